@@ -1,0 +1,2 @@
+//! The program dipaco.
+fn main() {}

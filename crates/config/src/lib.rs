@@ -1,0 +1,1 @@
+//! The run configuration: sections, defaults, overrides and their documentation.

@@ -1,0 +1,1 @@
+//! The paper's perplexity protocol and scoring.

@@ -1,0 +1,1 @@
+//! The inference engine without HTTP: queueing, KV cache, sampling.

@@ -1,0 +1,1 @@
+//! Fused tensor operations of a path with their gradients.

@@ -1,0 +1,1 @@
+//! AdamW, Nesterov momentum, learning-rate schedules and gradient clipping.

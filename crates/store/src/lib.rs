@@ -1,0 +1,1 @@
+//! The run store: immutable objects, one manifest replaced by compare-and-swap.

@@ -1,0 +1,1 @@
+//! Outer synchronisation without I/O, clock or devices: leases, rounds, merging.

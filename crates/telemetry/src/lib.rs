@@ -1,0 +1,1 @@
+//! Events of a run as progress bars, plain lines and JSON lines.

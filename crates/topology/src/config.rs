@@ -1,0 +1,111 @@
+//! The topology as a user writes it.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::TopologyError;
+
+/// Section `[topology]`: how the transformer is cut into modules and how paths share them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TopologyConfig {
+    /// Paths through each combination of modules. More than 1 makes each combination a DiLoCo group: 8 replicas of a
+    /// single level with one module are DiLoCo with 8 workers.
+    #[serde(default = "one")]
+    pub replicas: u32,
+    /// The levels, first to last. Every block, the embedding and the head belong to exactly one level.
+    pub levels: Vec<LevelConfig>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl TopologyConfig {
+    /// One path through one module: a dense model.
+    #[must_use]
+    pub fn dense(blocks: usize) -> Self {
+        let level =
+            LevelConfig { modules: Modules::Count(1), blocks: format!("0..{blocks}"), embedding: true, head: true };
+        Self { replicas: 1, levels: vec![level] }
+    }
+}
+
+/// One entry of `[[topology.levels]]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LevelConfig {
+    /// K, the number of alternative copies, or `"paths"` for a copy per path (path-specific modules).
+    pub modules: Modules,
+    /// The transformer blocks of this level: half-open ranges and single numbers, as in `"0..6, 8"`. May be empty.
+    #[serde(default)]
+    pub blocks: String,
+    /// Whether this level holds the token embedding.
+    #[serde(default)]
+    pub embedding: bool,
+    /// Whether this level holds the final norm and the output projection.
+    #[serde(default)]
+    pub head: bool,
+}
+
+/// How many copies a level has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Modules {
+    /// K copies; each further level with K copies multiplies the number of paths by K.
+    Count(u32),
+    /// One copy per path; does not multiply the number of paths.
+    Paths,
+}
+
+impl Serialize for Modules {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Count(k) => serializer.serialize_u32(*k),
+            Self::Paths => serializer.serialize_str("paths"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Modules {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Modules;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a number of modules from 1, or \"paths\" for one per path")
+            }
+            fn visit_u64<E: serde::de::Error>(self, k: u64) -> Result<Modules, E> {
+                u32::try_from(k).map(Modules::Count).map_err(|_| E::invalid_value(serde::de::Unexpected::Unsigned(k), &self))
+            }
+            fn visit_i64<E: serde::de::Error>(self, k: i64) -> Result<Modules, E> {
+                u32::try_from(k).map(Modules::Count).map_err(|_| E::invalid_value(serde::de::Unexpected::Signed(k), &self))
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Modules, E> {
+                if text == "paths" { Ok(Modules::Paths) } else { Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)) }
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// Reads a list of blocks such as `"0..6, 8"`: half-open ranges and single numbers, in any order.
+///
+/// # Errors
+/// When an entry is neither, or a range is empty or longer than 65,536.
+pub fn parse_blocks(text: &str) -> Result<Vec<usize>, TopologyError> {
+    let wrong = |entry: &str| TopologyError::Blocks { entry: entry.to_owned() };
+    let mut blocks = Vec::new();
+    for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+        let number = |part: &str| part.trim().parse::<usize>().map_err(|_| wrong(entry));
+        match entry.split_once("..") {
+            Some((from, to)) => {
+                let (from, to) = (number(from)?, number(to)?);
+                if from >= to || to - from > 65_536 {
+                    return Err(wrong(entry));
+                }
+                blocks.extend(from..to);
+            }
+            None => blocks.push(number(entry)?),
+        }
+    }
+    Ok(blocks)
+}

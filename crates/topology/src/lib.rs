@@ -1,0 +1,27 @@
+//! Levels, modules and paths of the model, and who shares what (arXiv:2403.10616 §2.3, §2.6).
+//!
+//! The transformer is cut into *levels*; level `l` has `K_l` alternative copies, its *modules*.
+//! A *path* picks one module of each level, and every parameter belongs to exactly one module.
+//! A level with `K = 1` is shared by all paths, a level with `K = P` is path-specific: dense models, DiLoCo, flat
+//! mixtures of experts and DiPaCo are all values of [`TopologyConfig`].
+//!
+//! ```
+//! use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
+//!
+//! let level = |blocks: &str, embedding, head| LevelConfig { modules: Modules::Count(2), blocks: blocks.into(), embedding, head };
+//! let config = TopologyConfig { replicas: 1, levels: vec![level("0..2", true, false), level("2..4", false, true)] };
+//! let grid = Topology::new(&config, 4)?;
+//! assert_eq!(grid.paths(), 4);
+//! assert_eq!(grid.modules_of(PathId(2)).iter().map(ToString::to_string).collect::<Vec<_>>(), ["0/1", "1/0"]);
+//! # Ok::<(), dipaco_topology::TopologyError>(())
+//! ```
+//!
+//! This package has no I/O and knows no tensors.
+
+mod config;
+mod ids;
+mod topology;
+
+pub use config::{LevelConfig, Modules, TopologyConfig, parse_blocks};
+pub use ids::{ModuleId, PathId};
+pub use topology::{Part, Topology, TopologyError};

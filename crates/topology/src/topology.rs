@@ -1,0 +1,316 @@
+//! The topology of a run: which path goes through which module.
+
+use thiserror::Error;
+
+use crate::{ModuleId, Modules, PathId, TopologyConfig, parse_blocks};
+
+/// A part of the transformer that a level may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// The token embedding.
+    Embedding,
+    /// The transformer block with this number.
+    Block(usize),
+    /// The final norm and the output projection.
+    Head,
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Embedding => f.write_str("the embedding"),
+            Self::Block(i) => write!(f, "block {i}"),
+            Self::Head => f.write_str("the head"),
+        }
+    }
+}
+
+/// Why a topology can't be built.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TopologyError {
+    /// No level was given.
+    #[error("topology.levels is empty: give at least one level that holds the embedding, all blocks and the head")]
+    NoLevels,
+    /// A level with no copies, or no replicas.
+    #[error("{what} is 0: it must be at least 1")]
+    Zero {
+        /// The key at fault.
+        what: String,
+    },
+    /// An entry of `blocks` can't be read.
+    #[error("`{entry}` in topology.levels.blocks is no block: write half-open ranges and numbers, as in \"0..6, 8\"")]
+    Blocks {
+        /// The entry as written.
+        entry: String,
+    },
+    /// A block that the model does not have.
+    #[error("topology.levels[{level}] names block {block}, but the model has {blocks} blocks (0 to {})", blocks.saturating_sub(1))]
+    NoSuchBlock {
+        /// The level at fault.
+        level: usize,
+        /// The block it names.
+        block: usize,
+        /// How many blocks `model.blocks` gives.
+        blocks: usize,
+    },
+    /// A part that no level holds, or that two levels hold.
+    #[error("{part} is held by {holders} levels of topology.levels: every part of the model belongs to exactly one")]
+    Part {
+        /// The part at fault.
+        part: String,
+        /// How many levels hold it.
+        holders: usize,
+    },
+    /// More paths than can be numbered.
+    #[error("the levels multiply to more than {limit} paths: lower `modules` or `replicas`")]
+    TooManyPaths {
+        /// The largest number of paths.
+        limit: u32,
+    },
+}
+
+/// The largest number of paths of a run; also bounds what a manifest can make a reader allocate.
+const MAX_PATHS: u32 = 1 << 20;
+
+/// Which path goes through which module, and which module holds which part of the transformer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// K of each level; `None` for a path-specific level.
+    counts: Vec<Option<u32>>,
+    /// The parts of each level, in the order of the model.
+    parts: Vec<Vec<Part>>,
+    paths: u32,
+}
+
+impl Topology {
+    /// Checks a configuration against a model of `blocks` transformer blocks.
+    ///
+    /// # Errors
+    /// When a part of the model belongs to no level or to two, or a count is 0 or too large.
+    pub fn new(config: &TopologyConfig, blocks: usize) -> Result<Self, TopologyError> {
+        if config.levels.is_empty() {
+            return Err(TopologyError::NoLevels);
+        }
+        let mut paths = u64::from(config.replicas);
+        let mut counts = Vec::with_capacity(config.levels.len());
+        let mut parts = Vec::with_capacity(config.levels.len());
+        for (level, entry) in config.levels.iter().enumerate() {
+            let count = match entry.modules {
+                Modules::Count(k) => Some(k),
+                Modules::Paths => None,
+            };
+            paths = paths.saturating_mul(u64::from(count.unwrap_or(1)));
+            if count == Some(0) {
+                return Err(TopologyError::Zero { what: format!("topology.levels[{level}].modules") });
+            }
+            counts.push(count);
+            let mut held = Vec::new();
+            held.extend(entry.embedding.then_some(Part::Embedding));
+            let mut own = parse_blocks(&entry.blocks)?;
+            own.sort_unstable();
+            if let Some(&block) = own.iter().find(|&&block| block >= blocks) {
+                return Err(TopologyError::NoSuchBlock { level, block, blocks });
+            }
+            held.extend(own.into_iter().map(Part::Block));
+            held.extend(entry.head.then_some(Part::Head));
+            parts.push(held);
+        }
+        if paths == 0 {
+            return Err(TopologyError::Zero { what: "topology.replicas".into() });
+        }
+        let paths = u32::try_from(paths).ok().filter(|&p| p <= MAX_PATHS);
+        let paths = paths.ok_or(TopologyError::TooManyPaths { limit: MAX_PATHS })?;
+        let all = [Part::Embedding, Part::Head].into_iter().chain((0..blocks).map(Part::Block));
+        for part in all {
+            let holders = parts.iter().flatten().filter(|&&held| held == part).count();
+            if holders != 1 {
+                return Err(TopologyError::Part { part: part.to_string(), holders });
+            }
+        }
+        Ok(Self { counts, parts, paths })
+    }
+
+    /// P, the number of paths.
+    #[must_use]
+    pub fn paths(&self) -> u32 {
+        self.paths
+    }
+
+    /// All paths in order.
+    pub fn path_ids(&self) -> impl ExactSizeIterator<Item = PathId> + use<> {
+        (0..self.paths).map(PathId)
+    }
+
+    /// L, the number of levels.
+    #[must_use]
+    pub fn levels(&self) -> usize {
+        self.counts.len()
+    }
+
+    /// K of a level (P for a path-specific one), 0 for a level that does not exist.
+    #[must_use]
+    pub fn modules_in(&self, level: usize) -> u32 {
+        self.counts.get(level).map_or(0, |count| count.unwrap_or(self.paths))
+    }
+
+    /// All modules, level by level.
+    pub fn module_ids(&self) -> impl Iterator<Item = ModuleId> + '_ {
+        (0..self.levels()).flat_map(|level| {
+            let level_id = level_number(level);
+            (0..self.modules_in(level)).map(move |index| ModuleId { level: level_id, index })
+        })
+    }
+
+    /// The parts of the transformer that a level holds, in the order of the model.
+    #[must_use]
+    pub fn parts(&self, level: usize) -> &[Part] {
+        self.parts.get(level).map_or(&[], Vec::as_slice)
+    }
+
+    /// The level that holds a part; `None` for a block that the model does not have.
+    #[must_use]
+    pub fn level_of(&self, part: Part) -> Option<usize> {
+        self.parts.iter().position(|held| held.contains(&part))
+    }
+
+    /// The modules of a path, one per level.
+    #[must_use]
+    pub fn modules_of(&self, path: PathId) -> Vec<ModuleId> {
+        // The path id is a mixed-radix number: replica, then the digits of the levels from last to first.
+        let mut modules = vec![ModuleId { level: 0, index: path.0 }; self.levels()];
+        let mut rest = path.0;
+        for (level, count) in self.counts.iter().enumerate().rev() {
+            let index = match count {
+                Some(k) => {
+                    let digit = rest % k;
+                    rest /= k;
+                    digit
+                }
+                None => path.0,
+            };
+            modules[level] = ModuleId { level: level_number(level), index };
+        }
+        modules
+    }
+
+    /// The paths that go through a module, in order; empty for a module that does not exist.
+    pub fn paths_through(&self, module: ModuleId) -> impl Iterator<Item = PathId> + '_ {
+        let exists = module.index < self.modules_in(usize::from(module.level));
+        self.path_ids().filter(move |&path| exists && self.goes_through(path, module))
+    }
+
+    /// Whether a path goes through a module.
+    #[must_use]
+    pub fn goes_through(&self, path: PathId, module: ModuleId) -> bool {
+        let level = usize::from(module.level);
+        let Some(count) = self.counts.get(level) else { return false };
+        let Some(k) = count else { return module.index == path.0 };
+        let below: u32 = self.counts[level + 1..].iter().flatten().product();
+        (path.0 / below) % k == module.index
+    }
+}
+
+/// Levels are counted by their blocks, of which there are far fewer than 65,536.
+fn level_number(level: usize) -> u16 {
+    u16::try_from(level).unwrap_or(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::LevelConfig;
+
+    fn level(modules: Modules, blocks: &str, embedding: bool, head: bool) -> LevelConfig {
+        LevelConfig { modules, blocks: blocks.into(), embedding, head }
+    }
+
+    fn grid(k: u32) -> TopologyConfig {
+        TopologyConfig {
+            replicas: 1,
+            levels: vec![
+                level(Modules::Count(k), "0..6", true, false),
+                level(Modules::Count(k), "6..12", false, true),
+            ],
+        }
+    }
+
+    #[test]
+    fn every_configuration_of_the_paper_is_a_value() {
+        let dense = Topology::new(&TopologyConfig::dense(12), 12).unwrap();
+        assert_eq!((dense.paths(), dense.module_ids().count()), (1, 1));
+
+        let diloco = TopologyConfig { replicas: 8, ..TopologyConfig::dense(12) };
+        let diloco = Topology::new(&diloco, 12).unwrap();
+        assert_eq!((diloco.paths(), diloco.module_ids().count()), (8, 1));
+        assert_eq!(diloco.paths_through(ModuleId { level: 0, index: 0 }).count(), 8);
+
+        let mut flat = TopologyConfig::dense(12);
+        flat.levels[0].modules = Modules::Count(16);
+        let flat = Topology::new(&flat, 12).unwrap();
+        assert_eq!((flat.paths(), flat.module_ids().count()), (16, 16));
+
+        let paper = Topology::new(&grid(16), 12).unwrap();
+        assert_eq!((paper.paths(), paper.module_ids().count()), (256, 32));
+        assert_eq!(paper.paths_through(ModuleId { level: 1, index: 3 }).count(), 16);
+    }
+
+    #[test]
+    fn path_specific_modules_do_not_multiply_the_paths() {
+        let config = TopologyConfig {
+            replicas: 1,
+            levels: vec![
+                level(Modules::Count(8), "1..5", false, false),
+                level(Modules::Count(8), "7..11", false, true),
+                level(Modules::Paths, "0, 5..7, 11", true, false),
+            ],
+        };
+        let topology = Topology::new(&config, 12).unwrap();
+        assert_eq!(topology.paths(), 64);
+        assert_eq!(topology.modules_in(2), 64);
+        let modules = topology.modules_of(PathId(13));
+        assert_eq!(modules.iter().map(ToString::to_string).collect::<Vec<_>>(), ["0/1", "1/5", "2/13"]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        let mut twice = grid(2);
+        twice.levels[1].blocks = "5..12".into();
+        assert_eq!(Topology::new(&twice, 12).unwrap_err(), TopologyError::Part { part: "block 5".into(), holders: 2 });
+        let error = Topology::new(&grid(2), 8).unwrap_err();
+        assert_eq!(error, TopologyError::NoSuchBlock { level: 1, block: 8, blocks: 8 });
+        assert!(matches!(Topology::new(&grid(4096), 12).unwrap_err(), TopologyError::TooManyPaths { .. }));
+        assert!(matches!(Topology::new(&grid(0), 12).unwrap_err(), TopologyError::Zero { .. }));
+        let mut text = grid(2);
+        text.levels[0].blocks = "0-5".into();
+        assert_eq!(Topology::new(&text, 12).unwrap_err(), TopologyError::Blocks { entry: "0-5".into() });
+    }
+
+    proptest! {
+        #[test]
+        fn modules_and_paths_agree(replicas in 1u32..4, a in 1u32..5, b in 1u32..5) {
+            let config = TopologyConfig {
+                replicas,
+                levels: vec![
+                    level(Modules::Count(a), "0", true, false),
+                    level(Modules::Paths, "", false, true),
+                    level(Modules::Count(b), "1", false, false),
+                ],
+            };
+            let topology = Topology::new(&config, 2).unwrap();
+            prop_assert_eq!(topology.paths(), replicas * a * b);
+            for module in topology.module_ids() {
+                let through: Vec<_> = topology.paths_through(module).collect();
+                let picked: Vec<_> = topology.path_ids().filter(|&p| topology.modules_of(p).contains(&module)).collect();
+                prop_assert_eq!(&through, &picked);
+            }
+        }
+
+        #[test]
+        fn any_list_of_blocks_is_read_or_refused(text in ".{0,40}") {
+            let _ = parse_blocks(&text);
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Drivers: seed pretraining, worker, coordinator and synchronizer.

@@ -1,0 +1,1 @@
+//! Routers: document prefix to path.

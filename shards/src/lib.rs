@@ -1,0 +1,1 @@
+//! Readers of text, tokenizer, HDF5 token files and the sampler.

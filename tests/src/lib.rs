@@ -1,0 +1,1 @@
+//! End-to-end, chaos and golden tests over the real binary.
