@@ -6,17 +6,12 @@
 use dipaco_topology::{ModuleId, PathId};
 use serde::{Deserialize, Serialize};
 
-use crate::ObjectRef;
-
-/// The version of this record. A reader refuses another one.
-pub const RUN_MANIFEST_FORMAT: u32 = 1;
+use crate::{ManifestSchema, ObjectRef};
 
 /// The current state of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunManifest {
-    /// [`RUN_MANIFEST_FORMAT`].
-    pub format: u32,
     /// The run's identity: made once, at its start.
     pub run: String,
     /// How often a coordinator has taken the run over. Makes the fencing numbers of each one new.
@@ -27,11 +22,16 @@ pub struct RunManifest {
     pub training: Option<TrainingRecord>,
 }
 
+impl ManifestSchema for RunManifest {
+    const SCHEMA: &'static str = "dipaco-run";
+    const VERSION: u32 = 1;
+}
+
 impl RunManifest {
     /// A run in which nothing has happened yet.
     #[must_use]
     pub fn new(run: String) -> Self {
-        Self { format: RUN_MANIFEST_FORMAT, run, incarnation: 0, seed: None, training: None }
+        Self { run, incarnation: 0, seed: None, training: None }
     }
 }
 
