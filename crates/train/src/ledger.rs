@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dipaco_store::{
     Best, Contribution, KeptVersion, ModuleGradient, ModuleRecord, ObjectRef, RunManifest, RunStore, Sequence,
-    TrainingRecord,
+    TrainingRecord, names,
 };
 use dipaco_sync::{Commit, Fence, Grant, Lease, LeaseError, PathProgress, Plan, Progress, Rounds, Task};
 use dipaco_topology::{ModuleId, PathId, Topology};
@@ -35,7 +35,12 @@ struct Staged {
 #[derive(Debug)]
 pub(crate) enum Completed {
     /// It counts, and is on the disk.
-    Accepted(Task),
+    Accepted {
+        /// What the lease was for.
+        task: Task,
+        /// Whether the round began with the best weights of the path so far.
+        best: bool,
+    },
     /// It had been accepted before.
     Duplicate,
     /// It does not count.
@@ -87,9 +92,9 @@ impl Ledger {
             used.extend(gradients.map(|gradient| &gradient.object.name));
         }
         let mut unused = Vec::new();
-        for prefix in ["outer-gradients", "paths", "modules", "momentum"] {
-            let names = self.store.list(prefix).await?;
-            unused.extend(names.into_iter().filter(|name| !used.contains(name)));
+        for prefix in [names::OUTER_GRADIENTS, names::PATHS, names::MODULES, names::MOMENTA] {
+            let stored = self.store.list(prefix).await?.into_iter().map(|object| object.name);
+            unused.extend(stored.filter(|name| !used.contains(name)));
         }
         for name in unused {
             self.store.delete(&name).await?;
@@ -178,9 +183,9 @@ impl Ledger {
             .get_mut(path.index())
             .ok_or_else(|| TrainError::ManifestLacks { what: format!("path {path}") })?;
         (record.rounds, record.measured) = (done.rounds, done.measured);
-        if let Some(loss) = report.held_out_loss.filter(|loss| loss.is_finite())
-            && record.best.is_none_or(|best| loss < best.loss)
-        {
+        let better = |loss: &f64| loss.is_finite() && record.best.is_none_or(|best| *loss < best.loss);
+        let best = report.held_out_loss.filter(better);
+        if let Some(loss) = best {
             record.best = Some(Best { version: round, loss });
         }
         let mut superseded = None;
@@ -205,7 +210,7 @@ impl Ledger {
         }
         self.save().await?;
         self.delete(&obsolete).await?;
-        Ok(Completed::Accepted(task))
+        Ok(Completed::Accepted { task, best: best.is_some() })
     }
 
     /// Takes a module's outer step into the books: its new weights and momentum are in the store.

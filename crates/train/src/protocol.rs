@@ -9,8 +9,6 @@ use dipaco_sync::Fence;
 use dipaco_topology::{ModuleId, PathId};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::WorkerPlan;
-
 /// The largest piece of a shard in one response, in bytes.
 pub(crate) const SHARD_PIECE_BYTES: u64 = 8 << 20;
 
@@ -96,6 +94,16 @@ pub enum Item {
     State,
 }
 
+impl Item {
+    /// What to call the item in a message.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::OuterGradient(module) => format!("the outer gradient of module {module}"),
+            Self::State => "the path's state".to_owned(),
+        }
+    }
+}
+
 /// What a worker reports of a finished lease.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -117,8 +125,9 @@ pub enum Response {
     Welcome {
         /// The run's identity.
         run: String,
-        /// Everything of the configuration that a worker needs.
-        plan: Box<WorkerPlan>,
+        /// Everything of the configuration that a worker needs: a [`WorkerPlan`](crate::WorkerPlan) as JSON, because
+        /// configuration is written in self-describing forms only.
+        plan: String,
     },
     /// Answers [`Request::Lease`]: do this.
     Work(Box<Work>),

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use dipaco_config::OuterConfig;
 use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, level_specs, parameters};
 use dipaco_optim::{nesterov_step, squared_norm};
@@ -13,9 +12,9 @@ use dipaco_telemetry::Event;
 use dipaco_topology::{ModuleId, PathId, Topology};
 use tokio::sync::{Mutex, Notify, mpsc};
 
-use crate::TrainError;
 use crate::ledger::Ledger;
-use crate::progress::RunProgress;
+use crate::{TrainError, module_files};
+use crate::run_progress::RunProgress;
 
 /// The outer steps of all modules (arXiv:2403.10616, algorithm 1, lines 13 and 14, with the weights and the rescaling
 /// of §2.7).
@@ -105,7 +104,7 @@ impl Synchronizer {
         while let Some(path) = fold.next() {
             let object = self.arrived.get(&(module, path)).cloned();
             let object = object.ok_or_else(|| TrainError::ManifestLacks { what: format!("path {path}'s outer gradient") })?;
-            let gradient = self.module_file(&object, specs.clone()).await?;
+            let gradient = module_files::read(&self.store, &object, specs.clone()).await?;
             fold = blocking(move || fold.merge(path, &gradient.values).map(|()| fold)).await??;
             merged_last = self.topology.paths_through(module).last() == Some(path);
         }
@@ -128,9 +127,9 @@ impl Synchronizer {
     ) -> Result<(), TrainError> {
         let record = self.ledger.lock().await.training()?.module(module).cloned();
         let record = record.ok_or_else(|| TrainError::ManifestLacks { what: format!("module {module}") })?;
-        let mut weights = self.module_file(&record.weights, specs.clone()).await?;
+        let mut weights = module_files::read(&self.store, &record.weights, specs.clone()).await?;
         let mut momentum = match &record.momentum {
-            Some(object) => self.module_file(object, specs.clone()).await?,
+            Some(object) => module_files::read(&self.store, object, specs.clone()).await?,
             None => ModuleWeights { specs, values: vec![0.0; gradient.len()] },
         };
         let nesterov = self.outer.nesterov.clone();
@@ -141,26 +140,19 @@ impl Synchronizer {
         })
         .await?;
         let version = record.version + 1;
-        let put = |name: String, module: &ModuleWeights| {
-            let bytes = module.to_safetensors(std::collections::BTreeMap::new());
-            async move { Ok::<_, TrainError>(self.store.put_replacing(&name, Bytes::from(bytes?)).await?) }
-        };
-        let weights = put(names::module(module, u64::from(version)), &weights).await?;
-        let momentum = put(names::momentum(module, u64::from(version)), &momentum).await?;
+        let weights = module_files::encode(&weights)?;
+        let weights = self.store.put_replacing(&names::module(module, version), weights).await?;
+        let momentum = module_files::encode(&momentum)?;
+        let momentum = self.store.put_replacing(&names::momentum(module, version), momentum).await?;
         let version = self.ledger.lock().await.stepped(module, weights, momentum).await?;
-        self.progress.event(&Event::ModuleStepped {
+        self.progress.event(Event::ModuleStepped {
             module,
             version: version.into(),
-            paths: paths as u64,
+            paths: u32::try_from(paths).unwrap_or(u32::MAX),
             outer_gradient_norm: norm,
-        });
+        })?;
         self.changed.notify_waiters();
         Ok(())
-    }
-
-    async fn module_file(&self, object: &ObjectRef, specs: Arc<[TensorSpec]>) -> Result<ModuleWeights, TrainError> {
-        let bytes = self.store.get(object).await?;
-        Ok(ModuleWeights::from_safetensors(&bytes, specs)?)
     }
 }
 
