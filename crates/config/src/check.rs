@@ -46,6 +46,8 @@ impl RunConfig {
         problems.at_least_one("seed_model.batch", seed.batch as u64);
         problems.at_least_one("seed_model.sequence_tokens", seed.sequence_tokens as u64);
         problems.at_least_one("seed_model.checkpoint_every", seed.checkpoint_every);
+        problems.of_section("seed_model.adamw", seed.adamw.check());
+        problems.of_section("seed_model.schedule", seed.schedule.check());
         problems.at_most_context("seed_model.sequence_tokens", seed.sequence_tokens, self.model.context);
     }
 
@@ -55,6 +57,12 @@ impl RunConfig {
         problems.at_least_one("train.inner_steps", train.inner_steps);
         problems.at_least_one("train.batch", train.batch as u64);
         problems.at_least_one("train.sequence_tokens", train.sequence_tokens as u64);
+        problems.of_section("train.adamw", train.adamw.check());
+        problems.of_section("train.schedule", train.schedule.check());
+        problems.of_section("outer.nesterov", self.outer.nesterov.check());
+        if !(1..=86_400).contains(&train.lease_seconds) {
+            problems.add(format!("train.lease_seconds is {}: use 1 to 86400", train.lease_seconds));
+        }
         problems.at_most_context("train.sequence_tokens", train.sequence_tokens, self.model.context);
         if !(0.0..1.0).contains(&train.holdout_fraction) {
             problems.add(format!(
@@ -117,6 +125,13 @@ impl Problems {
     fn result<E: std::fmt::Display>(&mut self, result: Result<(), E>) {
         if let Err(error) = result {
             self.add(error.to_string());
+        }
+    }
+
+    /// As [`Problems::result`], for errors that name their key relative to its section.
+    fn of_section<E: std::fmt::Display>(&mut self, section: &str, result: Result<(), E>) {
+        if let Err(error) = result {
+            self.add(format!("{section}.{error}"));
         }
     }
 

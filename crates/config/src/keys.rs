@@ -201,6 +201,18 @@ pub const KEYS: &[KeyDoc] = &[
         "sequences",
         "Held-out sequences that are measured after each round; 0 turns early stopping off.",
     ),
+    key(
+        "train.packing",
+        "true or false",
+        "Whether sequences run across document borders, without padding; the seed is trained the same way. Otherwise \
+         a sequence holds tokens of one document.",
+    ),
+    free(
+        "train.lease_seconds",
+        "seconds",
+        "After so long without a word from its worker, a path is given to another worker. Too short repeats work over \
+         a slow network, too long waits for workers that are gone.",
+    ),
     free(
         "train.threads_per_worker",
         "threads",

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
+use dipaco_optim::{AdamWConfig, NesterovConfig, ScheduleConfig};
 use dipaco_routing::RouterConfig;
 use dipaco_sync::{Rescale, Weighting};
 use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::pending::{AdamWConfig, ModelConfig, NesterovConfig, ScheduleConfig};
+use crate::pending::ModelConfig;
 
 /// Everything that a run depends on besides its text. The default is a 2 × 2 run that a laptop finishes in minutes.
 ///
@@ -96,7 +97,7 @@ pub struct SeedConfig {
     /// Steps between two measurements of the validation loss; 0 measures at the end only.
     pub validate_every: u64,
     /// Validation sequences that are measured each time.
-    pub validation_sequences: usize,
+    pub validation_sequences: u64,
     /// Steps between two checkpoints.
     pub checkpoint_every: u64,
     /// AdamW's numbers.
@@ -120,6 +121,15 @@ impl Default for SeedConfig {
     }
 }
 
+impl SeedConfig {
+    /// What the weights depend on: keys that only say when to measure and save are at their defaults.
+    #[must_use]
+    pub fn of_weights(&self) -> Self {
+        let Self { validate_every, validation_sequences, checkpoint_every, .. } = Self::default();
+        Self { validate_every, validation_sequences, checkpoint_every, ..self.clone() }
+    }
+}
+
 /// Section `[train]`: rounds of inner steps of every path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -135,7 +145,11 @@ pub struct TrainConfig {
     /// Share of each shard's documents that is held out for early stopping, from 0 to below 1.
     pub holdout_fraction: f64,
     /// Held-out sequences that are measured after each round; 0 turns early stopping off.
-    pub holdout_sequences: usize,
+    pub holdout_sequences: u64,
+    /// Whether sequences run across document borders, without padding; the seed is trained the same way.
+    pub packing: bool,
+    /// Seconds after which a worker that was not heard of loses its path to another.
+    pub lease_seconds: u64,
     /// Threads of one worker process; 0 shares the cores evenly among the workers of the machine.
     pub threads_per_worker: usize,
     /// AdamW's numbers.
@@ -153,10 +167,21 @@ impl Default for TrainConfig {
             sequence_tokens: 256,
             holdout_fraction: 0.02,
             holdout_sequences: 16,
+            packing: false,
+            lease_seconds: 60,
             threads_per_worker: 0,
             adamw: AdamWConfig::default(),
             schedule: ScheduleConfig::default(),
         }
+    }
+}
+
+impl TrainConfig {
+    /// What the weights depend on: keys that only say how the work is handed out are at their defaults.
+    #[must_use]
+    pub fn of_weights(&self) -> Self {
+        let Self { lease_seconds, threads_per_worker, .. } = Self::default();
+        Self { lease_seconds, threads_per_worker, ..self.clone() }
     }
 }
 

@@ -171,11 +171,12 @@ fn overrides_are_toml_or_text() {
 
 #[test]
 fn values_that_do_not_fit_are_all_reported() {
-    let text = "[model]\nblocks = 6\ncontext = 128\n[train]\nrounds = 0\nholdout_fraction = 1.5\n[routing]\nprefix_tokens = 64\n";
+    let text = "[model]\nblocks = 6\ncontext = 128\n[train]\nrounds = 0\nholdout_fraction = 1.5\n[train.adamw]\nbeta1 = 1\n[routing]\nprefix_tokens = 64\n";
     let text = load_text(text).unwrap_err().to_string();
     for named in [
         ":5: train.rounds is 0",
         "train.holdout_fraction is 1.5",
+        ":8: train.adamw.beta1 is 1: it must be at least 0 and below 1",
         "train.sequence_tokens is 256 but model.context is 128",
         "evaluate.prefix_tokens is 32 but the router reads routing.prefix_tokens = 64",
         "block 4 is held by 0 levels",
@@ -214,6 +215,26 @@ fn the_hash_is_about_the_result() {
     let differences = config.differences(&other);
     assert!(differences.contains(&("train.inner_steps".into(), "30".into(), "31".into())), "{differences:?}");
     assert!(differences.contains(&("topology.levels[1].modules".into(), "2".into(), "not set".into())));
+}
+
+#[test]
+fn free_keys_do_not_count_for_the_weights() {
+    let default = RunConfig::default();
+    for doc in KEYS.iter().filter(|doc| doc.key.starts_with("train.") || doc.key.starts_with("seed_model.")) {
+        let other = match default.value(doc.key).unwrap().as_str() {
+            "false" => "true".to_owned(),
+            number => format!("{}", number.parse::<f64>().unwrap() / 2.0 + 2.0).replace(".5", ""),
+        };
+        let other = if number_below_one(doc.key) { "0.5".to_owned() } else { other };
+        let config = set(&[&format!("{}={other}", doc.key)]).unwrap().config;
+        let same = config.seed_model.of_weights() == default.seed_model.of_weights()
+            && config.train.of_weights() == default.train.of_weights();
+        assert_eq!(same, !doc.affects_result, "{}", doc.key);
+    }
+}
+
+fn number_below_one(key: &str) -> bool {
+    ["beta1", "beta2", "final_fraction", "holdout_fraction"].iter().any(|name| key.ends_with(name))
 }
 
 #[test]
