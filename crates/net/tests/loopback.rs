@@ -320,6 +320,8 @@ fn a_coordinator_that_was_killed_and_started_again_frees_its_old_peers_at_once()
     drop(server);
 
     here.block_on(async {
+        let authority = RunAuthority::from_pem(&authority.to_pem()).unwrap();
+        let identity = authority.server(now, DAY).unwrap();
         let _server =
             Server::bind(token.addresses[0].parse().unwrap(), &identity, Limits::default()).unwrap();
         let error = tokio::time::timeout(LONG, client.call::<_, ()>(&0_u8, None, 0, LONG)).await.unwrap();
