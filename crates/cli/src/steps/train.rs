@@ -12,7 +12,7 @@ use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{CoordinatorOptions, CoordinatorSummary, Started, coordinate, start_training};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::CliError;
+use crate::steps::error::StepError;
 use crate::run_directory::RunDirectory;
 use crate::steps::workers::{WorkerSetup, Workers};
 
@@ -39,7 +39,7 @@ pub(crate) async fn train(
     options: &TrainOptions,
     progress: &Progress,
     cancel: CancellationToken,
-) -> Result<CoordinatorSummary, CliError> {
+) -> Result<CoordinatorSummary, StepError> {
     let store = open_store(run)?;
     let shards = crate::steps::route::shard_records(run)?;
     let started = start_training(&store, config, shards, options.resume).await?;
@@ -57,8 +57,8 @@ pub(crate) async fn train(
     let setup_workers = WorkerSetup { run: run.clone(), workers: options.workers, threads };
     let mut workers = Workers::start(setup_workers)?;
     let result = tokio::select! {
-        result = coordinate(setup, server, cancel) => result.map_err(CliError::from),
-        result = workers.watch() => result.and_then(|()| Err(CliError::NoWorkers)),
+        result = coordinate(setup, server, cancel) => result.map_err(StepError::from),
+        result = workers.watch() => result.and_then(|()| Err(StepError::NoWorkers)),
     };
     workers.stop().await;
     result
@@ -76,12 +76,12 @@ fn threads_per_worker(config: &RunConfig, workers: usize) -> usize {
 }
 
 /// Opens or creates the store of a run.
-pub(crate) fn open_store(run: &RunDirectory) -> Result<RunStore, CliError> {
+pub(crate) fn open_store(run: &RunDirectory) -> Result<RunStore, StepError> {
     Ok(RunStore::create(&run.store().to_string_lossy())?)
 }
 
 /// Binds the coordinator's socket and writes the token with which workers join.
-fn listen(run: &RunDirectory, started: &Started, options: &TrainOptions) -> Result<Server, CliError> {
+fn listen(run: &RunDirectory, started: &Started, options: &TrainOptions) -> Result<Server, StepError> {
     let now = SystemTime::now();
     let authority = authority(run, &started.manifest.run, now)?;
     let server = Server::bind(options.listen, &authority.server(now, TOKEN_LIFETIME)?, Limits::default())?;
@@ -95,13 +95,13 @@ fn listen(run: &RunDirectory, started: &Started, options: &TrainOptions) -> Resu
 }
 
 /// The run's own certificate authority, made at its first training.
-fn authority(run: &RunDirectory, id: &str, now: SystemTime) -> Result<RunAuthority, CliError> {
+fn authority(run: &RunDirectory, id: &str, now: SystemTime) -> Result<RunAuthority, StepError> {
     let file = run.authority();
     match fs::read_to_string(&file) {
         Ok(text) => {
             let authority = RunAuthority::from_pem(&text)?;
             if authority.run_id() != id {
-                return Err(CliError::OtherAuthority { file, run: authority.run_id().to_owned() });
+                return Err(StepError::OtherAuthority { file, run: authority.run_id().to_owned() });
             }
             Ok(authority)
         }
@@ -110,13 +110,13 @@ fn authority(run: &RunDirectory, id: &str, now: SystemTime) -> Result<RunAuthori
             write_private(&file, &authority.to_pem())?;
             Ok(authority)
         }
-        Err(source) => Err(CliError::Io { action: "read", path: file, source }),
+        Err(source) => Err(StepError::Io { action: "read", path: file, source }),
     }
 }
 
 /// Writes a file that only its owner may read, whole or not at all.
-fn write_private(file: &std::path::Path, text: &str) -> Result<(), CliError> {
-    let failed = |source| CliError::Io { action: "write", path: file.to_owned(), source };
+fn write_private(file: &std::path::Path, text: &str) -> Result<(), StepError> {
+    let failed = |source| StepError::Io { action: "write", path: file.to_owned(), source };
     let folder = file.parent().unwrap_or_else(|| std::path::Path::new("."));
     // Temporary files are readable by their owner only.
     let mut temporary = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;

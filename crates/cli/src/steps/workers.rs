@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
-use crate::error::CliError;
+use crate::steps::error::StepError;
 use crate::run_directory::RunDirectory;
 
 /// How often a worker that fails is started again before the run gives up.
@@ -39,7 +39,7 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    pub(crate) fn start(setup: WorkerSetup) -> Result<Self, CliError> {
+    pub(crate) fn start(setup: WorkerSetup) -> Result<Self, StepError> {
         let mut workers = Self { running: JoinSet::new(), pipes: Vec::new(), restarts: 0, setup };
         for number in 1..=workers.setup.workers {
             workers.spawn(format!("local-{number}"))?;
@@ -47,8 +47,8 @@ impl Workers {
         Ok(workers)
     }
 
-    fn spawn(&mut self, name: String) -> Result<(), CliError> {
-        let failed = |source| CliError::Worker { name: name.clone(), source };
+    fn spawn(&mut self, name: String) -> Result<(), StepError> {
+        let failed = |source| StepError::Worker { name: name.clone(), source };
         let log = self.setup.run.worker_log(&name);
         if let Some(folder) = log.parent() {
             std::fs::create_dir_all(folder).map_err(failed)?;
@@ -84,10 +84,10 @@ impl Workers {
 
     /// Starts workers again that fail while the run goes on. Returns only with an error: that of a worker that keeps
     /// failing.
-    pub(crate) async fn watch(&mut self) -> Result<(), CliError> {
+    pub(crate) async fn watch(&mut self) -> Result<(), StepError> {
         while let Some(ended) = self.running.join_next().await {
-            let (name, status) = ended.map_err(|source| CliError::Task { source })?;
-            let status = status.map_err(|source| CliError::Worker { name: name.clone(), source })?;
+            let (name, status) = ended.map_err(|source| StepError::Task { source })?;
+            let status = status.map_err(|source| StepError::Worker { name: name.clone(), source })?;
             self.pipes.retain(|(held, _)| *held != name);
             if status.success() {
                 continue;
@@ -95,7 +95,7 @@ impl Workers {
             self.restarts += 1;
             let log = self.setup.run.worker_log(&name);
             if self.restarts > RESTARTS {
-                return Err(CliError::WorkerFailed { name, status, log: log.clone(), tail: tail(&log) });
+                return Err(StepError::WorkerFailed { name, status, log: log.clone(), tail: tail(&log) });
             }
             tracing::warn!(worker = name, %status, log = %log.display(), "a worker ended and is started again");
             self.spawn(name)?;
