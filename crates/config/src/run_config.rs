@@ -8,7 +8,7 @@ use dipaco_sync::{Rescale, Weighting};
 use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::pending::ModelConfig;
+use dipaco_model::ModelConfig;
 
 /// Everything that a run depends on besides its text. The default is a 2 × 2 run that a laptop finishes in minutes.
 ///
