@@ -30,7 +30,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! This package knows no tensors and no schema of the manifest, holds no caches and never decides what may be deleted.
+//! The manifest of a training run is [`RunManifest`]; the mechanism takes any [`ManifestSchema`].
+//!
+//! This package knows no tensors, holds no caches and never decides what may be deleted.
 
 mod address;
 mod error;
@@ -38,10 +40,15 @@ mod interrupted;
 mod manifest;
 pub mod names;
 mod object;
+mod run_manifest;
 mod store;
 
 pub use address::StoreOptions;
 pub use error::StoreError;
 pub use manifest::{KEPT_MANIFESTS, Loaded, ManifestSchema, Sequence};
 pub use object::ObjectRef;
+pub use run_manifest::{
+    Best, Contribution, KeptVersion, ModuleGradient, ModuleRecord, PathRecord, RunManifest, SeedRecord,
+    ShardRecord, TrainingRecord,
+};
 pub use store::{RunStore, StoredObject};

@@ -1,0 +1,376 @@
+//! One sequence from its first token to its last.
+
+use std::time::{Duration, Instant};
+
+use dipaco_topology::PathId;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::queue::Entry;
+use crate::{
+    BoxError, EngineError, GenerateRequest, Observer, Outcome, Route, RoutedModel, Sampler, Sequence, Stop,
+    StopMatcher, Summary, TextCodec, TextStream, TokenScore, score,
+};
+
+/// Tokens of a prompt that are read between two looks at whether anyone still waits. Part of the numerics: the same
+/// for every request, so that a prompt gives the same logits whatever else is asked for.
+const PREFILL_CHUNK: usize = 128;
+
+/// Tokens before the continuation that its decoder sees: more than the bytes of a character.
+const DECODER_CONTEXT: usize = 8;
+
+/// Why a continuation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop text, a stop token or the end of the text.
+    Stop,
+    /// The largest number of tokens.
+    Length,
+}
+
+/// What stopped a continuation, when it was the request's doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// This stop text.
+    Text(String),
+    /// This stop token.
+    Token(u32),
+}
+
+/// The end of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// What stopped it.
+    pub stop: Option<StopReason>,
+    /// Text that was held back until now.
+    pub text: String,
+    /// Tokens generated, the end-of-text token included.
+    pub generated_tokens: usize,
+}
+
+/// What happens to a sequence, in this order: `Started`, `Prompt` when asked for, `Token` for each token, then
+/// `Finished`; or `Failed` at any point, and nothing after it.
+#[derive(Debug)]
+pub enum Event {
+    /// The sequence left the queue and has its path.
+    Started {
+        /// The path.
+        path: PathId,
+        /// How the router came to it; `None` for a pinned path.
+        route: Option<Route>,
+    },
+    /// The prompt's scores, one per token; the first has no log-probability.
+    Prompt(Vec<TokenScore>),
+    /// A generated token.
+    Token {
+        /// The token.
+        token: u32,
+        /// Text that is complete now and can be part of no stop text; may be empty.
+        text: String,
+        /// Characters of text that the tokens before this one completed, held back or not.
+        offset: usize,
+        /// Its score, when asked for.
+        score: Option<TokenScore>,
+    },
+    /// The end.
+    Finished(Finished),
+    /// The end, in failure.
+    Failed(EngineError),
+}
+
+/// A sequence in the queue.
+pub(crate) struct Job {
+    pub(crate) request: GenerateRequest,
+    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) arrived: Instant,
+}
+
+impl Entry for Job {
+    fn tokens(&self) -> usize {
+        self.request.prompt.len()
+    }
+
+    fn abandoned(&self) -> bool {
+        self.events.is_closed()
+    }
+}
+
+/// What a running job uses of the engine.
+pub(crate) struct Surroundings<'a> {
+    pub(crate) model: &'a dyn RoutedModel,
+    pub(crate) codec: &'a dyn TextCodec,
+    pub(crate) observer: &'a dyn Observer,
+    pub(crate) abort: &'a CancellationToken,
+}
+
+/// Why a job stopped before its end.
+enum Halt {
+    /// The caller went away.
+    Gone,
+    Failed(EngineError),
+}
+
+impl From<EngineError> for Halt {
+    fn from(error: EngineError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+fn failed(what: impl Into<String>) -> impl FnOnce(BoxError) -> Halt {
+    let what = what.into();
+    move |source| Halt::Failed(EngineError::Model { what, source })
+}
+
+impl Job {
+    /// A summary of a job that has not begun.
+    pub(crate) fn summary(&self, outcome: Outcome) -> Summary {
+        let waited = self.arrived.elapsed();
+        Summary {
+            path: self.request.path,
+            outcome,
+            prompt_tokens: self.request.prompt.len(),
+            generated_tokens: 0,
+            max_tokens: self.request.max_tokens,
+            queued: waited,
+            routing: None,
+            prefill: None,
+            first_token: None,
+            total: waited,
+        }
+    }
+
+    /// Runs the sequence and gives its last event, which the caller sends once the sequence is counted. `summary` is
+    /// kept up to date, so that it is right even when this panics.
+    pub(crate) fn run(&self, around: &Surroundings<'_>, summary: &mut Summary) -> Option<Event> {
+        let result = self.generate(around, summary);
+        let (outcome, event) = match result {
+            Ok(finished) => {
+                let outcome = match finished.reason {
+                    FinishReason::Stop => Outcome::Stop,
+                    FinishReason::Length => Outcome::Length,
+                };
+                (outcome, Some(Event::Finished(finished)))
+            }
+            Err(Halt::Gone) => (Outcome::Abort, None),
+            Err(Halt::Failed(error)) => {
+                let outcome = match &error {
+                    EngineError::Deadline { .. } => Outcome::Deadline,
+                    EngineError::ShuttingDown => Outcome::ShuttingDown,
+                    _ => Outcome::Error,
+                };
+                (outcome, Some(Event::Failed(error)))
+            }
+        };
+        summary.outcome = if self.events.is_closed() { Outcome::Abort } else { outcome };
+        event
+    }
+
+    fn generate(&self, around: &Surroundings<'_>, summary: &mut Summary) -> Result<Finished, Halt> {
+        let request = &self.request;
+        let began = Instant::now();
+        self.still_wanted(around)?;
+        let path = self.start(around, summary)?;
+        let vocab_size = around.model.vocab_size();
+        let mut finished =
+            Finished { reason: FinishReason::Length, stop: None, text: String::new(), generated_tokens: 0 };
+        let top = request.log_probs.unwrap_or(0);
+        if request.max_tokens == 0 && !request.score_prompt {
+            return Ok(finished);
+        }
+
+        let mut sequence =
+            around.model.begin(path).map_err(failed(format!("starting a sequence on path {path}")))?;
+        let mut logits = self.prefill(around, sequence.as_mut(), path)?;
+        summary.prefill = Some(began.elapsed());
+
+        let mut sampler = Sampler::new(request.sampling.clone(), &request.prompt);
+        let mut text = Text::new(around.codec, request);
+        let end_of_text = around.codec.end_of_text();
+        let mut ends = request.stop_token_ids.clone();
+        ends.extend((!request.ignore_eos).then_some(end_of_text));
+        let mut last = Instant::now();
+        while finished.generated_tokens < request.max_tokens {
+            self.still_wanted(around)?;
+            let free = finished.generated_tokens >= request.min_tokens;
+            let banned = if free { &[][..] } else { &ends };
+            let token = sampler.choose(&logits, banned).ok_or(EngineError::NotFinite { path })?;
+            // Scored even when nobody asked: it is what notices logits that are no distribution.
+            let scored = score(&logits, token, top).ok_or(EngineError::NotFinite { path })?;
+            finished.generated_tokens += 1;
+            summary.generated_tokens = finished.generated_tokens;
+            if finished.generated_tokens == 1 {
+                summary.first_token = Some(self.arrived.elapsed());
+            } else {
+                around.observer.token(last.elapsed());
+            }
+            last = Instant::now();
+
+            let offset = text.characters;
+            let stops_here = ends.contains(&token);
+            let mut piece = String::new();
+            if stops_here {
+                finished.reason = FinishReason::Stop;
+                let asked = request.stop_token_ids.contains(&token);
+                finished.stop = asked.then_some(StopReason::Token(token));
+                if asked && request.include_stop {
+                    text.held.push_str(&around.codec.token_text(token));
+                }
+            } else {
+                let stop;
+                (piece, stop) = text.push(token, free)?;
+                if let Some(stop) = stop {
+                    finished.reason = FinishReason::Stop;
+                    if request.include_stop {
+                        piece.push_str(&stop);
+                    }
+                    finished.stop = Some(StopReason::Text(stop));
+                }
+            }
+            let score = request.log_probs.map(|_| scored);
+            self.send(Event::Token { token, text: piece, offset, score })?;
+            match finished.reason {
+                FinishReason::Stop => break,
+                FinishReason::Length if finished.generated_tokens < request.max_tokens => {
+                    logits =
+                        sequence.feed(&[token], false).map_err(failed(format!("a step of path {path}")))?;
+                    expect(&logits, vocab_size, path)?;
+                }
+                FinishReason::Length => {}
+            }
+        }
+        if !matches!(finished.stop, Some(StopReason::Text(_))) {
+            finished.text = text.finish();
+        }
+        Ok(finished)
+    }
+
+    /// Finds the path and says so.
+    fn start(&self, around: &Surroundings<'_>, summary: &mut Summary) -> Result<PathId, Halt> {
+        let prompt = &self.request.prompt;
+        let route = match self.request.path {
+            Some(_) => None,
+            None => {
+                let began = Instant::now();
+                let prefix = &prompt[..prompt.len().min(around.model.prefix_tokens())];
+                let route = around.model.route(prefix).map_err(failed("routing the prompt"))?;
+                summary.routing = Some(began.elapsed());
+                Some(route)
+            }
+        };
+        let path = match (&route, self.request.path) {
+            (Some(route), _) => route.path,
+            (None, Some(path)) => path,
+            (None, None) => return Err(Halt::Failed(EngineError::EmptyPrompt)),
+        };
+        summary.path = Some(path);
+        self.send(Event::Started { path, route })?;
+        Ok(path)
+    }
+
+    /// Reads the prompt and gives the logits (V) of its last position; scores it on the way when asked.
+    fn prefill(
+        &self,
+        around: &Surroundings<'_>,
+        sequence: &mut dyn Sequence,
+        path: PathId,
+    ) -> Result<Vec<f32>, Halt> {
+        let Self { request, .. } = self;
+        let vocab_size = around.model.vocab_size();
+        let top = request.log_probs.unwrap_or(0);
+        let mut scores = vec![TokenScore { token: request.prompt[0], log_prob: None, top: Vec::new() }];
+        let mut logits = Vec::new();
+        for (number, chunk) in request.prompt.chunks(PREFILL_CHUNK).enumerate() {
+            self.still_wanted(around)?;
+            logits = sequence
+                .feed(chunk, request.score_prompt)
+                .map_err(failed(format!("reading the prompt on path {path}")))?;
+            let rows = if request.score_prompt { chunk.len() } else { 1 };
+            expect(&logits, rows * vocab_size, path)?;
+            if request.score_prompt {
+                let next = number * PREFILL_CHUNK + 1;
+                for (row, &token) in logits.chunks_exact(vocab_size).zip(&request.prompt[next..]) {
+                    scores.push(score(row, token, top).ok_or(EngineError::NotFinite { path })?);
+                }
+            }
+        }
+        if request.score_prompt {
+            logits.drain(..logits.len() - vocab_size);
+            self.send(Event::Prompt(scores))?;
+        }
+        Ok(logits)
+    }
+
+    /// Looks whether to go on; called between any two steps of the model.
+    fn still_wanted(&self, around: &Surroundings<'_>) -> Result<(), Halt> {
+        if self.events.is_closed() {
+            return Err(Halt::Gone);
+        }
+        if around.abort.is_cancelled() {
+            return Err(EngineError::ShuttingDown.into());
+        }
+        let deadline = self.request.deadline;
+        if self.arrived.elapsed() >= deadline {
+            return Err(EngineError::Deadline { deadline }.into());
+        }
+        Ok(())
+    }
+
+    fn send(&self, event: Event) -> Result<(), Halt> {
+        // The channel has room for every event of the request: only a caller that is gone makes this fail.
+        self.events.try_send(event).map_err(|_| Halt::Gone)
+    }
+}
+
+/// The most events that a request can cause.
+pub(crate) fn most_events(request: &GenerateRequest) -> usize {
+    request.max_tokens + 4
+}
+
+fn expect(logits: &[f32], expected: usize, path: PathId) -> Result<(), Halt> {
+    let given = logits.len();
+    if given == expected { Ok(()) } else { Err(EngineError::Shape { path, given, expected }.into()) }
+}
+
+/// The text of a continuation: decoder and stop texts.
+struct Text {
+    stream: Box<dyn TextStream>,
+    stops: StopMatcher,
+    characters: usize,
+    /// Text to give at the end, after what the matcher and the decoder hold.
+    held: String,
+}
+
+impl Text {
+    fn new(codec: &dyn TextCodec, request: &GenerateRequest) -> Self {
+        let prompt = &request.prompt;
+        let stream = codec.stream(&prompt[prompt.len().saturating_sub(DECODER_CONTEXT)..]);
+        Self { stream, stops: StopMatcher::new(&request.stop), characters: 0, held: String::new() }
+    }
+
+    /// The text to give out for a token, and the stop text that it completed.
+    fn push(&mut self, token: u32, may_stop: bool) -> Result<(String, Option<String>), Halt> {
+        let piece = self.stream.push(token).map_err(failed("decoding a token"))?;
+        self.characters += piece.chars().count();
+        if !may_stop {
+            return Ok((piece, None));
+        }
+        Ok(match self.stops.push(&piece) {
+            Stop::Continue(text) => (text, None),
+            Stop::Reached { before, stop } => (before, Some(stop)),
+        })
+    }
+
+    fn finish(&mut self) -> String {
+        let mut text = self.stops.finish();
+        text.push_str(&self.stream.finish());
+        text.push_str(&self.held);
+        text
+    }
+}
+
+/// The longest that a job may have held a slot, for the queue's estimate.
+pub(crate) fn held(summary: &Summary) -> Duration {
+    summary.total.saturating_sub(summary.queued)
+}

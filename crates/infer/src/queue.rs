@@ -1,0 +1,169 @@
+//! The bounded queue between callers and slots.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::EngineError;
+
+/// How busy the engine is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Sequences that wait for a slot.
+    pub waiting: usize,
+    /// Prompt tokens of those sequences.
+    pub waiting_tokens: usize,
+    /// Sequences that hold a slot.
+    pub running: usize,
+}
+
+/// What a queue entry costs, and whether anyone still waits for it.
+pub(crate) trait Entry {
+    fn tokens(&self) -> usize;
+    fn abandoned(&self) -> bool;
+}
+
+pub(crate) struct Queue<J> {
+    state: Mutex<State<J>>,
+    ready: Condvar,
+    load: watch::Sender<Load>,
+    limits: Limits,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) requests: usize,
+    pub(crate) tokens: usize,
+    pub(crate) slots: usize,
+}
+
+struct State<J> {
+    jobs: VecDeque<J>,
+    load: Load,
+    closed: bool,
+    /// Moving average of the seconds that a job holds a slot: the base of the time after which to try again.
+    seconds: f64,
+}
+
+impl<J: Entry> Queue<J> {
+    pub(crate) fn new(limits: Limits) -> Self {
+        let state = State { jobs: VecDeque::new(), load: Load::default(), closed: false, seconds: 1.0 };
+        Self {
+            state: Mutex::new(state),
+            ready: Condvar::new(),
+            load: watch::Sender::new(Load::default()),
+            limits,
+        }
+    }
+
+    /// Takes all of `jobs` or none of them.
+    pub(crate) fn push(&self, jobs: Vec<J>) -> Result<(), EngineError> {
+        let tokens: usize = jobs.iter().map(Entry::tokens).sum();
+        let most = self.limits.requests.saturating_add(self.limits.slots);
+        for (given, limit, unit) in [(jobs.len(), most, REQUESTS), (tokens, self.limits.tokens, TOKENS)] {
+            if given > limit {
+                return Err(EngineError::TooLarge { given, limit, unit });
+            }
+        }
+        let mut state = self.lock();
+        if state.closed {
+            return Err(EngineError::ShuttingDown);
+        }
+        // Free slots take entries at once, so they make room beyond the queue itself.
+        let free = self.limits.slots.saturating_sub(state.load.running);
+        let Load { waiting, waiting_tokens, .. } = state.load;
+        let retry_after = state.retry_after(self.limits.slots);
+        for (waiting, given, limit, unit) in [
+            (waiting, jobs.len(), self.limits.requests.saturating_add(free), REQUESTS),
+            (waiting_tokens, tokens, self.limits.tokens, TOKENS),
+        ] {
+            if waiting + given > limit {
+                return Err(EngineError::Overloaded { waiting, limit, unit, retry_after });
+            }
+        }
+        state.load.waiting += jobs.len();
+        state.load.waiting_tokens += tokens;
+        state.jobs.extend(jobs);
+        self.load.send_replace(state.load);
+        drop(state);
+        self.ready.notify_all();
+        Ok(())
+    }
+
+    /// The next job, when there is one; `None` once the queue is closed and empty. The caller holds a slot until it
+    /// calls [`done`](Self::done).
+    pub(crate) fn pop(&self) -> Option<J> {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                state.load.waiting -= 1;
+                state.load.waiting_tokens -= job.tokens();
+                state.load.running += 1;
+                self.load.send_replace(state.load);
+                return Some(job);
+            }
+            if state.closed {
+                return None;
+            }
+            state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Gives a slot back after this time.
+    pub(crate) fn done(&self, held: Duration) {
+        let mut state = self.lock();
+        state.seconds += 0.1 * (held.as_secs_f64() - state.seconds);
+        state.load.running -= 1;
+        self.load.send_replace(state.load);
+    }
+
+    /// Takes out entries that nobody waits for any more.
+    pub(crate) fn remove_abandoned(&self) -> Vec<J> {
+        let mut state = self.lock();
+        let jobs = std::mem::take(&mut state.jobs);
+        let (gone, kept): (Vec<J>, VecDeque<J>) = {
+            let mut gone = Vec::new();
+            let mut kept = VecDeque::with_capacity(jobs.len());
+            for job in jobs {
+                if job.abandoned() {
+                    gone.push(job);
+                } else {
+                    kept.push_back(job);
+                }
+            }
+            (gone, kept)
+        };
+        state.jobs = kept;
+        state.load.waiting -= gone.len();
+        state.load.waiting_tokens -= gone.iter().map(Entry::tokens).sum::<usize>();
+        self.load.send_replace(state.load);
+        gone
+    }
+
+    /// Refuses new jobs from now on; what is queued is still given out.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.ready.notify_all();
+    }
+
+    pub(crate) fn load(&self) -> watch::Receiver<Load> {
+        self.load.subscribe()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<J>> {
+        // No code that can panic runs under the lock between changes that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const REQUESTS: &str = "sequences";
+const TOKENS: &str = "prompt tokens";
+
+impl<J> State<J> {
+    fn retry_after(&self, slots: usize) -> Duration {
+        let rounds = self.load.waiting as f64 / slots.max(1) as f64;
+        Duration::from_secs((rounds * self.seconds).ceil().clamp(1.0, 60.0) as u64)
+    }
+}

@@ -1,0 +1,97 @@
+//! Log-probabilities of tokens.
+
+/// What a log-probability is raised to when it is lower: JSON has no infinity, and clients add these numbers up.
+pub const LOWEST_LOG_PROB: f32 = -9999.0;
+
+/// A token and what the model thought of it, from the raw logits: temperature and penalties play no part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenScore {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability; `None` for the first token of a prompt, which nothing predicts.
+    pub log_prob: Option<f32>,
+    /// The likeliest tokens, likeliest first and lower ids first among equals, and the token itself at the end if it is
+    /// not one of them. The token's entry is the same number as `log_prob`, bit for bit.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Scores a token under logits (V) and gives the `top` likeliest beside it. The sum is taken in f64.
+///
+/// Returns `None` when the logits are no distribution: a NaN, +∞, or nothing above -∞; or the token is not below V.
+#[must_use]
+pub fn score(logits: &[f32], token: u32, top: usize) -> Option<TokenScore> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - f64::from(max)).exp()).sum();
+    let normaliser = f64::from(max) + sum.ln();
+    if !normaliser.is_finite() {
+        return None;
+    }
+    let log_prob = |logit: f32| ((f64::from(logit) - normaliser) as f32).max(LOWEST_LOG_PROB);
+    let own = log_prob(*logits.get(token as usize)?);
+    let mut best: Vec<(u32, f32)> = likeliest(logits, top).map(|(id, logit)| (id, log_prob(logit))).collect();
+    if best.iter().all(|&(id, _)| id != token) {
+        best.push((token, own));
+    }
+    Some(TokenScore { token, log_prob: Some(own), top: best })
+}
+
+/// The `count` largest logits with their tokens, largest first, lower ids first among equals.
+fn likeliest(logits: &[f32], count: usize) -> impl Iterator<Item = (u32, f32)> {
+    let mut best: Vec<(u32, f32)> = Vec::with_capacity(count.min(logits.len()) + 1);
+    for (id, &logit) in (0u32..).zip(logits) {
+        if best.len() == count && best.last().is_none_or(|&(_, least)| logit <= least) {
+            continue;
+        }
+        let at = best.partition_point(|&(_, other)| other >= logit);
+        best.insert(at, (id, logit));
+        best.truncate(count);
+    }
+    best.into_iter()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_known_distribution_gives_its_logarithms() {
+        let logits = [0.5f32.ln() + 3.0, 0.25f32.ln() + 3.0, 0.125f32.ln() + 3.0, 0.125f32.ln() + 3.0];
+        let scored = score(&logits, 3, 2).unwrap();
+        let probabilities: Vec<f32> = scored.top.iter().map(|(_, lp)| lp.exp()).collect();
+        assert_eq!(scored.top.iter().map(|t| t.0).collect::<Vec<_>>(), [0, 1, 3]);
+        for (given, expected) in probabilities.iter().zip([0.5, 0.25, 0.125]) {
+            assert!((given - expected).abs() < 1e-6, "{given} {expected}");
+        }
+    }
+
+    #[test]
+    fn what_json_cannot_say_is_clamped_and_what_is_no_distribution_refused() {
+        let scored = score(&[0.0, f32::NEG_INFINITY], 1, 1).unwrap();
+        assert_eq!(scored.log_prob, Some(LOWEST_LOG_PROB));
+        assert_eq!(scored.top, [(0, 0.0), (1, LOWEST_LOG_PROB)]);
+        for bad in [f32::NAN, f32::INFINITY] {
+            assert_eq!(score(&[0.0, bad], 0, 1), None);
+        }
+        assert_eq!(score(&[f32::NEG_INFINITY; 2], 0, 1), None);
+        assert_eq!(score(&[0.0], 1, 1), None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_top_holds_the_maximum_and_the_tokens_own_number(
+            logits in proptest::collection::vec(-50f32..50.0, 1..40), pick in any::<prop::sample::Index>(), k in 0usize..6,
+        ) {
+            let token = pick.index(logits.len()) as u32;
+            let scored = score(&logits, token, k).unwrap();
+            let own = scored.top.iter().find(|t| t.0 == token).unwrap().1;
+            prop_assert_eq!(Some(own.to_bits()), scored.log_prob.map(f32::to_bits));
+            prop_assert!(scored.top.len() <= k + 1);
+            if k > 0 {
+                let max = (0..logits.len() as u32).filter_map(|t| score(&logits, t, 0)?.log_prob).fold(f32::MIN, f32::max);
+                prop_assert_eq!(scored.top[0].1.to_bits(), max.to_bits());
+            }
+        }
+    }
+}

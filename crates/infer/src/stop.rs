@@ -1,0 +1,121 @@
+//! Texts that end a continuation.
+
+/// What became of a piece of text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// No stop text yet; this text is certain not to be part of one.
+    Continue(String),
+    /// A stop text was reached: the text before it, and the stop text.
+    Reached {
+        /// What came before the stop text and was not given out yet.
+        before: String,
+        /// The stop text.
+        stop: String,
+    },
+}
+
+/// Looks for stop texts in a stream of pieces and holds back what could be the start of one.
+///
+/// The stop text that is complete first wins (the longest of those that end together), however the text is cut into
+/// pieces.
+#[derive(Clone, Debug)]
+pub struct StopMatcher {
+    stops: Vec<String>,
+    held: String,
+}
+
+impl StopMatcher {
+    /// A matcher for these texts; empty ones are ignored.
+    #[must_use]
+    pub fn new(stops: &[String]) -> Self {
+        Self { stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(), held: String::new() }
+    }
+
+    /// Takes the next piece of text.
+    pub fn push(&mut self, text: &str) -> Stop {
+        self.held.push_str(text);
+        let ends = |stop: &String| self.held.find(stop.as_str()).map(|start| (start + stop.len(), start));
+        let first = self
+            .stops
+            .iter()
+            .filter_map(|stop| ends(stop).map(|found| (found, stop)))
+            .min_by_key(|(f, _)| *f);
+        if let Some(((_, start), stop)) = first {
+            let stop = stop.clone();
+            let mut before = std::mem::take(&mut self.held);
+            before.truncate(start);
+            return Stop::Reached { before, stop };
+        }
+        let safe = self.held.len() - self.possible_start();
+        let rest = self.held.split_off(safe);
+        Stop::Continue(std::mem::replace(&mut self.held, rest))
+    }
+
+    /// The text that was held back, when no more comes.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    /// How many bytes at the end of the held text could be the start of a stop text.
+    fn possible_start(&self) -> usize {
+        let longest = |stop: &String| {
+            let boundaries = stop.char_indices().map(|(at, _)| at).skip(1);
+            boundaries.filter(|&at| self.held.ends_with(&stop[..at])).last().unwrap_or(0)
+        };
+        self.stops.iter().map(longest).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn run(stops: &[&str], pieces: &[&str]) -> (String, Option<String>) {
+        let stops: Vec<String> = stops.iter().map(ToString::to_string).collect();
+        let mut matcher = StopMatcher::new(&stops);
+        let mut text = String::new();
+        for piece in pieces {
+            match matcher.push(piece) {
+                Stop::Continue(more) => text.push_str(&more),
+                Stop::Reached { before, stop } => return (text + &before, Some(stop)),
+            }
+        }
+        (text + &matcher.finish(), None)
+    }
+
+    #[test]
+    fn a_stop_text_that_spans_pieces_never_leaks() {
+        let mut matcher = StopMatcher::new(&["\n\nQ:".into()]);
+        assert_eq!(matcher.push("yes\n"), Stop::Continue("yes".into()));
+        assert_eq!(matcher.push("\nQ"), Stop::Continue(String::new()));
+        assert_eq!(matcher.push(": no"), Stop::Reached { before: String::new(), stop: "\n\nQ:".into() });
+        assert_eq!(run(&["END"], &["a E", "N", "x"]), ("a ENx".into(), None));
+        assert_eq!(run(&["é!"], &["caf", "é", "!"]), ("caf".into(), Some("é!".into())));
+    }
+
+    #[test]
+    fn the_first_complete_stop_wins() {
+        assert_eq!(run(&["abcd", "bc"], &["abcd"]), ("a".into(), Some("bc".into())));
+        assert_eq!(run(&["bc", "abc"], &["xabc"]), ("x".into(), Some("abc".into())));
+        assert_eq!(run(&[""], &["text"]), ("text".into(), None));
+    }
+
+    proptest! {
+        #[test]
+        fn the_cut_into_pieces_makes_no_difference(
+            text in "[abé]{0,12}", stops in proptest::collection::vec("[abé]{0,3}", 0..4), cuts in any::<u16>(),
+        ) {
+            let whole = [text.as_str()];
+            let mut pieces = vec![String::new()];
+            for (i, c) in text.chars().enumerate() {
+                if cuts >> (i % 16) & 1 == 1 { pieces.push(String::new()); }
+                pieces.last_mut().unwrap().push(c);
+            }
+            let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            prop_assert_eq!(run(&stops, &pieces), run(&stops, &whole));
+        }
+    }
+}

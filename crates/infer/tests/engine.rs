@@ -1,0 +1,267 @@
+//! What users of the engine rely on, over a model whose next token is known.
+
+#[path = "support/fake.rs"]
+mod fake;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dipaco_infer::{
+    Engine, EngineConfig, EngineError, Event, FinishReason, Finished, GenerateRequest, Generation, Observer,
+    Outcome, Sampling, StopReason, Summary, TokenScore, score,
+};
+use dipaco_topology::PathId;
+use fake::{Bytes, END, Fake};
+
+#[derive(Default)]
+struct Seen(Mutex<Vec<Summary>>);
+
+impl Observer for Seen {
+    fn token(&self, _: Duration) {}
+    fn finished(&self, summary: &Summary) {
+        self.0.lock().unwrap().push(summary.clone());
+    }
+}
+
+fn start(slots: usize, queued: usize) -> (Engine, Arc<Fake>, Arc<Seen>) {
+    let (model, seen) = (Fake::new(400), Arc::new(Seen::default()));
+    let config = EngineConfig { slots, queued_requests: queued, queued_tokens: 10_000 };
+    let engine = Engine::start(model.clone(), Arc::new(Bytes), seen.clone(), &config).unwrap();
+    (engine, model, seen)
+}
+
+fn ask(prompt: &str) -> GenerateRequest {
+    let tokens: Vec<u32> = prompt.bytes().map(u32::from).collect();
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    GenerateRequest { path: Some(PathId(0)), sampling, ..GenerateRequest::new(tokens) }
+}
+
+#[derive(Debug, Default)]
+struct Answer {
+    text: String,
+    tokens: Vec<u32>,
+    scores: Vec<TokenScore>,
+    path: Option<u32>,
+    end: Option<Result<Finished, EngineError>>,
+}
+
+async fn collect(mut generation: Generation) -> Answer {
+    let mut answer = Answer::default();
+    while let Some(event) = generation.next().await {
+        match event {
+            Event::Started { path, .. } => answer.path = Some(path.0),
+            Event::Prompt(scores) => answer.scores = scores,
+            Event::Token { token, text, score, .. } => {
+                answer.tokens.push(token);
+                answer.text.push_str(&text);
+                answer.scores.extend(score);
+            }
+            Event::Finished(finished) => {
+                answer.text.push_str(&finished.text);
+                answer.end = Some(Ok(finished));
+            }
+            Event::Failed(error) => answer.end = Some(Err(error)),
+        }
+    }
+    answer
+}
+
+async fn one(engine: &Engine, request: GenerateRequest) -> Answer {
+    collect(engine.submit(vec![request]).unwrap().remove(0)).await
+}
+
+fn finished(answer: &Answer) -> &Finished {
+    answer.end.as_ref().unwrap().as_ref().unwrap()
+}
+
+#[tokio::test]
+async fn greedy_text_goes_on_to_the_limit_or_the_end_of_the_text() {
+    let (engine, ..) = start(2, 8);
+    let answer = one(&engine, GenerateRequest { max_tokens: 4, ..ask("a") }).await;
+    assert_eq!((answer.text.as_str(), finished(&answer).reason), ("bcde", FinishReason::Length));
+    let answer = one(&engine, GenerateRequest { max_tokens: 9, ..ask("x") }).await;
+    assert_eq!((answer.text.as_str(), finished(&answer).reason), ("yz", FinishReason::Stop));
+    assert_eq!((answer.tokens.last(), finished(&answer).generated_tokens), (Some(&END), 3));
+    assert_eq!(finished(&answer).stop, None);
+    let answer = one(&engine, GenerateRequest { max_tokens: 3, min_tokens: 3, ..ask("y") }).await;
+    assert_eq!(answer.tokens.len(), 3);
+    assert!(!answer.tokens.contains(&END));
+}
+
+#[tokio::test]
+async fn stops_are_left_out_or_kept_as_asked() {
+    let (engine, ..) = start(1, 8);
+    let stop = GenerateRequest { stop: vec!["ef".into()], ..ask("a") };
+    let answer = one(&engine, stop.clone()).await;
+    assert_eq!((answer.text.as_str(), answer.tokens.len()), ("bcd", 5));
+    assert_eq!(finished(&answer).stop, Some(StopReason::Text("ef".into())));
+    let answer = one(&engine, GenerateRequest { include_stop: true, ..stop }).await;
+    assert_eq!(answer.text, "bcdef");
+    let answer = one(&engine, GenerateRequest { stop: vec!["ez".into()], max_tokens: 4, ..ask("a") }).await;
+    assert_eq!(answer.text, "bcde", "text that was held back is given at the end");
+    let answer = one(&engine, GenerateRequest { stop_token_ids: vec![u32::from(b'd')], ..ask("a") }).await;
+    assert_eq!(answer.text, "bc");
+    assert_eq!(finished(&answer).stop, Some(StopReason::Token(u32::from(b'd'))));
+}
+
+#[tokio::test]
+async fn the_router_reads_the_first_tokens_and_a_pin_overrules_it() {
+    let (engine, ..) = start(1, 8);
+    let answer = one(&engine, GenerateRequest { path: None, max_tokens: 2, ..ask("bcdefgh") }).await;
+    assert_eq!((answer.path, answer.text.as_str()), (Some(2), "kn"));
+    let answer =
+        one(&engine, GenerateRequest { path: Some(PathId(1)), max_tokens: 2, ..ask("bcdefgh") }).await;
+    assert_eq!((answer.path, answer.text.as_str()), (Some(1), "jl"));
+    let route = engine.route(&[u32::from(b'b'); 30]).unwrap();
+    assert_eq!((route.path, route.prefix_tokens, route.distances.len()), (PathId(2), 4, 4));
+}
+
+#[tokio::test]
+async fn scores_are_those_of_one_long_pass_even_for_a_prompt_of_several_chunks() {
+    let (engine, ..) = start(1, 8);
+    let prompt: Vec<u32> = (0..300).map(|i| 97 + i % 25).collect();
+    let request = GenerateRequest {
+        max_tokens: 1,
+        log_probs: Some(2),
+        score_prompt: true,
+        prompt: prompt.clone().into(),
+        ..ask("-")
+    };
+    let answer = one(&engine, request.clone()).await;
+    assert_eq!(answer.scores.len(), 301);
+    assert_eq!((answer.scores[0].log_prob, answer.scores[0].top.len()), (None, 0));
+    for i in 1..300 {
+        let expected = score(&fake::logits(prompt[i - 1], i - 1, 0), prompt[i], 2).unwrap();
+        assert_eq!(answer.scores[i], expected);
+    }
+    let answer = one(&engine, GenerateRequest { max_tokens: 0, ..request }).await;
+    assert_eq!((answer.scores.len(), answer.tokens.len()), (300, 0));
+    assert_eq!(finished(&answer).reason, FinishReason::Length);
+}
+
+#[tokio::test]
+async fn log_probs_do_not_depend_on_how_tokens_are_drawn() {
+    let (engine, ..) = start(1, 8);
+    let hot = Sampling { temperature: 2.0, seed: 3, presence_penalty: 1.0, ..Sampling::default() };
+    let answer = one(&engine, GenerateRequest { sampling: hot, log_probs: Some(0), ..ask("a") }).await;
+    let mut before = u32::from(b'a');
+    for (i, scored) in answer.scores.iter().enumerate() {
+        assert_eq!(*scored, score(&fake::logits(before, i, 0), scored.token, 0).unwrap());
+        before = scored.token;
+    }
+}
+
+#[tokio::test]
+async fn a_seed_gives_the_same_text_alone_and_among_others() {
+    let (engine, ..) = start(4, 64);
+    let request = |seed| GenerateRequest {
+        max_tokens: 40,
+        ignore_eos: true,
+        sampling: Sampling { seed, temperature: 1.5, ..Sampling::default() },
+        ..ask("hello")
+    };
+    let alone = one(&engine, request(5)).await;
+    let many = engine.submit((0..24).map(|i| request(i % 6)).collect()).unwrap();
+    let mut together = Vec::new();
+    for generation in many {
+        together.push(collect(generation).await.tokens);
+    }
+    for (i, tokens) in together.iter().enumerate() {
+        assert_eq!(tokens == &alone.tokens, i % 6 == 5);
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_frees_its_slot_and_its_place_in_the_queue() {
+    let (engine, model, seen) = start(1, 8);
+    let mut load = engine.watch_load();
+    model.gate.shut();
+    let mut all = engine.submit(vec![GenerateRequest { max_tokens: 300, ..ask("a") }; 3]).unwrap();
+    load.wait_for(|load| load.running == 1 && load.waiting == 2).await.unwrap();
+    drop(all.pop());
+    assert_eq!((engine.load().waiting, engine.load().waiting_tokens), (1, 1));
+    drop(all.remove(0));
+    model.gate.open();
+    let answer = collect(all.remove(0)).await;
+    assert_eq!(finished(&answer).reason, FinishReason::Stop);
+    load.wait_for(|load| load.running + load.waiting == 0).await.unwrap();
+    let outcomes: Vec<_> = seen.0.lock().unwrap().iter().map(|s| (s.outcome, s.generated_tokens)).collect();
+    assert_eq!(outcomes, [(Outcome::Abort, 0), (Outcome::Abort, 0), (Outcome::Stop, 26)]);
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_the_whole_request_and_says_when_to_come_back() {
+    let (engine, model, _) = start(1, 2);
+    let mut load = engine.watch_load();
+    model.gate.shut();
+    let running = engine.submit(vec![ask("a")]).unwrap();
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    let waiting = engine.submit(vec![ask("a")]).unwrap();
+    let Err(error) = engine.submit(vec![ask("a"); 2]) else { panic!("admitted") };
+    assert!(matches!(error, EngineError::Overloaded { waiting: 1, limit: 2, retry_after, .. }
+        if retry_after >= Duration::from_secs(1)));
+    assert_eq!(engine.load().waiting, 1);
+    assert!(matches!(
+        engine.submit(vec![ask("a"); 4]),
+        Err(EngineError::TooLarge { given: 4, limit: 3, .. })
+    ));
+    model.gate.open();
+    for generation in running.into_iter().chain(waiting) {
+        assert!(collect(generation).await.end.unwrap().is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_ends_a_request_that_waits_and_one_that_runs() {
+    let (engine, model, seen) = start(1, 8);
+    let mut load = engine.watch_load();
+    model.gate.shut();
+    let running = engine.submit(vec![ask("a")]).unwrap().remove(0);
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    let late = GenerateRequest { deadline: Duration::ZERO, ..ask("a") };
+    assert!(matches!(one(&engine, late.clone()).await.end, Some(Err(EngineError::Deadline { .. }))));
+    assert_eq!(engine.load().waiting, 0);
+    model.gate.open();
+    assert!(collect(running).await.end.unwrap().is_ok());
+    assert!(matches!(one(&engine, late).await.end, Some(Err(EngineError::Deadline { .. }))));
+    load.wait_for(|load| load.running + load.waiting == 0).await.unwrap();
+    assert_eq!(seen.0.lock().unwrap()[0].outcome, Outcome::Deadline);
+}
+
+#[tokio::test]
+async fn a_failure_or_a_panic_ends_one_request_and_not_the_slot() {
+    let (engine, ..) = start(1, 8);
+    let error = one(&engine, ask("a!")).await.end.unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "reading the prompt on path 0 failed");
+    let error = one(&engine, ask("a#")).await.end.unwrap().unwrap_err();
+    assert!(error.to_string().contains("asked to panic"), "{error}");
+    assert_eq!(one(&engine, GenerateRequest { max_tokens: 1, ..ask("a") }).await.text, "b");
+}
+
+#[tokio::test]
+async fn stopping_ends_what_runs_and_refuses_what_comes() {
+    let (engine, model, _) = start(1, 8);
+    model.gate.shut();
+    let generation = engine.submit(vec![ask("a")]).unwrap().remove(0);
+    engine.watch_load().wait_for(|load| load.running == 1).await.unwrap();
+    engine.abort();
+    model.gate.open();
+    assert!(matches!(collect(generation).await.end, Some(Err(EngineError::ShuttingDown))));
+    assert!(matches!(engine.submit(vec![ask("a")]), Err(EngineError::ShuttingDown)));
+}
+
+#[test]
+fn what_is_wrong_is_said_before_anything_runs() {
+    let (engine, ..) = start(1, 8);
+    let refused = |request: GenerateRequest| match engine.submit(vec![request]) {
+        Err(error) => error.to_string(),
+        Ok(_) => panic!("admitted"),
+    };
+    assert!(refused(ask("")).contains("empty"));
+    let message = refused(GenerateRequest { max_tokens: 400, ..ask("a") });
+    assert!(message.contains("1 tokens") && message.contains("max_model_len is 400"), "{message}");
+    assert!(refused(GenerateRequest { path: Some(PathId(4)), ..ask("a") }).contains("paths 0 to 3"));
+    assert!(refused(GenerateRequest { prompt: vec![257].into(), ..ask("a") }).contains("below 257"));
+    let sampling = Sampling { temperature: f32::NAN, ..Sampling::default() };
+    assert!(refused(GenerateRequest { sampling, ..ask("a") }).starts_with("temperature is NaN"));
+}

@@ -1,0 +1,195 @@
+//! A model whose next token is a known function, and a tokenizer whose tokens are bytes.
+#![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
+
+use std::sync::{Arc, Condvar, Mutex};
+
+use dipaco_infer::{BoxError, Route, RoutedModel, Sequence, TextCodec, TextStream, TokenizerInfo};
+use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
+
+pub const END: u32 = 256;
+pub const VOCAB: usize = 257;
+
+/// Two levels of two modules over bytes. What follows a byte: the next one in the alphabet plus the path's number, with
+/// `z` and above ending the text; other logits are a fixed function of the token, the position and the path.
+/// A step over `!` fails, one over `#` panics.
+pub struct Fake {
+    topology: Topology,
+    pub context: usize,
+    pub gate: Arc<Gate>,
+}
+
+impl Fake {
+    pub fn new(context: usize) -> Arc<Self> {
+        let level = |blocks: &str, embedding| LevelConfig {
+            modules: Modules::Count(2),
+            blocks: blocks.into(),
+            embedding,
+            head: !embedding,
+        };
+        let config = TopologyConfig { replicas: 1, levels: vec![level("0", true), level("1", false)] };
+        let topology = Topology::new(&config, 2).unwrap();
+        Arc::new(Self { topology, context, gate: Arc::default() })
+    }
+
+    pub fn next(token: u32, path: u32) -> u32 {
+        let next = token + 1 + path;
+        if token == u32::from(b'~') || next > u32::from(b'z') { END } else { next }
+    }
+}
+
+/// Holds decode steps back until a test lets them go.
+#[derive(Default)]
+pub struct Gate {
+    shut: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    pub fn shut(&self) {
+        *self.shut.lock().unwrap() = true;
+    }
+
+    pub fn open(&self) {
+        *self.shut.lock().unwrap() = false;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        let shut = self.shut.lock().unwrap();
+        drop(self.changed.wait_while(shut, |shut| *shut).unwrap());
+    }
+}
+
+impl RoutedModel for Fake {
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    fn prefix_tokens(&self) -> usize {
+        4
+    }
+
+    fn route(&self, prefix: &[u32]) -> Result<Route, BoxError> {
+        let path = prefix[0] % 4;
+        let distances = (0..4).map(|p| if p == path { 0.25 } else { 1.0 }).collect();
+        Ok(Route { path: PathId(path), distances, prefix_tokens: prefix.len() })
+    }
+
+    fn begin(&self, path: PathId) -> Result<Box<dyn Sequence>, BoxError> {
+        Ok(Box::new(FakeSequence {
+            path: path.0,
+            seen: 0,
+            gate: Arc::clone(&self.gate),
+            context: self.context,
+        }))
+    }
+}
+
+struct FakeSequence {
+    path: u32,
+    seen: usize,
+    context: usize,
+    gate: Arc<Gate>,
+}
+
+/// The logits after a token at a position: flat noise with one clear maximum.
+pub fn logits(token: u32, position: usize, path: u32) -> Vec<f32> {
+    let mut state = (u64::from(token) << 40) ^ ((position as u64) << 8) ^ u64::from(path);
+    let mut row: Vec<f32> = (0..VOCAB)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 24) as f32 * 3.0
+        })
+        .collect();
+    row[Fake::next(token, path) as usize] = 6.0;
+    row
+}
+
+impl Sequence for FakeSequence {
+    fn feed(&mut self, tokens: &[u32], all_positions: bool) -> Result<Vec<f32>, BoxError> {
+        self.gate.pass();
+        assert!(!tokens.contains(&u32::from(b'#')), "the fake model was asked to panic");
+        if tokens.contains(&u32::from(b'!')) {
+            return Err("the fake device failed".into());
+        }
+        let from = if all_positions { 0 } else { tokens.len() - 1 };
+        let rows = (from..tokens.len()).flat_map(|i| logits(tokens[i], self.seen + i, self.path)).collect();
+        self.seen += tokens.len();
+        assert!(self.seen <= self.context);
+        Ok(rows)
+    }
+}
+
+/// Each byte is a token.
+pub struct Bytes;
+
+impl TextCodec for Bytes {
+    fn encode(&self, text: &str) -> Result<Vec<u32>, BoxError> {
+        Ok(text.bytes().map(u32::from).collect())
+    }
+
+    fn decode(&self, tokens: &[u32]) -> Result<String, BoxError> {
+        let mut stream = self.stream(&[]);
+        let text: Result<String, BoxError> = tokens.iter().map(|&token| stream.push(token)).collect();
+        Ok(text? + &stream.finish())
+    }
+
+    fn token_text(&self, token: u32) -> String {
+        match u8::try_from(token) {
+            Ok(byte) => String::from_utf8_lossy(&[byte]).into_owned(),
+            Err(_) if token == END => "<|end|>".into(),
+            Err(_) => String::new(),
+        }
+    }
+
+    fn stream(&self, after: &[u32]) -> Box<dyn TextStream> {
+        let mut stream = ByteStream::default();
+        for &token in after {
+            let _ = stream.push(token);
+        }
+        Box::new(stream)
+    }
+
+    fn end_of_text(&self) -> u32 {
+        END
+    }
+
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+
+    fn info(&self) -> TokenizerInfo {
+        TokenizerInfo { class: "PreTrainedTokenizerFast".into(), end_of_text: "<|end|>".into() }
+    }
+}
+
+#[derive(Default)]
+struct ByteStream {
+    held: Vec<u8>,
+}
+
+impl TextStream for ByteStream {
+    fn push(&mut self, token: u32) -> Result<String, BoxError> {
+        match u8::try_from(token) {
+            Ok(byte) => self.held.push(byte),
+            Err(_) if token == END => {}
+            Err(_) => return Err(format!("token {token} is not in the vocabulary").into()),
+        }
+        Ok(match std::str::from_utf8(&self.held) {
+            Err(error) if error.error_len().is_none() => String::new(),
+            _ => self.finish(),
+        })
+    }
+
+    fn finish(&mut self) -> String {
+        String::from_utf8_lossy(&std::mem::take(&mut self.held)).into_owned()
+    }
+}
