@@ -15,6 +15,7 @@ use crate::{JoinToken, NetError};
 
 /// Certificates hold from this long before they are issued, for machines whose clock is slow.
 const CLOCK_SLACK: Duration = Duration::from_secs(3600);
+/// How long an authority holds, and so the longest that anything it issues can.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
 const RUN_LINE: &str = "dipaco run: ";
 
@@ -38,6 +39,13 @@ pub struct ServerIdentity {
     pub(crate) reset_secret: [u8; 32],
 }
 
+/// A certificate that the authority signed, with its private key (both DER).
+struct Leaf {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    expires: SystemTime,
+}
+
 impl std::fmt::Debug for RunAuthority {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RunAuthority").field("run_id", &self.run_id).finish_non_exhaustive()
@@ -57,7 +65,7 @@ impl RunAuthority {
     /// [`NetError::Setting`] for a run id that is not 1 to 64 letters, digits, `-`, `_` or `.`.
     pub fn create(run_id: &str, now: SystemTime) -> Result<Self, NetError> {
         let mut params = authority_params(run_id)?;
-        set_validity(&mut params, now, AUTHORITY_LIFETIME);
+        set_validity(&mut params, now, AUTHORITY_LIFETIME)?;
         let key = KeyPair::generate().map_err(failed("make the run's key"))?;
         let certificate = params.self_signed(&key).map_err(failed("make the run's certificate"))?;
         Ok(Self {
@@ -118,10 +126,10 @@ impl RunAuthority {
     /// The identity of the run's coordinator.
     ///
     /// # Errors
-    /// [`NetError::Identity`] when the certificate can't be made.
+    /// [`NetError::Setting`] for a lifetime over ten years, [`NetError::Identity`] when the certificate can't be made.
     pub fn server(&self, now: SystemTime, lifetime: Duration) -> Result<ServerIdentity, NetError> {
         let usage = ExtendedKeyUsagePurpose::ServerAuth;
-        let (certificate, key) = self.leaf(COORDINATOR_NAME, usage, now, lifetime)?;
+        let Leaf { certificate, key, .. } = self.leaf(COORDINATOR_NAME, usage, now, lifetime)?;
         Ok(ServerIdentity {
             run_id: self.run_id.clone(),
             authority: self.certificate.to_vec(),
@@ -139,7 +147,8 @@ impl RunAuthority {
     /// Several processes may use the same token.
     ///
     /// # Errors
-    /// [`NetError::Setting`] for a role or name that is not 1 to 40 lower-case letters, digits or `-`.
+    /// [`NetError::Setting`] for a role or name that is not 1 to 40 lower-case letters, digits or `-`, and for
+    /// a lifetime over ten years.
     pub fn issue(
         &self,
         role: &str,
@@ -150,8 +159,7 @@ impl RunAuthority {
     ) -> Result<JoinToken, NetError> {
         let usage = ExtendedKeyUsagePurpose::ClientAuth;
         let subject = tls::peer_name(role, name)?;
-        let (certificate, key) = self.leaf(&subject, usage, now, lifetime)?;
-        let expires = now + lifetime;
+        let Leaf { certificate, key, expires } = self.leaf(&subject, usage, now, lifetime)?;
         Ok(JoinToken {
             run_id: self.run_id.clone(),
             addresses,
@@ -168,17 +176,17 @@ impl RunAuthority {
         usage: ExtendedKeyUsagePurpose,
         now: SystemTime,
         lifetime: Duration,
-    ) -> Result<(Vec<u8>, Vec<u8>), NetError> {
+    ) -> Result<Leaf, NetError> {
         let mut params =
             CertificateParams::new(vec![name.to_owned()]).map_err(failed("name a certificate"))?;
         params.distinguished_name.push(DnType::CommonName, name);
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![usage];
-        set_validity(&mut params, now, lifetime);
+        let expires = set_validity(&mut params, now, lifetime)?;
         let key = KeyPair::generate().map_err(failed("make a key"))?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(failed("sign a certificate"))?;
-        Ok((certificate.der().to_vec(), key.serialize_der()))
+        Ok(Leaf { certificate: certificate.der().to_vec(), key: key.serialize_der(), expires })
     }
 }
 
@@ -200,9 +208,28 @@ fn authority_params(run_id: &str) -> Result<CertificateParams, NetError> {
     Ok(params)
 }
 
-fn set_validity(params: &mut CertificateParams, now: SystemTime, lifetime: Duration) {
-    params.not_before = OffsetDateTime::from(now.checked_sub(CLOCK_SLACK).unwrap_or(now));
-    params.not_after = OffsetDateTime::from(now + lifetime);
+/// Returns the end of the validity.
+fn set_validity(
+    params: &mut CertificateParams,
+    now: SystemTime,
+    lifetime: Duration,
+) -> Result<SystemTime, NetError> {
+    let wrong = |what, value: String, reason| NetError::Setting { what, value, reason };
+    if lifetime > AUTHORITY_LIFETIME {
+        let value = format!("{} s", lifetime.as_secs());
+        return Err(wrong("lifetime", value, "the run's authority itself holds for ten years"));
+    }
+    // Calendar dates end with the year 9999.
+    let since_1970 = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    if since_1970 > Duration::from_secs(200_000_000_000) {
+        let value = format!("{} s after 1970", since_1970.as_secs());
+        return Err(wrong("time", value, "check this machine's clock"));
+    }
+    let expires = SystemTime::UNIX_EPOCH + since_1970 + lifetime;
+    let starts = SystemTime::UNIX_EPOCH + since_1970.saturating_sub(CLOCK_SLACK);
+    params.not_before = OffsetDateTime::from(starts);
+    params.not_after = OffsetDateTime::from(expires);
+    Ok(expires)
 }
 
 fn failed(what: &'static str) -> impl Fn(rcgen::Error) -> NetError {

@@ -44,6 +44,7 @@
 mod authority;
 mod client;
 mod error;
+mod exchange;
 mod limits;
 mod server;
 mod tls;
@@ -55,8 +56,9 @@ mod wire;
 pub use authority::{RunAuthority, ServerIdentity};
 pub use client::Client;
 pub use error::NetError;
+pub use exchange::Exchange;
 pub use limits::Limits;
-pub use server::{Exchange, Peer, Server};
+pub use server::{Peer, Server};
 pub use tls::{COORDINATOR_NAME, PROTOCOL};
 pub use token::JoinToken;
 pub use traffic::Traffic;

@@ -56,21 +56,19 @@ impl Limits {
     /// # Errors
     /// [`NetError::Setting`] with the name of the value that can't.
     pub fn check(&self) -> Result<(), NetError> {
-        let positive = [
+        let counts = [
             ("max_header_bytes", u64::from(self.max_header_bytes)),
-            ("max_peers", self.max_peers as u64),
-            ("max_handshakes", self.max_handshakes as u64),
+            ("max_peers", u64::try_from(self.max_peers).unwrap_or(u64::MAX)),
+            ("max_handshakes", u64::try_from(self.max_handshakes).unwrap_or(u64::MAX)),
             ("max_exchanges_per_peer", self.max_exchanges_per_peer.into()),
             ("stream_window_bytes", self.stream_window_bytes.into()),
             ("connection_window_bytes", self.connection_window_bytes.into()),
         ];
-        for (what, value) in positive {
-            if value == 0 {
-                return Err(NetError::Setting {
-                    what,
-                    value: value.to_string(),
-                    reason: "it must be positive",
-                });
+        for (what, value) in counts {
+            // More would not be a bound any more.
+            if !(1..1 << 30).contains(&value) {
+                let reason = "it must be positive and below 2^30";
+                return Err(NetError::Setting { what, value: value.to_string(), reason });
             }
         }
         if self.idle_timeout <= self.keep_alive {

@@ -295,6 +295,7 @@ async fn limits_that_can_not_work_are_refused() {
     let identity = RunAuthority::create("run", now).unwrap().server(now, DAY).unwrap();
     for limits in [
         Limits { max_exchanges_per_peer: 0, ..Limits::default() },
+        Limits { max_peers: usize::MAX, ..Limits::default() },
         Limits { keep_alive: Duration::from_secs(20), ..Limits::default() },
     ] {
         let result = Server::bind(loopback(), &identity, limits);

@@ -119,6 +119,16 @@ fn run_ids_that_a_certificate_can_not_hold_are_refused() {
     }
 }
 
+#[test]
+fn times_that_no_certificate_can_hold_are_refused() {
+    let authority = RunAuthority::create("run", now()).unwrap();
+    let error = authority.issue("worker", "a", vec![], now(), Duration::MAX).unwrap_err();
+    assert!(matches!(error, NetError::Setting { what: "lifetime", .. }), "{error}");
+    let far = SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 40);
+    assert!(matches!(authority.server(far, DAY), Err(NetError::Setting { what: "time", .. })));
+    authority.issue("worker", "a", vec![], SystemTime::UNIX_EPOCH, DAY).unwrap();
+}
+
 proptest! {
     #[test]
     fn arbitrary_text_is_no_token_and_no_authority(text in "\\PC{0,200}") {

@@ -1,7 +1,7 @@
 //! From an address to an object store.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use object_store::ObjectStore;
@@ -34,12 +34,16 @@ pub(crate) enum Open {
     Create,
 }
 
-/// The object store at `address`, and the address as messages show it.
-pub(crate) fn resolve(
-    address: &str,
-    options: &StoreOptions,
-    open: Open,
-) -> Result<(Arc<dyn ObjectStore>, String), StoreError> {
+/// An object store at an address.
+pub(crate) struct Resolved {
+    pub(crate) objects: Arc<dyn ObjectStore>,
+    /// The address as messages show it.
+    pub(crate) address: String,
+    /// The directory, when it is one.
+    pub(crate) directory: Option<PathBuf>,
+}
+
+pub(crate) fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Resolved, StoreError> {
     let wrong = |reason: &str| StoreError::Address { address: address.to_owned(), reason: reason.to_owned() };
     if address.is_empty() {
         return Err(wrong("it is empty"));
@@ -58,16 +62,12 @@ pub(crate) fn resolve(
     }
 }
 
-fn local(
-    path: PathBuf,
-    options: &StoreOptions,
-    open: Open,
-) -> Result<(Arc<dyn ObjectStore>, String), StoreError> {
+fn local(path: PathBuf, options: &StoreOptions, open: Open) -> Result<Resolved, StoreError> {
     let address = path.display().to_string();
     let unusable =
         |error: io::Error| StoreError::Address { address: address.clone(), reason: error.to_string() };
     if open == Open::Create {
-        create_directory(&path).map_err(unusable)?;
+        std::fs::create_dir_all(&path).map_err(unusable)?;
     }
     match path.metadata() {
         Ok(metadata) if metadata.is_dir() => {}
@@ -81,30 +81,19 @@ fn local(
     }
     let store = LocalFileSystem::new_with_prefix(&path)
         .map_err(|error| StoreError::Address { address: address.clone(), reason: error.to_string() })?;
-    Ok((Arc::new(store.with_fsync(options.durable)), address))
-}
-
-fn create_directory(path: &Path) -> io::Result<()> {
-    std::fs::create_dir_all(path)
+    Ok(Resolved { objects: Arc::new(store.with_fsync(options.durable)), address, directory: Some(path) })
 }
 
 #[cfg(feature = "cloud")]
-fn cloud(
-    address: &str,
-    url: &Url,
-    options: &StoreOptions,
-) -> Result<(Arc<dyn ObjectStore>, String), StoreError> {
+fn cloud(address: &str, url: &Url, options: &StoreOptions) -> Result<Resolved, StoreError> {
     let settings = options.settings.iter().map(|(key, value)| (key.as_str(), value.as_str()));
     let (store, prefix) = object_store::parse_url_opts(url, settings)
         .map_err(|error| StoreError::Address { address: address.to_owned(), reason: error.to_string() })?;
-    Ok((Arc::new(object_store::prefix::PrefixStore::new(store, prefix)), address.to_owned()))
+    let objects = Arc::new(object_store::prefix::PrefixStore::new(store, prefix));
+    Ok(Resolved { objects, address: address.to_owned(), directory: None })
 }
 
 #[cfg(not(feature = "cloud"))]
-fn cloud(
-    address: &str,
-    url: &Url,
-    _options: &StoreOptions,
-) -> Result<(Arc<dyn ObjectStore>, String), StoreError> {
+fn cloud(address: &str, url: &Url, _options: &StoreOptions) -> Result<Resolved, StoreError> {
     Err(StoreError::SchemeNotBuilt { address: address.to_owned(), scheme: url.scheme().to_owned() })
 }

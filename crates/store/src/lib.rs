@@ -1,4 +1,4 @@
-//! The run store: everything that a run keeps, at one address (`docs` of the workspace: "Run store").
+//! The run store: everything that a run keeps, at one address.
 //!
 //! *Objects* are immutable and named by what they are ([`names`]); [`RunStore::put`] publishes one atomically and
 //! returns an [`ObjectRef`] (name, BLAKE3 hash, length), and [`RunStore::get`] verifies both, so that a cut or damaged
@@ -36,6 +36,7 @@
 
 mod address;
 mod error;
+mod interrupted;
 mod manifest;
 pub mod names;
 mod object;

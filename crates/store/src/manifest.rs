@@ -128,14 +128,13 @@ impl RunStore {
         manifest: &M,
         expected: Sequence,
     ) -> Result<Sequence, StoreError> {
-        let sequence = expected.0 + 1;
+        let current = self.newest().await?;
+        let sequence = match expected.0.checked_add(1) {
+            Some(sequence) if current == expected.0 => sequence,
+            _ => return Err(self.conflict(expected, current)),
+        };
         let name = name(sequence);
         let content = encode(manifest, sequence).map_err(|source| self.payload_error::<M>(&name, source))?;
-
-        let current = self.newest().await?;
-        if current != expected.0 {
-            return Err(self.conflict(expected, current));
-        }
         let path = Path::from(name.as_str());
         match self.write(&path, content, PutMode::Create).await {
             Ok(()) => {}
@@ -149,11 +148,11 @@ impl RunStore {
         // out here: numbers are pruned only when they are this far behind.
         let sequences = self.sequences().await?;
         let newest = sequences.last().copied().unwrap_or(sequence);
-        if newest >= sequence + KEPT_MANIFESTS {
+        if newest >= sequence.saturating_add(KEPT_MANIFESTS) {
             self.remove(&path).await?;
             return Err(self.conflict(expected, newest));
         }
-        for old in sequences.into_iter().filter(|old| old + KEPT_MANIFESTS <= newest) {
+        for old in sequences.into_iter().filter(|old| old.saturating_add(KEPT_MANIFESTS) <= newest) {
             self.remove(&Path::from(self::name(old))).await?;
         }
         Ok(Sequence(sequence))

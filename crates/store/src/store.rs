@@ -8,7 +8,7 @@ use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
-use crate::address::{self, Open, StoreOptions};
+use crate::address::{self, Open, Resolved, StoreOptions};
 use crate::object::{self, ObjectRef};
 use crate::{StoreError, manifest};
 
@@ -26,6 +26,7 @@ pub struct StoredObject {
 pub struct RunStore {
     objects: Arc<dyn ObjectStore>,
     address: Arc<str>,
+    pub(crate) directory: Option<Arc<std::path::Path>>,
 }
 
 impl fmt::Debug for RunStore {
@@ -71,12 +72,16 @@ impl RunStore {
     /// A store that lives as long as its clones, for tests and simulations.
     #[must_use]
     pub fn in_memory() -> Self {
-        Self { objects: Arc::new(object_store::memory::InMemory::new()), address: "memory".into() }
+        Self {
+            objects: Arc::new(object_store::memory::InMemory::new()),
+            address: "memory".into(),
+            directory: None,
+        }
     }
 
     fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Self, StoreError> {
-        let (objects, address) = address::resolve(address, options, open)?;
-        Ok(Self { objects, address: address.into() })
+        let Resolved { objects, address, directory } = address::resolve(address, options, open)?;
+        Ok(Self { objects, address: address.into(), directory: directory.map(Into::into) })
     }
 
     /// The address, as messages show it.

@@ -98,7 +98,7 @@ async fn of_many_writers_exactly_one_wins_each_time() {
 #[tokio::test]
 async fn a_writer_that_lost_its_place_is_refused_however_far_behind_it_is() {
     let run = Run::with_rounds(30).await;
-    for stale in [0, 3, 25, 29, 31] {
+    for stale in [0, 3, 25, 29, 31, u64::MAX] {
         let error = run.store.replace(&progress(99), Sequence(stale)).await.unwrap_err();
         assert!(matches!(error, StoreError::Conflict { current: 30, .. }), "{error}");
     }

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use bytes::Bytes;
 use dipaco_store::{ObjectRef, RunStore, StoreError, StoreOptions, StoredObject, names};
@@ -97,6 +98,23 @@ async fn what_an_interrupted_put_leaves_is_not_visible_and_in_nobodys_way() {
     let reference = store.put("modules/0/3/1", "all of the weights".into()).await.unwrap();
     assert_eq!(store.get(&reference).await.unwrap(), "all of the weights");
     assert_eq!(store.list("modules").await.unwrap(), [StoredObject { name: reference.name, bytes: 18 }]);
+}
+
+#[tokio::test]
+async fn old_interrupted_writes_are_removed_and_nothing_else() {
+    let (directory, store) = directory();
+    let reference = store.put("modules/0/3/1", "weights".into()).await.unwrap();
+    for name in ["modules/0/3/2#1", "modules/0/3/2#17", "manifest#1", "notes#a", "#"] {
+        fs::write(file(&directory, name), "half").unwrap();
+    }
+    let started = fs::metadata(file(&directory, "notes#a")).unwrap().modified().unwrap();
+    let hour = Duration::from_secs(3600);
+    assert_eq!(store.remove_interrupted(started - hour).await.unwrap(), 0);
+    assert_eq!(store.remove_interrupted(started + hour).await.unwrap(), 12);
+    assert_eq!(store.get(&reference).await.unwrap(), "weights");
+    assert!(file(&directory, "notes#a").exists() && file(&directory, "#").exists());
+    assert!(!file(&directory, "modules/0/3/2#1").exists());
+    assert_eq!(RunStore::in_memory().remove_interrupted(started).await.unwrap(), 0);
 }
 
 #[tokio::test]
