@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use dipaco_model::*;
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
+use proptest::prelude::*;
 use serde_json::Value;
 
 const BATCH: usize = 2;
@@ -36,7 +37,8 @@ fn two_levels() -> Topology {
         embedding: rest,
         head: rest,
     };
-    Topology::new(&TopologyConfig { replicas: 1, levels: vec![level("0", true), level("1", false)] }, 2).unwrap()
+    Topology::new(&TopologyConfig { replicas: 1, levels: vec![level("0", true), level("1", false)] }, 2)
+        .unwrap()
 }
 
 /// The numbers of `fixtures/llama.py`.
@@ -108,7 +110,8 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
         assert_eq!(gradients.len(), path.specs().len());
 
         let tokens = tokens();
-        let logits = tokens.chunks(TIME).flat_map(|row| path.decode(row, &mut path.new_cache(), true).unwrap());
+        let logits =
+            tokens.chunks(TIME).flat_map(|row| path.decode(row, &mut path.new_cache(), true).unwrap());
         assert_close(logits, &floats(&expected["logits"]), 1e-5, "logits");
     }
 }
@@ -149,7 +152,10 @@ fn a_cache_that_is_full_or_refused_stays_usable() {
     path.decode(&[1; 30], &mut cache, false).unwrap();
     let error = path.decode(&[1; 3], &mut cache, false).unwrap_err();
     assert!(matches!(error, ModelError::Context { positions: 33, context: 32 }));
-    assert!(matches!(path.decode(&[64], &mut cache, false), Err(ModelError::Token { token: 64, vocabulary: 64 })));
+    assert!(matches!(
+        path.decode(&[64], &mut cache, false),
+        Err(ModelError::Token { token: 64, vocabulary: 64 })
+    ));
     assert!(path.decode(&[], &mut cache, false).is_err());
     assert_eq!(cache.len(), 30);
     let first = path.decode(&[2, 3], &mut cache, false).unwrap();
@@ -183,7 +189,8 @@ fn a_training_step_has_the_same_bits_for_any_number_of_threads() {
     };
     let weights = init(&config, 3).unwrap();
     let tokens: Vec<u32> = (0..800).map(|i| (i * i * 31 + i * 17) % 1000).collect();
-    let targets: Vec<u32> = tokens.iter().map(|t| if t % 9 == 0 { IGNORE } else { (t * 7 + 3) % 1000 }).collect();
+    let targets: Vec<u32> =
+        tokens.iter().map(|t| if t % 9 == 0 { IGNORE } else { (t * 7 + 3) % 1000 }).collect();
     let run = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
@@ -194,7 +201,9 @@ fn a_training_step_has_the_same_bits_for_any_number_of_threads() {
             gradients.for_each(|_, g| bits.extend(g.iter().map(|x| x.to_bits()))).unwrap();
             bits.extend(path.token_log_probs(&tokens, &targets, 8).unwrap().iter().map(|x| x.to_bits()));
             bits.extend(path.features(&tokens, &[32; 8], 8).unwrap().iter().map(|x| x.to_bits()));
-            bits.extend(path.decode(&tokens[..90], &mut path.new_cache(), false).unwrap().iter().map(|x| x.to_bits()));
+            bits.extend(
+                path.decode(&tokens[..90], &mut path.new_cache(), false).unwrap().iter().map(|x| x.to_bits()),
+            );
             bits
         })
     };
@@ -244,7 +253,9 @@ fn features_are_of_the_first_tokens_only() {
     assert_eq!(features, path.features(&tokens, &lengths, BATCH).unwrap(), "padding changes nothing");
     let alone = path.features(&tokens[TIME..TIME + 5], &[5], 1).unwrap();
     assert!(features[32..].iter().zip(&alone).all(|(a, b)| (a - b).abs() < 1e-5));
-    assert!(path.features(&tokens, &[13, 5], BATCH).is_err() && path.features(&tokens, &[0, 5], BATCH).is_err());
+    assert!(
+        path.features(&tokens, &[13, 5], BATCH).is_err() && path.features(&tokens, &[0, 5], BATCH).is_err()
+    );
 }
 
 #[test]
@@ -255,11 +266,16 @@ fn initial_weights_follow_the_seed_and_the_recipe() {
     assert_ne!(weights, init(&config, 2).unwrap());
     for (spec, values) in weights.tensors() {
         let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / values.len() as f64;
-        let std = (values.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / values.len() as f64).sqrt();
+        let std =
+            (values.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / values.len() as f64).sqrt();
         let residual = spec.name.contains("o_proj") || spec.name.contains("down_proj");
         let expected = if residual { 0.01 } else { 0.02 };
         match spec.decay {
-            true => assert!((std / expected - 1.0).abs() < 0.05 && mean.abs() < 0.001, "{}: {mean} {std}", spec.name),
+            true => assert!(
+                (std / expected - 1.0).abs() < 0.05 && mean.abs() < 0.001,
+                "{}: {mean} {std}",
+                spec.name
+            ),
             false => assert!(values.iter().all(|&x| x == 1.0), "{}", spec.name),
         }
     }
@@ -279,7 +295,10 @@ fn modules_are_cut_and_put_together_without_loss() {
         assert_eq!(modules[1].specs.len(), 9);
         assert_eq!(join(&config, &two_levels(), &modules).unwrap(), path);
         let swapped = [modules[1].clone(), modules[0].clone()];
-        assert!(join(&config, &two_levels(), &swapped).is_err() && join(&config, &two_levels(), &modules[..1]).is_err());
+        assert!(
+            join(&config, &two_levels(), &swapped).is_err()
+                && join(&config, &two_levels(), &modules[..1]).is_err()
+        );
     }
     assert_eq!(two_levels().modules_of(PathId(1)).len(), 2);
 }
@@ -296,7 +315,8 @@ fn safetensors_keep_every_bit_and_refuse_what_does_not_fit() {
     let error = ModuleWeights::from_safetensors(&bytes, other).unwrap_err().to_string();
     assert!(error.contains("model.layers.1."), "{error}");
     let wide = ModelConfig { ffn_size: 64, ..config.clone() };
-    let error = ModuleWeights::from_safetensors(&bytes, level_specs(&wide, &two_levels(), 1).into()).unwrap_err();
+    let error =
+        ModuleWeights::from_safetensors(&bytes, level_specs(&wide, &two_levels(), 1).into()).unwrap_err();
     assert!(error.to_string().contains("[48, 32] in the file, but the model has [64, 32]"), "{error}");
     for cut in [0, 7, 100, bytes.len() - 1] {
         assert!(ModuleWeights::from_safetensors(&bytes[..cut], module.specs.clone()).is_err());
@@ -336,8 +356,18 @@ fn configurations_that_do_not_fit_are_named() {
         &TopologyConfig {
             replicas: 1,
             levels: vec![
-                LevelConfig { modules: Modules::Count(1), blocks: "0..2".into(), embedding: true, head: false },
-                LevelConfig { modules: Modules::Count(2), blocks: String::new(), embedding: false, head: true },
+                LevelConfig {
+                    modules: Modules::Count(1),
+                    blocks: "0..2".into(),
+                    embedding: true,
+                    head: false,
+                },
+                LevelConfig {
+                    modules: Modules::Count(2),
+                    blocks: String::new(),
+                    embedding: false,
+                    head: true,
+                },
             ],
         },
         2,
@@ -358,9 +388,24 @@ fn batches_that_do_not_fit_are_refused() {
     assert!(matches!(path.loss(&[1; 5], &[1; 5], 2), Err(ModelError::Batch { .. })));
     assert!(matches!(path.loss(&[1; 4], &[1; 5], 2), Err(ModelError::Batch { .. })));
     assert!(matches!(path.loss(&[], &[], 0), Err(ModelError::Batch { .. })));
-    assert!(matches!(path.loss(&[1; 33], &[1; 33], 1), Err(ModelError::Context { positions: 33, context: 32 })));
+    assert!(matches!(
+        path.loss(&[1; 33], &[1; 33], 1),
+        Err(ModelError::Context { positions: 33, context: 32 })
+    ));
     assert!(matches!(path.loss(&[70], &[1], 1), Err(ModelError::Token { token: 70, .. })));
     assert!(path.loss(&[1], &[64], 1).is_err());
     let none = path.loss(&[1; 4], &[IGNORE; 4], 1).unwrap();
     assert_eq!((none.counted, none.value().unwrap()), (0, 0.0));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300), at in 0usize..200) {
+        let config = config(false);
+        let specs: Arc<[TensorSpec]> = path_specs(&config).into();
+        prop_assert!(ModuleWeights::from_safetensors(&bytes, specs.clone()).is_err());
+        let mut damaged = weights(&config).to_safetensors(BTreeMap::new()).unwrap();
+        damaged[at] ^= 1 << (bytes.len() % 8);
+        let _ = ModuleWeights::from_safetensors(&damaged, specs);
+    }
 }

@@ -53,9 +53,17 @@ fn nesterov_is_pytorchs() {
 fn nesterov_in_sequence_moves_as_in_the_paper() {
     let (mut theta, mut momentum) = ([0.0], [0.37]);
     for _ in 0..4 {
-        nesterov_step(&mut theta, &[1.3], &mut momentum, &NesterovConfig { learning_rate: 1.0, momentum: 0.9 });
+        nesterov_step(
+            &mut theta,
+            &[1.3],
+            &mut momentum,
+            &NesterovConfig { learning_rate: 1.0, momentum: 0.9 },
+        );
     }
-    assert!((theta[0] + 16.817_998).abs() < 1e-5 && (momentum[0] - 4.713_457).abs() < 1e-6, "{theta:?} {momentum:?}");
+    assert!(
+        (theta[0] + 16.817_998).abs() < 1e-5 && (momentum[0] - 4.713_457).abs() < 1e-6,
+        "{theta:?} {momentum:?}"
+    );
 }
 
 #[test]
@@ -75,7 +83,10 @@ fn delayed_nesterov_is_one_step_per_window() {
     for g in [0.3, -0.2, 0.9, 0.5] {
         delayed_nesterov_step(&mut theta, &[g], &mut state, &config);
     }
-    assert!((theta[0] + 1.0122).abs() < 1e-6 && (state.momentum[0] - 0.708).abs() < 1e-6, "{theta:?} {state:?}");
+    assert!(
+        (theta[0] + 1.0122).abs() < 1e-6 && (state.momentum[0] - 0.708).abs() < 1e-6,
+        "{theta:?} {state:?}"
+    );
     assert_eq!(state.buffer, [0.0]);
 
     let (mut once, mut momentum) = ([0.0], [0.37]);
@@ -87,7 +98,9 @@ fn delayed_nesterov_is_one_step_per_window() {
 fn the_rate_warms_up_and_falls_to_its_last_value() {
     let config = ScheduleConfig { warmup_steps: 10, final_fraction: 0.1 };
     let rate = |step| learning_rate(step, 111, 4e-4, &config);
-    assert!((rate(0) - 4e-5).abs() < 1e-12 && (rate(9) - 4e-4).abs() < 1e-12 && (rate(10) - 4e-4).abs() < 1e-12);
+    assert!(
+        (rate(0) - 4e-5).abs() < 1e-12 && (rate(9) - 4e-4).abs() < 1e-12 && (rate(10) - 4e-4).abs() < 1e-12
+    );
     assert!((rate(60) - 2.2e-4).abs() < 1e-12, "halfway it is the mean of both ends");
     assert!((rate(110) - 4e-5).abs() < 1e-12 && (rate(10_000) - 4e-5).abs() < 1e-12);
     assert!((10..110).all(|step| rate(step) > rate(step + 1)));
