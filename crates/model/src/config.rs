@@ -77,14 +77,19 @@ impl ModelConfig {
             }
         }
         if self.vocab_size > 1 << 24 {
-            return error("model.vocab_size", format!("is {}: it must be at most {}", self.vocab_size, 1 << 24));
+            return error(
+                "model.vocab_size",
+                format!("is {}: it must be at most {}", self.vocab_size, 1 << 24),
+            );
         }
         if self.head_dim % 2 != 0 {
-            let problem = format!("is {}: it must be even, as rotary positions turn pairs of elements", self.head_dim);
+            let problem =
+                format!("is {}: it must be even, as rotary positions turn pairs of elements", self.head_dim);
             return error("model.head_dim", problem);
         }
         if self.heads * self.head_dim > LARGEST {
-            let problem = format!("are {} × {}: their product must be at most {LARGEST}", self.heads, self.head_dim);
+            let problem =
+                format!("are {} × {}: their product must be at most {LARGEST}", self.heads, self.head_dim);
             return error("model.heads × model.head_dim", problem);
         }
         let numbers = [
@@ -115,7 +120,8 @@ impl ModelConfig {
         if topology.level_of(Part::Block(self.blocks.saturating_sub(1))).is_none()
             || topology.level_of(Part::Block(self.blocks)).is_some()
         {
-            let problem = format!("is {}, but the topology was made for another number of blocks", self.blocks);
+            let problem =
+                format!("is {}, but the topology was made for another number of blocks", self.blocks);
             return Err(ModelError::Config { key: "model.blocks", problem });
         }
         Ok(())

@@ -18,7 +18,12 @@ impl Path {
     /// # Errors
     /// When there are no tokens, the context is exceeded, an id is not in the vocabulary, or the cache was made by a
     /// path of another shape.
-    pub fn decode(&self, tokens: &[u32], cache: &mut KvCache, all_positions: bool) -> Result<Vec<f32>, ModelError> {
+    pub fn decode(
+        &self,
+        tokens: &[u32],
+        cache: &mut KvCache,
+        all_positions: bool,
+    ) -> Result<Vec<f32>, ModelError> {
         let config = &*self.config;
         let (width, attention, start) = (config.hidden_size, config.attention_size(), cache.len());
         self.check_decode(tokens, cache)?;
@@ -116,7 +121,12 @@ impl Scratch {
     }
 }
 
-fn project(x: &[f32], weight: &Tensor, y: &mut [f32], sizes: (usize, usize, usize)) -> Result<(), ModelError> {
+fn project(
+    x: &[f32],
+    weight: &Tensor,
+    y: &mut [f32],
+    sizes: (usize, usize, usize),
+) -> Result<(), ModelError> {
     Ok(with_slice(weight, |weight| kernel::linear(x, weight, y, sizes))?)
 }
 

@@ -33,7 +33,9 @@ pub enum ModelError {
     #[error("the weights are not a valid safetensors file")]
     Safetensors(#[from] safetensors::SafeTensorError),
     /// More positions than the model has.
-    #[error("{positions} positions do not fit the context of {context}: shorten the input or raise model.context")]
+    #[error(
+        "{positions} positions do not fit the context of {context}: shorten the input or raise model.context"
+    )]
     Context {
         /// The positions asked for, those already in the cache included.
         positions: usize,
@@ -41,7 +43,9 @@ pub enum ModelError {
         context: usize,
     },
     /// A token id that the model does not have.
-    #[error("token id {token} is not in the vocabulary of {vocabulary} entries: was the text encoded by another tokenizer?")]
+    #[error(
+        "token id {token} is not in the vocabulary of {vocabulary} entries: was the text encoded by another tokenizer?"
+    )]
     Token {
         /// The id.
         token: u32,

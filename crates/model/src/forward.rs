@@ -42,7 +42,12 @@ impl Path {
     ///
     /// # Errors
     /// As [`Path::loss`].
-    pub fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, ModelError> {
+    pub fn token_log_probs(
+        &self,
+        tokens: &[u32],
+        targets: &[u32],
+        batch: usize,
+    ) -> Result<Vec<f32>, ModelError> {
         self.check_batch(tokens, batch)?;
         self.check_targets(tokens, targets)?;
         let x = self.detached().normed(tokens, batch)?;
@@ -74,7 +79,10 @@ impl Path {
                 for position in x.chunks_exact(width).take(length) {
                     sums.iter_mut().zip(position).for_each(|(sum, &value)| *sum += f64::from(value));
                 }
-                features.iter_mut().zip(sums).for_each(|(feature, sum)| *feature = (sum / length as f64) as f32);
+                features
+                    .iter_mut()
+                    .zip(sums)
+                    .for_each(|(feature, sum)| *feature = (sum / length as f64) as f32);
             }
             features
         };

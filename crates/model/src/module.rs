@@ -20,7 +20,8 @@ impl Module {
     /// When the weights do not fit their specs, or the device has no room.
     pub fn load(weights: &ModuleWeights, device: &Device) -> Result<Self, ModelError> {
         weights.check()?;
-        let tensor = |(spec, values): (&TensorSpec, &[f32])| Tensor::from_slice(values, spec.shape.as_slice(), device);
+        let tensor =
+            |(spec, values): (&TensorSpec, &[f32])| Tensor::from_slice(values, spec.shape.as_slice(), device);
         let tensors = weights.tensors().map(tensor).collect::<Result<_, _>>()?;
         Ok(Self { specs: weights.specs.clone(), tensors })
     }

@@ -40,7 +40,11 @@ impl Path {
     ///
     /// # Errors
     /// When the configuration is incomplete, the topology does not fit it, or a module is not of its level.
-    pub fn compose(config: &ModelConfig, topology: &Topology, modules: &[Arc<Module>]) -> Result<Self, ModelError> {
+    pub fn compose(
+        config: &ModelConfig,
+        topology: &Topology,
+        modules: &[Arc<Module>],
+    ) -> Result<Self, ModelError> {
         config.check_complete()?;
         let module_specs: Vec<&[TensorSpec]> = modules.iter().map(|module| &**module.specs()).collect();
         let places = places(config, topology, &module_specs)?;
@@ -107,7 +111,9 @@ impl Path {
     ) -> Result<(), ModelError> {
         let tensors = self.specs.iter().zip(&self.tensors).zip(gradients.tensors());
         for (index, ((spec, tensor), gradient)) in tensors.enumerate() {
-            dipaco_ops::update_in_place(tensor, gradient, |values, gradient| f(index, spec, values, gradient))?;
+            dipaco_ops::update_in_place(tensor, gradient, |values, gradient| {
+                f(index, spec, values, gradient)
+            })?;
         }
         Ok(())
     }
@@ -144,6 +150,10 @@ impl Path {
 
     /// The output projection: the embedding when tied.
     pub(crate) fn head(&self) -> &Tensor {
-        if self.config.tie_embeddings { &self.tensors[0] } else { &self.tensors[2 + self.config.blocks * PER_BLOCK] }
+        if self.config.tie_embeddings {
+            &self.tensors[0]
+        } else {
+            &self.tensors[2 + self.config.blocks * PER_BLOCK]
+        }
     }
 }

@@ -32,7 +32,12 @@ pub(crate) const PER_BLOCK: usize = 9;
 #[must_use]
 pub fn path_specs(config: &ModelConfig) -> Vec<TensorSpec> {
     let (d, a, f, v) = (config.hidden_size, config.attention_size(), config.ffn_size, config.vocab_size);
-    let matrix = |name: String, rows, columns, part| TensorSpec { name, shape: vec![rows, columns], part, decay: true };
+    let matrix = |name: String, rows, columns, part| TensorSpec {
+        name,
+        shape: vec![rows, columns],
+        part,
+        decay: true,
+    };
     let norm = |name: String, part| TensorSpec { name, shape: vec![d], part, decay: false };
     let mut specs = vec![matrix("model.embed_tokens.weight".into(), v, d, Part::Embedding)];
     for i in 0..config.blocks {

@@ -8,7 +8,11 @@ use crate::{ModelConfig, ModelError, ModuleWeights, TensorSpec, level_specs, pat
 ///
 /// # Errors
 /// When the weights are not those of a path of this configuration, or the topology does not fit it.
-pub fn split(config: &ModelConfig, topology: &Topology, path: &ModuleWeights) -> Result<Vec<ModuleWeights>, ModelError> {
+pub fn split(
+    config: &ModelConfig,
+    topology: &Topology,
+    path: &ModuleWeights,
+) -> Result<Vec<ModuleWeights>, ModelError> {
     config.check_topology(topology)?;
     path.check()?;
     require_specs(&path.specs, &path_specs(config))?;
@@ -25,7 +29,11 @@ pub fn split(config: &ModelConfig, topology: &Topology, path: &ModuleWeights) ->
 ///
 /// # Errors
 /// When there is not one module per level, or a module is not of its level.
-pub fn join(config: &ModelConfig, topology: &Topology, modules: &[ModuleWeights]) -> Result<ModuleWeights, ModelError> {
+pub fn join(
+    config: &ModelConfig,
+    topology: &Topology,
+    modules: &[ModuleWeights],
+) -> Result<ModuleWeights, ModelError> {
     let specs: Vec<&[TensorSpec]> = modules.iter().map(|module| &*module.specs).collect();
     let places = places(config, topology, &specs)?;
     let mut tensors = Vec::with_capacity(modules.len());
@@ -55,7 +63,9 @@ pub(crate) fn places(
         let mut places = modules.iter().enumerate().filter_map(|(level, specs)| {
             specs.iter().position(|own| own.name == spec.name).map(|index| (level, index))
         });
-        places.next().ok_or_else(|| ModelError::Compose { problem: format!("no level holds `{}`", spec.name) })
+        places
+            .next()
+            .ok_or_else(|| ModelError::Compose { problem: format!("no level holds `{}`", spec.name) })
     };
     path_specs(config).iter().map(place).collect()
 }
@@ -64,7 +74,8 @@ pub(crate) fn places(
 pub(crate) fn require_specs(found: &[TensorSpec], expected: &[TensorSpec]) -> Result<(), ModelError> {
     for (found, expected) in found.iter().zip(expected) {
         if found != expected {
-            let problem = format!("expected `{}` {:?} here, found {:?}", expected.name, expected.shape, found.shape);
+            let problem =
+                format!("expected `{}` {:?} here, found {:?}", expected.name, expected.shape, found.shape);
             return Err(ModelError::Weights { tensor: found.name.clone(), problem });
         }
     }

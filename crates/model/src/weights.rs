@@ -55,7 +55,8 @@ impl ModuleWeights {
     /// When the number of values does not fit the specs.
     pub fn to_safetensors(&self, metadata: BTreeMap<String, String>) -> Result<Vec<u8>, ModelError> {
         self.check()?;
-        let views = self.tensors().map(|(spec, values)| (spec.name.as_str(), Floats { shape: &spec.shape, values }));
+        let views =
+            self.tensors().map(|(spec, values)| (spec.name.as_str(), Floats { shape: &spec.shape, values }));
         let metadata = (!metadata.is_empty()).then(|| metadata.into_iter().collect());
         Ok(safetensors::serialize(views, metadata)?)
     }
@@ -66,7 +67,8 @@ impl ModuleWeights {
     /// When the bytes are damaged, or a tensor is missing, unknown, of another shape or not f32.
     pub fn from_safetensors(bytes: &[u8], specs: Arc<[TensorSpec]>) -> Result<Self, ModelError> {
         let file = SafeTensors::deserialize(bytes)?;
-        let wrong = |tensor: &str, problem: String| ModelError::Weights { tensor: tensor.to_owned(), problem };
+        let wrong =
+            |tensor: &str, problem: String| ModelError::Weights { tensor: tensor.to_owned(), problem };
         for name in file.names() {
             if !specs.iter().any(|spec| spec.name == name) {
                 return Err(wrong(name, "the file has it, but a module of this shape does not".into()));
@@ -79,10 +81,14 @@ impl ModuleWeights {
                 return Err(wrong(&spec.name, "is missing from the file".into()));
             };
             if view.dtype() != Dtype::F32 {
-                return Err(wrong(&spec.name, format!("is {:?} in the file: only F32 is read", view.dtype())));
+                return Err(wrong(
+                    &spec.name,
+                    format!("is {:?} in the file: only F32 is read", view.dtype()),
+                ));
             }
             if view.shape() != spec.shape {
-                let problem = format!("is {:?} in the file, but the model has {:?}", view.shape(), spec.shape);
+                let problem =
+                    format!("is {:?} in the file, but the model has {:?}", view.shape(), spec.shape);
                 return Err(wrong(&spec.name, problem));
             }
             let (numbers, _) = view.data().as_chunks::<4>();

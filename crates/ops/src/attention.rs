@@ -69,7 +69,9 @@ pub fn attend(q: &[f32], past: KeyValues<'_>, y: &mut [f32]) {
     }
     let heads: Vec<(Vec<f32>, Vec<f32>)> = (0..heads)
         .into_par_iter()
-        .map(|head| forward(sizes, &q[head * head_dim..], &keys[head * head_dim..], &values[head * head_dim..]))
+        .map(|head| {
+            forward(sizes, &q[head * head_dim..], &keys[head * head_dim..], &values[head * head_dim..])
+        })
         .collect();
     for (head, (result, _)) in heads.iter().enumerate() {
         place(result, y, head * head_dim, head_dim, row);
@@ -141,7 +143,18 @@ fn forward(sizes: Sizes, q: &[f32], k: &[f32], v: &[f32]) -> (Vec<f32>, Vec<f32>
         let scores = &mut scores[..count * seen];
         let grid = Strided::rows(seen);
         let q = &q[first * row..];
-        matmul((count, seen, head_dim), q, strided, k, strided.t(), scores, grid, sizes.scale(), false, Threads::One);
+        matmul(
+            (count, seen, head_dim),
+            q,
+            strided,
+            k,
+            strided.t(),
+            scores,
+            grid,
+            sizes.scale(),
+            false,
+            Threads::One,
+        );
         for (i, scores) in scores.chunks_exact_mut(seen).enumerate() {
             let (scores, hidden) = scores.split_at_mut(sizes.seen(first + i));
             hidden.fill(0.0);
@@ -230,7 +243,10 @@ fn place(head: &[f32], all: &mut [f32], column: usize, head_dim: usize, row: usi
 }
 
 /// Puts the heads of a whole batch, in the order (B, H), into (B, T, H, Dh).
-fn interleave<'a>(heads: impl Iterator<Item = &'a Vec<f32>>, sizes: (usize, usize, usize, usize)) -> Vec<f32> {
+fn interleave<'a>(
+    heads: impl Iterator<Item = &'a Vec<f32>>,
+    sizes: (usize, usize, usize, usize),
+) -> Vec<f32> {
     let (batch, time, count, head_dim) = sizes;
     let row = count * head_dim;
     let mut all = vec![0.0; batch * time * row];
@@ -308,7 +324,11 @@ impl CustomOp3 for Attention {
         })?????;
         let tensor = |which: usize, like: &Tensor| {
             let all = heads_gradients.iter().map(|head| &head[which]);
-            Tensor::from_vec(interleave(all, (batch, like.dim(1)?, heads, head_dim)), like.shape(), like.device())
+            Tensor::from_vec(
+                interleave(all, (batch, like.dim(1)?, heads, head_dim)),
+                like.shape(),
+                like.device(),
+            )
         };
         Ok((Some(tensor(0, q)?), Some(tensor(1, k)?), Some(tensor(2, v)?)))
     }

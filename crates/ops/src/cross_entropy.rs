@@ -74,7 +74,10 @@ fn check(x: &Tensor, head: &Tensor, targets: &[u32]) -> Result<(), OpsError> {
     let fits = width > 0 && x.dims().last() == Some(&width) && x.elem_count() == targets.len() * width;
     if !fits {
         let (x, head, targets) = (x.dims(), head.dims(), targets.len());
-        return Err(shape("cross_entropy", format!("x {x:?}, head {head:?} and {targets} targets do not fit")));
+        return Err(shape(
+            "cross_entropy",
+            format!("x {x:?}, head {head:?} and {targets} targets do not fit"),
+        ));
     }
     match targets.iter().find(|&&target| target != IGNORE && target as usize >= vocabulary) {
         Some(&target) => check_tokens("cross_entropy", &[target], vocabulary),
@@ -138,7 +141,8 @@ impl CustomOp2 for HeadLoss {
         let (vocabulary, width) = head_layout.shape().dims2()?;
         let (x, head) = (elements(x, x_layout)?, elements(head, head_layout)?);
         let mut logits = vec![0.0; ROWS.min(self.targets.len()) * vocabulary];
-        let (mut dx, mut dw) = if self.wanted { (vec![0.0; x.len()], vec![0.0; head.len()]) } else { (vec![], vec![]) };
+        let (mut dx, mut dw) =
+            if self.wanted { (vec![0.0; x.len()], vec![0.0; head.len()]) } else { (vec![], vec![]) };
         let mut loss = 0.0;
         for (i, (x, targets)) in x.chunks(ROWS * width).zip(self.targets.chunks(ROWS)).enumerate() {
             let sizes = (targets.len(), width, vocabulary);

@@ -16,7 +16,10 @@ use crate::memory::{elements, read};
 pub fn embedding(weight: &Tensor, tokens: &[u32], batch: usize) -> Result<Tensor, OpsError> {
     let (vocabulary, _) = weight.dims2()?;
     if batch == 0 || tokens.is_empty() || tokens.len() % batch != 0 {
-        return Err(shape("embedding", format!("{} tokens are not {batch} rows of one length", tokens.len())));
+        return Err(shape(
+            "embedding",
+            format!("{} tokens are not {batch} rows of one length", tokens.len()),
+        ));
     }
     check_tokens("embedding", tokens, vocabulary)?;
     let time = tokens.len() / batch;
@@ -24,7 +27,11 @@ pub fn embedding(weight: &Tensor, tokens: &[u32], batch: usize) -> Result<Tensor
 }
 
 /// Checks that each token is below V.
-pub(crate) fn check_tokens(operation: &'static str, tokens: &[u32], vocabulary: usize) -> Result<(), OpsError> {
+pub(crate) fn check_tokens(
+    operation: &'static str,
+    tokens: &[u32],
+    vocabulary: usize,
+) -> Result<(), OpsError> {
     match tokens.iter().find(|&&token| token as usize >= vocabulary) {
         Some(&token) => Err(OpsError::Token { operation, token, vocabulary }),
         None => Ok(()),

@@ -58,7 +58,9 @@ impl CustomOp2 for Linear {
         let rows = x.elem_count() / inputs.max(1);
         let dx = if x.track_op() {
             let mut dx = vec![0.0; rows * inputs];
-            read(weight, |weight| read(&dy, |dy| input_gradient(dy, weight, &mut dx, (rows, inputs, outputs))))??;
+            read(weight, |weight| {
+                read(&dy, |dy| input_gradient(dy, weight, &mut dx, (rows, inputs, outputs)))
+            })??;
             Some(Tensor::from_vec(dx, x.shape(), x.device())?)
         } else {
             None

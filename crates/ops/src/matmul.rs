@@ -95,8 +95,18 @@ mod tests {
     #[test]
     fn products_have_the_same_bits_for_any_number_of_threads() {
         let shapes = [
-            (1, 512, 256), (2, 300, 256), (7, 129, 65), (64, 64, 64), (65, 64, 640), (128, 256, 512), (33, 1000, 96),
-            (512, 176, 1030), (1000, 17, 300), (256, 4096, 64), (4096, 64, 256), (17, 2000, 2100),
+            (1, 512, 256),
+            (2, 300, 256),
+            (7, 129, 65),
+            (64, 64, 64),
+            (65, 64, 640),
+            (128, 256, 512),
+            (33, 1000, 96),
+            (512, 176, 1030),
+            (1000, 17, 300),
+            (256, 4096, 64),
+            (4096, 64, 256),
+            (17, 2000, 2100),
         ];
         for (m, n, k) in shapes {
             let (a, b) = (numbers(1, m * k), numbers(2, k * n));
@@ -116,9 +126,11 @@ mod tests {
                     assert!(same, "({m}, {n}, {k}) differs with {threads} threads");
                 }
                 let (i, j) = (m / 2, n / 3);
-                let exact: f64 = (0..k).map(|l| {
-                    f64::from(a[i * la.row + l * la.column]) * f64::from(b[l * lb.row + j * lb.column])
-                }).sum();
+                let exact: f64 = (0..k)
+                    .map(|l| {
+                        f64::from(a[i * la.row + l * la.column]) * f64::from(b[l * lb.row + j * lb.column])
+                    })
+                    .sum();
                 assert!((f64::from(one[i * n + j]) - 0.5 - exact).abs() < 2e-4, "({m}, {n}, {k})");
             }
         }

@@ -54,7 +54,8 @@ impl<F: FnMut(&mut [f32], &[f32])> InplaceOp2 for Update<F> {
         other_layout: &Layout,
     ) -> candle_core::Result<()> {
         let other = elements(other, other_layout)?;
-        let (CpuStorage::F32(target), Some((start, end))) = (target, target_layout.contiguous_offsets()) else {
+        let (CpuStorage::F32(target), Some((start, end))) = (target, target_layout.contiguous_offsets())
+        else {
             candle_core::bail!("only a contiguous f32 tensor can be updated in place");
         };
         let Some(target) = target.get_mut(start..end) else {

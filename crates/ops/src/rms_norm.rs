@@ -50,7 +50,9 @@ impl RmsNorm {
         let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
         for ((x, dy), dx) in rows {
             let scale = inverse_rms(x, self.epsilon);
-            for ((((weighted, dw), x), dy), w) in weighted.iter_mut().zip(dw.iter_mut()).zip(x).zip(dy).zip(weight) {
+            for ((((weighted, dw), x), dy), w) in
+                weighted.iter_mut().zip(dw.iter_mut()).zip(x).zip(dy).zip(weight)
+            {
                 *weighted = dy * w;
                 *dw += dy * x * scale;
             }
@@ -77,7 +79,9 @@ impl CustomOp2 for RmsNorm {
         let (x, weight) = (elements(x, x_layout)?, elements(weight, weight_layout)?);
         let mut y = vec![0.0; x.len()];
         let chunk = ROWS * weight.len();
-        y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| forward(x, weight, y, self.epsilon));
+        y.par_chunks_mut(chunk)
+            .zip(x.par_chunks(chunk))
+            .for_each(|(y, x)| forward(x, weight, y, self.epsilon));
         Ok((CpuStorage::F32(y), x_layout.shape().clone()))
     }
 

@@ -25,13 +25,17 @@ impl RopeTable {
     /// When `head_dim` is 0 or odd.
     pub fn new(positions: usize, head_dim: usize, theta: f64) -> Result<Self, OpsError> {
         if head_dim == 0 || head_dim % 2 != 0 {
-            return Err(shape("rope", format!("a head of {head_dim} elements can't be rotated: it must be even")));
+            return Err(shape(
+                "rope",
+                format!("a head of {head_dim} elements can't be rotated: it must be even"),
+            ));
         }
         let half = head_dim / 2;
         let angles = |position: usize| {
             (0..half).map(move |j| position as f64 * theta.powf(-2.0 * j as f64 / head_dim as f64))
         };
-        let table = |f: fn(f64) -> f64| (0..positions).flat_map(angles).map(|angle| f(angle) as f32).collect();
+        let table =
+            |f: fn(f64) -> f64| (0..positions).flat_map(angles).map(|angle| f(angle) as f32).collect();
         Ok(Self { half, positions, cos: table(f64::cos), sin: table(f64::sin) })
     }
 
@@ -67,7 +71,11 @@ pub fn rope(x: &Tensor, table: &RopeTable, offset: usize) -> Result<Tensor, OpsE
         return Err(shape("rope", problem));
     }
     if offset.saturating_add(x.dims()[1]) > table.positions {
-        let problem = format!("position {} is past the last of {}", offset.saturating_add(x.dims()[1]), table.positions);
+        let problem = format!(
+            "position {} is past the last of {}",
+            offset.saturating_add(x.dims()[1]),
+            table.positions
+        );
         return Err(shape("rope", problem));
     }
     Ok(x.apply_op1(Rope { table: table.clone(), offset, sign: 1.0 })?)

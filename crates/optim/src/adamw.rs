@@ -26,7 +26,14 @@ pub struct AdamWConfig {
 
 impl Default for AdamWConfig {
     fn default() -> Self {
-        Self { learning_rate: 4e-4, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, clip_norm: 1.0 }
+        Self {
+            learning_rate: 4e-4,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            clip_norm: 1.0,
+        }
     }
 }
 
@@ -74,7 +81,8 @@ pub fn adamw_step(
     let (beta1, beta2) = (config.beta1 as f32, config.beta2 as f32);
     let (fresh1, fresh2) = ((1.0 - config.beta1) as f32, (1.0 - config.beta2) as f32);
     let (scale, epsilon) = (grad_scale as f32, config.epsilon as f32);
-    let state = params.par_chunks_mut(CHUNK).zip(first.par_chunks_mut(CHUNK)).zip(second.par_chunks_mut(CHUNK));
+    let state =
+        params.par_chunks_mut(CHUNK).zip(first.par_chunks_mut(CHUNK)).zip(second.par_chunks_mut(CHUNK));
     state.zip(gradient.par_chunks(CHUNK)).for_each(|(((params, first), second), gradient)| {
         for (((p, m), v), g) in params.iter_mut().zip(first).zip(second).zip(gradient) {
             let g = g * scale;

@@ -36,7 +36,12 @@ impl NesterovConfig {
 
 /// One step in place: `m ← μ m + g`, `θ ← θ - lr (g + μ m)` (PyTorch's SGD with `nesterov=True`).
 /// Elements past the shortest of the three slices are left alone.
-pub fn nesterov_step(params: &mut [f32], outer_gradient: &[f32], momentum: &mut [f32], config: &NesterovConfig) {
+pub fn nesterov_step(
+    params: &mut [f32],
+    outer_gradient: &[f32],
+    momentum: &mut [f32],
+    config: &NesterovConfig,
+) {
     let (rate, mu) = (config.learning_rate as f32, config.momentum as f32);
     let state = params.par_chunks_mut(CHUNK).zip(momentum.par_chunks_mut(CHUNK));
     state.zip(outer_gradient.par_chunks(CHUNK)).for_each(|((params, momentum), gradient)| {

@@ -1,0 +1,411 @@
+//! The model against Hugging Face's Llama, and what its users rely on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dipaco_model::*;
+use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
+use proptest::prelude::*;
+use serde_json::Value;
+
+const BATCH: usize = 2;
+const TIME: usize = 12;
+
+fn config(tied: bool) -> ModelConfig {
+    ModelConfig {
+        hidden_size: 32,
+        blocks: 2,
+        heads: 2,
+        head_dim: 16,
+        ffn_size: 48,
+        vocab_size: 64,
+        context: 32,
+        tie_embeddings: tied,
+        ..ModelConfig::default()
+    }
+}
+
+fn dense() -> Topology {
+    Topology::new(&TopologyConfig::dense(2), 2).unwrap()
+}
+
+/// Two levels, each with a block; the first holds the embedding and the head.
+fn two_levels() -> Topology {
+    let level = |blocks: &str, rest| LevelConfig {
+        modules: Modules::Count(2),
+        blocks: blocks.into(),
+        embedding: rest,
+        head: rest,
+    };
+    Topology::new(&TopologyConfig { replicas: 1, levels: vec![level("0", true), level("1", false)] }, 2)
+        .unwrap()
+}
+
+/// The numbers of `fixtures/llama.py`.
+fn weights(config: &ModelConfig) -> ModuleWeights {
+    let specs: Arc<[TensorSpec]> = path_specs(config).into();
+    let number = |tensor: usize, i: usize| {
+        let x = ((tensor * 1_000_003 + i) as u64 * 2_654_435_761 % (1 << 32)) as u32;
+        let x = (x ^ (x >> 15)).wrapping_mul(2_246_822_519);
+        f64::from((x ^ (x >> 13)) >> 8) / 16_777_216.0 * 0.5 - 0.25
+    };
+    let values = specs.iter().enumerate().flat_map(|(t, spec)| {
+        let one = if spec.decay { 0.0 } else { 1.0 };
+        (0..spec.parameters()).map(move |i| (number(t, i) + one) as f32)
+    });
+    let values = values.collect();
+    ModuleWeights::new(specs, values).unwrap()
+}
+
+fn compose(config: &ModelConfig, topology: &Topology, path: &ModuleWeights, trainable: bool) -> Path {
+    let modules = split(config, topology, path).unwrap();
+    let load = if trainable { Module::load_trainable } else { Module::load };
+    let modules: Vec<_> = modules.iter().map(|m| Arc::new(load(m, &Device::Cpu).unwrap())).collect();
+    Path::compose(config, topology, &modules).unwrap()
+}
+
+fn tokens() -> Vec<u32> {
+    (0..BATCH).flat_map(|b| (0..TIME).map(move |i| ((7 * i + 13 * b + i * i) % 64) as u32)).collect()
+}
+
+fn targets() -> Vec<u32> {
+    let target = |b, i| if b == 1 && i >= 8 { IGNORE } else { ((5 * i + 11 * b + 3) % 64) as u32 };
+    (0..BATCH).flat_map(|b| (0..TIME).map(move |i| target(b, i))).collect()
+}
+
+fn floats(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+}
+
+fn assert_close(found: impl IntoIterator<Item = f32>, expected: &[f64], tolerance: f64, what: &str) {
+    let found: Vec<f32> = found.into_iter().collect();
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert!((f64::from(*found) - expected).abs() < tolerance, "{what}[{i}]: {found} is not {expected}");
+    }
+}
+
+#[test]
+fn logits_loss_and_gradients_are_those_of_transformers() {
+    let fixture: Value = serde_json::from_str(include_str!("fixtures/llama.json")).unwrap();
+    let stride = fixture["stride"].as_u64().unwrap() as usize;
+    for (tied, topology) in [(false, dense()), (true, dense()), (false, two_levels()), (true, two_levels())] {
+        let expected = &fixture[if tied { "tied" } else { "untied" }];
+        let config = config(tied);
+        let path = compose(&config, &topology, &weights(&config), true);
+        let loss = path.loss(&tokens(), &targets(), BATCH).unwrap();
+        assert_eq!(loss.counted, 20);
+        assert!((f64::from(loss.value().unwrap()) - expected["loss"].as_f64().unwrap()).abs() < 2e-6);
+
+        let gradients = path.backward(&loss).unwrap();
+        gradients
+            .for_each(|i, gradient| {
+                let name = &path.specs()[i].name;
+                assert_eq!(gradient.len(), path.specs()[i].parameters());
+                assert!(gradient.iter().any(|&g| g != 0.0), "{name} has no gradient");
+                let expected = floats(&expected["gradients"][name]);
+                assert_close(gradient.iter().step_by(stride).copied(), &expected, 2e-6, name);
+            })
+            .unwrap();
+        assert_eq!(gradients.len(), path.specs().len());
+
+        let tokens = tokens();
+        let logits =
+            tokens.chunks(TIME).flat_map(|row| path.decode(row, &mut path.new_cache(), true).unwrap());
+        assert_close(logits, &floats(&expected["logits"]), 1e-5, "logits");
+    }
+}
+
+#[test]
+fn decoding_in_any_pieces_scores_as_the_training_pass() {
+    let config = config(false);
+    let path = compose(&config, &two_levels(), &weights(&config), false);
+    let (tokens, targets) = (tokens(), targets());
+    let scores = path.token_log_probs(&tokens, &targets, BATCH).unwrap();
+    let mean = -scores.iter().sum::<f32>() / 20.0;
+    assert!((mean - path.loss(&tokens, &targets, BATCH).unwrap().value().unwrap()).abs() < 1e-6);
+    for pieces in [vec![12], vec![1; 12], vec![5, 1, 6], vec![11, 1]] {
+        let (mut cache, mut logits, mut rest) = (path.new_cache(), Vec::new(), &tokens[..TIME]);
+        for piece in pieces {
+            logits.extend(path.decode(&rest[..piece], &mut cache, true).unwrap());
+            rest = &rest[piece..];
+        }
+        assert_eq!(cache.len(), TIME);
+        for ((row, &target), score) in logits.chunks(64).zip(&targets).zip(&scores) {
+            let sum: f64 = row.iter().map(|&logit| f64::from(logit).exp()).sum();
+            assert!((f64::from(row[target as usize]) - sum.ln() - f64::from(*score)).abs() < 1e-5);
+        }
+        let mut again = path.new_cache();
+        path.decode(&tokens[..TIME - 1], &mut again, false).unwrap();
+        let last = path.decode(&tokens[TIME - 1..TIME], &mut again, false).unwrap();
+        let pairs = last.iter().zip(&logits[(TIME - 1) * 64..]);
+        assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-5));
+    }
+}
+
+#[test]
+fn a_cache_that_is_full_or_refused_stays_usable() {
+    let config = config(false);
+    let path = compose(&config, &dense(), &weights(&config), false);
+    let mut cache = path.new_cache();
+    assert_eq!(cache.bytes(), 2 * 2 * 32 * 32 * 4);
+    path.decode(&[1; 30], &mut cache, false).unwrap();
+    let error = path.decode(&[1; 3], &mut cache, false).unwrap_err();
+    assert!(matches!(error, ModelError::Context { positions: 33, context: 32 }));
+    assert!(matches!(
+        path.decode(&[64], &mut cache, false),
+        Err(ModelError::Token { token: 64, vocabulary: 64 })
+    ));
+    assert!(path.decode(&[], &mut cache, false).is_err());
+    assert_eq!(cache.len(), 30);
+    let first = path.decode(&[2, 3], &mut cache, false).unwrap();
+    cache.truncate(30);
+    assert_eq!(first, path.decode(&[2, 3], &mut cache, false).unwrap());
+}
+
+#[test]
+fn threads_share_a_path() {
+    let config = config(false);
+    let path = compose(&config, &dense(), &weights(&config), false);
+    let decode = |token: u32| path.decode(&[token, 2, 3], &mut path.new_cache(), false).unwrap();
+    let alone: Vec<_> = (0..8).map(decode).collect();
+    let together: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|token| scope.spawn(move || decode(token))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(alone, together);
+}
+
+#[test]
+fn a_training_step_has_the_same_bits_for_any_number_of_threads() {
+    let config = ModelConfig {
+        hidden_size: 96,
+        heads: 3,
+        head_dim: 32,
+        ffn_size: 160,
+        vocab_size: 1000,
+        context: 100,
+        ..config(false)
+    };
+    let weights = init(&config, 3).unwrap();
+    let tokens: Vec<u32> = (0..800).map(|i| (i * i * 31 + i * 17) % 1000).collect();
+    let targets: Vec<u32> =
+        tokens.iter().map(|t| if t % 9 == 0 { IGNORE } else { (t * 7 + 3) % 1000 }).collect();
+    let run = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let path = compose(&config, &two_levels(), &weights, true);
+            let loss = path.loss(&tokens, &targets, 8).unwrap();
+            let mut bits = vec![loss.value().unwrap().to_bits()];
+            let gradients = path.backward(&loss).unwrap();
+            gradients.for_each(|_, g| bits.extend(g.iter().map(|x| x.to_bits()))).unwrap();
+            bits.extend(path.token_log_probs(&tokens, &targets, 8).unwrap().iter().map(|x| x.to_bits()));
+            bits.extend(path.features(&tokens, &[32; 8], 8).unwrap().iter().map(|x| x.to_bits()));
+            bits.extend(
+                path.decode(&tokens[..90], &mut path.new_cache(), false).unwrap().iter().map(|x| x.to_bits()),
+            );
+            bits
+        })
+    };
+    let one = run(1);
+    assert!(one == run(2) && one == run(3));
+}
+
+#[test]
+fn an_update_reaches_every_path_through_the_module() {
+    let config = config(false);
+    let topology = two_levels();
+    let modules = split(&config, &topology, &weights(&config)).unwrap();
+    let modules: Vec<_> =
+        modules.iter().map(|m| Arc::new(Module::load_trainable(m, &Device::Cpu).unwrap())).collect();
+    let path = Path::compose(&config, &topology, &modules).unwrap();
+    let other = path.clone();
+    let before = path.loss(&tokens(), &targets(), BATCH).unwrap();
+    let gradients = path.backward(&before).unwrap();
+    let mut order = Vec::new();
+    path.update(&gradients, |i, spec, params, gradient| {
+        order.push((i, spec.clone()));
+        params.iter_mut().zip(gradient).for_each(|(p, g)| *p -= 0.5 * g);
+    })
+    .unwrap();
+    assert_eq!(order, path_specs(&config).into_iter().enumerate().collect::<Vec<_>>());
+    let after = other.loss(&tokens(), &targets(), BATCH).unwrap().value().unwrap();
+    assert!(after < before.value().unwrap() - 0.05, "{after}");
+    let joined: Vec<_> = modules.iter().map(|m| m.weights().unwrap()).collect();
+    assert_eq!(join(&config, &topology, &joined).unwrap(), path.weights().unwrap());
+}
+
+#[test]
+fn weights_that_are_not_trainable_get_no_gradient() {
+    let config = config(false);
+    let path = compose(&config, &dense(), &weights(&config), false);
+    let loss = path.loss(&tokens(), &targets(), BATCH).unwrap();
+    assert!(matches!(path.backward(&loss), Err(ModelError::NoGradient { .. })));
+}
+
+#[test]
+fn features_are_of_the_first_tokens_only() {
+    let config = config(false);
+    let path = compose(&config, &dense(), &weights(&config), false);
+    let (mut tokens, lengths) = (tokens(), [TIME, 5]);
+    let features = path.features(&tokens, &lengths, BATCH).unwrap();
+    tokens[TIME + 5..].fill(0);
+    assert_eq!(features, path.features(&tokens, &lengths, BATCH).unwrap(), "padding changes nothing");
+    let alone = path.features(&tokens[TIME..TIME + 5], &[5], 1).unwrap();
+    assert!(features[32..].iter().zip(&alone).all(|(a, b)| (a - b).abs() < 1e-5));
+    assert!(
+        path.features(&tokens, &[13, 5], BATCH).is_err() && path.features(&tokens, &[0, 5], BATCH).is_err()
+    );
+}
+
+#[test]
+fn initial_weights_follow_the_seed_and_the_recipe() {
+    let config = ModelConfig { hidden_size: 128, ffn_size: 256, ..config(false) };
+    let weights = init(&config, 1).unwrap();
+    assert_eq!(weights, init(&config, 1).unwrap());
+    assert_ne!(weights, init(&config, 2).unwrap());
+    for (spec, values) in weights.tensors() {
+        let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / values.len() as f64;
+        let std =
+            (values.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / values.len() as f64).sqrt();
+        let residual = spec.name.contains("o_proj") || spec.name.contains("down_proj");
+        let expected = if residual { 0.01 } else { 0.02 };
+        match spec.decay {
+            true => assert!(
+                (std / expected - 1.0).abs() < 0.05 && mean.abs() < 0.001,
+                "{}: {mean} {std}",
+                spec.name
+            ),
+            false => assert!(values.iter().all(|&x| x == 1.0), "{}", spec.name),
+        }
+    }
+    let deeper = init(&ModelConfig { blocks: 3, ..config.clone() }, 1).unwrap();
+    assert_eq!(deeper.values[..64 * 128], weights.values[..64 * 128], "a tensor's numbers are its own");
+}
+
+#[test]
+fn modules_are_cut_and_put_together_without_loss() {
+    for tied in [false, true] {
+        let config = config(tied);
+        let path = weights(&config);
+        let modules = split(&config, &two_levels(), &path).unwrap();
+        let names: Vec<_> = modules[0].specs.iter().map(|spec| spec.name.as_str()).collect();
+        assert_eq!(names[0], "model.embed_tokens.weight");
+        assert_eq!(names.last(), Some(&if tied { "model.norm.weight" } else { "lm_head.weight" }));
+        assert_eq!(modules[1].specs.len(), 9);
+        assert_eq!(join(&config, &two_levels(), &modules).unwrap(), path);
+        let swapped = [modules[1].clone(), modules[0].clone()];
+        assert!(
+            join(&config, &two_levels(), &swapped).is_err()
+                && join(&config, &two_levels(), &modules[..1]).is_err()
+        );
+    }
+    assert_eq!(two_levels().modules_of(PathId(1)).len(), 2);
+}
+
+#[test]
+fn safetensors_keep_every_bit_and_refuse_what_does_not_fit() {
+    let config = config(false);
+    let module = split(&config, &two_levels(), &weights(&config)).unwrap().remove(1);
+    let metadata = BTreeMap::from([("round".to_owned(), "3".to_owned())]);
+    let bytes = module.to_safetensors(metadata).unwrap();
+    assert_eq!(ModuleWeights::from_safetensors(&bytes, module.specs.clone()).unwrap(), module);
+
+    let other: Arc<[TensorSpec]> = level_specs(&config, &two_levels(), 0).into();
+    let error = ModuleWeights::from_safetensors(&bytes, other).unwrap_err().to_string();
+    assert!(error.contains("model.layers.1."), "{error}");
+    let wide = ModelConfig { ffn_size: 64, ..config.clone() };
+    let error =
+        ModuleWeights::from_safetensors(&bytes, level_specs(&wide, &two_levels(), 1).into()).unwrap_err();
+    assert!(error.to_string().contains("[48, 32] in the file, but the model has [64, 32]"), "{error}");
+    for cut in [0, 7, 100, bytes.len() - 1] {
+        assert!(ModuleWeights::from_safetensors(&bytes[..cut], module.specs.clone()).is_err());
+    }
+    let mut short = module.clone();
+    short.values.pop();
+    assert!(short.to_safetensors(BTreeMap::new()).is_err() && Module::load(&short, &Device::Cpu).is_err());
+}
+
+#[test]
+fn an_export_is_read_back_and_says_what_readers_look_for() {
+    let config = config(false);
+    let path = weights(&config);
+    let special = SpecialTokens { end_of_text: 2, end_of_text_text: "<|endoftext|>".into() };
+    let files: BTreeMap<_, _> = export_llama(&config, &path, &special, b"{}").unwrap().into_iter().collect();
+    assert_eq!(import_llama(&config, &files["model.safetensors"]).unwrap(), path);
+    assert!(files["model.safetensors"].windows(15).any(|window| window == br#"{"format":"pt"}"#));
+    let json: Value = serde_json::from_slice(&files["config.json"]).unwrap();
+    assert_eq!(json["rope_theta"], json["rope_parameters"]["rope_theta"]);
+    assert_eq!((&json["head_dim"], &json["eos_token_id"]), (&16.into(), &2.into()));
+    let tokenizer: Value = serde_json::from_slice(&files["tokenizer_config.json"]).unwrap();
+    assert_eq!(tokenizer["clean_up_tokenization_spaces"], false);
+    let outside = SpecialTokens { end_of_text: 64, ..special };
+    assert!(matches!(export_llama(&config, &path, &outside, b"{}"), Err(ModelError::Token { .. })));
+}
+
+#[test]
+fn configurations_that_do_not_fit_are_named() {
+    let message = |config: ModelConfig| config.check().unwrap_err().to_string();
+    assert!(message(ModelConfig { heads: 0, ..config(false) }).starts_with("model.heads: is 0"));
+    assert!(message(ModelConfig { head_dim: 15, ..config(false) }).starts_with("model.head_dim: is 15"));
+    let wide = ModelConfig { heads: 1 << 15, head_dim: 64, ..config(false) };
+    assert!(message(wide).starts_with("model.heads × model.head_dim"));
+    assert!(message(ModelConfig { rope_theta: f64::NAN, ..config(false) }).starts_with("model.rope_theta"));
+
+    let apart = Topology::new(
+        &TopologyConfig {
+            replicas: 1,
+            levels: vec![
+                LevelConfig {
+                    modules: Modules::Count(1),
+                    blocks: "0..2".into(),
+                    embedding: true,
+                    head: false,
+                },
+                LevelConfig {
+                    modules: Modules::Count(2),
+                    blocks: String::new(),
+                    embedding: false,
+                    head: true,
+                },
+            ],
+        },
+        2,
+    )
+    .unwrap();
+    let error = config(true).check_topology(&apart).unwrap_err().to_string();
+    assert!(error.starts_with("model.tie_embeddings: is true"), "{error}");
+    assert!(config(false).check_topology(&apart).is_ok());
+    assert!(ModelConfig { blocks: 3, ..config(false) }.check_topology(&apart).is_err());
+    assert!(config(false).with_vocabulary(65).is_err() && init(&ModelConfig::default(), 1).is_err());
+    assert_eq!(ModelConfig::default().with_vocabulary(65).unwrap().vocab_size, 65);
+}
+
+#[test]
+fn batches_that_do_not_fit_are_refused() {
+    let config = config(false);
+    let path = compose(&config, &dense(), &weights(&config), false);
+    assert!(matches!(path.loss(&[1; 5], &[1; 5], 2), Err(ModelError::Batch { .. })));
+    assert!(matches!(path.loss(&[1; 4], &[1; 5], 2), Err(ModelError::Batch { .. })));
+    assert!(matches!(path.loss(&[], &[], 0), Err(ModelError::Batch { .. })));
+    assert!(matches!(
+        path.loss(&[1; 33], &[1; 33], 1),
+        Err(ModelError::Context { positions: 33, context: 32 })
+    ));
+    assert!(matches!(path.loss(&[70], &[1], 1), Err(ModelError::Token { token: 70, .. })));
+    assert!(path.loss(&[1], &[64], 1).is_err());
+    let none = path.loss(&[1; 4], &[IGNORE; 4], 1).unwrap();
+    assert_eq!((none.counted, none.value().unwrap()), (0, 0.0));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300), at in 0usize..200) {
+        let config = config(false);
+        let specs: Arc<[TensorSpec]> = path_specs(&config).into();
+        prop_assert!(ModuleWeights::from_safetensors(&bytes, specs.clone()).is_err());
+        let mut damaged = weights(&config).to_safetensors(BTreeMap::new()).unwrap();
+        damaged[at] ^= 1 << (bytes.len() % 8);
+        let _ = ModuleWeights::from_safetensors(&damaged, specs);
+    }
+}

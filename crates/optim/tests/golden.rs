@@ -1,0 +1,139 @@
+//! The optimizers against PyTorch's numbers and those of the papers.
+
+use dipaco_optim::*;
+use serde_json::Value;
+
+fn fixture() -> Value {
+    serde_json::from_str(include_str!("fixtures/optimizers.json")).unwrap()
+}
+
+fn floats(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+/// Compares each step of a run with the fixture, relative to the largest parameter of like size.
+fn compare(name: &str, mut step: impl FnMut(&mut [f32], &[f32], u64)) {
+    let fixture = fixture();
+    let mut params = floats(&fixture["start"]);
+    let gradients = fixture["gradients"].as_array().unwrap();
+    for (i, (gradient, expected)) in gradients.iter().zip(fixture[name].as_array().unwrap()).enumerate() {
+        step(&mut params, &floats(gradient), i as u64 + 1);
+        for (p, e) in params.iter().zip(floats(expected)) {
+            assert!((p - e).abs() <= 1e-6 * e.abs().max(1.0), "{name}, step {}: {p} is not {e}", i + 1);
+        }
+    }
+}
+
+fn adamw(name: &str, decay: bool, clip_norm: f64) {
+    let config = AdamWConfig { learning_rate: 1e-2, clip_norm, ..AdamWConfig::default() };
+    let (mut first, mut second) = (vec![0.0; 6], vec![0.0; 6]);
+    compare(name, |params, gradient, step| {
+        let scale = clip_scale(squared_norm(gradient), config.clip_norm);
+        adamw_step(params, gradient, &mut first, &mut second, step, 1e-2, scale, decay, &config);
+    });
+}
+
+#[test]
+fn adamw_is_pytorchs() {
+    adamw("adamw", true, 0.0);
+    adamw("adamw_no_decay", false, 0.0);
+    adamw("adamw_clipped", true, 0.5);
+}
+
+#[test]
+fn nesterov_is_pytorchs() {
+    let mut momentum = vec![0.0; 6];
+    compare("nesterov", |params, gradient, _| {
+        nesterov_step(params, gradient, &mut momentum, &NesterovConfig::default());
+    });
+}
+
+/// arXiv:2401.09135 Equation 5: four steps with the same gradient.
+#[test]
+fn nesterov_in_sequence_moves_as_in_the_paper() {
+    let (mut theta, mut momentum) = ([0.0], [0.37]);
+    for _ in 0..4 {
+        nesterov_step(
+            &mut theta,
+            &[1.3],
+            &mut momentum,
+            &NesterovConfig { learning_rate: 1.0, momentum: 0.9 },
+        );
+    }
+    assert!(
+        (theta[0] + 16.817_998).abs() < 1e-5 && (momentum[0] - 4.713_457).abs() < 1e-6,
+        "{theta:?} {momentum:?}"
+    );
+}
+
+#[test]
+fn the_first_outer_step_overshoots_by_the_momentum() {
+    let (mut theta, mut momentum) = ([0.0], [0.0]);
+    nesterov_step(&mut theta, &[1.0], &mut momentum, &NesterovConfig::default());
+    assert!((theta[0] + 1.33).abs() < 1e-6);
+}
+
+/// arXiv:2401.09135 Algorithm 3 with N = 4: the numbers, and one Nesterov step on the mean of the window.
+#[test]
+fn delayed_nesterov_is_one_step_per_window() {
+    let nesterov = NesterovConfig { learning_rate: 1.0, momentum: 0.9 };
+    let config = DelayedNesterovConfig { nesterov: nesterov.clone(), delay: 4, share: 0.0 };
+    let mut state = DelayedNesterov { momentum: vec![0.37], ..DelayedNesterov::new(1) };
+    let mut theta = [0.0];
+    for g in [0.3, -0.2, 0.9, 0.5] {
+        delayed_nesterov_step(&mut theta, &[g], &mut state, &config);
+    }
+    assert!(
+        (theta[0] + 1.0122).abs() < 1e-6 && (state.momentum[0] - 0.708).abs() < 1e-6,
+        "{theta:?} {state:?}"
+    );
+    assert_eq!(state.buffer, [0.0]);
+
+    let (mut once, mut momentum) = ([0.0], [0.37]);
+    nesterov_step(&mut once, &[0.375], &mut momentum, &nesterov);
+    assert!((once[0] - theta[0]).abs() < 1e-6);
+}
+
+#[test]
+fn the_rate_warms_up_and_falls_to_its_last_value() {
+    let config = ScheduleConfig { warmup_steps: 10, final_fraction: 0.1 };
+    let rate = |step| learning_rate(step, 111, 4e-4, &config);
+    assert!(
+        (rate(0) - 4e-5).abs() < 1e-12 && (rate(9) - 4e-4).abs() < 1e-12 && (rate(10) - 4e-4).abs() < 1e-12
+    );
+    assert!((rate(60) - 2.2e-4).abs() < 1e-12, "halfway it is the mean of both ends");
+    assert!((rate(110) - 4e-5).abs() < 1e-12 && (rate(10_000) - 4e-5).abs() < 1e-12);
+    assert!((10..110).all(|step| rate(step) > rate(step + 1)));
+    let short = ScheduleConfig { warmup_steps: 0, final_fraction: 0.0 };
+    assert_eq!(learning_rate(0, 1, 1.0, &short), 1.0);
+}
+
+#[test]
+fn results_have_the_same_bits_for_any_number_of_threads() {
+    let run = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let gradient: Vec<f32> = (0..50_001).map(|i| ((i * 7919) % 1000) as f32 / 777.0 - 0.6).collect();
+            let mut params = gradient.iter().map(|g| g * 0.3).collect::<Vec<_>>();
+            let (mut first, mut second) = (vec![0.0; params.len()], vec![0.0; params.len()]);
+            let scale = clip_scale(squared_norm(&gradient), 1.0);
+            for step in 1..4 {
+                let config = AdamWConfig::default();
+                adamw_step(&mut params, &gradient, &mut first, &mut second, step, 4e-4, scale, true, &config);
+            }
+            nesterov_step(&mut params, &gradient, &mut first, &NesterovConfig::default());
+            (squared_norm(&gradient).to_bits(), params.iter().map(|p| p.to_bits()).collect::<Vec<_>>())
+        })
+    };
+    assert!(run(1) == run(2) && run(1) == run(3));
+}
+
+#[test]
+fn numbers_out_of_range_are_named() {
+    let error = AdamWConfig { beta2: 1.0, ..AdamWConfig::default() }.check().unwrap_err();
+    assert_eq!(error.to_string(), "beta2 is 1: it must be at least 0 and below 1");
+    assert!(NesterovConfig { learning_rate: f64::NAN, momentum: 0.9 }.check().is_err());
+    assert!(ScheduleConfig { final_fraction: 1.5, ..ScheduleConfig::default() }.check().is_err());
+    assert!(DelayedNesterovConfig { share: 0.5, ..DelayedNesterovConfig::default() }.check().is_err());
+    assert!(AdamWConfig::default().check().is_ok() && DelayedNesterovConfig::default().check().is_ok());
+}
