@@ -113,6 +113,15 @@ pub enum RoutingError {
         #[source]
         source: std::io::Error,
     },
+    /// A token file could not be read or written.
+    #[error("{what}")]
+    Tokens {
+        /// Which one, and what for.
+        what: String,
+        /// Why.
+        #[source]
+        source: dipaco_shards::ShardsError,
+    },
     /// A manifest of shards can't be used.
     #[error("{}: {problem}", path.display())]
     Manifest {

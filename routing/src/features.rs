@@ -64,8 +64,10 @@ impl Featurizer<'_> {
     }
 
     fn batch(&self, file: &TokenFile, documents: &[u64]) -> Result<Vec<f32>, RoutingError> {
-        let prefixes: Vec<_> =
-            documents.iter().map(|&document| file.document(document).slice(0..self.prefix_tokens as u64)).collect();
+        let prefixes: Vec<_> = documents
+            .iter()
+            .map(|&document| file.document(document).slice(0..self.prefix_tokens as u64))
+            .collect();
         let lengths: Vec<usize> = prefixes.iter().map(|prefix| prefix.len()).collect();
         if let Some(empty) = lengths.iter().position(|&length| length == 0) {
             return Err(RoutingError::EmptyDocument { document: documents[empty] });
@@ -84,11 +86,19 @@ impl Featurizer<'_> {
         let dimension = self.model.dimension();
         if features.len() != documents.len() * dimension || dimension == 0 {
             let expected = documents.len() * dimension;
-            return Err(RoutingError::Shape { what: "features of a batch", expected, actual: features.len() });
+            return Err(RoutingError::Shape {
+                what: "features of a batch",
+                expected,
+                actual: features.len(),
+            });
         }
         if let Some(place) = features.iter().position(|value| !value.is_finite()) {
             let index = documents[place / dimension];
-            return Err(RoutingError::NotFinite { what: "the feature of document", index, component: place % dimension });
+            return Err(RoutingError::NotFinite {
+                what: "the feature of document",
+                index,
+                component: place % dimension,
+            });
         }
         Ok(features)
     }

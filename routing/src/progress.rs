@@ -15,6 +15,13 @@ pub enum Progress {
         /// All documents.
         total: u64,
     },
+    /// Documents are being copied into shards.
+    Shards {
+        /// Documents that are done.
+        done: u64,
+        /// All documents.
+        total: u64,
+    },
     /// k-means took an iteration.
     KMeans {
         /// The start, from 0.

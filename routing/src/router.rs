@@ -61,7 +61,10 @@ struct Header {
 
 impl std::fmt::Debug for Router {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Router").field("hash", &self.hash).field("header", &self.header).finish_non_exhaustive()
+        f.debug_struct("Router")
+            .field("hash", &self.hash)
+            .field("header", &self.header)
+            .finish_non_exhaustive()
     }
 }
 
@@ -72,12 +75,23 @@ impl Router {
     ///
     /// [`RoutingError::Shape`] when `centroids` is not P × D with P and D at least 1, [`RoutingError::NotFinite`] for a
     /// NaN or an infinity, [`RoutingError::Config`] for settings that can't be used.
-    pub fn kmeans(paths: u32, dimension: usize, centroids: Vec<f32>, fitted_on: FittedOn) -> Result<Self, RoutingError> {
+    pub fn kmeans(
+        paths: u32,
+        dimension: usize,
+        centroids: Vec<f32>,
+        fitted_on: FittedOn,
+    ) -> Result<Self, RoutingError> {
         fitted_on.config.check()?;
         let expected = dimension.saturating_mul(paths as usize);
         let limited = u32::try_from(dimension).ok().zip(u32::try_from(fitted_on.config.prefix_tokens).ok());
-        let Some((dimension, prefix_tokens)) = limited.filter(|_| centroids.len() == expected && expected > 0) else {
-            return Err(RoutingError::Shape { what: "centroids of a router", expected, actual: centroids.len() });
+        let Some((dimension, prefix_tokens)) =
+            limited.filter(|_| centroids.len() == expected && expected > 0)
+        else {
+            return Err(RoutingError::Shape {
+                what: "centroids of a router",
+                expected,
+                actual: centroids.len(),
+            });
         };
         check_finite(&centroids, dimension as usize)?;
         let header = Header { kind: RouterKind::KMeans, paths, dimension, prefix_tokens, fitted_on };
@@ -166,7 +180,11 @@ impl Router {
         if let Some(component) = features.iter().position(|value| !value.is_finite()) {
             return Err(RoutingError::NotFinite { what: "feature", index: 0, component });
         }
-        Ok(self.centroids.chunks_exact(dimension).map(|centroid| squared_distance(features, centroid)).collect())
+        Ok(self
+            .centroids
+            .chunks_exact(dimension)
+            .map(|centroid| squared_distance(features, centroid))
+            .collect())
     }
 
     /// Checks that the router was made for a model with `dimension` features, whose weights hash to `seed_hash`.
@@ -179,7 +197,12 @@ impl Router {
         let fitted = self.fitted_on();
         if self.dimension() != dimension {
             let (expected, actual) = (self.dimension().to_string(), dimension.to_string());
-            return Err(RoutingError::Mismatch { what: "the router's width and the model's", expected, actual, remedy });
+            return Err(RoutingError::Mismatch {
+                what: "the router's width and the model's",
+                expected,
+                actual,
+                remedy,
+            });
         }
         if fitted.seed_hash != seed_hash {
             let (expected, actual) = (fitted.seed_hash.clone(), seed_hash.to_owned());

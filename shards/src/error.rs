@@ -129,6 +129,54 @@ pub enum ShardsError {
         /// Tokens in a sequence.
         sequence_length: usize,
     },
+    /// No file was found among the inputs.
+    #[error("{inputs} {} no file to read: give C4 files, JSON lines, text files, or directories of them", if *one { "holds" } else { "hold" })]
+    NoInput {
+        /// The inputs as given.
+        inputs: String,
+        /// Whether there is one input only.
+        one: bool,
+    },
+    /// Files were read, and none of them gave a document.
+    #[error("{inputs}: no document could be kept; {reasons}: correct the input, or remove what is not text")]
+    NoDocuments {
+        /// The inputs as given.
+        inputs: String,
+        /// Why, with the first place of each reason.
+        reasons: String,
+    },
+    /// The validation split has no document.
+    #[error(
+        "the validation split of {documents} documents is empty: raise prepare.validation_fraction ({fraction}), give more text, or give a validation set of its own"
+    )]
+    EmptyValidation {
+        /// Documents in all.
+        documents: u64,
+        /// The fraction asked for.
+        fraction: f64,
+    },
+    /// All documents fell into the validation split.
+    #[error(
+        "the validation split took all of the {documents} documents: lower prepare.validation_fraction ({fraction}), or give more text"
+    )]
+    EmptyTrain {
+        /// Documents in all.
+        documents: u64,
+        /// The fraction asked for.
+        fraction: f64,
+    },
+    /// The step was cancelled; what it had written was removed.
+    #[error("cancelled")]
+    Cancelled,
+    /// A file that this program wrote cannot be read back as JSON.
+    #[error("{} cannot be written or read as JSON: remove it and run the step again", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
     /// A value that cannot work.
     #[error("{key} = {value}: {reason}")]
     Value {

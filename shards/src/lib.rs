@@ -27,11 +27,20 @@
 //! ```
 
 mod error;
+mod prepare;
+mod progress;
+mod readers;
 mod sampler;
 mod token_file;
 mod tokenizer;
 
 pub use error::ShardsError;
+pub use prepare::{FileReport, PrepareConfig, PrepareReport, SplitReport, TokenizerReport, prepare};
+pub use progress::{NoProgress, Progress};
+pub use readers::{
+    FileEnd, InputFile, InputList, ReadLimits, Record, Refusal, Refusals, Refused, Skipped, crate_sources,
+    list_inputs, read_documents,
+};
 pub use sampler::{Batch, IGNORE, Permutation, Sampler, SamplerConfig, WindowPlace};
 pub use token_file::{
     FORMAT_VERSION, TokenFile, TokenFileInfo, TokenFileMetadata, TokenFileSummary, TokenFileWriter, Tokens,

@@ -93,7 +93,7 @@ impl Sampler {
             sequences = windows(tokens_of(&file, &documents), config.sequence_length);
         } else {
             for (at, document) in documents.clone().enumerate() {
-                if at as u64 % STRIDE == 0 {
+                if (at as u64).is_multiple_of(STRIDE) {
                     sums.push(sequences);
                 }
                 sequences += windows(length(&file, document), config.sequence_length);

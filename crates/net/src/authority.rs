@@ -6,8 +6,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PublicKeyData,
 };
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use time::OffsetDateTime;
 
 use crate::tls::{self, COORDINATOR_NAME};
@@ -102,8 +102,10 @@ impl RunAuthority {
         let certificate = CertificateDer::from_pem_slice(text.as_bytes()).map_err(|error| {
             NetError::Authority { reason: format!("its certificate can't be read ({error})") }
         })?;
-        let key = KeyPair::from_pem(text)
+        let key = PrivatePkcs8KeyDer::from_pem_slice(text.as_bytes())
             .map_err(|error| NetError::Authority { reason: format!("its key can't be read ({error})") })?;
+        let key = KeyPair::try_from(&key)
+            .map_err(|error| NetError::Authority { reason: format!("its key is damaged ({error})") })?;
         let parsed = webpki::EndEntityCert::try_from(&certificate).map_err(|error| NetError::Authority {
             reason: format!("its certificate is damaged ({error})"),
         })?;

@@ -219,3 +219,127 @@ fn checksum(body: &[u8]) -> [u8; 4] {
     let [a, b, c, d, ..] = *blake3::hash(body).as_bytes();
     [a, b, c, d]
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use proptest::prelude::*;
+    use tokio::io::ReadBuf;
+
+    use super::*;
+
+    const LINK: Link<'static> = Link { peer: "the test", what: "header", stall: Duration::from_secs(60) };
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+    }
+
+    /// Gives what it has and fails the test when more is read.
+    struct OnlyThis<'a>(&'a [u8]);
+
+    impl AsyncRead for OnlyThis<'_> {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            let (now, later) = self.0.split_at(self.0.len().min(buffer.remaining()));
+            assert!(!now.is_empty(), "read past the length that was refused");
+            buffer.put_slice(now);
+            self.0 = later;
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[test]
+    fn the_format_of_a_frame_is_as_documented() {
+        let frame = LINK.frame(&None::<Announced>, &"round", 100).unwrap();
+        let body = b"\x00\x05round"; // none announced; a string of five bytes
+        assert_eq!(frame[..4], [7, 0, 0, 0]);
+        assert_eq!(frame[4..8], blake3::hash(body).as_bytes()[..4]);
+        assert_eq!(&frame[8..], body);
+    }
+
+    #[test]
+    fn a_header_over_the_limit_is_refused_by_both_ends_before_its_body() {
+        let text = "x".repeat(100);
+        assert!(matches!(
+            LINK.frame(&(), &text, 100),
+            Err(NetError::TooLarge { bytes: 101, limit: 100, .. })
+        ));
+        let frame = LINK.frame(&(), &text, 101).unwrap();
+        let error = run(LINK.read_frame(&mut OnlyThis(&frame[..8]), 100)).unwrap_err();
+        assert!(matches!(error, NetError::TooLarge { bytes: 101, limit: 100, .. }), "{error}");
+        let error = run(LINK.read_frame(&mut OnlyThis(&[0xff; 8]), 1 << 20)).unwrap_err();
+        assert!(matches!(error, NetError::TooLarge { bytes: 0xffff_ffff, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_payload_over_the_limit_or_the_memory_is_refused_before_it_is_read() {
+        let announced = |length| Announced { length, hash: [0; 32] };
+        let read = |length, max| run(LINK.read_payload(&mut OnlyThis(&[]), announced(length), max));
+        assert!(matches!(read(11, 10), Err(NetError::TooLarge { bytes: 11, limit: 10, .. })));
+        assert!(matches!(read(u64::MAX, u64::MAX), Err(NetError::Memory { .. } | NetError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn text_that_claims_to_be_longer_than_its_frame_is_no_message() {
+        // A string of 2^32 - 1 bytes in a frame of 7.
+        let error = LINK.last::<String>(b"\xff\xff\xff\xff\x0fab").unwrap_err();
+        assert!(matches!(error, NetError::Message { .. }), "{error}");
+        let error = LINK.last::<Vec<u64>>(b"\xff\xff\xff\xff\x0fab").unwrap_err();
+        assert!(matches!(error, NetError::Message { .. }), "{error}");
+        assert!(matches!(LINK.last::<u8>(b"ab"), Err(NetError::Message { .. })), "rest after the message");
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_are_never_taken_for_a_frame(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            // Four bytes of checksum let one in 2^32 through; an empty body with its checksum is not among the inputs.
+            prop_assert!(run(LINK.read_frame(&mut bytes.as_slice(), 128)).is_err());
+        }
+
+        #[test]
+        fn arbitrary_bodies_decode_or_fail(body in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = LINK.take::<Option<Announced>>(&body);
+            let _ = LINK.take::<Status>(&body);
+            let _ = LINK.take::<Welcome>(&body);
+            let _ = LINK.last::<Vec<(u64, String, Option<Vec<u8>>)>>(&body);
+        }
+
+        #[test]
+        fn frames_come_back_and_any_flipped_bit_or_cut_is_found(
+            message: (u64, String), at: prop::sample::Index, bit in 0..8_u8,
+        ) {
+            let frame = LINK.frame(&None::<Announced>, &message, 1 << 20).unwrap();
+            let body = run(LINK.read_frame(&mut frame.as_slice(), 1 << 20)).unwrap();
+            let (announced, rest) = LINK.take::<Option<Announced>>(&body).unwrap();
+            prop_assert_eq!(announced, None);
+            prop_assert_eq!(LINK.last::<(u64, String)>(rest).unwrap(), message);
+
+            let at = at.index(frame.len());
+            prop_assert!(run(LINK.read_frame(&mut &frame[..at], 1 << 20)).is_err());
+            let mut damaged = frame;
+            damaged[at] ^= 1 << bit;
+            prop_assert!(run(LINK.read_frame(&mut damaged.as_slice(), 1 << 20)).is_err());
+        }
+
+        #[test]
+        fn payloads_come_back_and_damage_is_found(
+            payload in prop::collection::vec(any::<u8>(), 1..2000), at: prop::sample::Index, bit in 0..8_u8,
+        ) {
+            let announced = run(Announced::of(&payload.clone().into()));
+            let read = |bytes: &[u8]| run(LINK.read_payload(&mut &*bytes, announced, 2000));
+            prop_assert_eq!(&read(&payload).unwrap()[..], &payload[..]);
+            let at = at.index(payload.len());
+            let cut = matches!(read(&payload[..at]), Err(NetError::Abandoned { .. }));
+            prop_assert!(cut);
+            let mut damaged = payload;
+            damaged[at] ^= 1 << bit;
+            let found = matches!(read(&damaged), Err(NetError::Damaged { .. }));
+            prop_assert!(found);
+        }
+    }
+}

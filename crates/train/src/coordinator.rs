@@ -30,7 +30,6 @@ const FAREWELL: Duration = Duration::from_secs(10);
 const HELLO: Duration = Duration::from_secs(10);
 
 /// What a coordinator works with.
-#[derive(Debug)]
 pub struct CoordinatorOptions {
     /// The run's configuration, with the vocabulary set.
     pub config: RunConfig,

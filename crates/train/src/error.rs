@@ -158,6 +158,12 @@ pub enum TrainError {
         #[source]
         source: serde_json::Error,
     },
+    /// The coordinator sent something else than was asked for.
+    #[error("the coordinator sent another content for {name} than its manifest says: its store is damaged")]
+    OtherObject {
+        /// The object asked for.
+        name: String,
+    },
     /// The coordinator's configuration can't be read.
     #[error("the coordinator's configuration can't be read: the two programs are of different versions")]
     Plan {

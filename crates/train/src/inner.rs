@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use candle_core::Device;
 use dipaco_config::TrainConfig;
-use dipaco_model::{ModelConfig, Module, ModuleWeights, Path, parameters, path_specs};
+use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, path_specs};
 use dipaco_optim::{AdamWConfig, ScheduleConfig, adamw_step, clip_scale, learning_rate, squared_norm};
 use dipaco_shards::Sampler;
 use dipaco_topology::{PathId, Topology};
@@ -75,7 +74,7 @@ impl Trainer {
         config: InnerConfig,
     ) -> Result<Self, TrainError> {
         let specs = path_specs(model);
-        let expected = parameters(&specs);
+        let expected = dipaco_model::parameters(&specs);
         if state.first.len() != expected || state.second.len() != expected {
             return Err(TrainError::PathStateLength { expected, found: state.first.len() });
         }
@@ -86,7 +85,7 @@ impl Trainer {
             .iter()
             .scan(0, |next, spec| {
                 let offset = *next;
-                *next += spec.shape.iter().product::<usize>();
+                *next += spec.parameters();
                 Some(offset)
             })
             .collect();
@@ -125,13 +124,11 @@ impl Trainer {
     /// When the data can't be read, or the loss or the gradient is not finite; the weights are unchanged then.
     pub fn step(&mut self, sampler: &Sampler, path: PathId) -> Result<StepReport, TrainError> {
         let batch = sampler.batch(self.state.position, self.config.batch)?;
-        let loss = self.path.loss(&batch.tokens, &batch.targets, self.config.batch)?;
-        let gradients = self.path.backward(&loss)?;
-        let loss = loss.to_scalar::<f32>()?;
+        let computed = self.path.loss(&batch.tokens, &batch.targets, self.config.batch)?;
+        let gradients = self.path.backward(&computed)?;
+        let loss = computed.value()?;
         let mut squared = 0.0;
-        for index in 0..self.offsets.len() {
-            squared += squared_norm(gradients.values(index)?);
-        }
+        gradients.for_each(|_, gradient| squared += squared_norm(gradient))?;
         let diverged = !loss.is_finite() || !squared.is_finite();
         if diverged {
             return Err(TrainError::Diverged { path, step: self.state.step, loss });
@@ -153,7 +150,6 @@ impl Trainer {
         })?;
         self.state.step = step;
         self.state.position += self.config.batch as u64;
-        let tokens = batch.targets.iter().filter(|&&target| target != dipaco_shards::IGNORE).count() as u64;
-        Ok(StepReport { loss, gradient_norm: squared.sqrt(), learning_rate: rate, tokens })
+        Ok(StepReport { loss, gradient_norm: squared.sqrt(), learning_rate: rate, tokens: computed.counted as u64 })
     }
 }

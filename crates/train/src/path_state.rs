@@ -52,9 +52,11 @@ impl PathState {
     /// # Errors
     /// When the bytes are damaged, or belong to another model.
     pub fn decode(bytes: &[u8], model: &ModelConfig) -> Result<Self, TrainError> {
-        let metadata = dipaco_model::safetensors_metadata(bytes)?;
-        let number = |key: &str| metadata.get(key).and_then(|text| text.parse::<u64>().ok());
-        let header = (metadata.get("format").map(String::as_str), number("step"), number("position"));
+        let header = safetensors::SafeTensors::read_metadata(bytes).ok();
+        let metadata = header.as_ref().and_then(|(_, header)| header.metadata().as_ref());
+        let text = |key: &str| metadata.and_then(|metadata| metadata.get(key));
+        let number = |key: &str| text(key).and_then(|text| text.parse::<u64>().ok());
+        let header = (text("format").map(String::as_str), number("step"), number("position"));
         let (Some(FORMAT), Some(step), Some(position)) = header else {
             return Err(TrainError::PathStateFormat { expected: FORMAT });
         };

@@ -47,7 +47,6 @@ impl RoundWatch {
 }
 
 /// A path's training data: the shard, and what of it is held out.
-#[derive(Debug)]
 pub struct PathData {
     train: Sampler,
     held_out: Option<Sampler>,

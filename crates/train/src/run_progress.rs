@@ -10,7 +10,6 @@ use dipaco_topology::PathId;
 use crate::TrainError;
 
 /// Progress of all paths together, in inner steps.
-#[derive(Debug)]
 pub(crate) struct RunProgress {
     events: Events,
     task: Task,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use dipaco_config::RunConfig;
-use dipaco_model::{ModuleWeights, Path, path_specs};
+use dipaco_model::{Path, path_specs};
 use dipaco_shards::{Sampler, SamplerConfig, TokenFile};
 use dipaco_store::{ObjectRef, RunStore, SeedRecord, names};
 use dipaco_telemetry::{Event, Events, Progress, Unit};
@@ -59,7 +59,7 @@ pub struct SeedSummary {
 pub async fn train_seed(
     options: SeedOptions,
     started: Started,
-    events: &Events,
+    events: Arc<Events>,
     progress: &Progress,
     cancel: Arc<AtomicBool>,
 ) -> Result<(SeedSummary, Started), TrainError> {
@@ -90,7 +90,7 @@ pub async fn train_seed(
             (weights, PathState::decode(&store.get(&state).await?, &config.model)?)
         }
         _ => {
-            let weights = Path::init(&config.model, config.run.seed)?;
+            let weights = dipaco_model::init(&config.model, config.run.seed)?;
             let parameters = weights.values.len();
             (weights, PathState::start(parameters))
         }
@@ -123,7 +123,7 @@ pub async fn train_seed(
     let mut validation_loss = None;
     while trainer.state().step < steps && !cancel.load(Ordering::Relaxed) {
         let until = (trainer.state().step + config.seed_model.checkpoint_every.max(1)).min(steps);
-        let (sampler, events, task, cancel) = (sampler.clone(), events.clone(), task.clone(), cancel.clone());
+        let (sampler, log, task, cancel) = (sampler.clone(), events.clone(), task.clone(), cancel.clone());
         let trained: Result<_, TrainError> = blocking(move || {
             let mut counted = 0;
             while trainer.state().step < until && !cancel.load(Ordering::Relaxed) {
@@ -136,7 +136,7 @@ pub async fn train_seed(
                 // Counts of tokens are far below 2^53.
                 #[allow(clippy::cast_precision_loss)]
                 let tokens_per_second = done.tokens as f64 / at.elapsed().as_secs_f64();
-                events.write(Event::SeedStep {
+                log.write(Event::SeedStep {
                     step,
                     loss: done.loss.into(),
                     learning_rate: done.learning_rate,

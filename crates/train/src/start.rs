@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dipaco_config::RunConfig;
-use dipaco_model::{ModuleWeights, level_specs, path_specs};
+use dipaco_model::{path_specs, split};
 use dipaco_store::{
     Loaded, ModuleRecord, PathRecord, RunManifest, RunStore, Sequence, ShardRecord, TrainingRecord, names,
 };
@@ -85,8 +85,8 @@ pub async fn start_training(
     let dense: Arc<[_]> = path_specs(&config.model).into();
     let weights = module_files::read(store, &seed.weights, dense).await?;
     let mut modules = Vec::new();
-    for level in 0..topology.levels() {
-        let part = module_files::encode(&part(&weights, config, &topology, level)?)?;
+    for (level, part) in split(&config.model, &topology, &weights)?.iter().enumerate() {
+        let part = module_files::encode(part)?;
         for module in topology.module_ids().filter(|module| usize::from(module.level) == level) {
             let weights = store.put_replacing(&names::module(module, 0), part.clone()).await?;
             modules.push(ModuleRecord { module, version: 0, weights, momentum: None, kept: Vec::new() });
@@ -98,24 +98,8 @@ pub async fn start_training(
     Ok(Started { manifest, sequence })
 }
 
-/// The tensors of one level, out of the whole path.
-fn part(
-    path: &ModuleWeights,
-    config: &RunConfig,
-    topology: &Topology,
-    level: usize,
-) -> Result<ModuleWeights, TrainError> {
-    let specs: Arc<[_]> = level_specs(&config.model, topology, level).into();
-    let mut values = Vec::new();
-    for spec in specs.iter() {
-        let lacks = || TrainError::ManifestLacks { what: format!("tensor {} of the seed", spec.name) };
-        values.extend_from_slice(path.tensor(&spec.name).ok_or_else(lacks)?);
-    }
-    Ok(ModuleWeights { specs, values })
-}
-
 /// The topology of a dense path of the configured model: what the seed is.
 #[must_use]
-pub fn dense_topology(config: &RunConfig) -> TopologyConfig {
+pub(crate) fn dense_topology(config: &RunConfig) -> TopologyConfig {
     TopologyConfig::dense(config.model.blocks)
 }

@@ -265,7 +265,9 @@ impl Worker {
         let (answer, payload) = self.session.call(&request, None, object.bytes, LONG_CALL).await?;
         match (answer, payload) {
             (Response::Done, Some(payload)) => {
-                object.verify(&payload)?;
+                if ObjectRef::of(object.name.as_str(), &payload) != *object {
+                    return Err(TrainError::OtherObject { name: object.name.clone() });
+                }
                 Ok(Ok(payload))
             }
             (Response::Lost { reason }, _) => Ok(Err(reason)),

@@ -19,7 +19,8 @@ const CHECKSUM: usize = 32;
 
 /// Encodes a router.
 pub(super) fn encode(header: &Header, centroids: &[f32]) -> Result<Vec<u8>, RoutingError> {
-    let json = serde_json::to_vec(header).map_err(|error| artefact(format!("its header can't be written: {error}")))?;
+    let json = serde_json::to_vec(header)
+        .map_err(|error| artefact(format!("its header can't be written: {error}")))?;
     let length = u32::try_from(json.len()).map_err(|_| artefact("its header is over 4 GiB".into()))?;
     let mut bytes = Vec::with_capacity(FIXED + json.len() + 4 * centroids.len() + CHECKSUM);
     bytes.extend_from_slice(MAGIC);
@@ -34,7 +35,9 @@ pub(super) fn encode(header: &Header, centroids: &[f32]) -> Result<Vec<u8>, Rout
 
 /// Decodes and verifies a router.
 pub(super) fn decode(bytes: &[u8]) -> Result<(Header, Vec<f32>), RoutingError> {
-    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| artefact("it does not begin as one; give the file that route fit wrote".into()))?;
+    let rest = bytes
+        .strip_prefix(MAGIC)
+        .ok_or_else(|| artefact("it does not begin as one; give the file that route fit wrote".into()))?;
     let (version, _) = take_u32(rest)?;
     if version != VERSION {
         return Err(artefact(format!(
@@ -48,8 +51,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(Header, Vec<f32>), RoutingError> {
     let rest = content.get(MAGIC.len() + 4..).ok_or_else(cut)?;
     let (length, rest) = take_u32(rest)?;
     let (json, values) = rest.split_at_checked(length as usize).ok_or_else(cut)?;
-    let header: Header =
-        serde_json::from_slice(json).map_err(|error| artefact(format!("its header can't be read: {error}")))?;
+    let header: Header = serde_json::from_slice(json)
+        .map_err(|error| artefact(format!("its header can't be read: {error}")))?;
     let expected = u64::from(header.paths) * u64::from(header.dimension);
     if expected == 0 || expected.checked_mul(4) != Some(values.len() as u64) {
         return Err(artefact(format!(

@@ -1,0 +1,333 @@
+//! What a completion asks for.
+
+use std::collections::BTreeMap;
+
+use dipaco_infer::Sampling;
+use dipaco_topology::PathId;
+use serde_json::Value;
+
+use crate::error::ApiError;
+use crate::fields::{Fields, token, tokens, wrong};
+
+/// Choices of one prompt at most, as OpenAI has it.
+const MAX_N: u32 = 128;
+/// Log-probabilities of a token at most. OpenAI allows 5, vLLM 20.
+const MAX_LOG_PROBS: u32 = 20;
+/// Stop texts at most, and the bytes of one: every token is compared with all of them.
+const MAX_STOPS: usize = 64;
+const MAX_STOP_BYTES: usize = 1024;
+/// Entries of `logit_bias` and of `stop_token_ids` at most.
+const MAX_TOKEN_RULES: usize = 1024;
+
+/// Fields of other servers that change the text and that this one does not have: refused, since ignoring them would
+/// give wrong results without a word. The value that means "off" is let through.
+const UNSUPPORTED: [(&str, &str); 5] = [
+    ("suffix", "\"\""),
+    ("use_beam_search", "false"),
+    ("prompt_logprobs", "false"),
+    ("truncate_prompt_tokens", "false"),
+    ("route_every", "0"),
+];
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Completion {
+    pub(crate) model: Option<String>,
+    pub(crate) prompts: Vec<Prompt>,
+    pub(crate) path: Option<PathId>,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) min_tokens: usize,
+    pub(crate) n: usize,
+    pub(crate) sampling: AskedSampling,
+    pub(crate) stop: Vec<String>,
+    pub(crate) stop_token_ids: Vec<u32>,
+    pub(crate) include_stop: bool,
+    pub(crate) ignore_eos: bool,
+    pub(crate) log_probs: Option<usize>,
+    pub(crate) echo: bool,
+    pub(crate) stream: bool,
+    pub(crate) usage: bool,
+    pub(crate) return_route: bool,
+    pub(crate) token_ids_as_text: bool,
+}
+
+/// The sampling parameters as asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AskedSampling {
+    pub(crate) seed: Option<u64>,
+    rest: Sampling,
+}
+
+impl AskedSampling {
+    pub(crate) fn for_choice(&self, seed: u64, choice: usize) -> Sampling {
+        Sampling { seed, choice: choice as u64, ..self.rest.clone() }
+    }
+
+    fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        let mut logit_bias = BTreeMap::new();
+        match fields.take("logit_bias") {
+            None => {}
+            Some(Value::Object(entries)) if entries.len() <= MAX_TOKEN_RULES => {
+                for (id, bias) in entries {
+                    let id: u32 = id
+                        .parse()
+                        .map_err(|_| wrong("logit_bias", &Value::from(id), "keyed by token ids"))?;
+                    let number = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+                    let number =
+                        number.ok_or_else(|| wrong("logit_bias", &bias, "a number from -100 to 100"))?;
+                    logit_bias.insert(id, number as f32);
+                }
+            }
+            Some(other) => {
+                let expected = format!("an object of at most {MAX_TOKEN_RULES} token ids and their biases");
+                return Err(wrong("logit_bias", &other, &expected));
+            }
+        }
+        // -1 is vLLM's way to say that it is off.
+        let top_k = fields.integer("top_k", -1, i64::from(u32::MAX))?.unwrap_or(0);
+        // Seeds are any integer of 64 bits; negative ones are seeds as good as others.
+        let seed = match fields.take("seed") {
+            None => None,
+            Some(value) => {
+                let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
+                Some(seed.ok_or_else(|| wrong("seed", &value, "an integer of 64 bits"))?)
+            }
+        };
+        let defaults = Sampling::default();
+        let rest = Sampling {
+            temperature: fields.float("temperature", 0.0, 2.0, 1.0)?,
+            top_p: fields.float("top_p", 0.0, 1.0, 1.0)?.max(f32::MIN_POSITIVE),
+            top_k: usize::try_from(top_k).unwrap_or(0),
+            min_p: fields.float("min_p", 0.0, 1.0, 0.0)?,
+            presence_penalty: fields.float("presence_penalty", -2.0, 2.0, 0.0)?,
+            frequency_penalty: fields.float("frequency_penalty", -2.0, 2.0, 0.0)?,
+            repetition_penalty: fields.float("repetition_penalty", 0.01, 100.0, 1.0)?,
+            logit_bias,
+            ..defaults
+        };
+        Ok(Self { seed, rest })
+    }
+}
+
+impl Completion {
+    /// Reads a request. Fields that this server does not know are accepted, as other servers do, and logged.
+    pub(crate) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "prompt is missing"))?;
+        for (name, off) in UNSUPPORTED {
+            if let Some(value) = fields.take(name)
+                && value.to_string() != off
+                && value != Value::Bool(false)
+            {
+                let message = format!("{name} is not supported here: leave it out");
+                return Err(ApiError { code: Some("unsupported"), ..ApiError::field(name, message) });
+            }
+        }
+        if let Some(best_of) = fields.integer("best_of", i64::MIN, i64::MAX)?
+            && best_of != 1
+        {
+            return Err(ApiError::field("best_of", "best_of is not supported here: leave it out and use n"));
+        }
+        let stream = fields.flag("stream")?;
+        let usage = match fields.take("stream_options") {
+            None => false,
+            Some(_) if !stream => {
+                return Err(ApiError::field("stream_options", "stream_options needs stream to be true"));
+            }
+            Some(options) => Fields::new(options)
+                .and_then(|mut options| options.flag("include_usage"))
+                .map_err(|error| ApiError { param: Some("stream_options".into()), ..error })?,
+        };
+        let most = u32::MAX >> 8;
+        let completion = Self {
+            model: fields.string("model")?,
+            prompts: prompts(prompt)?,
+            path: fields
+                .integer("path", 0, i64::from(u32::MAX))?
+                .and_then(|path| u32::try_from(path).ok())
+                .map(PathId),
+            max_tokens: fields.count("max_tokens", 0, most)?,
+            min_tokens: fields.count("min_tokens", 0, most)?.unwrap_or(0),
+            n: fields.count("n", 1, MAX_N)?.unwrap_or(1),
+            sampling: AskedSampling::read(fields)?,
+            stop: stops(fields.take("stop"))?,
+            stop_token_ids: stop_tokens(fields.take("stop_token_ids"))?,
+            include_stop: fields.flag("include_stop_str_in_output")?,
+            ignore_eos: fields.flag("ignore_eos")?,
+            log_probs: fields.count("logprobs", 0, MAX_LOG_PROBS)?,
+            echo: fields.flag("echo")?,
+            stream,
+            usage,
+            return_route: fields.flag("return_route")?,
+            token_ids_as_text: fields.flag("return_tokens_as_token_ids")?,
+        };
+        let rest = fields.rest();
+        if !rest.is_empty() {
+            tracing::debug!(fields = ?rest, "a completion has fields that are not used");
+        }
+        Ok(completion)
+    }
+}
+
+/// All four forms: a text, texts, token ids, lists of token ids.
+fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
+    const FORMS: &str = "a text, a list of texts, a list of token ids or a list of such lists";
+    let list = match value {
+        Value::String(text) => vec![Value::String(text)],
+        Value::Array(list) if list.first().is_some_and(Value::is_number) => vec![Value::Array(list)],
+        Value::Array(list) => list,
+        other => return Err(wrong("prompt", &other, FORMS)),
+    };
+    let prompt = |value| match value {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(ids) => tokens("prompt", &ids).map(Prompt::Tokens),
+        other => Err(wrong("prompt", &other, FORMS)),
+    };
+    let prompts = list.into_iter().map(prompt).collect::<Result<Vec<_>, _>>()?;
+    let empty = |prompt: &Prompt| match prompt {
+        Prompt::Text(text) => text.is_empty(),
+        Prompt::Tokens(tokens) => tokens.is_empty(),
+    };
+    if prompts.is_empty() || prompts.iter().any(empty) {
+        let message = "the prompt is empty: give at least one token";
+        return Err(ApiError { code: Some("empty_prompt"), ..ApiError::field("prompt", message) });
+    }
+    Ok(prompts)
+}
+
+fn stops(value: Option<Value>) -> Result<Vec<String>, ApiError> {
+    let list = match value {
+        None => return Ok(Vec::new()),
+        Some(Value::String(stop)) => vec![Value::String(stop)],
+        Some(Value::Array(list)) if list.len() <= MAX_STOPS => list,
+        Some(other) => {
+            return Err(wrong("stop", &other, &format!("a text or a list of at most {MAX_STOPS} texts")));
+        }
+    };
+    let stop = |value| match value {
+        Value::String(stop) if stop.len() <= MAX_STOP_BYTES => Ok(stop),
+        other => Err(wrong("stop", &other, &format!("a text of at most {MAX_STOP_BYTES} bytes"))),
+    };
+    list.into_iter().map(stop).collect()
+}
+
+fn stop_tokens(value: Option<Value>) -> Result<Vec<u32>, ApiError> {
+    match value {
+        None => Ok(Vec::new()),
+        Some(Value::Array(list)) if list.len() <= MAX_TOKEN_RULES => {
+            list.iter().map(|value| token("stop_token_ids", value)).collect()
+        }
+        Some(other) => {
+            Err(wrong("stop_token_ids", &other, &format!("a list of at most {MAX_TOKEN_RULES} token ids")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(body: Value) -> Result<Completion, ApiError> {
+        Completion::read(&mut Fields::new(body)?)
+    }
+
+    #[test]
+    fn all_forms_of_prompts_are_read() {
+        let prompts = |prompt: Value| read(json!({"prompt": prompt})).map(|c| c.prompts);
+        let text = |text: &str| Prompt::Text(text.into());
+        assert_eq!(prompts(json!("a")).unwrap(), [text("a")]);
+        assert_eq!(prompts(json!(["a", "b"])).unwrap(), [text("a"), text("b")]);
+        assert_eq!(prompts(json!([1, 2])).unwrap(), [Prompt::Tokens(vec![1, 2])]);
+        assert_eq!(
+            prompts(json!([[1], [2, 3]])).unwrap(),
+            [Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])]
+        );
+        for empty in [json!(""), json!([]), json!([[]]), json!(["a", ""])] {
+            assert_eq!(prompts(empty).unwrap_err().code, Some("empty_prompt"));
+        }
+        for bad in [json!({}), json!(true), json!([1, "a"]), json!([-1]), json!([1.5]), json!([5e9])] {
+            assert_eq!(prompts(bad).unwrap_err().param.as_deref(), Some("prompt"));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_and_what_is_unknown_accepted() {
+        for (field, value) in [
+            ("temperature", json!(2.5)),
+            ("temperature", json!("hot")),
+            ("top_p", json!(-0.1)),
+            ("n", json!(0)),
+            ("n", json!(129)),
+            ("max_tokens", json!(-1)),
+            ("max_tokens", json!(1.5)),
+            ("logprobs", json!(true)),
+            ("echo", json!(1)),
+            ("stop", json!([1])),
+            ("logit_bias", json!({"a": 1})),
+            ("seed", json!(1.5)),
+            ("stream_options", json!({"include_usage": true})),
+            ("best_of", json!(4)),
+            ("suffix", json!("end")),
+            ("path", json!(-1)),
+        ] {
+            let error = read(json!({"prompt": "a", field: value})).unwrap_err();
+            assert_eq!(
+                (error.param.as_deref(), error.status.as_u16()),
+                (Some(field), 400),
+                "{}",
+                error.message
+            );
+            assert!(error.message.starts_with(field), "{}", error.message);
+        }
+        let plain = read(json!({"prompt": "a"})).unwrap();
+        let body = json!({"prompt": "a", "do_sample": false, "user": "u", "suffix": "", "max_tokens": null, "best_of": 1});
+        assert_eq!(read(body).unwrap(), plain);
+        assert_eq!(read(json!({"prompt": "a", "max_tokens": 5.0})).unwrap().max_tokens, Some(5));
+    }
+
+    fn any_json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            ".{0,8}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 24, 6, |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+                proptest::collection::btree_map(".{0,4}", inner, 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_json_is_read_or_refused_with_400(values in proptest::collection::vec(any_json(), 22)) {
+            const NAMES: [&str; 22] = [
+                "prompt", "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "logprobs",
+                "echo", "stop", "seed", "logit_bias", "path", "top_k", "stop_token_ids", "suffix", "best_of",
+                "min_tokens", "presence_penalty", "ignore_eos", "other",
+            ];
+            for (name, value) in NAMES.iter().zip(&values) {
+                let mut body = json!({"prompt": "a"});
+                body[*name] = value.clone();
+                if let Err(error) = read(body) {
+                    prop_assert_eq!(error.status.as_u16(), 400);
+                    prop_assert!(error.message.len() < 400);
+                }
+            }
+            let _ = read(NAMES.iter().map(ToString::to_string).zip(values.clone()).collect());
+            let _ = read(values[0].clone());
+        }
+    }
+}

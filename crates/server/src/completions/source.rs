@@ -1,0 +1,61 @@
+//! The events of all choices of a request, as they come.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+
+use dipaco_infer::{EngineError, Event, Generation};
+use dipaco_topology::PathId;
+use futures::stream::{SelectAll, Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
+
+/// Events with the number of their choice. Dropping it cancels all of them.
+pub(crate) struct Source {
+    events: SelectAll<Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>>,
+    seen: VecDeque<(usize, Event)>,
+    abort: CancellationToken,
+}
+
+impl Source {
+    pub(crate) fn new(generations: Vec<Generation>, abort: CancellationToken) -> Self {
+        let events = generations.into_iter().enumerate().map(|(choice, generation)| {
+            let next = move |mut generation: Generation| async move {
+                let event = generation.next().await?;
+                Some(((choice, event), generation))
+            };
+            futures::stream::unfold(generation, next).boxed()
+        });
+        Self { events: futures::stream::select_all(events), seen: VecDeque::new(), abort }
+    }
+
+    /// The next event; `None` when all choices have ended.
+    pub(crate) async fn next(&mut self) -> Option<(usize, Event)> {
+        if let Some(event) = self.seen.pop_front() {
+            return Some(event);
+        }
+        tokio::select! {
+            biased;
+            event = self.events.next() => event,
+            () = self.abort.cancelled() => Some((0, Event::Failed(EngineError::ShuttingDown))),
+        }
+    }
+
+    /// Waits until a choice has its path; its events are still given by `next`.
+    pub(crate) async fn wait_for_start(&mut self) -> Result<(), EngineError> {
+        match self.next().await {
+            Some((_, Event::Failed(error))) => Err(error),
+            Some(event) => {
+                self.seen.push_back(event);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The path of the choice that was waited for.
+    pub(crate) fn first_path(&self) -> Option<PathId> {
+        match self.seen.front() {
+            Some((_, Event::Started { path, .. })) => Some(*path),
+            _ => None,
+        }
+    }
+}

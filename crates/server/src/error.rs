@@ -1,0 +1,111 @@
+//! Errors as clients get them: in OpenAI's shape.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use dipaco_infer::EngineError;
+use serde_json::{Value, json};
+
+/// An answer that is an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    pub(crate) message: String,
+    pub(crate) param: Option<String>,
+    pub(crate) code: Option<&'static str>,
+    pub(crate) retry_after: Option<u64>,
+}
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None, retry_after: None }
+    }
+
+    /// A field that is wrong.
+    pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            param: Some(param.into()),
+            code: Some("invalid_value"),
+            ..Self::new(StatusCode::BAD_REQUEST, message)
+        }
+    }
+
+    pub(crate) fn shutting_down() -> Self {
+        let message = "the server is shutting down: try again at another one, or later";
+        Self {
+            code: Some("shutting_down"),
+            retry_after: Some(5),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        }
+    }
+
+    pub(crate) fn bug(message: impl Into<String>) -> Self {
+        Self { code: Some("internal_error"), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, message) }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "unavailable_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        }
+    }
+
+    /// The body: `{"error": {message, type, param, code}}`.
+    pub(crate) fn body(&self) -> Value {
+        json!({"error": {"message": self.message, "type": self.kind(), "param": self.param, "code": self.code}})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        let message = error.to_string();
+        let bad = |param: &str, code| Self { code: Some(code), ..Self::field(param, message.clone()) };
+        match &error {
+            EngineError::Overloaded { retry_after, .. } => Self {
+                code: Some("queue_full"),
+                retry_after: Some(retry_after.as_secs().max(1)),
+                ..Self::new(StatusCode::TOO_MANY_REQUESTS, message)
+            },
+            EngineError::TooLarge { .. } => bad("prompt", "request_too_large"),
+            EngineError::EmptyPrompt => bad("prompt", "empty_prompt"),
+            EngineError::Context { prompt, context, .. } => {
+                bad(if prompt >= context { "prompt" } else { "max_tokens" }, "context_length_exceeded")
+            }
+            EngineError::Token { field, .. } | EngineError::Parameter { field, .. } => {
+                bad(field, "invalid_value")
+            }
+            EngineError::Path { .. } => bad("path", "path_not_found"),
+            EngineError::Deadline { .. } => {
+                Self { code: Some("deadline_exceeded"), ..Self::new(StatusCode::GATEWAY_TIMEOUT, message) }
+            }
+            EngineError::ShuttingDown => Self::shutting_down(),
+            _ => {
+                let mut chain = message.clone();
+                let mut source = std::error::Error::source(&error);
+                while let Some(cause) = source {
+                    chain.push_str(": ");
+                    chain.push_str(&cause.to_string());
+                    source = cause.source();
+                }
+                tracing::error!(error = %chain, "a request failed");
+                Self::bug(chain)
+            }
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Taking typed fields out of a JSON object, with errors that name the field.
+
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+
+/// The fields of a request that were not taken yet. `null` is the same as absent.
+pub(crate) struct Fields(Map<String, Value>);
+
+impl Fields {
+    pub(crate) fn new(body: Value) -> Result<Self, ApiError> {
+        match body {
+            Value::Object(mut fields) => {
+                fields.retain(|_, value| !value.is_null());
+                Ok(Self(fields))
+            }
+            other => Err(wrong("body", &other, "a JSON object")),
+        }
+    }
+
+    pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
+        self.0.remove(name)
+    }
+
+    pub(crate) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(wrong(name, &other, "a string")),
+        }
+    }
+
+    pub(crate) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
+        match self.take(name) {
+            None => Ok(false),
+            Some(Value::Bool(flag)) => Ok(flag),
+            Some(other) => Err(wrong(name, &other, "true or false")),
+        }
+    }
+
+    pub(crate) fn float(&mut self, name: &str, low: f32, high: f32, default: f32) -> Result<f32, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(default) };
+        let expected = || format!("a number from {low} to {high}");
+        let number = value.as_f64().ok_or_else(|| wrong(name, &value, &expected()))? as f32;
+        if (low..=high).contains(&number) { Ok(number) } else { Err(wrong(name, &value, &expected())) }
+    }
+
+    pub(crate) fn integer(&mut self, name: &str, low: i64, high: i64) -> Result<Option<i64>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        let number = whole(&value).filter(|number| (low..=high).contains(number));
+        number.map(Some).ok_or_else(|| wrong(name, &value, &format!("a whole number from {low} to {high}")))
+    }
+
+    /// A count, as `usize`.
+    pub(crate) fn count(&mut self, name: &str, low: u32, high: u32) -> Result<Option<usize>, ApiError> {
+        Ok(self.integer(name, low.into(), high.into())?.and_then(|number| usize::try_from(number).ok()))
+    }
+
+    /// The names of what is left.
+    pub(crate) fn rest(&self) -> Vec<&str> {
+        self.0.keys().map(String::as_str).collect()
+    }
+}
+
+/// A whole number, also when it is written `5.0` as some clients do.
+pub(crate) fn whole(value: &Value) -> Option<i64> {
+    let exact = |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);
+    value.as_i64().or_else(|| value.as_f64().filter(|_| !value.is_u64()).and_then(exact))
+}
+
+/// A token id.
+pub(crate) fn token(name: &str, value: &Value) -> Result<u32, ApiError> {
+    let id = whole(value).and_then(|number| u32::try_from(number).ok());
+    id.ok_or_else(|| wrong(name, value, "a token id"))
+}
+
+/// A list of token ids.
+pub(crate) fn tokens(name: &str, values: &[Value]) -> Result<Vec<u32>, ApiError> {
+    values.iter().map(|value| token(name, value)).collect()
+}
+
+/// The error for a value that is not what a field takes.
+pub(crate) fn wrong(name: &str, value: &Value, expected: &str) -> ApiError {
+    let mut shown: String = value.to_string();
+    if shown.len() > 60 {
+        shown = shown.chars().take(60).chain("…".chars()).collect();
+    }
+    ApiError::field(name, format!("{name} is {shown}: it must be {expected}"))
+}

@@ -1,0 +1,37 @@
+//! `GET /health`, `/metrics` and `/info`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State as Shared;
+use axum::http::header;
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+
+use crate::State;
+use crate::error::ApiError;
+
+pub(crate) async fn health(Shared(state): Shared<Arc<State>>) -> Result<Json<Value>, ApiError> {
+    if state.draining() { Err(ApiError::shutting_down()) } else { Ok(Json(json!({"status": "ok"}))) }
+}
+
+pub(crate) async fn metrics(Shared(state): Shared<Arc<State>>) -> impl IntoResponse {
+    let text = state.metrics.render(state.engine.load());
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
+}
+
+pub(crate) async fn info(Shared(state): Shared<Arc<State>>) -> Json<Value> {
+    let State { config, run, engine, .. } = state.as_ref();
+    let (model, topology) = (engine.model(), engine.model().topology());
+    let levels: Vec<u32> = (0..topology.levels()).map(|level| topology.modules_in(level)).collect();
+    Json(json!({
+        "model": run.name, "version": run.version, "system_fingerprint": run.fingerprint, "created": run.created,
+        "max_model_len": model.context(), "vocab_size": model.vocab_size(),
+        "paths": topology.paths(), "modules_per_level": levels, "route_prefix_tokens": model.prefix_tokens(),
+        "path_parameters": run.path_parameters, "total_parameters": run.total_parameters,
+        "limits": {
+            "slots": engine.slots(), "queued_requests": config.queued_requests, "queued_tokens": config.queued_tokens,
+            "choices": config.max_choices, "body_bytes": config.body_limit, "request_seconds": config.request_timeout,
+        },
+    }))
+}

@@ -1,0 +1,212 @@
+//! Metrics in the text format of Prometheus, under the names of vLLM with the prefix `dipaco_`.
+//!
+//! Each server has its own: the macros of the `metrics` crate write to one recorder of the process, so two servers in
+//! a process (as in the tests) would count into each other. What is needed here is small.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use dipaco_infer::{Load, Observer, Outcome, Summary};
+
+use crate::histogram::Histogram;
+
+const TOKEN_SECONDS: &[f64] = &[
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+];
+const FIRST_TOKEN_SECONDS: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+];
+const REQUEST_SECONDS: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+    960.0, 1920.0, 7680.0,
+];
+const TOKENS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0,
+    50_000.0, 100_000.0,
+];
+
+/// What one server has counted since its start.
+#[derive(Debug)]
+pub struct Metrics {
+    /// The labels of every line.
+    labels: String,
+    version: String,
+    prompt_tokens: AtomicU64,
+    generated_tokens: AtomicU64,
+    outcomes: [AtomicU64; OUTCOMES.len()],
+    overloaded: AtomicU64,
+    routed: Vec<AtomicU64>,
+    inter_token: Histogram,
+    histograms: Vec<Histogram>,
+    http: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
+    in_flight: AtomicU64,
+}
+
+const OUTCOMES: [(Outcome, &str, &str); 6] = [
+    (Outcome::Stop, "success", "stop"),
+    (Outcome::Length, "success", "length"),
+    (Outcome::Abort, "success", "abort"),
+    (Outcome::Deadline, "failure", "deadline"),
+    (Outcome::ShuttingDown, "failure", "shutdown"),
+    (Outcome::Error, "failure", "error"),
+];
+
+/// The histograms of a finished request, with what each one takes from its summary.
+const REQUEST_HISTOGRAMS: &[(&str, &str, &[f64], fn(&Summary) -> Option<f64>)] = &[
+    ("time_to_first_token_seconds", "From admission to the first token.", FIRST_TOKEN_SECONDS, |s| {
+        s.first_token.map(|t| t.as_secs_f64())
+    }),
+    ("e2e_request_latency_seconds", "From admission to the end.", REQUEST_SECONDS, |s| {
+        Some(s.total.as_secs_f64())
+    }),
+    ("request_queue_time_seconds", "In the queue.", REQUEST_SECONDS, |s| Some(s.queued.as_secs_f64())),
+    ("request_prefill_time_seconds", "Routing and reading the prompt.", REQUEST_SECONDS, |s| {
+        s.prefill.map(|t| t.as_secs_f64())
+    }),
+    ("request_decode_time_seconds", "From the first token to the end.", REQUEST_SECONDS, |s| {
+        s.first_token.map(|t| s.total.saturating_sub(t).as_secs_f64())
+    }),
+    ("request_inference_time_seconds", "In a slot.", REQUEST_SECONDS, |s| {
+        Some(s.total.saturating_sub(s.queued).as_secs_f64())
+    }),
+    ("router_seconds", "Picking the path.", FIRST_TOKEN_SECONDS, |s| s.routing.map(|t| t.as_secs_f64())),
+    ("request_prompt_tokens", "Tokens of a prompt.", TOKENS, |s| Some(s.prompt_tokens as f64)),
+    ("request_generation_tokens", "Tokens generated.", TOKENS, |s| Some(s.generated_tokens as f64)),
+    ("request_params_max_tokens", "Tokens asked for.", TOKENS, |s| Some(s.max_tokens as f64)),
+];
+
+impl Metrics {
+    /// Metrics of a server for a run with this name, its number of paths, and the version of the binary.
+    #[must_use]
+    pub fn new(run: &str, paths: u32, version: &str) -> Self {
+        let histogram =
+            |&(name, help, bounds, _): &(&'static str, _, _, _)| Histogram::new(name, help, bounds);
+        Self {
+            labels: format!("model_name=\"{}\"", escaped(run)),
+            version: escaped(version),
+            prompt_tokens: AtomicU64::default(),
+            generated_tokens: AtomicU64::default(),
+            outcomes: Default::default(),
+            overloaded: AtomicU64::default(),
+            routed: (0..paths).map(|_| AtomicU64::default()).collect(),
+            inter_token: Histogram::new("inter_token_latency_seconds", "Between two tokens.", TOKEN_SECONDS),
+            histograms: REQUEST_HISTOGRAMS.iter().map(histogram).collect(),
+            http: Mutex::default(),
+            in_flight: AtomicU64::default(),
+        }
+    }
+
+    pub(crate) fn overloaded(&self) {
+        self.overloaded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn http_began(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn http_ended(&self, method: &'static str, handler: &'static str, status: u16) {
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        let mut http = self.http.lock().unwrap_or_else(PoisonError::into_inner);
+        *http.entry((method, handler, status)).or_insert(0) += 1;
+    }
+
+    /// The text for a scraper.
+    #[must_use]
+    pub fn render(&self, load: Load) -> String {
+        let mut out = String::with_capacity(16 << 10);
+        let labels = &self.labels;
+        let mut head = |name: &str, kind: &str, help: &str, lines: Vec<(String, u64)>| {
+            let _ = writeln!(out, "# HELP dipaco_{name} {help}\n# TYPE dipaco_{name} {kind}");
+            for (more, value) in lines {
+                let _ = writeln!(out, "dipaco_{name}{{{labels}{more}}} {value}");
+            }
+        };
+        let one = |value: u64| vec![(String::new(), value)];
+        let count = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        head("build_info", "gauge", "The binary.", vec![(format!(",version=\"{}\"", self.version), 1)]);
+        head("num_requests_running", "gauge", "Sequences that hold a slot.", one(load.running as u64));
+        head("num_requests_waiting", "gauge", "Sequences in the queue.", one(load.waiting as u64));
+        head("num_tokens_waiting", "gauge", "Prompt tokens in the queue.", one(load.waiting_tokens as u64));
+        head(
+            "prompt_tokens_total",
+            "counter",
+            "Prompt tokens of finished requests.",
+            one(count(&self.prompt_tokens)),
+        );
+        head("generation_tokens_total", "counter", "Tokens generated.", one(count(&self.generated_tokens)));
+        let outcomes = |wanted: &str, label: &str| {
+            let all = OUTCOMES.iter().zip(&self.outcomes).filter(|((_, kind, _), _)| *kind == wanted);
+            all.map(|((_, _, name), value)| (format!(",{label}=\"{name}\""), count(value)))
+                .collect::<Vec<_>>()
+        };
+        head(
+            "request_success_total",
+            "counter",
+            "Sequences that ended.",
+            outcomes("success", "finished_reason"),
+        );
+        let mut failures = outcomes("failure", "reason");
+        failures.push((",reason=\"overloaded\"".into(), count(&self.overloaded)));
+        head(
+            "request_failure_total",
+            "counter",
+            "Sequences that failed, requests that were refused.",
+            failures,
+        );
+        let routed = (0..)
+            .zip(&self.routed)
+            .map(|(path, value): (u32, _)| (format!(",path=\"{path}\""), count(value)));
+        let routed = routed.filter(|(_, value)| *value > 0).collect();
+        head("routed_requests_total", "counter", "Sequences of each path that ran at least one.", routed);
+        head(
+            "http_requests_in_flight",
+            "gauge",
+            "Requests whose answer has not begun.",
+            one(count(&self.in_flight)),
+        );
+        let http = self.http.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let line = |((method, handler, status), value): ((&str, &str, u16), u64)| {
+            (format!(",method=\"{method}\",handler=\"{handler}\",status=\"{status}\""), value)
+        };
+        head(
+            "http_requests_total",
+            "counter",
+            "Answers by status; 499 is a client that left.",
+            http.into_iter().map(line).collect(),
+        );
+        for histogram in self.histograms.iter().chain([&self.inter_token]) {
+            histogram.write(&mut out, labels);
+        }
+        out
+    }
+}
+
+impl Observer for Metrics {
+    fn token(&self, interval: Duration) {
+        self.inter_token.observe(interval.as_secs_f64());
+    }
+
+    fn finished(&self, summary: &Summary) {
+        self.prompt_tokens.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
+        self.generated_tokens.fetch_add(summary.generated_tokens as u64, Ordering::Relaxed);
+        for ((outcome, ..), counter) in OUTCOMES.iter().zip(&self.outcomes) {
+            counter.fetch_add(u64::from(*outcome == summary.outcome), Ordering::Relaxed);
+        }
+        if let Some(counter) = summary.path.and_then(|path| self.routed.get(path.index())) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        for (histogram, (.., value)) in self.histograms.iter().zip(REQUEST_HISTOGRAMS) {
+            if let Some(value) = value(summary) {
+                histogram.observe(value);
+            }
+        }
+    }
+}
+
+fn escaped(label: &str) -> String {
+    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}

@@ -1,0 +1,44 @@
+//! `GET /v1/models`: the run and each of its paths.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State as Shared};
+use dipaco_topology::PathId;
+use serde_json::{Value, json};
+
+use crate::State;
+use crate::error::ApiError;
+
+pub(crate) async fn list(Shared(state): Shared<Arc<State>>) -> Json<Value> {
+    let paths = state.engine.model().topology().path_ids();
+    let all = [None].into_iter().chain(paths.map(Some));
+    let data: Vec<Value> = all.map(|path| model(&state, path)).collect();
+    Json(json!({"object": "list", "data": data}))
+}
+
+pub(crate) async fn one(
+    Shared(state): Shared<Arc<State>>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    Ok(Json(model(&state, state.resolve(&name)?)))
+}
+
+fn model(state: &State, path: Option<PathId>) -> Value {
+    let (run, model) = (&state.run, state.engine.model());
+    let (id, parent, parameters) = match path {
+        None => (run.name.clone(), None, run.total_parameters),
+        Some(path) => (state.path_model(path), Some(run.name.as_str()), run.path_parameters),
+    };
+    let mut value = json!({
+        "id": id, "object": "model", "created": run.created, "owned_by": "dipaco", "root": run.name, "parent": parent,
+        "max_model_len": model.context(),
+        "meta": {"n_vocab": model.vocab_size(), "n_ctx_train": model.context(), "n_params": parameters},
+    });
+    if let Some(path) = path {
+        let modules: Vec<String> =
+            model.topology().modules_of(path).iter().map(ToString::to_string).collect();
+        value["dipaco"] = json!({"path": path, "modules": modules});
+    }
+    value
+}

@@ -1,0 +1,44 @@
+//! `POST /v1/route`: which path a text takes, and why.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State as Shared};
+use serde_json::{Value, json};
+
+use crate::State;
+use crate::error::ApiError;
+use crate::fields::{tokens, wrong};
+use crate::tokenize::{encode, fields};
+
+pub(crate) async fn route(
+    Shared(state): Shared<Arc<State>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let mut fields = fields(&state, request).await?;
+    if let Some(model) = fields.string("model")? {
+        state.resolve(&model)?;
+    }
+    let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "prompt is missing"))?;
+    let work = Arc::clone(&state);
+    let answer = move || {
+        let ids = match &prompt {
+            Value::String(text) => encode(&work, "prompt", text)?,
+            Value::Array(values) => tokens("prompt", values)?,
+            other => return Err(wrong("prompt", other, "a text or a list of token ids")),
+        };
+        let route = work.engine.route(&ids)?;
+        let prefix = &ids[..route.prefix_tokens.min(ids.len())];
+        let modules = work.engine.model().topology().modules_of(route.path);
+        let levels: Vec<Value> = modules
+            .iter()
+            .map(|module| json!({"level": module.level, "module": module.index, "id": module.to_string()}))
+            .collect();
+        Ok(json!({
+            "path": route.path, "model": work.path_model(route.path), "levels": levels, "distances": route.distances,
+            "prefix_tokens": prefix.len(), "prefix": prefix,
+            "prefix_text": work.codec.decode(prefix).unwrap_or_default(),
+        }))
+    };
+    state.blocking.run(answer).await.map(Json)
+}

@@ -1,0 +1,125 @@
+//! Which handler answers what, and what all answers have in common.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State as Shared};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+
+use crate::error::ApiError;
+use crate::{State, completions, info, models, route, tokenize};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The id of a request: the client's own, or a new one.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestId(pub(crate) String);
+
+pub(crate) fn router(state: Arc<State>) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/chat/completions", post(tokenize::chat))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*name}", get(models::one))
+        .route("/v1/route", post(route::route))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/tokenizer_info", get(tokenize::info))
+        .route("/info", get(info::info))
+        .route("/metrics", get(info::metrics))
+        .route("/health", get(info::health))
+        .route("/v1/health", get(info::health))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(Arc::clone(&state), common))
+        .with_state(state)
+}
+
+async fn unknown(request: Request) -> ApiError {
+    let message = format!(
+        "{} {} does not exist here: see /info, or POST /v1/completions",
+        request.method(),
+        request.uri().path()
+    );
+    ApiError { code: Some("not_found"), ..ApiError::new(StatusCode::NOT_FOUND, message) }
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    ApiError { code: Some("method_not_allowed"), ..ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message) }
+}
+
+/// Ids, keys, draining and counts, for every answer.
+async fn common(Shared(state): Shared<Arc<State>>, mut request: Request, next: Next) -> Response {
+    let given = request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok());
+    let usable = given.filter(|id| !id.is_empty() && id.len() <= 128);
+    let id = usable.map_or_else(|| state.random.id(), ToOwned::to_owned);
+    request.extensions_mut().insert(RequestId(id.clone()));
+
+    let handler = handler(request.uri().path());
+    let mut counted = Counted::new(&state, method(request.method()), handler);
+    let public = handler == "/health";
+    let refused = if public { Ok(()) } else { state.keys.check(request.headers()) };
+    let refused = refused.and_then(|()| {
+        let open = public || handler == "/metrics" || !state.draining();
+        if open { Ok(()) } else { Err(ApiError::shutting_down()) }
+    });
+    let mut response = match refused {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    };
+    counted.status = response.status().as_u16();
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+/// Counts a request when its answer begins, or as 499 when the client goes away before.
+struct Counted<'a> {
+    state: &'a State,
+    method: &'static str,
+    handler: &'static str,
+    status: u16,
+}
+
+impl<'a> Counted<'a> {
+    fn new(state: &'a State, method: &'static str, handler: &'static str) -> Self {
+        state.metrics.http_began();
+        Self { state, method, handler, status: 499 }
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.state.metrics.http_ended(self.method, self.handler, self.status);
+    }
+}
+
+/// The label of a request's path. Few, whatever clients send.
+fn handler(path: &str) -> &'static str {
+    const KNOWN: [&str; 9] = [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+        "/v1/route",
+        "/tokenize",
+        "/detokenize",
+        "/tokenizer_info",
+        "/info",
+        "/metrics",
+    ];
+    match path {
+        "/health" | "/v1/health" => "/health",
+        _ if path.starts_with("/v1/models/") => "/v1/models/{name}",
+        _ => KNOWN.into_iter().find(|known| *known == path).unwrap_or("other"),
+    }
+}
+
+fn method(method: &Method) -> &'static str {
+    let known = ["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"];
+    known.into_iter().find(|known| method.as_str() == *known).unwrap_or("other")
+}

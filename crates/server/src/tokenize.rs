@@ -1,0 +1,94 @@
+//! The tokenizer over HTTP, in vLLM's form: what evaluation harnesses use instead of a tokenizer of their own.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State as Shared};
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+use crate::fields::{Fields, tokens, wrong};
+use crate::{State, body, config};
+
+/// Token ids of a text, as prompts are encoded.
+pub(crate) fn encode(state: &State, field: &str, text: &str) -> Result<Vec<u32>, ApiError> {
+    state
+        .codec
+        .encode(text)
+        .map_err(|error| ApiError::field(field, format!("{field} can't be tokenized: {error}")))
+}
+
+/// The fields of a request's JSON body.
+pub(crate) async fn fields(state: &State, request: Request) -> Result<Fields, ApiError> {
+    let timeout = config::seconds(state.config.read_timeout);
+    Fields::new(body::json(request, state.config.body_limit, timeout).await?)
+}
+
+pub(crate) async fn tokenize(
+    Shared(state): Shared<Arc<State>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let mut fields = fields(&state, request).await?;
+    if let Some(model) = fields.string("model")? {
+        state.resolve(&model)?;
+    }
+    if fields.take("messages").is_some() {
+        return Err(no_chat());
+    }
+    let text = fields
+        .string("prompt")?
+        .ok_or_else(|| ApiError::field("prompt", "prompt is missing: give a text"))?;
+    let strings = fields.flag("return_token_strs")?;
+    let work = Arc::clone(&state);
+    let answer = move || {
+        // A harness learns the id of the end-of-text token by asking for its text; anywhere else that text is text.
+        let end = text == work.codec.info().end_of_text;
+        let tokens = if end { vec![work.codec.end_of_text()] } else { encode(&work, "prompt", &text)? };
+        let shown =
+            strings.then(|| tokens.iter().map(|&token| work.codec.token_text(token)).collect::<Vec<_>>());
+        let context = work.engine.model().context();
+        Ok(json!({"count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": shown}))
+    };
+    state.blocking.run(answer).await.map(Json)
+}
+
+pub(crate) async fn detokenize(
+    Shared(state): Shared<Arc<State>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let mut fields = fields(&state, request).await?;
+    let ids = match fields.take("tokens") {
+        Some(Value::Array(values)) => tokens("tokens", &values)?,
+        Some(other) => return Err(wrong("tokens", &other, "a list of token ids")),
+        None => return Err(ApiError::field("tokens", "tokens is missing: give a list of token ids")),
+    };
+    let work = Arc::clone(&state);
+    let answer = move || {
+        let text = work.codec.decode(&ids);
+        let text =
+            text.map_err(|error| ApiError::field("tokens", format!("tokens can't be decoded: {error}")))?;
+        Ok(json!({"prompt": text}))
+    };
+    state.blocking.run(answer).await.map(Json)
+}
+
+pub(crate) async fn info(Shared(state): Shared<Arc<State>>) -> Json<Value> {
+    let info = state.codec.info();
+    // No `bos_token`: documents begin with nothing, and end with the end-of-text token, which clients put first when
+    // they need a token that nothing came before.
+    Json(json!({
+        "tokenizer_class": info.class, "bos_token": null, "eos_token": info.end_of_text, "pad_token": info.end_of_text,
+        "unk_token": null, "chat_template": null, "model_max_length": state.engine.model().context(),
+        "vocab_size": state.codec.vocab_size(),
+    }))
+}
+
+pub(crate) fn no_chat() -> ApiError {
+    let message =
+        "this model has no chat template: it continues text, so use POST /v1/completions with a prompt";
+    ApiError { code: Some("no_chat_template"), ..ApiError::field("messages", message) }
+}
+
+pub(crate) async fn chat() -> ApiError {
+    no_chat()
+}

@@ -1,0 +1,241 @@
+//! Everything but completions: errors, models, tokenizer, keys, metrics, and the end.
+
+#[path = "support/client.rs"]
+mod client;
+#[path = "../../infer/tests/support/fake.rs"]
+mod fake;
+
+use client::{JSON, Server, chunk, head, reply};
+use dipaco_server::{ServeConfig, ServerError};
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+
+async fn server() -> Server {
+    Server::start(ServeConfig { slots: 2, ..ServeConfig::default() }).await
+}
+
+#[tokio::test]
+async fn every_error_has_openais_shape() {
+    let server =
+        Server::start(ServeConfig { body_limit: 3000, max_choices: 8, ..ServeConfig::default() }).await;
+    let post = async |body: &str| server.send("POST", "/v1/completions", JSON, body.as_bytes()).await.error();
+
+    let (status, message, kind, _, code) = post("{\"prompt\": \"a\",\n \"n\": }").await;
+    assert_eq!((status, kind.as_str(), code), (400, "invalid_request_error", json!("invalid_json")));
+    assert!(message.contains("line 2 column 7"), "{message}");
+    assert_eq!(post("").await.0, 400);
+    assert_eq!(post("[1]").await.0, 400);
+    assert_eq!(post("{\"prompt\": \"\u{1}").await.0, 400);
+    assert_eq!(server.send("POST", "/v1/completions", JSON, b"{\"prompt\": \"\xff\"}").await.error().0, 400);
+    assert_eq!(post(&"[".repeat(2000)).await.0, 400);
+
+    let (status, message, _, param, code) = post(r#"{"prompt": "abc", "max_tokens": 398}"#).await;
+    assert_eq!((status, param, code), (400, json!("max_tokens"), json!("context_length_exceeded")));
+    assert!(message.contains("max_model_len is 400") && message.contains("3 tokens"), "{message}");
+    let long = format!(r#"{{"prompt": "{}"}}"#, "a".repeat(400));
+    assert_eq!(post(&long).await.3, json!("prompt"));
+    assert_eq!(post(r#"{"prompt": [257]}"#).await.3, json!("prompt"));
+    assert_eq!(post(r#"{"prompt": "a", "n": 9}"#).await.3, json!("prompt"));
+    let (status, message, _, param, code) = post(r#"{"prompt": "a", "model": "gpt-4"}"#).await;
+    assert_eq!((status, param, code), (404, json!("model"), json!("model_not_found")));
+    assert!(message.contains("`tiny`"), "{message}");
+    for model in ["tiny/path-4", "tiny/path-", "tiny/path-+1", "tinypath-1", ""] {
+        assert_eq!(post(&json!({"prompt": "a", "model": model}).to_string()).await.0, 404, "{model}");
+    }
+
+    let big = format!(r#"{{"prompt": "{}"}}"#, "a".repeat(2_000_000));
+    let (status, message, _, _, code) = post(&big).await;
+    assert_eq!((status, code), (413, json!("body_too_large")));
+    assert!(message.contains("3000 bytes"), "{message}");
+    assert_eq!(server.send("POST", "/v1/completions", "", b"{}").await.error().0, 415);
+    let form = "content-type: application/x-www-form-urlencoded\r\n";
+    assert_eq!(server.send("POST", "/v1/completions", form, b"{}").await.error().0, 415);
+    assert_eq!(server.get("/v1/nothing").await.error().0, 404);
+    assert_eq!(server.get("/v1/completions").await.error().0, 405);
+    let (status, message, ..) = server.post("/v1/chat/completions", &json!({"messages": []})).await.error();
+    assert_eq!(status, 400);
+    assert!(message.contains("no chat template"));
+}
+
+#[tokio::test]
+async fn a_body_that_never_comes_is_408_and_garbage_does_no_harm() {
+    let server = Server::start(ServeConfig { read_timeout: 0.05, ..ServeConfig::default() }).await;
+    let mut stream = server.open().await;
+    let request = format!(
+        "POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{JSON}content-length: 9\r\n\r\n{{"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    assert_eq!(reply(stream).await.error().0, 408);
+    let mut stream = server.open().await;
+    stream.write_all(b"\x16\x03\x01garbage\r\n\r\n").await.unwrap();
+    assert_eq!(reply(stream).await.status, 400);
+    assert_eq!(server.get("/health").await.json(), json!({"status": "ok"}));
+}
+
+#[tokio::test]
+async fn the_run_and_its_paths_are_models() {
+    let server = server().await;
+    let list = server.get("/v1/models").await.json();
+    let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["tiny", "tiny/path-0", "tiny/path-1", "tiny/path-2", "tiny/path-3"]);
+    let one = server.get("/v1/models/tiny/path-2").await.json();
+    assert_eq!(one, list["data"][3]);
+    assert_eq!((&one["parent"], &one["max_model_len"]), (&json!("tiny"), &json!(400)));
+    assert_eq!(one["dipaco"]["modules"], json!(["0/1", "1/0"]));
+    assert_eq!(server.get("/v1/models/tiny%2Fpath-2").await.json(), one);
+    assert_eq!(server.get("/v1/models/other").await.error().0, 404);
+    assert_eq!(server.get("/info").await.json()["paths"], 4);
+}
+
+#[tokio::test]
+async fn a_route_is_explained() {
+    let server = server().await;
+    let route = server.post("/v1/route", &json!({"prompt": "bcdefgh"})).await.json();
+    let expected = json!({
+        "path": 2, "model": "tiny/path-2", "distances": [1.0, 1.0, 0.25, 1.0], "prefix_tokens": 4,
+        "prefix": [98, 99, 100, 101], "prefix_text": "bcde",
+        "levels": [{"level": 0, "module": 1, "id": "0/1"}, {"level": 1, "module": 0, "id": "1/0"}],
+    });
+    assert_eq!(route, expected);
+    assert_eq!(server.post("/v1/route", &json!({"prompt": [98]})).await.json()["path"], 2);
+    for bad in [json!({}), json!({"prompt": ""}), json!({"prompt": [999]}), json!({"prompt": {}})] {
+        assert_eq!(server.post("/v1/route", &bad).await.error().3, "prompt");
+    }
+}
+
+#[tokio::test]
+async fn a_harness_can_use_the_servers_tokenizer() {
+    let server = server().await;
+    let info = server.get("/tokenizer_info").await.json();
+    assert_eq!((&info["eos_token"], &info["bos_token"]), (&json!("<|end|>"), &Value::Null));
+    let tokenize = async |text: &str| {
+        let body = json!({"prompt": text, "add_special_tokens": false, "return_token_strs": true});
+        server.post("/tokenize", &body).await.json()
+    };
+    let tokens = tokenize("hé").await;
+    assert_eq!((&tokens["tokens"], &tokens["count"]), (&json!([104, 195, 169]), &json!(3)));
+    assert_eq!(tokens["token_strs"].as_array().unwrap().len(), 3);
+    assert_eq!(tokenize("<|end|>").await["tokens"], json!([256]));
+    assert_eq!(tokenize("<|end|>!").await["count"], 8);
+    let text = server.post("/detokenize", &json!({"tokens": [104, 195, 169]})).await.json();
+    assert_eq!(text, json!({"prompt": "hé"}));
+    assert_eq!(server.post("/detokenize", &json!({"tokens": [999]})).await.error().3, "tokens");
+    assert_eq!(server.post("/tokenize", &json!({"prompt": 1})).await.error().3, "prompt");
+}
+
+#[tokio::test]
+async fn keys_protect_everything_but_health() {
+    let file = std::env::temp_dir().join(format!("dipaco-server-keys-{}", std::process::id()));
+    std::fs::write(&file, "# test\nsecret\n").unwrap();
+    let server = Server::start(ServeConfig { api_keys: Some(file.clone()), ..ServeConfig::default() }).await;
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(server.get("/health").await.status, 200);
+    for path in ["/metrics", "/info", "/v1/models", "/tokenizer_info", "/nothing"] {
+        let reply = server.get(path).await;
+        assert_eq!((reply.error().0, reply.header("www-authenticate")), (401, Some("Bearer")), "{path}");
+    }
+    assert_eq!(server.post("/tokenize", &json!({"prompt": "a"})).await.error().0, 401);
+    let allowed = server.send("GET", "/v1/models", "authorization: Bearer secret\r\n", b"").await;
+    assert_eq!(allowed.status, 200);
+}
+
+#[tokio::test]
+async fn ids_are_echoed_and_metrics_count() {
+    let server = server().await;
+    let headers = format!("{JSON}x-request-id: my-id\r\nauthorization: Bearer \r\n");
+    let body = br#"{"prompt": "a", "max_tokens": 3, "temperature": 0}"#;
+    let reply = server.send("POST", "/v1/completions", &headers, body).await;
+    assert_eq!((reply.header("x-request-id"), &reply.json()["id"]), (Some("my-id"), &json!("cmpl-my-id")));
+    assert!(server.get("/health").await.header("x-request-id").unwrap().len() == 32);
+    for (line, value) in [
+        ("dipaco_generation_tokens_total{model_name=\"tiny\"}", 3.0),
+        ("dipaco_request_success_total{model_name=\"tiny\",finished_reason=\"length\"}", 1.0),
+        ("dipaco_routed_requests_total{model_name=\"tiny\",path=\"1\"}", 1.0),
+        ("dipaco_num_requests_running{model_name=\"tiny\"}", 0.0),
+        ("dipaco_time_to_first_token_seconds_count{model_name=\"tiny\"}", 1.0),
+        ("dipaco_inter_token_latency_seconds_count{model_name=\"tiny\"}", 2.0),
+        ("dipaco_request_prompt_tokens_bucket{model_name=\"tiny\",le=\"1\"}", 1.0),
+        (
+            "dipaco_http_requests_total{model_name=\"tiny\",method=\"POST\",handler=\"/v1/completions\",status=\"200\"}",
+            1.0,
+        ),
+    ] {
+        assert_eq!(server.metric(line).await, value, "{line}");
+    }
+}
+
+#[tokio::test]
+async fn running_requests_finish_when_the_server_is_stopped() {
+    let server = Server::start(ServeConfig { slots: 1, ..ServeConfig::default() }).await;
+    server.model.gate.shut();
+    let body =
+        json!({"prompt": "a", "max_tokens": 3, "temperature": 0, "stream": true, "path": 0}).to_string();
+    let mut running = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
+    head(&mut running).await;
+    let idle = server.open().await;
+    server.shutdown.cancel();
+    let (status, _, kind, ..) = loop {
+        // The first connections may still have been accepted before the server saw the token.
+        let health = server.get("/health").await;
+        if health.status != 200 {
+            break health.error();
+        }
+    };
+    assert_eq!((status, kind.as_str()), (503, "unavailable_error"));
+    let refused = server.complete(json!({"prompt": "a"})).await;
+    assert_eq!((refused.error().0, refused.header("retry-after")), (503, Some("5")));
+    server.model.gate.open();
+    let mut text = String::new();
+    while let Some(chunk) = chunk(&mut running).await {
+        text.push_str(std::str::from_utf8(&chunk).unwrap());
+    }
+    assert!(text.contains("\"finish_reason\":\"length\"") && text.ends_with("data: [DONE]\n\n"), "{text}");
+    server.task.await.unwrap().unwrap();
+    drop(idle);
+}
+
+#[tokio::test]
+async fn after_the_time_to_finish_streams_end_with_an_error() {
+    let server = Server::start(ServeConfig { slots: 1, drain_timeout: 0.0, ..ServeConfig::default() }).await;
+    server.model.gate.shut();
+    let mut connections = Vec::new();
+    for stream in [true, false] {
+        let body = json!({"prompt": "a", "max_tokens": 300, "stream": stream}).to_string();
+        connections.push(server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await);
+    }
+    let waits = |load: &dipaco_infer::Load| load.running == 1 && load.waiting == 1;
+    server.state.engine().watch_load().wait_for(waits).await.unwrap();
+    let waiting = connections.pop().unwrap();
+    head(&mut connections[0]).await;
+    server.shutdown.cancel();
+    let mut text = String::new();
+    while let Some(chunk) = chunk(&mut connections[0]).await {
+        text.push_str(std::str::from_utf8(&chunk).unwrap());
+    }
+    assert!(text.contains("shutting down") && text.ends_with("data: [DONE]\n\n"), "{text}");
+    assert_eq!(reply(waiting).await.error().0, 503);
+    server.task.await.unwrap().unwrap();
+    server.model.gate.open();
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_work_does_not_start() {
+    let start = |config: ServeConfig| {
+        let run = dipaco_server::ServedRun {
+            name: "tiny".into(),
+            created: 0,
+            fingerprint: String::new(),
+            version: String::new(),
+            path_parameters: 0,
+            total_parameters: 0,
+        };
+        dipaco_server::State::start(config, run, fake::Fake::new(8), std::sync::Arc::new(fake::Bytes))
+            .err()
+            .unwrap()
+    };
+    let error = start(ServeConfig { max_choices: 0, ..ServeConfig::default() });
+    assert!(error.to_string().starts_with("serve.max_choices is 0"), "{error}");
+    let file = std::env::temp_dir().join("dipaco-no-such-file");
+    let error = start(ServeConfig { api_keys: Some(file), ..ServeConfig::default() });
+    assert!(matches!(error, ServerError::KeyFile { .. }), "{error}");
+}
