@@ -1,0 +1,118 @@
+//! The command line.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use dipaco_config::{Resolved, RunConfig, Sources};
+use dipaco_telemetry::{LogFormat, LogOptions, Progress, init_logs};
+
+use crate::commands;
+use crate::error::CliError;
+
+const EXAMPLES: &str = "\
+Examples:
+  dipaco doctor                                        check this machine
+  dipaco config show --config configs/tiny.toml        see what will run
+  dipaco config check --config my.toml --set train.rounds=20
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted.
+Data goes to standard output, everything else to standard error.";
+
+/// Trains and serves a modular language model: many small paths through shared modules, kept in sync over slow networks.
+#[derive(Debug, Parser)]
+#[command(name = "dipaco", version, after_help = EXAMPLES, arg_required_else_help = true, max_term_width = 110)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: GlobalOptions,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What can be done.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show, check or explain the configuration.
+    #[command(subcommand)]
+    Config(commands::config::ConfigCommand),
+    /// Check whether this machine can train and serve.
+    Doctor(commands::doctor::DoctorOptions),
+    /// Print completions for a shell.
+    #[command(after_help = commands::completions::EXAMPLES)]
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Options of every command.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct GlobalOptions {
+    /// Say less: no progress; twice: no logs at all.
+    #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "verbose")]
+    pub(crate) quiet: u8,
+    /// Say more; up to three times. RUST_LOG sets the level of each part.
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// The form of logs and progress on standard error.
+    #[arg(
+        long,
+        global = true,
+        env = "DIPACO_LOG_FORMAT",
+        value_enum,
+        default_value_t,
+        value_name = "FORMAT"
+    )]
+    pub(crate) log_format: LogFormatOption,
+}
+
+/// The values of `--log-format`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormatOption {
+    /// For people.
+    #[default]
+    Pretty,
+    /// One JSON object per line.
+    Json,
+}
+
+impl GlobalOptions {
+    /// Sets logs up and gives the progress that goes with them.
+    pub(crate) fn init_logs(&self) -> Result<Progress, CliError> {
+        let progress = match self.log_format {
+            _ if self.quiet > 0 => Progress::hidden(),
+            LogFormatOption::Pretty => Progress::stderr(),
+            LogFormatOption::Json => Progress::logged(),
+        };
+        let level = |count: u8| i8::try_from(count).unwrap_or(i8::MAX);
+        let options = LogOptions {
+            format: match self.log_format {
+                LogFormatOption::Pretty => LogFormat::Pretty,
+                LogFormatOption::Json => LogFormat::Json,
+            },
+            verbosity: level(self.verbose).saturating_sub(level(self.quiet)),
+            filter: std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty()),
+            colour: std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
+        };
+        init_logs(&options, &progress)?;
+        Ok(progress)
+    }
+}
+
+/// Where a command's configuration comes from.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ConfigOptions {
+    /// The configuration file; defaults for a tiny run without it.
+    #[arg(short, long, env = "DIPACO_CONFIG", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Override a key, as in --set train.rounds=20; may be repeated. DIPACO__TRAIN__ROUNDS=20 does the same.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+}
+
+impl ConfigOptions {
+    /// Puts the configuration together and checks it.
+    pub(crate) fn load(&self) -> Result<Resolved, CliError> {
+        Ok(RunConfig::load(&Sources::with_environment(self.config.clone(), self.overrides.clone()))?)
+    }
+}

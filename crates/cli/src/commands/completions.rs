@@ -1,0 +1,20 @@
+//! `dipaco completions`: completions for a shell.
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use crate::args::Cli;
+use crate::error::CliError;
+use crate::output;
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  dipaco completions bash > ~/.local/share/bash-completion/completions/dipaco
+  dipaco completions zsh > ~/.zfunc/_dipaco
+  dipaco completions fish > ~/.config/fish/completions/dipaco.fish";
+
+pub(crate) fn run(shell: Shell) -> Result<(), CliError> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "dipaco", &mut script);
+    output::print(&String::from_utf8_lossy(&script))
+}

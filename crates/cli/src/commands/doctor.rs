@@ -1,0 +1,85 @@
+//! `dipaco doctor`: whether this machine can train and serve.
+
+mod directory;
+mod machine;
+mod network;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::error::CliError;
+use crate::output;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  dipaco doctor                      check this machine, and the folder runs/
+  dipaco doctor --run /data/my-run   check the place of a run")]
+pub(crate) struct DoctorOptions {
+    /// The directory in which runs are to be kept; it need not exist yet.
+    #[arg(long, env = "DIPACO_RUN", default_value = "runs", value_name = "DIR")]
+    run: PathBuf,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    Ok,
+    Warn,
+    Fail,
+}
+
+/// What a check found.
+#[derive(Debug, Serialize)]
+struct Finding {
+    check: &'static str,
+    status: Status,
+    found: String,
+    /// What to do; absent when all is well.
+    remedy: Option<String>,
+}
+
+impl Finding {
+    fn ok(check: &'static str, found: impl Into<String>) -> Self {
+        Self { check, status: Status::Ok, found: found.into(), remedy: None }
+    }
+
+    fn warn(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { check, status: Status::Warn, found: found.into(), remedy: Some(remedy.into()) }
+    }
+
+    fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { check, status: Status::Fail, found: found.into(), remedy: Some(remedy.into()) }
+    }
+}
+
+pub(crate) fn run(options: &DoctorOptions) -> Result<(), CliError> {
+    let mut findings = machine::check();
+    findings.extend(directory::check(&options.run));
+    findings.extend(network::check());
+    if options.json {
+        output::print_json(&findings)?;
+    } else {
+        output::print(&findings.iter().map(line).collect::<String>())?;
+    }
+    match findings.iter().filter(|finding| finding.status == Status::Fail).count() {
+        0 => Ok(()),
+        failed => Err(CliError::Doctor { failed }),
+    }
+}
+
+fn line(finding: &Finding) -> String {
+    let status = match finding.status {
+        Status::Ok => "ok  ",
+        Status::Warn => "warn",
+        Status::Fail => "fail",
+    };
+    let remedy = finding.remedy.as_ref().map_or_else(String::new, |remedy| format!("      try: {remedy}\n"));
+    format!("{status}  {:<15} {}\n{remedy}", finding.check, finding.found)
+}

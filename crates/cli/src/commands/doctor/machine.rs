@@ -1,0 +1,75 @@
+//! Processor, memory, limits of the operating system, HDF5's version.
+
+use dipaco_telemetry::human;
+use rustix::process::{Resource, getrlimit};
+
+use super::Finding;
+
+/// Below this, the defaults do not fit beside an operating system.
+const LITTLE_MEMORY: u64 = 2_000_000_000;
+/// A run keeps a file per path open, and a socket per client when it is served.
+const FEW_FILES: u64 = 1024;
+
+pub(super) fn check() -> Vec<Finding> {
+    vec![cores(), features(), memory(), open_files()]
+}
+
+fn cores() -> Finding {
+    match std::thread::available_parallelism() {
+        Ok(cores) => Finding::ok("cores", cores.to_string()),
+        Err(error) => Finding::warn("cores", error.to_string(), "set train.threads_per_worker by hand"),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn features() -> Finding {
+    let found: Vec<&str> = [
+        ("AVX2", is_x86_feature_detected!("avx2")),
+        ("FMA", is_x86_feature_detected!("fma")),
+        ("AVX-512", is_x86_feature_detected!("avx512f")),
+    ]
+    .into_iter()
+    .filter_map(|(name, there)| there.then_some(name))
+    .collect();
+    if found.contains(&"AVX2") && found.contains(&"FMA") {
+        return Finding::ok("processor", format!("x86-64 with {}", found.join(", ")));
+    }
+    let remedy = "use a processor with AVX2 and FMA: without them training takes several times as long";
+    Finding::warn("processor", "x86-64 without AVX2 and FMA", remedy)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn features() -> Finding {
+    Finding::ok("processor", std::env::consts::ARCH)
+}
+
+fn memory() -> Finding {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = |name: &str| -> Option<u64> {
+        text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
+    };
+    let Some((total, free)) = kib("MemTotal:").zip(kib("MemAvailable:")) else {
+        let remedy = "make sure of at least 2 GB by hand";
+        return Finding::warn("memory", "its size is not known on this system", remedy);
+    };
+    let (total, free) = (total.saturating_mul(1024), free.saturating_mul(1024));
+    let found = format!("{} free of {}", human::bytes(free), human::bytes(total));
+    if free < LITTLE_MEMORY {
+        return Finding::warn(
+            "memory",
+            found,
+            "close other programs, or lower train.batch and model.hidden_size",
+        );
+    }
+    Finding::ok("memory", found)
+}
+
+fn open_files() -> Finding {
+    match getrlimit(Resource::Nofile).current {
+        Some(limit) if limit < FEW_FILES => {
+            Finding::warn("open files", format!("limit {limit}"), format!("raise it: ulimit -n {FEW_FILES}"))
+        }
+        Some(limit) => Finding::ok("open files", format!("limit {}", human::integer(limit))),
+        None => Finding::ok("open files", "no limit"),
+    }
+}

@@ -1,0 +1,30 @@
+//! Standard output, where data goes.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::error::CliError;
+
+/// Writes text to standard output. A reader that has gone away, as `head` does, has got what it wanted.
+pub(crate) fn print(text: &str) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(|source| CliError::Io {
+            action: "write to",
+            path: "standard output".into(),
+            source,
+        }),
+    }
+}
+
+/// Writes a value as indented JSON.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), CliError> {
+    let failed = |error: serde_json::Error| CliError::Io {
+        action: "write to",
+        path: "standard output".into(),
+        source: error.into(),
+    };
+    print(&(serde_json::to_string_pretty(value).map_err(failed)? + "\n"))
+}

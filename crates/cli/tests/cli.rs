@@ -1,0 +1,150 @@
+//! The binary as a user meets it: output, messages and exit codes.
+#![expect(clippy::unwrap_used, reason = "a test that can't run the binary has failed")]
+
+use std::process::{Command, Output, Stdio};
+
+fn dipaco(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dipaco"));
+    command
+        .args(arguments)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = dipaco(arguments).output().unwrap();
+    (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+#[test]
+fn help_is_a_success_and_shows_examples() {
+    let (code, out, _) = run(&["--help"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("Examples:") && out.contains("Exit codes:"), "{out}");
+    assert_eq!(run(&["config", "show", "--help"]).0, 0);
+}
+
+#[test]
+fn wrong_usage_exits_with_2() {
+    for arguments in [&["--frobnicate"][..], &["trian"], &[], &["config", "show", "--json", "--changed"]] {
+        let (code, out, err) = run(arguments);
+        assert_eq!((code, out.as_str()), (2, ""), "{arguments:?}: {err}");
+        assert!(!err.is_empty());
+    }
+}
+
+#[test]
+fn wrong_configuration_exits_with_2_and_names_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.toml");
+    std::fs::write(&file, "[train]\nronds = 3\nbatch = \"x\"\n").unwrap();
+    let file = file.to_str().unwrap();
+    let (code, _, err) = run(&["config", "check", "--config", file]);
+    assert_eq!(code, 2);
+    assert!(err.contains("run.toml:2: unknown key `train.ronds` (did you mean `train.rounds`?)"), "{err}");
+    assert!(
+        err.contains("run.toml:3: train.batch: expected a whole number from 0, found the string \"x\""),
+        "{err}"
+    );
+
+    let (code, _, err) = run(&["config", "check", "--config", "none.toml"]);
+    assert_eq!(code, 2);
+    assert!(err.contains("error: the configuration file none.toml can't be read\n  because: "), "{err}");
+    assert!(err.contains("  try: "), "{err}");
+}
+
+#[test]
+fn a_log_filter_that_can_not_be_read_exits_with_2() {
+    let output = dipaco(&["config", "show"]).env("RUST_LOG", "dipaco=loud").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("RUST_LOG"));
+}
+
+#[test]
+fn what_is_shown_can_be_used_as_a_file() {
+    let (code, shown, _) = run(&["config", "show", "--set", "train.rounds=7"]);
+    assert_eq!(code, 0);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("shown.toml");
+    std::fs::write(&file, &shown).unwrap();
+    assert_eq!(run(&["config", "show", "--config", file.to_str().unwrap()]), (0, shown, String::new()));
+}
+
+#[test]
+fn the_environment_goes_before_the_file_and_arguments_before_both() {
+    let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/tiny.toml");
+    let output = dipaco(&["config", "show", "--changed", "--config", configs, "--set", "train.batch=3"])
+        .env("DIPACO__TRAIN__ROUNDS", "4")
+        .env("DIPACO__TRAIN__BATCH", "4")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let row = |key: &str| text.lines().find(|line| line.starts_with(key)).unwrap().to_owned();
+    assert!(row("train.rounds ").contains("environment variable DIPACO__TRAIN__ROUNDS"), "{text}");
+    assert!(row("train.batch ").ends_with("--set train.batch=3"), "{text}");
+    assert!(row("train.inner_steps ").contains("tiny.toml:"), "{text}");
+}
+
+#[test]
+fn keys_are_explained() {
+    let (code, out, _) = run(&["config", "keys", "train.inner"]);
+    assert_eq!(code, 0);
+    assert!(
+        out.contains("train.inner_steps  30") && out.contains("inner steps of a path per round"),
+        "{out}"
+    );
+    let (code, _, err) = run(&["config", "keys", "nothing"]);
+    assert_eq!(code, 2);
+    assert!(err.contains("no key begins with `nothing`\n  try: "), "{err}");
+}
+
+#[test]
+fn check_says_what_the_configuration_amounts_to() {
+    let (code, out, _) = run(&["config", "check", "--json"]);
+    let summary: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, summary["paths"].as_u64(), summary["modules"].as_u64()), (0, Some(4), Some(4)));
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, out, _) = run(&["completions", shell]);
+        assert!(code == 0 && out.contains("doctor"), "{shell}");
+    }
+    assert_eq!(run(&["completions", "tcl"]).0, 2);
+}
+
+#[test]
+fn doctor_finds_this_machine_fit_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, out, err) =
+        run(&["doctor", "--json", "--run", folder.path().join("runs/one").to_str().unwrap()]);
+    assert_eq!(code, 0, "{out}{err}");
+    let findings: Vec<serde_json::Value> = serde_json::from_str(&out).unwrap();
+    let checks: Vec<&str> = findings.iter().map(|finding| finding["check"].as_str().unwrap()).collect();
+    assert_eq!(
+        checks,
+        ["cores", "processor", "memory", "open files", "disk", "directory", "HDF5", "UDP", "QUIC"]
+    );
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn doctor_fails_with_a_remedy_when_a_directory_can_not_be_written() {
+    let (code, out, err) = run(&["doctor", "--run", "/proc/self/nothing"]);
+    assert_eq!(code, 1);
+    assert!(out.contains("fail  directory") && out.contains("      try: name another directory"), "{out}");
+    assert!(err.contains("of the checks failed"), "{err}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let mut child =
+        dipaco(&["config", "show"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
