@@ -1,1 +1,32 @@
-//! Routers: document prefix to path.
+//! Routers: document prefix to path (arXiv:2403.10616 §2.4).
+//!
+//! A document's *features* are the mean of the seed model's last block over its first tokens. [`fit()`] learns from the
+//! features of a sample which of them belong together, [`assign()`] divides a whole token file into one shard per path,
+//! and [`Router::route`] says at inference which path an input belongs to.
+//!
+//! Routing is hard, offline and by document. This package trains no model and knows nothing of text: documents are
+//! token ids, and the model is anything that implements [`FeatureExtractor`].
+
+mod assign;
+mod config;
+mod error;
+mod features;
+mod fit;
+mod kmeans;
+mod progress;
+mod router;
+mod shard_set;
+mod statistics;
+#[cfg(test)]
+mod testing;
+
+pub use assign::{Assigned, assign};
+pub use config::{RouterConfig, RouterKind};
+pub use error::{RoutingError, Source};
+pub use features::{FeatureExtractor, silent};
+pub use fit::{Fit, fit};
+pub use kmeans::{Clustering, kmeans};
+pub use progress::{Progress, ProgressFn};
+pub use router::{FittedOn, Route, Router};
+pub use shard_set::{Example, Shard, ShardManifest, ShardSet, shard_file_name};
+pub use statistics::{ShardExample, ShardStatistics, ShardStatisticsRow, inspect};

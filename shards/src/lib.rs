@@ -1,1 +1,48 @@
-//! Readers of text, tokenizer, HDF5 token files and the sampler.
+//! Text to token ids to training batches: readers, tokenizer, HDF5 token files and the sampler.
+//!
+//! [`prepare()`] turns text (C4 `*.json.gz`, JSON lines, plain text, directories) into a tokenizer and token files.
+//! A [`TokenFile`] is ordinary HDF5 that is read through a memory map, so memory does not grow with the corpus.
+//! A [`Sampler`] cuts its documents into sequences and draws them in an order that is a pure function of a seed and a
+//! position.
+//!
+//! Below this package token ids are the only currency. It knows nothing of models, paths or routers: a shard of a path
+//! is one more token file, whose [`TokenFileInfo::origin`] says where it comes from.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use dipaco_shards::{Sampler, SamplerConfig, TokenFile, TokenFileInfo, TokenFileWriter};
+//!
+//! let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("train.h5");
+//! let info = TokenFileInfo { tokenizer_hash: "none".into(), end_of_text: 0, vocab_size: 10, ..Default::default() };
+//! let mut writer = TokenFileWriter::create(&path, info)?;
+//! writer.push_document(&[5, 6, 7, 8, 0])?;
+//! writer.finish()?;
+//!
+//! let file = Arc::new(TokenFile::open(&path)?);
+//! let sampler = Sampler::new(file, 0..1, SamplerConfig { sequence_length: 4, seed: 1, packing: false })?;
+//! let batch = sampler.batch(0, 1)?;
+//! assert_eq!((&batch.tokens[..], &batch.targets[..]), (&[5, 6, 7, 8][..], &[6, 7, 8, 0][..]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod prepare;
+mod progress;
+mod readers;
+mod sampler;
+mod token_file;
+mod tokenizer;
+
+pub use error::ShardsError;
+pub use prepare::{FileReport, PrepareConfig, PrepareReport, SplitReport, TokenizerReport, prepare};
+pub use progress::{NoProgress, Progress};
+pub use readers::{
+    FileEnd, InputFile, InputList, ReadLimits, Record, Refusal, Refusals, Refused, Skipped, crate_sources,
+    list_inputs, read_documents,
+};
+pub use sampler::{Batch, IGNORE, Permutation, Sampler, SamplerConfig, WindowPlace};
+pub use token_file::{
+    FORMAT_VERSION, TokenFile, TokenFileInfo, TokenFileMetadata, TokenFileSummary, TokenFileWriter, Tokens,
+};
+pub use tokenizer::{END_OF_TEXT, IncrementalDecoder, Tokenizer, TokenizerTrainer};

@@ -1,1 +1,38 @@
-//! The run configuration: sections, defaults, overrides and their documentation.
+//! The configuration of a run: one tree of sections, its sources, its checks and its documentation.
+//!
+//! Values come from defaults, a TOML file, environment variables and overrides, each over the one before. Everything
+//! that is wrong is reported at once, with the place where it was written. Each package defines the section that
+//! configures it; this one puts them together and checks that they fit. It reads one file and does nothing else.
+//!
+//! ```
+//! use dipaco_config::{RunConfig, Sources};
+//!
+//! let sources = Sources { overrides: vec!["train.rounds=3".into()], ..Sources::default() };
+//! assert_eq!(RunConfig::load(&sources)?.config.train.rounds, 3);
+//!
+//! let sources = Sources { overrides: vec!["train.ronds=3".into()], ..Sources::default() };
+//! let message = RunConfig::load(&sources).unwrap_err().to_string();
+//! assert_eq!(message, "--set train.ronds=3: unknown key `train.ronds` (did you mean `train.rounds`?)");
+//! # Ok::<(), dipaco_config::ConfigError>(())
+//! ```
+
+mod check;
+mod error;
+mod keys;
+mod layer;
+mod load;
+mod origin;
+mod pending;
+mod resolve;
+mod run_config;
+mod write;
+
+pub use error::{ConfigError, Problem};
+pub use keys::{KEYS, KeyDoc, SECTIONS, key_doc};
+pub use load::{Resolved, Sources};
+pub use origin::Origin;
+pub use run_config::{EvaluateConfig, OuterConfig, RunConfig, RunSection, SeedConfig, TrainConfig};
+pub use write::reference;
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,51 @@
 //! The Llama-shaped transformer cut into modules: composing a path, KV cache, import and export.
+//!
+//! A *module* is one copy of a level's parameters; it exists as flat numbers ([`ModuleWeights`], what is stored, sent
+//! and averaged) or on the device ([`Module`], shared by every path that uses it). A [`Path`] is composed of one module
+//! per level and computes losses, gradients, features and next-token logits. Tensor names are Hugging Face's Llama
+//! names, so a path is a Llama checkpoint: rotate-half RoPE, RMSNorm in f32, SwiGLU, no biases, explicit head size.
+//!
+//! ```
+//! use dipaco_model::{Device, ModelConfig, Module, Path, init, split};
+//! use dipaco_topology::{Topology, TopologyConfig};
+//!
+//! let config = ModelConfig { vocab_size: 96, hidden_size: 32, blocks: 2, heads: 2, head_dim: 16, ffn_size: 48, ..ModelConfig::default() };
+//! let topology = Topology::new(&TopologyConfig::dense(2), 2)?;
+//! let modules = split(&config, &topology, &init(&config, 7)?)?;
+//! let modules = modules.iter().map(|m| Ok(Module::load(m, &Device::Cpu)?.into())).collect::<Result<Vec<_>, dipaco_model::ModelError>>()?;
+//! let path = Path::compose(&config, &topology, &modules)?;
+//! let logits = path.decode(&[1, 2, 3], &mut path.new_cache(), false)?;
+//! assert_eq!(logits.len(), 96);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! This package never spawns, logs or reads files, and knows no optimizer and no tokenizer.
+
+mod cache;
+mod config;
+mod decode;
+mod error;
+mod export;
+mod forward;
+mod gradients;
+mod init;
+mod module;
+mod path;
+mod specs;
+mod split;
+mod weights;
+
+pub use cache::KvCache;
+pub use candle_core::{Device, Tensor};
+pub use config::ModelConfig;
+pub use dipaco_ops::IGNORE;
+pub use error::ModelError;
+pub use export::{SpecialTokens, export_llama, import_llama};
+pub use forward::Loss;
+pub use gradients::Gradients;
+pub use init::init;
+pub use module::Module;
+pub use path::Path;
+pub use specs::{TensorSpec, level_specs, parameters, path_specs};
+pub use split::{join, split};
+pub use weights::ModuleWeights;

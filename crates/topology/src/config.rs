@@ -24,8 +24,12 @@ impl TopologyConfig {
     /// One path through one module: a dense model.
     #[must_use]
     pub fn dense(blocks: usize) -> Self {
-        let level =
-            LevelConfig { modules: Modules::Count(1), blocks: format!("0..{blocks}"), embedding: true, head: true };
+        let level = LevelConfig {
+            modules: Modules::Count(1),
+            blocks: format!("0..{blocks}"),
+            embedding: true,
+            head: true,
+        };
         Self { replicas: 1, levels: vec![level] }
     }
 }
@@ -74,13 +78,21 @@ impl<'de> Deserialize<'de> for Modules {
                 f.write_str("a number of modules from 1, or \"paths\" for one per path")
             }
             fn visit_u64<E: serde::de::Error>(self, k: u64) -> Result<Modules, E> {
-                u32::try_from(k).map(Modules::Count).map_err(|_| E::invalid_value(serde::de::Unexpected::Unsigned(k), &self))
+                u32::try_from(k)
+                    .map(Modules::Count)
+                    .map_err(|_| E::invalid_value(serde::de::Unexpected::Unsigned(k), &self))
             }
             fn visit_i64<E: serde::de::Error>(self, k: i64) -> Result<Modules, E> {
-                u32::try_from(k).map(Modules::Count).map_err(|_| E::invalid_value(serde::de::Unexpected::Signed(k), &self))
+                u32::try_from(k)
+                    .map(Modules::Count)
+                    .map_err(|_| E::invalid_value(serde::de::Unexpected::Signed(k), &self))
             }
             fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Modules, E> {
-                if text == "paths" { Ok(Modules::Paths) } else { Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)) }
+                if text == "paths" {
+                    Ok(Modules::Paths)
+                } else {
+                    Err(E::invalid_value(serde::de::Unexpected::Str(text), &self))
+                }
             }
         }
         deserializer.deserialize_any(Visitor)

@@ -25,7 +25,8 @@ impl FromStr for ModuleId {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parsed = text.split_once('/').and_then(|(l, i)| Some((l.parse().ok()?, i.parse().ok()?)));
-        let (level, index) = parsed.ok_or_else(|| format!("`{text}` is no module: write level/index, as in 0/3"))?;
+        let (level, index) =
+            parsed.ok_or_else(|| format!("`{text}` is no module: write level/index, as in 0/3"))?;
         Ok(Self { level, index })
     }
 }

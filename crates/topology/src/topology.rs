@@ -30,7 +30,9 @@ impl std::fmt::Display for Part {
 #[non_exhaustive]
 pub enum TopologyError {
     /// No level was given.
-    #[error("topology.levels is empty: give at least one level that holds the embedding, all blocks and the head")]
+    #[error(
+        "topology.levels is empty: give at least one level that holds the embedding, all blocks and the head"
+    )]
     NoLevels,
     /// A level with no copies, or no replicas.
     #[error("{what} is 0: it must be at least 1")]
@@ -39,7 +41,9 @@ pub enum TopologyError {
         what: String,
     },
     /// An entry of `blocks` can't be read.
-    #[error("`{entry}` in topology.levels.blocks is no block: write half-open ranges and numbers, as in \"0..6, 8\"")]
+    #[error(
+        "`{entry}` in topology.levels.blocks is no block: write half-open ranges and numbers, as in \"0..6, 8\""
+    )]
     Blocks {
         /// The entry as written.
         entry: String,
@@ -55,7 +59,9 @@ pub enum TopologyError {
         blocks: usize,
     },
     /// A part that no level holds, or that two levels hold.
-    #[error("{part} is held by {holders} levels of topology.levels: every part of the model belongs to exactly one")]
+    #[error(
+        "{part} is held by {holders} levels of topology.levels: every part of the model belongs to exactly one"
+    )]
     Part {
         /// The part at fault.
         part: String,
@@ -278,7 +284,10 @@ mod tests {
     fn what_does_not_fit_is_refused_by_name() {
         let mut twice = grid(2);
         twice.levels[1].blocks = "5..12".into();
-        assert_eq!(Topology::new(&twice, 12).unwrap_err(), TopologyError::Part { part: "block 5".into(), holders: 2 });
+        assert_eq!(
+            Topology::new(&twice, 12).unwrap_err(),
+            TopologyError::Part { part: "block 5".into(), holders: 2 }
+        );
         let error = Topology::new(&grid(2), 8).unwrap_err();
         assert_eq!(error, TopologyError::NoSuchBlock { level: 1, block: 8, blocks: 8 });
         assert!(matches!(Topology::new(&grid(4096), 12).unwrap_err(), TopologyError::TooManyPaths { .. }));

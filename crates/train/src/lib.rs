@@ -1,1 +1,36 @@
-//! Drivers: seed pretraining, worker, coordinator and synchronizer.
+//! The drivers of training: seed pretraining, worker, coordinator and synchronizer.
+//!
+//! Decisions are made by `dipaco-sync` and arithmetic by `dipaco-model` and `dipaco-optim`; this package connects
+//! them to files, sockets and threads. A *run* is its store: [`open_run`] reads what is current, [`train_seed`] makes
+//! the dense path that every path starts from, [`start_training`] cuts it into modules, [`coordinate`] hands paths out
+//! and takes the outer steps, and [`work`] trains them.
+//!
+//! There is no command line here and no choice of directories.
+
+mod coordinator;
+mod desk;
+mod error;
+mod inner;
+mod ledger;
+mod module_files;
+mod path_state;
+mod plan;
+mod protocol;
+mod round;
+mod run_progress;
+mod seed;
+mod session;
+mod start;
+mod synchronizer;
+mod worker;
+
+pub use coordinator::{CoordinatorOptions, CoordinatorSummary, coordinate};
+pub use error::TrainError;
+pub use inner::{InnerConfig, StepReport, Trainer};
+pub use path_state::PathState;
+pub use plan::WorkerPlan;
+pub use protocol::{Item, Report, Request, Response, Work};
+pub use round::{PathData, RoundResult, RoundWatch, train_round};
+pub use seed::{SeedOptions, SeedSummary, train_seed};
+pub use start::{Started, open_run, start_training, training_origin};
+pub use worker::{WorkerOptions, WorkerSummary, work};

@@ -1,0 +1,82 @@
+//! Where a run keeps what.
+
+use std::path::{Path, PathBuf};
+
+/// The folder of a run. Every step reads what the step before wrote there; `docs/run-directory.md` lists the files.
+#[derive(Clone, Debug)]
+pub(crate) struct RunDirectory {
+    root: PathBuf,
+}
+
+impl RunDirectory {
+    pub(crate) fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The resolved configuration.
+    pub(crate) fn config(&self) -> PathBuf {
+        self.root.join("config.toml")
+    }
+
+    /// What `prepare` wrote.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.root.join("data")
+    }
+
+    pub(crate) fn tokenizer(&self) -> PathBuf {
+        self.data().join("tokenizer.json")
+    }
+
+    pub(crate) fn train_tokens(&self) -> PathBuf {
+        self.data().join("train.h5")
+    }
+
+    pub(crate) fn validation_tokens(&self) -> PathBuf {
+        self.data().join("validation.h5")
+    }
+
+    pub(crate) fn router(&self) -> PathBuf {
+        self.root.join("routing").join("router.bin")
+    }
+
+    /// One training shard per path.
+    pub(crate) fn train_shards(&self) -> PathBuf {
+        self.root.join("routing").join("train")
+    }
+
+    /// The validation documents by path.
+    pub(crate) fn validation_shards(&self) -> PathBuf {
+        self.root.join("routing").join("validation")
+    }
+
+    pub(crate) fn store(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
+    pub(crate) fn events(&self) -> PathBuf {
+        self.root.join("metrics.jsonl")
+    }
+
+    /// Key and certificate of the run's own authority; readable by its owner only.
+    pub(crate) fn authority(&self) -> PathBuf {
+        self.root.join("authority.pem")
+    }
+
+    /// What a worker needs to join; readable by its owner only.
+    pub(crate) fn join_token(&self) -> PathBuf {
+        self.root.join("join.token")
+    }
+
+    /// Shards that a worker on this machine fetched.
+    pub(crate) fn shard_cache(&self) -> PathBuf {
+        self.root.join("cache")
+    }
+
+    pub(crate) fn worker_log(&self, worker: &str) -> PathBuf {
+        self.root.join("logs").join(format!("{worker}.log"))
+    }
+}

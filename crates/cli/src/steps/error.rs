@@ -1,0 +1,68 @@
+//! What can go wrong in a step of a run.
+
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+use dipaco_topology::PathId;
+use thiserror::Error;
+
+/// Why a step failed.
+#[derive(Debug, Error)]
+pub(crate) enum StepError {
+    #[error("there is no prepared text in {}: run `dipaco prepare` with this run first", folder.display())]
+    NotPrepared { folder: PathBuf },
+    #[error("there are no shards in {}: run `dipaco route fit` and `dipaco route assign` with this run first", folder.display())]
+    NotRouted { folder: PathBuf },
+    #[error("this run has no finished seed model: run `dipaco seed` first")]
+    NoSeed,
+    #[error("the paths of this run have not been trained: run `dipaco train` first")]
+    NotTrained,
+    #[error("there is no path {path}: this run has paths 0 to {}", paths.saturating_sub(1))]
+    NoSuchPath { path: PathId, paths: u32 },
+    #[error("the store of this run lacks {what}: it is damaged or of another run; go back to a copy of it")]
+    StoreLacks { what: String },
+    #[error("{} belongs to run `{run}`, the store to another: remove the file, and give workers the new token", file.display())]
+    OtherAuthority { file: PathBuf, run: String },
+    #[error("can't {action} {}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("worker {name} can't be started")]
+    Worker {
+        name: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("worker {name} keeps failing ({status}); the end of {}:\n{tail}", log.display())]
+    WorkerFailed { name: String, status: ExitStatus, log: PathBuf, tail: String },
+    #[error("a part of this program failed; this is a fault of dipaco: please report it")]
+    Task {
+        #[source]
+        source: tokio::task::JoinError,
+    },
+    #[error("interrupted; what was committed is kept, and --resume continues it")]
+    Interrupted,
+    #[error(transparent)]
+    Config(#[from] dipaco_config::ConfigError),
+    #[error(transparent)]
+    Shards(#[from] dipaco_shards::ShardsError),
+    #[error(transparent)]
+    Routing(#[from] dipaco_routing::RoutingError),
+    #[error(transparent)]
+    Train(#[from] dipaco_train::TrainError),
+    #[error(transparent)]
+    Model(#[from] dipaco_model::ModelError),
+    #[error(transparent)]
+    Topology(#[from] dipaco_topology::TopologyError),
+    #[error(transparent)]
+    Store(#[from] dipaco_store::StoreError),
+    #[error(transparent)]
+    Net(#[from] dipaco_net::NetError),
+    #[error(transparent)]
+    Events(#[from] dipaco_telemetry::EventsError),
+    #[error(transparent)]
+    Eval(#[from] dipaco_eval::EvalError),
+}

@@ -1,0 +1,171 @@
+//! Fitting the router of a run and dividing its text among the paths.
+
+use std::ops::ControlFlow;
+use std::path::Path as FilePath;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dipaco_config::RunConfig;
+use dipaco_model::Path;
+use dipaco_routing::{FeatureExtractor, Progress as Step, Router, ShardSet, Source};
+use dipaco_store::ShardRecord;
+use dipaco_telemetry::{Progress, Unit};
+
+use crate::run_directory::RunDirectory;
+use crate::steps::error::StepError;
+use crate::steps::seed::token_file;
+use crate::steps::weights::Weights;
+
+/// The seed model as routers see it.
+pub(crate) struct SeedFeatures(pub(crate) Path);
+
+impl FeatureExtractor for SeedFeatures {
+    fn dimension(&self) -> usize {
+        self.0.config().hidden_size
+    }
+
+    fn context(&self) -> usize {
+        self.0.config().context
+    }
+
+    fn features(&self, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, Source> {
+        Ok(self.0.features(tokens, lengths, lengths.len())?)
+    }
+}
+
+/// Reads the router of a run.
+pub(crate) fn router(run: &RunDirectory) -> Result<Router, StepError> {
+    let file = run.router();
+    if !file.exists() {
+        return Err(StepError::NotRouted { folder: run.root().join("routing") });
+    }
+    let bytes = std::fs::read(&file).map_err(|source| StepError::Io { action: "read", path: file, source })?;
+    Ok(Router::from_bytes(&bytes)?)
+}
+
+/// Fits the router on the seed's features of the training text. One that was fitted on the same text, seed and
+/// settings is left as it is; returns it and whether it was new.
+pub(crate) fn fit(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<(Router, bool), StepError> {
+    let file = token_file(run, &run.train_tokens())?;
+    let seed_hash = weights.seed_hash()?;
+    let paths = weights.topology().paths();
+    if run.router().exists() {
+        let known = router(run)?;
+        let fitted = known.fitted_on();
+        let same = fitted.tokens_hash == file.content_hash()
+            && fitted.seed_hash == seed_hash
+            && fitted.config == config.routing
+            && known.paths() == paths;
+        if same {
+            return Ok((known, false));
+        }
+    }
+    let seed = SeedFeatures(weights.seed()?);
+    let fitted = dipaco_routing::fit(
+        &seed,
+        seed_hash,
+        &file,
+        paths,
+        &config.routing,
+        &mut shown(progress, "route fit", cancel),
+    )?;
+    write(&run.router(), &fitted.router.to_bytes())?;
+    Ok((fitted.router, true))
+}
+
+/// What dividing the text gave.
+pub(crate) struct Division {
+    pub(crate) train: ShardSet,
+    /// Absent when the run has no validation text.
+    pub(crate) validation: Option<ShardSet>,
+    /// Whether everything had been there.
+    pub(crate) skipped: bool,
+}
+
+/// Writes one shard per path of the training and of the validation text.
+pub(crate) fn assign(
+    run: &RunDirectory,
+    weights: &Weights,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<Division, StepError> {
+    let router = router(run)?;
+    let seed = SeedFeatures(weights.seed()?);
+    let seed_hash = weights.seed_hash()?;
+    let divide = |file: &FilePath, folder: &FilePath, name: &str| {
+        let file = token_file(run, file)?;
+        let mut show = shown(progress, name, cancel);
+        Ok::<_, StepError>(dipaco_routing::assign(&seed, seed_hash, &router, &file, folder, &mut show)?)
+    };
+    let train = divide(&run.train_tokens(), &run.train_shards(), "route train")?;
+    let mut skipped = train.skipped;
+    let validation = if run.validation_tokens().exists() {
+        let divided = divide(&run.validation_tokens(), &run.validation_shards(), "route valid")?;
+        skipped &= divided.skipped;
+        Some(divided.shards)
+    } else {
+        None
+    };
+    Ok(Division { train: train.shards, validation, skipped })
+}
+
+/// The training shards of a run, as its manifest keeps them.
+pub(crate) fn shard_records(run: &RunDirectory) -> Result<Vec<ShardRecord>, StepError> {
+    if !run.train_shards().exists() {
+        return Err(StepError::NotRouted { folder: run.train_shards() });
+    }
+    let shards = ShardSet::open(&run.train_shards())?;
+    shards.check_trainable()?;
+    let record = |shard: &dipaco_routing::Shard| ShardRecord {
+        file: dipaco_routing::shard_file_name(shard.path),
+        hash: shard.content_hash.clone(),
+        documents: shard.documents,
+        tokens: shard.tokens,
+    };
+    Ok(shards.shards().iter().map(record).collect())
+}
+
+/// Shows the progress of a long routing operation and stops it on request.
+fn shown<'a>(
+    progress: &'a Progress,
+    name: &'a str,
+    cancel: &'a AtomicBool,
+) -> impl FnMut(Step) -> ControlFlow<()> + 'a {
+    let mut task: Option<dipaco_telemetry::Task> = None;
+    move |step| {
+        if cancel.load(Ordering::Relaxed) {
+            return ControlFlow::Break(());
+        }
+        match step {
+            Step::Documents { done, total } => {
+                let task = task.get_or_insert_with(|| progress.task(name, Some(total), Unit::Count("documents")));
+                task.set(done);
+                if done == total {
+                    task.finish();
+                }
+            }
+            Step::KMeans { restart, iteration, inertia } => {
+                tracing::debug!(restart, iteration, inertia, "k-means");
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+/// Writes a file whole or not at all.
+pub(crate) fn write(file: &FilePath, bytes: &[u8]) -> Result<(), StepError> {
+    let failed = |source| StepError::Io { action: "write", path: file.to_owned(), source };
+    let folder = file.parent().unwrap_or_else(|| FilePath::new("."));
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    let mut temporary = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+    std::io::Write::write_all(&mut temporary, bytes).map_err(failed)?;
+    temporary.as_file().sync_all().map_err(failed)?;
+    temporary.persist(file).map_err(|error| failed(error.error))?;
+    Ok(())
+}

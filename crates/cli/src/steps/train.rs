@@ -1,0 +1,127 @@
+//! Training the paths of a run: the coordinator here, the workers as processes of their own.
+
+use std::fs;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+use dipaco_config::RunConfig;
+use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
+use dipaco_store::RunStore;
+use dipaco_telemetry::{Events, Progress};
+use dipaco_train::{CoordinatorOptions, CoordinatorSummary, Started, coordinate, start_training};
+use tokio_util::sync::CancellationToken;
+
+use crate::steps::error::StepError;
+use crate::run_directory::RunDirectory;
+use crate::steps::workers::{WorkerSetup, Workers};
+
+/// How long a join token and the coordinator's certificate hold.
+const TOKEN_LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
+
+/// How a run is trained.
+#[derive(Clone, Debug)]
+pub(crate) struct TrainOptions {
+    /// Worker processes on this machine; 0 when all are elsewhere.
+    pub(crate) workers: usize,
+    /// The UDP address that the coordinator listens on.
+    pub(crate) listen: SocketAddr,
+    /// `host:port` by which workers elsewhere reach it; the listening address when empty.
+    pub(crate) advertise: Vec<String>,
+    /// Continue a run that has begun.
+    pub(crate) resume: bool,
+}
+
+/// Trains until the run is complete or `cancel` is triggered.
+pub(crate) async fn train(
+    run: &RunDirectory,
+    config: &RunConfig,
+    options: &TrainOptions,
+    progress: &Progress,
+    cancel: CancellationToken,
+) -> Result<CoordinatorSummary, StepError> {
+    let store = open_store(run)?;
+    let shards = crate::steps::route::shard_records(run)?;
+    let started = start_training(&store, config, shards, options.resume).await?;
+    let server = listen(run, &started, options)?;
+    let events = Events::create(&run.events())?;
+    let setup = CoordinatorOptions {
+        config: config.clone(),
+        store,
+        started,
+        shards: run.train_shards(),
+        events,
+        progress: progress.clone(),
+    };
+    let threads = threads_per_worker(config, options.workers);
+    let setup_workers = WorkerSetup { run: run.clone(), workers: options.workers, threads };
+    let mut workers = Workers::start(setup_workers)?;
+    let result = tokio::select! {
+        result = coordinate(setup, server, cancel) => result.map_err(StepError::from),
+        result = workers.watch() => result.and_then(|()| Err(StepError::NoWorkers)),
+    };
+    workers.stop().await;
+    result
+}
+
+/// The share of the cores that each of several workers on this machine gets.
+fn threads_per_worker(config: &RunConfig, workers: usize) -> usize {
+    match config.train.threads_per_worker {
+        0 => {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            (cores / workers.max(1)).max(1)
+        }
+        threads => threads,
+    }
+}
+
+/// Opens or creates the store of a run.
+pub(crate) fn open_store(run: &RunDirectory) -> Result<RunStore, StepError> {
+    Ok(RunStore::create(&run.store().to_string_lossy())?)
+}
+
+/// Binds the coordinator's socket and writes the token with which workers join.
+fn listen(run: &RunDirectory, started: &Started, options: &TrainOptions) -> Result<Server, StepError> {
+    let now = SystemTime::now();
+    let authority = authority(run, &started.manifest.run, now)?;
+    let server = Server::bind(options.listen, &authority.server(now, TOKEN_LIFETIME)?, Limits::default())?;
+    let mut addresses = options.advertise.clone();
+    if addresses.is_empty() {
+        addresses.push(server.local_addr().to_string());
+    }
+    let token: JoinToken = authority.issue("worker", "worker", addresses, now, TOKEN_LIFETIME)?;
+    write_private(&run.join_token(), &format!("{token}\n"))?;
+    Ok(server)
+}
+
+/// The run's own certificate authority, made at its first training.
+fn authority(run: &RunDirectory, id: &str, now: SystemTime) -> Result<RunAuthority, StepError> {
+    let file = run.authority();
+    match fs::read_to_string(&file) {
+        Ok(text) => {
+            let authority = RunAuthority::from_pem(&text)?;
+            if authority.run_id() != id {
+                return Err(StepError::OtherAuthority { file, run: authority.run_id().to_owned() });
+            }
+            Ok(authority)
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let authority = RunAuthority::create(id, now)?;
+            write_private(&file, &authority.to_pem())?;
+            Ok(authority)
+        }
+        Err(source) => Err(StepError::Io { action: "read", path: file, source }),
+    }
+}
+
+/// Writes a file that only its owner may read, whole or not at all.
+fn write_private(file: &std::path::Path, text: &str) -> Result<(), StepError> {
+    let failed = |source| StepError::Io { action: "write", path: file.to_owned(), source };
+    let folder = file.parent().unwrap_or_else(|| std::path::Path::new("."));
+    // Temporary files are readable by their owner only.
+    let mut temporary = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+    temporary.write_all(text.as_bytes()).map_err(failed)?;
+    temporary.persist(file).map_err(|error| failed(error.error))?;
+    Ok(())
+}
+

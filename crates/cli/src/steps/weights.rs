@@ -1,0 +1,116 @@
+//! Composing paths from what a run's store holds: for routing, evaluating, serving and exporting.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dipaco_config::RunConfig;
+use dipaco_model::{Device, Module, ModuleWeights, Path, TensorSpec, level_specs, path_specs};
+use dipaco_store::{ObjectRef, RunManifest, RunStore};
+use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
+
+use crate::run_directory::RunDirectory;
+use crate::steps::error::StepError;
+
+/// Which version of its modules a path is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Version {
+    /// The global weights of the last outer step.
+    #[default]
+    Current,
+    /// The version that was best on the path's held-out documents (arXiv:2403.10616 §2.7).
+    Best,
+}
+
+/// The weights of a run. Modules are loaded once, however many paths use them.
+pub(crate) struct Weights {
+    config: RunConfig,
+    topology: Topology,
+    store: RunStore,
+    manifest: RunManifest,
+    version: Version,
+    loaded: Mutex<BTreeMap<(ModuleId, u32), Arc<Module>>>,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Weights {
+    /// Reads the run's manifest. `config` has its vocabulary.
+    pub(crate) async fn open(run: &RunDirectory, config: &RunConfig, version: Version) -> Result<Self, StepError> {
+        let store = RunStore::open(&run.store().to_string_lossy())?;
+        let loaded = store.load::<RunManifest>().await?.ok_or(StepError::NoSeed)?;
+        for warning in &loaded.warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(Self {
+            topology: Topology::new(&config.topology, config.model.blocks)?,
+            config: config.clone(),
+            store,
+            manifest: loaded.manifest,
+            version,
+            loaded: Mutex::default(),
+            runtime: tokio::runtime::Handle::current(),
+        })
+    }
+
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    pub(crate) fn manifest(&self) -> &RunManifest {
+        &self.manifest
+    }
+
+    /// The hash of the seed model's weights.
+    pub(crate) fn seed_hash(&self) -> Result<&str, StepError> {
+        let seed = self.manifest.seed.as_ref().filter(|seed| seed.finished());
+        Ok(&seed.ok_or(StepError::NoSeed)?.weights.hash)
+    }
+
+    /// The seed model. Blocks on the store: call it from a thread that may.
+    pub(crate) fn seed(&self) -> Result<Path, StepError> {
+        let seed = self.manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(StepError::NoSeed)?;
+        let weights = self.read(&seed.weights, path_specs(&self.config.model))?;
+        let module = Arc::new(Module::load(&weights, &Device::Cpu)?);
+        let dense = Topology::new(&TopologyConfig::dense(self.config.model.blocks), self.config.model.blocks)?;
+        Ok(Path::compose(&self.config.model, &dense, &[module])?)
+    }
+
+    /// A trained path. Blocks on the store: call it from a thread that may.
+    pub(crate) fn path(&self, path: PathId) -> Result<Path, StepError> {
+        if path.0 >= self.topology.paths() {
+            return Err(StepError::NoSuchPath { path, paths: self.topology.paths() });
+        }
+        let training = self.manifest.training.as_ref().ok_or(StepError::NotTrained)?;
+        let best = match self.version {
+            Version::Current => None,
+            Version::Best => training.path(path).and_then(|record| record.best).map(|best| best.version),
+        };
+        let mut modules = Vec::new();
+        for module in self.topology.modules_of(path) {
+            let lacks = || StepError::StoreLacks { what: format!("module {module}") };
+            let version = match best {
+                Some(version) => version,
+                None => training.module(module).ok_or_else(lacks)?.version,
+            };
+            let object = training.weights(module, version).ok_or_else(lacks)?;
+            modules.push(self.module(module, version, object)?);
+        }
+        Ok(Path::compose(&self.config.model, &self.topology, &modules)?)
+    }
+
+    fn module(&self, module: ModuleId, version: u32, object: &ObjectRef) -> Result<Arc<Module>, StepError> {
+        // Held while loading: two paths that want the same module at the same time load it once.
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = loaded.get(&(module, version)) {
+            return Ok(module.clone());
+        }
+        let specs = level_specs(&self.config.model, &self.topology, usize::from(module.level));
+        let weights = Arc::new(Module::load(&self.read(object, specs)?, &Device::Cpu)?);
+        loaded.insert((module, version), weights.clone());
+        Ok(weights)
+    }
+
+    fn read(&self, object: &ObjectRef, specs: Vec<TensorSpec>) -> Result<ModuleWeights, StepError> {
+        let bytes = self.runtime.block_on(self.store.get(object))?;
+        Ok(ModuleWeights::from_safetensors(&bytes, specs.into())?)
+    }
+}

@@ -1,0 +1,151 @@
+//! Whether the values of a configuration are in range and fit together.
+
+use dipaco_topology::{Part, Topology};
+
+use crate::{ConfigError, Problem, RunConfig};
+
+impl RunConfig {
+    /// Checks every section by itself and all of them together.
+    ///
+    /// # Errors
+    /// With everything that is wrong at once.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let problems = self.problems();
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError::Problems(problems)) }
+    }
+
+    pub(crate) fn problems(&self) -> Vec<Problem> {
+        let mut problems = Problems::default();
+        self.check_run(&mut problems);
+        self.check_seed(&mut problems);
+        self.check_train(&mut problems);
+        problems.result(self.routing.check());
+        self.check_together(&mut problems);
+        problems.0
+    }
+
+    fn check_run(&self, problems: &mut Problems) {
+        let name = &self.run.name;
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if name.is_empty() || name.len() > 64 || !name.chars().all(plain) || name.starts_with('.') {
+            problems.add(format!(
+                "run.name is {name:?}: it names a directory and a model, so use 1 to 64 letters, digits, -, _ and ., not \
+                 beginning with a dot"
+            ));
+        }
+        if i64::try_from(self.run.seed).is_err() {
+            problems.add(
+                "run.seed is above 9223372036854775807, the largest number that TOML can hold".to_owned(),
+            );
+        }
+    }
+
+    fn check_seed(&self, problems: &mut Problems) {
+        let seed = &self.seed_model;
+        problems.at_least_one("seed_model.steps", seed.steps);
+        problems.at_least_one("seed_model.batch", seed.batch as u64);
+        problems.at_least_one("seed_model.sequence_tokens", seed.sequence_tokens as u64);
+        problems.at_least_one("seed_model.checkpoint_every", seed.checkpoint_every);
+        problems.of_section("seed_model.adamw", seed.adamw.check());
+        problems.of_section("seed_model.schedule", seed.schedule.check());
+        problems.at_most_context("seed_model.sequence_tokens", seed.sequence_tokens, self.model.context);
+    }
+
+    fn check_train(&self, problems: &mut Problems) {
+        let train = &self.train;
+        problems.at_least_one("train.rounds", u64::from(train.rounds));
+        problems.at_least_one("train.inner_steps", train.inner_steps);
+        problems.at_least_one("train.batch", train.batch as u64);
+        problems.at_least_one("train.sequence_tokens", train.sequence_tokens as u64);
+        problems.of_section("train.adamw", train.adamw.check());
+        problems.of_section("train.schedule", train.schedule.check());
+        problems.of_section("outer.nesterov", self.outer.nesterov.check());
+        if !(1..=86_400).contains(&train.lease_seconds) {
+            problems.add(format!("train.lease_seconds is {}: use 1 to 86400", train.lease_seconds));
+        }
+        problems.at_most_context("train.sequence_tokens", train.sequence_tokens, self.model.context);
+        if !(0.0..1.0).contains(&train.holdout_fraction) {
+            problems.add(format!(
+                "train.holdout_fraction is {}: use at least 0 and below 1",
+                train.holdout_fraction
+            ));
+        }
+        if train.holdout_sequences > 0 && train.holdout_fraction == 0.0 {
+            problems.add(format!(
+                "train.holdout_sequences is {} but train.holdout_fraction is 0, so that nothing is held out: raise the \
+                 fraction, or set train.holdout_sequences = 0 to turn early stopping off",
+                train.holdout_sequences
+            ));
+        }
+    }
+
+    fn check_together(&self, problems: &mut Problems) {
+        let context = self.model.context;
+        problems.at_most_context("routing.prefix_tokens", self.routing.prefix_tokens, context);
+        problems.at_least_one("evaluate.batch", self.evaluate.batch as u64);
+        if self.evaluate.prefix_tokens < self.routing.prefix_tokens {
+            problems.add(format!(
+                "evaluate.prefix_tokens is {} but the router reads routing.prefix_tokens = {}: tokens that the router has \
+                 seen must not be counted, so raise evaluate.prefix_tokens",
+                self.evaluate.prefix_tokens, self.routing.prefix_tokens
+            ));
+        }
+        if self.evaluate.prefix_tokens >= context {
+            problems.add(format!(
+                "evaluate.prefix_tokens is {} but model.context is {context}: no token would be left to count",
+                self.evaluate.prefix_tokens
+            ));
+        }
+        match Topology::new(&self.topology, self.model.blocks) {
+            Err(error) => problems.add(error.to_string()),
+            Ok(topology) => {
+                if self.model.tie_embeddings
+                    && topology.level_of(Part::Embedding) != topology.level_of(Part::Head)
+                {
+                    problems.add(
+                        "model.tie_embeddings is true but the embedding and the head are in different levels of \
+                         topology.levels: put both into one level, or set model.tie_embeddings = false"
+                            .to_owned(),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What was found so far.
+#[derive(Default)]
+struct Problems(Vec<Problem>);
+
+impl Problems {
+    fn add(&mut self, message: String) {
+        self.0.push(Problem::of(message));
+    }
+
+    fn result<E: std::fmt::Display>(&mut self, result: Result<(), E>) {
+        if let Err(error) = result {
+            self.add(error.to_string());
+        }
+    }
+
+    /// As [`Problems::result`], for errors that name their key relative to its section.
+    fn of_section<E: std::fmt::Display>(&mut self, section: &str, result: Result<(), E>) {
+        if let Err(error) = result {
+            self.add(format!("{section}.{error}"));
+        }
+    }
+
+    fn at_least_one(&mut self, key: &str, value: u64) {
+        if value == 0 {
+            self.add(format!("{key} is 0: use at least 1"));
+        }
+    }
+
+    fn at_most_context(&mut self, key: &str, value: usize, context: usize) {
+        if value > context {
+            self.add(format!(
+                "{key} is {value} but model.context is {context}: lower the one or raise the other"
+            ));
+        }
+    }
+}

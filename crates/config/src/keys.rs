@@ -1,0 +1,260 @@
+//! What every key means: the one place that the configuration reference, `dipaco config keys` and the comments of a
+//! saved configuration come from.
+
+/// What a key means. Its default comes from the code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyDoc {
+    /// The whole name, with `[]` for the elements of a list.
+    pub key: &'static str,
+    /// The unit or the kind of value.
+    pub unit: &'static str,
+    /// The meaning and the consequence of a bad value, in whole sentences.
+    pub text: &'static str,
+    /// Whether another value gives another result. Others only change where and how fast the run goes, and may differ
+    /// when a run is resumed.
+    pub affects_result: bool,
+}
+
+const fn key(key: &'static str, unit: &'static str, text: &'static str) -> KeyDoc {
+    KeyDoc { key, unit, text, affects_result: true }
+}
+
+const fn free(key: &'static str, unit: &'static str, text: &'static str) -> KeyDoc {
+    KeyDoc { key, unit, text, affects_result: false }
+}
+
+/// Every section with what it is for, in the order in which they are written.
+pub const SECTIONS: &[(&str, &str)] = &[
+    ("run", "The run itself."),
+    ("model", "The transformer of one path. Llama-shaped: RMSNorm, rotary positions, SwiGLU, no biases."),
+    ("topology", "How the transformer is cut into modules and how paths share them."),
+    (
+        "topology.levels[]",
+        "The levels, first to last. Every block, the embedding and the head belong to exactly one level.",
+    ),
+    ("seed_model", "Pretraining of the dense path that every path starts from."),
+    ("seed_model.adamw", "The optimizer of the seed."),
+    ("seed_model.schedule", "The learning rate of the seed: a linear warm-up, then a cosine."),
+    ("routing", "Which document goes to which path."),
+    ("train", "Training of the paths: rounds of inner steps."),
+    ("train.adamw", "The inner optimizer of every path."),
+    ("train.schedule", "The learning rate over all inner steps of the run: a linear warm-up, then a cosine."),
+    ("outer", "How the outer gradients of the paths through a module become the module's step."),
+    ("outer.nesterov", "The outer optimizer: SGD with Nesterov momentum."),
+    ("evaluate", "Perplexity on validation text."),
+];
+
+const LEARNING_RATE: &str =
+    "Peak learning rate. Too high makes the loss jump or become NaN, too low learns slowly.";
+const BETA1: &str = "Decay of the mean of gradients, at least 0 and below 1.";
+const BETA2: &str = "Decay of the mean of squared gradients, at least 0 and below 1.";
+const EPSILON: &str = "Added to the root of the squared gradients, so that nothing is divided by 0.";
+const WEIGHT_DECAY: &str = "Decoupled weight decay, per unit of learning rate; norms are exempt.";
+const CLIP_NORM: &str = "Gradients of a larger norm are scaled down to it; 0 turns clipping off.";
+const WARMUP: &str = "Steps over which the learning rate rises from 0 to its peak.";
+const FINAL_FRACTION: &str = "The learning rate at the last step as a share of its peak, from 0 to 1.";
+
+/// Every key of the configuration.
+pub const KEYS: &[KeyDoc] = &[
+    free(
+        "run.name",
+        "text",
+        "Name of the run and of the model that it serves: letters, digits, `-`, `_` and `.`.",
+    ),
+    key(
+        "run.seed",
+        "number",
+        "Seed of every random choice. The same seed and configuration give the same bits.",
+    ),
+    free("run.directory", "path", "The run's directory. When it is not given: `runs/` and the run's name."),
+    key("model.hidden_size", "values", "D, the width of the residual stream."),
+    key("model.blocks", "blocks", "Number of transformer blocks of a path."),
+    key("model.heads", "heads", "Number of attention heads."),
+    key(
+        "model.head_dim",
+        "values",
+        "Dh, the width of one head; even, because positions rotate pairs of values.",
+    ),
+    key("model.ffn_size", "values", "F, the inner width of the feed-forward part."),
+    key("model.vocab_size", "tokens", "V, the number of different tokens; 0 takes it from the tokenizer."),
+    key(
+        "model.context",
+        "tokens",
+        "The longest sequence that the model reads, in training and when it is served.",
+    ),
+    key("model.rope_theta", "number", "Base of the rotary positions' wavelengths."),
+    key(
+        "model.rms_norm_eps",
+        "number",
+        "Added to the mean square in RMSNorm, so that nothing is divided by 0.",
+    ),
+    key(
+        "model.tie_embeddings",
+        "true or false",
+        "Whether the output projection is the token embedding. Then both must be in one level.",
+    ),
+    key("model.init_std", "number", "Standard deviation of the initial weights."),
+    key(
+        "topology.replicas",
+        "paths",
+        "Paths through each combination of modules. More than 1 makes each combination a DiLoCo group.",
+    ),
+    key(
+        "topology.levels[].modules",
+        "modules, or \"paths\"",
+        "K, the number of alternative copies of the level; \"paths\" gives every path its own copy. The number of \
+         paths is the product of all K and of the replicas.",
+    ),
+    key(
+        "topology.levels[].blocks",
+        "list of blocks",
+        "The transformer blocks of the level: half-open ranges and numbers from 0, as in \"0..6, 8\".",
+    ),
+    key("topology.levels[].embedding", "true or false", "Whether the level holds the token embedding."),
+    key(
+        "topology.levels[].head",
+        "true or false",
+        "Whether the level holds the final norm and output projection.",
+    ),
+    key(
+        "seed_model.steps",
+        "steps",
+        "Optimizer steps of the seed. Too few give features that do not separate texts.",
+    ),
+    key("seed_model.batch", "sequences", "B, sequences per step."),
+    key("seed_model.sequence_tokens", "tokens", "T, tokens per sequence; at most `model.context`."),
+    free(
+        "seed_model.validate_every",
+        "steps",
+        "Steps between two validation losses; 0 measures at the end only.",
+    ),
+    free("seed_model.validation_sequences", "sequences", "Validation sequences that are measured each time."),
+    free(
+        "seed_model.checkpoint_every",
+        "steps",
+        "Steps between two checkpoints, at most what a crash costs.",
+    ),
+    key("seed_model.adamw.learning_rate", "number", LEARNING_RATE),
+    key("seed_model.adamw.beta1", "number", BETA1),
+    key("seed_model.adamw.beta2", "number", BETA2),
+    key("seed_model.adamw.epsilon", "number", EPSILON),
+    key("seed_model.adamw.weight_decay", "number", WEIGHT_DECAY),
+    key("seed_model.adamw.clip_norm", "norm", CLIP_NORM),
+    key("seed_model.schedule.warmup_steps", "steps", WARMUP),
+    key("seed_model.schedule.final_fraction", "share", FINAL_FRACTION),
+    key(
+        "routing.kind",
+        "name",
+        "The rule: \"kmeans\" takes the nearest of as many centroids as there are paths.",
+    ),
+    key(
+        "routing.prefix_tokens",
+        "tokens",
+        "Tokens at the start of a document that the router reads; at most `model.context`. Few say little about the \
+         document, many must be there before the first token can be generated.",
+    ),
+    key(
+        "routing.sample_documents",
+        "documents",
+        "Documents that the router is fitted on. Memory while fitting is this times `model.hidden_size` times 4 bytes.",
+    ),
+    key("routing.restarts", "starts", "Independent starts of k-means, of which the best wins."),
+    key(
+        "routing.iterations",
+        "iterations",
+        "The most iterations of one start. Too few leave clusters unsettled.",
+    ),
+    key(
+        "routing.tolerance",
+        "share",
+        "A start ends when an iteration lowers its inertia by less than this share; 0 runs until nothing changes.",
+    ),
+    key(
+        "routing.seed",
+        "number",
+        "Seed of the sample and of k-means. Another gives other, equally valid shards.",
+    ),
+    key(
+        "routing.batch_documents",
+        "documents",
+        "Documents whose features are computed at once; costs memory.",
+    ),
+    key(
+        "train.rounds",
+        "rounds",
+        "Rounds: in each, every path takes its inner steps and every module one outer step.",
+    ),
+    key(
+        "train.inner_steps",
+        "steps",
+        "H, inner steps of a path per round. More means less communication, and paths that drift further apart.",
+    ),
+    key("train.batch", "sequences", "B, sequences per inner step."),
+    key("train.sequence_tokens", "tokens", "T, tokens per sequence; at most `model.context`."),
+    key(
+        "train.holdout_fraction",
+        "share",
+        "Share of each shard's documents that is held out for early stopping, at least 0 and below 1.",
+    ),
+    key(
+        "train.holdout_sequences",
+        "sequences",
+        "Held-out sequences that are measured after each round; 0 turns early stopping off.",
+    ),
+    key(
+        "train.packing",
+        "true or false",
+        "Whether sequences run across document borders, without padding; the seed is trained the same way. Otherwise \
+         a sequence holds tokens of one document.",
+    ),
+    free(
+        "train.lease_seconds",
+        "seconds",
+        "After so long without a word from its worker, a path is given to another worker. Too short repeats work over \
+         a slow network, too long waits for workers that are gone.",
+    ),
+    free(
+        "train.threads_per_worker",
+        "threads",
+        "Threads of one worker process; 0 shares the cores evenly among the workers of the machine.",
+    ),
+    key("train.adamw.learning_rate", "number", LEARNING_RATE),
+    key("train.adamw.beta1", "number", BETA1),
+    key("train.adamw.beta2", "number", BETA2),
+    key("train.adamw.epsilon", "number", EPSILON),
+    key("train.adamw.weight_decay", "number", WEIGHT_DECAY),
+    key("train.adamw.clip_norm", "norm", CLIP_NORM),
+    key("train.schedule.warmup_steps", "steps", WARMUP),
+    key("train.schedule.final_fraction", "share", FINAL_FRACTION),
+    key(
+        "outer.weighting",
+        "name",
+        "\"shard-size\" weights a path by the tokens of its shard, \"uniform\" weights all alike.",
+    ),
+    key(
+        "outer.rescale",
+        "name",
+        "\"sqrt-paths\" multiplies the mean by the root of the number of paths through the module, because the mean \
+         of unlike gradients is that much shorter; \"none\" does not.",
+    ),
+    key(
+        "outer.nesterov.learning_rate",
+        "number",
+        "Outer learning rate; 1 with momentum 0 takes the mean itself.",
+    ),
+    key("outer.nesterov.momentum", "number", "Outer momentum, at least 0 and below 1."),
+    key(
+        "evaluate.prefix_tokens",
+        "tokens",
+        "Tokens at the start of a document that are read and not counted, for every model, so that all are compared \
+         on the same tokens. At least `routing.prefix_tokens`, which the router has seen.",
+    ),
+    free("evaluate.batch", "sequences", "Sequences that are scored at once; costs memory."),
+];
+
+/// The documentation of a key; indices such as `[0]` may stand for `[]`.
+#[must_use]
+pub fn key_doc(key: &str) -> Option<&'static KeyDoc> {
+    let pattern = crate::layer::KeyPath::parse(&key.replace("[]", "[0]"))?.pattern();
+    KEYS.iter().find(|doc| doc.key == pattern)
+}

@@ -1,0 +1,205 @@
+//! Layers of a configuration: the values that a file, the environment or the arguments give, and where each was written.
+
+use std::fmt;
+use std::path::Path;
+
+use serde_json::{Map, Number, Value};
+use toml::de::{DeTable, DeValue};
+
+use crate::{Origin, Problem};
+
+/// A step on the way to a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Key(String),
+    Index(usize),
+}
+
+/// The way to a value, written `topology.levels[0].modules`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KeyPath(pub(crate) Vec<Step>);
+
+impl KeyPath {
+    fn with(&self, step: Step) -> Self {
+        let mut steps = self.0.clone();
+        steps.push(step);
+        Self(steps)
+    }
+
+    /// Reads `a.b[0].c`, or `a.b.0.c`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut steps = Vec::new();
+        for part in text.replace('[', ".").replace(']', "").split('.').map(str::trim) {
+            match part.parse() {
+                Ok(index) => steps.push(Step::Index(index)),
+                Err(_) if part.is_empty() => return None,
+                Err(_) => steps.push(Step::Key(part.to_owned())),
+            }
+        }
+        Some(Self(steps))
+    }
+
+    /// The path with `[]` for every index, as the list of keys has it.
+    pub(crate) fn pattern(&self) -> String {
+        render(&self.0, |_| "[]".into())
+    }
+}
+
+impl fmt::Display for KeyPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&render(&self.0, |index| format!("[{index}]")))
+    }
+}
+
+fn render(steps: &[Step], index: impl Fn(usize) -> String) -> String {
+    let mut out = String::new();
+    for step in steps {
+        match step {
+            Step::Key(key) if out.is_empty() => out.push_str(key),
+            Step::Key(key) => out.extend([".", key]),
+            Step::Index(i) => out.push_str(&index(*i)),
+        }
+    }
+    out
+}
+
+/// A value that a user gave.
+#[derive(Clone, Debug)]
+pub(crate) struct Leaf {
+    pub(crate) path: KeyPath,
+    pub(crate) value: Value,
+    /// The text as written, for values that turn out to be strings without quotes.
+    pub(crate) raw: Option<String>,
+    pub(crate) origin: Origin,
+}
+
+/// The values of a TOML file. A list of tables comes as an empty list, which drops what other layers put there, and
+/// then as its elements.
+pub(crate) fn from_file(text: &str, path: &Path) -> Result<Vec<Leaf>, Vec<Problem>> {
+    let line_of = |offset: usize| 1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count();
+    let origin = |offset| Origin::File { path: path.to_owned(), line: line_of(offset) };
+    let table = DeTable::parse(text).map_err(|error| {
+        let place = error.span().map(|span| origin(span.start));
+        let message = format!("this is no TOML: {}", error.message().trim().replace('\n', ", "));
+        vec![Problem { message, origin: place, remedy: None }]
+    })?;
+    let (mut leaves, mut problems) = (Vec::new(), Vec::new());
+    walk_table(table.get_ref(), &KeyPath::default(), &origin, &mut leaves, &mut problems);
+    if problems.is_empty() { Ok(leaves) } else { Err(problems) }
+}
+
+/// The prefix of the environment variables that hold configuration.
+pub(crate) const ENVIRONMENT_PREFIX: &str = "DIPACO__";
+
+/// The value of an environment variable such as `DIPACO__TRAIN__ROUNDS`; `None` for a variable that is not ours.
+pub(crate) fn from_environment(name: &str, text: &str) -> Option<Result<Vec<Leaf>, Vec<Problem>>> {
+    let key = name.strip_prefix(ENVIRONMENT_PREFIX)?.to_lowercase().replace("__", ".");
+    let origin = Origin::Environment(name.to_owned());
+    Some(from_text(&key, text, &origin))
+}
+
+/// The value of an argument `a.b=c`.
+pub(crate) fn from_argument(argument: &str) -> Result<Vec<Leaf>, Vec<Problem>> {
+    let origin = Origin::Argument(argument.to_owned());
+    match argument.split_once('=') {
+        Some((key, text)) => from_text(key, text, &origin),
+        None => Err(vec![Problem {
+            message: "no value is given".into(),
+            origin: Some(origin),
+            remedy: Some("write --set section.key=value".into()),
+        }]),
+    }
+}
+
+fn from_text(key: &str, text: &str, origin: &Origin) -> Result<Vec<Leaf>, Vec<Problem>> {
+    let Some(path) = KeyPath::parse(key) else {
+        let message = format!("`{key}` is no key");
+        let remedy = Some("write section.key, as in train.rounds".into());
+        return Err(vec![Problem { message, origin: Some(origin.clone()), remedy }]);
+    };
+    let text = text.trim();
+    let Ok(value) = DeValue::parse(text) else {
+        let value = Value::String(text.to_owned());
+        return Ok(vec![Leaf { path, value, raw: None, origin: origin.clone() }]);
+    };
+    let (mut leaves, mut problems) = (Vec::new(), Vec::new());
+    walk(value.get_ref(), &path, 0, &|_| origin.clone(), &mut leaves, &mut problems);
+    if let [leaf] = leaves.as_mut_slice() {
+        leaf.raw = Some(text.to_owned());
+    }
+    if problems.is_empty() { Ok(leaves) } else { Err(problems) }
+}
+
+type OriginOf<'a> = &'a dyn Fn(usize) -> Origin;
+
+fn walk_table(
+    table: &DeTable<'_>,
+    path: &KeyPath,
+    origin: OriginOf<'_>,
+    leaves: &mut Vec<Leaf>,
+    problems: &mut Vec<Problem>,
+) {
+    for (key, value) in table {
+        let path = path.with(Step::Key(key.get_ref().to_string()));
+        walk(value.get_ref(), &path, key.span().start, origin, leaves, problems);
+    }
+}
+
+fn walk(
+    value: &DeValue<'_>,
+    path: &KeyPath,
+    offset: usize,
+    origin: OriginOf<'_>,
+    leaves: &mut Vec<Leaf>,
+    problems: &mut Vec<Problem>,
+) {
+    let leaf = |value| Leaf { path: path.clone(), value, raw: None, origin: origin(offset) };
+    match value {
+        DeValue::Table(table) => {
+            // An empty table gives no values, but its name must be known all the same.
+            if table.is_empty() {
+                leaves.push(leaf(Value::Object(Map::new())));
+            }
+            walk_table(table, path, origin, leaves, problems);
+        }
+        DeValue::Array(array) if array.iter().any(|element| element.get_ref().is_table()) => {
+            leaves.push(leaf(Value::Array(Vec::new())));
+            for (index, element) in array.iter().enumerate() {
+                let path = path.with(Step::Index(index));
+                walk(element.get_ref(), &path, element.span().start.max(offset), origin, leaves, problems);
+            }
+        }
+        other => match scalar(other) {
+            Ok(value) => leaves.push(leaf(value)),
+            Err(what) => {
+                problems.push(Problem {
+                    message: format!("{path}: {what}"),
+                    origin: Some(origin(offset)),
+                    remedy: None,
+                });
+            }
+        },
+    }
+}
+
+fn scalar(value: &DeValue<'_>) -> Result<Value, String> {
+    match value {
+        DeValue::String(text) => Ok(Value::String(text.to_string())),
+        DeValue::Boolean(value) => Ok(Value::Bool(*value)),
+        DeValue::Integer(integer) => {
+            let number = u64::from_str_radix(integer.as_str(), integer.radix()).map(Number::from);
+            let number =
+                number.or_else(|_| i64::from_str_radix(integer.as_str(), integer.radix()).map(Number::from));
+            number.map(Value::Number).map_err(|_| format!("{integer} is too large a number"))
+        }
+        DeValue::Float(float) => {
+            let number = float.as_str().parse::<f64>().ok().and_then(Number::from_f64);
+            number.map(Value::Number).ok_or_else(|| format!("{float} is not a finite number"))
+        }
+        DeValue::Datetime(time) => Err(format!("found the date or time {time}, which no key takes")),
+        DeValue::Array(array) => {
+            array.iter().map(|element| scalar(element.get_ref())).collect::<Result<_, _>>().map(Value::Array)
+        }
+        DeValue::Table(_) => Err("found a table inside a list of values".into()),
+    }
+}

@@ -1,0 +1,93 @@
+//! Putting a configuration together: defaults, file, environment, arguments.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::keys::KEYS;
+use crate::layer::{self, Leaf};
+use crate::resolve::resolve;
+use crate::{ConfigError, Origin, Problem, RunConfig};
+
+/// Where the values come from; later ones win.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// A TOML file.
+    pub file: Option<PathBuf>,
+    /// Environment variables by name and value; those that do not begin with `DIPACO__` are passed over.
+    pub environment: Vec<(String, String)>,
+    /// Overrides as `section.key=value`.
+    pub overrides: Vec<String>,
+}
+
+impl Sources {
+    /// A file, the overrides and this process's environment.
+    #[must_use]
+    pub fn with_environment(file: Option<PathBuf>, overrides: Vec<String>) -> Self {
+        let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
+        let mut environment: Vec<_> =
+            std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
+        environment.sort();
+        Self { file, environment, overrides }
+    }
+}
+
+/// A checked configuration, and who said what.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    /// The configuration.
+    pub config: RunConfig,
+    /// Where each value that is not a default was written, by key.
+    pub origins: BTreeMap<String, Origin>,
+}
+
+impl RunConfig {
+    /// Puts a configuration together and checks it.
+    ///
+    /// # Errors
+    /// When the file can't be read, or with everything that is wrong at once: keys that do not exist, values of the
+    /// wrong type or out of range, and values that do not fit together.
+    pub fn load(sources: &Sources) -> Result<Resolved, ConfigError> {
+        let mut leaves = Vec::new();
+        let mut problems = Vec::new();
+        let mut add = |layer: Result<Vec<Leaf>, Vec<Problem>>| match layer {
+            Ok(layer) => leaves.extend(layer),
+            Err(wrong) => problems.extend(wrong),
+        };
+        if let Some(path) = &sources.file {
+            let read = std::fs::read_to_string(path);
+            let text = read.map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+            add(layer::from_file(&text, path));
+        }
+        for (name, value) in &sources.environment {
+            if let Some(layer) = layer::from_environment(name, value) {
+                add(layer);
+            }
+        }
+        for argument in &sources.overrides {
+            add(layer::from_argument(argument));
+        }
+        if !problems.is_empty() {
+            return Err(ConfigError::Problems(problems));
+        }
+        resolve_leaves(&leaves)
+    }
+}
+
+pub(crate) fn resolve_leaves(leaves: &[Leaf]) -> Result<Resolved, ConfigError> {
+    let keys: Vec<&str> = KEYS.iter().map(|doc| doc.key).collect();
+    let (config, origins) = resolve::<RunConfig>(leaves, &keys).map_err(ConfigError::Problems)?;
+    let problems = config.problems();
+    if problems.is_empty() {
+        return Ok(Resolved { config, origins });
+    }
+    let placed = problems.into_iter().map(|problem| with_origin(problem, &origins)).collect();
+    Err(ConfigError::Problems(placed))
+}
+
+/// Finds the place of a problem by the first key that its message names.
+fn with_origin(mut problem: Problem, origins: &BTreeMap<String, Origin>) -> Problem {
+    let words = problem.message.split(|c: char| !(c.is_alphanumeric() || matches!(c, '.' | '_' | '[' | ']')));
+    let mut named = words.filter_map(|word| origins.get(word.trim_end_matches('.')));
+    problem.origin = named.next().cloned();
+    problem
+}

@@ -1,0 +1,30 @@
+//! Where a value of the configuration comes from.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// The place where a user wrote a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A line of a file.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: usize,
+    },
+    /// An environment variable, by name.
+    Environment(String),
+    /// An argument `--set`, as written.
+    Argument(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Environment(name) => write!(f, "environment variable {name}"),
+            Self::Argument(text) => write!(f, "--set {text}"),
+        }
+    }
+}

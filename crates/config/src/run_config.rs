@@ -1,0 +1,214 @@
+//! The configuration of a run, section by section.
+
+use std::path::PathBuf;
+
+use dipaco_optim::{AdamWConfig, NesterovConfig, ScheduleConfig};
+use dipaco_routing::RouterConfig;
+use dipaco_sync::{Rescale, Weighting};
+use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
+use serde::{Deserialize, Serialize};
+
+use crate::pending::ModelConfig;
+
+/// Everything that a run depends on besides its text. The default is a 2 × 2 run that a laptop finishes in minutes.
+///
+/// The keys are documented in one place, [`crate::KEYS`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunConfig {
+    /// The run itself.
+    pub run: RunSection,
+    /// Widths and numbers of the transformer.
+    pub model: ModelConfig,
+    /// Levels, modules and paths.
+    pub topology: TopologyConfig,
+    /// Pretraining of the dense path that every path starts from.
+    pub seed_model: SeedConfig,
+    /// The router and its fitting.
+    pub routing: RouterConfig,
+    /// Training of the paths.
+    pub train: TrainConfig,
+    /// The outer step of each module.
+    pub outer: OuterConfig,
+    /// Perplexity on validation text.
+    pub evaluate: EvaluateConfig,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        let level = |blocks: &str, embedding, head| LevelConfig {
+            modules: Modules::Count(2),
+            blocks: blocks.into(),
+            embedding,
+            head,
+        };
+        Self {
+            run: RunSection::default(),
+            model: ModelConfig::default(),
+            topology: TopologyConfig {
+                replicas: 1,
+                levels: vec![level("0..2", true, false), level("2..4", false, true)],
+            },
+            seed_model: SeedConfig::default(),
+            routing: RouterConfig::default(),
+            train: TrainConfig::default(),
+            outer: OuterConfig::default(),
+            evaluate: EvaluateConfig::default(),
+        }
+    }
+}
+
+/// Section `[run]`: what the run is called and where it lives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunSection {
+    /// Name of the run and of the model that it serves.
+    pub name: String,
+    /// Seed of every random choice: initial weights, order of the text.
+    pub seed: u64,
+    /// The run's directory; `runs/<name>` when it is not given.
+    pub directory: Option<PathBuf>,
+}
+
+impl Default for RunSection {
+    fn default() -> Self {
+        Self { name: "tiny".into(), seed: 1, directory: None }
+    }
+}
+
+impl RunSection {
+    /// The run's directory: `directory`, or `runs/<name>`.
+    #[must_use]
+    pub fn directory(&self) -> PathBuf {
+        self.directory.clone().unwrap_or_else(|| PathBuf::from("runs").join(&self.name))
+    }
+}
+
+/// Section `[seed_model]`: pretraining of the dense path that every path starts from (arXiv:2403.10616 §3).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SeedConfig {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// B, sequences per step.
+    pub batch: usize,
+    /// T, tokens per sequence.
+    pub sequence_tokens: usize,
+    /// Steps between two measurements of the validation loss; 0 measures at the end only.
+    pub validate_every: u64,
+    /// Validation sequences that are measured each time.
+    pub validation_sequences: u64,
+    /// Steps between two checkpoints.
+    pub checkpoint_every: u64,
+    /// AdamW's numbers.
+    pub adamw: AdamWConfig,
+    /// The learning rate over the steps.
+    pub schedule: ScheduleConfig,
+}
+
+impl Default for SeedConfig {
+    fn default() -> Self {
+        Self {
+            steps: 300,
+            batch: 8,
+            sequence_tokens: 256,
+            validate_every: 100,
+            validation_sequences: 32,
+            checkpoint_every: 100,
+            adamw: AdamWConfig::default(),
+            schedule: ScheduleConfig::default(),
+        }
+    }
+}
+
+impl SeedConfig {
+    /// What the weights depend on: keys that only say when to measure and save are at their defaults.
+    #[must_use]
+    pub fn of_weights(&self) -> Self {
+        let Self { validate_every, validation_sequences, checkpoint_every, .. } = Self::default();
+        Self { validate_every, validation_sequences, checkpoint_every, ..self.clone() }
+    }
+}
+
+/// Section `[train]`: rounds of inner steps of every path.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    /// Rounds (outer steps).
+    pub rounds: u32,
+    /// H, inner steps of a path per round.
+    pub inner_steps: u64,
+    /// B, sequences per inner step.
+    pub batch: usize,
+    /// T, tokens per sequence.
+    pub sequence_tokens: usize,
+    /// Share of each shard's documents that is held out for early stopping, from 0 to below 1.
+    pub holdout_fraction: f64,
+    /// Held-out sequences that are measured after each round; 0 turns early stopping off.
+    pub holdout_sequences: u64,
+    /// Whether sequences run across document borders, without padding; the seed is trained the same way.
+    pub packing: bool,
+    /// Seconds after which a worker that was not heard of loses its path to another.
+    pub lease_seconds: u64,
+    /// Threads of one worker process; 0 shares the cores evenly among the workers of the machine.
+    pub threads_per_worker: usize,
+    /// AdamW's numbers.
+    pub adamw: AdamWConfig,
+    /// The learning rate over all inner steps of the run.
+    pub schedule: ScheduleConfig,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            rounds: 10,
+            inner_steps: 30,
+            batch: 8,
+            sequence_tokens: 256,
+            holdout_fraction: 0.02,
+            holdout_sequences: 16,
+            packing: false,
+            lease_seconds: 60,
+            threads_per_worker: 0,
+            adamw: AdamWConfig::default(),
+            schedule: ScheduleConfig::default(),
+        }
+    }
+}
+
+impl TrainConfig {
+    /// What the weights depend on: keys that only say how the work is handed out are at their defaults.
+    #[must_use]
+    pub fn of_weights(&self) -> Self {
+        let Self { lease_seconds, threads_per_worker, .. } = Self::default();
+        Self { lease_seconds, threads_per_worker, ..self.clone() }
+    }
+}
+
+/// Section `[outer]`: how the outer gradients of a module's paths become its step (arXiv:2403.10616 §2.7).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OuterConfig {
+    /// How the paths through a module are weighted.
+    pub weighting: Weighting,
+    /// What the weighted mean is multiplied by.
+    pub rescale: Rescale,
+    /// Nesterov's numbers.
+    pub nesterov: NesterovConfig,
+}
+
+/// Section `[evaluate]`: perplexity on validation text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvaluateConfig {
+    /// Tokens at the start of a document that are read and not counted, for every model.
+    pub prefix_tokens: usize,
+    /// Sequences that are scored at once.
+    pub batch: usize,
+}
+
+impl Default for EvaluateConfig {
+    fn default() -> Self {
+        Self { prefix_tokens: 32, batch: 16 }
+    }
+}

@@ -1,0 +1,154 @@
+//! The shape of a path.
+
+use dipaco_topology::{Part, Topology};
+use serde::{Deserialize, Serialize};
+
+use crate::ModelError;
+
+/// Section `[model]`: the shape of the transformer that every path is. All paths have the same shape.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelConfig {
+    /// D, the width of the residual stream (default 256).
+    pub hidden_size: usize,
+    /// Transformer blocks (default 4). The topology says which level holds which.
+    pub blocks: usize,
+    /// H, attention heads (default 4).
+    pub heads: usize,
+    /// Dh, elements per head (default 64); even, as RoPE rotates pairs. H × Dh need not be D, but readers older than
+    /// 2025 of an exported checkpoint assume that it is.
+    pub head_dim: usize,
+    /// F, the width of the feed-forward layer (default 704, 8/3 D rounded up to 64).
+    pub ffn_size: usize,
+    /// V, entries of the vocabulary (default 0: taken from the tokenizer). Must match the tokenizer when given.
+    pub vocab_size: usize,
+    /// The most tokens that a sequence may have (default 256): the training length and the size of the KV cache.
+    pub context: usize,
+    /// The base of the rotary position embedding (default 10000).
+    pub rope_theta: f64,
+    /// Added to the mean square in RMSNorm (default 1e-5).
+    pub rms_norm_eps: f64,
+    /// Whether the output projection is the token embedding (default false). Saves V × D parameters; the embedding and
+    /// the head must then be in one level.
+    pub tie_embeddings: bool,
+    /// Standard deviation of the initial weights (default 0.02).
+    pub init_std: f64,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            hidden_size: 256,
+            blocks: 4,
+            heads: 4,
+            head_dim: 64,
+            ffn_size: 704,
+            vocab_size: 0,
+            context: 256,
+            rope_theta: 10_000.0,
+            rms_norm_eps: 1e-5,
+            tie_embeddings: false,
+            init_std: 0.02,
+        }
+    }
+}
+
+/// Bounds what a configuration can make a reader allocate: 2^20 of any dimension is far past every known model.
+const LARGEST: usize = 1 << 20;
+
+impl ModelConfig {
+    /// Checks the values; `vocab_size` may still be 0.
+    ///
+    /// # Errors
+    /// Names the first key that is out of range.
+    pub fn check(&self) -> Result<(), ModelError> {
+        let error = |key, problem: String| Err(ModelError::Config { key, problem });
+        let sizes = [
+            ("model.hidden_size", self.hidden_size),
+            ("model.blocks", self.blocks),
+            ("model.heads", self.heads),
+            ("model.head_dim", self.head_dim),
+            ("model.ffn_size", self.ffn_size),
+            ("model.context", self.context),
+        ];
+        for (key, size) in sizes {
+            if size == 0 || size > LARGEST {
+                return error(key, format!("is {size}: it must be from 1 to {LARGEST}"));
+            }
+        }
+        if self.vocab_size > 1 << 24 {
+            return error("model.vocab_size", format!("is {}: it must be at most {}", self.vocab_size, 1 << 24));
+        }
+        if self.head_dim % 2 != 0 {
+            let problem = format!("is {}: it must be even, as rotary positions turn pairs of elements", self.head_dim);
+            return error("model.head_dim", problem);
+        }
+        if self.heads * self.head_dim > LARGEST {
+            let problem = format!("are {} × {}: their product must be at most {LARGEST}", self.heads, self.head_dim);
+            return error("model.heads × model.head_dim", problem);
+        }
+        let numbers = [
+            ("model.rope_theta", self.rope_theta),
+            ("model.rms_norm_eps", self.rms_norm_eps),
+            ("model.init_std", self.init_std),
+        ];
+        for (key, number) in numbers {
+            if !number.is_finite() || number <= 0.0 {
+                return error(key, format!("is {number}: it must be above 0"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the values with each other and with the topology.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::check`], and when tied embeddings are split over two levels.
+    pub fn check_topology(&self, topology: &Topology) -> Result<(), ModelError> {
+        self.check()?;
+        let (embedding, head) = (topology.level_of(Part::Embedding), topology.level_of(Part::Head));
+        if self.tie_embeddings && embedding != head {
+            let problem = "is true, but topology.levels puts the embedding and the head into different levels: \
+                           put both into one, or set it to false";
+            return Err(ModelError::Config { key: "model.tie_embeddings", problem: problem.to_owned() });
+        }
+        if topology.level_of(Part::Block(self.blocks.saturating_sub(1))).is_none()
+            || topology.level_of(Part::Block(self.blocks)).is_some()
+        {
+            let problem = format!("is {}, but the topology was made for another number of blocks", self.blocks);
+            return Err(ModelError::Config { key: "model.blocks", problem });
+        }
+        Ok(())
+    }
+
+    /// The configuration with the tokenizer's vocabulary.
+    ///
+    /// # Errors
+    /// When `vocab_size` is given and differs.
+    pub fn with_vocabulary(&self, vocabulary: usize) -> Result<Self, ModelError> {
+        if self.vocab_size != 0 && self.vocab_size != vocabulary {
+            let problem = format!(
+                "is {}, but the tokenizer has {vocabulary} entries: leave it out or use the tokenizer's number",
+                self.vocab_size
+            );
+            return Err(ModelError::Config { key: "model.vocab_size", problem });
+        }
+        Ok(Self { vocab_size: vocabulary, ..self.clone() })
+    }
+
+    /// [`ModelConfig::check`], and V must be known.
+    pub(crate) fn check_complete(&self) -> Result<(), ModelError> {
+        self.check()?;
+        if self.vocab_size == 0 {
+            let problem = "is 0: it must be taken from the tokenizer before a model is built".to_owned();
+            return Err(ModelError::Config { key: "model.vocab_size", problem });
+        }
+        Ok(())
+    }
+
+    /// H × Dh, the width of queries, keys and values.
+    #[must_use]
+    pub fn attention_size(&self) -> usize {
+        self.heads * self.head_dim
+    }
+}

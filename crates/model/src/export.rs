@@ -1,0 +1,101 @@
+//! A path as a Hugging Face Llama checkpoint, and back.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use crate::split::require_specs;
+use crate::{ModelConfig, ModelError, ModuleWeights, path_specs};
+
+/// The tokens of a tokenizer that a checkpoint's configuration names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// The id of the end-of-text token, which also starts and pads a text.
+    pub end_of_text: u32,
+    /// The end-of-text token as it is written.
+    pub end_of_text_text: String,
+}
+
+/// The files of a checkpoint that transformers, vLLM and llama.cpp's converter read: name and content of each.
+/// Weights stay f32, so that logits are the same; `path` is a whole path's weights.
+///
+/// # Errors
+/// When the weights are not those of a path of this configuration, or the end-of-text token is not in its vocabulary.
+pub fn export_llama(
+    config: &ModelConfig,
+    path: &ModuleWeights,
+    tokens: &SpecialTokens,
+    tokenizer_json: &[u8],
+) -> Result<Vec<(String, Vec<u8>)>, ModelError> {
+    config.check_complete()?;
+    require_specs(&path.specs, &path_specs(config))?;
+    if tokens.end_of_text as usize >= config.vocab_size {
+        return Err(ModelError::Token { token: tokens.end_of_text, vocabulary: config.vocab_size });
+    }
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let id = tokens.end_of_text;
+    let generation = json!({
+        "_from_model_config": true, "bos_token_id": id, "eos_token_id": id, "pad_token_id": id, "do_sample": true,
+    });
+    let text = &tokens.end_of_text_text;
+    let tokenizer = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": text, "eos_token": text, "pad_token": text,
+        "unk_token": text, "add_bos_token": false, "add_eos_token": false, "clean_up_tokenization_spaces": false,
+        "model_max_length": config.context,
+    });
+    let special = json!({ "bos_token": text, "eos_token": text, "pad_token": text, "unk_token": text });
+    Ok(vec![
+        ("config.json".to_owned(), json_file("config.json", &llama_config(config, id))?),
+        ("generation_config.json".to_owned(), json_file("generation_config.json", &generation)?),
+        ("model.safetensors".to_owned(), path.to_safetensors(metadata)?),
+        ("tokenizer.json".to_owned(), tokenizer_json.to_vec()),
+        ("tokenizer_config.json".to_owned(), json_file("tokenizer_config.json", &tokenizer)?),
+        ("special_tokens_map.json".to_owned(), json_file("special_tokens_map.json", &special)?),
+    ])
+}
+
+/// Reads the weights of a whole path from a Llama checkpoint's `model.safetensors` (f32, names as exported).
+///
+/// # Errors
+/// When the bytes are damaged or the tensors are not those of a path of this configuration.
+pub fn import_llama(config: &ModelConfig, safetensors: &[u8]) -> Result<ModuleWeights, ModelError> {
+    config.check_complete()?;
+    ModuleWeights::from_safetensors(safetensors, path_specs(config).into())
+}
+
+fn llama_config(config: &ModelConfig, end_of_text: u32) -> serde_json::Value {
+    // transformers 5 reads `rope_parameters` and `dtype`, older readers `rope_theta` and `torch_dtype`; a reader that
+    // finds neither takes its own default without a word, so both are written.
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.ffn_size,
+        "num_hidden_layers": config.blocks,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.context,
+        "rms_norm_eps": config.rms_norm_eps,
+        "initializer_range": config.init_std,
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "mlp_bias": false,
+        "tie_word_embeddings": config.tie_embeddings,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+        "pad_token_id": end_of_text,
+        "use_cache": true,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": null,
+        "rope_parameters": { "rope_type": "default", "rope_theta": config.rope_theta },
+        "torch_dtype": "float32",
+        "dtype": "float32",
+    })
+}
+
+fn json_file(file: &'static str, value: &serde_json::Value) -> Result<Vec<u8>, ModelError> {
+    serde_json::to_vec_pretty(value).map_err(|source| ModelError::Json { file, source })
+}

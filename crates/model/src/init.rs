@@ -1,0 +1,44 @@
+//! Initial weights from a seed.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+
+use crate::{ModelConfig, ModelError, ModuleWeights, TensorSpec, path_specs};
+
+/// The initial weights of a whole path: norms 1, everything else N(0, `init_std`²), with the two projections that write
+/// to the residual stream scaled by 1/√(2 · blocks) (GPT-2's rule, so that the stream's variance does not grow with
+/// depth). Each tensor has a random stream of its own, so the same seed gives the same bits in any order.
+///
+/// # Errors
+/// When the configuration does not pass [`ModelConfig::check`] or its vocabulary is not known.
+pub fn init(config: &ModelConfig, seed: u64) -> Result<ModuleWeights, ModelError> {
+    config.check_complete()?;
+    let specs = path_specs(config);
+    let residual = 1.0 / (2.0 * config.blocks as f64).sqrt();
+    let tensor = |(index, spec): (usize, &TensorSpec)| {
+        if !spec.decay {
+            return vec![1.0; spec.parameters()];
+        }
+        let writes = spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
+        let std = config.init_std * if writes { residual } else { 1.0 };
+        normal(seed, index as u64, spec.parameters(), std)
+    };
+    let values = specs.par_iter().enumerate().map(tensor).collect::<Vec<_>>().concat();
+    ModuleWeights::new(specs.into(), values)
+}
+
+/// Normally distributed numbers by the Box-Muller transform.
+fn normal(seed: u64, stream: u64, count: usize, std: f64) -> Vec<f32> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(stream);
+    let mut values = Vec::with_capacity(count + 1);
+    while values.len() < count {
+        // 1 - u is in (0, 1], so its logarithm is finite.
+        let (u, v): (f64, f64) = (random.random(), random.random());
+        let (radius, angle) = ((-2.0 * (1.0 - u).ln()).sqrt() * std, std::f64::consts::TAU * v);
+        values.extend([(radius * angle.cos()) as f32, (radius * angle.sin()) as f32]);
+    }
+    values.truncate(count);
+    values
+}

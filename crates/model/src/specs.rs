@@ -1,0 +1,72 @@
+//! Which tensors a path and a module have.
+
+use dipaco_topology::{Part, Topology};
+
+use crate::ModelConfig;
+
+/// One tensor of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// The name in Hugging Face's Llama.
+    pub name: String,
+    /// The dimensions; matrices are (out, in), as in `nn.Linear`.
+    pub shape: Vec<usize>,
+    /// The part of the transformer that it belongs to.
+    pub part: Part,
+    /// Whether weight decay applies: not for norms.
+    pub decay: bool,
+}
+
+impl TensorSpec {
+    /// How many numbers the tensor holds.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Tensors of a block in [`path_specs`], in this order.
+pub(crate) const PER_BLOCK: usize = 9;
+
+/// The tensors of a whole path in canonical order: embedding, blocks, final norm, output projection (absent when tied).
+#[must_use]
+pub fn path_specs(config: &ModelConfig) -> Vec<TensorSpec> {
+    let (d, a, f, v) = (config.hidden_size, config.attention_size(), config.ffn_size, config.vocab_size);
+    let matrix = |name: String, rows, columns, part| TensorSpec { name, shape: vec![rows, columns], part, decay: true };
+    let norm = |name: String, part| TensorSpec { name, shape: vec![d], part, decay: false };
+    let mut specs = vec![matrix("model.embed_tokens.weight".into(), v, d, Part::Embedding)];
+    for i in 0..config.blocks {
+        let part = Part::Block(i);
+        let name = |tensor: &str| format!("model.layers.{i}.{tensor}.weight");
+        let block: [TensorSpec; PER_BLOCK] = [
+            norm(name("input_layernorm"), part),
+            matrix(name("self_attn.q_proj"), a, d, part),
+            matrix(name("self_attn.k_proj"), a, d, part),
+            matrix(name("self_attn.v_proj"), a, d, part),
+            matrix(name("self_attn.o_proj"), d, a, part),
+            norm(name("post_attention_layernorm"), part),
+            matrix(name("mlp.gate_proj"), f, d, part),
+            matrix(name("mlp.up_proj"), f, d, part),
+            matrix(name("mlp.down_proj"), d, f, part),
+        ];
+        specs.extend(block);
+    }
+    specs.push(norm("model.norm.weight".into(), Part::Head));
+    if !config.tie_embeddings {
+        specs.push(matrix("lm_head.weight".into(), v, d, Part::Head));
+    }
+    specs
+}
+
+/// The tensors of a module of a level, in the order of [`path_specs`]; none for a level that does not exist.
+#[must_use]
+pub fn level_specs(config: &ModelConfig, topology: &Topology, level: usize) -> Vec<TensorSpec> {
+    let parts = topology.parts(level);
+    path_specs(config).into_iter().filter(|spec| parts.contains(&spec.part)).collect()
+}
+
+/// How many numbers these tensors hold together.
+#[must_use]
+pub fn parameters(specs: &[TensorSpec]) -> usize {
+    specs.iter().map(TensorSpec::parameters).sum()
+}

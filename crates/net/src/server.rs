@@ -1,0 +1,430 @@
+//! The coordinator's end.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use quinn::{Connection, Endpoint, EndpointConfig, Incoming, TokioRuntime};
+use quinn_proto::HashedConnectionIdGenerator;
+use rustls::pki_types::CertificateDer;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::traffic::Counters;
+use crate::transport::{self, Accepts, code};
+use crate::wire::{self, Announced, Link, Status, Welcome};
+use crate::{Limits, NetError, ServerIdentity, Traffic, tls};
+
+/// Peers that are verified and wait for [`Server::accept`]; more wait in their handshake.
+const WAITING_PEERS: usize = 16;
+const MAX_REFUSAL_BYTES: usize = 2048;
+
+/// Listens for the peers of one run. Dropping it closes all connections.
+pub struct Server {
+    endpoint: Endpoint,
+    address: SocketAddr,
+    peers: tokio::sync::Mutex<mpsc::Receiver<Peer>>,
+    shared: Arc<Shared>,
+    listener: JoinHandle<()>,
+}
+
+struct Shared {
+    run_id: String,
+    limits: Limits,
+    counters: Counters,
+    connections: Mutex<Connections>,
+    places: Arc<Semaphore>,
+}
+
+#[derive(Default)]
+struct Connections {
+    live: HashMap<usize, Connection>,
+    ended: Traffic,
+}
+
+/// One verified peer of the run. Dropping it closes its connection.
+pub struct Peer {
+    role: String,
+    name: String,
+    shown: Arc<str>,
+    connection: Connection,
+    shared: Arc<Shared>,
+}
+
+/// One operation that a peer asks for. Dropping it without an answer tells the peer that it was given up.
+pub struct Exchange {
+    peer: Arc<str>,
+    shared: Arc<Shared>,
+    send: quinn::SendStream,
+    receive: quinn::RecvStream,
+    announced: Option<Announced>,
+    answered: bool,
+}
+
+impl Server {
+    /// Listens on the UDP address (port 0 for any free port). Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// [`NetError::Bind`] when the port is in use, [`NetError::Setting`] for limits that can't work.
+    pub fn bind(address: SocketAddr, identity: &ServerIdentity, limits: Limits) -> Result<Self, NetError> {
+        let mut config = quinn::ServerConfig::with_crypto(Arc::new(tls::server_config(identity)?));
+        config.transport_config(transport::transport(&limits, Accepts::Exchanges)?);
+        config.max_incoming(limits.max_handshakes);
+
+        let reset_key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &identity.reset_secret);
+        let mut endpoint_config = EndpointConfig::new(Arc::new(reset_key));
+        let [a, b, c, d, e, f, g, h, ..] =
+            blake3::derive_key("dipaco net connection ids", &identity.reset_secret);
+        let id_key = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        endpoint_config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id_key)));
+        transport::set_datagram_size(&mut endpoint_config)?;
+
+        let failed = |source| NetError::Bind { address, source };
+        let socket = transport::socket(address).map_err(failed)?;
+        let endpoint =
+            Endpoint::new(endpoint_config, Some(config), socket, Arc::new(TokioRuntime)).map_err(failed)?;
+        let address = endpoint.local_addr().map_err(failed)?;
+
+        let shared = Arc::new(Shared {
+            run_id: identity.run_id.clone(),
+            places: Arc::new(Semaphore::new(limits.max_peers)),
+            limits,
+            counters: Counters::default(),
+            connections: Mutex::default(),
+        });
+        let (waiting, peers) = mpsc::channel(WAITING_PEERS);
+        let listener = tokio::spawn(listen(endpoint.clone(), Arc::clone(&shared), waiting));
+        Ok(Self { endpoint, address, peers: peers.into(), shared, listener })
+    }
+
+    /// The address that is listened on, with the port that was chosen.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The next peer that joined; `None` after [`Server::close`].
+    pub async fn accept(&self) -> Option<Peer> {
+        self.peers.lock().await.recv().await
+    }
+
+    /// What has passed through so far, of peers that left too.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        let connections = self.shared.connections();
+        let mut traffic = connections.ended;
+        for connection in connections.live.values() {
+            traffic.add_connection(&connection.stats());
+        }
+        traffic += self.shared.counters.snapshot();
+        traffic
+    }
+
+    /// Closes all connections with a reason for the peers and waits (bounded) until they are told.
+    pub async fn close(&self, reason: &str) {
+        self.endpoint.close(code::DONE, reason.as_bytes());
+        // A peer that is gone does not acknowledge; it is not waited for longer than a live one needs.
+        if timeout(self.shared.limits.connect_timeout, self.endpoint.wait_idle()).await.is_err() {
+            tracing::debug!("closed without the acknowledgement of every peer");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.listener.abort();
+        self.endpoint.close(code::DONE, b"the coordinator ended");
+    }
+}
+
+impl Shared {
+    fn connections(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn listen(endpoint: Endpoint, shared: Arc<Shared>, waiting: mpsc::Sender<Peer>) {
+    let handshakes = Arc::new(Semaphore::new(shared.limits.max_handshakes));
+    while let Some(incoming) = endpoint.accept().await {
+        // Many handshakes at a time may be forged: from then on an address must prove that it can receive.
+        let crowded = handshakes.available_permits() <= shared.limits.max_handshakes / 2;
+        if crowded && incoming.may_retry() && !incoming.remote_address_validated() {
+            if let Err(error) = incoming.retry() {
+                tracing::debug!(%error, "an address could not be asked to prove itself");
+            }
+            continue;
+        }
+        let Ok(permit) = Arc::clone(&handshakes).try_acquire_owned() else {
+            incoming.refuse();
+            continue;
+        };
+        let (shared, waiting) = (Arc::clone(&shared), waiting.clone());
+        tokio::spawn(async move {
+            let address = incoming.remote_address();
+            let limit = shared.limits.connect_timeout;
+            match timeout(limit, admit(incoming, shared, waiting)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(%address, %error, "a peer was not let in"),
+                Err(_) => tracing::warn!(%address, "a peer did not end its handshake in time"),
+            }
+            drop(permit);
+        });
+    }
+}
+
+async fn admit(
+    incoming: Incoming,
+    shared: Arc<Shared>,
+    waiting: mpsc::Sender<Peer>,
+) -> Result<(), quinn::ConnectionError> {
+    let connection = incoming.accept()?.await?;
+    let Ok(place) = Arc::clone(&shared.places).try_acquire_owned() else {
+        connection.close(code::BUSY, b"too many peers");
+        return Ok(());
+    };
+    let identity = connection.peer_identity().and_then(|identity| {
+        let certificates = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+        tls::role_and_name(certificates.first()?)
+    });
+    let Some((role, name)) = identity else {
+        connection.close(code::UNNAMED, b"the certificate names no role");
+        return Ok(());
+    };
+    let address = connection.remote_address();
+    watch(connection.clone(), Arc::clone(&shared), place);
+    let shown: Arc<str> = format!("{role} `{name}` at {address}").into();
+    let peer = Peer { role, name, shown, connection, shared };
+    if let Err(error) = peer.welcome().await {
+        tracing::warn!(%error, "a peer left before it was welcomed");
+        return Ok(());
+    }
+    // An error means that the server was dropped, and the peer is closed with it.
+    waiting.send(peer).await.ok();
+    Ok(())
+}
+
+/// Counts a connection among the live ones until it ends.
+fn watch(connection: Connection, shared: Arc<Shared>, place: OwnedSemaphorePermit) {
+    let id = connection.stable_id();
+    shared.connections().live.insert(id, connection.clone());
+    tokio::spawn(async move {
+        connection.closed().await;
+        let mut connections = shared.connections();
+        connections.live.remove(&id);
+        connections.ended.add_connection(&connection.stats());
+        drop(place);
+    });
+}
+
+impl Peer {
+    /// The role in the peer's certificate, such as `worker`.
+    #[must_use]
+    pub fn role(&self) -> &str {
+        &self.role
+    }
+
+    /// The name in the peer's certificate. Peers that share a token share the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The address that the peer has now.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.connection.remote_address()
+    }
+
+    /// The peer's next operation; `None` when the connection has ended. Operations of one peer may be handled at the
+    /// same time.
+    pub async fn accept_exchange(&self) -> Option<Exchange> {
+        let (send, receive) = self.connection.accept_bi().await.ok()?;
+        self.shared.counters.exchange();
+        Some(Exchange {
+            peer: Arc::clone(&self.shown),
+            shared: Arc::clone(&self.shared),
+            send,
+            receive,
+            announced: None,
+            answered: false,
+        })
+    }
+
+    /// Waits until the connection has ended and says why.
+    pub async fn closed(&self) -> NetError {
+        wire::closed(&self.shown, self.connection.closed().await)
+    }
+
+    /// Closes the connection with a reason for the peer.
+    pub fn close(&self, reason: &str) {
+        self.connection.close(code::DONE, reason.as_bytes());
+    }
+
+    async fn welcome(&self) -> Result<(), NetError> {
+        let limits = &self.shared.limits;
+        let link = Link { peer: &self.shown, what: "welcome", stall: limits.header_timeout };
+        let welcome = Welcome { run_id: self.shared.run_id.clone() };
+        let frame = link.frame(&welcome, &(), limits.max_header_bytes)?;
+        let mut stream =
+            self.connection.open_uni().await.map_err(|source| wire::closed(&self.shown, source))?;
+        link.write(&mut stream, &frame).await
+    }
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.connection.close(code::DONE, b"the coordinator has no more use for the connection");
+    }
+}
+
+impl Exchange {
+    /// The request's header. Must be read before the payload.
+    ///
+    /// # Errors
+    /// [`NetError::TooLarge`], [`NetError::Damaged`] and [`NetError::Message`], which the peer is told too;
+    /// [`NetError::Timeout`] and [`NetError::Abandoned`].
+    pub async fn request<Req: DeserializeOwned>(&mut self) -> Result<Req, NetError> {
+        let request = self.read_request().await;
+        self.refuse_if_failed(request).await
+    }
+
+    async fn read_request<Req: DeserializeOwned>(&mut self) -> Result<Req, NetError> {
+        let limits = &self.shared.limits;
+        let link = Link { peer: &self.peer, what: "request header", stall: limits.header_timeout };
+        let body = link.read_frame(&mut self.receive, limits.max_header_bytes).await?;
+        let (announced, rest) = link.take(&body)?;
+        self.announced = announced;
+        link.last(rest)
+    }
+
+    /// The length in bytes of the payload that the request announces; `None` when it has none.
+    #[must_use]
+    pub fn payload_length(&self) -> Option<u64> {
+        self.announced.map(|announced| announced.length)
+    }
+
+    /// The request's payload, of at most `max_bytes`, verified by its hash.
+    ///
+    /// # Errors
+    /// [`NetError::TooLarge`], [`NetError::Damaged`], [`NetError::Memory`] and [`NetError::Payload`] (none was
+    /// announced), which the peer is told too; [`NetError::Timeout`], [`NetError::Abandoned`], [`NetError::Lost`].
+    pub async fn receive_payload(&mut self, max_bytes: u64) -> Result<Bytes, NetError> {
+        let payload = self.read_payload(max_bytes).await;
+        self.refuse_if_failed(payload).await
+    }
+
+    async fn read_payload(&mut self, max_bytes: u64) -> Result<Bytes, NetError> {
+        let Some(announced) = self.announced.take() else {
+            return Err(NetError::Payload { peer: self.peer.to_string(), found: "no", expected: "one" });
+        };
+        let stall = self.shared.limits.stall_timeout;
+        let link = Link { peer: &self.peer, what: "request payload", stall };
+        let payload = link.read_payload(&mut self.receive, announced, max_bytes).await?;
+        self.shared.counters.received(payload.len());
+        Ok(payload)
+    }
+
+    async fn refuse_if_failed<T>(&mut self, result: Result<T, NetError>) -> Result<T, NetError> {
+        if let Err(error) = &result
+            && !matches!(error, NetError::Lost { .. } | NetError::Closed { .. } | NetError::Answered { .. })
+            && let Err(refusal) = self.answer(&Status::Refused(shorten(error.to_string())), &(), None).await
+        {
+            tracing::debug!(%refusal, "a peer was not told why it was refused");
+        }
+        result
+    }
+
+    /// Answers the request. `Ok` means that the whole answer has reached the peer.
+    ///
+    /// # Errors
+    /// [`NetError::Abandoned`] when the peer gave up, [`NetError::Answered`], [`NetError::TooLarge`],
+    /// [`NetError::Timeout`], [`NetError::Lost`].
+    pub async fn respond<Resp: Serialize>(
+        mut self,
+        response: &Resp,
+        payload: Option<Bytes>,
+    ) -> Result<(), NetError> {
+        let announced = match &payload {
+            Some(payload) => Some(Announced::of(payload).await),
+            None => None,
+        };
+        self.answer(&Status::Done(announced), response, payload).await
+    }
+
+    /// Refuses the request with a reason that the peer gets as [`NetError::Refused`] (cut at 2 kB).
+    ///
+    /// # Errors
+    /// As [`Exchange::respond`].
+    pub async fn refuse(mut self, message: impl Into<String>) -> Result<(), NetError> {
+        self.answer(&Status::Refused(shorten(message.into())), &(), None).await
+    }
+
+    /// Waits until the peer is no longer interested: it gave up the operation or its connection ended. For handlers
+    /// that wait for something before they answer.
+    pub async fn abandoned(&self) {
+        self.send.stopped().await.ok();
+    }
+
+    async fn answer<Resp: Serialize>(
+        &mut self,
+        status: &Status,
+        response: &Resp,
+        payload: Option<Bytes>,
+    ) -> Result<(), NetError> {
+        if self.answered {
+            return Err(NetError::Answered { peer: self.peer.to_string() });
+        }
+        let limits = &self.shared.limits;
+        let mut link = Link { peer: &self.peer, what: "response header", stall: limits.stall_timeout };
+        let frame = link.frame(status, response, limits.max_header_bytes)?;
+        // What the peer still sends of its request has no reader. An error means that all has arrived.
+        self.receive.stop(code::ABANDONED).ok();
+        link.write(&mut self.send, &frame).await?;
+        if let Some(payload) = payload {
+            link.what = "response payload";
+            link.write(&mut self.send, &payload).await?;
+            self.shared.counters.sent(payload.len());
+        }
+        let abandoned = || NetError::Abandoned { peer: self.peer.to_string(), what: "response" };
+        self.send.finish().map_err(|_| abandoned())?;
+        self.answered = true;
+        match timeout(limits.stall_timeout, self.send.stopped()).await {
+            Ok(Ok(None)) => Ok(()),
+            Ok(Ok(Some(_))) => Err(abandoned()),
+            Ok(Err(quinn::StoppedError::ConnectionLost(source))) => Err(wire::closed(&self.peer, source)),
+            Ok(Err(quinn::StoppedError::ZeroRttRejected)) => Err(abandoned()),
+            Err(_) => Err(NetError::Timeout {
+                peer: self.peer.to_string(),
+                what: "acknowledge a response",
+                after: limits.stall_timeout,
+            }),
+        }
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        if !self.answered {
+            // Without a reset the stream would end in order, as if an empty answer had been sent.
+            self.send.reset(code::ABANDONED).ok();
+        }
+    }
+}
+
+fn shorten(mut message: String) -> String {
+    if message.len() > MAX_REFUSAL_BYTES {
+        message.truncate(message.floor_char_boundary(MAX_REFUSAL_BYTES));
+        message.push('…');
+    }
+    message
+}

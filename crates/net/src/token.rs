@@ -1,0 +1,133 @@
+//! Join tokens: all that a worker needs to find and to be let into a run, as one line of text.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::NetError;
+
+const PREFIX: &str = "dipaco1.";
+const MAX_TEXT_BYTES: usize = 64 << 10;
+const CHECKSUM_BYTES: usize = 4;
+
+/// Lets its holder join a run until it expires. It holds a private key: keep it like a password.
+///
+/// Written as one line, `dipaco1.` and base64url with a checksum, so that a mistyped or cut token is told as such.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinToken {
+    /// The run that it is for.
+    pub run_id: String,
+    /// Where the coordinator may be reached, as `host:port`, tried in this order.
+    pub addresses: Vec<String>,
+    /// The certificate of the run's authority (DER).
+    pub authority: Vec<u8>,
+    /// The holder's certificate (DER).
+    pub certificate: Vec<u8>,
+    /// The holder's private key (PKCS #8, DER).
+    pub key: Vec<u8>,
+    /// When it expires, in seconds since 1970-01-01 UTC.
+    pub expires: u64,
+}
+
+impl JoinToken {
+    /// Reads a token from `text` itself, or, when that is none, from the file of that name.
+    ///
+    /// # Errors
+    /// [`NetError::Token`] when the token is damaged, [`NetError::TokenFile`] when there is no such file.
+    pub fn read_from(text: &str) -> Result<Self, NetError> {
+        if text.trim_start().starts_with("dipaco") && text.contains('.') && !Path::new(text).exists() {
+            return text.parse();
+        }
+        let failed = |source| NetError::TokenFile { path: text.into(), source };
+        let mut content = Vec::new();
+        let file = File::open(text).map_err(failed)?;
+        file.take(MAX_TEXT_BYTES as u64 + 1).read_to_end(&mut content).map_err(failed)?;
+        let content = String::from_utf8(content)
+            .map_err(|_| failed(io::Error::new(io::ErrorKind::InvalidData, "the file is not text")))?;
+        content.parse()
+    }
+
+    /// Whether the token still holds at `now`.
+    ///
+    /// # Errors
+    /// [`NetError::Expired`].
+    pub fn check(&self, now: SystemTime) -> Result<(), NetError> {
+        let since_1970 = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        if since_1970 < Duration::from_secs(self.expires) {
+            return Ok(());
+        }
+        Err(self.expired())
+    }
+
+    pub(crate) fn expired(&self) -> NetError {
+        let expired = i64::try_from(self.expires)
+            .ok()
+            .and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok())
+            .and_then(|date| date.format(&Rfc3339).ok());
+        NetError::Expired {
+            run_id: self.run_id.clone(),
+            expired: expired.unwrap_or_else(|| format!("second {} of 1970", self.expires)),
+        }
+    }
+}
+
+impl fmt::Debug for JoinToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoinToken")
+            .field("run_id", &self.run_id)
+            .field("addresses", &self.addresses)
+            .field("expires", &self.expires)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for JoinToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut content = postcard::to_stdvec(self).map_err(|_| fmt::Error)?;
+        content.extend_from_slice(&blake3::hash(&content).as_bytes()[..CHECKSUM_BYTES]);
+        write!(f, "{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(content))
+    }
+}
+
+impl FromStr for JoinToken {
+    type Err = NetError;
+
+    fn from_str(text: &str) -> Result<Self, NetError> {
+        let wrong = |reason: &str| NetError::Token { reason: reason.to_owned() };
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(wrong("it is far too long"));
+        }
+        // Terminals and mail programs break long lines.
+        let text: String = text.split_whitespace().collect();
+        if text.is_empty() {
+            return Err(wrong("it is empty"));
+        }
+        let Some(encoded) = text.strip_prefix(PREFIX) else {
+            let other = text.strip_prefix("dipaco").and_then(|rest| rest.split_once('.'));
+            return Err(match other {
+                Some((version, _)) if version.parse::<u32>().is_ok() => {
+                    wrong("it is of another version of the program")
+                }
+                _ => wrong("it does not start with `dipaco1.`"),
+            });
+        };
+        let content = BASE64_URL_SAFE_NO_PAD
+            .decode(encoded)
+            .map_err(|_| wrong("it has a character that does not belong there, or its end is missing"))?;
+        let (content, checksum) =
+            content.split_last_chunk::<CHECKSUM_BYTES>().ok_or_else(|| wrong("its end is missing"))?;
+        if blake3::hash(content).as_bytes()[..CHECKSUM_BYTES] != *checksum {
+            return Err(wrong("it is mistyped or its end is missing"));
+        }
+        postcard::from_bytes(content).map_err(|_| wrong("it is of another version of the program"))
+    }
+}

@@ -1,0 +1,77 @@
+//! The same computations on plain slices, without a graph: for incremental decoding and scoring.
+//!
+//! Every function takes row-major f32 and asserts that slices have the lengths that the sizes say.
+
+use rayon::prelude::*;
+
+pub use crate::attention::{KeyValues, attend};
+
+use crate::RopeTable;
+use crate::exp::dot;
+use crate::matmul::Threads;
+
+/// Outputs of one task of a product with a single row.
+const OUTPUTS: usize = 256;
+/// Below this many multiplications, waking a thread costs more than it saves.
+const PARALLEL_WORK: usize = 1 << 19;
+
+/// `y = x · Wᵀ` for x (rows, inputs), W (outputs, inputs) and y (rows, outputs); with `rayon`'s threads when it is
+/// large enough.
+///
+/// # Panics
+/// When a slice is shorter than its sizes say.
+pub fn linear(x: &[f32], weight: &[f32], y: &mut [f32], (rows, inputs, outputs): (usize, usize, usize)) {
+    if rows != 1 {
+        return crate::linear::forward(x, weight, y, (rows, inputs, outputs), Threads::All);
+    }
+    let (x, weight, y) = (&x[..inputs], &weight[..inputs * outputs], &mut y[..outputs]);
+    let few = |y: &mut [f32], weight: &[f32]| {
+        for (y, row) in y.iter_mut().zip(weight.chunks_exact(inputs)) {
+            *y = dot(row, x);
+        }
+    };
+    if inputs * outputs < PARALLEL_WORK {
+        few(y, weight);
+    } else {
+        y.par_chunks_mut(OUTPUTS).zip(weight.par_chunks(OUTPUTS * inputs)).for_each(|(y, w)| few(y, w));
+    }
+}
+
+/// Normalises each row of D = `weight.len()` elements: `y = x / sqrt(mean(x²) + epsilon) · weight`.
+pub fn rms_norm(x: &[f32], weight: &[f32], y: &mut [f32], epsilon: f32) {
+    crate::rms_norm::forward(x, weight, y, epsilon);
+}
+
+/// Rotates x (T, H × Dh) in place, one row of `width` = H × Dh elements per position, the first at `offset`.
+/// Positions past the table stay as they are.
+pub fn rope(x: &mut [f32], table: &RopeTable, width: usize, offset: usize) {
+    for (i, row) in x.chunks_exact_mut(width).enumerate() {
+        table.rotate(row, offset + i, 1.0);
+    }
+}
+
+/// `y = silu(gate) · up`, element by element.
+pub fn swiglu(gate: &[f32], up: &[f32], y: &mut [f32]) {
+    crate::swiglu::forward(gate, up, y);
+}
+
+/// `a += b`, element by element.
+pub fn add_assign(a: &mut [f32], b: &[f32]) {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a += b;
+    }
+}
+
+/// Copies the rows of `weight` (V, D) for `tokens` into `y` (tokens, D).
+///
+/// # Panics
+/// When a token is not below V.
+pub fn embedding(weight: &[f32], tokens: &[u32], width: usize, y: &mut [f32]) {
+    crate::embedding::forward(weight, tokens, width, y);
+}
+
+/// `ln Σ exp(x)` of one row of logits.
+#[must_use]
+pub fn log_sum_exp(row: &[f32]) -> f32 {
+    crate::cross_entropy::log_sum_exp(row)
+}

@@ -1,0 +1,86 @@
+//! AdamW (arXiv:1711.05101), with PyTorch's semantics.
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::config_error::require;
+use crate::{CHUNK, OptimConfigError};
+
+/// The inner optimizer. The defaults are DiPaCo's where it names them (arXiv:2403.10616 §4).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdamWConfig {
+    /// Peak learning rate, reached after the warm-up (default 4e-4). Too large diverges, too small learns nothing.
+    pub learning_rate: f64,
+    /// Decay of the first moment per step, 0 to 1 (default 0.9).
+    pub beta1: f64,
+    /// Decay of the second moment per step, 0 to 1 (default 0.95).
+    pub beta2: f64,
+    /// Added to the root of the second moment (default 1e-8); must be above 0.
+    pub epsilon: f64,
+    /// Decoupled weight decay per step and unit of learning rate (default 0.1); norms are not decayed.
+    pub weight_decay: f64,
+    /// Largest Euclidean norm of a step's gradient over all parameters of the path (default 1); 0 turns clipping off.
+    pub clip_norm: f64,
+}
+
+impl Default for AdamWConfig {
+    fn default() -> Self {
+        Self { learning_rate: 4e-4, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, clip_norm: 1.0 }
+    }
+}
+
+impl AdamWConfig {
+    /// Checks the ranges.
+    ///
+    /// # Errors
+    /// Names the first key whose value is out of range.
+    pub fn check(&self) -> Result<(), OptimConfigError> {
+        let positive = |value: f64| value.is_finite() && value > 0.0;
+        let not_negative = |value: f64| value.is_finite() && value >= 0.0;
+        require(positive(self.learning_rate), "learning_rate", self.learning_rate, "above 0")?;
+        for (key, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
+            require((0.0..1.0).contains(&beta), key, beta, "at least 0 and below 1")?;
+        }
+        require(positive(self.epsilon), "epsilon", self.epsilon, "above 0")?;
+        require(not_negative(self.weight_decay), "weight_decay", self.weight_decay, "0 or more")?;
+        require(not_negative(self.clip_norm), "clip_norm", self.clip_norm, "0 (no clipping) or more")
+    }
+}
+
+/// One step in place: `p ← p (1 - lr · wd)`, then `p ← p - lr · m̂ / (√v̂ + ε)` with bias-corrected moments
+/// (arXiv:1711.05101 Algorithm 2, with PyTorch's order of operations).
+///
+/// `step` counts from 1; a step of 0 is taken as 1. `grad_scale` multiplies the gradient first ([`crate::clip_scale`]).
+/// `decay` says whether weight decay applies. `learning_rate` is this step's; [`AdamWConfig::learning_rate`] is the
+/// peak, and unused here. Elements past the shortest of the four slices are left alone.
+#[expect(clippy::too_many_arguments, reason = "the state of an optimizer is the caller's")]
+pub fn adamw_step(
+    params: &mut [f32],
+    gradient: &[f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    step: u64,
+    learning_rate: f64,
+    grad_scale: f64,
+    decay: bool,
+    config: &AdamWConfig,
+) {
+    let step = step.max(1) as f64;
+    let keep = if decay { 1.0 - learning_rate * config.weight_decay } else { 1.0 } as f32;
+    // m̂ / (√v̂ + ε) = (m / c1) / (√v / √c2 + ε)
+    let rate = (learning_rate / (1.0 - config.beta1.powf(step))) as f32;
+    let root = (1.0 / (1.0 - config.beta2.powf(step)).sqrt()) as f32;
+    let (beta1, beta2) = (config.beta1 as f32, config.beta2 as f32);
+    let (fresh1, fresh2) = ((1.0 - config.beta1) as f32, (1.0 - config.beta2) as f32);
+    let (scale, epsilon) = (grad_scale as f32, config.epsilon as f32);
+    let state = params.par_chunks_mut(CHUNK).zip(first.par_chunks_mut(CHUNK)).zip(second.par_chunks_mut(CHUNK));
+    state.zip(gradient.par_chunks(CHUNK)).for_each(|(((params, first), second), gradient)| {
+        for (((p, m), v), g) in params.iter_mut().zip(first).zip(second).zip(gradient) {
+            let g = g * scale;
+            *m = beta1 * *m + fresh1 * g;
+            *v = beta2 * *v + fresh2 * g * g;
+            *p = *p * keep - rate * *m / (v.sqrt() * root + epsilon);
+        }
+    });
+}

@@ -1,0 +1,30 @@
+//! Clipping a gradient by its norm.
+
+use rayon::prelude::*;
+
+use crate::CHUNK;
+
+/// The sum of squares, in f64.
+#[must_use]
+pub fn squared_norm(values: &[f32]) -> f64 {
+    let chunks = values.par_chunks(CHUNK).map(|chunk| {
+        let mut lanes = [0f64; 8];
+        let mut parts = chunk.chunks_exact(8);
+        for part in &mut parts {
+            for (lane, &value) in lanes.iter_mut().zip(part) {
+                *lane += f64::from(value) * f64::from(value);
+            }
+        }
+        let rest: f64 = parts.remainder().iter().map(|&value| f64::from(value) * f64::from(value)).sum();
+        lanes.iter().sum::<f64>() + rest
+    });
+    // Collected first: rayon's own sum would group the chunks by thread.
+    chunks.collect::<Vec<f64>>().into_iter().sum()
+}
+
+/// The factor that brings a gradient of this squared norm to at most `clip_norm` (PyTorch's `clip_grad_norm_`);
+/// 1 when `clip_norm` is 0.
+#[must_use]
+pub fn clip_scale(total_squared_norm: f64, clip_norm: f64) -> f64 {
+    if clip_norm > 0.0 { (clip_norm / (total_squared_norm.sqrt() + 1e-6)).min(1.0) } else { 1.0 }
+}

@@ -1,0 +1,48 @@
+//! Nesterov momentum, the outer optimizer (arXiv:2311.08105 Algorithm 1).
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::config_error::require;
+use crate::{CHUNK, OptimConfigError};
+
+/// The outer optimizer. The defaults are DiLoCo's and DiPaCo's (arXiv:2403.10616 §4).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NesterovConfig {
+    /// Outer learning rate (default 0.7). From rest, a step of 1 overshoots the paths' mean by the momentum.
+    pub learning_rate: f64,
+    /// Decay of the momentum per outer step, at least 0 and below 1 (default 0.9); 0 is plain descent.
+    pub momentum: f64,
+}
+
+impl Default for NesterovConfig {
+    fn default() -> Self {
+        Self { learning_rate: 0.7, momentum: 0.9 }
+    }
+}
+
+impl NesterovConfig {
+    /// Checks the ranges.
+    ///
+    /// # Errors
+    /// Names the first key whose value is out of range.
+    pub fn check(&self) -> Result<(), OptimConfigError> {
+        let rate = self.learning_rate;
+        require(rate.is_finite() && rate > 0.0, "learning_rate", rate, "above 0")?;
+        require((0.0..1.0).contains(&self.momentum), "momentum", self.momentum, "at least 0 and below 1")
+    }
+}
+
+/// One step in place: `m ← μ m + g`, `θ ← θ - lr (g + μ m)` (PyTorch's SGD with `nesterov=True`).
+/// Elements past the shortest of the three slices are left alone.
+pub fn nesterov_step(params: &mut [f32], outer_gradient: &[f32], momentum: &mut [f32], config: &NesterovConfig) {
+    let (rate, mu) = (config.learning_rate as f32, config.momentum as f32);
+    let state = params.par_chunks_mut(CHUNK).zip(momentum.par_chunks_mut(CHUNK));
+    state.zip(outer_gradient.par_chunks(CHUNK)).for_each(|((params, momentum), gradient)| {
+        for ((p, m), g) in params.iter_mut().zip(momentum).zip(gradient) {
+            *m = mu * *m + g;
+            *p -= rate * (g + mu * *m);
+        }
+    });
+}

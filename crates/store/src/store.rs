@@ -1,0 +1,246 @@
+//! The run store and its objects.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::path::Path;
+use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+
+use crate::address::{self, Open, StoreOptions};
+use crate::object::{self, ObjectRef};
+use crate::{StoreError, manifest};
+
+/// An object that is present, as [`RunStore::list`] tells it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StoredObject {
+    /// The object's name.
+    pub name: String,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+/// Everything that a run keeps, at one address. Cheap to clone; all clones share the connection.
+#[derive(Clone)]
+pub struct RunStore {
+    objects: Arc<dyn ObjectStore>,
+    address: Arc<str>,
+}
+
+impl fmt::Debug for RunStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunStore").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl RunStore {
+    /// Opens the store at `address`: a directory that exists, `file:///path`, or with the feature `cloud` `s3://`,
+    /// `gs://` and `az://`.
+    ///
+    /// # Errors
+    /// [`StoreError::Address`], [`StoreError::NoStore`] and [`StoreError::SchemeNotBuilt`].
+    pub fn open(address: &str) -> Result<Self, StoreError> {
+        Self::open_with(address, &StoreOptions::default())
+    }
+
+    /// [`RunStore::open`] with options.
+    ///
+    /// # Errors
+    /// As [`RunStore::open`].
+    pub fn open_with(address: &str, options: &StoreOptions) -> Result<Self, StoreError> {
+        Self::resolve(address, options, Open::Existing)
+    }
+
+    /// Opens the store at `address`, and makes its directory when there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Address`] and [`StoreError::SchemeNotBuilt`].
+    pub fn create(address: &str) -> Result<Self, StoreError> {
+        Self::create_with(address, &StoreOptions::default())
+    }
+
+    /// [`RunStore::create`] with options.
+    ///
+    /// # Errors
+    /// As [`RunStore::create`].
+    pub fn create_with(address: &str, options: &StoreOptions) -> Result<Self, StoreError> {
+        Self::resolve(address, options, Open::Create)
+    }
+
+    /// A store that lives as long as its clones, for tests and simulations.
+    #[must_use]
+    pub fn in_memory() -> Self {
+        Self { objects: Arc::new(object_store::memory::InMemory::new()), address: "memory".into() }
+    }
+
+    fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Self, StoreError> {
+        let (objects, address) = address::resolve(address, options, open)?;
+        Ok(Self { objects, address: address.into() })
+    }
+
+    /// The address, as messages show it.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Publishes `content` under `name`, atomically: a reader sees all of it or nothing, also when the writer dies.
+    ///
+    /// Putting the same content again is no error, so work that is repeated after a crash may publish again.
+    ///
+    /// # Errors
+    /// [`StoreError::Exists`] when the name is taken by other content, [`StoreError::Full`] when the disk is, and
+    /// [`StoreError::Name`] for a name that can't be used.
+    pub async fn put(&self, name: &str, content: Bytes) -> Result<ObjectRef, StoreError> {
+        let path = object_path(name)?;
+        let reference = reference(name, &content).await;
+        match self.write(&path, content, PutMode::Create).await {
+            Ok(()) => Ok(reference),
+            Err(Error::AlreadyExists { .. }) => match self.get(&reference).await {
+                Ok(_) => Ok(reference),
+                Err(StoreError::Cut { .. } | StoreError::Damaged { .. }) => {
+                    Err(StoreError::Exists { object: name.to_owned(), store: self.address.to_string() })
+                }
+                Err(error) => Err(error),
+            },
+            Err(source) => Err(self.failed("write", name, source)),
+        }
+    }
+
+    /// Publishes `content` under `name` in place of whatever is there, atomically.
+    ///
+    /// Only for names that nothing refers to, such as what a dead writer left: a reference to the old content finds
+    /// it damaged afterwards.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] when the disk is, and [`StoreError::Name`] for a name that can't be used.
+    pub async fn put_replacing(&self, name: &str, content: Bytes) -> Result<ObjectRef, StoreError> {
+        let path = object_path(name)?;
+        let reference = reference(name, &content).await;
+        let written = self.write(&path, content, PutMode::Overwrite).await;
+        written.map_err(|source| self.failed("write", name, source))?;
+        Ok(reference)
+    }
+
+    /// The content of an object, verified by length and hash.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`], [`StoreError::Cut`] and [`StoreError::Damaged`].
+    pub async fn get(&self, reference: &ObjectRef) -> Result<Bytes, StoreError> {
+        let name = reference.name.as_str();
+        let path = object_path(name)?;
+        let (object, store) = (name.to_owned(), self.address.to_string());
+        let found = self.objects.get(&path).await.map_err(|source| self.failed("read", name, source))?;
+        let (expected, size) = (reference.bytes, found.meta.size);
+        // The length comes first, so that a wrong one costs no memory.
+        if size < expected {
+            return Err(StoreError::Cut { object, store, expected, found: size });
+        }
+        let damaged = |found: String, found_bytes| StoreError::Damaged {
+            object,
+            store,
+            expected: reference.hash.clone(),
+            expected_bytes: expected,
+            found,
+            found_bytes,
+        };
+        if size > expected {
+            return Err(damaged("not read".to_owned(), size));
+        }
+        let content = found.bytes().await.map_err(|source| self.failed("read", name, source))?;
+        let hash = object::hash(&content).await;
+        if hash != reference.hash || content.len() as u64 != expected {
+            return Err(damaged(hash, content.len() as u64));
+        }
+        Ok(content)
+    }
+
+    /// Whether an object of this name is present; its content is not read.
+    ///
+    /// # Errors
+    /// [`StoreError::Name`] and [`StoreError::Io`].
+    pub async fn contains(&self, name: &str) -> Result<bool, StoreError> {
+        match self.objects.head(&object_path(name)?).await {
+            Ok(_) => Ok(true),
+            Err(Error::NotFound { .. }) => Ok(false),
+            Err(source) => Err(self.failed("look for", name, source)),
+        }
+    }
+
+    /// Deletes an object; one that is not there is no error, so a deletion may be repeated.
+    ///
+    /// # Errors
+    /// [`StoreError::Name`] and [`StoreError::Io`].
+    pub async fn delete(&self, name: &str) -> Result<(), StoreError> {
+        self.remove(&object_path(name)?).await
+    }
+
+    /// The objects whose name starts with the segments of `prefix` (`""` for all), sorted by name. Manifests and
+    /// writes that never ended are not among them.
+    ///
+    /// # Errors
+    /// [`StoreError::Name`] and [`StoreError::Io`].
+    pub async fn list(&self, prefix: &str) -> Result<Vec<StoredObject>, StoreError> {
+        let path = parse_path(prefix)?;
+        let mut found = self.list_under(Some(&path)).await?;
+        found.retain(|object| !manifest::is_manifest(&object.name));
+        Ok(found)
+    }
+
+    pub(crate) async fn list_under(&self, prefix: Option<&Path>) -> Result<Vec<StoredObject>, StoreError> {
+        let listed = self
+            .objects
+            .list(prefix)
+            .map_ok(|meta| StoredObject { name: meta.location.to_string(), bytes: meta.size });
+        let mut found: Vec<_> = listed
+            .try_collect()
+            .await
+            .map_err(|source| self.failed("list", prefix.map_or("", AsRef::as_ref), source))?;
+        found.sort();
+        Ok(found)
+    }
+
+    pub(crate) async fn write(&self, path: &Path, content: Bytes, mode: PutMode) -> Result<(), Error> {
+        self.objects.put_opts(path, PutPayload::from_bytes(content), PutOptions::from(mode)).await.map(|_| ())
+    }
+
+    pub(crate) async fn read(&self, path: &Path) -> Result<Bytes, StoreError> {
+        let failed = |source| self.failed("read", path.as_ref(), source);
+        self.objects.get(path).await.map_err(failed)?.bytes().await.map_err(failed)
+    }
+
+    pub(crate) async fn remove(&self, path: &Path) -> Result<(), StoreError> {
+        match self.objects.delete(path).await {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(source) => Err(self.failed("delete", path.as_ref(), source)),
+        }
+    }
+
+    pub(crate) fn failed(&self, what: &'static str, object: &str, source: Error) -> StoreError {
+        StoreError::io(what, object, &self.address, source)
+    }
+}
+
+async fn reference(name: &str, content: &Bytes) -> ObjectRef {
+    ObjectRef { name: name.to_owned(), hash: object::hash(content).await, bytes: content.len() as u64 }
+}
+
+fn object_path(name: &str) -> Result<Path, StoreError> {
+    let wrong = |reason: &str| StoreError::Name { name: name.to_owned(), reason: reason.to_owned() };
+    let path = parse_path(name)?;
+    if name.is_empty() || name.starts_with('/') || name.ends_with('/') {
+        return Err(wrong("write segments between slashes, as in modules/0/3/17"));
+    }
+    if manifest::is_manifest(name) {
+        return Err(wrong("manifests are read and replaced with `load` and `replace`"));
+    }
+    if name.contains('#') {
+        return Err(wrong("`#` marks writes that have not ended"));
+    }
+    Ok(path)
+}
+
+fn parse_path(name: &str) -> Result<Path, StoreError> {
+    Path::parse(name).map_err(|error| StoreError::Name { name: name.to_owned(), reason: error.to_string() })
+}

@@ -1,0 +1,167 @@
+//! Objects in a directory: publication, verification, refusal.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::fs;
+use std::path::Path;
+
+use bytes::Bytes;
+use dipaco_store::{ObjectRef, RunStore, StoreError, StoreOptions, StoredObject, names};
+use dipaco_topology::ModuleId;
+
+const MODULE: ModuleId = ModuleId { level: 0, index: 3 };
+
+fn directory() -> (tempfile::TempDir, RunStore) {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::open(directory.path().to_str().unwrap()).unwrap();
+    (directory, store)
+}
+
+fn file(directory: &tempfile::TempDir, name: &str) -> std::path::PathBuf {
+    directory.path().join(name)
+}
+
+#[tokio::test]
+async fn an_object_is_read_back_verified_also_by_another_process() {
+    let (directory, store) = directory();
+    let name = names::module(MODULE, 17);
+    let content = Bytes::from(vec![7; 1 << 20]);
+    let reference = store.put(&name, content.clone()).await.unwrap();
+    assert_eq!(reference, ObjectRef::of("modules/0/3/17", &content));
+    assert!(store.contains(&name).await.unwrap());
+    let address = format!("file://{}", directory.path().display());
+    assert_eq!(RunStore::open(&address).unwrap().get(&reference).await.unwrap(), content);
+}
+
+#[tokio::test]
+async fn the_same_content_may_be_put_again_other_content_may_not() {
+    let (_directory, on_disk) = directory();
+    for store in [on_disk, RunStore::in_memory()] {
+        let name = names::module(MODULE, 1);
+        let first = store.put(&name, "weights".into()).await.unwrap();
+        assert_eq!(store.put(&name, "weights".into()).await.unwrap(), first);
+        let error = store.put(&name, "weightz".into()).await.unwrap_err();
+        assert!(matches!(error, StoreError::Exists { .. }), "{error}");
+        let error = store.put(&name, "longer weights".into()).await.unwrap_err();
+        assert!(matches!(error, StoreError::Exists { .. }), "{error}");
+        assert_eq!(store.get(&first).await.unwrap(), "weights");
+
+        let second = store.put_replacing(&name, "weightz".into()).await.unwrap();
+        assert_eq!(store.get(&second).await.unwrap(), "weightz");
+        assert!(matches!(store.get(&first).await, Err(StoreError::Damaged { .. })));
+    }
+}
+
+#[tokio::test]
+async fn an_empty_object_is_an_object() {
+    let (_directory, store) = directory();
+    let reference = store.put("router/0", Bytes::new()).await.unwrap();
+    assert_eq!(store.get(&reference).await.unwrap(), "");
+}
+
+#[tokio::test]
+async fn cut_damaged_longer_and_missing_objects_are_told_with_name_and_remedy() {
+    let (directory, store) = directory();
+    let reference = store.put("modules/0/3/1", "0123456789".into()).await.unwrap();
+    let path = file(&directory, "modules/0/3/1");
+
+    fs::write(&path, "01234").unwrap();
+    let error = store.get(&reference).await.unwrap_err();
+    assert!(matches!(error, StoreError::Cut { expected: 10, found: 5, .. }));
+    assert!(
+        error.to_string().contains("`modules/0/3/1`") && error.to_string().contains("restore"),
+        "{error}"
+    );
+
+    for content in ["0123x56789", "01234567890"] {
+        fs::write(&path, content).unwrap();
+        let error = store.get(&reference).await.unwrap_err();
+        assert!(matches!(error, StoreError::Damaged { .. }));
+        assert!(error.to_string().contains("`modules/0/3/1`"), "{error}");
+    }
+
+    store.delete("modules/0/3/1").await.unwrap();
+    assert!(matches!(store.get(&reference).await, Err(StoreError::Missing { .. })));
+    assert!(!store.contains("modules/0/3/1").await.unwrap());
+    store.delete("modules/0/3/1").await.unwrap();
+}
+
+#[tokio::test]
+async fn what_an_interrupted_put_leaves_is_not_visible_and_in_nobodys_way() {
+    let (directory, store) = directory();
+    fs::create_dir_all(file(&directory, "modules/0/3")).unwrap();
+    // A writer that is killed leaves its staging file, which is linked to its name only when it is complete.
+    fs::write(file(&directory, "modules/0/3/1#1"), "half of the wei").unwrap();
+    assert!(!store.contains("modules/0/3/1").await.unwrap());
+    assert_eq!(store.list("").await.unwrap(), []);
+    let reference = store.put("modules/0/3/1", "all of the weights".into()).await.unwrap();
+    assert_eq!(store.get(&reference).await.unwrap(), "all of the weights");
+    assert_eq!(store.list("modules").await.unwrap(), [StoredObject { name: reference.name, bytes: 18 }]);
+}
+
+#[tokio::test]
+async fn lists_are_sorted_and_by_whole_segments() {
+    let (_directory, store) = directory();
+    for name in ["modules/1/0/2", "modules/10/0/1", "modules/1/0/10", "paths/0/1"] {
+        store.put(name, "x".into()).await.unwrap();
+    }
+    let names = async |prefix| {
+        store.list(prefix).await.unwrap().into_iter().map(|object| object.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names("modules/1").await, ["modules/1/0/10", "modules/1/0/2"]);
+    assert_eq!(names("").await.len(), 4);
+    assert!(names("router").await.is_empty());
+}
+
+#[tokio::test]
+async fn names_that_leave_the_store_or_hide_in_it_are_refused() {
+    let (directory, store) = directory();
+    for name in
+        ["", "/", "../outside", "modules//1", "modules/../../x", "a/b/", "/etc/passwd", "m/0#1", "manifest/1"]
+    {
+        let error = store.put(name, "x".into()).await.unwrap_err();
+        assert!(matches!(error, StoreError::Name { .. }), "{name}: {error}");
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn addresses_that_can_not_be_used_say_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing");
+    let a_file = directory.path().join("file");
+    fs::write(&a_file, "x").unwrap();
+    let message = |address: &Path| RunStore::open(address.to_str().unwrap()).unwrap_err().to_string();
+    assert!(message(&missing).contains("there is no run store at"));
+    assert!(message(&a_file).contains("not a directory"));
+    assert!(message(Path::new("ftp://host/x")).contains("scheme ftp:// is not known"));
+    assert!(message(Path::new("")).contains("it is empty"));
+    assert!(RunStore::create(a_file.join("below").to_str().unwrap()).is_err());
+
+    RunStore::create(missing.to_str().unwrap()).unwrap();
+    RunStore::open(missing.to_str().unwrap()).unwrap();
+}
+
+#[test]
+#[cfg(not(feature = "cloud"))]
+fn a_cloud_address_names_the_feature_that_it_needs() {
+    let error = RunStore::open("s3://bucket/run").unwrap_err();
+    assert!(matches!(error, StoreError::SchemeNotBuilt { .. }));
+    assert!(error.to_string().contains("--features cloud"), "{error}");
+}
+
+#[test]
+#[cfg(feature = "cloud")]
+fn cloud_addresses_are_opened_with_the_settings_given() {
+    let settings = vec![("aws_region".to_owned(), "eu-west-1".to_owned())];
+    RunStore::open_with("s3://bucket/run", &StoreOptions { durable: true, settings }).unwrap();
+}
+
+#[tokio::test]
+async fn without_durability_nothing_else_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = StoreOptions { durable: false, ..StoreOptions::default() };
+    let store = RunStore::create_with(directory.path().to_str().unwrap(), &options).unwrap();
+    let reference = store.put("paths/0/1", "state".into()).await.unwrap();
+    assert_eq!(store.get(&reference).await.unwrap(), "state");
+}

@@ -1,0 +1,270 @@
+//! Merging the outer gradients of one module (arXiv:2403.10616 §2.7).
+
+use std::collections::BTreeSet;
+
+use dipaco_topology::PathId;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// How the paths through a module are weighted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Weighting {
+    /// In proportion to the size of the path's shard, because one worker per shard over-samples small shards.
+    #[default]
+    ShardSize,
+    /// All alike.
+    Uniform,
+}
+
+/// What the merged outer gradient is multiplied by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rescale {
+    /// The square root of the number of paths through the module: the norm of a mean of unlike gradients falls by it.
+    #[default]
+    SqrtPaths,
+    /// Nothing.
+    None,
+}
+
+impl Rescale {
+    /// The factor for a module with this many paths.
+    #[must_use]
+    pub fn factor(self, paths: usize) -> f32 {
+        match self {
+            // The number of paths is at most 2^20, which f32 holds exactly.
+            #[allow(clippy::cast_precision_loss)]
+            Self::SqrtPaths => (paths as f32).sqrt(),
+            Self::None => 1.0,
+        }
+    }
+}
+
+/// Why contributions can't be merged.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum FoldError {
+    /// A contribution of another length.
+    #[error("path {path} contributes {found} values to a module of {expected}")]
+    Length {
+        /// The path at fault.
+        path: PathId,
+        /// The module's length in values.
+        expected: usize,
+        /// The contribution's length in values.
+        found: usize,
+    },
+    /// A contribution with a NaN or an infinity.
+    #[error(
+        "path {path} contributes a value that is not finite at position {position}: its training diverged"
+    )]
+    NotFinite {
+        /// The path at fault.
+        path: PathId,
+        /// Where the first such value is.
+        position: usize,
+    },
+    /// A path that does not go through the module, or that has been merged already.
+    #[error("path {path} is not expected: it does not go through this module or has been merged already")]
+    Unexpected {
+        /// The path at fault.
+        path: PathId,
+    },
+    /// The mean was asked for before all paths were in.
+    #[error("path {path} has not contributed yet")]
+    Missing {
+        /// The first path that is missing.
+        path: PathId,
+    },
+    /// No path carries weight.
+    #[error("the shards of all paths through this module are empty")]
+    NoWeight,
+}
+
+/// The weight of each path through a module, in path order; the weights sum to 1.
+///
+/// Normalising within the module keeps the step of every module on one scale, whatever its number of paths.
+///
+/// # Errors
+/// When there are no paths or all shards are empty.
+pub fn merge_weights(
+    weighting: Weighting,
+    shards: &[(PathId, u64)],
+) -> Result<Vec<(PathId, f32)>, FoldError> {
+    let size = |tokens: u64| match weighting {
+        Weighting::ShardSize => tokens,
+        Weighting::Uniform => 1,
+    };
+    let total: u64 = shards.iter().map(|&(_, tokens)| size(tokens)).sum();
+    if total == 0 {
+        return Err(FoldError::NoWeight);
+    }
+    // Rounding a token count to f64 and a share to f32 is far below the noise of the gradients.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+    let share = |tokens: u64| (size(tokens) as f64 / total as f64) as f32;
+    let mut weights: Vec<_> = shards.iter().map(|&(path, tokens)| (path, share(tokens))).collect();
+    weights.sort_by_key(|&(path, _)| path);
+    Ok(weights)
+}
+
+/// The weighted mean of one module's outer gradients, folded as they arrive but always in path order.
+///
+/// Floating-point sums depend on their order, so a contribution that comes before its turn waits in the store until
+/// those before it are in. The result is the same bits for every order of arrival, and memory is one module.
+#[derive(Debug)]
+pub struct Fold {
+    weights: Vec<(PathId, f32)>,
+    waiting: BTreeSet<PathId>,
+    merged: usize,
+    sum: Vec<f32>,
+}
+
+impl Fold {
+    /// A fold over a module of `length` values with the weights of [`merge_weights`].
+    #[must_use]
+    pub fn new(length: usize, weights: Vec<(PathId, f32)>) -> Self {
+        Self { weights, waiting: BTreeSet::new(), merged: 0, sum: vec![0.0; length] }
+    }
+
+    /// Says that a path's contribution is in the store.
+    ///
+    /// # Errors
+    /// When the path is not expected or has been announced before.
+    pub fn announce(&mut self, path: PathId) -> Result<(), FoldError> {
+        let ahead = self.weights[self.merged..].iter().any(|&(expected, _)| expected == path);
+        if ahead && self.waiting.insert(path) { Ok(()) } else { Err(FoldError::Unexpected { path }) }
+    }
+
+    /// The path whose contribution is to be merged next, if it is in the store.
+    #[must_use]
+    pub fn next(&self) -> Option<PathId> {
+        self.weights.get(self.merged).map(|&(path, _)| path).filter(|path| self.waiting.contains(path))
+    }
+
+    /// Merges the contribution of the path that [`next`](Self::next) names.
+    ///
+    /// # Errors
+    /// When it is not this path's turn, or the values do not fit or are not finite; nothing changes then.
+    pub fn merge(&mut self, path: PathId, outer_gradient: &[f32]) -> Result<(), FoldError> {
+        if self.next() != Some(path) {
+            return Err(FoldError::Unexpected { path });
+        }
+        check_contribution(path, self.sum.len(), outer_gradient)?;
+        let (_, weight) = self.weights[self.merged];
+        for (sum, value) in self.sum.iter_mut().zip(outer_gradient) {
+            *sum += weight * value;
+        }
+        self.waiting.remove(&path);
+        self.merged += 1;
+        Ok(())
+    }
+
+    /// The merged outer gradient, rescaled.
+    ///
+    /// # Errors
+    /// When a path is missing.
+    pub fn finish(mut self, rescale: Rescale) -> Result<Vec<f32>, FoldError> {
+        if let Some(&(path, _)) = self.weights.get(self.merged) {
+            return Err(FoldError::Missing { path });
+        }
+        let factor = rescale.factor(self.weights.len());
+        for value in &mut self.sum {
+            *value *= factor;
+        }
+        Ok(self.sum)
+    }
+}
+
+/// Checks one contribution: its length, and that every value is finite.
+///
+/// # Errors
+/// When either does not hold.
+pub fn check_contribution(path: PathId, expected: usize, values: &[f32]) -> Result<(), FoldError> {
+    if values.len() != expected {
+        return Err(FoldError::Length { path, expected, found: values.len() });
+    }
+    match values.iter().position(|value| !value.is_finite()) {
+        Some(position) => Err(FoldError::NotFinite { path, position }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shards(sizes: &[u64]) -> Vec<(PathId, u64)> {
+        (0..).map(PathId).zip(sizes.iter().copied()).collect()
+    }
+
+    #[test]
+    fn weights_follow_the_shards_and_sum_to_one() {
+        let weights = merge_weights(Weighting::ShardSize, &shards(&[100, 300])).unwrap();
+        assert_eq!(weights, [(PathId(0), 0.25), (PathId(1), 0.75)]);
+        let weights = merge_weights(Weighting::Uniform, &shards(&[100, 300])).unwrap();
+        assert_eq!(weights, [(PathId(0), 0.5), (PathId(1), 0.5)]);
+        assert_eq!(merge_weights(Weighting::ShardSize, &shards(&[0, 0])).unwrap_err(), FoldError::NoWeight);
+    }
+
+    /// arXiv:2403.10616 §2.7: 16 paths through a module of a 16 × 16 grid make a factor of 4, a path-specific one 1.
+    #[test]
+    fn rescaling_is_the_square_root_of_the_paths() {
+        assert_eq!(Rescale::SqrtPaths.factor(16).to_bits(), 4f32.to_bits());
+        assert_eq!(Rescale::SqrtPaths.factor(1).to_bits(), 1f32.to_bits());
+        assert_eq!(Rescale::None.factor(16).to_bits(), 1f32.to_bits());
+    }
+
+    #[test]
+    fn what_can_not_be_merged_is_refused_and_changes_nothing() {
+        let weights = merge_weights(Weighting::Uniform, &shards(&[1, 1])).unwrap();
+        let mut fold = Fold::new(2, weights);
+        assert_eq!(fold.announce(PathId(7)).unwrap_err(), FoldError::Unexpected { path: PathId(7) });
+        fold.announce(PathId(0)).unwrap();
+        assert_eq!(fold.announce(PathId(0)).unwrap_err(), FoldError::Unexpected { path: PathId(0) });
+        assert!(matches!(fold.merge(PathId(0), &[1.0]).unwrap_err(), FoldError::Length { found: 1, .. }));
+        assert!(matches!(
+            fold.merge(PathId(0), &[1.0, f32::NAN]).unwrap_err(),
+            FoldError::NotFinite { position: 1, .. }
+        ));
+        fold.merge(PathId(0), &[2.0, 4.0]).unwrap();
+        assert_eq!(fold.next(), None);
+        fold.announce(PathId(1)).unwrap();
+        fold.merge(PathId(1), &[4.0, 0.0]).unwrap();
+        let mean = fold.finish(Rescale::None).unwrap();
+        assert_eq!(mean, [3.0, 2.0]);
+    }
+
+    #[test]
+    fn a_mean_without_all_paths_is_refused() {
+        let fold = Fold::new(1, merge_weights(Weighting::Uniform, &shards(&[1])).unwrap());
+        assert_eq!(fold.finish(Rescale::None).unwrap_err(), FoldError::Missing { path: PathId(0) });
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_of_arrival_does_not_change_a_bit(
+            gradients in prop::collection::vec(prop::collection::vec(-1e3f32..1e3, 5), 2..6),
+            keys in prop::collection::vec(any::<u32>(), 6),
+        ) {
+            let sizes: Vec<u64> = (1..=gradients.len() as u64).collect();
+            let weights = merge_weights(Weighting::ShardSize, &shards(&sizes)).unwrap();
+            let run = |order: &[usize]| {
+                let mut fold = Fold::new(5, weights.clone());
+                for &i in order {
+                    fold.announce(PathId(u32::try_from(i).unwrap())).unwrap();
+                    while let Some(path) = fold.next() {
+                        fold.merge(path, &gradients[path.index()]).unwrap();
+                    }
+                }
+                fold.finish(Rescale::SqrtPaths).unwrap().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+            };
+            let sorted: Vec<usize> = (0..gradients.len()).collect();
+            let mut shuffled = sorted.clone();
+            shuffled.sort_by_key(|&i| keys[i]);
+            prop_assert_eq!(run(&sorted), run(&shuffled));
+        }
+    }
+}

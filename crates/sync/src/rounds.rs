@@ -1,0 +1,578 @@
+//! The state machine of a training run: leases, contributions and module versions.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use dipaco_topology::{ModuleId, PathId, Topology};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{Fence, Lease, LeaseError, Task};
+
+/// What a run is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Outer steps that each module takes in all.
+    pub rounds: u32,
+    /// How long a lease lasts without a heartbeat.
+    pub lease: Duration,
+}
+
+/// How far a path is: everything of it that outlives the coordinator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathProgress {
+    /// Rounds that the path has contributed to.
+    pub rounds: u32,
+    /// Whether its final weights have been measured.
+    pub measured: bool,
+}
+
+/// How far a run is: the part of [`Rounds`] that the manifest keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Version of each module: the outer steps that it has taken.
+    pub modules: BTreeMap<ModuleId, u32>,
+    /// Progress of each path.
+    pub paths: Vec<PathProgress>,
+}
+
+impl Progress {
+    /// The start of a run.
+    #[must_use]
+    pub fn start(topology: &Topology) -> Self {
+        Self {
+            modules: topology.module_ids().map(|module| (module, 0)).collect(),
+            paths: vec![PathProgress::default(); topology.paths() as usize],
+        }
+    }
+}
+
+/// Why saved progress can't be continued.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProgressError {
+    /// It belongs to another topology.
+    #[error(
+        "the saved run has {saved_paths} paths and {saved_modules} modules, the configuration {paths} and {modules}: continue it with its own configuration"
+    )]
+    Topology {
+        /// Paths of the saved run.
+        saved_paths: usize,
+        /// Modules of the saved run.
+        saved_modules: usize,
+        /// Paths of the configuration.
+        paths: usize,
+        /// Modules of the configuration.
+        modules: usize,
+    },
+    /// A module is ahead of one of its paths by more than its own step.
+    #[error(
+        "module {module} is at version {version}, but path {path} has contributed to {rounds} rounds: the manifest is inconsistent; go back to an earlier one"
+    )]
+    Inconsistent {
+        /// The module at fault.
+        module: ModuleId,
+        /// Its version.
+        version: u32,
+        /// The path at fault.
+        path: PathId,
+        /// The rounds that the path has contributed to.
+        rounds: u32,
+    },
+}
+
+/// Why no lease can be given now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reason {
+    /// Every path that could run is being trained.
+    AllLeased {
+        /// Leases that are out.
+        leases: usize,
+    },
+    /// A module waits for contributions before the next round of its paths can start.
+    ModuleWaits {
+        /// The module.
+        module: ModuleId,
+        /// The first paths that it waits for, with the holder of their lease.
+        paths: Vec<(PathId, Option<String>)>,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AllLeased { leases } => {
+                write!(f, "all paths that can run are being trained ({leases} leases)")
+            }
+            Self::ModuleWaits { module, paths } => {
+                write!(f, "module {module} waits for ")?;
+                for (i, (path, worker)) in paths.iter().enumerate() {
+                    let comma = if i == 0 { "" } else { ", " };
+                    match worker {
+                        Some(worker) => write!(f, "{comma}path {path} (leased to {worker})")?,
+                        None => write!(f, "{comma}path {path}")?,
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The answer to a worker that asks for work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// Work on this.
+    Lease(Lease),
+    /// Nothing can run now.
+    Wait(Reason),
+    /// The run is complete.
+    Finished,
+}
+
+/// The answer to a finished lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Commit {
+    /// The contribution counts from now on.
+    Accepted,
+    /// This very contribution had been accepted before: a retry whose first answer was lost.
+    Duplicate,
+    /// It does not count.
+    Refused(LeaseError),
+}
+
+/// Who may train what, what has been contributed, and which module may step.
+#[derive(Debug)]
+pub struct Rounds {
+    topology: Topology,
+    plan: Plan,
+    progress: Progress,
+    /// The leases that are out, by path: at most one per path.
+    leases: BTreeMap<PathId, Lease>,
+    /// The fence of each path's last accepted commit, to tell a retry from a zombie.
+    committed: BTreeMap<PathId, Fence>,
+    next_fence: u64,
+}
+
+impl Rounds {
+    /// Continues from `progress`; `incarnation` must be larger than that of every coordinator before.
+    ///
+    /// # Errors
+    /// When the progress belongs to another topology or contradicts itself.
+    pub fn new(
+        topology: Topology,
+        plan: Plan,
+        progress: Progress,
+        incarnation: u32,
+    ) -> Result<Self, ProgressError> {
+        let expected = Progress::start(&topology);
+        if progress.paths.len() != expected.paths.len()
+            || !progress.modules.keys().eq(expected.modules.keys())
+        {
+            return Err(ProgressError::Topology {
+                saved_paths: progress.paths.len(),
+                saved_modules: progress.modules.len(),
+                paths: expected.paths.len(),
+                modules: expected.modules.len(),
+            });
+        }
+        for (path, done) in topology.path_ids().zip(&progress.paths) {
+            for module in topology.modules_of(path) {
+                let version = progress.modules[&module];
+                if version != done.rounds && version + 1 != done.rounds {
+                    return Err(ProgressError::Inconsistent { module, version, path, rounds: done.rounds });
+                }
+            }
+        }
+        let next_fence = u64::from(incarnation) << 32;
+        Ok(Self { topology, plan, progress, leases: BTreeMap::new(), committed: BTreeMap::new(), next_fence })
+    }
+
+    /// What the manifest keeps.
+    #[must_use]
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// The topology of the run.
+    #[must_use]
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The leases that are out.
+    pub fn leases(&self) -> impl Iterator<Item = &Lease> {
+        self.leases.values()
+    }
+
+    /// Whether every path has finished its last round and its final weights are measured.
+    #[must_use]
+    pub fn finished(&self) -> bool {
+        self.progress.paths.iter().all(|path| path.rounds == self.plan.rounds && path.measured)
+    }
+
+    /// Gives a worker a path to work on: of those that can run the one that is furthest behind, and among equals one
+    /// of `held` (paths whose state the worker still has) before the lowest number.
+    pub fn grant(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Grant {
+        if self.finished() {
+            return Grant::Finished;
+        }
+        let best = self
+            .topology
+            .path_ids()
+            .filter(|path| !self.leases.contains_key(path))
+            .filter_map(|path| self.task(path).map(|task| (path, task)))
+            .min_by_key(|&(path, _)| (self.progress.paths[path.index()].rounds, !held.contains(&path), path));
+        let Some((path, task)) = best else {
+            return Grant::Wait(self.reason());
+        };
+        let lease = Lease {
+            path,
+            round: self.progress.paths[path.index()].rounds,
+            fence: Fence(self.next_fence),
+            task,
+            worker: worker.to_owned(),
+            deadline: now + self.plan.lease,
+        };
+        self.next_fence += 1;
+        self.leases.insert(path, lease.clone());
+        Grant::Lease(lease)
+    }
+
+    /// What a path can do now: its modules must have taken the outer step of the round before.
+    fn task(&self, path: PathId) -> Option<Task> {
+        let done = self.progress.paths[path.index()];
+        let current =
+            self.topology.modules_of(path).iter().all(|module| self.progress.modules[module] == done.rounds);
+        match (current, done.rounds < self.plan.rounds, done.measured) {
+            (true, true, _) => Some(Task::Train),
+            (true, false, false) => Some(Task::Measure),
+            _ => None,
+        }
+    }
+
+    fn reason(&self) -> Reason {
+        let behind = self
+            .progress
+            .modules
+            .iter()
+            .filter(|&(_, &version)| version < self.plan.rounds)
+            .min_by_key(|&(_, v)| v);
+        let Some((&module, &version)) = behind else {
+            return Reason::AllLeased { leases: self.leases.len() };
+        };
+        let missing = self
+            .topology
+            .paths_through(module)
+            .filter(|path| self.progress.paths[path.index()].rounds <= version);
+        let paths: Vec<_> =
+            missing.take(4).map(|path| (path, self.leases.get(&path).map(|l| l.worker.clone()))).collect();
+        if paths.is_empty()
+            || paths.iter().all(|(_, worker)| worker.is_some()) && self.leases.len() == paths.len()
+        {
+            Reason::AllLeased { leases: self.leases.len() }
+        } else {
+            Reason::ModuleWaits { module, paths }
+        }
+    }
+
+    /// Renews a lease and returns its new deadline.
+    ///
+    /// # Errors
+    /// When the lease is no longer valid: the holder must drop its work.
+    pub fn heartbeat(&mut self, now: Duration, path: PathId, fence: Fence) -> Result<Duration, LeaseError> {
+        let deadline = now + self.plan.lease;
+        match self.leases.get_mut(&path) {
+            Some(lease) if lease.fence == fence => {
+                lease.deadline = deadline;
+                Ok(deadline)
+            }
+            _ => Err(self.lost(path, fence)),
+        }
+    }
+
+    /// Checks that `(path, round, fence)` is the lease that is out, as before anything of it is stored.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn check(&self, path: PathId, round: u32, fence: Fence) -> Result<&Lease, LeaseError> {
+        match self.leases.get(&path) {
+            Some(lease) if lease.fence == fence && lease.round == round => Ok(lease),
+            _ => Err(self.lost(path, fence)),
+        }
+    }
+
+    fn lost(&self, path: PathId, fence: Fence) -> LeaseError {
+        match self.progress.paths.get(path.index()) {
+            Some(done) => LeaseError::Lost { path, round: done.rounds, fence },
+            None => LeaseError::NoSuchPath { path, paths: self.topology.paths() },
+        }
+    }
+
+    /// Takes the contribution of a lease. The caller has made it durable or does so before it answers.
+    pub fn commit(&mut self, path: PathId, round: u32, fence: Fence) -> Commit {
+        let task = match self.check(path, round, fence) {
+            Ok(lease) => lease.task,
+            Err(_) if self.committed.get(&path) == Some(&fence) => return Commit::Duplicate,
+            Err(error) => return Commit::Refused(error),
+        };
+        let done = &mut self.progress.paths[path.index()];
+        match task {
+            Task::Train => done.rounds += 1,
+            Task::Measure => done.measured = true,
+        }
+        self.leases.remove(&path);
+        self.committed.insert(path, fence);
+        Commit::Accepted
+    }
+
+    /// Gives a lease back, as when its worker says good-bye or its connection is gone for good.
+    pub fn release(&mut self, path: PathId, fence: Fence) -> bool {
+        let held = self.leases.get(&path).is_some_and(|lease| lease.fence == fence);
+        if held {
+            self.leases.remove(&path);
+        }
+        held
+    }
+
+    /// Ends the leases whose deadline has passed and returns them.
+    pub fn expire(&mut self, now: Duration) -> Vec<Lease> {
+        let (gone, kept): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut self.leases).into_iter().partition(|(_, lease)| lease.deadline <= now);
+        self.leases = kept;
+        gone.into_values().collect()
+    }
+
+    /// When the next lease ends if no heartbeat comes.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.leases.values().map(|lease| lease.deadline).min()
+    }
+
+    /// The modules whose paths have all contributed to the current round, in order.
+    #[must_use]
+    pub fn ready(&self) -> Vec<ModuleId> {
+        let complete = |module: ModuleId, version: u32| {
+            self.topology
+                .paths_through(module)
+                .all(|path| self.progress.paths[path.index()].rounds == version + 1)
+        };
+        self.progress
+            .modules
+            .iter()
+            .filter(|&(&m, &v)| v < self.plan.rounds && complete(m, v))
+            .map(|(&m, _)| m)
+            .collect()
+    }
+
+    /// Records that a module that was [`ready`](Self::ready) took its outer step, and returns its new version.
+    /// Nothing happens for a module that was not ready.
+    pub fn stepped(&mut self, module: ModuleId) -> Option<u32> {
+        if !self.ready().contains(&module) {
+            return None;
+        }
+        self.progress.modules.get_mut(&module).map(|version| {
+            *version += 1;
+            *version
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(60);
+
+    fn grid() -> Topology {
+        let level = |blocks: &str, embedding, head| LevelConfig {
+            modules: Modules::Count(2),
+            blocks: blocks.into(),
+            embedding,
+            head,
+        };
+        let config =
+            TopologyConfig { replicas: 1, levels: vec![level("0", true, false), level("1", false, true)] };
+        Topology::new(&config, 2).unwrap()
+    }
+
+    fn start(rounds: u32) -> Rounds {
+        let topology = grid();
+        let progress = Progress::start(&topology);
+        Rounds::new(topology, Plan { rounds, lease: LEASE }, progress, 1).unwrap()
+    }
+
+    fn lease(grant: Grant) -> Lease {
+        match grant {
+            Grant::Lease(lease) => lease,
+            other => panic!("expected a lease, got {other:?}"),
+        }
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_path_goes_on_when_its_own_modules_have_stepped() {
+        let mut rounds = start(2);
+        let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
+        for l in &leases[..3] {
+            assert_eq!(rounds.commit(l.path, 0, l.fence), Commit::Accepted);
+        }
+        // Paths 0 and 1 share 0/0, paths 0 and 2 share 1/0; the other two modules wait for path 3.
+        let ready: Vec<_> = rounds.ready().iter().map(ToString::to_string).collect();
+        assert_eq!(ready, ["0/0", "1/0"]);
+        for module in rounds.ready() {
+            assert_eq!(rounds.stepped(module), Some(1));
+        }
+        let next = lease(rounds.grant(at(1), "w", &[]));
+        assert_eq!((next.path, next.round), (PathId(0), 1));
+        let Grant::Wait(reason) = rounds.grant(at(1), "w", &[]) else { panic!() };
+        assert_eq!(reason.to_string(), "module 0/1 waits for path 3 (leased to w)");
+    }
+
+    #[test]
+    fn a_worker_that_lost_its_lease_is_refused_and_a_retry_is_told_so() {
+        let mut rounds = start(1);
+        let zombie = lease(rounds.grant(at(0), "slow", &[]));
+        assert!(rounds.expire(at(59)).is_empty());
+        assert_eq!(rounds.expire(at(60)), vec![zombie.clone()]);
+        let heir = lease(rounds.grant(at(61), "fast", &[]));
+        assert_eq!(heir.path, zombie.path);
+        assert!(heir.fence > zombie.fence);
+        assert!(rounds.heartbeat(at(62), zombie.path, zombie.fence).is_err());
+        assert!(matches!(
+            rounds.commit(zombie.path, 0, zombie.fence),
+            Commit::Refused(LeaseError::Lost { .. })
+        ));
+        assert_eq!(rounds.commit(heir.path, 0, heir.fence), Commit::Accepted);
+        assert_eq!(rounds.commit(heir.path, 0, heir.fence), Commit::Duplicate);
+        assert_eq!(rounds.progress().paths[0].rounds, 1);
+    }
+
+    #[test]
+    fn heartbeats_keep_a_lease_alive() {
+        let mut rounds = start(1);
+        let held = lease(rounds.grant(at(0), "w", &[]));
+        assert_eq!(rounds.heartbeat(at(50), held.path, held.fence).unwrap(), at(110));
+        assert!(rounds.expire(at(109)).is_empty());
+        assert_eq!(rounds.next_deadline(), Some(at(110)));
+    }
+
+    #[test]
+    fn a_restarted_coordinator_never_reuses_a_fence() {
+        let mut before = start(1);
+        let old = lease(before.grant(at(0), "w", &[]));
+        let plan = Plan { rounds: 1, lease: LEASE };
+        let mut after = Rounds::new(grid(), plan, before.progress().clone(), 2).unwrap();
+        let new = lease(after.grant(at(0), "w", &[]));
+        assert!(new.fence > old.fence);
+        assert!(matches!(after.commit(old.path, 0, old.fence), Commit::Refused(_)));
+    }
+
+    #[test]
+    fn a_worker_gets_the_path_whose_state_it_holds() {
+        let mut rounds = start(1);
+        assert_eq!(lease(rounds.grant(at(0), "w", &[PathId(2)])).path, PathId(2));
+        assert_eq!(lease(rounds.grant(at(0), "w", &[PathId(2)])).path, PathId(0));
+    }
+
+    #[test]
+    fn progress_of_another_run_is_refused() {
+        let plan = Plan { rounds: 1, lease: LEASE };
+        let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
+        let error = Rounds::new(grid(), plan, Progress::start(&dense), 1).unwrap_err();
+        assert!(matches!(error, ProgressError::Topology { saved_paths: 1, paths: 4, .. }));
+        let mut torn = Progress::start(&grid());
+        torn.modules.insert(ModuleId { level: 0, index: 0 }, 2);
+        assert!(matches!(
+            Rounds::new(grid(), plan, torn, 1).unwrap_err(),
+            ProgressError::Inconsistent { .. }
+        ));
+    }
+
+    /// What happens to the run in the property test.
+    #[derive(Clone, Debug)]
+    enum Event {
+        Ask(u8),
+        Commit(u8),
+        Replay(u8),
+        Heartbeat(u8),
+        Tick(u8),
+        Step,
+        Restart,
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        prop_oneof![
+            4 => any::<u8>().prop_map(Event::Ask),
+            4 => any::<u8>().prop_map(Event::Commit),
+            1 => any::<u8>().prop_map(Event::Replay),
+            1 => any::<u8>().prop_map(Event::Heartbeat),
+            1 => any::<u8>().prop_map(Event::Tick),
+            3 => Just(Event::Step),
+            1 => Just(Event::Restart),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens: every (path, round) counts once, versions only rise, no module steps before all its
+        /// paths are in, and the run can always be brought to its end.
+        #[test]
+        fn every_contribution_counts_exactly_once(events in prop::collection::vec(event(), 0..120)) {
+            let plan = Plan { rounds: 3, lease: LEASE };
+            let mut rounds = start(3);
+            let mut now = at(0);
+            let mut incarnation = 1;
+            let mut known: Vec<Lease> = Vec::new();
+            let mut counted = std::collections::BTreeSet::new();
+            let drain = [Event::Tick(255), Event::Ask(0), Event::Ask(0), Event::Ask(0), Event::Ask(0),
+                Event::Commit(0), Event::Commit(1), Event::Commit(2), Event::Commit(3), Event::Step, Event::Step, Event::Step, Event::Step];
+            let all = events.into_iter().chain(std::iter::repeat_n(drain, 8).flatten());
+            for event in all {
+                let before = rounds.progress().clone();
+                match event {
+                    Event::Ask(worker) => if let Grant::Lease(lease) = rounds.grant(now, &worker.to_string(), &[]) {
+                        known.push(lease);
+                    },
+                    Event::Commit(i) | Event::Replay(i) if !known.is_empty() => {
+                        let fresh = known.len().saturating_sub(4);
+                        let pick = if matches!(event, Event::Commit(_)) { fresh + i as usize % (known.len() - fresh) } else { i as usize % known.len() };
+                        let lease = known[pick].clone();
+                        if rounds.commit(lease.path, lease.round, lease.fence) == Commit::Accepted {
+                            prop_assert!(counted.insert((lease.path, lease.round, lease.task == Task::Measure)));
+                        }
+                    }
+                    Event::Heartbeat(i) if !known.is_empty() => {
+                        let lease = &known[i as usize % known.len()];
+                        let _ = rounds.heartbeat(now, lease.path, lease.fence);
+                    }
+                    Event::Tick(seconds) => { now += at(u64::from(seconds)); rounds.expire(now); }
+                    Event::Step => if let Some(&module) = rounds.ready().first() {
+                        let version = before.modules[&module];
+                        for path in rounds.topology().paths_through(module) {
+                            prop_assert!(counted.contains(&(path, version, false)));
+                        }
+                        rounds.stepped(module);
+                    },
+                    Event::Restart => {
+                        incarnation += 1;
+                        rounds = Rounds::new(grid(), plan, before.clone(), incarnation).unwrap();
+                    }
+                    _ => {}
+                }
+                for (module, version) in &before.modules {
+                    prop_assert!(rounds.progress().modules[module] >= *version);
+                }
+            }
+            prop_assert!(rounds.finished());
+            prop_assert_eq!(counted.len(), 4 * 3 + 4);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The events of a run, as `metrics.jsonl` stores them.
+
+use dipaco_topology::{ModuleId, PathId};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// One line of the event file: when, and what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Time of day in UTC, RFC 3339 with milliseconds.
+    pub time: String,
+    /// What happened; its fields stand beside `time`, its kind in `event`.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// Something that happened in a run. `docs/metrics.md` lists the fields; a number that is not finite is `null`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Event {
+    /// A command of the run began.
+    Started {
+        /// The command, as in `train`.
+        command: String,
+        /// The version of the program.
+        version: String,
+        /// Hash of the configuration.
+        config: String,
+    },
+    /// One optimizer step of the seed model.
+    SeedStep {
+        /// Step, counted from 1.
+        step: u64,
+        /// Mean cross entropy of the batch, nats per token.
+        #[serde(deserialize_with = "nan_if_null")]
+        loss: f64,
+        /// Learning rate of this step.
+        learning_rate: f64,
+        /// Norm of the gradient before clipping.
+        #[serde(deserialize_with = "nan_if_null")]
+        gradient_norm: f64,
+        /// Tokens trained on per second.
+        tokens_per_second: f64,
+    },
+    /// The seed model was measured on validation text.
+    SeedValidated {
+        /// Steps taken so far.
+        step: u64,
+        /// Mean cross entropy, nats per token.
+        #[serde(deserialize_with = "nan_if_null")]
+        loss: f64,
+        /// Tokens counted.
+        tokens: u64,
+    },
+    /// A worker joined.
+    WorkerJoined {
+        /// The worker's name.
+        worker: String,
+    },
+    /// A worker left or was given up.
+    WorkerLeft {
+        /// The worker's name.
+        worker: String,
+        /// Why.
+        reason: String,
+    },
+    /// The first path of a round was leased.
+    RoundStarted {
+        /// Round, counted from 0.
+        round: u64,
+    },
+    /// Every module has taken its outer step of a round.
+    RoundCompleted {
+        /// Round, counted from 0.
+        round: u64,
+        /// Mean training loss over the paths, nats per token.
+        #[serde(deserialize_with = "nan_if_null")]
+        loss: f64,
+        /// Seconds since the round's first lease.
+        seconds: f64,
+    },
+    /// One inner step of a path.
+    InnerStep {
+        /// The path.
+        path: PathId,
+        /// Round, counted from 0.
+        round: u64,
+        /// Inner step of the whole training, counted from 1.
+        step: u64,
+        /// Mean cross entropy of the batch, nats per token.
+        #[serde(deserialize_with = "nan_if_null")]
+        loss: f64,
+        /// Learning rate of this step.
+        learning_rate: f64,
+        /// Norm of the gradient before clipping.
+        #[serde(deserialize_with = "nan_if_null")]
+        gradient_norm: f64,
+        /// Tokens trained on per second.
+        tokens_per_second: f64,
+    },
+    /// A path finished its inner steps of a round.
+    PathCompleted {
+        /// The path.
+        path: PathId,
+        /// Round, counted from 0.
+        round: u64,
+        /// The worker that trained it.
+        worker: String,
+        /// Mean training loss of the round, nats per token.
+        #[serde(deserialize_with = "nan_if_null")]
+        loss: f64,
+        /// Loss on the path's held-out documents, nats per token; absent when it has none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        heldout_loss: Option<f64>,
+        /// Whether the held-out loss is the path's best so far.
+        best: bool,
+        /// Seconds from lease to completion.
+        seconds: f64,
+    },
+    /// A module took its outer step.
+    ModuleStepped {
+        /// The module.
+        module: ModuleId,
+        /// Its version after the step; 0 is the seed.
+        version: u64,
+        /// How many paths contributed.
+        paths: u32,
+        /// Norm of the averaged and rescaled outer gradient.
+        #[serde(deserialize_with = "nan_if_null")]
+        outer_gradient_norm: f64,
+    },
+    /// A lease ran out and its path waits for another worker.
+    LeaseExpired {
+        /// The path.
+        path: PathId,
+        /// Round, counted from 0.
+        round: u64,
+        /// The worker that held it.
+        worker: String,
+        /// Fencing number of the lease.
+        fence: u64,
+    },
+    /// A result came under a lease that no longer holds and was dropped.
+    ResultRefused {
+        /// The path.
+        path: PathId,
+        /// Round, counted from 0.
+        round: u64,
+        /// The worker that sent it.
+        worker: String,
+        /// Why.
+        reason: String,
+    },
+    /// A model was measured on validation text.
+    Evaluated {
+        /// What was measured: `routed`, `dense`, `path-3`.
+        model: String,
+        /// Perplexity: e to the mean cross entropy.
+        #[serde(deserialize_with = "nan_if_null")]
+        perplexity: f64,
+        /// Mean cross entropy, nats per token.
+        #[serde(deserialize_with = "nan_if_null")]
+        loss: f64,
+        /// Tokens counted.
+        tokens: u64,
+        /// Documents counted.
+        documents: u64,
+    },
+    /// Bytes that went over the network in a round, seen from the coordinator.
+    TransferBytes {
+        /// Round, counted from 0.
+        round: u64,
+        /// Bytes from the coordinator to workers.
+        sent: u64,
+        /// Bytes from workers to the coordinator.
+        received: u64,
+    },
+    /// A command of the run ended.
+    Finished {
+        /// The command, as in `train`.
+        command: String,
+        /// Seconds since it began.
+        seconds: f64,
+    },
+}
+
+/// JSON has no NaN: the writer puts `null`, and here it becomes NaN again.
+fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}

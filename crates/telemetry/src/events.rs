@@ -1,0 +1,211 @@
+//! The event file: one JSON object per line, appended.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use thiserror::Error;
+use time::OffsetDateTime;
+
+use crate::{Clock, Event, Record, SystemClock};
+
+/// Why an event could not be stored or read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EventsError {
+    /// The file can't be opened, written or read.
+    #[error("the event file {} can't be used", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A line is not an event of this version.
+    #[error("line {line} of the event file {} is no event", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: u64,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// Writes events to a file, one JSON object per line; cheap to clone, and usable from several threads.
+#[derive(Clone)]
+pub struct Events {
+    sink: Option<Arc<Sink>>,
+}
+
+struct Sink {
+    path: PathBuf,
+    file: Mutex<File>,
+    clock: Box<dyn Clock>,
+}
+
+impl Events {
+    /// Appends to the file at `path`, which is made when it is not there.
+    ///
+    /// # Errors
+    /// When the file can't be opened or read.
+    pub fn create(path: &Path) -> Result<Self, EventsError> {
+        Self::with_clock(path, Box::new(SystemClock::start()))
+    }
+
+    /// As [`Events::create`], with the time taken from `clock`.
+    ///
+    /// # Errors
+    /// When the file can't be opened or read.
+    pub fn with_clock(path: &Path, clock: Box<dyn Clock>) -> Result<Self, EventsError> {
+        let io = |source| EventsError::Io { path: path.to_owned(), source };
+        let mut file = OpenOptions::new().create(true).read(true).append(true).open(path).map_err(io)?;
+        end_torn_line(&mut file).map_err(io)?;
+        let sink = Sink { path: path.to_owned(), file: Mutex::new(file), clock };
+        Ok(Self { sink: Some(Arc::new(sink)) })
+    }
+
+    /// Events that are dropped, for callers that keep no file.
+    #[must_use]
+    pub fn off() -> Self {
+        Self { sink: None }
+    }
+
+    /// Appends one event as a whole line, in a single write.
+    ///
+    /// # Errors
+    /// When the line can't be written, as on a full disk.
+    pub fn write(&self, event: Event) -> Result<(), EventsError> {
+        let Some(sink) = &self.sink else { return Ok(()) };
+        let io = |source| EventsError::Io { path: sink.path.clone(), source };
+        let time = rfc3339(sink.clock.now());
+        let mut line = serde_json::to_vec(&Record { time, event }).map_err(|error| io(error.into()))?;
+        line.push(b'\n');
+        sink.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line).map_err(io)
+    }
+}
+
+/// UTC with milliseconds always, so that lines sort as text.
+fn rfc3339(time: SystemTime) -> String {
+    let time = OffsetDateTime::from(time);
+    let (hour, minute, second, millisecond) = time.to_hms_milli();
+    format!("{}T{hour:02}:{minute:02}:{second:02}.{millisecond:03}Z", time.date())
+}
+
+/// A process that died while it wrote leaves half a line, which would swallow the next event.
+fn end_torn_line(file: &mut File) -> io::Result<()> {
+    if file.seek(SeekFrom::End(0))? == 0 {
+        return Ok(());
+    }
+    file.seek(SeekFrom::End(-1))?;
+    let mut last = [0];
+    file.read_exact(&mut last)?;
+    if last != *b"\n" { file.write_all(b"\n") } else { Ok(()) }
+}
+
+/// Reads an event file. Lines that are cut off by a dying process come as errors, so that a reader can skip them.
+///
+/// # Errors
+/// When the file can't be opened; each item can also be an error of its own.
+pub fn read_events(
+    path: &Path,
+) -> Result<impl Iterator<Item = Result<Record, EventsError>> + use<>, EventsError> {
+    let path = path.to_owned();
+    let file = File::open(&path).map_err(|source| EventsError::Io { path: path.clone(), source })?;
+    let lines = io::BufReader::new(file).split(b'\n').enumerate();
+    Ok(lines.map(move |(index, line)| {
+        let line = line.map_err(|source| EventsError::Io { path: path.clone(), source })?;
+        let number = index as u64 + 1;
+        serde_json::from_slice(&line).map_err(|source| EventsError::Line {
+            path: path.clone(),
+            line: number,
+            source,
+        })
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use dipaco_topology::{ModuleId, PathId};
+
+    use super::*;
+
+    struct Fixed;
+
+    impl Clock for Fixed {
+        fn elapsed(&self) -> Duration {
+            Duration::ZERO
+        }
+        fn now(&self) -> SystemTime {
+            SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_123)
+        }
+    }
+
+    fn step(loss: f64) -> Event {
+        Event::SeedStep { step: 1, loss, learning_rate: 4e-4, gradient_norm: 0.5, tokens_per_second: 1e4 }
+    }
+
+    #[test]
+    fn an_event_is_a_line_with_its_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        let events = Events::with_clock(&path, Box::new(Fixed)).unwrap();
+        let module = ModuleId { level: 0, index: 3 };
+        events
+            .write(Event::ModuleStepped { module, version: 2, paths: 4, outer_gradient_norm: 1.5 })
+            .unwrap();
+        assert_eq!(
+            std::fs::read_to_string(&path).unwrap(),
+            "{\"time\":\"2023-11-14T22:13:20.123Z\",\"event\":\"module_stepped\",\"module\":{\"level\":0,\"index\":3},\
+             \"version\":2,\"paths\":4,\"outer_gradient_norm\":1.5}\n"
+        );
+    }
+
+    #[test]
+    fn what_was_written_is_read_back_and_appended_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        let expired = Event::LeaseExpired { path: PathId(3), round: 1, worker: "w".into(), fence: 9 };
+        for event in [step(2.5), expired.clone()] {
+            Events::create(&path).unwrap().write(event).unwrap();
+        }
+        let read: Vec<Event> = read_events(&path).unwrap().map(|record| record.unwrap().event).collect();
+        assert_eq!(read, [step(2.5), expired]);
+    }
+
+    #[test]
+    fn a_line_that_was_cut_off_costs_only_itself() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        std::fs::write(&path, b"{\"time\":\"2023-11-14T22:1").unwrap();
+        Events::create(&path).unwrap().write(step(1.0)).unwrap();
+        let read: Vec<_> = read_events(&path).unwrap().collect();
+        assert!(matches!(&read[0], Err(EventsError::Line { line: 1, .. })));
+        assert_eq!(read[1].as_ref().unwrap().event, step(1.0));
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_null_and_comes_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        Events::create(&path).unwrap().write(step(f64::INFINITY)).unwrap();
+        assert!(std::fs::read_to_string(&path).unwrap().contains("\"loss\":null"));
+        let record = read_events(&path).unwrap().next().unwrap().unwrap();
+        assert!(matches!(record.event, Event::SeedStep { loss, .. } if loss.is_nan()));
+    }
+
+    #[test]
+    fn a_place_that_can_not_be_written_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("none/metrics.jsonl");
+        let error = Events::create(&path).err().unwrap();
+        assert!(error.to_string().contains("none/metrics.jsonl"), "{error}");
+    }
+}

@@ -1,0 +1,101 @@
+//! The text of a task's progress, the same on a bar and in a plain line.
+
+use std::time::Duration;
+
+use super::Unit;
+use crate::human;
+
+/// Where a task stands at a moment.
+pub(super) struct Snapshot<'a> {
+    pub(super) name: &'a str,
+    pub(super) unit: Unit,
+    pub(super) first: u64,
+    pub(super) done: u64,
+    pub(super) total: Option<u64>,
+    pub(super) elapsed: Duration,
+    pub(super) note: String,
+}
+
+impl Snapshot<'_> {
+    /// `12.4 of 20.1 MB  3.1 MB/s  remaining 2 s  loss 3.2`
+    pub(super) fn running(&self) -> String {
+        let mut parts = vec![self.position()];
+        parts.extend(self.rate_text());
+        parts.extend(self.remaining().map(|left| format!("remaining {}", human::remaining(left))));
+        self.joined(parts)
+    }
+
+    /// `20.1 MB in 6.4 s  3.1 MB/s  loss 3.2`
+    pub(super) fn completed(&self) -> String {
+        let mut parts = vec![format!("{} in {}", self.amount(self.done), human::duration(self.elapsed))];
+        parts.extend(self.rate_text());
+        self.joined(parts)
+    }
+
+    /// `stopped at 12.4 of 20.1 MB`
+    pub(super) fn stopped(&self) -> String {
+        self.joined(vec![format!("stopped at {}", self.position())])
+    }
+
+    /// The same as fields of a log event.
+    pub(super) fn log(&self) {
+        let rate = self.rate();
+        let remaining = self.remaining().map(|left| left.as_secs_f64());
+        let (task, note) = (self.name, self.note.as_str());
+        tracing::info!(
+            task,
+            done = self.done,
+            total = self.total,
+            rate,
+            remaining,
+            note,
+            "{}",
+            self.running()
+        );
+    }
+
+    fn joined(&self, mut parts: Vec<String>) -> String {
+        if !self.note.is_empty() {
+            parts.push(self.note.clone());
+        }
+        parts.join("  ")
+    }
+
+    fn position(&self) -> String {
+        match (self.unit, self.total) {
+            (_, None) => self.amount(self.done),
+            (Unit::Bytes, Some(total)) => human::bytes_of(self.done, total),
+            (Unit::Count(things), Some(total)) => {
+                format!("{} of {} {things}", human::integer(self.done), human::integer(total))
+            }
+        }
+    }
+
+    fn amount(&self, amount: u64) -> String {
+        match self.unit {
+            Unit::Bytes => human::bytes(amount),
+            Unit::Count(things) => format!("{} {things}", human::integer(amount)),
+        }
+    }
+
+    /// Units per second since the beginning; `None` before anything was done.
+    #[expect(clippy::cast_precision_loss, reason = "a rate is an estimate")]
+    fn rate(&self) -> Option<f64> {
+        let done = self.done.saturating_sub(self.first);
+        let seconds = self.elapsed.as_secs_f64();
+        (done > 0 && seconds > 0.0).then(|| done as f64 / seconds)
+    }
+
+    fn rate_text(&self) -> Option<String> {
+        self.rate().map(|rate| match self.unit {
+            Unit::Bytes => human::byte_rate(rate),
+            Unit::Count(things) => human::rate(rate, things),
+        })
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a remaining time is an estimate")]
+    fn remaining(&self) -> Option<Duration> {
+        let left = self.total?.checked_sub(self.done).filter(|&left| left > 0)?;
+        Duration::try_from_secs_f64(left as f64 / self.rate()?).ok()
+    }
+}

@@ -1,0 +1,260 @@
+//! The coordinator's process: accepts workers, answers them, watches leases and runs the synchronizer.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dipaco_config::RunConfig;
+use dipaco_net::{Exchange, Peer, Server, Traffic};
+use dipaco_store::RunStore;
+use dipaco_telemetry::{Event, Events, Progress};
+use dipaco_topology::Topology;
+use tokio::sync::{Mutex, Notify, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::TrainError;
+use crate::desk::{Desk, Guest};
+use crate::ledger::Ledger;
+use crate::plan::WorkerPlan;
+use crate::protocol::{Request, Response};
+use crate::run_progress::RunProgress;
+use crate::start::Started;
+use crate::synchronizer::Synchronizer;
+
+/// How long the coordinator of a finished run waits for its workers to hear of it.
+const FAREWELL: Duration = Duration::from_secs(10);
+/// A peer that says nothing for this long after connecting is turned away.
+const HELLO: Duration = Duration::from_secs(10);
+
+/// What a coordinator works with.
+pub struct CoordinatorOptions {
+    /// The run's configuration, with the vocabulary set.
+    pub config: RunConfig,
+    /// The run's store.
+    pub store: RunStore,
+    /// The run as the store has it.
+    pub started: Started,
+    /// The folder of the training shards.
+    pub shards: PathBuf,
+    /// The event file.
+    pub events: Events,
+    /// Where progress goes.
+    pub progress: Progress,
+}
+
+/// What a run of the coordinator did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CoordinatorSummary {
+    /// Whether the run is complete.
+    pub finished: bool,
+    /// Bytes that went over the wire, this coordinator's life long.
+    pub traffic: Traffic,
+    /// Seconds from the first to the last moment.
+    pub seconds: f64,
+}
+
+/// Coordinates the run until it is complete or `cancel` is triggered.
+///
+/// # Errors
+/// When the store or the event file can't be written, when another coordinator has taken the run over, or when the
+/// store does not fit the configuration.
+pub async fn coordinate(
+    options: CoordinatorOptions,
+    server: Server,
+    cancel: CancellationToken,
+) -> Result<CoordinatorSummary, TrainError> {
+    let CoordinatorOptions { config, store, started, shards, events, progress } = options;
+    let begun = Instant::now();
+    let topology = Topology::new(&config.topology, config.model.blocks)?;
+    let lease = Duration::from_secs(config.train.lease_seconds);
+    let plan = WorkerPlan::new(&config);
+    let ledger = Ledger::take_over(store.clone(), started.manifest, started.sequence, topology.clone(), lease).await?;
+    let done: u64 = ledger.rounds().progress().paths.iter().map(|path| u64::from(path.rounds)).sum();
+    let total = u64::from(topology.paths()) * plan.total_steps();
+    let progress = RunProgress::new(&progress, events, done * plan.train.inner_steps, total);
+    let progress = Arc::new(progress);
+    let changed = Arc::new(Notify::new());
+    let ledger = Arc::new(Mutex::new(ledger));
+    let (committed, commits) = mpsc::channel(topology.paths() as usize);
+    let synchronizer = Synchronizer::new(
+        ledger.clone(),
+        store.clone(),
+        config.outer.clone(),
+        &config.model,
+        topology.clone(),
+        changed.clone(),
+        progress.clone(),
+    )
+    .await?;
+    let desk = Arc::new(Desk {
+        ledger,
+        store,
+        plan,
+        topology,
+        lease,
+        shards,
+        changed,
+        committed,
+        started: begun,
+        progress: progress.clone(),
+    });
+    let farewell = CancellationToken::new();
+    let accepting = accept(&server, &desk, &farewell);
+    tokio::pin!(accepting);
+    // A failure anywhere ends the coordinator: what it has told its workers is on the disk, and `--resume` goes on.
+    let finished = tokio::select! {
+        result = synchronizer.run(commits) => result.map(|()| false),
+        result = watch_leases(&desk) => result.map(|()| false),
+        result = &mut accepting => result.map(|()| false),
+        result = completion(&desk) => result.map(|()| true),
+        () = cancel.cancelled() => Ok(false),
+    };
+    let finished = finished?;
+    if finished {
+        // Workers ask once more and hear that the run is complete; one that is gone is not waited for.
+        farewell.cancel();
+        if let Ok(ended) = tokio::time::timeout(FAREWELL, accepting).await {
+            ended?;
+        }
+    }
+    progress.finish();
+    let traffic = server.traffic();
+    server.close(if finished { "the run is complete" } else { "the coordinator stops" }).await;
+    Ok(CoordinatorSummary { finished, traffic, seconds: begun.elapsed().as_secs_f64() })
+}
+
+/// Ends when every path is done.
+async fn completion(desk: &Desk) -> Result<(), TrainError> {
+    loop {
+        let changed = desk.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        if desk.ledger.lock().await.rounds().finished() {
+            return Ok(());
+        }
+        changed.await;
+    }
+}
+
+/// Ends leases at their deadline.
+async fn watch_leases(desk: &Desk) -> Result<(), TrainError> {
+    loop {
+        let changed = desk.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        match desk.ledger.lock().await.rounds().next_deadline() {
+            Some(deadline) => {
+                tokio::select! {
+                    // Heartbeats move deadlines back, so at the wake-up there may be nothing to end yet.
+                    () = tokio::time::sleep_until(desk.started + deadline) => desk.expire().await?,
+                    () = changed => {}
+                }
+            }
+            None => changed.await,
+        }
+    }
+}
+
+/// Accepts workers and serves each until its connection ends; after the farewell, until all have left.
+async fn accept(server: &Server, desk: &Arc<Desk>, farewell: &CancellationToken) -> Result<(), TrainError> {
+    let mut peers = JoinSet::new();
+    let known = Arc::new(Mutex::new(HashSet::new()));
+    while !(farewell.is_cancelled() && peers.is_empty()) {
+        tokio::select! {
+            peer = server.accept() => {
+                let Some(peer) = peer else { return Ok(()) };
+                peers.spawn(serve(peer, desk.clone(), known.clone()));
+            }
+            Some(ended) = peers.join_next() => ended.map_err(|source| TrainError::Thread { source })??,
+            () = farewell.cancelled(), if !farewell.is_cancelled() => {}
+        }
+    }
+    Ok(())
+}
+
+type Known = Arc<Mutex<HashSet<(String, u64)>>>;
+
+/// Serves one connection. Fails only with what ends the coordinator.
+async fn serve(peer: Peer, desk: Arc<Desk>, known: Known) -> Result<(), TrainError> {
+    let address = peer.address();
+    let guest = match tokio::time::timeout(HELLO, greet(&peer, &desk, &known)).await {
+        Ok(greeted) => greeted?,
+        Err(_) => None,
+    };
+    let Some(guest) = guest else {
+        tracing::warn!(%address, "a peer did not introduce itself as a worker");
+        return Ok(());
+    };
+    tracing::info!(worker = guest.worker, %address, "joined");
+    let mut exchanges = JoinSet::new();
+    loop {
+        tokio::select! {
+            exchange = peer.accept_exchange() => {
+                let Some(exchange) = exchange else { break };
+                let (desk, guest) = (desk.clone(), guest.clone());
+                exchanges.spawn(async move { handle(exchange, &desk, &guest).await });
+            }
+            Some(ended) = exchanges.join_next() => ended.map_err(|source| TrainError::Thread { source })??,
+        }
+    }
+    let ended = peer.closed().await.to_string();
+    tracing::info!(worker = guest.worker, reason = ended, "left");
+    desk.progress.event(Event::WorkerLeft { worker: guest.worker, reason: ended })
+}
+
+/// The first exchange of a connection must be a hello.
+async fn greet(peer: &Peer, desk: &Desk, known: &Known) -> Result<Option<Guest>, TrainError> {
+    let Some(mut exchange) = peer.accept_exchange().await else { return Ok(None) };
+    let Ok(request) = exchange.request::<Request>().await else { return Ok(None) };
+    let Request::Hello { worker, instance, version } = request else {
+        let reason = "the first request of a connection must be a hello".to_owned();
+        answer(exchange, &Response::Refused { reason }, None).await;
+        return Ok(None);
+    };
+    if version != env!("CARGO_PKG_VERSION") {
+        let reason = format!(
+            "the worker is dipaco {version}, the coordinator {}: copy the coordinator's program to the worker's machine",
+            env!("CARGO_PKG_VERSION")
+        );
+        answer(exchange, &Response::Refused { reason }, None).await;
+        return Ok(None);
+    }
+    let guest = Guest { worker, instance };
+    let returning = !known.lock().await.insert((guest.worker.clone(), instance));
+    let (response, payload) = desk.welcome(&guest, returning).await?;
+    answer(exchange, &response, payload).await;
+    Ok(Some(guest))
+}
+
+async fn handle(mut exchange: Exchange, desk: &Desk, guest: &Guest) -> Result<(), TrainError> {
+    let request = match exchange.request::<Request>().await {
+        Ok(request) => request,
+        Err(error) => {
+            tracing::warn!(worker = guest.worker, %error, "a request can't be read");
+            return Ok(());
+        }
+    };
+    let payload = match desk.payload_limit(&request) {
+        0 => None,
+        limit => match exchange.receive_payload(limit).await {
+            Ok(payload) => Some(payload),
+            Err(error) => {
+                tracing::warn!(worker = guest.worker, %error, "a payload is not taken");
+                return Ok(());
+            }
+        },
+    };
+    let (response, payload) = desk.answer(guest, request, payload).await?;
+    answer(exchange, &response, payload).await;
+    Ok(())
+}
+
+/// Sends an answer. A worker that is gone asks again when it is back: every request may be repeated.
+async fn answer(exchange: Exchange, response: &Response, payload: Option<bytes::Bytes>) {
+    if let Err(error) = exchange.respond(response, payload).await {
+        tracing::debug!(%error, "an answer did not get through");
+    }
+}

@@ -1,0 +1,321 @@
+//! The coordinator's answers, one function per request. Knows no sockets, so that it can be driven by anything.
+
+use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dipaco_model::{level_specs, parameters, path_specs};
+use dipaco_store::{ObjectRef, RunStore, ShardRecord, names};
+use dipaco_sync::{Fence, Grant, Lease, Task};
+use dipaco_telemetry::Event;
+use dipaco_topology::{PathId, Topology};
+use tokio::sync::{Mutex, Notify, mpsc};
+use tokio::time::Instant;
+
+use crate::TrainError;
+use crate::ledger::{Completed, Ledger};
+use crate::module_files::{check_gradient, check_state};
+use crate::plan::WorkerPlan;
+use crate::protocol::{Item, Report, Request, Response, SHARD_PIECE_BYTES, Work};
+use crate::run_progress::RunProgress;
+use crate::synchronizer::blocking;
+
+/// The longest time that a question for work stays open.
+const LONGEST_WAIT: Duration = Duration::from_secs(20);
+
+/// Everything that answering needs.
+pub(crate) struct Desk {
+    pub(crate) ledger: Arc<Mutex<Ledger>>,
+    pub(crate) store: RunStore,
+    pub(crate) plan: WorkerPlan,
+    pub(crate) topology: Topology,
+    pub(crate) lease: Duration,
+    /// The folder of the training shards.
+    pub(crate) shards: PathBuf,
+    /// Woken when work may have become available.
+    pub(crate) changed: Arc<Notify>,
+    /// Tells the synchronizer which paths have contributed. Its capacity is the number of paths, each of which can
+    /// have one contribution outstanding.
+    pub(crate) committed: mpsc::Sender<PathId>,
+    pub(crate) started: Instant,
+    pub(crate) progress: Arc<RunProgress>,
+}
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Guest {
+    /// The name that leases are given to.
+    pub(crate) worker: String,
+    /// Tells a process from its successor under the same name.
+    pub(crate) instance: u64,
+}
+
+type Answer = (Response, Option<Bytes>);
+
+fn refused(reason: impl Into<String>) -> Answer {
+    (Response::Refused { reason: reason.into() }, None)
+}
+
+impl Desk {
+    pub(crate) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// The largest payload, in bytes, that a request may bring.
+    pub(crate) fn payload_limit(&self, request: &Request) -> u64 {
+        let (values, tensors) = match request {
+            Request::Submit { item: Item::OuterGradient(module), .. } => {
+                let specs = level_specs(&self.plan.model, &self.topology, usize::from(module.level));
+                (parameters(&specs), specs.len())
+            }
+            Request::Submit { item: Item::State, .. } => {
+                let specs = path_specs(&self.plan.model);
+                (2 * parameters(&specs), 2 * specs.len())
+            }
+            _ => return 0,
+        };
+        // Four bytes a value, and a safetensors header of well under 512 bytes a tensor.
+        values as u64 * 4 + tensors as u64 * 512 + 4096
+    }
+
+    /// Answers one request.
+    ///
+    /// # Errors
+    /// Only for what ends the coordinator: the store or the event file can't be written.
+    pub(crate) async fn answer(
+        &self,
+        guest: &Guest,
+        request: Request,
+        payload: Option<Bytes>,
+    ) -> Result<Answer, TrainError> {
+        match request {
+            Request::Hello { .. } => Ok(refused("this connection has said hello before")),
+            Request::Lease { held, wait_ms } => self.lease(guest, &held, Duration::from_millis(wait_ms)).await,
+            Request::Heartbeat { path, fence, step, loss } => {
+                let renewed = self.ledger.lock().await.heartbeat(self.now(), path, fence);
+                Ok(match renewed {
+                    Ok(()) => {
+                        self.progress.running(path, fence, step, loss);
+                        (Response::Done, None)
+                    }
+                    Err(error) => (Response::Lost { reason: error.to_string() }, None),
+                })
+            }
+            Request::Fetch { object } => self.fetch(&object).await,
+            Request::FetchShard { path, offset } => self.shard_piece(path, offset).await,
+            Request::Submit { path, round, fence, item } => match payload {
+                Some(payload) => self.submit(path, round, fence, item, payload).await,
+                None => Ok(refused("a submission without its payload")),
+            },
+            Request::Complete { path, round, fence, report } => {
+                self.complete(guest, path, round, fence, report).await
+            }
+            Request::Release { path, fence } => {
+                if self.ledger.lock().await.release(path, fence) {
+                    self.progress.lost(path, fence);
+                    self.changed.notify_waiters();
+                }
+                Ok((Response::Done, None))
+            }
+        }
+    }
+
+    /// Welcomes a process. Leases of an earlier process under its name are free again: that process is gone.
+    pub(crate) async fn welcome(&self, guest: &Guest, returning: bool) -> Result<Answer, TrainError> {
+        let mut ledger = self.ledger.lock().await;
+        if !returning {
+            let stale: Vec<_> =
+                ledger.rounds().leases().filter(|l| l.worker == guest.worker).map(|l| (l.path, l.fence)).collect();
+            for (path, fence) in stale {
+                ledger.release(path, fence);
+                self.progress.lost(path, fence);
+                self.changed.notify_waiters();
+            }
+            self.progress.event(Event::WorkerJoined { worker: guest.worker.clone() })?;
+        }
+        let run = ledger.run().to_owned();
+        let plan = serde_json::to_string(&self.plan).map_err(|source| TrainError::Json { source })?;
+        Ok((Response::Welcome { run, plan }, None))
+    }
+
+    async fn lease(&self, guest: &Guest, held: &[PathId], wait: Duration) -> Result<Answer, TrainError> {
+        let deadline = Instant::now() + wait.min(LONGEST_WAIT);
+        loop {
+            // Registered before the books are read, so that a change in between is not missed.
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let reason = {
+                let mut ledger = self.ledger.lock().await;
+                match ledger.grant(self.now(), &guest.worker, held) {
+                    Grant::Finished => return Ok((Response::Finished, None)),
+                    Grant::Lease(lease) => {
+                        // The timer of the leases has a new deadline to watch.
+                        self.changed.notify_waiters();
+                        let work = self.work(&ledger, &lease)?;
+                        tracing::debug!(%lease.path, lease.round, %lease.fence, worker = guest.worker, "lease");
+                        return Ok((Response::Work(Box::new(work)), None));
+                    }
+                    Grant::Wait(reason) => reason,
+                }
+            };
+            if tokio::time::timeout_at(deadline, changed).await.is_err() {
+                return Ok((Response::Wait { reason: reason.to_string() }, None));
+            }
+        }
+    }
+
+    fn work(&self, ledger: &Ledger, lease: &Lease) -> Result<Work, TrainError> {
+        let training = ledger.training()?;
+        let lacks = |what: String| TrainError::ManifestLacks { what };
+        let mut modules = Vec::with_capacity(self.topology.levels());
+        for module in self.topology.modules_of(lease.path) {
+            let record = training.module(module).ok_or_else(|| lacks(format!("module {module}")))?;
+            modules.push((module, record.weights.clone()));
+        }
+        let path = training.path(lease.path).ok_or_else(|| lacks(format!("path {}", lease.path)))?;
+        Ok(Work {
+            path: lease.path,
+            round: lease.round,
+            fence: lease.fence,
+            lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
+            inner_steps: if lease.task == Task::Train { self.plan.train.inner_steps } else { 0 },
+            modules,
+            state: path.state.clone(),
+            shard: self.shard(ledger, lease.path)?.clone(),
+        })
+    }
+
+    fn shard<'a>(&self, ledger: &'a Ledger, path: PathId) -> Result<&'a ShardRecord, TrainError> {
+        let shards = &ledger.training()?.shards;
+        shards.get(path.index()).ok_or_else(|| TrainError::ManifestLacks { what: format!("the shard of path {path}") })
+    }
+
+    /// Sends an object that a worker may ask for: current weights and path states, nothing else of the store.
+    async fn fetch(&self, object: &ObjectRef) -> Result<Answer, TrainError> {
+        let known = {
+            let ledger = self.ledger.lock().await;
+            let training = ledger.training()?;
+            training.modules.iter().any(|record| record.weights == *object)
+                || training.paths.iter().any(|record| record.state.as_ref() == Some(object))
+        };
+        if !known {
+            let reason = format!("{} is not current any more; drop the work and ask for a new lease", object.name);
+            return Ok((Response::Lost { reason }, None));
+        }
+        Ok((Response::Done, Some(self.store.get(object).await?)))
+    }
+
+    async fn shard_piece(&self, path: PathId, offset: u64) -> Result<Answer, TrainError> {
+        let file = match self.shard(&*self.ledger.lock().await, path) {
+            Ok(shard) => self.shards.join(&shard.file),
+            Err(error) => return Ok(refused(error.to_string())),
+        };
+        let name = file.clone();
+        let read = blocking(move || {
+            let mut source = std::fs::File::open(&file)?;
+            let total = source.metadata()?.len();
+            source.seek(SeekFrom::Start(offset))?;
+            let mut piece = Vec::new();
+            source.take(SHARD_PIECE_BYTES).read_to_end(&mut piece)?;
+            Ok::<_, std::io::Error>((total, piece))
+        })
+        .await?;
+        Ok(match read {
+            Ok((total, piece)) => (Response::ShardPiece { total }, Some(piece.into())),
+            Err(source) => refused(format!(
+                "the coordinator can't read {}: {source}; run `dipaco route assign` again",
+                name.display()
+            )),
+        })
+    }
+
+    /// Checks one result and puts it into the store. It counts only with [`complete`](Self::complete).
+    async fn submit(
+        &self,
+        path: PathId,
+        round: u32,
+        fence: Fence,
+        item: Item,
+        payload: Bytes,
+    ) -> Result<Answer, TrainError> {
+        if let Err(error) = self.ledger.lock().await.check(path, round, fence) {
+            return Ok((Response::Lost { reason: error.to_string() }, None));
+        }
+        let (model, topology, bytes) = (self.plan.model.clone(), self.topology.clone(), payload.clone());
+        let checked = blocking(move || match item {
+            Item::OuterGradient(module) => check_gradient(&model, &topology, path, module, &bytes),
+            Item::State => check_state(&model, &bytes),
+        })
+        .await?;
+        if let Err(error) = checked {
+            return Ok(refused(format!("{} of path {path}, round {round}: {error}", item.name())));
+        }
+        let name = match item {
+            Item::OuterGradient(module) => names::outer_gradient(module, round, path, fence.0),
+            Item::State => names::path_state(path, round, fence.0),
+        };
+        let object = self.store.put_replacing(&name, payload).await?;
+        self.ledger.lock().await.stage(path, fence, item, object);
+        Ok((Response::Done, None))
+    }
+
+    async fn complete(
+        &self,
+        guest: &Guest,
+        path: PathId,
+        round: u32,
+        fence: Fence,
+        report: Report,
+    ) -> Result<Answer, TrainError> {
+        let completed = self.ledger.lock().await.complete(path, round, fence, &report).await?;
+        match completed {
+            Completed::Duplicate => Ok((Response::Done, None)),
+            Completed::Lost(error) => {
+                let (worker, reason) = (guest.worker.clone(), error.to_string());
+                self.progress.event(Event::ResultRefused { path, round: round.into(), worker, reason: reason.clone() })?;
+                Ok((Response::Lost { reason }, None))
+            }
+            Completed::Incomplete(item) => Ok(refused(format!("{} is missing", item.name()))),
+            Completed::Accepted { task, best } => {
+                if task == Task::Train {
+                    self.progress.committed(path, self.plan.train.inner_steps);
+                    // A closed channel means that the synchronizer failed: the coordinator ends with its error.
+                    let _ = self.committed.send(path).await;
+                }
+                self.progress.event(Event::PathCompleted {
+                    path,
+                    round: round.into(),
+                    worker: guest.worker.clone(),
+                    loss: report.loss.unwrap_or(f64::NAN),
+                    heldout_loss: report.held_out_loss,
+                    best,
+                    seconds: report.seconds,
+                })?;
+                self.changed.notify_waiters();
+                Ok((Response::Done, None))
+            }
+        }
+    }
+
+    /// Ends the leases whose time is over.
+    pub(crate) async fn expire(&self) -> Result<(), TrainError> {
+        let expired = self.ledger.lock().await.expire(self.now());
+        for lease in &expired {
+            tracing::warn!(%lease.path, lease.round, lease.worker, "the lease ran out; another worker repeats its work");
+            self.progress.lost(lease.path, lease.fence);
+            self.progress.event(Event::LeaseExpired {
+                path: lease.path,
+                round: lease.round.into(),
+                worker: lease.worker.clone(),
+                fence: lease.fence.0,
+            })?;
+        }
+        if !expired.is_empty() {
+            self.changed.notify_waiters();
+        }
+        Ok(())
+    }
+}

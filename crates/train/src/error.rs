@@ -1,0 +1,205 @@
+//! What can go wrong in training.
+
+use std::path::PathBuf;
+
+use dipaco_topology::PathId;
+use thiserror::Error;
+
+/// Why a seed, a round, a worker or a coordinator failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The store has no finished seed.
+    #[error("this run has no finished seed model: run `dipaco seed` first")]
+    NoSeed,
+    /// The store has a seed of another configuration or data.
+    #[error(
+        "this run's seed model was trained with another configuration or other text: use another run directory, or train it anew with `dipaco seed --restart`"
+    )]
+    OtherSeed,
+    /// The seed can't be replaced: paths have been trained from it.
+    #[error("paths have been trained from this run's seed model: train another seed in another run directory")]
+    SeedInUse,
+    /// Training has not begun.
+    #[error("the training of this run has not begun: run `dipaco train`")]
+    NotStarted,
+    /// Training has begun and may not be continued.
+    #[error(
+        "the training of this run has begun ({rounds} of {of} rounds done): continue it with --resume, or use another run directory"
+    )]
+    AlreadyStarted {
+        /// Rounds that every path has done.
+        rounds: u32,
+        /// Rounds in all.
+        of: u32,
+    },
+    /// The store has the training of another configuration or data.
+    #[error(
+        "this run was trained with another configuration, seed model or shards, and going on would mix the two: continue it with its own configuration, or use another run directory"
+    )]
+    OtherTraining,
+    /// The run's shards do not fit its topology.
+    #[error("there are {shards} shards for {paths} paths: run `dipaco route fit` and `dipaco route assign` for this configuration")]
+    ShardCount {
+        /// Shards that there are.
+        shards: usize,
+        /// Paths of the topology.
+        paths: u32,
+    },
+    /// A path has nothing to train on.
+    #[error(
+        "path {path} has no documents to train on: use fewer paths, more text, or another router seed (`--set router.seed=…`), and route again"
+    )]
+    EmptyShard {
+        /// The path.
+        path: PathId,
+    },
+    /// There is no text at all.
+    #[error("{} holds no sequence to train on: give `dipaco prepare` more text", file.display())]
+    NoText {
+        /// The token file.
+        file: PathBuf,
+    },
+    /// A shard is not the one that the run was started with.
+    #[error(
+        "{} is not the shard that this run was started with: its content differs; restore it, or route again into another run directory",
+        file.display()
+    )]
+    WrongShard {
+        /// The token file.
+        file: PathBuf,
+    },
+    /// Loss or gradient is not finite.
+    #[error("training of path {path} diverged at inner step {step} (loss {loss}): lower the learning rate, or clip gradients")]
+    Diverged {
+        /// The path.
+        path: PathId,
+        /// The inner step, counted from 0 over the run.
+        step: u64,
+        /// The loss of that step, in nats per token.
+        loss: f32,
+    },
+    /// A path state's header is missing or of another version.
+    #[error("this is no path state of the version {expected}: it was written by another version of dipaco, or is damaged")]
+    PathStateFormat {
+        /// The version that this program reads.
+        expected: &'static str,
+    },
+    /// A path state of another size.
+    #[error("the path's state holds {found} moments, its model {expected} parameters: it belongs to another configuration")]
+    PathStateLength {
+        /// Parameters of the path.
+        expected: usize,
+        /// Moments in the state.
+        found: usize,
+    },
+    /// A path state with a NaN or an infinity.
+    #[error("a moment of the path's state is not finite (position {position}): training diverged")]
+    MomentNotFinite {
+        /// Where the first such value is.
+        position: usize,
+    },
+    /// The manifest does not hold what it must.
+    #[error("the manifest lacks {what}: it is damaged or of another run; go back to a copy of the run's store")]
+    ManifestLacks {
+        /// What is missing.
+        what: String,
+    },
+    /// A module file can't be read.
+    #[error("{name} is no module file of this model")]
+    ModuleFile {
+        /// What the file is.
+        name: String,
+        /// Why.
+        #[source]
+        source: dipaco_model::ModelError,
+    },
+    /// The coordinator refuses the worker or what it brings.
+    #[error("the coordinator refuses: {reason}")]
+    Refused {
+        /// Why, in its words.
+        reason: String,
+    },
+    /// The coordinator's answer does not fit the question.
+    #[error("the coordinator's answer to a {request} is none: the two are of different versions")]
+    UnexpectedAnswer {
+        /// The question.
+        request: &'static str,
+    },
+    /// The coordinator at the token's address serves another run.
+    #[error("the coordinator at this address serves run {found}, the token is for {expected}: get the token of this run")]
+    OtherRun {
+        /// The token's run.
+        expected: String,
+        /// The coordinator's run.
+        found: String,
+    },
+    /// The coordinator came back with another configuration.
+    #[error("the coordinator came back with another configuration: start the worker again")]
+    PlanChanged,
+    /// The user asked to stop.
+    #[error("stopped on request; what was committed is kept")]
+    Cancelled,
+    /// A file can't be used.
+    #[error("can't {action} {}", file.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        file: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Something can't be written as JSON.
+    #[error("can't write the configuration as JSON")]
+    Json {
+        /// Why not.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The coordinator sent something else than was asked for.
+    #[error("the coordinator sent another content for {name} than its manifest says: its store is damaged")]
+    OtherObject {
+        /// The object asked for.
+        name: String,
+    },
+    /// The coordinator's configuration can't be read.
+    #[error("the coordinator's configuration can't be read: the two programs are of different versions")]
+    Plan {
+        /// Why not.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A thread of this program panicked.
+    #[error("a part of this program failed; this is a fault of dipaco: please report it")]
+    Thread {
+        /// What happened.
+        #[source]
+        source: tokio::task::JoinError,
+    },
+    /// Saved progress can't be continued.
+    #[error(transparent)]
+    Progress(#[from] dipaco_sync::ProgressError),
+    /// Contributions can't be merged.
+    #[error(transparent)]
+    Fold(#[from] dipaco_sync::FoldError),
+    /// Levels and model do not fit.
+    #[error(transparent)]
+    Topology(#[from] dipaco_topology::TopologyError),
+    /// The model can't be composed or run.
+    #[error(transparent)]
+    Model(#[from] dipaco_model::ModelError),
+    /// A token file can't be read.
+    #[error(transparent)]
+    Shards(#[from] dipaco_shards::ShardsError),
+    /// The run store can't be used.
+    #[error(transparent)]
+    Store(#[from] dipaco_store::StoreError),
+    /// The network can't be used.
+    #[error(transparent)]
+    Net(#[from] dipaco_net::NetError),
+    /// The event file can't be written.
+    #[error(transparent)]
+    Events(#[from] dipaco_telemetry::EventsError),
+}

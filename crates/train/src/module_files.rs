@@ -1,0 +1,56 @@
+//! Module files of a run: reading them from the store, and checking those that workers bring.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, level_specs};
+use dipaco_store::{ObjectRef, RunStore};
+use dipaco_sync::check_contribution;
+use dipaco_topology::{ModuleId, PathId, Topology};
+
+use crate::TrainError;
+use crate::path_state::PathState;
+
+/// Reads a module file from the store.
+pub(crate) async fn read(
+    store: &RunStore,
+    object: &ObjectRef,
+    specs: Arc<[TensorSpec]>,
+) -> Result<ModuleWeights, TrainError> {
+    let bytes = store.get(object).await?;
+    decode(&object.name, &bytes, specs)
+}
+
+/// Decodes a module file; `name` is what an error calls it.
+pub(crate) fn decode(name: &str, bytes: &[u8], specs: Arc<[TensorSpec]>) -> Result<ModuleWeights, TrainError> {
+    ModuleWeights::from_safetensors(bytes, specs)
+        .map_err(|source| TrainError::ModuleFile { name: name.to_owned(), source })
+}
+
+/// Encodes a module file.
+pub(crate) fn encode(module: &ModuleWeights) -> Result<Bytes, TrainError> {
+    Ok(module.to_safetensors(BTreeMap::new())?.into())
+}
+
+/// Checks an outer gradient: tensors, shapes, and that every value is finite.
+pub(crate) fn check_gradient(
+    model: &ModelConfig,
+    topology: &Topology,
+    path: PathId,
+    module: ModuleId,
+    bytes: &[u8],
+) -> Result<(), TrainError> {
+    let specs: Arc<[_]> = level_specs(model, topology, usize::from(module.level)).into();
+    let gradient = decode("the outer gradient", bytes, specs)?;
+    Ok(check_contribution(path, gradient.values.len(), &gradient.values)?)
+}
+
+/// Checks a path's state: tensors, shapes, and that every moment is finite.
+pub(crate) fn check_state(model: &ModelConfig, bytes: &[u8]) -> Result<(), TrainError> {
+    let state = PathState::decode(bytes, model)?;
+    match state.first.iter().chain(&state.second).position(|value| !value.is_finite()) {
+        Some(position) => Err(TrainError::MomentNotFinite { position }),
+        None => Ok(()),
+    }
+}

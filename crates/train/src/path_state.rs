@@ -1,0 +1,75 @@
+//! What a path carries from round to round besides the weights of its modules.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, path_specs};
+
+use crate::TrainError;
+
+/// AdamW's moments, the step and the data position of a path.
+///
+/// Training draws no random numbers but the order of its data, and that is a function of the run's seed and the
+/// position: these fields and the modules are all that a path needs to continue bit for bit. The moments stay with the
+/// path from round to round and are never averaged (arXiv:2311.08105 §6.1).
+#[derive(Clone, Debug, PartialEq)]
+pub struct PathState {
+    /// Inner steps taken since the start of the run.
+    pub step: u64,
+    /// Sequences drawn from the shard since the start of the run.
+    pub position: u64,
+    /// AdamW's first moments, flat, in the order of [`path_specs`].
+    pub first: Vec<f32>,
+    /// AdamW's second moments, flat, in the same order.
+    pub second: Vec<f32>,
+}
+
+const FORMAT: &str = "dipaco-path-state/1";
+
+impl PathState {
+    /// The state before the first step of a path with this many parameters.
+    #[must_use]
+    pub fn start(parameters: usize) -> Self {
+        Self { step: 0, position: 0, first: vec![0.0; parameters], second: vec![0.0; parameters] }
+    }
+
+    /// Encodes the state as safetensors: `first/NAME` and `second/NAME` for every tensor of the path.
+    ///
+    /// # Errors
+    /// When the moments do not have the path's size.
+    pub fn encode(&self, model: &ModelConfig) -> Result<Vec<u8>, TrainError> {
+        let values = [self.first.as_slice(), self.second.as_slice()].concat();
+        let metadata = BTreeMap::from([
+            ("format".to_owned(), FORMAT.to_owned()),
+            ("step".to_owned(), self.step.to_string()),
+            ("position".to_owned(), self.position.to_string()),
+        ]);
+        Ok(ModuleWeights { specs: moment_specs(model), values }.to_safetensors(metadata)?)
+    }
+
+    /// Decodes what [`encode`](Self::encode) wrote.
+    ///
+    /// # Errors
+    /// When the bytes are damaged, or belong to another model.
+    pub fn decode(bytes: &[u8], model: &ModelConfig) -> Result<Self, TrainError> {
+        let header = safetensors::SafeTensors::read_metadata(bytes).ok();
+        let metadata = header.as_ref().and_then(|(_, header)| header.metadata().as_ref());
+        let text = |key: &str| metadata.and_then(|metadata| metadata.get(key));
+        let number = |key: &str| text(key).and_then(|text| text.parse::<u64>().ok());
+        let header = (text("format").map(String::as_str), number("step"), number("position"));
+        let (Some(FORMAT), Some(step), Some(position)) = header else {
+            return Err(TrainError::PathStateFormat { expected: FORMAT });
+        };
+        let mut first = ModuleWeights::from_safetensors(bytes, moment_specs(model))?.values;
+        let second = first.split_off(first.len() / 2);
+        Ok(Self { step, position, first, second })
+    }
+}
+
+fn moment_specs(model: &ModelConfig) -> Arc<[TensorSpec]> {
+    let specs = path_specs(model);
+    let named = |prefix: &'static str| {
+        specs.iter().map(move |spec| TensorSpec { name: format!("{prefix}/{}", spec.name), ..spec.clone() })
+    };
+    named("first").chain(named("second")).collect()
+}

@@ -1,0 +1,223 @@
+//! One round of one path: what a worker does under a lease, without the network.
+
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+use dipaco_model::{ModuleWeights, Path};
+use dipaco_shards::{Sampler, SamplerConfig, TokenFile};
+use dipaco_topology::{PathId, Topology};
+
+use crate::TrainError;
+use crate::inner::{InnerConfig, Trainer};
+use crate::path_state::PathState;
+use crate::plan::WorkerPlan;
+use crate::protocol::Report;
+
+/// How far a round is, for the heartbeat; and whether it is to be given up.
+#[derive(Debug, Default)]
+pub struct RoundWatch {
+    steps: AtomicU64,
+    /// Bits of the last loss; 0 before the first step.
+    loss: AtomicU32,
+    cancelled: AtomicBool,
+}
+
+impl RoundWatch {
+    /// Inner steps done, and the loss of the last one in nats per token.
+    #[must_use]
+    pub fn read(&self) -> (u64, Option<f32>) {
+        let loss = self.loss.load(Ordering::Relaxed);
+        (self.steps.load(Ordering::Relaxed), (loss != 0).then(|| f32::from_bits(loss)))
+    }
+
+    /// The watch of a round whose steps are done.
+    #[must_use]
+    pub fn finished(steps: u64) -> Self {
+        let watch = Self::default();
+        watch.steps.store(steps, Ordering::Relaxed);
+        watch
+    }
+
+    /// Asks the round to stop after the step that it is in.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A path's training data: the shard, and what of it is held out.
+pub struct PathData {
+    train: Sampler,
+    held_out: Option<Sampler>,
+    sequences: u64,
+}
+
+impl PathData {
+    /// Opens a path's shard. The last `train.holdout_fraction` of its documents is held out for early stopping.
+    ///
+    /// # Errors
+    /// When the file can't be read or holds nothing to train on.
+    pub fn open(file: Arc<TokenFile>, path: PathId, plan: &WorkerPlan) -> Result<Self, TrainError> {
+        let documents = file.documents();
+        let held_out = held_out_documents(documents, plan.train.holdout_fraction);
+        let length = plan.train.sequence_tokens;
+        let border = documents - held_out;
+        let order = SamplerConfig { sequence_length: length, seed: data_seed(plan.seed, path), packing: plan.train.packing };
+        let train = Sampler::new(file.clone(), 0..border, order)?;
+        if train.sequences() == 0 {
+            return Err(TrainError::EmptyShard { path });
+        }
+        let in_turn = SamplerConfig { sequence_length: length, seed: 0, packing: false };
+        let held_out = Sampler::new(file, border..documents, in_turn)?;
+        let sequences = held_out.sequences().min(plan.train.holdout_sequences);
+        Ok(Self { train, held_out: (sequences > 0).then_some(held_out), sequences })
+    }
+
+    /// Mean loss of a path on the held-out documents, in nats per token; `None` when nothing is held out.
+    ///
+    /// # Errors
+    /// When the data can't be read.
+    pub fn held_out_loss(&self, path: &Path, batch: usize) -> Result<Option<f64>, TrainError> {
+        let Some(sampler) = &self.held_out else { return Ok(None) };
+        mean_loss(path, sampler, self.sequences, batch)
+    }
+}
+
+/// Mean loss over the first `sequences` sequences of a sampler, in nats per token; `None` when they hold no target.
+pub(crate) fn mean_loss(
+    path: &Path,
+    sampler: &Sampler,
+    sequences: u64,
+    batch: usize,
+) -> Result<Option<f64>, TrainError> {
+    let (mut sum, mut counted) = (0.0, 0u64);
+    let mut position = 0;
+    while position < sequences {
+        let rows = usize::try_from(sequences - position).unwrap_or(usize::MAX).min(batch);
+        let drawn = sampler.batch(position, rows)?;
+        let log_probs = path.token_log_probs(&drawn.tokens, &drawn.targets, rows)?;
+        for (log_prob, _) in log_probs.iter().zip(&drawn.targets).filter(|&(_, &t)| t != dipaco_shards::IGNORE) {
+            sum -= f64::from(*log_prob);
+            counted += 1;
+        }
+        position += rows as u64;
+    }
+    // Counts of tokens are far below 2^53.
+    #[allow(clippy::cast_precision_loss)]
+    Ok((counted > 0).then(|| sum / counted as f64))
+}
+
+/// How many documents of a shard are held out: at least one when any are asked for, and never more than half.
+fn held_out_documents(documents: u64, fraction: f64) -> u64 {
+    if fraction <= 0.0 {
+        return 0;
+    }
+    // Documents are counted far below 2^53.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let asked = (documents as f64 * fraction).round() as u64;
+    asked.clamp(1, (documents / 2).max(1)).min(documents / 2)
+}
+
+/// The seed of a path's data order: another one for each path, or paths with equal shards would see equal batches.
+fn data_seed(seed: u64, path: PathId) -> u64 {
+    let hash = blake3::Hasher::new_derive_key("dipaco data order of a path")
+        .update(&seed.to_le_bytes())
+        .update(&path.0.to_le_bytes())
+        .finalize();
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&hash.as_bytes()[..8]);
+    u64::from_le_bytes(bytes)
+}
+
+/// What a finished round leaves.
+#[derive(Debug)]
+pub struct RoundResult {
+    /// Module at the start of the round minus module at its end, one per level; empty when nothing was trained.
+    pub outer_gradients: Vec<ModuleWeights>,
+    /// The path's state at the end.
+    pub state: PathState,
+    /// What to tell the coordinator.
+    pub report: Report,
+}
+
+/// Measures the held-out loss of the round's first weights and trains `inner_steps` steps.
+///
+/// Returns `None` when `watch` was cancelled.
+///
+/// # Errors
+/// When training fails or diverges.
+pub fn train_round(
+    plan: &WorkerPlan,
+    topology: &Topology,
+    path: PathId,
+    modules: &[ModuleWeights],
+    state: PathState,
+    data: &PathData,
+    inner_steps: u64,
+    watch: &RoundWatch,
+) -> Result<Option<RoundResult>, TrainError> {
+    let config = InnerConfig::of_path(&plan.train, plan.total_steps());
+    let mut trainer = Trainer::new(&plan.model, topology, modules, state, config)?;
+    let mut report =
+        Report { held_out_loss: data.held_out_loss(trainer.path(), plan.train.batch)?, ..Report::default() };
+    let begun = Instant::now();
+    let mut loss_sum = 0.0;
+    for step in 0..inner_steps {
+        if watch.cancelled.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let done = trainer.step(&data.train, path)?;
+        loss_sum += f64::from(done.loss);
+        report.tokens += done.tokens;
+        watch.loss.store(done.loss.to_bits(), Ordering::Relaxed);
+        watch.steps.store(step + 1, Ordering::Relaxed);
+    }
+    report.seconds = begun.elapsed().as_secs_f64();
+    let mut outer_gradients = Vec::new();
+    if inner_steps > 0 {
+        // The number of inner steps of a round is far below 2^53.
+        #[allow(clippy::cast_precision_loss)]
+        let mean = loss_sum / inner_steps as f64;
+        report.loss = Some(mean);
+        for (before, mut after) in modules.iter().zip(trainer.weights()?) {
+            for (end, start) in after.values.iter_mut().zip(&before.values) {
+                *end = start - *end;
+            }
+            outer_gradients.push(after);
+        }
+    }
+    Ok(Some(RoundResult { outer_gradients, state: trainer.into_state(), report }))
+}
+
+/// Opens a token file and checks that it is the one that the run was started with.
+///
+/// # Errors
+/// When it can't be read, or is another file.
+pub(crate) fn open_shard(file: &FilePath, hash: &str) -> Result<Arc<TokenFile>, TrainError> {
+    let opened = TokenFile::open(file)?;
+    if opened.content_hash() != hash {
+        return Err(TrainError::WrongShard { file: file.to_owned() });
+    }
+    Ok(Arc::new(opened))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_every_shard_that_can_spare_it_is_held_out() {
+        assert_eq!(held_out_documents(1000, 0.02), 20);
+        assert_eq!(held_out_documents(10, 0.02), 1);
+        assert_eq!(held_out_documents(2, 0.9), 1);
+        assert_eq!(held_out_documents(1, 0.02), 0);
+        assert_eq!(held_out_documents(1000, 0.0), 0);
+    }
+
+    #[test]
+    fn paths_draw_their_data_in_orders_of_their_own() {
+        assert_ne!(data_seed(1, PathId(0)), data_seed(1, PathId(1)));
+        assert_ne!(data_seed(1, PathId(0)), data_seed(2, PathId(0)));
+    }
+}

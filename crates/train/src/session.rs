@@ -1,0 +1,147 @@
+//! A worker's connection to the coordinator, kept alive over failures of the network and of the coordinator.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use dipaco_net::{Client, JoinToken, Limits, NetError};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::TrainError;
+use crate::plan::WorkerPlan;
+use crate::protocol::{Request, Response};
+
+/// The first pause before connecting again; it doubles up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long a request without a payload may take.
+pub(crate) const SHORT_CALL: Duration = Duration::from_secs(60);
+/// How long a request with a payload may take.
+pub(crate) const LONG_CALL: Duration = Duration::from_secs(600);
+
+/// Who a worker is, and how it reaches the coordinator.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) token: JoinToken,
+    pub(crate) worker: String,
+    pub(crate) instance: u64,
+    /// How long to try when the coordinator can't be reached.
+    pub(crate) patience: Duration,
+}
+
+/// A connection that has been welcomed.
+pub(crate) struct Session {
+    identity: Identity,
+    client: Arc<Client>,
+    plan: WorkerPlan,
+    cancel: CancellationToken,
+}
+
+impl Session {
+    /// Connects and says hello.
+    pub(crate) async fn open(identity: Identity, cancel: CancellationToken) -> Result<Self, TrainError> {
+        let (client, plan) = connect(&identity, &cancel).await?;
+        Ok(Self { identity, client, plan, cancel })
+    }
+
+    pub(crate) fn plan(&self) -> &WorkerPlan {
+        &self.plan
+    }
+
+    /// A handle for requests beside this session's own, as heartbeats are; it does not reconnect.
+    pub(crate) fn client(&self) -> Arc<Client> {
+        self.client.clone()
+    }
+
+    /// Sends a request and returns the answer. When the connection breaks it is made again and the request repeated:
+    /// every request of the protocol may be repeated.
+    pub(crate) async fn call(
+        &mut self,
+        request: &Request,
+        payload: Option<Bytes>,
+        largest_answer: u64,
+        timeout: Duration,
+    ) -> Result<(Response, Option<Bytes>), TrainError> {
+        loop {
+            let call = self.client.call(request, payload.clone(), largest_answer, timeout);
+            let result = tokio::select! {
+                result = call => result,
+                () = self.cancel.cancelled() => return Err(TrainError::Cancelled),
+            };
+            match result {
+                Ok(answer) => return Ok(answer),
+                Err(error) if transient(&error) => {
+                    tracing::warn!(%error, "the connection broke; connecting again");
+                    let (client, plan) = connect(&self.identity, &self.cancel).await?;
+                    if plan != self.plan {
+                        return Err(TrainError::PlanChanged);
+                    }
+                    self.client = client;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Closes the connection after the coordinator has had what was sent.
+    pub(crate) async fn close(self) {
+        self.client.close("the worker stops").await;
+    }
+}
+
+/// Connects until it works, the error is one that trying again does not mend, or patience ends.
+async fn connect(identity: &Identity, cancel: &CancellationToken) -> Result<(Arc<Client>, WorkerPlan), TrainError> {
+    let begun = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let attempt = async {
+            let client = Client::connect(&identity.token, SystemTime::now(), Limits::default()).await?;
+            let hello = Request::Hello {
+                worker: identity.worker.clone(),
+                instance: identity.instance,
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+            };
+            let (answer, _) = client.call(&hello, None, 0, SHORT_CALL).await?;
+            Ok::<(Client, Response), NetError>((client, answer))
+        };
+        let result = tokio::select! {
+            result = attempt => result,
+            () = cancel.cancelled() => return Err(TrainError::Cancelled),
+        };
+        match result {
+            Ok((client, Response::Welcome { run, plan })) => {
+                if run != identity.token.run_id {
+                    return Err(TrainError::OtherRun { expected: identity.token.run_id.clone(), found: run });
+                }
+                let plan = serde_json::from_str(&plan).map_err(|source| TrainError::Plan { source })?;
+                return Ok((Arc::new(client), plan));
+            }
+            Ok((_, Response::Refused { reason })) => return Err(TrainError::Refused { reason }),
+            Ok(_) => return Err(TrainError::UnexpectedAnswer { request: "hello" }),
+            Err(error) if transient(&error) && begun.elapsed() + pause < identity.patience => {
+                tracing::info!(%error, "the coordinator can't be reached; trying again");
+                tokio::select! {
+                    // A pause between attempts to connect; nothing tells when the coordinator is back.
+                    () = tokio::time::sleep(pause) => {}
+                    () = cancel.cancelled() => return Err(TrainError::Cancelled),
+                }
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Whether trying again may help: the network or the coordinator failed, not what was asked.
+fn transient(error: &NetError) -> bool {
+    matches!(
+        error,
+        NetError::Connect { .. }
+            | NetError::Busy { .. }
+            | NetError::Timeout { .. }
+            | NetError::Closed { .. }
+            | NetError::Lost { .. }
+            | NetError::Abandoned { .. }
+    )
+}

@@ -1,0 +1,105 @@
+//! The start of a training run: the first manifest, in which every module is a part of the seed model.
+
+use std::sync::Arc;
+
+use dipaco_config::RunConfig;
+use dipaco_model::{path_specs, split};
+use dipaco_store::{
+    Loaded, ModuleRecord, PathRecord, RunManifest, RunStore, Sequence, ShardRecord, TrainingRecord, names,
+};
+use dipaco_topology::{Topology, TopologyConfig};
+
+use crate::{TrainError, module_files};
+
+/// A run as the store has it.
+#[derive(Clone, Debug)]
+pub struct Started {
+    /// What is current.
+    pub manifest: RunManifest,
+    /// What the next writer of the manifest must expect.
+    pub sequence: Sequence,
+}
+
+/// Reads the run's manifest, or makes the first one of a new run.
+///
+/// # Errors
+/// When the store can't be read, or its manifest is damaged or of another kind.
+pub async fn open_run(store: &RunStore, new_run: impl FnOnce() -> String) -> Result<Started, TrainError> {
+    if let Some(Loaded { manifest, sequence, warnings }) = store.load::<RunManifest>().await? {
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
+        return Ok(Started { manifest, sequence });
+    }
+    Ok(Started { manifest: RunManifest::new(new_run()), sequence: Sequence::NONE })
+}
+
+/// Hash of everything that the trained weights depend on: the configuration of model, topology, training and outer
+/// step, the run's seed, the seed model and the shards.
+///
+/// # Errors
+/// When the configuration can't be written as JSON.
+pub fn training_origin(config: &RunConfig, seed_weights: &str, shards: &[ShardRecord]) -> Result<String, TrainError> {
+    let what = (&config.model, &config.topology, &config.train.of_weights(), &config.outer, config.run.seed);
+    let text = serde_json::to_string(&(what, seed_weights, shards)).map_err(|source| TrainError::Json { source })?;
+    Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
+}
+
+/// Begins training: cuts the seed model into modules and writes version 0 of each.
+///
+/// A run that has begun before is continued when `resume` is given and everything its weights depend on is the same.
+///
+/// # Errors
+/// When there is no finished seed, when the run has begun and may not be continued, or when the store can't be written.
+pub async fn start_training(
+    store: &RunStore,
+    config: &RunConfig,
+    shards: Vec<ShardRecord>,
+    resume: bool,
+) -> Result<Started, TrainError> {
+    let Some(Loaded { mut manifest, sequence, warnings }) = store.load::<RunManifest>().await? else {
+        return Err(TrainError::NoSeed);
+    };
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    let seed = manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(TrainError::NoSeed)?;
+    let origin = training_origin(config, &seed.weights.hash, &shards)?;
+    if let Some(training) = &manifest.training {
+        if training.origin != origin {
+            return Err(TrainError::OtherTraining);
+        }
+        if !resume {
+            let rounds = training.paths.iter().map(|path| path.rounds).min().unwrap_or(0);
+            return Err(TrainError::AlreadyStarted { rounds, of: training.rounds });
+        }
+        return Ok(Started { manifest, sequence });
+    }
+    let topology = Topology::new(&config.topology, config.model.blocks)?;
+    if shards.len() != topology.paths() as usize {
+        return Err(TrainError::ShardCount { shards: shards.len(), paths: topology.paths() });
+    }
+    if let Some(path) = topology.path_ids().find(|path| shards[path.index()].documents == 0) {
+        return Err(TrainError::EmptyShard { path });
+    }
+    let dense: Arc<[_]> = path_specs(&config.model).into();
+    let weights = module_files::read(store, &seed.weights, dense).await?;
+    let mut modules = Vec::new();
+    for (level, part) in split(&config.model, &topology, &weights)?.iter().enumerate() {
+        let part = module_files::encode(part)?;
+        for module in topology.module_ids().filter(|module| usize::from(module.level) == level) {
+            let weights = store.put_replacing(&names::module(module, 0), part.clone()).await?;
+            modules.push(ModuleRecord { module, version: 0, weights, momentum: None, kept: Vec::new() });
+        }
+    }
+    let paths = topology.path_ids().map(|_| PathRecord::default()).collect();
+    manifest.training = Some(TrainingRecord { origin, rounds: config.train.rounds, shards, modules, paths });
+    let sequence = store.replace(&manifest, sequence).await?;
+    Ok(Started { manifest, sequence })
+}
+
+/// The topology of a dense path of the configured model: what the seed is.
+#[must_use]
+pub(crate) fn dense_topology(config: &RunConfig) -> TopologyConfig {
+    TopologyConfig::dense(config.model.blocks)
+}

@@ -1,0 +1,137 @@
+//! The section `[routing]` of a run's configuration.
+
+use serde::{Deserialize, Serialize};
+
+use crate::RoutingError;
+
+/// Which rule turns a document's features into a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum RouterKind {
+    /// The nearest of P centroids (generative routing, arXiv:2403.10616 §2.4.1). Written `"kmeans"`.
+    #[default]
+    #[serde(rename = "kmeans")]
+    KMeans,
+}
+
+/// Section `[routing]`: how documents are given to paths. The number of paths is the topology's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouterConfig {
+    /// The rule: `"kmeans"`, the default and the only one so far.
+    pub kind: RouterKind,
+    /// Tokens at the start of a document that the router reads; default 32, as in the paper. A shorter document is
+    /// routed by what it has. More is slower and must be known before the first token can be generated; very few say
+    /// little about the document. At most the model's context.
+    pub prefix_tokens: usize,
+    /// Documents that the router is fitted on, drawn evenly from the training text; default 100,000. Memory while
+    /// fitting is this times the model's width times 4 bytes. All documents are used when there are fewer.
+    pub sample_documents: usize,
+    /// Independent starts of k-means, of which the one with the lowest inertia wins; default 4. Fewer are faster and
+    /// may end in a worse clustering.
+    pub restarts: usize,
+    /// The most iterations of one start; default 100. Too few leave the clusters unsettled.
+    pub iterations: usize,
+    /// A start ends when an iteration lowers its inertia by less than this share; default 0.0001. 0 runs until nothing
+    /// changes.
+    pub tolerance: f64,
+    /// Seed of the sample and of k-means; default 0. Another seed gives other, equally valid shards.
+    pub seed: u64,
+    /// Documents whose features are computed at once; default 64. Costs memory, changes no result beyond rounding.
+    pub batch_documents: usize,
+}
+
+impl Default for RouterConfig {
+    fn default() -> Self {
+        Self {
+            kind: RouterKind::KMeans,
+            prefix_tokens: 32,
+            sample_documents: 100_000,
+            restarts: 4,
+            iterations: 100,
+            tolerance: 1e-4,
+            seed: 0,
+            batch_documents: 64,
+        }
+    }
+}
+
+impl RouterConfig {
+    /// Checks each value by itself; whether the prefix fits the model's context is checked where both are known.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Config`] for the first key that can't be used.
+    pub fn check(&self) -> Result<(), RoutingError> {
+        let counts = [
+            ("prefix_tokens", self.prefix_tokens, 1 << 16),
+            ("sample_documents", self.sample_documents, 1 << 30),
+            ("restarts", self.restarts, 1 << 16),
+            ("iterations", self.iterations, 1 << 20),
+            ("batch_documents", self.batch_documents, 1 << 16),
+        ];
+        for (key, value, most) in counts {
+            if value == 0 {
+                return Err(RoutingError::Config {
+                    key,
+                    value: value.to_string(),
+                    problem: "must be at least 1",
+                });
+            }
+            if value > most {
+                return Err(RoutingError::Config {
+                    key,
+                    value: value.to_string(),
+                    problem: "is far too large",
+                });
+            }
+        }
+        if !(0.0..1.0).contains(&self.tolerance) {
+            let value = self.tolerance.to_string();
+            return Err(RoutingError::Config {
+                key: "tolerance",
+                value,
+                problem: "must be at least 0 and below 1",
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_pass() {
+        RouterConfig::default().check().unwrap();
+    }
+
+    #[test]
+    fn each_bad_value_is_named() {
+        let default = RouterConfig::default;
+        let bad = [
+            (RouterConfig { prefix_tokens: 0, ..default() }, "routing.prefix_tokens = 0"),
+            (RouterConfig { sample_documents: 0, ..default() }, "routing.sample_documents = 0"),
+            (RouterConfig { restarts: 0, ..default() }, "routing.restarts = 0"),
+            (RouterConfig { iterations: 0, ..default() }, "routing.iterations = 0"),
+            (RouterConfig { batch_documents: 0, ..default() }, "routing.batch_documents = 0"),
+            (RouterConfig { batch_documents: usize::MAX, ..default() }, "routing.batch_documents"),
+            (RouterConfig { tolerance: f64::NAN, ..default() }, "routing.tolerance = NaN"),
+            (RouterConfig { tolerance: 1.0, ..default() }, "routing.tolerance = 1"),
+        ];
+        for (config, named) in bad {
+            let message = config.check().unwrap_err().to_string();
+            assert!(message.contains(named), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_rule_has_its_usual_name() {
+        let config: RouterConfig = serde_json::from_str(r#"{"kind":"kmeans"}"#).unwrap();
+        assert_eq!(config, RouterConfig::default());
+        assert!(serde_json::from_str::<RouterConfig>(r#"{"kind":"k-means"}"#).is_err());
+        assert!(serde_json::from_str::<RouterConfig>(r#"{"cluster":3}"#).is_err());
+    }
+}

@@ -1,0 +1,188 @@
+use std::ops::ControlFlow;
+
+use proptest::prelude::*;
+use rand::Rng;
+
+use super::*;
+
+fn quiet(_: Progress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+fn random_points(count: usize, dimension: usize, seed: u64) -> Vec<f32> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    (0..count * dimension).map(|_| random.random::<f32>() * 2.0 - 1.0).collect()
+}
+
+/// Well separated blobs far from the origin; point i belongs to blob i % blobs.
+fn blobs(count: usize, dimension: usize, blobs: usize) -> Vec<f32> {
+    let centres: Vec<f32> = random_points(blobs, dimension, 1).iter().map(|v| 1000.0 + 50.0 * v).collect();
+    let noise = random_points(count, dimension, 2);
+    (0..count)
+        .flat_map(|point| (0..dimension).map(move |d| (point, d)))
+        .map(|(point, d)| centres[point % blobs * dimension + d] + noise[point * dimension + d])
+        .collect()
+}
+
+#[test]
+fn recovers_separated_clusters() {
+    let points = blobs(600, 12, 6);
+    let found = kmeans(&points, 12, 6, &RouterConfig::default(), &mut quiet).unwrap();
+    assert_eq!(found.sizes, [100; 6]);
+    for point in 0..600 {
+        assert_eq!(found.assignments[point], found.assignments[point % 6], "point {point}");
+    }
+    // The noise is uniform in [-1, 1]: its variance is 1/3 for each component.
+    let variance = found.inertia / (600.0 * 12.0);
+    assert!((0.30..0.36).contains(&variance), "{variance}");
+}
+
+#[test]
+fn inertia_never_rises() {
+    let points = random_points(500, 7, 3);
+    let config = RouterConfig { tolerance: 0.0, ..RouterConfig::default() };
+    let mut last = (usize::MAX, f64::INFINITY);
+    let mut steps = 0;
+    let found = kmeans(&points, 7, 20, &config, &mut |step| {
+        if let Progress::KMeans { restart, inertia, .. } = step
+            && inertia.is_finite()
+        {
+            assert!(restart != last.0 || inertia < last.1, "{inertia} after {last:?}");
+            last = (restart, inertia);
+            steps += 1;
+        }
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    assert!(steps > 8, "{steps}");
+    assert!(found.sizes.iter().all(|&size| size > 0));
+    assert_eq!(found.sizes.iter().sum::<u64>(), 500);
+}
+
+#[test]
+fn a_cluster_for_each_point() {
+    let points = random_points(40, 5, 4);
+    let found = kmeans(&points, 5, 40, &RouterConfig::default(), &mut quiet).unwrap();
+    assert_eq!(found.inertia, 0.0);
+    assert_eq!(found.sizes, [1; 40]);
+}
+
+#[test]
+fn duplicates_share_a_cluster() {
+    let points: Vec<f32> = (0..90).flat_map(|i| [(i % 3) as f32, 1.0]).collect();
+    let found = kmeans(&points, 2, 3, &RouterConfig::default(), &mut quiet).unwrap();
+    assert_eq!(found.inertia, 0.0);
+    assert_eq!(found.sizes, [30; 3]);
+}
+
+#[test]
+fn more_clusters_than_different_points_is_an_error() {
+    let points: Vec<f32> = (0..90).flat_map(|i| [(i % 3) as f32, 1.0]).collect();
+    let error = kmeans(&points, 2, 4, &RouterConfig::default(), &mut quiet).unwrap_err();
+    assert!(matches!(error, RoutingError::TooFewPoints { clusters: 4, points: 90, distinct: 3 }), "{error}");
+    assert!(kmeans(&[], 2, 1, &RouterConfig::default(), &mut quiet).is_err());
+    assert!(kmeans(&points, 2, 0, &RouterConfig::default(), &mut quiet).is_err());
+}
+
+#[test]
+fn points_that_are_not_finite_are_named() {
+    let mut points = random_points(10, 4, 5);
+    points[4 * 7 + 2] = f32::NAN;
+    let error = kmeans(&points, 4, 2, &RouterConfig::default(), &mut quiet).unwrap_err();
+    assert!(matches!(error, RoutingError::NotFinite { index: 7, component: 2, .. }), "{error}");
+    assert!(matches!(
+        kmeans(&points, 3, 2, &RouterConfig::default(), &mut quiet),
+        Err(RoutingError::Shape { .. })
+    ));
+    assert!(matches!(
+        kmeans(&points, 0, 2, &RouterConfig::default(), &mut quiet),
+        Err(RoutingError::Shape { .. })
+    ));
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let points = random_points(1500, 33, 6);
+    let run = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| kmeans(&points, 33, 13, &RouterConfig::default(), &mut quiet).unwrap())
+    };
+    let one = run(1);
+    assert_eq!(one, run(2));
+    assert_eq!(one, run(5));
+    let bits = |clustering: &Clustering| clustering.centroids.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&one), bits(&run(3)));
+}
+
+#[test]
+fn another_seed_starts_elsewhere() {
+    let points = random_points(300, 8, 7);
+    let run = |seed| {
+        let config = RouterConfig { seed, restarts: 1, ..RouterConfig::default() };
+        kmeans(&points, 8, 9, &config, &mut quiet).unwrap().centroids
+    };
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn more_restarts_are_never_worse() {
+    let points = random_points(400, 3, 8);
+    let run = |restarts| {
+        let config = RouterConfig { restarts, ..RouterConfig::default() };
+        kmeans(&points, 3, 25, &config, &mut quiet).unwrap().inertia
+    };
+    assert!(run(2) <= run(1));
+    assert!(run(8) < run(1));
+}
+
+#[test]
+fn stops_on_request() {
+    let points = random_points(100, 3, 9);
+    let mut stop = |_| ControlFlow::Break(());
+    let error = kmeans(&points, 3, 5, &RouterConfig::default(), &mut stop).unwrap_err();
+    assert!(matches!(error, RoutingError::Cancelled));
+}
+
+#[test]
+fn empty_clusters_take_the_farthest_point_of_the_largest() {
+    let mut assignments = [0, 0, 0, 0, 2, 2];
+    let distances = [1.0, 9.0, 0.0, 4.0, 100.0, 100.0];
+    assert_eq!(refill_empty(&mut assignments, &distances, 4), 2);
+    assert_eq!(assignments, [0, 1, 0, 3, 2, 2]);
+    // Points that all lie on their centroid have nothing to give.
+    let mut same = [0, 0, 0];
+    assert_eq!(refill_empty(&mut same, &[0.0; 3], 2), 0);
+    assert_eq!(same, [0, 0, 0]);
+}
+
+proptest! {
+    /// The blocked search agrees with the definition, ties and far origins included.
+    #[test]
+    fn the_search_is_exact(
+        points in prop::collection::vec(-3i8..3, 1..200),
+        centroids in prop::collection::vec(-3i8..3, 1..60),
+        dimension in 1usize..9,
+        scale in prop::sample::select(vec![1f32, 1e-18, 1e15, 1e25]),
+        offset in prop::sample::select(vec![0f32, 1e4]),
+    ) {
+        let spread = |values: &[i8]| -> Vec<f32> {
+            let whole = values.len() / dimension * dimension;
+            values[..whole].iter().map(|&v| (f32::from(v) + offset) * scale).collect()
+        };
+        let (points, centroids) = (spread(&points), spread(&centroids));
+        prop_assume!(!centroids.is_empty());
+        let mean = vec![offset * scale; dimension];
+        let (assignments, distances) = CentroidSearch::new(&centroids, dimension, &mean).assign(&points);
+        for (index, point) in points.chunks_exact(dimension).enumerate() {
+            let mut best = (0, f64::INFINITY);
+            for (cluster, centroid) in centroids.chunks_exact(dimension).enumerate() {
+                let distance = squared_distance(point, centroid);
+                if distance < best.1 {
+                    best = (cluster as u32, distance);
+                }
+            }
+            prop_assert_eq!((assignments[index], distances[index]), best);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The router: what decides, from the beginning of a document, which path it belongs to.
+
+mod encoding;
+
+use dipaco_topology::PathId;
+use serde::{Deserialize, Serialize};
+
+use crate::kmeans::squared_distance;
+use crate::{RouterConfig, RouterKind, RoutingError};
+
+/// What a router was fitted on: enough to tell whether it belongs to a model and to a text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FittedOn {
+    /// Content hash of the token file.
+    pub tokens_hash: String,
+    /// Hash of the tokenizer that made the token file.
+    pub tokenizer_hash: String,
+    /// Hash of the seed model's weights, as the caller names it.
+    pub seed_hash: String,
+    /// How many documents it was fitted on.
+    pub documents: u64,
+    /// Mean squared distance between those documents and their centroids.
+    pub mean_squared_distance: f64,
+    /// The settings.
+    pub config: RouterConfig,
+}
+
+/// Where a document goes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Route {
+    /// The path.
+    pub path: PathId,
+    /// Euclidean distance to each path's centroid (P); the path has the smallest, the lowest id of equal ones.
+    pub distances: Vec<f32>,
+}
+
+/// A fitted router. It never changes; its hash names it.
+#[derive(Clone, PartialEq)]
+pub struct Router {
+    header: Header,
+    /// Centroids (P, D), row-major.
+    centroids: Vec<f32>,
+    /// The encoding, of which the hash is taken.
+    bytes: Vec<u8>,
+    hash: String,
+}
+
+/// What the encoding says beside the centroids.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    kind: RouterKind,
+    /// P.
+    paths: u32,
+    /// D.
+    dimension: u32,
+    prefix_tokens: u32,
+    fitted_on: FittedOn,
+}
+
+impl std::fmt::Debug for Router {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Router")
+            .field("hash", &self.hash)
+            .field("header", &self.header)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Router {
+    /// A router that sends a document to the nearest of `centroids` (P, D), row-major.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Shape`] when `centroids` is not P × D with P and D at least 1, [`RoutingError::NotFinite`] for a
+    /// NaN or an infinity, [`RoutingError::Config`] for settings that can't be used.
+    pub fn kmeans(
+        paths: u32,
+        dimension: usize,
+        centroids: Vec<f32>,
+        fitted_on: FittedOn,
+    ) -> Result<Self, RoutingError> {
+        fitted_on.config.check()?;
+        let expected = dimension.saturating_mul(paths as usize);
+        let limited = u32::try_from(dimension).ok().zip(u32::try_from(fitted_on.config.prefix_tokens).ok());
+        let Some((dimension, prefix_tokens)) =
+            limited.filter(|_| centroids.len() == expected && expected > 0)
+        else {
+            return Err(RoutingError::Shape {
+                what: "centroids of a router",
+                expected,
+                actual: centroids.len(),
+            });
+        };
+        check_finite(&centroids, dimension as usize)?;
+        let header = Header { kind: RouterKind::KMeans, paths, dimension, prefix_tokens, fitted_on };
+        let bytes = encoding::encode(&header, &centroids)?;
+        let hash = blake3::hash(&bytes).to_hex().to_string();
+        Ok(Self { header, centroids, bytes, hash })
+    }
+
+    /// Reads what [`Self::to_bytes`] gave. Any bytes are safe to give: lengths are checked before they are used, and a
+    /// checksum finds damage.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Artefact`] when the bytes are damaged, cut, or of another version.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RoutingError> {
+        let (header, centroids) = encoding::decode(bytes)?;
+        let hash = blake3::hash(bytes).to_hex().to_string();
+        Ok(Self { header, centroids, bytes: bytes.to_vec(), hash })
+    }
+
+    /// The encoding: a magic number, the format's version, a JSON header, the centroids as little-endian f32, and a
+    /// BLAKE3 checksum of all that.
+    #[must_use]
+    pub fn to_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// BLAKE3 hash of the encoding, in hexadecimal.
+    #[must_use]
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// The rule.
+    #[must_use]
+    pub fn kind(&self) -> RouterKind {
+        self.header.kind
+    }
+
+    /// P, the number of paths.
+    #[must_use]
+    pub fn paths(&self) -> u32 {
+        self.header.paths
+    }
+
+    /// D, the number of components of a feature.
+    #[must_use]
+    pub fn dimension(&self) -> usize {
+        self.header.dimension as usize
+    }
+
+    /// How many tokens at the start of a document its features are computed from.
+    #[must_use]
+    pub fn prefix_tokens(&self) -> usize {
+        self.header.prefix_tokens as usize
+    }
+
+    /// What it was fitted on.
+    #[must_use]
+    pub fn fitted_on(&self) -> &FittedOn {
+        &self.header.fitted_on
+    }
+
+    /// The path for a document's `features` (D), and the distance to every path.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Shape`] when there are not D features, [`RoutingError::NotFinite`] for a NaN or an infinity.
+    pub fn route(&self, features: &[f32]) -> Result<Route, RoutingError> {
+        let squared = self.squared_distances(features)?;
+        let (path, _) = nearest(&squared);
+        Ok(Route { path, distances: squared.into_iter().map(|squared| squared.sqrt() as f32).collect() })
+    }
+
+    /// The path and the squared distance to its centroid.
+    pub(crate) fn nearest(&self, features: &[f32]) -> Result<(PathId, f64), RoutingError> {
+        Ok(nearest(&self.squared_distances(features)?))
+    }
+
+    fn squared_distances(&self, features: &[f32]) -> Result<Vec<f64>, RoutingError> {
+        let dimension = self.dimension();
+        if features.len() != dimension {
+            let actual = features.len();
+            return Err(RoutingError::Shape { what: "features of a document", expected: dimension, actual });
+        }
+        if let Some(component) = features.iter().position(|value| !value.is_finite()) {
+            return Err(RoutingError::NotFinite { what: "feature", index: 0, component });
+        }
+        Ok(self
+            .centroids
+            .chunks_exact(dimension)
+            .map(|centroid| squared_distance(features, centroid))
+            .collect())
+    }
+
+    /// Checks that the router was made for a model with `dimension` features, whose weights hash to `seed_hash`.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Mismatch`] when it was made for another one.
+    pub fn check_seed(&self, dimension: usize, seed_hash: &str) -> Result<(), RoutingError> {
+        let remedy = "use the seed model that the router was fitted with, or run route fit again";
+        let fitted = self.fitted_on();
+        if self.dimension() != dimension {
+            let (expected, actual) = (self.dimension().to_string(), dimension.to_string());
+            return Err(RoutingError::Mismatch {
+                what: "the router's width and the model's",
+                expected,
+                actual,
+                remedy,
+            });
+        }
+        if fitted.seed_hash != seed_hash {
+            let (expected, actual) = (fitted.seed_hash.clone(), seed_hash.to_owned());
+            return Err(RoutingError::Mismatch { what: "the router's seed model", expected, actual, remedy });
+        }
+        Ok(())
+    }
+
+    /// Checks that text was made into tokens by the tokenizer that the router was fitted with.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Mismatch`] when it was another one.
+    pub fn check_tokenizer(&self, tokenizer_hash: &str) -> Result<(), RoutingError> {
+        if self.fitted_on().tokenizer_hash == tokenizer_hash {
+            return Ok(());
+        }
+        Err(RoutingError::Mismatch {
+            what: "the router's tokenizer",
+            expected: self.fitted_on().tokenizer_hash.clone(),
+            actual: tokenizer_hash.to_owned(),
+            remedy: "prepare the text with the run's tokenizer, or run route fit again",
+        })
+    }
+
+    /// Checks that the router has a path for each path of a topology.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Mismatch`] when the numbers differ.
+    pub fn check_paths(&self, paths: u32) -> Result<(), RoutingError> {
+        if self.paths() == paths {
+            return Ok(());
+        }
+        Err(RoutingError::Mismatch {
+            what: "the router's number of paths",
+            expected: paths.to_string(),
+            actual: self.paths().to_string(),
+            remedy: "run route fit and route assign again for this topology",
+        })
+    }
+}
+
+fn nearest(squared: &[f64]) -> (PathId, f64) {
+    let mut best = (PathId(0), f64::INFINITY);
+    for (path, &distance) in (0u32..).zip(squared) {
+        if distance < best.1 {
+            best = (PathId(path), distance);
+        }
+    }
+    best
+}
+
+fn check_finite(centroids: &[f32], dimension: usize) -> Result<(), RoutingError> {
+    match centroids.iter().position(|value| !value.is_finite()) {
+        None => Ok(()),
+        Some(place) => {
+            let (index, component) = ((place / dimension) as u64, place % dimension);
+            Err(RoutingError::NotFinite { what: "centroid", index, component })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn fitted_on() -> FittedOn {
+    FittedOn {
+        tokens_hash: "aa".into(),
+        tokenizer_hash: "bb".into(),
+        seed_hash: "cc".into(),
+        documents: 7,
+        mean_squared_distance: 0.25,
+        config: RouterConfig::default(),
+    }
+}
+
+fn router() -> Router {
+    Router::kmeans(3, 2, vec![0.0, 0.0, 4.0, 0.0, 0.0, 3.0], fitted_on()).unwrap()
+}
+
+#[test]
+fn the_nearest_centroid_wins_and_the_lowest_of_equal_ones() {
+    let router = router();
+    let route = router.route(&[4.0, 3.0]).unwrap();
+    assert_eq!(route, Route { path: PathId(1), distances: vec![5.0, 3.0, 4.0] });
+    assert_eq!(router.route(&[2.0, 0.0]).unwrap().path, PathId(0));
+    assert_eq!(router.route(&[-1.0, 2.0]).unwrap().path, PathId(2));
+}
+
+#[test]
+fn bad_features_are_refused() {
+    let router = router();
+    assert!(matches!(router.route(&[1.0]), Err(RoutingError::Shape { expected: 2, actual: 1, .. })));
+    assert!(matches!(router.route(&[1.0, f32::NAN]), Err(RoutingError::NotFinite { component: 1, .. })));
+    assert!(matches!(router.route(&[f32::INFINITY, 0.0]), Err(RoutingError::NotFinite { .. })));
+}
+
+#[test]
+fn bytes_give_the_same_router_and_hash() {
+    let router = router();
+    let read = Router::from_bytes(router.to_bytes()).unwrap();
+    assert_eq!(read, router);
+    assert_eq!(read.hash(), router.hash());
+    let mut other = fitted_on();
+    other.seed_hash = "dd".into();
+    let other = Router::kmeans(3, 2, vec![0.0, 0.0, 4.0, 0.0, 0.0, 3.0], other).unwrap();
+    assert_ne!(other.hash(), router.hash());
+}
+
+#[test]
+fn what_does_not_belong_together_is_named() {
+    let router = router();
+    router.check_seed(2, "cc").unwrap();
+    router.check_paths(3).unwrap();
+    router.check_tokenizer("bb").unwrap();
+    for error in [
+        router.check_seed(3, "cc").unwrap_err(),
+        router.check_seed(2, "xx").unwrap_err(),
+        router.check_paths(4).unwrap_err(),
+        router.check_tokenizer("xx").unwrap_err(),
+    ] {
+        assert!(matches!(error, RoutingError::Mismatch { .. }), "{error}");
+    }
+    assert!(Router::kmeans(3, 2, vec![0.0; 5], fitted_on()).is_err());
+    assert!(Router::kmeans(0, 2, vec![], fitted_on()).is_err());
+    assert!(Router::kmeans(1, 1, vec![f32::NAN], fitted_on()).is_err());
+}
+
+#[test]
+fn another_version_says_so() {
+    let mut bytes = router().to_bytes().to_vec();
+    bytes[8] = 2;
+    let message = Router::from_bytes(&bytes).unwrap_err().to_string();
+    assert!(message.contains("version 2") && message.contains("route fit"), "{message}");
+}
+
+/// Puts a right checksum under bytes, so that what comes behind that check is reached.
+fn sealed(mut content: Vec<u8>) -> Vec<u8> {
+    let checksum = blake3::hash(&content);
+    content.extend_from_slice(checksum.as_bytes());
+    content
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_refused_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert!(Router::from_bytes(&bytes).is_err());
+        let behind_magic = [b"DIPACORT\x01\0\0\0".as_slice(), &bytes].concat();
+        prop_assert!(Router::from_bytes(&behind_magic).is_err());
+        prop_assert!(Router::from_bytes(&sealed(behind_magic)).is_err());
+    }
+
+    #[test]
+    fn a_cut_or_changed_router_is_refused(at in any::<prop::sample::Index>(), flip in 1u8..) {
+        let router = router();
+        let bytes = router.to_bytes();
+        let at = at.index(bytes.len());
+        prop_assert!(Router::from_bytes(&bytes[..at]).is_err());
+        let mut changed = bytes.to_vec();
+        changed[at] ^= flip;
+        prop_assert!(Router::from_bytes(&changed).is_err());
+    }
+
+    /// Changes that keep the checksum right never panic and never give centroids of another shape than the header's.
+    #[test]
+    fn a_changed_header_is_checked(at in any::<prop::sample::Index>(), flip in 1u8..) {
+        let router = router();
+        let mut content = router.to_bytes()[..router.to_bytes().len() - 32].to_vec();
+        let at = at.index(content.len());
+        content[at] ^= flip;
+        if let Ok(read) = Router::from_bytes(&sealed(content)) {
+            prop_assert_eq!(read.centroids.len(), read.paths() as usize * read.dimension());
+            prop_assert!(read.route(&vec![0.0; read.dimension()]).is_ok());
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! The shards of all paths: one token file for each, and a manifest that says which.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use dipaco_shards::TokenFile;
+use dipaco_topology::PathId;
+use serde::{Deserialize, Serialize};
+
+use crate::{Router, RoutingError};
+
+/// Name of the manifest in the folder of the shards.
+const MANIFEST: &str = "shards.json";
+const FORMAT: &str = "dipaco-shard-set";
+const VERSION: u32 = 1;
+/// The most bytes of a manifest that are read; 256 paths need 300 KB.
+const LARGEST_MANIFEST: u64 = 256 << 20;
+
+/// The file name of a path's shard.
+#[must_use]
+pub fn shard_file_name(path: PathId) -> String {
+    format!("path-{:03}.h5", path.0)
+}
+
+/// What a folder of shards holds; `shards.json`, written last.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardManifest {
+    /// Always `dipaco-shard-set`.
+    pub format: String,
+    /// Version of this format.
+    pub version: u32,
+    /// Hash of the router ([`Router::hash`]).
+    pub router_hash: String,
+    /// Hash of the seed model that the features come from.
+    pub seed_hash: String,
+    /// Content hash of the token file that was divided.
+    pub tokens_hash: String,
+    /// Hash of the tokenizer of all token files.
+    pub tokenizer_hash: String,
+    /// A shard for each path, in the order of the paths.
+    pub shards: Vec<Shard>,
+}
+
+/// The shard of one path.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shard {
+    /// The path.
+    pub path: PathId,
+    /// Number of documents; may be 0.
+    pub documents: u64,
+    /// Number of tokens, end-of-text tokens included.
+    pub tokens: u64,
+    /// Length of the token file in bytes.
+    pub bytes: u64,
+    /// Content hash of the token file.
+    pub content_hash: String,
+    /// Sum over the documents of the squared distance between their features and the centroid.
+    pub squared_distance: f64,
+    /// The documents nearest to the centroid, nearest first.
+    pub nearest: Vec<Example>,
+}
+
+/// A document and how far it is from its centroid.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Example {
+    /// Its number in the shard.
+    pub document: u64,
+    /// Its number in the token file that was divided.
+    pub source_document: u64,
+    /// Squared distance to the centroid.
+    pub squared_distance: f64,
+}
+
+/// A folder of shards whose manifest has been read and checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardSet {
+    folder: PathBuf,
+    manifest: ShardManifest,
+}
+
+impl ShardSet {
+    /// Reads the manifest of a folder that [`crate::assign()`] wrote. Shards are opened by [`Self::open_shard`].
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Io`] when there is none that can be read, [`RoutingError::Manifest`] when it is damaged or of
+    /// another version.
+    pub fn open(folder: &Path) -> Result<Self, RoutingError> {
+        let path = folder.join(MANIFEST);
+        let io = |source| RoutingError::Io {
+            action: "read the manifest of the shards; run route assign",
+            path: path.clone(),
+            source,
+        };
+        let problem = |problem: String| RoutingError::Manifest { path: path.clone(), problem };
+        let mut bytes = Vec::new();
+        File::open(&path)
+            .and_then(|file| file.take(LARGEST_MANIFEST + 1).read_to_end(&mut bytes))
+            .map_err(io)?;
+        if bytes.len() as u64 > LARGEST_MANIFEST {
+            return Err(problem(format!(
+                "it is over {LARGEST_MANIFEST} bytes long, so it is no manifest of shards"
+            )));
+        }
+        let manifest = decode(&bytes).map_err(problem)?;
+        Ok(Self { folder: folder.to_owned(), manifest })
+    }
+
+    /// Publishes a manifest: written under a temporary name, synced and renamed.
+    pub(crate) fn publish(folder: &Path, manifest: ShardManifest) -> Result<Self, RoutingError> {
+        let path = folder.join(MANIFEST);
+        let io = |source| RoutingError::Io { action: "write the manifest", path: path.clone(), source };
+        let mut json = serde_json::to_vec_pretty(&manifest).map_err(|error| io(error.into()))?;
+        json.push(b'\n');
+        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
+        file.write_all(&json).and_then(|()| file.as_file().sync_all()).map_err(io)?;
+        file.persist(&path).map_err(|error| io(error.error))?;
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(io)?;
+        Ok(Self { folder: folder.to_owned(), manifest })
+    }
+
+    /// Takes back a manifest, so that a folder whose shards are being replaced does not look whole.
+    pub(crate) fn retract(folder: &Path) -> Result<(), RoutingError> {
+        let path = folder.join(MANIFEST);
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                Err(RoutingError::Io { action: "remove the old manifest", path, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes shards of paths that no longer exist.
+    pub(crate) fn remove_others(folder: &Path, paths: u32) -> Result<(), RoutingError> {
+        let io = |source| RoutingError::Io { action: "remove old shards", path: folder.to_owned(), source };
+        let kept: BTreeSet<String> = (0..paths).map(|path| shard_file_name(PathId(path))).collect();
+        for entry in fs::read_dir(folder).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let number = name.strip_prefix("path-").and_then(|name| name.strip_suffix(".h5"));
+            if number.is_some_and(|number| number.parse::<u32>().is_ok()) && !kept.contains(&name) {
+                fs::remove_file(entry.path()).map_err(io)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the manifest says.
+    #[must_use]
+    pub fn manifest(&self) -> &ShardManifest {
+        &self.manifest
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// P, the number of paths.
+    #[must_use]
+    pub fn paths(&self) -> u32 {
+        self.manifest.shards.len() as u32
+    }
+
+    /// The shards, in the order of the paths.
+    #[must_use]
+    pub fn shards(&self) -> &[Shard] {
+        &self.manifest.shards
+    }
+
+    /// The file of a path's shard.
+    #[must_use]
+    pub fn file(&self, path: PathId) -> PathBuf {
+        self.folder.join(shard_file_name(path))
+    }
+
+    /// Opens a path's shard and checks that it is the one that the manifest describes.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Tokens`] when it can't be opened, [`RoutingError::Mismatch`] when it is another one or there is no
+    /// such path.
+    pub fn open_shard(&self, path: PathId) -> Result<TokenFile, RoutingError> {
+        let remedy = "run route assign again";
+        let Some(shard) = self.manifest.shards.get(path.index()) else {
+            let (expected, actual) = (format!("a path below {}", self.paths()), path.to_string());
+            return Err(RoutingError::Mismatch {
+                what: "the shards' number of paths",
+                expected,
+                actual,
+                remedy,
+            });
+        };
+        let file = TokenFile::open(self.file(path)).map_err(|source| RoutingError::Tokens {
+            what: format!("the shard of path {path} can't be opened"),
+            source,
+        })?;
+        for (what, expected, actual) in [
+            ("the content hash of a shard", &shard.content_hash, file.content_hash()),
+            ("the tokenizer of a shard", &self.manifest.tokenizer_hash, file.tokenizer_hash()),
+        ] {
+            if expected != actual {
+                let (expected, actual) = (expected.clone(), format!("{actual} in {}", file.path().display()));
+                return Err(RoutingError::Mismatch { what, expected, actual, remedy });
+            }
+        }
+        Ok(file)
+    }
+
+    /// Checks that the shards were made by a router.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Mismatch`] when it was another one.
+    pub fn check_router(&self, router: &Router) -> Result<(), RoutingError> {
+        if self.manifest.router_hash == router.hash() {
+            return Ok(());
+        }
+        Err(RoutingError::Mismatch {
+            what: "the shards' router",
+            expected: router.hash().to_owned(),
+            actual: format!("{} in {}", self.manifest.router_hash, self.folder.display()),
+            remedy: "run route assign again with this router",
+        })
+    }
+
+    /// The paths without a document.
+    pub fn empty_paths(&self) -> impl Iterator<Item = PathId> + '_ {
+        self.manifest.shards.iter().filter(|shard| shard.documents == 0).map(|shard| shard.path)
+    }
+
+    /// Checks that every path has a document to train on.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::EmptyPaths`] with the paths that have none.
+    pub fn check_trainable(&self) -> Result<(), RoutingError> {
+        let paths: Vec<u32> = self.empty_paths().map(|path| path.0).collect();
+        if paths.is_empty() { Ok(()) } else { Err(RoutingError::EmptyPaths { paths, total: self.paths() }) }
+    }
+}
+
+impl ShardManifest {
+    pub(crate) fn new(router: &Router, file: &TokenFile, shards: Vec<Shard>) -> Self {
+        Self {
+            format: FORMAT.into(),
+            version: VERSION,
+            router_hash: router.hash().into(),
+            seed_hash: router.fitted_on().seed_hash.clone(),
+            tokens_hash: file.content_hash().into(),
+            tokenizer_hash: file.tokenizer_hash().into(),
+            shards,
+        }
+    }
+}
+
+fn decode(bytes: &[u8]) -> Result<ShardManifest, String> {
+    #[derive(Deserialize)]
+    struct Version {
+        format: String,
+        version: u32,
+    }
+    let unreadable = |error| format!("it can't be read ({error}); run route assign again");
+    let found: Version = serde_json::from_slice(bytes).map_err(unreadable)?;
+    if found.format != FORMAT {
+        return Err(format!("its format is {:?}, not {FORMAT:?}: this is no folder of shards", found.format));
+    }
+    if found.version != VERSION {
+        let found = found.version;
+        return Err(format!(
+            "it is version {found}, this program reads version {VERSION}; run route assign again with this program"
+        ));
+    }
+    let manifest: ShardManifest = serde_json::from_slice(bytes).map_err(unreadable)?;
+    let ordered = (0u32..).zip(&manifest.shards).all(|(path, shard)| shard.path == PathId(path));
+    if manifest.shards.is_empty() || !ordered {
+        return Err("it does not list the paths from 0 up, each once; run route assign again".into());
+    }
+    let summable = |count: fn(&Shard) -> u64| {
+        manifest.shards.iter().try_fold(0u64, |sum, s| sum.checked_add(count(s))).is_some()
+    };
+    let finite = manifest.shards.iter().all(|shard| shard.squared_distance >= 0.0);
+    if !finite || !summable(|shard| shard.documents) || !summable(|shard| shard.tokens) {
+        return Err("its counts are impossible; run route assign again".into());
+    }
+    Ok(manifest)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_missing_manifest_says_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let message = ShardSet::open(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("shards.json") && message.contains("route assign"), "{message}");
+    }
+
+    #[test]
+    fn other_formats_and_versions_are_named() {
+        for (json, named) in [
+            (r#"{"format":"x","version":1}"#, "\"x\""),
+            (r#"{"format":"dipaco-shard-set","version":2}"#, "version 2"),
+            (r#"{"format":"dipaco-shard-set","version":1}"#, "router_hash"),
+            ("[1", "can't be read"),
+        ] {
+            let message = decode(json.as_bytes()).unwrap_err();
+            assert!(message.contains(named), "{message}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(decode(&bytes).is_err());
+        }
+    }
+}

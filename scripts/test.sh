@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Sets the machine up and passes every test and check. Ends with the line "N passed, N failed" over all suites.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+source scripts/setup.sh || exit 1
+set +e
+log=$(mktemp); trap 'rm -f "$log"' EXIT
+passed=0; failed=0
+
+check() { # a check that counts as one test: name, command
+  local name=$1; shift
+  printf '\n== %s\n' "$name"
+  if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); printf 'FAILED: %s\n' "$name"; fi
+}
+
+suite() { # a suite whose "test result" lines are counted: name, command
+  local name=$1; shift
+  printf '\n== %s\n' "$name"
+  "$@" 2>&1 | tee "$log"
+  local status=${PIPESTATUS[0]} p f
+  p=$(sed -n 's/^test result: .* \([0-9]*\) passed; .*/\1/p' "$log" | awk '{s+=$1} END {print s+0}')
+  f=$(sed -n 's/^test result: .* \([0-9]*\) failed; .*/\1/p' "$log" | awk '{s+=$1} END {print s+0}')
+  passed=$((passed + p)); failed=$((failed + f))
+  if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then failed=$((failed + 1)); printf 'FAILED: %s\n' "$name"; fi
+}
+
+check "format" cargo fmt --all --check
+check "clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+check "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+check "build of the program under test" cargo build --locked --quiet --bin dipaco
+check "python for the clients' tests" scripts/python.sh
+suite "tests" cargo test --workspace --locked --no-fail-fast --quiet
+
+printf '\n%d passed, %d failed\n' "$passed" "$failed"
+[ "$failed" -eq 0 ]

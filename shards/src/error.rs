@@ -1,0 +1,204 @@
+//! What can go wrong, always with the file and the remedy.
+
+use std::path::PathBuf;
+
+/// An error of this package. Its message names the thing, the place and the remedy; the cause is its `source`.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShardsError {
+    /// A file or directory could not be read, written, created or renamed.
+    #[error("cannot {action} {}: check that the path exists, its permissions and the free disk space", path.display())]
+    Io {
+        /// What was being done: "open", "read", "write" ….
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The operating system's error.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The HDF5 library refused an operation.
+    #[error("cannot {action} {} as HDF5: prepare the file again, and check the free disk space", path.display())]
+    Hdf5 {
+        /// What was being done.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The library's error.
+        #[source]
+        source: hdf5::Error,
+    },
+    /// The file is not a token file at all.
+    #[error("{} is not a dipaco token file ({reason}): give a file that `dipaco prepare` or `dipaco route` wrote", path.display())]
+    NotATokenFile {
+        /// The file.
+        path: PathBuf,
+        /// What is missing.
+        reason: String,
+    },
+    /// The file is a token file of another format version.
+    #[error("{} has token file format version {found}, this program reads version {supported}: prepare the file again with this program, or use the program that wrote it", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The version found.
+        found: u64,
+        /// The version that this program reads.
+        supported: u64,
+    },
+    /// A token file was cut or changed after it was written.
+    #[error("{} is damaged ({reason}): copy it again from where it is whole, or prepare it again", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A token file was made with another tokenizer than the one in use.
+    #[error("{} was made with tokenizer {found}, but the tokenizer in use is {expected}: prepare the text again with this tokenizer, or give the run the tokenizer.json beside the file", path.display())]
+    TokenizerMismatch {
+        /// The token file.
+        path: PathBuf,
+        /// Hash of the tokenizer in the file.
+        found: String,
+        /// Hash of the tokenizer in use.
+        expected: String,
+    },
+    /// A token id that the vocabulary does not have.
+    #[error("{}: token id {token} in {place} is outside of the vocabulary of {vocab_size}: the file does not belong to this tokenizer or is damaged; prepare it again", path.display())]
+    TokenOutOfVocabulary {
+        /// The token file.
+        path: PathBuf,
+        /// Where in the file.
+        place: String,
+        /// The id.
+        token: u32,
+        /// Number of ids.
+        vocab_size: u32,
+    },
+    /// A document handed to the writer does not end with the end-of-text token.
+    #[error("document {document} for {} does not end with the end-of-text token {end_of_text}: append it before writing", path.display())]
+    NoEndOfText {
+        /// The token file being written.
+        path: PathBuf,
+        /// Number of the document, from 0.
+        document: u64,
+        /// The token it must end with.
+        end_of_text: u32,
+    },
+    /// A tokenizer that cannot be used.
+    #[error("tokenizer {name}: {reason}")]
+    Tokenizer {
+        /// The file, or "(trained)".
+        name: String,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// The tokenizers library failed.
+    #[error("tokenizer {name}: cannot {action}")]
+    TokenizerLibrary {
+        /// The file, or "(trained)".
+        name: String,
+        /// What was being done.
+        action: &'static str,
+        /// The library's error.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A range of documents that a token file does not have.
+    #[error("{}: documents {start}..{end} were asked for, it has {documents}: correct the range", path.display())]
+    DocumentRange {
+        /// The token file.
+        path: PathBuf,
+        /// First document asked for.
+        start: u64,
+        /// End of the range asked for.
+        end: u64,
+        /// Documents in the file.
+        documents: u64,
+    },
+    /// No sequence can be cut from the documents given.
+    #[error("{}: documents {start}..{end} give no sequence of {sequence_length} tokens: a document needs at least 2 tokens; give more text", path.display())]
+    NoSequences {
+        /// The token file.
+        path: PathBuf,
+        /// First document.
+        start: u64,
+        /// End of the range.
+        end: u64,
+        /// Tokens in a sequence.
+        sequence_length: usize,
+    },
+    /// No file was found among the inputs.
+    #[error("{inputs} {} no file to read: give C4 files, JSON lines, text files, or directories of them", if *one { "holds" } else { "hold" })]
+    NoInput {
+        /// The inputs as given.
+        inputs: String,
+        /// Whether there is one input only.
+        one: bool,
+    },
+    /// Files were read, and none of them gave a document.
+    #[error("{inputs}: no document could be kept; {reasons}: correct the input, or remove what is not text")]
+    NoDocuments {
+        /// The inputs as given.
+        inputs: String,
+        /// Why, with the first place of each reason.
+        reasons: String,
+    },
+    /// The validation split has no document.
+    #[error(
+        "the validation split of {documents} documents is empty: raise prepare.validation_fraction ({fraction}), give more text, or give a validation set of its own"
+    )]
+    EmptyValidation {
+        /// Documents in all.
+        documents: u64,
+        /// The fraction asked for.
+        fraction: f64,
+    },
+    /// All documents fell into the validation split.
+    #[error(
+        "the validation split took all of the {documents} documents: lower prepare.validation_fraction ({fraction}), or give more text"
+    )]
+    EmptyTrain {
+        /// Documents in all.
+        documents: u64,
+        /// The fraction asked for.
+        fraction: f64,
+    },
+    /// The step was cancelled; what it had written was removed.
+    #[error("cancelled")]
+    Cancelled,
+    /// A file that this program wrote cannot be read back as JSON.
+    #[error("{} cannot be written or read as JSON: remove it and run the step again", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A value that cannot work.
+    #[error("{key} = {value}: {reason}")]
+    Value {
+        /// The configuration key.
+        key: &'static str,
+        /// The value given.
+        value: String,
+        /// Why it cannot work and what does.
+        reason: &'static str,
+    },
+}
+
+impl ShardsError {
+    /// Wraps an error of the operating system with what was being done and where.
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { action, path, source }
+    }
+
+    /// Wraps an error of the HDF5 library.
+    pub(crate) fn hdf5(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(hdf5::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Hdf5 { action, path, source }
+    }
+}

@@ -1,0 +1,103 @@
+//! The configuration of `prepare`.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ReadLimits, ShardsError};
+
+/// Section `prepare`: how text becomes token files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PrepareConfig {
+    /// Tokens of the vocabulary to train, the 256 bytes and the end-of-text token among them. Default 4096. A larger
+    /// one gives fewer tokens per byte of text and a larger embedding; up to 65536 a token takes 2 bytes on disk.
+    /// Without effect when `tokenizer` is given.
+    pub vocab_size: u32,
+    /// A `tokenizer.json` to use instead of training one. Default: none.
+    pub tokenizer: Option<PathBuf>,
+    /// Name of the end-of-text token of the given tokenizer. Default: the first of `<|endoftext|>`, `</s>`,
+    /// `<|end_of_text|>` and `<eos>` that it has.
+    pub end_of_text: Option<String>,
+    /// Bytes of text on which the tokenizer is trained, taken from all over the input. Default 10000000 (10 MB). More
+    /// takes longer and hardly changes the vocabulary.
+    pub tokenizer_sample_bytes: u64,
+    /// Fraction of the documents that becomes the validation set when none is given, by a hash of their text. Default
+    /// 0.02; 0 writes no validation set.
+    pub validation_fraction: f64,
+    /// Plain text files are cut into documents of at most so many bytes, at line ends. Default 16384. Small values cut
+    /// context, large ones leave few documents to route.
+    pub text_document_bytes: usize,
+    /// Longest line, and with it the longest JSON document, in bytes. Default 67108864 (64 MiB). Longer lines are
+    /// refused and counted; the memory needed grows with it.
+    pub max_line_bytes: usize,
+    /// Documents with fewer tokens (the end-of-text token not counted) are refused and counted. Default 0: all are
+    /// kept.
+    pub min_document_tokens: usize,
+    /// Threads that tokenise. Default 0: one for each core. The result does not depend on it.
+    pub threads: usize,
+}
+
+impl Default for PrepareConfig {
+    fn default() -> Self {
+        Self {
+            vocab_size: 4096,
+            tokenizer: None,
+            end_of_text: None,
+            tokenizer_sample_bytes: 10_000_000,
+            validation_fraction: 0.02,
+            text_document_bytes: 16 * 1024,
+            max_line_bytes: 64 << 20,
+            min_document_tokens: 0,
+            threads: 0,
+        }
+    }
+}
+
+impl PrepareConfig {
+    /// Checks the values.
+    ///
+    /// # Errors
+    /// A value cannot work; the error names its key.
+    pub fn check(&self) -> Result<(), ShardsError> {
+        let refuse = |key, value: String, reason| Err(ShardsError::Value { key, value, reason });
+        if self.tokenizer.is_none() && !(258..=1 << 24).contains(&self.vocab_size) {
+            let reason = "a byte-level vocabulary has 258 to 16777216 tokens";
+            return refuse("prepare.vocab_size", self.vocab_size.to_string(), reason);
+        }
+        if self.tokenizer.is_none() && self.tokenizer_sample_bytes == 0 {
+            return refuse(
+                "prepare.tokenizer_sample_bytes",
+                "0".into(),
+                "a tokenizer needs text to be trained on",
+            );
+        }
+        if !(0.0..1.0).contains(&self.validation_fraction) {
+            let reason = "give a fraction from 0 to below 1";
+            return refuse("prepare.validation_fraction", self.validation_fraction.to_string(), reason);
+        }
+        if self.text_document_bytes == 0 {
+            return refuse("prepare.text_document_bytes", "0".into(), "a document has at least 1 byte");
+        }
+        if !(1..=1 << 30).contains(&self.max_line_bytes) {
+            let reason = "give 1 to 1073741824 bytes (1 GiB)";
+            return refuse("prepare.max_line_bytes", self.max_line_bytes.to_string(), reason);
+        }
+        if self.threads > 1024 {
+            return refuse("prepare.threads", self.threads.to_string(), "give 0 (all cores) to 1024");
+        }
+        Ok(())
+    }
+
+    pub(super) fn limits(&self) -> ReadLimits {
+        ReadLimits { max_line_bytes: self.max_line_bytes, text_document_bytes: self.text_document_bytes }
+    }
+
+    pub(super) fn thread_count(&self) -> usize {
+        if self.threads > 0 {
+            self.threads
+        } else {
+            std::thread::available_parallelism().map_or(1, usize::from)
+        }
+    }
+}

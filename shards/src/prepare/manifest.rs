@@ -1,0 +1,127 @@
+//! Knowing that the outputs are up to date.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    MANIFEST, PrepareConfig, PrepareReport, REPORT, TOKENIZER, TRAIN, VALIDATION, check_cancelled,
+    token_file_is_whole,
+};
+use crate::readers::InputList;
+use crate::{Progress, ShardsError};
+
+/// From what, and with what configuration, the outputs were made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Manifest {
+    version: u64,
+    config: PrepareConfig,
+    inputs: Vec<Input>,
+    tokenizer_hash: String,
+    train_content_hash: String,
+    /// Empty when there is no validation file.
+    validation_content_hash: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Input {
+    path: PathBuf,
+    bytes: u64,
+    blake3: String,
+    validation: bool,
+}
+
+const VERSION: u64 = 1;
+
+impl Manifest {
+    pub(super) fn new(config: &PrepareConfig, report: &PrepareReport) -> Self {
+        let inputs = report.files.iter().map(|file| Input {
+            path: file.path.clone(),
+            bytes: file.bytes,
+            blake3: file.hash.clone(),
+            validation: file.validation,
+        });
+        Self {
+            version: VERSION,
+            config: comparable(config),
+            inputs: inputs.collect(),
+            tokenizer_hash: report.tokenizer.hash.clone(),
+            train_content_hash: report.train.content_hash.clone(),
+            validation_content_hash: report.validation.content_hash.clone(),
+        }
+    }
+}
+
+/// The configuration without what cannot change the result.
+fn comparable(config: &PrepareConfig) -> PrepareConfig {
+    PrepareConfig { threads: 0, ..config.clone() }
+}
+
+/// The report of the run that made the outputs, if they are whole and still what this configuration makes of these
+/// inputs. Anything unexpected means that they are not.
+pub(super) fn up_to_date(
+    config: &PrepareConfig,
+    inputs: &InputList,
+    validation: Option<&InputList>,
+    out: &Path,
+    progress: &dyn Progress,
+    cancel: &AtomicBool,
+) -> Result<Option<PrepareReport>, ShardsError> {
+    let (Some(manifest), Some(report)) =
+        (read::<Manifest>(&out.join(MANIFEST)), read::<PrepareReport>(&out.join(REPORT)))
+    else {
+        return Ok(None);
+    };
+    let validation_files = validation.map_or(&[][..], |list| &list.files);
+    let now: Vec<_> = inputs
+        .files
+        .iter()
+        .map(|file| (file, false))
+        .chain(validation_files.iter().map(|file| (file, true)))
+        .collect();
+    let same_names = now.len() == manifest.inputs.len()
+        && now.iter().zip(&manifest.inputs).all(|((file, validation), input)| {
+            (&file.path, file.bytes, *validation) == (&input.path, input.bytes, input.validation)
+        });
+    if manifest.version != VERSION || manifest.config != comparable(config) || !same_names {
+        return Ok(None);
+    }
+    let given = config.tokenizer.as_ref().map(|path| hash_file(path));
+    if given.is_some_and(|hash| hash.as_ref() != Some(&manifest.tokenizer_hash))
+        || hash_file(&out.join(TOKENIZER)).as_ref() != Some(&manifest.tokenizer_hash)
+        || !token_file_is_whole(&out.join(TRAIN), &manifest.train_content_hash)
+    {
+        return Ok(None);
+    }
+    let validation_path = out.join(VALIDATION);
+    let validation_is_whole = match manifest.validation_content_hash.as_str() {
+        "" => !validation_path.exists(),
+        hash => token_file_is_whole(&validation_path, hash),
+    };
+    if !validation_is_whole {
+        return Ok(None);
+    }
+    progress.begin("compare inputs", inputs.bytes() + validation.map_or(0, InputList::bytes));
+    for ((file, _), input) in now.iter().zip(&manifest.inputs) {
+        check_cancelled(cancel)?;
+        // An input that could not be read to its end has no hash, and never counts as the same.
+        if hash_file(&file.path).as_ref() != Some(&input.blake3) {
+            progress.end();
+            return Ok(None);
+        }
+        progress.advance(file.bytes, 0);
+    }
+    progress.end();
+    Ok(Some(report))
+}
+
+fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+}
+
+fn hash_file(path: &Path) -> Option<String> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_mmap_rayon(path).ok()?;
+    Some(hasher.finalize().to_hex().to_string())
+}

@@ -1,0 +1,191 @@
+//! What `prepare` did.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Formatter};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::names;
+use crate::{Refusals, ShardsError, Skipped};
+
+/// What became of the input.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PrepareReport {
+    /// Whether nothing had to be done; the rest is the report of the run that did it.
+    pub skipped: bool,
+    /// The tokenizer.
+    pub tokenizer: TokenizerReport,
+    /// The training set.
+    pub train: SplitReport,
+    /// The validation set.
+    pub validation: SplitReport,
+    /// Lines and stretches of text that gave no document.
+    pub refused: Refusals,
+    /// Files of directories that were not read.
+    pub skipped_files: BTreeMap<Skipped, u64>,
+    /// Every file that was read, in the order of reading.
+    pub files: Vec<FileReport>,
+    /// Seconds for reading, tokenising and writing.
+    pub tokenising_seconds: f64,
+    /// Seconds in all.
+    pub seconds: f64,
+}
+
+/// The tokenizer in use.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TokenizerReport {
+    /// Its hash.
+    pub hash: String,
+    /// Number of token ids.
+    pub vocab_size: u32,
+    /// Bytes of text on which it was trained; 0 when it was given.
+    pub trained_on_bytes: u64,
+    /// Seconds to train or load it.
+    pub seconds: f64,
+}
+
+/// A token file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SplitReport {
+    /// Documents.
+    pub documents: u64,
+    /// Tokens, end-of-text tokens included.
+    pub tokens: u64,
+    /// Bytes of text (UTF-8).
+    pub text_bytes: u64,
+    /// Hash of the token file's content; empty when there is no such file.
+    pub content_hash: String,
+}
+
+impl SplitReport {
+    /// Bytes of text per token; 0 without tokens.
+    pub fn bytes_per_token(&self) -> f64 {
+        if self.tokens == 0 { 0.0 } else { self.text_bytes as f64 / self.tokens as f64 }
+    }
+}
+
+/// An input file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileReport {
+    /// Its path as given or found.
+    pub path: PathBuf,
+    /// Its length as stored, in bytes.
+    pub bytes: u64,
+    /// BLAKE3 of the file as stored, in hexadecimal; empty when it could not be read to its end.
+    pub hash: String,
+    /// Whether it is of the validation input.
+    pub validation: bool,
+    /// Lines read.
+    pub lines: u64,
+    /// Documents read from it (before `min_document_tokens`).
+    pub documents: u64,
+    /// Lines and stretches refused.
+    pub refused: u64,
+    /// What is wrong with the file as a whole; what could be read before is kept.
+    pub damage: Option<String>,
+    /// Why it was not read at all.
+    pub skipped: Option<Skipped>,
+}
+
+impl PrepareReport {
+    /// Files that are damaged.
+    pub fn damaged(&self) -> impl Iterator<Item = (&FileReport, &str)> {
+        self.files.iter().filter_map(|file| Some((file, file.damage.as_deref()?)))
+    }
+
+    /// Adds the report of another set of inputs.
+    pub(super) fn merge(&mut self, other: Self) {
+        for (into, from) in [(&mut self.train, other.train), (&mut self.validation, other.validation)] {
+            into.documents += from.documents;
+            into.tokens += from.tokens;
+            into.text_bytes += from.text_bytes;
+        }
+        for (reason, refused) in other.refused.0 {
+            self.refused
+                .0
+                .entry(reason)
+                .and_modify(|own| own.count += refused.count)
+                .or_insert_with(|| refused.clone());
+        }
+        for (reason, count) in other.skipped_files {
+            *self.skipped_files.entry(reason).or_default() += count;
+        }
+        self.files.extend(other.files);
+    }
+
+    /// The inputs, for the attribute `source` of the token files.
+    pub(super) fn source(&self) -> String {
+        let files: Vec<_> = self
+            .files
+            .iter()
+            .map(|file| serde_json::json!({ "path": file.path, "bytes": file.bytes, "blake3": file.hash }))
+            .collect();
+        serde_json::Value::from(files).to_string()
+    }
+
+    pub(super) fn no_documents(&self, inputs: &[PathBuf]) -> ShardsError {
+        let mut reasons: Vec<String> = self
+            .damaged()
+            .take(3)
+            .map(|(file, damage)| format!("{}: {damage}", file.path.display()))
+            .collect();
+        reasons.extend(
+            self.refused
+                .0
+                .iter()
+                .map(|(reason, refused)| format!("{} × {reason}, first at {}", refused.count, refused.first)),
+        );
+        reasons.extend(
+            self.skipped_files.iter().map(|(reason, count)| format!("{count} files skipped: {reason}")),
+        );
+        ShardsError::NoDocuments { inputs: names(inputs), reasons: reasons.join("; ") }
+    }
+}
+
+impl Display for PrepareReport {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let files = self.files.len();
+        let stored: u64 = self.files.iter().map(|file| file.bytes).sum();
+        writeln!(f, "{files} files, {:.1} MB as stored", stored as f64 / 1e6)?;
+        writeln!(f, "tokenizer   {} tokens, hash {:.16}", self.tokenizer.vocab_size, self.tokenizer.hash)?;
+        for (name, split) in [("train", &self.train), ("validation", &self.validation)] {
+            writeln!(
+                f,
+                "{name:<12}{} documents, {} tokens, {:.1} MB of text, {:.2} bytes per token",
+                split.documents,
+                split.tokens,
+                split.text_bytes as f64 / 1e6,
+                split.bytes_per_token(),
+            )?;
+        }
+        if self.refused.0.is_empty() {
+            writeln!(f, "refused     nothing")?;
+        }
+        for (reason, refused) in &self.refused.0 {
+            writeln!(f, "refused     {:>8} × {reason}, first at {}", refused.count, refused.first)?;
+        }
+        for (file, damage) in self.damaged() {
+            writeln!(
+                f,
+                "damaged     {}: {damage}; {} documents kept from it",
+                file.path.display(),
+                file.documents
+            )?;
+        }
+        for (reason, count) in &self.skipped_files {
+            writeln!(f, "skipped     {count:>8} files: {reason}")?;
+        }
+        let documents = self.train.documents + self.validation.documents;
+        let text = (self.train.text_bytes + self.validation.text_bytes) as f64 / 1e6;
+        let seconds = self.tokenising_seconds.max(1e-9);
+        write!(
+            f,
+            "time        {:.1} s, of which tokenizer {:.1} s; {:.0} documents/s, {:.1} MB of text/s",
+            self.seconds,
+            self.tokenizer.seconds,
+            documents as f64 / seconds,
+            text / seconds,
+        )
+    }
+}

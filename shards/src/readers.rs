@@ -1,0 +1,283 @@
+//! Reading documents from files, one after the other, in bounded memory.
+//!
+//! | name ends in | read as |
+//! |---|---|
+//! | `.json`, `.jsonl`, `.ndjson` | one JSON object per line, with its text in the field `text` (C4) |
+//! | anything else | plain text in UTF-8, cut into documents at line ends |
+//! | either with `.gz` or `.zst` | the same, compressed; several gzip members or zstd frames are read as one |
+//!
+//! Nothing is dropped in silence: a line or file that gives no document comes out with its reason and place.
+
+mod compression;
+mod json;
+mod lines;
+mod list;
+
+use std::collections::BTreeMap;
+use std::io::BufRead;
+use std::ops::ControlFlow;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Progress;
+use compression::Content;
+use lines::{Line, Lines};
+
+pub use list::{InputFile, InputList, Skipped, crate_sources, list_inputs};
+
+/// Bytes at the start of a text file in which a NUL means that it is none.
+const SNIFFED_BYTES: usize = 8 * 1024;
+
+/// Bounds of what is held in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadLimits {
+    /// Longest line in bytes, and with it the longest JSON document. Longer ones are refused without being held.
+    pub max_line_bytes: usize,
+    /// Plain text is cut into documents of at most so many bytes, at line ends (a longer line is a document).
+    pub text_document_bytes: usize,
+}
+
+/// Why a line, or a stretch of plain text, is not a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Refusal {
+    /// Longer than `max_line_bytes`.
+    LineTooLong,
+    /// Bytes that are not UTF-8.
+    NotUtf8,
+    /// Not JSON; lone surrogates and raw control characters in strings are among this.
+    InvalidJson,
+    /// JSON nested deeper than 128 levels.
+    NestedTooDeep,
+    /// A JSON value other than an object.
+    NotAnObject,
+    /// An object without `text`.
+    NoText,
+    /// `text` is not a string.
+    TextWrongType,
+    /// `text` has nothing but white space.
+    EmptyText,
+    /// Fewer tokens than `min_document_tokens`.
+    TooShort,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::LineTooLong => "line longer than max_line_bytes",
+            Self::NotUtf8 => "not UTF-8",
+            Self::InvalidJson => "invalid JSON",
+            Self::NestedTooDeep => "JSON nested too deep",
+            Self::NotAnObject => "JSON, but not an object",
+            Self::NoText => "no field `text`",
+            Self::TextWrongType => "`text` is not a string",
+            Self::EmptyText => "`text` is blank",
+            Self::TooShort => "fewer tokens than min_document_tokens",
+        })
+    }
+}
+
+/// What a reader finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// A document.
+    Document {
+        /// Its text.
+        text: String,
+        /// Its (first) line in the decompressed file, from 1.
+        line: u64,
+    },
+    /// Something that is not a document.
+    Refused {
+        /// Why.
+        reason: Refusal,
+        /// Its (first) line in the decompressed file, from 1.
+        line: u64,
+    },
+}
+
+/// How the reading of a file ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileEnd {
+    /// Bytes of the file as stored.
+    pub bytes: u64,
+    /// BLAKE3 of the file as stored, in hexadecimal; `None` when reading was stopped or failed.
+    pub hash: Option<String>,
+    /// Lines read.
+    pub lines: u64,
+    /// What is wrong with the file as a whole; what could be read before is kept.
+    pub damage: Option<String>,
+    /// Set when the file holds no text at all and was not read.
+    pub skipped: Option<Skipped>,
+}
+
+/// Reads the documents of a file and hands them to `sink` until it breaks. Damage is part of the result, never a panic
+/// or an error: the records before it have been handed over.
+pub fn read_documents(
+    file: &InputFile,
+    limits: &ReadLimits,
+    progress: &dyn Progress,
+    sink: &mut dyn FnMut(Record) -> ControlFlow<()>,
+) -> FileEnd {
+    let mut end = FileEnd { bytes: 0, hash: None, lines: 0, damage: None, skipped: None };
+    let mut content = match Content::open(file, progress) {
+        Ok(content) => content,
+        Err(damage) => {
+            end.damage = Some(damage);
+            return end;
+        }
+    };
+    let mut records = 0u64;
+    let sink = &mut |record: Record| {
+        records += 1;
+        sink(record)
+    };
+    let outcome = if file.json {
+        read_json(&mut Lines::new(content.reader(), limits.max_line_bytes), sink, &mut end)
+    } else {
+        match content.reader().fill_buf() {
+            Ok(start) if start[..start.len().min(SNIFFED_BYTES)].contains(&0) => {
+                end.skipped = Some(Skipped::Binary);
+                Ok(ControlFlow::Continue(()))
+            }
+            Ok(_) => {
+                let mut lines = Lines::new(content.reader(), limits.max_line_bytes);
+                read_text(&mut lines, limits.text_document_bytes, sink, &mut end)
+            }
+            Err(error) => Err(error),
+        }
+    };
+    let stopped = match outcome {
+        Ok(flow) => flow.is_break(),
+        Err(error) => {
+            end.damage = Some(format!("line {}: {}", end.lines + 1, content.describe(&error)));
+            false
+        }
+    };
+    if !stopped {
+        match content.finish() {
+            Ok((bytes, hash)) => (end.bytes, end.hash) = (bytes, Some(hash)),
+            Err(error) => {
+                end.damage.get_or_insert_with(|| format!("cannot read to its end: {error}"));
+            }
+        }
+    }
+    if end.damage.is_none() && end.skipped.is_none() && !stopped && records == 0 {
+        end.damage = Some("it holds no text".to_owned());
+    }
+    end
+}
+
+type Flow = std::io::Result<ControlFlow<()>>;
+
+fn read_json<R: BufRead>(
+    lines: &mut Lines<R>,
+    sink: &mut dyn FnMut(Record) -> ControlFlow<()>,
+    end: &mut FileEnd,
+) -> Flow {
+    while let Some(line) = lines.next()? {
+        end.lines += 1;
+        let parsed = match line {
+            Line::TooLong => Err(Refusal::LineTooLong),
+            Line::Whole(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => continue,
+            Line::Whole(bytes) => json::text_of(bytes),
+        };
+        let record = match parsed {
+            Ok(text) => Record::Document { text, line: end.lines },
+            Err(reason) => Record::Refused { reason, line: end.lines },
+        };
+        if sink(record).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+fn read_text<R: BufRead>(
+    lines: &mut Lines<R>,
+    limit: usize,
+    sink: &mut dyn FnMut(Record) -> ControlFlow<()>,
+    end: &mut FileEnd,
+) -> Flow {
+    let mut text: Vec<u8> = Vec::new();
+    let mut first = 1;
+    loop {
+        let line = match lines.next() {
+            Ok(line) => line,
+            Err(error) => {
+                // The lines before the damage are whole.
+                return match emit_text(&mut text, first, sink) {
+                    ControlFlow::Continue(()) => Err(error),
+                    ControlFlow::Break(()) => Ok(ControlFlow::Break(())),
+                };
+            }
+        };
+        let length = match line {
+            Some(Line::Whole(bytes)) => bytes.len(),
+            _ => 0,
+        };
+        let full = !text.is_empty() && text.len() + length > limit;
+        if (full || !matches!(line, Some(Line::Whole(_)))) && emit_text(&mut text, first, sink).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        match line {
+            None => return Ok(ControlFlow::Continue(())),
+            Some(Line::TooLong) => {
+                end.lines += 1;
+                if sink(Record::Refused { reason: Refusal::LineTooLong, line: end.lines }).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+            Some(Line::Whole(bytes)) => {
+                end.lines += 1;
+                if text.is_empty() {
+                    first = end.lines;
+                }
+                text.extend_from_slice(if end.lines == 1 { json::without_mark(bytes) } else { bytes });
+            }
+        }
+    }
+}
+
+fn emit_text(
+    text: &mut Vec<u8>,
+    line: u64,
+    sink: &mut dyn FnMut(Record) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    match String::from_utf8(std::mem::take(text)) {
+        Ok(text) if json::is_blank(&text) => ControlFlow::Continue(()),
+        Ok(text) => sink(Record::Document { text, line }),
+        Err(_) => sink(Record::Refused { reason: Refusal::NotUtf8, line }),
+    }
+}
+
+/// How often each reason came up, and where first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Refusals(pub BTreeMap<Refusal, Refused>);
+
+/// How often a reason came up, and where first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// How often.
+    pub count: u64,
+    /// `file:line` of the first.
+    pub first: String,
+}
+
+impl Refusals {
+    pub(crate) fn add(&mut self, reason: Refusal, file: &InputFile, line: u64) {
+        self.0
+            .entry(reason)
+            .or_insert_with(|| Refused { count: 0, first: format!("{}:{line}", file.path.display()) })
+            .count += 1;
+    }
+
+    /// Of all reasons together.
+    pub fn count(&self) -> u64 {
+        self.0.values().map(|refused| refused.count).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests;

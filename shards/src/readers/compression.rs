@@ -1,0 +1,113 @@
+//! The content of a file, decompressed, with the hash of what is on the disk.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::list::{Compression, InputFile};
+use crate::Progress;
+
+const BUFFER_BYTES: usize = 128 * 1024;
+
+/// Largest zstd window that is accepted: 2^27 bytes, zstd's own default limit.
+const ZSTD_WINDOW_LOG: u32 = 27;
+
+/// A file as stored: counts, hashes and reports what is read.
+pub(super) struct Stored<'a> {
+    file: File,
+    hasher: blake3::Hasher,
+    bytes: u64,
+    progress: &'a dyn Progress,
+}
+
+impl Read for Stored<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        self.hasher.update(&buffer[..count]);
+        self.bytes += count as u64;
+        self.progress.advance(count as u64, 0);
+        Ok(count)
+    }
+}
+
+/// The decompressed content of a file.
+pub(super) enum Content<'a> {
+    Plain(BufReader<Stored<'a>>),
+    Gzip(BufReader<MultiGzDecoder<BufReader<Stored<'a>>>>),
+    Zstd(BufReader<zstd::Decoder<'static, BufReader<Stored<'a>>>>),
+}
+
+impl<'a> Content<'a> {
+    /// Opens a file; the error says what is wrong with it.
+    pub(super) fn open(file: &InputFile, progress: &'a dyn Progress) -> Result<Self, String> {
+        let opened = File::open(&file.path).map_err(|error| format!("cannot open it: {error}"))?;
+        let stored = Stored { file: opened, hasher: blake3::Hasher::new(), bytes: 0, progress };
+        let mut stored = BufReader::with_capacity(BUFFER_BYTES, stored);
+        let start = stored.fill_buf().map_err(|error| format!("cannot read it: {error}"))?;
+        if start.is_empty() {
+            return Err("it is empty".to_owned());
+        }
+        let buffered = |reader| BufReader::with_capacity(BUFFER_BYTES, reader);
+        match file.compression {
+            Compression::None => Ok(Self::Plain(stored)),
+            Compression::Gzip if !start.starts_with(&[0x1F, 0x8B]) => {
+                Err("its name says gzip, its content is not gzip".to_owned())
+            }
+            Compression::Gzip => {
+                Ok(Self::Gzip(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(stored))))
+            }
+            Compression::Zstd => {
+                let mut decoder = zstd::Decoder::with_buffer(stored)
+                    .map_err(|error| format!("cannot start zstd: {error}"))?;
+                decoder
+                    .window_log_max(ZSTD_WINDOW_LOG)
+                    .map_err(|error| format!("cannot limit zstd's window: {error}"))?;
+                Ok(Self::Zstd(buffered(decoder)))
+            }
+        }
+    }
+
+    /// The decompressed bytes.
+    pub(super) fn reader(&mut self) -> &mut dyn BufRead {
+        match self {
+            Self::Plain(reader) => reader,
+            Self::Gzip(reader) => reader,
+            Self::Zstd(reader) => reader,
+        }
+    }
+
+    /// A decompressor's error in words.
+    pub(super) fn describe(&self, error: &std::io::Error) -> String {
+        let kind = match self {
+            Self::Plain(_) => return format!("cannot read on: {error}"),
+            Self::Gzip(_) => "gzip",
+            Self::Zstd(_) => "zstd",
+        };
+        if error.kind() == std::io::ErrorKind::UnexpectedEof {
+            return format!("the {kind} stream is cut off here");
+        }
+        if error.to_string().contains("gzip header") {
+            return "bytes that are not gzip follow the gzip stream".to_owned();
+        }
+        format!("the {kind} stream is damaged around here ({error})")
+    }
+
+    /// Reads what is left of the stored file and returns its length and hash.
+    pub(super) fn finish(self) -> std::io::Result<(u64, String)> {
+        let mut stored = match self {
+            Self::Plain(reader) => reader,
+            Self::Gzip(reader) => reader.into_inner().into_inner(),
+            Self::Zstd(reader) => reader.into_inner().finish(),
+        };
+        loop {
+            let count = stored.fill_buf()?.len();
+            if count == 0 {
+                break;
+            }
+            stored.consume(count);
+        }
+        let stored = stored.into_inner();
+        Ok((stored.bytes, stored.hasher.finalize().to_hex().to_string()))
+    }
+}

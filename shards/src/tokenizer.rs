@@ -1,0 +1,203 @@
+//! The tokenizer: text to token ids and back.
+
+mod bytes;
+mod decoder;
+mod pieces;
+mod train;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokenizers::AddedToken;
+
+use crate::ShardsError;
+use bytes::TokenBytes;
+
+pub use decoder::IncrementalDecoder;
+pub use train::TokenizerTrainer;
+
+/// The end-of-text token of a tokenizer that this program trains.
+pub const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// Names under which given tokenizers have their end-of-text token, in the order in which they are tried.
+const END_OF_TEXT_NAMES: [&str; 4] = [END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>"];
+
+/// A tokenizer in Hugging Face's `tokenizer.json` format, with the guarantees that training needs.
+///
+/// - Text never yields special tokens: a literal `<|endoftext|>` in a document is encoded as the characters it is.
+/// - A text of any length takes linear time, because it is encoded in pieces of at most 64 KiB. The pieces start before
+///   a space and a letter, where byte-level tokenizers (GPT-2, Llama 3 …) split anyway, so the ids are those of the
+///   whole text; only a stretch of 64 KiB without such a place is cut inside of a word.
+/// - Nothing is truncated or padded, whatever the file says.
+///
+/// Cloning is cheap.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    bytes: Option<Arc<TokenBytes>>,
+    json: Arc<[u8]>,
+    hash: String,
+    end_of_text: u32,
+    vocab_size: u32,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("hash", &self.hash).field("vocab_size", &self.vocab_size).finish()
+    }
+}
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`. `end_of_text` names its end-of-text token; `None` tries the usual names.
+    ///
+    /// # Errors
+    /// The file cannot be read, is not a tokenizer, or has no end-of-text token.
+    pub fn from_file(path: &Path, end_of_text: Option<&str>) -> Result<Self, ShardsError> {
+        let json = std::fs::read(path).map_err(ShardsError::io("read", path))?;
+        Self::from_bytes(&json, end_of_text, &path.display().to_string())
+    }
+
+    /// Takes the bytes of a `tokenizer.json`; `name` is said in errors.
+    ///
+    /// # Errors
+    /// The bytes are not a tokenizer, or it has no end-of-text token.
+    pub fn from_bytes(json: &[u8], end_of_text: Option<&str>, name: &str) -> Result<Self, ShardsError> {
+        let library =
+            |action| move |source| ShardsError::TokenizerLibrary { name: name.to_owned(), action, source };
+        let refuse = |reason: String| ShardsError::Tokenizer { name: name.to_owned(), reason };
+        let mut inner = tokenizers::Tokenizer::from_bytes(json)
+            .map_err(library("read it; give a tokenizer.json of the tokenizers library"))?;
+        inner.with_truncation(None).map_err(library("turn truncation off"))?;
+        inner.with_padding(None);
+
+        let end = match end_of_text {
+            Some(name) => inner.token_to_id(name).map(|_| name).ok_or_else(|| {
+                refuse(format!("has no token {name:?}: name its end-of-text token in prepare.end_of_text"))
+            })?,
+            None => END_OF_TEXT_NAMES.into_iter().find(|name| inner.token_to_id(name).is_some()).ok_or_else(
+                || {
+                    refuse(format!(
+                        "has no end-of-text token (looked for {}): name it in prepare.end_of_text",
+                        END_OF_TEXT_NAMES.join(", ")
+                    ))
+                },
+            )?,
+        };
+        // Only tokens that the file marks as special are kept from matching in text.
+        inner
+            .add_special_tokens([AddedToken::from(end, true)])
+            .map_err(library("mark the end-of-text token"))?;
+        inner.set_encode_special_tokens(true);
+        let id = inner.token_to_id(end).ok_or_else(|| refuse(format!("lost its token {end:?}")))?;
+        let probe = inner.encode_fast(end, false).map_err(library("encode text with it"))?;
+        if probe.get_ids().contains(&id) {
+            return Err(refuse(format!(
+                "encodes the text {end:?} as the end-of-text token, so documents could forge their end: use a tokenizer where it is a special token outside of the model's merges"
+            )));
+        }
+        let vocab = inner.get_vocab(true);
+        let vocab_size = vocab.values().max().map_or(0, |&max| max.saturating_add(1));
+        let bytes = TokenBytes::new(&inner, vocab_size).map(Arc::new);
+        Ok(Self {
+            inner: Arc::new(inner),
+            bytes,
+            json: json.into(),
+            hash: blake3::hash(json).to_hex().to_string(),
+            end_of_text: id,
+            vocab_size,
+        })
+    }
+
+    /// The token ids of a text, without an end-of-text token.
+    ///
+    /// # Errors
+    /// The tokenizer's library fails, which a byte-level tokenizer does for no text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, ShardsError> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        self.encode_into(text, &mut ids)?;
+        Ok(ids)
+    }
+
+    /// Appends the token ids of a text to `ids`.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_into(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), ShardsError> {
+        for piece in pieces::pieces(text) {
+            let encoding = self.inner.encode_fast(piece, false).map_err(|source| {
+                ShardsError::TokenizerLibrary { name: self.hash.clone(), action: "encode a text", source }
+            })?;
+            ids.extend_from_slice(encoding.get_ids());
+        }
+        Ok(())
+    }
+
+    /// The text of token ids; special tokens give no text, broken UTF-8 gives U+FFFD.
+    ///
+    /// # Errors
+    /// The tokenizer's decoder fails, which a byte-level one does for no ids.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, ShardsError> {
+        match &self.bytes {
+            Some(table) => {
+                let mut bytes = Vec::with_capacity(ids.len() * 4);
+                ids.iter().for_each(|&id| bytes.extend_from_slice(table.of(id)));
+                Ok(String::from_utf8(bytes)
+                    .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+            }
+            None => self.inner.decode(ids, true).map_err(|source| ShardsError::TokenizerLibrary {
+                name: self.hash.clone(),
+                action: "decode token ids",
+                source,
+            }),
+        }
+    }
+
+    /// A decoder for tokens that arrive one at a time.
+    pub fn incremental_decoder(&self) -> IncrementalDecoder {
+        IncrementalDecoder::new(self.clone())
+    }
+
+    /// The bytes that a token stands for (empty for special tokens and unknown ids). A token may be a part of a
+    /// character.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ShardsError> {
+        match &self.bytes {
+            Some(table) => Ok(table.of(id).to_vec()),
+            None => Ok(self.decode(&[id])?.into_bytes()),
+        }
+    }
+
+    /// The id of a token by its name in the vocabulary, such as a special token.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The end-of-text token's id.
+    pub fn end_of_text(&self) -> u32 {
+        self.end_of_text
+    }
+
+    /// Number of ids: one more than the largest.
+    pub fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    /// BLAKE3 of the `tokenizer.json`, in hexadecimal: what token files and runs compare.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// The bytes of the `tokenizer.json`, exactly as read or trained.
+    pub fn to_json(&self) -> &[u8] {
+        &self.json
+    }
+
+    fn table(&self) -> Option<&TokenBytes> {
+        self.bytes.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests;

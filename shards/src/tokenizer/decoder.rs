@@ -1,0 +1,105 @@
+//! Decoding tokens as they arrive.
+
+use super::Tokenizer;
+use crate::ShardsError;
+
+/// Most tokens that are held back in the hope that they complete a character. A character has at most 4 bytes, and a
+/// token at least one.
+const MOST_PENDING: usize = 8;
+
+/// Turns tokens that arrive one at a time into text that is always whole characters.
+///
+/// [`Self::push`] gives the text that the token completes (often empty for a part of a character); what is pending at
+/// the end comes from [`Self::flush`] as U+FFFD. The pieces together are what [`Tokenizer::decode`] gives for all
+/// tokens.
+pub struct IncrementalDecoder {
+    tokenizer: Tokenizer,
+    /// Bytes of an unfinished character (byte-level tokenizers).
+    partial: Vec<u8>,
+    /// Tokens that are still needed as context (other tokenizers), and how many of them are out as text.
+    window: Vec<u32>,
+    emitted: usize,
+}
+
+impl IncrementalDecoder {
+    pub(super) fn new(tokenizer: Tokenizer) -> Self {
+        Self { tokenizer, partial: Vec::new(), window: Vec::new(), emitted: 0 }
+    }
+
+    /// Takes the next token; returns the text that is complete with it.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::decode`].
+    pub fn push(&mut self, id: u32) -> Result<String, ShardsError> {
+        match self.tokenizer.table() {
+            Some(table) => {
+                self.partial.extend_from_slice(table.of(id));
+                Ok(take_complete(&mut self.partial))
+            }
+            None => self.push_by_window(id),
+        }
+    }
+
+    /// Ends the stream: U+FFFD for an unfinished character, else nothing. The decoder starts anew.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::decode`].
+    pub fn flush(&mut self) -> Result<String, ShardsError> {
+        let tail = String::from_utf8_lossy(&self.partial).into_owned();
+        self.partial.clear();
+        let pending = self.pending_text()?;
+        self.window.clear();
+        self.emitted = 0;
+        Ok(tail + &pending)
+    }
+
+    /// Decoders that look at neighbouring tokens (spaces at the start, byte fallback) decode a short window again and
+    /// give what is new.
+    fn push_by_window(&mut self, id: u32) -> Result<String, ShardsError> {
+        self.window.push(id);
+        let text = self.pending_text()?;
+        if text.ends_with(char::REPLACEMENT_CHARACTER) && self.window.len() - self.emitted < MOST_PENDING {
+            return Ok(String::new());
+        }
+        self.window.drain(..self.emitted);
+        self.emitted = self.window.len();
+        Ok(text)
+    }
+
+    fn pending_text(&self) -> Result<String, ShardsError> {
+        let before = self.tokenizer.decode(&self.window[..self.emitted])?;
+        let all = self.tokenizer.decode(&self.window)?;
+        Ok(all.strip_prefix(&before).unwrap_or(&all).to_owned())
+    }
+}
+
+/// Takes what is complete from the front of `bytes`, with U+FFFD for what can never become UTF-8.
+fn take_complete(bytes: &mut Vec<u8>) -> String {
+    let mut text = String::new();
+    let mut done = 0;
+    loop {
+        match std::str::from_utf8(&bytes[done..]) {
+            Ok(rest) => {
+                text.push_str(rest);
+                done = bytes.len();
+                break;
+            }
+            Err(error) => {
+                let valid = done + error.valid_up_to();
+                text.push_str(&String::from_utf8_lossy(&bytes[done..valid]));
+                match error.error_len() {
+                    Some(broken) => {
+                        text.push(char::REPLACEMENT_CHARACTER);
+                        done = valid + broken;
+                    }
+                    None => {
+                        done = valid;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    bytes.drain(..done);
+    text
+}
