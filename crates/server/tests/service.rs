@@ -198,18 +198,19 @@ async fn running_requests_finish_when_the_server_is_stopped() {
 async fn after_the_time_to_finish_streams_end_with_an_error() {
     let server = Server::start(ServeConfig { slots: 1, drain_timeout: 0.0, ..ServeConfig::default() }).await;
     server.model.gate.shut();
-    let mut connections = Vec::new();
-    for stream in [true, false] {
+    let mut load = server.state.engine().watch_load();
+    let begin = async |stream: bool| {
         let body = json!({"prompt": "a", "max_tokens": 300, "stream": stream}).to_string();
-        connections.push(server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await);
-    }
-    let waits = |load: &dipaco_infer::Load| load.running == 1 && load.waiting == 1;
-    server.state.engine().watch_load().wait_for(waits).await.unwrap();
-    let waiting = connections.pop().unwrap();
-    head(&mut connections[0]).await;
+        server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await
+    };
+    let mut running = begin(true).await;
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    head(&mut running).await;
+    let waiting = begin(false).await;
+    load.wait_for(|load| load.waiting == 1).await.unwrap();
     server.shutdown.cancel();
     let mut text = String::new();
-    while let Some(chunk) = chunk(&mut connections[0]).await {
+    while let Some(chunk) = chunk(&mut running).await {
         text.push_str(std::str::from_utf8(&chunk).unwrap());
     }
     assert!(text.contains("shutting down") && text.ends_with("data: [DONE]\n\n"), "{text}");
