@@ -165,6 +165,14 @@ pub enum ShardsError {
         /// The fraction asked for.
         fraction: f64,
     },
+    /// A file could not be downloaded. What has arrived is kept, and a later attempt continues there.
+    #[error("cannot download {url}: {reason}")]
+    Fetch {
+        /// The address.
+        url: String,
+        /// What went wrong last, and what to do.
+        reason: String,
+    },
     /// The step was cancelled; what it had written was removed.
     #[error("cancelled")]
     Cancelled,

@@ -27,6 +27,7 @@
 //! ```
 
 mod error;
+mod fetch;
 mod prepare;
 mod progress;
 mod readers;
@@ -35,6 +36,7 @@ mod token_file;
 mod tokenizer;
 
 pub use error::ShardsError;
+pub use fetch::{C4Split, FetchConfig, FetchReport, FetchedFile, fetch_c4};
 pub use prepare::{FileReport, PrepareConfig, PrepareReport, SplitReport, TokenizerReport, prepare};
 pub use progress::{NoProgress, Progress};
 pub use readers::{

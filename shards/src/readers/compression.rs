@@ -34,8 +34,8 @@ impl Read for Stored<'_> {
 /// The decompressed content of a file.
 pub(super) enum Content<'a> {
     Plain(BufReader<Stored<'a>>),
-    Gzip(BufReader<MultiGzDecoder<BufReader<Stored<'a>>>>),
-    Zstd(BufReader<zstd::Decoder<'static, BufReader<Stored<'a>>>>),
+    Gzip(Box<BufReader<MultiGzDecoder<BufReader<Stored<'a>>>>>),
+    Zstd(Box<BufReader<zstd::Decoder<'static, BufReader<Stored<'a>>>>>),
 }
 
 impl<'a> Content<'a> {
@@ -48,14 +48,14 @@ impl<'a> Content<'a> {
         if start.is_empty() {
             return Err("it is empty".to_owned());
         }
-        let buffered = |reader| BufReader::with_capacity(BUFFER_BYTES, reader);
         match file.compression {
             Compression::None => Ok(Self::Plain(stored)),
             Compression::Gzip if !start.starts_with(&[0x1F, 0x8B]) => {
                 Err("its name says gzip, its content is not gzip".to_owned())
             }
             Compression::Gzip => {
-                Ok(Self::Gzip(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(stored))))
+                let decoder = MultiGzDecoder::new(stored);
+                Ok(Self::Gzip(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder))))
             }
             Compression::Zstd => {
                 let mut decoder = zstd::Decoder::with_buffer(stored)
@@ -63,7 +63,7 @@ impl<'a> Content<'a> {
                 decoder
                     .window_log_max(ZSTD_WINDOW_LOG)
                     .map_err(|error| format!("cannot limit zstd's window: {error}"))?;
-                Ok(Self::Zstd(buffered(decoder)))
+                Ok(Self::Zstd(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder))))
             }
         }
     }
@@ -72,8 +72,8 @@ impl<'a> Content<'a> {
     pub(super) fn reader(&mut self) -> &mut dyn BufRead {
         match self {
             Self::Plain(reader) => reader,
-            Self::Gzip(reader) => reader,
-            Self::Zstd(reader) => reader,
+            Self::Gzip(reader) => reader.as_mut(),
+            Self::Zstd(reader) => reader.as_mut(),
         }
     }
 

@@ -1,0 +1,156 @@
+//! Downloading files of C4, with resume, retries and checks.
+
+mod download;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Progress, ShardsError};
+use download::Downloader;
+
+/// Which part of C4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum C4Split {
+    /// 1,024 files of about 320 MB.
+    Train,
+    /// 8 files of about 40 MB.
+    Validation,
+}
+
+impl C4Split {
+    /// Number of files.
+    pub fn files(self) -> u32 {
+        match self {
+            Self::Train => 1024,
+            Self::Validation => 8,
+        }
+    }
+
+    /// Name of a file.
+    pub fn file_name(self, index: u32) -> String {
+        match self {
+            Self::Train => format!("c4-train.{index:05}-of-01024.json.gz"),
+            Self::Validation => format!("c4-validation.{index:05}-of-00008.json.gz"),
+        }
+    }
+}
+
+/// What to download, from where, and how patiently.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FetchConfig {
+    /// Address of the folder with the files. Default: `allenai/c4` on the Hugging Face hub, English.
+    pub base_url: String,
+    /// Which part of C4. Default: train.
+    pub split: C4Split,
+    /// First file. Default 0.
+    pub first: u32,
+    /// End of the files (not included). Default 1. Training has 1024 files, validation 8.
+    pub end: u32,
+    /// Attempts in a row that may fail without bringing at least 1 MiB. Default 8, with pauses of 1, 2, 4 … 60 seconds
+    /// between them.
+    pub retries: u32,
+    /// Seconds to wait for a connection, for an answer, and for the next bytes of it. Default 60.
+    pub timeout_seconds: u64,
+    /// Whether to use the proxy of the environment (`HTTPS_PROXY` …). Default true.
+    pub proxy: bool,
+}
+
+impl Default for FetchConfig {
+    fn default() -> Self {
+        Self {
+            base_url: "https://huggingface.co/datasets/allenai/c4/resolve/main/en".to_owned(),
+            split: C4Split::Train,
+            first: 0,
+            end: 1,
+            retries: 8,
+            timeout_seconds: 60,
+            proxy: true,
+        }
+    }
+}
+
+impl FetchConfig {
+    /// Checks the values.
+    ///
+    /// # Errors
+    /// The range of files is empty or beyond the split, or a number cannot work.
+    pub fn check(&self) -> Result<(), ShardsError> {
+        let files = self.split.files();
+        if self.first >= self.end || self.end > files {
+            return Err(ShardsError::Value {
+                key: "files",
+                value: format!("{}..{}", self.first, self.end),
+                reason: match self.split {
+                    C4Split::Train => "give a range within 0..1024, such as 0..8",
+                    C4Split::Validation => "give a range within 0..8, such as 0..1",
+                },
+            });
+        }
+        if self.timeout_seconds == 0 {
+            let reason = "an answer takes some time; give seconds";
+            return Err(ShardsError::Value { key: "timeout_seconds", value: "0".to_owned(), reason });
+        }
+        Ok(())
+    }
+}
+
+/// What was downloaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FetchReport {
+    /// The files, in order.
+    pub files: Vec<FetchedFile>,
+}
+
+/// A file of the report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FetchedFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Where it came from.
+    pub url: String,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Requests that were made; 0 when it was there.
+    pub requests: u32,
+}
+
+/// Downloads files of C4 into the folder `out`, one after the other.
+///
+/// A file arrives under the name `….part`, and gets its own name when it has the length that the server said and its
+/// gzip stream, checksums included, reads to its end. So a file that has its name is whole, and is not downloaded
+/// again. A broken download continues where it stopped, also in a later run, as long as the server has the same file.
+///
+/// `sleep` waits; it is called with at most one second at a time, and `cancel` is looked at in between.
+///
+/// # Errors
+/// A server refuses, or fails [`FetchConfig::retries`] times in a row; the disk is full; `cancel` was set.
+pub fn fetch_c4(
+    config: &FetchConfig,
+    out: &Path,
+    progress: &dyn Progress,
+    cancel: &AtomicBool,
+    sleep: &dyn Fn(Duration),
+) -> Result<FetchReport, ShardsError> {
+    config.check()?;
+    std::fs::create_dir_all(out).map_err(ShardsError::io("create the folder", out))?;
+    let downloader = Downloader::new(config, progress, cancel, sleep);
+    let mut report = FetchReport::default();
+    for index in config.first..config.end {
+        let name = config.split.file_name(index);
+        let url = format!("{}/{name}", config.base_url.trim_end_matches('/'));
+        let path = out.join(name);
+        let present = std::fs::metadata(&path).is_ok_and(|metadata| metadata.len() > 0);
+        let requests = if present { 0 } else { downloader.download(&url, &path)? };
+        let bytes = std::fs::metadata(&path).map_err(ShardsError::io("look at", &path))?.len();
+        report.files.push(FetchedFile { path, url, bytes, requests });
+    }
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,324 @@
+//! One file over HTTP.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use flate2::bufread::MultiGzDecoder;
+use serde::{Deserialize, Serialize};
+use ureq::http::{HeaderMap, Response};
+use ureq::{Agent, Body};
+
+use super::FetchConfig;
+use crate::{Progress, ShardsError};
+
+/// Bytes that make an attempt count as progress, so that failures are counted anew.
+const PROGRESS_BYTES: u64 = 1 << 20;
+
+/// Longest pause between attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Longest pause that a server can ask for.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(300);
+
+pub(super) struct Downloader<'a> {
+    agent: Agent,
+    retries: u32,
+    progress: &'a dyn Progress,
+    cancel: &'a AtomicBool,
+    sleep: &'a dyn Fn(Duration),
+}
+
+/// What is known of the file that a `.part` is the start of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct PartState {
+    etag: Option<String>,
+    total: Option<u64>,
+}
+
+/// Why an attempt failed.
+enum Failure {
+    /// May work next time; with the pause that the server asks for.
+    Passing(String, Option<Duration>),
+    /// Will not.
+    Final(ShardsError),
+}
+
+impl From<ShardsError> for Failure {
+    fn from(error: ShardsError) -> Self {
+        Self::Final(error)
+    }
+}
+
+fn passing(reason: impl Into<String>) -> Failure {
+    Failure::Passing(reason.into(), None)
+}
+
+impl<'a> Downloader<'a> {
+    pub(super) fn new(
+        config: &FetchConfig,
+        progress: &'a dyn Progress,
+        cancel: &'a AtomicBool,
+        sleep: &'a dyn Fn(Duration),
+    ) -> Self {
+        let timeout = Some(Duration::from_secs(config.timeout_seconds));
+        let mut builder = Agent::config_builder()
+            .http_status_as_error(false)
+            // Lengths and ranges are about the file as it is stored.
+            .accept_encoding("identity")
+            .user_agent(concat!("dipaco/", env!("CARGO_PKG_VERSION")))
+            .timeout_connect(timeout)
+            .timeout_recv_response(timeout)
+            .timeout_per_read(timeout);
+        if !config.proxy {
+            builder = builder.proxy(None);
+        }
+        Self { agent: builder.build().new_agent(), retries: config.retries, progress, cancel, sleep }
+    }
+
+    /// Downloads `url` to `path`; returns the number of requests.
+    pub(super) fn download(&self, url: &str, path: &Path) -> Result<u32, ShardsError> {
+        let part = sibling(path, ".part");
+        let mut begun = false;
+        let (mut requests, mut failures) = (0, 0);
+        loop {
+            self.check_cancelled()?;
+            requests += 1;
+            let before = length(&part);
+            let outcome = self.attempt(url, &part, &mut begun).and_then(|()| {
+                check_gzip(&part).map_err(|error| {
+                    // What arrived is not the start of the right file.
+                    forget(&part).map_or_else(Failure::Final, |()| {
+                        passing(format!("what arrived is no whole gzip file ({error})"))
+                    })
+                })
+            });
+            let (reason, pause) = match outcome {
+                Ok(()) => break,
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Passing(reason, pause)) => (reason, pause),
+            };
+            if length(&part) >= before + PROGRESS_BYTES {
+                failures = 0;
+            }
+            failures += 1;
+            if failures > self.retries {
+                return Err(ShardsError::Fetch {
+                    url: url.to_owned(),
+                    reason: format!(
+                        "{reason}, {failures} times in a row: check the network and run the command again, it continues where it stopped"
+                    ),
+                });
+            }
+            tracing::warn!(url, reason, failures, "download interrupted; trying again");
+            let own = Duration::from_secs(1 << (failures - 1).min(6)).min(LONGEST_PAUSE);
+            self.pause(pause.map_or(own, |asked| asked.min(LONGEST_RETRY_AFTER)))?;
+        }
+        self.progress.end();
+        std::fs::rename(&part, path).map_err(ShardsError::io("rename", &part))?;
+        remove(&state_path(&part))?;
+        Ok(requests)
+    }
+
+    /// One request: continues the part if there is one. Ok when all bytes have arrived.
+    fn attempt(&self, url: &str, part: &Path, begun: &mut bool) -> Result<(), Failure> {
+        let state = known_state(part)?;
+        let offset = if state.is_some() { length(part) } else { 0 };
+        if state.as_ref().is_some_and(|state| state.total == Some(offset) && offset > 0) {
+            return Ok(());
+        }
+        let mut request = self.agent.get(url);
+        if offset > 0 {
+            request = request.header("Range", format!("bytes={offset}-"));
+        }
+        let mut response = request.call().map_err(|error| match error {
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => Failure::Final(ShardsError::Fetch {
+                url: url.to_owned(),
+                reason: format!("this is not an address ({error}): correct the base URL"),
+            }),
+            error => passing(format!("no answer ({error})")),
+        })?;
+        let (state, offset) = accept(url, part, &response, state, offset)?;
+        if !std::mem::replace(begun, true) {
+            self.progress
+                .begin(&part.file_stem().unwrap_or_default().to_string_lossy(), state.total.unwrap_or(0));
+            self.progress.advance(offset, 0);
+        }
+        let io = |error| Failure::Final(ShardsError::io("write", part)(error));
+        let mut file = OpenOptions::new().append(true).create(true).open(part).map_err(io)?;
+        file.set_len(offset).map_err(io)?;
+        write_state(part, &state)?;
+        let received = self.receive(&mut response, &mut file, part);
+        // Even a broken download is worth keeping.
+        file.sync_all().map_err(io)?;
+        let arrived = offset + received?;
+        match state.total {
+            Some(total) if arrived < total => {
+                Err(passing(format!("the answer ended after {arrived} of {total} bytes")))
+            }
+            Some(total) if arrived > total => {
+                forget(part)?;
+                Err(passing(format!("the answer has {arrived} bytes instead of {total}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn receive(&self, response: &mut Response<Body>, file: &mut File, part: &Path) -> Result<u64, Failure> {
+        let mut body = response.body_mut().with_config().limit(u64::MAX).reader();
+        let mut buffer = vec![0; 128 * 1024];
+        let mut received = 0;
+        loop {
+            self.check_cancelled()?;
+            let count = match body.read(&mut buffer) {
+                Ok(0) => return Ok(received),
+                Ok(count) => count,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(passing(format!("the connection broke ({error})"))),
+            };
+            file.write_all(&buffer[..count]).map_err(ShardsError::io("write", part))?;
+            received += count as u64;
+            self.progress.advance(count as u64, 0);
+        }
+    }
+
+    fn pause(&self, mut left: Duration) -> Result<(), ShardsError> {
+        while !left.is_zero() {
+            let slice = left.min(Duration::from_secs(1));
+            (self.sleep)(slice);
+            left -= slice;
+            self.check_cancelled()?;
+        }
+        Ok(())
+    }
+
+    fn check_cancelled(&self) -> Result<(), ShardsError> {
+        if self.cancel.load(Ordering::Relaxed) { Err(ShardsError::Cancelled) } else { Ok(()) }
+    }
+}
+
+/// Looks at an answer's status and headers: what file it is of, and from which byte on it goes.
+fn accept(
+    url: &str,
+    part: &Path,
+    response: &Response<Body>,
+    state: Option<PartState>,
+    offset: u64,
+) -> Result<(PartState, u64), Failure> {
+    let status = response.status().as_u16();
+    let headers = response.headers();
+    let etag = header(headers, "etag").map(str::to_owned);
+    let fail = |reason: &str| {
+        let reason = format!("the server answers {status}: {reason}");
+        Err(Failure::Final(ShardsError::Fetch { url: url.to_owned(), reason }))
+    };
+    match status {
+        200 => {
+            let total = header(headers, "content-length").and_then(|length| length.parse().ok());
+            Ok((PartState { etag, total }, 0))
+        }
+        206 => {
+            let range = header(headers, "content-range").and_then(content_range);
+            let known = state.unwrap_or_default();
+            match range {
+                Some((start, total))
+                    if start == offset
+                        && offset > 0
+                        && etag == known.etag
+                        && known.total.is_none_or(|t| t == total) =>
+                {
+                    Ok((PartState { etag, total: Some(total) }, offset))
+                }
+                _ => {
+                    forget(part)?;
+                    Err(passing("the file changed on the server, starting anew"))
+                }
+            }
+        }
+        416 => {
+            forget(part)?;
+            Err(passing("the server has a shorter file than what arrived before, starting anew"))
+        }
+        408 | 429 | 500..=599 => {
+            let pause = header(headers, "retry-after").and_then(|seconds| seconds.trim().parse().ok());
+            Err(Failure::Passing(format!("the server answers {status}"), pause.map(Duration::from_secs)))
+        }
+        401 | 403 => {
+            fail("it wants you to have access; check the base URL, or fetch the file by other means")
+        }
+        404 | 410 => fail("it does not have this file; check the base URL and the range of files"),
+        _ => fail("this is not a file; check the base URL"),
+    }
+}
+
+fn header<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// First byte and total length of `bytes FIRST-LAST/TOTAL`.
+fn content_range(value: &str) -> Option<(u64, u64)> {
+    let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let (first, last, total) = (first.parse().ok()?, last.parse::<u64>().ok()?, total.parse().ok()?);
+    (first <= last && last < total).then_some((first, total))
+}
+
+/// Reads a gzip file to its end.
+fn check_gzip(path: &Path) -> std::io::Result<()> {
+    let mut decoder = MultiGzDecoder::new(BufReader::with_capacity(1 << 17, File::open(path)?));
+    let mut buffer = vec![0; 1 << 17];
+    let mut bytes = 0;
+    loop {
+        match decoder.read(&mut buffer)? {
+            0 if bytes == 0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            0 => return Ok(()),
+            count => bytes += count,
+        }
+    }
+}
+
+/// What is known of a part; a part of which nothing is known is removed.
+fn known_state(part: &Path) -> Result<Option<PartState>, ShardsError> {
+    let state = std::fs::read(state_path(part)).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    if state.is_none() {
+        forget(part)?;
+    }
+    Ok(state)
+}
+
+fn write_state(part: &Path, state: &PartState) -> Result<(), ShardsError> {
+    let path = state_path(part);
+    let bytes =
+        serde_json::to_vec(state).map_err(|source| ShardsError::Json { path: path.clone(), source })?;
+    std::fs::write(&path, bytes).map_err(ShardsError::io("write", &path))
+}
+
+fn forget(part: &Path) -> Result<(), ShardsError> {
+    remove(part)?;
+    remove(&state_path(part))
+}
+
+fn remove(path: &Path) -> Result<(), ShardsError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(ShardsError::io("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn state_path(part: &Path) -> PathBuf {
+    sibling(part, ".json")
+}
+
+fn sibling(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
+
+fn length(path: &Path) -> u64 {
+    std::fs::metadata(path).map_or(0, |metadata| metadata.len())
+}
