@@ -82,7 +82,7 @@ impl ModelConfig {
                 format!("is {}: it must be at most {}", self.vocab_size, 1 << 24),
             );
         }
-        if self.head_dim % 2 != 0 {
+        if !self.head_dim.is_multiple_of(2) {
             let problem =
                 format!("is {}: it must be even, as rotary positions turn pairs of elements", self.head_dim);
             return error("model.head_dim", problem);

@@ -119,7 +119,7 @@ impl Path {
 
     /// Checks the tokens of a batch and gives T.
     fn check_batch(&self, tokens: &[u32], batch: usize) -> Result<usize, ModelError> {
-        if batch == 0 || tokens.is_empty() || tokens.len() % batch != 0 {
+        if batch == 0 || tokens.is_empty() || !tokens.len().is_multiple_of(batch) {
             let problem = format!("{} tokens are not {batch} rows of one length", tokens.len());
             return Err(ModelError::Batch { what: "tokens", problem });
         }

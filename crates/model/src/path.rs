@@ -112,7 +112,7 @@ impl Path {
         let tensors = self.specs.iter().zip(&self.tensors).zip(gradients.tensors());
         for (index, ((spec, tensor), gradient)) in tensors.enumerate() {
             dipaco_ops::update_in_place(tensor, gradient, |values, gradient| {
-                f(index, spec, values, gradient)
+                f(index, spec, values, gradient);
             })?;
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! The model against Hugging Face's Llama, and what its users rely on.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests panic too")]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -279,7 +281,7 @@ fn initial_weights_follow_the_seed_and_the_recipe() {
             false => assert!(values.iter().all(|&x| x == 1.0), "{}", spec.name),
         }
     }
-    let deeper = init(&ModelConfig { blocks: 3, ..config.clone() }, 1).unwrap();
+    let deeper = init(&ModelConfig { blocks: 3, ..config }, 1).unwrap();
     assert_eq!(deeper.values[..64 * 128], weights.values[..64 * 128], "a tensor's numbers are its own");
 }
 
@@ -314,14 +316,14 @@ fn safetensors_keep_every_bit_and_refuse_what_does_not_fit() {
     let other: Arc<[TensorSpec]> = level_specs(&config, &two_levels(), 0).into();
     let error = ModuleWeights::from_safetensors(&bytes, other).unwrap_err().to_string();
     assert!(error.contains("model.layers.1."), "{error}");
-    let wide = ModelConfig { ffn_size: 64, ..config.clone() };
+    let wide = ModelConfig { ffn_size: 64, ..config };
     let error =
         ModuleWeights::from_safetensors(&bytes, level_specs(&wide, &two_levels(), 1).into()).unwrap_err();
     assert!(error.to_string().contains("[48, 32] in the file, but the model has [64, 32]"), "{error}");
     for cut in [0, 7, 100, bytes.len() - 1] {
         assert!(ModuleWeights::from_safetensors(&bytes[..cut], module.specs.clone()).is_err());
     }
-    let mut short = module.clone();
+    let mut short = module;
     short.values.pop();
     assert!(short.to_safetensors(BTreeMap::new()).is_err() && Module::load(&short, &Device::Cpu).is_err());
 }

@@ -27,9 +27,9 @@ pub struct CrossEntropy {
 
 /// Mean cross entropy of `targets` (B × T) under the logits `x · Wᵀ`: x (…, D) with B × T rows, head W (V, D), f32.
 ///
-/// Logits are made [`ROWS`] positions at a time. When gradients are wanted they are computed in the same pass, as the
+/// Logits are made for 512 positions at a time. When gradients are wanted they are computed in the same pass, as the
 /// loss is a scalar and its own gradient only scales them (the idea of Liger-Kernel's fused linear cross entropy,
-/// arXiv:2410.10989 §3.2), so memory holds `ROWS × V` logits, never `B × T × V`, and no product is done twice.
+/// arXiv:2410.10989 §3.2), so memory holds 512 × V logits, never `B × T × V`, and no product is done twice.
 ///
 /// # Errors
 /// When the shapes do not fit, or a target is neither below V nor [`IGNORE`].

@@ -15,7 +15,7 @@ use crate::memory::{elements, read};
 /// When `tokens` is not a whole number of `batch` rows, or a token is not below V.
 pub fn embedding(weight: &Tensor, tokens: &[u32], batch: usize) -> Result<Tensor, OpsError> {
     let (vocabulary, _) = weight.dims2()?;
-    if batch == 0 || tokens.is_empty() || tokens.len() % batch != 0 {
+    if batch == 0 || tokens.is_empty() || !tokens.len().is_multiple_of(batch) {
         return Err(shape(
             "embedding",
             format!("{} tokens are not {batch} rows of one length", tokens.len()),

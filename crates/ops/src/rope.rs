@@ -24,7 +24,7 @@ impl RopeTable {
     /// # Errors
     /// When `head_dim` is 0 or odd.
     pub fn new(positions: usize, head_dim: usize, theta: f64) -> Result<Self, OpsError> {
-        if head_dim == 0 || head_dim % 2 != 0 {
+        if head_dim == 0 || !head_dim.is_multiple_of(2) {
             return Err(shape(
                 "rope",
                 format!("a head of {head_dim} elements can't be rotated: it must be even"),

@@ -1,5 +1,7 @@
 //! Every operation against plain f64 arithmetic: results, and gradients by central differences.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests panic too")]
+
 use candle_core::{Device, Tensor, Var};
 use dipaco_ops::{self as ops, IGNORE, OpsError, RopeTable};
 use rand::{Rng, SeedableRng};

@@ -66,7 +66,7 @@ pub fn delayed_nesterov_step(
     let (rate, mu) = (config.nesterov.learning_rate as f32, config.nesterov.momentum as f32);
     let (n, c) = (delay as f32, config.share as f32);
     state.received += 1;
-    let full = state.received % u64::from(delay) == 0;
+    let full = state.received.is_multiple_of(u64::from(delay));
     let share = if full { 1.0 - c * n + c } else { c };
     let memory = state.momentum.iter_mut().zip(&mut state.buffer);
     for ((p, g), (m, sum)) in params.iter_mut().zip(outer_gradient).zip(memory) {

@@ -1,5 +1,7 @@
 //! The optimizers against PyTorch's numbers and those of the papers.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests panic too")]
+
 use dipaco_optim::*;
 use serde_json::Value;
 
