@@ -6,11 +6,21 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub(crate) struct RunDirectory {
     root: PathBuf,
+    data: PathBuf,
 }
 
 impl RunDirectory {
     pub(crate) fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        let root = root.into();
+        Self { data: root.join("data"), root }
+    }
+
+    /// The same run with prepared text that lies elsewhere, as when several runs train on one text (`run.data`).
+    pub(crate) fn with_data(self, data: Option<&Path>) -> Self {
+        match data {
+            Some(data) => Self { data: data.to_owned(), ..self },
+            None => self,
+        }
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -24,7 +34,7 @@ impl RunDirectory {
 
     /// What `prepare` wrote.
     pub(crate) fn data(&self) -> PathBuf {
-        self.root.join("data")
+        self.data.clone()
     }
 
     pub(crate) fn tokenizer(&self) -> PathBuf {

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
-use dipaco_net::{Exchange, Peer, Server, Traffic};
+use dipaco_net::{Exchange, Peer, Server};
 use dipaco_store::RunStore;
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
+use serde::Serialize;
 use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -46,12 +47,18 @@ pub struct CoordinatorOptions {
 }
 
 /// What a run of the coordinator did.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CoordinatorSummary {
     /// Whether the run is complete.
     pub finished: bool,
-    /// Bytes that went over the wire, this coordinator's life long.
-    pub traffic: Traffic,
+    /// Rounds that every path has contributed to, those before this coordinator included.
+    pub rounds: u32,
+    /// Rounds of single paths that were contributed to this coordinator, divided by the number of paths.
+    pub new_rounds: f64,
+    /// Bytes sent to workers in UDP datagrams: payloads, headers, encryption, retransmissions, acknowledgements.
+    pub bytes_sent: u64,
+    /// Bytes received from workers in UDP datagrams.
+    pub bytes_received: u64,
     /// Seconds from the first to the last moment.
     pub seconds: f64,
 }
@@ -72,12 +79,13 @@ pub async fn coordinate(
     let lease = Duration::from_secs(config.train.lease_seconds);
     let plan = WorkerPlan::new(&config);
     let ledger = Ledger::take_over(store.clone(), started.manifest, started.sequence, topology.clone(), lease).await?;
-    let done: u64 = ledger.rounds().progress().paths.iter().map(|path| u64::from(path.rounds)).sum();
+    let done = contributed(&ledger);
     let total = u64::from(topology.paths()) * plan.total_steps();
     let progress = RunProgress::new(&progress, events, done * plan.train.inner_steps, total);
     let progress = Arc::new(progress);
     let changed = Arc::new(Notify::new());
     let ledger = Arc::new(Mutex::new(ledger));
+    let books = ledger.clone();
     let (committed, commits) = mpsc::channel(topology.paths() as usize);
     let synchronizer = Synchronizer::new(
         ledger.clone(),
@@ -123,7 +131,24 @@ pub async fn coordinate(
     progress.finish();
     let traffic = server.traffic();
     server.close(if finished { "the run is complete" } else { "the coordinator stops" }).await;
-    Ok(CoordinatorSummary { finished, traffic, seconds: begun.elapsed().as_secs_f64() })
+    let books = books.lock().await;
+    let paths = &books.rounds().progress().paths;
+    // Rounds are counted far below 2^53.
+    #[allow(clippy::cast_precision_loss)]
+    let new_rounds = (contributed(&books) - done) as f64 / paths.len() as f64;
+    Ok(CoordinatorSummary {
+        finished,
+        rounds: paths.iter().map(|path| path.rounds).min().unwrap_or(0),
+        new_rounds,
+        bytes_sent: traffic.udp_sent,
+        bytes_received: traffic.udp_received,
+        seconds: begun.elapsed().as_secs_f64(),
+    })
+}
+
+/// Rounds that all paths together have contributed to.
+fn contributed(ledger: &Ledger) -> u64 {
+    ledger.rounds().progress().paths.iter().map(|path| u64::from(path.rounds)).sum()
 }
 
 /// Ends when every path is done.

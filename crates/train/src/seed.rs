@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use dipaco_config::RunConfig;
-use dipaco_model::{Path, path_specs};
+use dipaco_model::{ModelConfig, Path, path_specs};
 use dipaco_shards::{Sampler, SamplerConfig, TokenFile};
-use dipaco_store::{ObjectRef, RunStore, SeedRecord, names};
+use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, names};
 use dipaco_telemetry::{Event, Events, Progress, Unit};
 use dipaco_topology::{PathId, Topology};
 use serde::Serialize;
@@ -184,6 +184,33 @@ pub async fn train_seed(
         seconds: begun.elapsed().as_secs_f64(),
     };
     Ok((summary, Started { manifest, sequence }))
+}
+
+/// Takes the finished seed of another run's store over.
+///
+/// # Errors
+/// When the source has no finished seed of this model, this run has another one, or a store can't be used.
+pub async fn adopt_seed(
+    store: &RunStore,
+    started: Started,
+    source: &RunStore,
+    model: &ModelConfig,
+) -> Result<Started, TrainError> {
+    let Started { mut manifest, sequence } = started;
+    let theirs = source.load::<RunManifest>().await?.and_then(|loaded| loaded.manifest.seed);
+    let theirs = theirs.filter(SeedRecord::finished).ok_or(TrainError::NoSeed)?;
+    if let Some(own) = &manifest.seed {
+        if own.weights.hash == theirs.weights.hash {
+            return Ok(Started { manifest, sequence });
+        }
+        return Err(TrainError::OtherSeed);
+    }
+    let bytes = source.get(&theirs.weights).await?;
+    module_files::decode("the other run's seed", &bytes, path_specs(model).into())?;
+    let weights = store.put_replacing(&names::seed_weights(theirs.step), bytes).await?;
+    manifest.seed = Some(SeedRecord { weights, state: None, ..theirs });
+    let sequence = store.replace(&manifest, sequence).await?;
+    Ok(Started { manifest, sequence })
 }
 
 /// Mean loss on validation text, in nats per token.

@@ -12,6 +12,7 @@ use dipaco_telemetry::{Progress, Unit};
 
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
+use crate::steps::files;
 use crate::steps::seed::token_file;
 use crate::steps::weights::Weights;
 
@@ -74,7 +75,7 @@ pub(crate) fn fit(
         &config.routing,
         &mut shown(progress, "route fit", cancel),
     )?;
-    write(&run.router(), &fitted.router.to_bytes())?;
+    files::write(&run.router(), &fitted.router.to_bytes())?;
     Ok((fitted.router, true))
 }
 
@@ -156,16 +157,4 @@ fn shown<'a>(
         }
         ControlFlow::Continue(())
     }
-}
-
-/// Writes a file whole or not at all.
-pub(crate) fn write(file: &FilePath, bytes: &[u8]) -> Result<(), StepError> {
-    let failed = |source| StepError::Io { action: "write", path: file.to_owned(), source };
-    let folder = file.parent().unwrap_or_else(|| FilePath::new("."));
-    std::fs::create_dir_all(folder).map_err(failed)?;
-    let mut temporary = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    std::io::Write::write_all(&mut temporary, bytes).map_err(failed)?;
-    temporary.as_file().sync_all().map_err(failed)?;
-    temporary.persist(file).map_err(|error| failed(error.error))?;
-    Ok(())
 }

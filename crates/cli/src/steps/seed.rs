@@ -5,8 +5,9 @@ use std::sync::atomic::AtomicBool;
 
 use dipaco_config::RunConfig;
 use dipaco_shards::{TokenFile, Tokenizer};
+use dipaco_store::RunStore;
 use dipaco_telemetry::{Events, Progress};
-use dipaco_train::{SeedOptions, SeedSummary, open_run, train_seed};
+use dipaco_train::{SeedOptions, SeedSummary, adopt_seed, open_run, train_seed};
 
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
@@ -64,4 +65,12 @@ fn run_id(name: &str) -> String {
     let clean: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' }).take(40).collect();
     format!("{clean}-{}", &hasher.finalize().to_hex()[..8])
+}
+
+/// Takes the finished seed of another run over: the same weights, so that the two runs can be compared.
+pub(crate) async fn adopt(run: &RunDirectory, config: &RunConfig, from: &RunDirectory) -> Result<(), StepError> {
+    let source = RunStore::open(&from.store().to_string_lossy())?;
+    let store = open_store(run)?;
+    let started = open_run(&store, || run_id(&config.run.name)).await?;
+    Ok(adopt_seed(&store, started, &source, &config.model).await.map(|_| ())?)
 }

@@ -1,7 +1,6 @@
 //! Training the paths of a run: the coordinator here, the workers as processes of their own.
 
 use std::fs;
-use std::io::Write;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
@@ -13,6 +12,7 @@ use dipaco_train::{CoordinatorOptions, CoordinatorSummary, Started, coordinate, 
 use tokio_util::sync::CancellationToken;
 
 use crate::steps::error::StepError;
+use crate::steps::files;
 use crate::run_directory::RunDirectory;
 use crate::steps::workers::{WorkerSetup, Workers};
 
@@ -58,7 +58,7 @@ pub(crate) async fn train(
     let mut workers = Workers::start(setup_workers)?;
     let result = tokio::select! {
         result = coordinate(setup, server, cancel) => result.map_err(StepError::from),
-        result = workers.watch() => result.and_then(|()| Err(StepError::NoWorkers)),
+        result = workers.watch() => result,
     };
     workers.stop().await;
     result
@@ -90,7 +90,7 @@ fn listen(run: &RunDirectory, started: &Started, options: &TrainOptions) -> Resu
         addresses.push(server.local_addr().to_string());
     }
     let token: JoinToken = authority.issue("worker", "worker", addresses, now, TOKEN_LIFETIME)?;
-    write_private(&run.join_token(), &format!("{token}\n"))?;
+    files::write_private(&run.join_token(), format!("{token}\n").as_bytes())?;
     Ok(server)
 }
 
@@ -107,21 +107,9 @@ fn authority(run: &RunDirectory, id: &str, now: SystemTime) -> Result<RunAuthori
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let authority = RunAuthority::create(id, now)?;
-            write_private(&file, &authority.to_pem())?;
+            files::write_private(&file, authority.to_pem().as_bytes())?;
             Ok(authority)
         }
         Err(source) => Err(StepError::Io { action: "read", path: file, source }),
     }
 }
-
-/// Writes a file that only its owner may read, whole or not at all.
-fn write_private(file: &std::path::Path, text: &str) -> Result<(), StepError> {
-    let failed = |source| StepError::Io { action: "write", path: file.to_owned(), source };
-    let folder = file.parent().unwrap_or_else(|| std::path::Path::new("."));
-    // Temporary files are readable by their owner only.
-    let mut temporary = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    temporary.write_all(text.as_bytes()).map_err(failed)?;
-    temporary.persist(file).map_err(|error| failed(error.error))?;
-    Ok(())
-}
-

@@ -84,7 +84,7 @@ impl Workers {
 
     /// Starts workers again that fail while the run goes on. Returns only with an error: that of a worker that keeps
     /// failing.
-    pub(crate) async fn watch(&mut self) -> Result<(), StepError> {
+    pub(crate) async fn watch<T>(&mut self) -> Result<T, StepError> {
         while let Some(ended) = self.running.join_next().await {
             let (name, status) = ended.map_err(|source| StepError::Task { source })?;
             let status = status.map_err(|source| StepError::Worker { name: name.clone(), source })?;
@@ -100,7 +100,7 @@ impl Workers {
             tracing::warn!(worker = name, %status, log = %log.display(), "a worker ended and is started again");
             self.spawn(name)?;
         }
-        // Every worker has heard that the run is complete; the coordinator ends by itself.
+        // Every worker has heard that the run is complete, or there are none here: the coordinator ends by itself.
         std::future::pending().await
     }
 

@@ -1,0 +1,52 @@
+//! `dipaco seed`: pretrains the dense path that every path starts from.
+
+use clap::Args;
+use dipaco_telemetry::{Progress, human};
+
+use crate::error::CliError;
+use crate::interrupt::Interrupt;
+use crate::run_options::RunOptions;
+use crate::{output, runtime, steps};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  dipaco seed --run runs/tiny                          pretrain, or go on where it was interrupted
+  dipaco seed --run runs/tiny --set seed_model.steps=1000 --restart
+  dipaco seed --run runs/other --from runs/tiny        take the seed of another run over";
+
+#[derive(Debug, Args)]
+pub(crate) struct SeedOptions {
+    #[command(flatten)]
+    run: RunOptions,
+    /// Start over, even when the run has a seed of another configuration or text.
+    #[arg(long)]
+    restart: bool,
+    /// Take the finished seed of another run over instead of training one.
+    #[arg(long, value_name = "DIR", conflicts_with = "restart")]
+    from: Option<std::path::PathBuf>,
+    /// Print what was done as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(options: &SeedOptions, progress: &Progress) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    let (run, config) = options.run.open_to_write()?;
+    let config = steps::seed::with_vocabulary(&run, &config)?;
+    if let Some(from) = &options.from {
+        let from = crate::run_directory::RunDirectory::new(from);
+        return runtime::run(async { Ok(steps::seed::adopt(&run, &config, &from).await?) });
+    }
+    let summary = runtime::run(async {
+        Ok(steps::seed::seed(&run, &config, options.restart, progress, interrupt.flag()).await?)
+    })?;
+    if options.json {
+        output::print_json(&summary)?;
+    } else {
+        let loss = summary.validation_loss.map(|loss| format!(", validation loss {loss:.4}")).unwrap_or_default();
+        let done = if summary.new_steps == 0 { "was there already" } else { "is done" };
+        let tokens = human::integer(summary.tokens);
+        output::print(&format!("the seed {done}: {} steps{loss} ({tokens} tokens)\n", summary.step))?;
+    }
+    if summary.finished { Ok(()) } else { Err(CliError::Interrupted) }
+}

@@ -1,0 +1,85 @@
+//! `dipaco worker`: trains paths for a coordinator, here or elsewhere.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use dipaco_net::JoinToken;
+use dipaco_train::{WorkerOptions as Setup, WorkerSummary, work};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::CliError;
+use crate::interrupt::Interrupt;
+use crate::{output, runtime, steps};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  dipaco worker --join join.token                      work for the run whose token this is, until it is complete
+  dipaco worker --join join.token --name gpu-3 --threads 8 --cache /var/cache/dipaco";
+
+/// Options of `dipaco worker`.
+#[derive(Debug, Args)]
+pub(crate) struct WorkerOptions {
+    /// The join token of the run, or the file that holds it (the coordinator writes join.token).
+    #[arg(long, env = "DIPACO_JOIN", value_name = "TOKEN|FILE", hide_env_values = true)]
+    join: String,
+    /// The worker's name, unique in the run; the machine's name and the process number without it.
+    #[arg(long, env = "DIPACO_NAME")]
+    name: Option<String>,
+    /// Threads to compute with; 0 is the number of cores.
+    #[arg(long, env = "DIPACO_THREADS", default_value_t = 0, value_name = "N")]
+    threads: usize,
+    /// A folder in which the run's shards may already lie; others are fetched.
+    #[arg(long, env = "DIPACO_SHARDS", value_name = "DIR")]
+    shards: Option<PathBuf>,
+    /// Where fetched shards are kept.
+    #[arg(long, env = "DIPACO_CACHE", default_value = "dipaco-cache", value_name = "DIR")]
+    cache: PathBuf,
+    /// Seconds to go on trying when the coordinator can't be reached.
+    #[arg(long, env = "DIPACO_PATIENCE", default_value_t = 600, value_name = "SECONDS")]
+    patience: u64,
+    /// Leave when standard input is closed: how `dipaco train` ends its workers, however it ends itself.
+    #[arg(long, hide = true)]
+    leave_with_stdin: bool,
+    /// Print what was done as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(options: &WorkerOptions) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    steps::threads::limit(options.threads)?;
+    let setup = Setup {
+        token: JoinToken::read_from(&options.join)?,
+        name: options.name.clone().unwrap_or_else(default_name),
+        shards: options.shards.clone(),
+        cache: options.cache.clone(),
+        patience: Duration::from_secs(options.patience),
+    };
+    let cancel = interrupt.token();
+    if options.leave_with_stdin {
+        leave_with_stdin(cancel.clone());
+    }
+    let WorkerSummary { rounds, lost } = runtime::run(async { Ok(work(setup, cancel).await?) })?;
+    if options.json {
+        output::print_json(&serde_json::json!({ "rounds": rounds, "lost": lost }))?;
+    } else {
+        output::print(&format!("trained {rounds} rounds of paths, lost the lease of {lost}\n"))?;
+    }
+    if interrupt.is_set() { Err(CliError::Interrupted) } else { Ok(()) }
+}
+
+/// The parent holds the other end of the pipe; the end of the input means that it is gone.
+fn leave_with_stdin(cancel: CancellationToken) {
+    std::thread::spawn(move || {
+        let mut ignored = [0; 64];
+        while matches!(std::io::stdin().read(&mut ignored), Ok(1..)) {}
+        cancel.cancel();
+    });
+}
+
+fn default_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "worker".into());
+    format!("{}-{}", host.trim(), std::process::id())
+}

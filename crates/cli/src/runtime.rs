@@ -1,0 +1,23 @@
+//! The asynchronous runtime of a command.
+
+use std::future::Future;
+
+use crate::error::CliError;
+use crate::steps::error::StepError;
+
+/// Threads of the event loop; arithmetic runs elsewhere.
+const THREADS: usize = 2;
+
+/// Runs a command's asynchronous part to its end.
+pub(crate) fn run<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
+    let runtime = runtime.map_err(|source| CliError::Io { action: "start", path: "the event loop".into(), source })?;
+    runtime.block_on(work)
+}
+
+/// Runs a step that blocks beside the event loop.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, CliError> + Send + 'static,
+) -> Result<T, CliError> {
+    tokio::task::spawn_blocking(work).await.map_err(|source| StepError::Task { source })?
+}

@@ -1,0 +1,156 @@
+//! A run as the inference engine sees it.
+
+use std::sync::Arc;
+
+use dipaco_config::RunConfig;
+use dipaco_infer::{BoxError, Route, RoutedModel, Sequence, TextCodec, TextStream, TokenizerInfo};
+use dipaco_model::{KvCache, Path, level_specs, parameters, path_specs};
+use dipaco_routing::{FeatureExtractor, Router};
+use dipaco_server::{ServeConfig, ServedRun, State};
+use dipaco_shards::{IncrementalDecoder, Tokenizer};
+use dipaco_topology::{PathId, Topology};
+
+use crate::run_directory::RunDirectory;
+use crate::steps::error::StepError;
+use crate::steps::route::router;
+use crate::steps::seed::tokenizer;
+use crate::steps::weights::{Version, Weights};
+
+/// Opens a run for serving and starts its engine.
+pub(crate) async fn open(
+    run: &RunDirectory,
+    config: &RunConfig,
+    serve: ServeConfig,
+    version: Version,
+) -> Result<Arc<State>, StepError> {
+    let weights = Weights::open(run, config, version).await?;
+    let training = weights.manifest().training.as_ref().ok_or(StepError::NotTrained)?;
+    let mut hasher = blake3::Hasher::new();
+    for module in &training.modules {
+        hasher.update(module.weights.hash.as_bytes());
+    }
+    let topology = weights.topology();
+    let total: usize = (0..topology.levels())
+        .map(|level| parameters(&level_specs(&config.model, topology, level)) * topology.modules_in(level) as usize)
+        .sum();
+    let created = std::fs::metadata(run.config()).and_then(|file| file.modified()).ok();
+    let created = created.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+    let served = ServedRun {
+        name: config.run.name.clone(),
+        created: created.unwrap_or_default().as_secs(),
+        fingerprint: format!("fp_{}_{}", &hasher.finalize().to_hex()[..12], env!("CARGO_PKG_VERSION")),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        path_parameters: parameters(&path_specs(&config.model)) as u64,
+        total_parameters: total as u64,
+    };
+    let (router, tokenizer) = (router(run)?, tokenizer(run)?);
+    // Loading the seed waits for the store.
+    let model = tokio::task::spawn_blocking(move || {
+        router.check_seed(weights.model().hidden_size, weights.seed_hash()?)?;
+        Ok::<_, StepError>(Served { seed: weights.seed()?, weights, router })
+    })
+    .await
+    .map_err(|source| StepError::Task { source })??;
+    Ok(State::start(serve, served, Arc::new(model), Arc::new(Codec(tokenizer)))?)
+}
+
+/// The paths of a run, its router, and the seed whose features the router reads.
+struct Served {
+    weights: Weights,
+    seed: Path,
+    router: Router,
+}
+
+impl RoutedModel for Served {
+    fn context(&self) -> usize {
+        self.weights.model().context
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.weights.model().vocab_size
+    }
+
+    fn topology(&self) -> &Topology {
+        self.weights.topology()
+    }
+
+    fn prefix_tokens(&self) -> usize {
+        self.router.prefix_tokens()
+    }
+
+    fn route(&self, prefix: &[u32]) -> Result<Route, BoxError> {
+        let features = FeatureExtractor::features(&self.seed, prefix, &[prefix.len()])?;
+        let route = self.router.route(&features)?;
+        Ok(Route { path: route.path, distances: route.distances, prefix_tokens: prefix.len() })
+    }
+
+    fn begin(&self, path: PathId) -> Result<Box<dyn Sequence>, BoxError> {
+        let path = self.weights.path(path)?;
+        let cache = path.new_cache();
+        Ok(Box::new(Running { path, cache }))
+    }
+}
+
+/// One sequence on one path.
+struct Running {
+    path: Path,
+    cache: KvCache,
+}
+
+impl Sequence for Running {
+    fn feed(&mut self, tokens: &[u32], all_positions: bool) -> Result<Vec<f32>, BoxError> {
+        Ok(self.path.decode(tokens, &mut self.cache, all_positions)?)
+    }
+}
+
+/// The run's tokenizer.
+struct Codec(Tokenizer);
+
+impl TextCodec for Codec {
+    fn encode(&self, text: &str) -> Result<Vec<u32>, BoxError> {
+        Ok(self.0.encode(text)?)
+    }
+
+    fn decode(&self, tokens: &[u32]) -> Result<String, BoxError> {
+        Ok(self.0.decode(tokens)?)
+    }
+
+    fn token_text(&self, token: u32) -> String {
+        if token == self.0.end_of_text() {
+            return self.0.end_of_text_text().to_owned();
+        }
+        self.0.token_bytes(token).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn stream(&self, _after: &[u32]) -> Box<dyn TextStream> {
+        // Byte-level tokens decode the same wherever they stand.
+        Box::new(Decoding(self.0.incremental_decoder()))
+    }
+
+    fn end_of_text(&self) -> u32 {
+        self.0.end_of_text()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.0.vocab_size() as usize
+    }
+
+    fn info(&self) -> TokenizerInfo {
+        TokenizerInfo {
+            class: "PreTrainedTokenizerFast".to_owned(),
+            end_of_text: self.0.end_of_text_text().to_owned(),
+        }
+    }
+}
+
+struct Decoding(IncrementalDecoder);
+
+impl TextStream for Decoding {
+    fn push(&mut self, token: u32) -> Result<String, BoxError> {
+        Ok(self.0.push(token)?)
+    }
+
+    fn finish(&mut self) -> String {
+        self.0.finish()
+    }
+}
