@@ -13,6 +13,7 @@ mod error;
 mod features;
 mod fit;
 mod kmeans;
+mod model;
 mod progress;
 mod router;
 mod shard_set;

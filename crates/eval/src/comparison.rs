@@ -1,0 +1,49 @@
+//! Several models side by side.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Evaluation;
+
+/// Evaluations of several models on the same text; its `Display` is a table, in which the first row is the base.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// The models' names and results.
+    pub rows: Vec<(String, Evaluation)>,
+}
+
+impl Comparison {
+    /// Adds a model.
+    pub fn push(&mut self, name: impl Into<String>, evaluation: Evaluation) {
+        self.rows.push((name.into(), evaluation));
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width =
+            self.rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0).max("model".len());
+        write!(
+            f,
+            "{:<width$} {:>12} {:>14} {:>12} {:>8} {:>10}",
+            "model", "documents", "tokens", "perplexity", "change", "bits/byte"
+        )?;
+        let base = self.rows.first().map(|(_, evaluation)| evaluation.perplexity);
+        for (index, (name, row)) in self.rows.iter().enumerate() {
+            let change = base
+                .filter(|_| index > 0)
+                .map(|base| format!("{:+.1} %", 100.0 * (row.perplexity / base - 1.0)));
+            let bits = row.bits_per_byte.map_or_else(|| "-".into(), |bits| format!("{bits:.4}"));
+            write!(
+                f,
+                "\n{name:<width$} {:>12} {:>14} {:>12.3} {:>8} {bits:>10}",
+                row.documents,
+                row.tokens_counted,
+                row.perplexity,
+                change.unwrap_or_default()
+            )?;
+        }
+        Ok(())
+    }
+}

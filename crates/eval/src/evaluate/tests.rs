@@ -1,0 +1,261 @@
+use std::sync::Arc;
+
+use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, init, split};
+use dipaco_routing::{RouterConfig, assign, fit, silent};
+use dipaco_shards::{TokenFileInfo, TokenFileWriter};
+use dipaco_topology::{Topology, TopologyConfig};
+
+use super::*;
+use crate::Comparison;
+
+const VOCABULARY: usize = 64;
+const CONTEXT: usize = 48;
+
+fn quiet(_: EvaluationProgress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+fn model_config() -> ModelConfig {
+    ModelConfig {
+        hidden_size: 16,
+        blocks: 2,
+        heads: 2,
+        head_dim: 8,
+        ffn_size: 24,
+        vocab_size: VOCABULARY,
+        context: CONTEXT,
+        init_std: 0.3,
+        ..ModelConfig::default()
+    }
+}
+
+fn compose(weights: &ModuleWeights) -> Path {
+    let topology = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
+    let modules = split(&model_config(), &topology, weights).unwrap();
+    let modules: Vec<_> =
+        modules.iter().map(|module| Arc::new(Module::load(module, &Device::Cpu).unwrap())).collect();
+    Path::compose(&model_config(), &topology, &modules).unwrap()
+}
+
+fn tiny(seed: u64) -> Path {
+    compose(&init(&model_config(), seed).unwrap())
+}
+
+/// Documents of the given lengths, the end-of-text token 0 included.
+fn token_file(folder: &std::path::Path, lengths: &[usize]) -> TokenFile {
+    let path = folder.join("validation.h5");
+    let info = TokenFileInfo {
+        tokenizer_hash: "tokenizer".into(),
+        vocab_size: VOCABULARY as u32,
+        ..TokenFileInfo::default()
+    };
+    let mut writer = TokenFileWriter::create(&path, info).unwrap();
+    let mut state = 1u32;
+    for &length in lengths {
+        let mut tokens: Vec<u32> = (1..length)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                1 + (state >> 16) % (VOCABULARY as u32 - 1)
+            })
+            .collect();
+        tokens.push(0);
+        writer.push_document(&tokens).unwrap();
+    }
+    writer.finish().unwrap();
+    TokenFile::open(path).unwrap()
+}
+
+const LENGTHS: [usize; 12] = [5, 32, 33, 40, 48, 49, 80, 81, 130, 200, 44, 60];
+
+fn run(model: &dyn LanguageModel, file: &TokenFile, config: &EvaluationConfig) -> Evaluation {
+    evaluate_dense(model, file, config, None, &mut quiet).unwrap()
+}
+
+#[test]
+fn a_uniform_model_has_the_vocabulary_as_perplexity() {
+    let mut weights = init(&model_config(), 1).unwrap();
+    let head = weights.specs.iter().position(|spec| spec.name == "lm_head.weight").unwrap();
+    let before: usize = weights.specs[..head].iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
+    weights.values[before..].fill(0.0);
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &LENGTHS);
+    let bytes = vec![3; VOCABULARY];
+    let config = EvaluationConfig::default();
+    let found = evaluate_dense(&compose(&weights), &file, &config, Some(&bytes), &mut quiet).unwrap();
+    // ln 64 is rounded to f32, so the perplexity is off by at most its unit.
+    assert!((found.perplexity / VOCABULARY as f64 - 1.0).abs() < 3e-7, "{}", found.perplexity);
+    assert!((found.bits_per_byte.unwrap() - 6.0 / 3.0).abs() < 1e-6);
+}
+
+#[test]
+fn the_prefix_of_every_sequence_is_read_but_not_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &LENGTHS);
+    let model = tiny(2);
+    let found = run(&model, &file, &EvaluationConfig::default());
+    // By hand, one sequence at a time and without padding, from the definition.
+    let (mut tokens, mut nll, mut sequences) = (0u64, 0f64, 0u64);
+    for document in 0..file.documents() {
+        for sequence in file.document(document).to_vec().chunks(CONTEXT) {
+            let (inputs, targets) = (&sequence[..sequence.len() - 1], &sequence[1..]);
+            if inputs.is_empty() {
+                continue;
+            }
+            let log_probs = Path::token_log_probs(&model, inputs, targets, 1).unwrap();
+            let counted = log_probs.iter().skip(31);
+            sequences += u64::from(counted.len() > 0);
+            tokens += counted.len() as u64;
+            nll -= counted.map(|&value| f64::from(value)).sum::<f64>();
+        }
+    }
+    assert_eq!((found.documents, found.sequences, found.tokens_counted), (12, sequences, tokens));
+    // Documents of 33, 40, 48, 49, 80, 81, 130, 200, 44 and 60 tokens in parts of 48, each less 32.
+    assert_eq!(tokens, 1 + 8 + 16 + 16 + 16 + (16 + 1) + (16 + 16 + 2) + 4 * 16 + 12 + 16);
+    assert!((found.nll_sum - nll).abs() < 1e-5 * nll, "{} and {nll}", found.nll_sum);
+    assert!((found.perplexity - (nll / tokens as f64).exp()).abs() < 1e-5 * found.perplexity);
+}
+
+#[test]
+fn the_batch_size_changes_nothing_beyond_rounding() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &LENGTHS);
+    let model = tiny(3);
+    let run =
+        |batch_sequences| run(&model, &file, &EvaluationConfig { batch_sequences, ..Default::default() });
+    let one = run(1);
+    for batch in [2, 5, 64] {
+        let other = run(batch);
+        assert_eq!(other.tokens_counted, one.tokens_counted);
+        assert!((other.nll_sum - one.nll_sum).abs() < 1e-5 * one.nll_sum, "{other:?}");
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &LENGTHS);
+    let model = tiny(4);
+    let run = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let config = EvaluationConfig { batch_sequences: 2, ..Default::default() };
+        pool.install(|| run(&model, &file, &config)).nll_sum.to_bits()
+    };
+    assert_eq!(run(1), run(2));
+    assert_eq!(run(1), run(3));
+}
+
+#[test]
+fn a_routed_model_is_the_sum_of_its_shards() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &LENGTHS.repeat(3));
+    let seed = tiny(5);
+    let fitted = fit(&seed, "seed", &file, 3, &RouterConfig::default(), &mut silent).unwrap();
+    let out = folder.path().join("shards");
+    let shards = assign(&seed, "seed", &fitted.router, &file, &out, &mut silent).unwrap().shards;
+    let config = EvaluationConfig::default();
+    let mut loaded = Vec::new();
+    let mut done = Vec::new();
+    let mut progress = |step: EvaluationProgress| {
+        done.push(step.done);
+        assert_eq!(step.total, 36);
+        ControlFlow::Continue(())
+    };
+    let load = |path: PathId| {
+        loaded.push(path);
+        Ok(tiny(10 + u64::from(path.0)))
+    };
+    let routed = evaluate_routed(&shards, load, &config, None, &mut progress).unwrap();
+    assert!(done.is_sorted() && done.last() == Some(&36), "{done:?}");
+    assert_eq!(loaded, [PathId(0), PathId(1), PathId(2)]);
+    let (mut nll, mut tokens) = (0.0, 0);
+    for row in &routed.per_path {
+        let model = tiny(10 + u64::from(row.path.0));
+        let shard = shards.open_shard(row.path).unwrap();
+        let own = evaluate_path(row.path, &model, &shard, &config, None, &mut quiet).unwrap();
+        assert_eq!(own.per_path, std::slice::from_ref(row));
+        nll += own.nll_sum;
+        tokens += own.tokens_counted;
+    }
+    assert_eq!((routed.nll_sum, routed.tokens_counted, routed.documents), (nll, tokens, 36));
+
+    // The same weights on every path are the dense model.
+    let same = evaluate_routed(&shards, |_| Ok(tiny(7)), &config, None, &mut quiet).unwrap();
+    let dense = run(&tiny(7), &file, &config);
+    assert_eq!(same.tokens_counted, dense.tokens_counted);
+    assert!((same.nll_sum - dense.nll_sum).abs() < 1e-5 * dense.nll_sum);
+
+    let json = serde_json::to_string(&routed).unwrap();
+    assert_eq!(serde_json::from_str::<Evaluation>(&json).unwrap(), routed);
+    assert_eq!(routed.to_string().lines().count(), 5);
+    let mut comparison = Comparison::default();
+    comparison.push("dense", dense);
+    comparison.push("routed", routed);
+    assert!(comparison.to_string().lines().nth(2).unwrap().starts_with("routed"), "{comparison}");
+}
+
+#[test]
+fn a_path_that_can_not_be_loaded_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &LENGTHS);
+    let seed = tiny(5);
+    let fitted = fit(&seed, "seed", &file, 2, &RouterConfig::default(), &mut silent).unwrap();
+    let shards = assign(&seed, "seed", &fitted.router, &file, folder.path(), &mut silent).unwrap().shards;
+    let config = EvaluationConfig::default();
+    let error =
+        evaluate_routed(&shards, |_| Err::<Path, _>("gone".into()), &config, None, &mut quiet).unwrap_err();
+    assert!(matches!(error, EvalError::Load { path: PathId(0), .. }), "{error}");
+    std::fs::write(shards.file(PathId(1)), b"").unwrap();
+    let error = evaluate_routed(&shards, |_| Ok(tiny(5)), &config, None, &mut quiet).unwrap_err();
+    assert!(matches!(error, EvalError::Shard { path: PathId(1), .. }), "{error}");
+}
+
+#[test]
+fn settings_that_do_not_fit_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &LENGTHS);
+    let model = tiny(6);
+    let evaluate = |config| evaluate_dense(&model, &file, &config, None, &mut quiet).unwrap_err().to_string();
+    let default = EvaluationConfig::default;
+    for (config, named) in [
+        (EvaluationConfig { sequence_tokens: 50, ..default() }, "evaluation.sequence_tokens = 50"),
+        (EvaluationConfig { sequence_tokens: 32, ..default() }, "evaluation.sequence_tokens = 32"),
+        (EvaluationConfig { prefix_tokens: 48, ..default() }, "evaluation.prefix_tokens = 48"),
+        (EvaluationConfig { batch_sequences: 0, ..default() }, "evaluation.batch_sequences = 0"),
+        (EvaluationConfig { max_documents: 2, ..default() }, "none of 2 documents"),
+    ] {
+        let message = evaluate(config);
+        assert!(message.contains(named), "{message}");
+    }
+    // The last token is only predicted, so a sequence may have one more than the context.
+    let longest = run(&model, &file, &EvaluationConfig { sequence_tokens: 49, ..default() });
+    assert_eq!(longest.sequence_tokens, 49);
+}
+
+/// Gives every target the same log-probability.
+struct Constant(f32);
+
+impl LanguageModel for Constant {
+    fn context(&self) -> usize {
+        CONTEXT
+    }
+
+    fn token_log_probs(&self, _: &[u32], targets: &[u32], _: usize) -> Result<Vec<f32>, Source> {
+        Ok(vec![self.0; targets.len()])
+    }
+}
+
+#[test]
+fn numbers_that_are_not_finite_and_tokens_without_length_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &LENGTHS);
+    let config = EvaluationConfig::default();
+    for value in [f32::NAN, f32::NEG_INFINITY] {
+        let error = evaluate_dense(&Constant(value), &file, &config, None, &mut quiet).unwrap_err();
+        assert!(matches!(error, EvalError::NotFinite { .. }), "{error}");
+    }
+    let error = evaluate_dense(&Constant(-1.0), &file, &config, Some(&[1]), &mut quiet).unwrap_err();
+    assert!(matches!(error, EvalError::TokenBytes { tokens: 1, .. }), "{error}");
+    let mut stop = |_| ControlFlow::Break(());
+    let error = evaluate_dense(&Constant(-1.0), &file, &config, None, &mut stop).unwrap_err();
+    assert!(matches!(error, EvalError::Cancelled));
+}
