@@ -179,6 +179,12 @@ impl Tokenizer {
         self.end_of_text
     }
 
+    /// The end-of-text token as the tokenizer writes it.
+    #[must_use]
+    pub fn end_of_text_text(&self) -> String {
+        self.inner.id_to_token(self.end_of_text).unwrap_or_default()
+    }
+
     /// Number of ids: one more than the largest.
     pub fn vocab_size(&self) -> u32 {
         self.vocab_size

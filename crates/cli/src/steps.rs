@@ -1,8 +1,13 @@
 //! The steps of a run. Commands call one of them, `quickstart` calls them in turn.
 
 pub(crate) mod error;
+pub(crate) mod evaluate;
+pub(crate) mod files;
+pub(crate) mod prepare;
 pub(crate) mod route;
 pub(crate) mod seed;
+pub(crate) mod serve;
+pub(crate) mod threads;
 pub(crate) mod train;
 pub(crate) mod weights;
 mod workers;

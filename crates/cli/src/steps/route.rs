@@ -5,8 +5,7 @@ use std::path::Path as FilePath;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_model::Path;
-use dipaco_routing::{FeatureExtractor, Progress as Step, Router, ShardSet, Source};
+use dipaco_routing::{Progress as Step, Router, ShardSet};
 use dipaco_store::ShardRecord;
 use dipaco_telemetry::{Progress, Unit};
 
@@ -15,23 +14,6 @@ use crate::steps::error::StepError;
 use crate::steps::files;
 use crate::steps::seed::token_file;
 use crate::steps::weights::Weights;
-
-/// The seed model as routers see it.
-pub(crate) struct SeedFeatures(pub(crate) Path);
-
-impl FeatureExtractor for SeedFeatures {
-    fn dimension(&self) -> usize {
-        self.0.config().hidden_size
-    }
-
-    fn context(&self) -> usize {
-        self.0.config().context
-    }
-
-    fn features(&self, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, Source> {
-        Ok(self.0.features(tokens, lengths, lengths.len())?)
-    }
-}
 
 /// Reads the router of a run.
 pub(crate) fn router(run: &RunDirectory) -> Result<Router, StepError> {
@@ -66,7 +48,7 @@ pub(crate) fn fit(
             return Ok((known, false));
         }
     }
-    let seed = SeedFeatures(weights.seed()?);
+    let seed = weights.seed()?;
     let fitted = dipaco_routing::fit(
         &seed,
         seed_hash,
@@ -75,7 +57,7 @@ pub(crate) fn fit(
         &config.routing,
         &mut shown(progress, "route fit", cancel),
     )?;
-    files::write(&run.router(), &fitted.router.to_bytes())?;
+    files::write(&run.router(), fitted.router.to_bytes())?;
     Ok((fitted.router, true))
 }
 
@@ -96,7 +78,7 @@ pub(crate) fn assign(
     cancel: &AtomicBool,
 ) -> Result<Division, StepError> {
     let router = router(run)?;
-    let seed = SeedFeatures(weights.seed()?);
+    let seed = weights.seed()?;
     let seed_hash = weights.seed_hash()?;
     let divide = |file: &FilePath, folder: &FilePath, name: &str| {
         let file = token_file(run, file)?;

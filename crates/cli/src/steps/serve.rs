@@ -117,7 +117,7 @@ impl TextCodec for Codec {
 
     fn token_text(&self, token: u32) -> String {
         if token == self.0.end_of_text() {
-            return self.0.end_of_text_text().to_owned();
+            return self.0.end_of_text_text();
         }
         self.0.token_bytes(token).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
@@ -138,7 +138,7 @@ impl TextCodec for Codec {
     fn info(&self) -> TokenizerInfo {
         TokenizerInfo {
             class: "PreTrainedTokenizerFast".to_owned(),
-            end_of_text: self.0.end_of_text_text().to_owned(),
+            end_of_text: self.0.end_of_text_text(),
         }
     }
 }
@@ -151,6 +151,6 @@ impl TextStream for Decoding {
     }
 
     fn finish(&mut self) -> String {
-        self.0.finish()
+        self.0.flush().unwrap_or_default()
     }
 }

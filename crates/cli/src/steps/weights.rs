@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dipaco_config::RunConfig;
-use dipaco_model::{Device, Module, ModuleWeights, Path, TensorSpec, level_specs, path_specs};
+use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, TensorSpec, level_specs, path_specs};
 use dipaco_store::{ObjectRef, RunManifest, RunStore};
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
 
@@ -53,6 +53,10 @@ impl Weights {
 
     pub(crate) fn topology(&self) -> &Topology {
         &self.topology
+    }
+
+    pub(crate) fn model(&self) -> &ModelConfig {
+        &self.config.model
     }
 
     pub(crate) fn manifest(&self) -> &RunManifest {

@@ -1,0 +1,62 @@
+//! `dipaco export`: a path as a Hugging Face Llama checkpoint.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use dipaco_model::{SpecialTokens, export_llama};
+use dipaco_topology::PathId;
+
+use crate::error::CliError;
+use crate::run_options::RunOptions;
+use crate::steps::files;
+use crate::steps::weights::{Version, Weights};
+use crate::{output, runtime, steps};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  dipaco export --run runs/tiny --path 2 --out path-2  for transformers, vLLM and others";
+
+/// Options of `dipaco export`.
+#[derive(Debug, Args)]
+pub(crate) struct ExportOptions {
+    #[command(flatten)]
+    run: RunOptions,
+    /// The path.
+    #[arg(long, value_name = "N")]
+    path: PathId,
+    /// The folder to write; it must not hold another checkpoint.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Use the path's best version on its held-out documents instead of the last.
+    #[arg(long)]
+    early_stopping: bool,
+    /// Write over a checkpoint that is there.
+    #[arg(long)]
+    force: bool,
+}
+
+pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
+    let (run, config) = options.run.open()?;
+    let config = steps::seed::with_vocabulary(&run, &config)?;
+    if options.out.join("config.json").exists() && !options.force {
+        return Err(CliError::Usage {
+            message: format!("{} holds a checkpoint already", options.out.display()),
+            remedy: "name another folder, or add --force to write over it".into(),
+        });
+    }
+    let version = if options.early_stopping { Version::Best } else { Version::Current };
+    let path = options.path;
+    let model = config.model.clone();
+    let composed = runtime::run(async {
+        let weights = Weights::open(&run, &config, version).await?;
+        runtime::blocking(move || Ok(weights.path(path)?)).await
+    })?;
+    let tokenizer = steps::seed::tokenizer(&run)?;
+    let special =
+        SpecialTokens { end_of_text: tokenizer.end_of_text(), end_of_text_text: tokenizer.end_of_text_text() };
+    let checkpoint = export_llama(&model, &composed.weights()?, &special, tokenizer.to_json())?;
+    for (name, bytes) in &checkpoint {
+        files::write(&options.out.join(name), bytes)?;
+    }
+    output::print(&format!("path {path} is in {}\n", options.out.display()))
+}

@@ -1,0 +1,55 @@
+//! `dipaco serve`: a trained run over HTTP.
+
+use std::net::SocketAddr;
+
+use clap::Args;
+use dipaco_server::serve;
+use dipaco_telemetry::Progress;
+use tokio::net::TcpListener;
+
+use crate::error::CliError;
+use crate::interrupt::Interrupt;
+use crate::run_options::RunOptions;
+use crate::steps::serve::open;
+use crate::steps::weights::Version;
+use crate::{runtime, steps};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  dipaco serve --run runs/tiny
+  dipaco serve --run runs/tiny --address 127.0.0.1:9000 --early-stopping
+  curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
+       -d '{\"model\": \"tiny\", \"prompt\": \"The\", \"max_tokens\": 20}'";
+
+/// Options of `dipaco serve`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeOptions {
+    #[command(flatten)]
+    run: RunOptions,
+    /// Where to listen; serve.address of the configuration without it.
+    #[arg(long, env = "DIPACO_ADDRESS", value_name = "ADDRESS")]
+    address: Option<SocketAddr>,
+    /// Use each path's best version on its held-out documents instead of the last.
+    #[arg(long)]
+    early_stopping: bool,
+}
+
+pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    let (run, config) = options.run.open()?;
+    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let version = if options.early_stopping { Version::Best } else { Version::Current };
+    let address = options.address.unwrap_or(config.serve.address);
+    runtime::run(async {
+        let listener = listen(address).await?;
+        let bound = listener.local_addr().unwrap_or(address);
+        let state = open(&run, &config, config.serve.clone(), version).await?;
+        progress.line(&format!("serving {} at http://{bound}", config.run.name));
+        Ok(serve(listener, state, interrupt.token()).await?)
+    })
+}
+
+/// Binds the server's address.
+pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, CliError> {
+    TcpListener::bind(address).await.map_err(|source| CliError::Listen { address, source })
+}

@@ -1,0 +1,70 @@
+//! `dipaco status`: how far a run is.
+
+use clap::Args;
+use dipaco_store::RunManifest;
+use dipaco_telemetry::{Align, Table, human};
+
+use crate::error::CliError;
+use crate::run_options::RunOptions;
+use crate::steps::train::open_store;
+use crate::{output, runtime};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  dipaco status --run runs/tiny
+  dipaco status --run runs/tiny --json                 the run's manifest";
+
+/// Options of `dipaco status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusOptions {
+    #[command(flatten)]
+    run: RunOptions,
+    /// Print the run's manifest as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
+    let (run, config) = options.run.open()?;
+    if !run.store().exists() {
+        return output::print(&format!("{}: nothing has been trained yet\n", run.root().display()));
+    }
+    let loaded = runtime::run(async { Ok(open_store(&run)?.load::<RunManifest>().await?) })?;
+    let Some(loaded) = loaded else {
+        return output::print(&format!("{}: nothing has been trained yet\n", run.root().display()));
+    };
+    let manifest = loaded.manifest;
+    if options.json {
+        return output::print_json(&manifest);
+    }
+    let mut text = format!("run {} ({})\n", manifest.run, config.run.name);
+    if let Some(seed) = &manifest.seed {
+        let loss = seed.validation_loss.map(|loss| format!(", validation loss {loss:.4}")).unwrap_or_default();
+        text += &format!("seed: {} of {} steps{loss}\n", seed.step, seed.steps);
+    }
+    if let Some(training) = &manifest.training {
+        let done = training.paths.iter().map(|path| path.rounds).min().unwrap_or(0);
+        text += &format!("paths: {done} of {} rounds\n", training.rounds);
+        let right = Align::Right;
+        let mut table = Table::new(&[
+            ("path", right),
+            ("rounds", right),
+            ("documents", right),
+            ("tokens", right),
+            ("best held-out loss", right),
+            ("at version", right),
+        ]);
+        for (number, (path, shard)) in training.paths.iter().zip(&training.shards).enumerate() {
+            table.row([
+                number.to_string(),
+                path.rounds.to_string(),
+                human::integer(shard.documents),
+                human::integer(shard.tokens),
+                path.best.map_or_else(|| "–".to_owned(), |best| format!("{:.4}", best.loss)),
+                path.best.map_or_else(|| "–".to_owned(), |best| best.version.to_string()),
+            ]);
+        }
+        text += &table.to_string();
+    }
+    output::print(&text)
+}
