@@ -14,6 +14,7 @@ use tempfile::NamedTempFile;
 use super::header::{HEADER_BYTES, Header};
 use super::{FORMAT, FORMAT_VERSION, TokenFileInfo, content_hash};
 use crate::ShardsError;
+use crate::temporary::temporary;
 
 /// More than HDF5's own structures take, long attributes not counted.
 const STRUCTURE_BYTES: u64 = 64 << 10;
@@ -129,21 +130,21 @@ impl TokenFileWriter {
         let tokens_hash = self.tokens.hasher.finalize();
         let documents_hash = self.offsets.hasher.finalize();
         let content_hash = content_hash(&tokens_hash, &documents_hash);
-        let mut temporary = temporary(&self.folder, &self.path)?;
+        let mut finished = temporary(&self.folder, &self.path)?;
         let texts = self.info.source.len() + self.info.origin.len() + self.info.tokenizer_hash.len();
         let data = self.token_count * if self.wide { 4 } else { 2 } + (self.documents + 1) * 8;
-        reserve(temporary.as_file_mut(), data, STRUCTURE_BYTES + texts as u64)
+        reserve(finished.as_file_mut(), data, STRUCTURE_BYTES + texts as u64)
             .map_err(ShardsError::io("write", &self.path))?;
-        let header = self.write_hdf5(temporary.path(), &content_hash)?;
+        let header = self.write_hdf5(finished.path(), &content_hash)?;
         let bytes = header
             .to_bytes()
             .map_err(|error| ShardsError::io("write the header of", &self.path)(error.into()))?;
-        let file = temporary.as_file_mut();
+        let file = finished.as_file_mut();
         file.seek(SeekFrom::Start(0))
             .and_then(|_| file.write_all(&bytes))
             .and_then(|()| file.sync_all())
             .map_err(ShardsError::io("write", &self.path))?;
-        temporary.persist(&self.path).map_err(|error| ShardsError::io("rename", &self.path)(error.error))?;
+        finished.persist(&self.path).map_err(|error| ShardsError::io("rename", &self.path)(error.error))?;
         // The renaming itself is durable once the folder is.
         File::open(&self.folder)
             .and_then(|folder| folder.sync_all())
@@ -282,14 +283,4 @@ fn reserve(file: &mut File, data: u64, structure: u64) -> std::io::Result<()> {
     file.sync_all()?;
     file.set_len(data + structure)?;
     file.set_len(0)
-}
-
-fn temporary(folder: &Path, path: &Path) -> Result<NamedTempFile, ShardsError> {
-    let mut prefix = std::ffi::OsString::from(".");
-    prefix.push(path.file_name().unwrap_or_default());
-    tempfile::Builder::new()
-        .prefix(&prefix)
-        .suffix(".tmp")
-        .tempfile_in(folder)
-        .map_err(ShardsError::io("create a temporary file in", folder))
 }
