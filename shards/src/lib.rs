@@ -32,6 +32,7 @@ mod prepare;
 mod progress;
 mod readers;
 mod sampler;
+mod temporary;
 mod token_file;
 mod tokenizer;
 

@@ -173,8 +173,7 @@ fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), ShardsE
 fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), ShardsError> {
     use std::io::Write;
     let folder = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder)
-        .map_err(ShardsError::io("create a temporary file in", folder))?;
+    let mut file = crate::temporary::temporary(folder, path)?;
     file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(ShardsError::io("write", path))?;
     file.persist(path).map_err(|error| ShardsError::io("rename", path)(error.error))?;
     Ok(())

@@ -145,6 +145,12 @@ impl PrepareReport {
 
 impl Display for PrepareReport {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        if self.skipped {
+            writeln!(
+                f,
+                "nothing to do: inputs, configuration and outputs are those of the run reported here"
+            )?;
+        }
         let files = self.files.len();
         let stored: u64 = self.files.iter().map(|file| file.bytes).sum();
         writeln!(f, "{files} files, {:.1} MB as stored", stored as f64 / 1e6)?;

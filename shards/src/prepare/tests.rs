@@ -93,6 +93,7 @@ fn a_finished_step_is_skipped_until_something_changes() {
     let again = |config: &PrepareConfig| run(config, &inputs, &out).unwrap().skipped;
     assert!(!again(&config()));
     assert!(again(&config()));
+    assert!(run(&config(), &inputs, &out).unwrap().to_string().starts_with("nothing to do"));
     assert!(again(&PrepareConfig { threads: 3, ..config() }));
     let other = PrepareConfig { validation_fraction: 0.3, ..config() };
     assert!(!again(&other));

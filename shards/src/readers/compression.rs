@@ -33,7 +33,7 @@ impl Read for Stored<'_> {
 
 /// The decompressed content of a file.
 pub(super) enum Content<'a> {
-    Plain(BufReader<Stored<'a>>),
+    Plain(Box<BufReader<Stored<'a>>>),
     Gzip(Box<BufReader<MultiGzDecoder<BufReader<Stored<'a>>>>>),
     Zstd(Box<BufReader<zstd::Decoder<'static, BufReader<Stored<'a>>>>>),
 }
@@ -49,7 +49,7 @@ impl<'a> Content<'a> {
             return Err("it is empty".to_owned());
         }
         match file.compression {
-            Compression::None => Ok(Self::Plain(stored)),
+            Compression::None => Ok(Self::Plain(Box::new(stored))),
             Compression::Gzip if !start.starts_with(&[0x1F, 0x8B]) => {
                 Err("its name says gzip, its content is not gzip".to_owned())
             }
@@ -71,7 +71,7 @@ impl<'a> Content<'a> {
     /// The decompressed bytes.
     pub(super) fn reader(&mut self) -> &mut dyn BufRead {
         match self {
-            Self::Plain(reader) => reader,
+            Self::Plain(reader) => reader.as_mut(),
             Self::Gzip(reader) => reader.as_mut(),
             Self::Zstd(reader) => reader.as_mut(),
         }
@@ -96,7 +96,7 @@ impl<'a> Content<'a> {
     /// Reads what is left of the stored file and returns its length and hash.
     pub(super) fn finish(self) -> std::io::Result<(u64, String)> {
         let mut stored = match self {
-            Self::Plain(reader) => reader,
+            Self::Plain(reader) => *reader,
             Self::Gzip(reader) => reader.into_inner().into_inner(),
             Self::Zstd(reader) => reader.into_inner().finish(),
         };

@@ -54,6 +54,18 @@ fn a_file_without_documents_is_a_file() {
     file.verify().unwrap();
 }
 
+#[cfg(unix)]
+#[test]
+fn a_finished_file_has_the_permissions_of_any_new_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let [ordinary, tokens] = ["ordinary", "t.h5"].map(|name| folder.path().join(name));
+    std::fs::write(&ordinary, "").unwrap();
+    write(&tokens, 100, &[&[1, 0]]);
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode();
+    assert_eq!(mode(&tokens), mode(&ordinary));
+}
+
 #[test]
 fn the_same_documents_give_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();

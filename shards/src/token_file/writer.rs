@@ -14,9 +14,10 @@ use tempfile::NamedTempFile;
 use super::header::{HEADER_BYTES, Header};
 use super::{FORMAT, FORMAT_VERSION, TokenFileInfo, content_hash};
 use crate::ShardsError;
+use crate::temporary::temporary;
 
-/// Bytes that are copied at once from the spool files into HDF5.
-const BLOCK_BYTES: usize = 4 << 20;
+/// More than HDF5's own structures take, long attributes not counted.
+const STRUCTURE_BYTES: u64 = 64 << 10;
 
 /// What was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -129,17 +130,21 @@ impl TokenFileWriter {
         let tokens_hash = self.tokens.hasher.finalize();
         let documents_hash = self.offsets.hasher.finalize();
         let content_hash = content_hash(&tokens_hash, &documents_hash);
-        let mut temporary = temporary(&self.folder, &self.path)?;
-        let header = self.write_hdf5(temporary.path(), &content_hash)?;
+        let mut finished = temporary(&self.folder, &self.path)?;
+        let texts = self.info.source.len() + self.info.origin.len() + self.info.tokenizer_hash.len();
+        let data = self.token_count * if self.wide { 4 } else { 2 } + (self.documents + 1) * 8;
+        reserve(finished.as_file_mut(), data, STRUCTURE_BYTES + texts as u64)
+            .map_err(ShardsError::io("write", &self.path))?;
+        let header = self.write_hdf5(finished.path(), &content_hash)?;
         let bytes = header
             .to_bytes()
             .map_err(|error| ShardsError::io("write the header of", &self.path)(error.into()))?;
-        let file = temporary.as_file_mut();
+        let file = finished.as_file_mut();
         file.seek(SeekFrom::Start(0))
             .and_then(|_| file.write_all(&bytes))
             .and_then(|()| file.sync_all())
             .map_err(ShardsError::io("write", &self.path))?;
-        temporary.persist(&self.path).map_err(|error| ShardsError::io("rename", &self.path)(error.error))?;
+        finished.persist(&self.path).map_err(|error| ShardsError::io("rename", &self.path)(error.error))?;
         // The renaming itself is durable once the folder is.
         File::open(&self.folder)
             .and_then(|folder| folder.sync_all())
@@ -153,7 +158,8 @@ impl TokenFileWriter {
         })
     }
 
-    /// Writes everything but the header's bytes; closes the HDF5 file.
+    /// Writes everything but the header's bytes. HDF5 makes the structures; the data sets are filled when it has closed
+    /// the file.
     fn write_hdf5(&mut self, temporary: &Path, content_hash: &str) -> Result<Header, ShardsError> {
         let path = self.path.clone();
         let wrap = |error| ShardsError::hdf5("write", &path)(error);
@@ -163,12 +169,11 @@ impl TokenFileWriter {
             .with_fcpl(|create| create.userblock(HEADER_BYTES).obj_track_times(false))
             .create(temporary)
             .map_err(wrap)?;
-        let documents_offset =
-            self.offsets.copy_into::<u64>(&file, "documents", self.documents + 1, &path)?;
+        let documents_offset = create_set::<u64>(&file, "documents", self.documents + 1, &path)?;
         let tokens_offset = if self.wide {
-            self.tokens.copy_into::<u32>(&file, "tokens", self.token_count, &path)?
+            create_set::<u32>(&file, "tokens", self.token_count, &path)?
         } else {
-            self.tokens.copy_into::<u16>(&file, "tokens", self.token_count, &path)?
+            create_set::<u16>(&file, "tokens", self.token_count, &path)?
         };
         for (name, text) in [
             ("format", FORMAT),
@@ -200,7 +205,10 @@ impl TokenFileWriter {
         file.flush().map_err(wrap)?;
         file.close().map_err(wrap)?;
 
-        let closed = File::open(temporary).map_err(ShardsError::io("open", &path))?;
+        let mut closed =
+            File::options().read(true).write(true).open(temporary).map_err(ShardsError::io("open", &path))?;
+        self.offsets.copy_to(&mut closed, documents_offset, &path)?;
+        self.tokens.copy_to(&mut closed, tokens_offset, &path)?;
         // SAFETY: the temporary file is this writer's own and nobody else knows its name.
         let map = unsafe { Mmap::map(&closed) }.map_err(ShardsError::io("map", &path))?;
         let mut header = Header {
@@ -235,68 +243,44 @@ impl Spool {
         self.file.write_all(bytes).map_err(ShardsError::io("write", path))
     }
 
-    /// Copies the spool into a new data set; returns where that starts in the file.
-    fn copy_into<T: Element>(
-        &mut self,
-        file: &hdf5::File,
-        name: &str,
-        elements: u64,
-        path: &Path,
-    ) -> Result<u64, ShardsError> {
-        let wrap = |error| ShardsError::hdf5("write", path)(error);
-        let read = |error| ShardsError::io("read back", path)(error);
-        let set = file
-            .new_dataset::<T>()
-            .layout(Layout::Contiguous)
-            .alloc_time(Some(AllocTime::Early))
-            .fill_time(FillTime::Never)
-            .obj_track_times(false)
-            .shape(elements as usize)
-            .create(name)
-            .map_err(wrap)?;
+    /// Copies the spool to a place in a file.
+    fn copy_to(&mut self, file: &mut File, offset: u64, path: &Path) -> Result<(), ShardsError> {
         self.file.flush().map_err(ShardsError::io("write", path))?;
         let spool = self.file.get_mut().as_file_mut();
-        spool.seek(SeekFrom::Start(0)).map_err(read)?;
-        let mut bytes = vec![0; BLOCK_BYTES];
-        let mut at = 0;
-        while at < elements as usize {
-            let count = (elements as usize - at).min(BLOCK_BYTES / size_of::<T>());
-            let block = &mut bytes[..count * size_of::<T>()];
-            spool.read_exact(block).map_err(read)?;
-            let values: Vec<T> = block.chunks_exact(size_of::<T>()).map(T::from_bytes).collect();
-            set.write_slice(&values, at..at + count).map_err(wrap)?;
-            at += count;
-        }
-        // An empty data set has no place; any aligned one in the file will do.
-        Ok(set.offset().unwrap_or(HEADER_BYTES))
+        spool
+            .seek(SeekFrom::Start(0))
+            .and_then(|_| file.seek(SeekFrom::Start(offset)))
+            .and_then(|_| std::io::copy(spool, file))
+            .map_err(ShardsError::io("write", path))?;
+        Ok(())
     }
 }
 
-/// An integer of a data set.
-trait Element: hdf5::H5Type {
-    /// From as many little-endian bytes as the type has.
-    fn from_bytes(bytes: &[u8]) -> Self;
+/// Creates a data set with room for its elements; returns where that starts in the file.
+fn create_set<T: hdf5::H5Type>(
+    file: &hdf5::File,
+    name: &str,
+    elements: u64,
+    path: &Path,
+) -> Result<u64, ShardsError> {
+    let set = file
+        .new_dataset::<T>()
+        .layout(Layout::Contiguous)
+        .alloc_time(Some(AllocTime::Early))
+        .fill_time(FillTime::Never)
+        .obj_track_times(false)
+        .shape(elements as usize)
+        .create(name)
+        .map_err(ShardsError::hdf5("write", path))?;
+    // An empty data set has no place; any aligned one in the file will do.
+    Ok(set.offset().unwrap_or(HEADER_BYTES))
 }
 
-macro_rules! element {
-    ($($type:ty),*) => {$(
-        impl Element for $type {
-            fn from_bytes(bytes: &[u8]) -> Self {
-                let mut array = [0; size_of::<$type>()];
-                array.copy_from_slice(bytes);
-                <$type>::from_le_bytes(array)
-            }
-        }
-    )*};
-}
-element!(u16, u32, u64);
-
-fn temporary(folder: &Path, path: &Path) -> Result<NamedTempFile, ShardsError> {
-    let mut prefix = std::ffi::OsString::from(".");
-    prefix.push(path.file_name().unwrap_or_default());
-    tempfile::Builder::new()
-        .prefix(&prefix)
-        .suffix(".tmp")
-        .tempfile_in(folder)
-        .map_err(ShardsError::io("create a temporary file in", folder))
+/// Checks that a file can have `data` bytes and that there is room for HDF5's own structures, because the HDF5 library
+/// does not survive a failing write.
+fn reserve(file: &mut File, data: u64, structure: u64) -> std::io::Result<()> {
+    std::io::copy(&mut std::io::repeat(0).take(structure), file)?;
+    file.sync_all()?;
+    file.set_len(data + structure)?;
+    file.set_len(0)
 }
