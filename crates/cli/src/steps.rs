@@ -1,9 +1,11 @@
 //! The steps of a run. Commands call one of them, `quickstart` calls them in turn.
 
+pub(crate) mod crate_text;
 pub(crate) mod error;
 pub(crate) mod evaluate;
 pub(crate) mod files;
 pub(crate) mod prepare;
+pub(crate) mod prompts;
 pub(crate) mod route;
 pub(crate) mod seed;
 pub(crate) mod serve;

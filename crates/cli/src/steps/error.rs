@@ -45,6 +45,27 @@ pub(crate) enum StepError {
     },
     #[error("interrupted; what was committed is kept, and --resume continues it")]
     Interrupted,
+    #[error("there are no sources of crates in {}: give text of your own with --data", folder.display())]
+    NoCrates { folder: PathBuf },
+    #[error("the lock file that this program was built with can't be read; this is a fault of dipaco: please report it")]
+    Lock {
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    #[error("can't compute with {threads} threads")]
+    Threads {
+        threads: usize,
+        #[source]
+        source: rayon::ThreadPoolBuildError,
+    },
+    #[error("{url} does not answer")]
+    Request {
+        url: String,
+        #[source]
+        source: Box<ureq::Error>,
+    },
+    #[error("the answer of {what} is not of its form; this is a fault of dipaco: please report it")]
+    Answer { what: &'static str },
     #[error(transparent)]
     Config(#[from] dipaco_config::ConfigError),
     #[error(transparent)]
@@ -63,6 +84,8 @@ pub(crate) enum StepError {
     Net(#[from] dipaco_net::NetError),
     #[error(transparent)]
     Events(#[from] dipaco_telemetry::EventsError),
+    #[error(transparent)]
+    Server(#[from] dipaco_server::ServerError),
     #[error(transparent)]
     Eval(#[from] dipaco_eval::EvalError),
 }

@@ -1,0 +1,245 @@
+//! `dipaco quickstart`: from text to a served model.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use dipaco_config::{RunConfig, Sources};
+use dipaco_eval::Comparison;
+use dipaco_optim::NesterovConfig;
+use dipaco_sync::Rescale;
+use dipaco_telemetry::{Progress, human};
+use dipaco_topology::{PathId, TopologyConfig};
+
+use crate::error::CliError;
+use crate::interrupt::Interrupt;
+use crate::run_directory::RunDirectory;
+use crate::run_options::save_config;
+use crate::steps::evaluate::{Subject, evaluate};
+use crate::steps::train::{TrainOptions, train};
+use crate::steps::weights::{Version, Weights};
+use crate::{commands, output, runtime, steps};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  dipaco quickstart                                    on the sources of the crates that this program is built from
+  dipaco quickstart --data my-text/ --run runs/mine    on text of your own: C4 files, JSON lines, plain text, folders";
+
+/// The configuration of the run.
+const CONFIG: &str = include_str!("../../../../configs/quickstart.toml");
+
+/// Options of `dipaco quickstart`.
+#[derive(Debug, Args)]
+pub(crate) struct QuickstartOptions {
+    /// Text to train on: anything that `prepare` takes; may be repeated. The sources of the crates that this program
+    /// was built from, about 20 MB, without it.
+    #[arg(long, value_name = "PATH")]
+    data: Vec<PathBuf>,
+    /// Text to evaluate on; a part of the data without it.
+    #[arg(long, value_name = "PATH", requires = "data")]
+    validation: Vec<PathBuf>,
+    /// The run's directory.
+    #[arg(short, long, env = "DIPACO_RUN", default_value = "runs/quickstart", value_name = "DIR")]
+    run: PathBuf,
+    /// Worker processes.
+    #[arg(short, long, env = "DIPACO_WORKERS", default_value_t = 2, value_name = "N")]
+    workers: usize,
+    /// Override a key, as in --set train.rounds=20; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+}
+
+/// What the steps share.
+struct Quickstart<'a> {
+    run: RunDirectory,
+    config: RunConfig,
+    progress: &'a Progress,
+    interrupt: Interrupt,
+    begun: Instant,
+}
+
+pub(crate) fn run(options: &QuickstartOptions, progress: &Progress) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    let (run, config) = configure(options)?;
+    let mut quickstart = Quickstart { run, config, progress, interrupt, begun: Instant::now() };
+    quickstart.prepare(options)?;
+    quickstart.config = steps::seed::with_vocabulary(&quickstart.run, &quickstart.config)?;
+    quickstart.seed_and_route()?;
+    quickstart.train(options.workers)?;
+    let dense = quickstart.dense()?;
+    let comparison = quickstart.evaluate(&dense)?;
+    output::print(&format!("\n{comparison}\n"))?;
+    quickstart.complete()?;
+    let run = quickstart.run.root().display();
+    output::print(&format!(
+        "done in {}; everything is in {run}. Serve it again with\n\n    {} serve --run {run}\n",
+        human::duration(quickstart.begun.elapsed()),
+        program(),
+    ))
+}
+
+/// How this program was called, so that the printed command can be pasted.
+fn program() -> String {
+    std::env::args().next().unwrap_or_else(|| "dipaco".to_owned())
+}
+
+/// The configuration: that of the run when it has one, so that a repeated call goes on, or the built-in one.
+fn configure(options: &QuickstartOptions) -> Result<(RunDirectory, RunConfig), CliError> {
+    let run = RunDirectory::new(&options.run);
+    if !run.config().exists() {
+        steps::files::write(&run.config(), CONFIG.as_bytes())?;
+    }
+    let loaded = RunConfig::load(&Sources::with_environment(Some(run.config()), options.overrides.clone()))?;
+    save_config(&run, &loaded.config)?;
+    Ok((run, loaded.config))
+}
+
+impl Quickstart<'_> {
+    fn say(&self, text: &str) -> Result<(), CliError> {
+        if self.interrupt.is_set() {
+            return Err(CliError::Interrupted);
+        }
+        self.progress.line(&format!("[{:>5}] {text}", human::duration(self.begun.elapsed())));
+        Ok(())
+    }
+
+    fn prepare(&self, options: &QuickstartOptions) -> Result<(), CliError> {
+        let inputs = if options.data.is_empty() { steps::crate_text::files()? } else { options.data.clone() };
+        self.say("preparing the text: a tokenizer, then tokens")?;
+        let flag = self.interrupt.flag();
+        let report =
+            steps::prepare::prepare(&self.run, &self.config, &inputs, &options.validation, self.progress, &flag)?;
+        self.progress.line(&commands::prepare::summary(&report));
+        Ok(())
+    }
+
+    fn seed_and_route(&self) -> Result<(), CliError> {
+        let steps = self.config.seed_model.steps;
+        self.say(&format!("pretraining the seed, the dense path that every path starts from: {steps} steps"))?;
+        let flag = self.interrupt.flag();
+        let summary = runtime::run(async {
+            Ok(steps::seed::seed(&self.run, &self.config, false, self.progress, flag.clone()).await?)
+        })?;
+        if !summary.finished {
+            return Err(CliError::Interrupted);
+        }
+        self.say("routing: k-means on the seed's features of the first tokens, one shard per path")?;
+        self.route(&self.run, &self.config)
+    }
+
+    fn route(&self, run: &RunDirectory, config: &RunConfig) -> Result<(), CliError> {
+        let flag = self.interrupt.flag();
+        let (run, config, progress) = (run.clone(), config.clone(), self.progress.clone());
+        runtime::run(async {
+            let weights = Weights::open(&run, &config, Version::Current).await?;
+            runtime::blocking(move || {
+                steps::route::fit(&run, &config, &weights, &progress, &flag)?;
+                let division = steps::route::assign(&run, &weights, &progress, &flag)?;
+                let sizes: Vec<_> =
+                    division.train.shards().iter().map(|shard| human::integer(shard.documents)).collect();
+                progress.line(&format!("shards of {} documents", sizes.join(", ")));
+                Ok(())
+            })
+            .await
+        })
+    }
+
+    fn train(&self, workers: usize) -> Result<(), CliError> {
+        let (rounds, inner) = (self.config.train.rounds, self.config.train.inner_steps);
+        self.say(&format!(
+            "training the paths: {workers} workers over QUIC, {rounds} rounds of {inner} steps of each path"
+        ))?;
+        self.train_run(&self.run, &self.config, workers)
+    }
+
+    fn train_run(&self, run: &RunDirectory, config: &RunConfig, workers: usize) -> Result<(), CliError> {
+        let listen = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+        let how = TrainOptions { workers: workers.max(1), listen, advertise: Vec::new(), resume: true };
+        let token = self.interrupt.token();
+        let summary = runtime::run(async { Ok(train(run, config, &how, self.progress, token).await?) })?;
+        if !summary.finished {
+            return Err(CliError::Interrupted);
+        }
+        self.progress.line(commands::train::describe(&summary, config).trim_end());
+        Ok(())
+    }
+
+    /// The dense model of the same size and the same number of steps: the same seed trained on without routing. It is
+    /// a configuration of the same run: one path, and an outer step that does nothing.
+    fn dense(&self) -> Result<(RunDirectory, RunConfig), CliError> {
+        let steps = u64::from(self.config.train.rounds) * self.config.train.inner_steps;
+        self.say(&format!("training the dense model to compare with: the seed, {steps} steps on all text"))?;
+        let mut config = self.config.clone();
+        config.run.name += "-dense";
+        config.run.data = Some(self.run.data());
+        config.topology = TopologyConfig::dense(config.model.blocks);
+        config.outer.nesterov = NesterovConfig { learning_rate: 1.0, momentum: 0.0 };
+        config.outer.rescale = Rescale::None;
+        let run = RunDirectory::new(self.run.root().join("dense")).with_data(Some(&self.run.data()));
+        save_config(&run, &config)?;
+        runtime::run(async { Ok(steps::seed::adopt(&run, &config, &self.run).await?) })?;
+        self.route(&run, &config)?;
+        self.train_run(&run, &config, 1)?;
+        Ok((run, config))
+    }
+
+    fn evaluate(&self, dense: &(RunDirectory, RunConfig)) -> Result<Comparison, CliError> {
+        self.say("evaluating: perplexity on validation text, the first 32 tokens read and not counted")?;
+        let (dense_run, dense_config) = dense.clone();
+        let (run, config, progress) = (self.run.clone(), self.config.clone(), self.progress.clone());
+        let flag = self.interrupt.flag();
+        let comparison = runtime::run(async {
+            let dense_weights = Weights::open(&dense_run, &dense_config, Version::Current).await?;
+            let weights = Weights::open(&run, &config, Version::Current).await?;
+            runtime::blocking(move || {
+                let mut comparison = Comparison::default();
+                let only = Subject::Path(PathId(0));
+                let dense = evaluate(&dense_run, &dense_config, &dense_weights, only, &progress, &flag)?;
+                comparison.push("dense", dense);
+                let routed = evaluate(&run, &config, &weights, Subject::Routed, &progress, &flag)?;
+                comparison.push("routed", routed);
+                Ok(comparison)
+            })
+            .await
+        })?;
+        commands::evaluate::record(&self.run, &comparison)?;
+        Ok(comparison)
+    }
+
+    /// Serves the run and completes two prompts that go to different paths.
+    fn complete(&self) -> Result<(), CliError> {
+        self.say("serving, and completing two prompts that go to different paths")?;
+        let prompts = steps::prompts::candidates(&self.run)?;
+        let (run, config) = (self.run.clone(), self.config.clone());
+        let completions = runtime::run(async {
+            let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+            let listener = commands::serve::listen(address).await?;
+            let bound = listener.local_addr().map_err(|source| CliError::Listen { address, source })?;
+            let state = steps::serve::open(&run, &config, config.serve.clone(), Version::Current).await?;
+            let stop = tokio_util::sync::CancellationToken::new();
+            let server = tokio::spawn(dipaco_server::serve(listener, state, stop.clone()));
+            let model = config.run.name.clone();
+            let completions =
+                runtime::blocking(move || Ok(steps::prompts::complete(bound, &model, &prompts)?)).await;
+            stop.cancel();
+            server.await.map_err(|source| steps::error::StepError::Task { source })??;
+            completions
+        })?;
+        for completion in completions {
+            let modules: Vec<_> = completion.modules.iter().map(ToString::to_string).collect();
+            output::print(&format!(
+                "path {} (modules {})\n  prompt      {}\n  completion  {}\n\n",
+                completion.path,
+                modules.join(", "),
+                one_line(&completion.prompt),
+                one_line(&completion.text)
+            ))?;
+        }
+        Ok(())
+    }
+}
+
+/// Text on one line, with its line ends visible.
+fn one_line(text: &str) -> String {
+    text.replace('\n', "⏎")
+}
