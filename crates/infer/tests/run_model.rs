@@ -1,4 +1,5 @@
 //! The engine over real modules.
+#![allow(clippy::unwrap_used)]
 
 #[path = "support/fake.rs"]
 mod fake;
