@@ -5,8 +5,9 @@
 //! requests run at a time, one per *slot*, and each is computed by itself: what a request gets does not depend on what
 //! else runs. A caller that drops its [`Generation`] frees the slot within one decode step.
 //!
-//! The engine knows a model by the trait [`RoutedModel`] and text by the trait [`TextCodec`]; it knows no HTTP, reads
-//! no files and does not batch several sequences into one product.
+//! The engine knows a model by the trait [`RoutedModel`], of which [`RunModel`] is the one over a run's modules, and
+//! text by the trait [`TextCodec`]; it knows no HTTP, reads no files and does not batch several sequences into one
+//! product.
 
 mod codec;
 mod engine;
@@ -16,6 +17,7 @@ mod model;
 mod observer;
 mod params;
 mod queue;
+mod run_model;
 mod sampler;
 mod score;
 mod stop;
@@ -28,6 +30,7 @@ pub use model::{Route, RoutedModel, Sequence};
 pub use observer::{NoObserver, Observer, Outcome, Summary};
 pub use params::{GenerateRequest, Sampling};
 pub use queue::Load;
+pub use run_model::{LoadModule, PrefixRouter, RunModel, RunModelError};
 pub use sampler::Sampler;
 pub use score::{LOWEST_LOG_PROB, TokenScore, score};
 pub use stop::{Stop, StopMatcher};

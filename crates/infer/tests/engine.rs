@@ -1,4 +1,5 @@
 //! What users of the engine rely on, over a model whose next token is known.
+#![allow(clippy::unwrap_used)]
 
 #[path = "support/fake.rs"]
 mod fake;

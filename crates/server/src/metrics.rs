@@ -55,8 +55,11 @@ const OUTCOMES: [(Outcome, &str, &str); 6] = [
     (Outcome::Error, "failure", "error"),
 ];
 
+/// Name, help, bounds, and the value of a request.
+type RequestHistogram = (&'static str, &'static str, &'static [f64], fn(&Summary) -> Option<f64>);
+
 /// The histograms of a finished request, with what each one takes from its summary.
-const REQUEST_HISTOGRAMS: &[(&str, &str, &[f64], fn(&Summary) -> Option<f64>)] = &[
+const REQUEST_HISTOGRAMS: &[RequestHistogram] = &[
     ("time_to_first_token_seconds", "From admission to the first token.", FIRST_TOKEN_SECONDS, |s| {
         s.first_token.map(|t| t.as_secs_f64())
     }),
@@ -83,8 +86,7 @@ impl Metrics {
     /// Metrics of a server for a run with this name, its number of paths, and the version of the binary.
     #[must_use]
     pub fn new(run: &str, paths: u32, version: &str) -> Self {
-        let histogram =
-            |&(name, help, bounds, _): &(&'static str, _, _, _)| Histogram::new(name, help, bounds);
+        let histogram = |&(name, help, bounds, _): &RequestHistogram| Histogram::new(name, help, bounds);
         Self {
             labels: format!("model_name=\"{}\"", escaped(run)),
             version: escaped(version),

@@ -1,4 +1,5 @@
 //! What clients of `/v1/completions` rely on, over real sockets.
+#![allow(clippy::unwrap_used)]
 
 #[path = "support/client.rs"]
 mod client;

@@ -1,4 +1,5 @@
 //! Everything but completions: errors, models, tokenizer, keys, metrics, and the end.
+#![allow(clippy::unwrap_used)]
 
 #[path = "support/client.rs"]
 mod client;

@@ -20,14 +20,9 @@ const MAX_STOP_BYTES: usize = 1024;
 const MAX_TOKEN_RULES: usize = 1024;
 
 /// Fields of other servers that change the text and that this one does not have: refused, since ignoring them would
-/// give wrong results without a word. The value that means "off" is let through.
-const UNSUPPORTED: [(&str, &str); 5] = [
-    ("suffix", "\"\""),
-    ("use_beam_search", "false"),
-    ("prompt_logprobs", "false"),
-    ("truncate_prompt_tokens", "false"),
-    ("route_every", "0"),
-];
+/// give wrong results without a word. `false` and the empty text mean that they are off, and are let through.
+const UNSUPPORTED: [&str; 5] =
+    ["suffix", "use_beam_search", "prompt_logprobs", "truncate_prompt_tokens", "route_every"];
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Prompt {
@@ -118,11 +113,9 @@ impl Completion {
     /// Reads a request. Fields that this server does not know are accepted, as other servers do, and logged.
     pub(crate) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "prompt is missing"))?;
-        for (name, off) in UNSUPPORTED {
-            if let Some(value) = fields.take(name)
-                && value.to_string() != off
-                && value != Value::Bool(false)
-            {
+        for name in UNSUPPORTED {
+            let off = |value: &Value| *value == Value::Bool(false) || value.as_str() == Some("");
+            if fields.take(name).is_some_and(|value| !off(&value)) {
                 let message = format!("{name} is not supported here: leave it out");
                 return Err(ApiError { code: Some("unsupported"), ..ApiError::field(name, message) });
             }

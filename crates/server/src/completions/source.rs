@@ -8,9 +8,12 @@ use dipaco_topology::PathId;
 use futures::stream::{SelectAll, Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 
+/// The events of one choice, with its number.
+type ChoiceEvents = Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>;
+
 /// Events with the number of their choice. Dropping it cancels all of them.
 pub(crate) struct Source {
-    events: SelectAll<Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>>,
+    events: SelectAll<ChoiceEvents>,
     seen: VecDeque<(usize, Event)>,
     abort: CancellationToken,
 }

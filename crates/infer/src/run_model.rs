@@ -1,0 +1,193 @@
+//! A run's modules as a model: loaded when first needed, once however many paths use them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dipaco_model::{Device, KvCache, ModelConfig, ModelError, Module, ModuleWeights, Path};
+use dipaco_topology::{ModuleId, PathId, Topology};
+use thiserror::Error;
+
+use crate::{BoxError, Route, RoutedModel, Sequence};
+
+/// Gives the weights of a module, from wherever they are kept. May be called from several threads, and again for a
+/// module that could not be loaded before.
+pub type LoadModule = Box<dyn Fn(ModuleId) -> Result<ModuleWeights, BoxError> + Send + Sync>;
+
+/// Why a run can't be served.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RunModelError {
+    /// A run of several paths without a router.
+    #[error("the run has {paths} paths but no router: run `dipaco route fit` first")]
+    NoRouter {
+        /// P.
+        paths: u32,
+    },
+    /// A router that picks a path which does not exist.
+    #[error("the router picked path {path} of {paths}: it was fitted for another run")]
+    WrongRouter {
+        /// The path.
+        path: PathId,
+        /// P.
+        paths: u32,
+    },
+    /// A module's weights could not be had.
+    #[error("module {module} can't be loaded")]
+    Load {
+        /// The module.
+        module: ModuleId,
+        /// Why.
+        #[source]
+        source: BoxError,
+    },
+    /// A path that does not exist.
+    #[error("path {path} does not exist: the run has {paths} paths")]
+    NoPath {
+        /// The path.
+        path: PathId,
+        /// P.
+        paths: u32,
+    },
+    /// The model's own error.
+    #[error("the model failed")]
+    Model(#[from] ModelError),
+}
+
+/// Picks a path by the features of a prefix: the mean of the last block's output of the model that every path started
+/// from (arXiv:2403.10616 §2.4).
+pub struct PrefixRouter {
+    /// The dense path that the router was fitted with.
+    pub seed: Path,
+    /// How many tokens the router reads at most.
+    pub prefix_tokens: usize,
+    /// The path for features (D), and the distance to every path.
+    #[expect(clippy::type_complexity, reason = "said once, here")]
+    pub route: Box<dyn Fn(&[f32]) -> Result<(PathId, Vec<f32>), BoxError> + Send + Sync>,
+}
+
+/// The paths of a run over modules that they share.
+pub struct RunModel {
+    config: ModelConfig,
+    topology: Topology,
+    router: Option<PrefixRouter>,
+    load: LoadModule,
+    device: Device,
+    /// Per level and index. A lock is held while its module is loaded, so that it is loaded once.
+    modules: Vec<Vec<Mutex<Option<Arc<Module>>>>>,
+    paths: Vec<Mutex<Option<Path>>>,
+}
+
+impl RunModel {
+    /// A model of the run with this shape; nothing is loaded yet. A run of one path needs no router.
+    ///
+    /// # Errors
+    /// When the topology does not fit the configuration, or there are several paths and no router.
+    pub fn new(
+        config: ModelConfig,
+        topology: Topology,
+        router: Option<PrefixRouter>,
+        device: Device,
+        load: LoadModule,
+    ) -> Result<Self, RunModelError> {
+        config.check_topology(&topology)?;
+        if router.is_none() && topology.paths() > 1 {
+            return Err(RunModelError::NoRouter { paths: topology.paths() });
+        }
+        let slots = |level| (0..topology.modules_in(level)).map(|_| Mutex::default()).collect();
+        let modules = (0..topology.levels()).map(slots).collect();
+        let paths = topology.path_ids().map(|_| Mutex::default()).collect();
+        Ok(Self { config, topology, router, load, device, modules, paths })
+    }
+
+    /// Loads every module now, so that no request waits for one and what is damaged is found at the start.
+    ///
+    /// # Errors
+    /// The first module that can't be loaded.
+    pub fn load_all(&self) -> Result<(), RunModelError> {
+        self.topology.path_ids().try_for_each(|path| self.path(path).map(drop))
+    }
+
+    /// A path, composed of its modules.
+    ///
+    /// # Errors
+    /// When the path does not exist, or a module can't be loaded.
+    pub fn path(&self, id: PathId) -> Result<Path, RunModelError> {
+        let paths = self.topology.paths();
+        let slot = self.paths.get(id.index()).ok_or(RunModelError::NoPath { path: id, paths })?;
+        let mut slot = lock(slot);
+        if let Some(path) = &*slot {
+            return Ok(path.clone());
+        }
+        let modules = self.topology.modules_of(id).into_iter().map(|module| self.module(module));
+        let path = Path::compose(&self.config, &self.topology, &modules.collect::<Result<Vec<_>, _>>()?)?;
+        *slot = Some(path.clone());
+        Ok(path)
+    }
+
+    fn module(&self, id: ModuleId) -> Result<Arc<Module>, RunModelError> {
+        let wrap = |source: BoxError| RunModelError::Load { module: id, source };
+        let slot = self.modules.get(usize::from(id.level)).and_then(|level| level.get(id.index as usize));
+        let mut slot = lock(slot.ok_or_else(|| wrap("it is not in the topology".into()))?);
+        if let Some(module) = &*slot {
+            return Ok(Arc::clone(module));
+        }
+        tracing::debug!(module = %id, "loading a module");
+        let weights = (self.load)(id).map_err(wrap)?;
+        let module = Arc::new(Module::load(&weights, &self.device).map_err(|error| wrap(error.into()))?);
+        *slot = Some(Arc::clone(&module));
+        Ok(module)
+    }
+}
+
+/// What is behind the locks is replaced whole, so a panic elsewhere leaves nothing half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl RoutedModel for RunModel {
+    fn context(&self) -> usize {
+        self.config.context
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    fn prefix_tokens(&self) -> usize {
+        // Without a router one token is enough to say that there is only one path.
+        self.router.as_ref().map_or(1, |router| router.prefix_tokens.clamp(1, self.config.context))
+    }
+
+    fn route(&self, prefix: &[u32]) -> Result<Route, BoxError> {
+        let Some(router) = &self.router else {
+            return Ok(Route { path: PathId(0), distances: Vec::new(), prefix_tokens: 0 });
+        };
+        let features = router.seed.features(prefix, &[prefix.len()], 1)?;
+        let (path, distances) = (router.route)(&features)?;
+        let paths = self.topology.paths();
+        if path.0 >= paths {
+            return Err(RunModelError::WrongRouter { path, paths }.into());
+        }
+        Ok(Route { path, distances, prefix_tokens: prefix.len() })
+    }
+
+    fn begin(&self, path: PathId) -> Result<Box<dyn Sequence>, BoxError> {
+        let path = self.path(path)?;
+        let cache = path.new_cache();
+        Ok(Box::new(Decoding { path, cache }))
+    }
+}
+
+struct Decoding {
+    path: Path,
+    cache: KvCache,
+}
+
+impl Sequence for Decoding {
+    fn feed(&mut self, tokens: &[u32], all_positions: bool) -> Result<Vec<f32>, BoxError> {
+        Ok(self.path.decode(tokens, &mut self.cache, all_positions)?)
+    }
+}

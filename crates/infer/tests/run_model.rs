@@ -1,0 +1,140 @@
+//! The engine over real modules.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/fake.rs"]
+mod fake;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use dipaco_infer::{
+    BoxError, Engine, EngineConfig, Event, GenerateRequest, NoObserver, PrefixRouter, RoutedModel, RunModel,
+    Sampling,
+};
+use dipaco_model::{Device, ModelConfig, Module, Path, init, split};
+use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
+use fake::{Bytes, Fake, VOCAB};
+
+fn config() -> ModelConfig {
+    ModelConfig {
+        hidden_size: 16,
+        blocks: 2,
+        heads: 2,
+        head_dim: 8,
+        ffn_size: 32,
+        vocab_size: VOCAB,
+        context: 300,
+        init_std: 0.5,
+        ..ModelConfig::default()
+    }
+}
+
+type Loads = Arc<Mutex<BTreeMap<ModuleId, usize>>>;
+
+/// A run of 2 × 2 paths; module `level/index` is that level of a model drawn with the seed `index`.
+fn run() -> (Arc<RunModel>, Loads) {
+    let topology = Fake::new(1).topology().clone();
+    let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
+    let seed = Arc::new(Module::load(&init(&config(), 9).unwrap(), &Device::Cpu).unwrap());
+    let seed = Path::compose(&config(), &dense, &[seed]).unwrap();
+    // By the sign of two components of the features.
+    let route = |features: &[f32]| -> Result<(PathId, Vec<f32>), BoxError> {
+        Ok((PathId(u32::from(features[0] > 0.0) * 2 + u32::from(features[1] > 0.0)), features[..4].to_vec()))
+    };
+    let router = PrefixRouter { seed, prefix_tokens: 32, route: Box::new(route) };
+    let (loads, levels) = (Loads::default(), topology.clone());
+    let counted = Arc::clone(&loads);
+    let load = move |id: ModuleId| {
+        *counted.lock().unwrap().entry(id).or_insert(0) += 1;
+        let whole = init(&config(), id.index.into())?;
+        Ok(split(&config(), &levels, &whole)?.swap_remove(usize::from(id.level)))
+    };
+    let model = RunModel::new(config(), topology, Some(router), Device::Cpu, Box::new(load)).unwrap();
+    (Arc::new(model), loads)
+}
+
+fn engine(model: &Arc<RunModel>, slots: usize) -> Engine {
+    let config = EngineConfig { slots, ..EngineConfig::default() };
+    Engine::start(model.clone(), Arc::new(Bytes), Arc::new(NoObserver), &config).unwrap()
+}
+
+async fn scores(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<(u32, Vec<(u32, Option<f32>)>)> {
+    let mut all = Vec::new();
+    for mut generation in engine.submit(requests).unwrap() {
+        let (mut path, mut scores) = (u32::MAX, Vec::new());
+        while let Some(event) = generation.next().await {
+            match event {
+                Event::Started { path: started, .. } => path = started.0,
+                Event::Prompt(prompt) => scores.extend(prompt.into_iter().map(|s| (s.token, s.log_prob))),
+                Event::Token { token, score, .. } => scores.push((token, score.unwrap().log_prob)),
+                Event::Finished(_) => {}
+                Event::Failed(error) => panic!("{error}"),
+            }
+        }
+        all.push((path, scores));
+    }
+    all
+}
+
+fn request(number: u32) -> GenerateRequest {
+    let prompt: Vec<u32> = (0..130 + number).map(|i| (i * i * 7 + number * 31) % 256).collect();
+    GenerateRequest {
+        max_tokens: 20,
+        ignore_eos: true,
+        log_probs: Some(1),
+        score_prompt: true,
+        sampling: Sampling { seed: number.into(), ..Sampling::default() },
+        ..GenerateRequest::new(prompt)
+    }
+}
+
+#[tokio::test]
+async fn scores_are_those_of_the_composed_path_and_modules_are_loaded_once() {
+    let (model, loads) = run();
+    let engine = engine(&model, 4);
+    let mut taken = Vec::new();
+    for (number, (path, scores)) in (0..).zip(scores(&engine, (0..12).map(request).collect()).await) {
+        let tokens: Vec<u32> = scores.iter().map(|s| s.0).collect();
+        assert_eq!(tokens[..130 + number as usize], *request(number).prompt);
+        assert_eq!(model.route(&tokens[..32]).unwrap().path, PathId(path));
+        let count = tokens.len() - 1;
+        let path = model.path(PathId(path)).unwrap();
+        let whole = path.token_log_probs(&tokens[..count], &tokens[1..], 1).unwrap();
+        for (position, (one, all)) in scores[1..].iter().zip(&whole).enumerate() {
+            assert!((one.1.unwrap() - all).abs() < 1e-4, "{number} {position}: {one:?} {all}");
+        }
+        taken.push(model.route(&tokens[..32]).unwrap().path);
+    }
+    taken.sort_unstable();
+    taken.dedup();
+    assert!(taken.len() > 1, "the prompts were meant to take several paths: {taken:?}");
+    model.load_all().unwrap();
+    let expected = model.topology().module_ids().map(|module| (module, 1)).collect();
+    assert_eq!(*loads.lock().unwrap(), expected);
+}
+
+#[tokio::test]
+async fn the_same_bits_come_out_alone_and_among_others() {
+    let (model, _) = run();
+    let together = scores(&engine(&model, 4), (0..8).map(request).collect()).await;
+    let alone = engine(&model, 1);
+    for (number, expected) in (0..).zip(together) {
+        assert_eq!(scores(&alone, vec![request(number)]).await, [expected]);
+    }
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let (model, _) = run();
+    let load = || Box::new(|_| Err("the disk is gone".into()));
+    let topology = model.topology().clone();
+    let error = RunModel::new(config(), topology, None, Device::Cpu, load()).err().unwrap();
+    assert!(error.to_string().contains("4 paths but no router"), "{error}");
+    let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
+    let model = RunModel::new(config(), dense, None, Device::Cpu, load()).unwrap();
+    assert_eq!(model.route(&[1]).unwrap().path, PathId(0));
+    let error = model.begin(PathId(0)).err().unwrap();
+    assert_eq!(error.to_string(), "module 0/0 can't be loaded");
+    assert_eq!(error.source().unwrap().to_string(), "the disk is gone");
+    assert!(model.begin(PathId(1)).is_err());
+}
