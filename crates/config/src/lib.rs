@@ -22,7 +22,6 @@ mod keys;
 mod layer;
 mod load;
 mod origin;
-mod pending;
 mod resolve;
 mod run_config;
 mod write;
