@@ -1,6 +1,6 @@
 //! Whether the values of a configuration are in range and fit together.
 
-use dipaco_topology::{Part, Topology};
+use dipaco_topology::Topology;
 
 use crate::{ConfigError, Problem, RunConfig};
 
@@ -17,6 +17,9 @@ impl RunConfig {
     pub(crate) fn problems(&self) -> Vec<Problem> {
         let mut problems = Problems::default();
         self.check_run(&mut problems);
+        problems.result(self.model.check());
+        problems.result(self.prepare.check());
+        problems.result(self.serve.check());
         self.check_seed(&mut problems);
         self.check_train(&mut problems);
         problems.result(self.routing.check());
@@ -90,6 +93,14 @@ impl RunConfig {
                 self.evaluate.prefix_tokens, self.routing.prefix_tokens
             ));
         }
+        // A tokenizer that is given has its own vocabulary, which is compared when it is read.
+        let (model, trained) = (self.model.vocab_size, self.prepare.vocab_size as usize);
+        if self.prepare.tokenizer.is_none() && model != 0 && model != trained {
+            problems.add(format!(
+                "model.vocab_size is {model} but the tokenizer is to have prepare.vocab_size = {trained}: leave \
+                 model.vocab_size at 0, or give both the same number"
+            ));
+        }
         if self.evaluate.prefix_tokens >= context {
             problems.add(format!(
                 "evaluate.prefix_tokens is {} but model.context is {context}: no token would be left to count",
@@ -98,17 +109,11 @@ impl RunConfig {
         }
         match Topology::new(&self.topology, self.model.blocks) {
             Err(error) => problems.add(error.to_string()),
-            Ok(topology) => {
-                if self.model.tie_embeddings
-                    && topology.level_of(Part::Embedding) != topology.level_of(Part::Head)
-                {
-                    problems.add(
-                        "model.tie_embeddings is true but the embedding and the head are in different levels of \
-                         topology.levels: put both into one level, or set model.tie_embeddings = false"
-                            .to_owned(),
-                    );
-                }
+            // The model's own values have been reported above.
+            Ok(topology) if self.model.check().is_ok() => {
+                problems.result(self.model.check_topology(&topology));
             }
+            Ok(_) => {}
         }
     }
 }

@@ -32,6 +32,7 @@ pub const SECTIONS: &[(&str, &str)] = &[
         "topology.levels[]",
         "The levels, first to last. Every block, the embedding and the head belong to exactly one level.",
     ),
+    ("prepare", "How text becomes a tokenizer and token files."),
     ("seed_model", "Pretraining of the dense path that every path starts from."),
     ("seed_model.adamw", "The optimizer of the seed."),
     ("seed_model.schedule", "The learning rate of the seed: a linear warm-up, then a cosine."),
@@ -42,6 +43,7 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("outer", "How the outer gradients of the paths through a module become the module's step."),
     ("outer.nesterov", "The outer optimizer: SGD with Nesterov momentum."),
     ("evaluate", "Perplexity on validation text."),
+    ("serve", "The HTTP server."),
 ];
 
 const LEARNING_RATE: &str =
@@ -116,6 +118,49 @@ pub const KEYS: &[KeyDoc] = &[
         "true or false",
         "Whether the level holds the final norm and output projection.",
     ),
+    key(
+        "prepare.vocab_size",
+        "tokens",
+        "Vocabulary of the tokenizer to train, the 256 bytes and the end-of-text token among them. A larger one gives \
+         fewer tokens per byte and a larger embedding. Without effect when `prepare.tokenizer` is given.",
+    ),
+    key("prepare.tokenizer", "path", "A `tokenizer.json` to use instead of training one."),
+    key(
+        "prepare.end_of_text",
+        "token",
+        "Name of the given tokenizer's end-of-text token. When it is not given: the first of `<|endoftext|>`, `</s>`, \
+         `<|end_of_text|>` and `<eos>` that the tokenizer has.",
+    ),
+    key(
+        "prepare.tokenizer_sample_bytes",
+        "bytes",
+        "Text on which the tokenizer is trained, taken from all over the input. More takes longer and hardly changes \
+         the vocabulary.",
+    ),
+    key(
+        "prepare.validation_fraction",
+        "share",
+        "Share of the documents that becomes the validation set when none is given, by a hash of their text; 0 writes \
+         none.",
+    ),
+    key(
+        "prepare.text_document_bytes",
+        "bytes",
+        "Plain text files are cut at line ends into documents of at most this. Small values cut context, large ones \
+         leave few documents to route.",
+    ),
+    key(
+        "prepare.max_line_bytes",
+        "bytes",
+        "The longest line, and with it the longest JSON document. Longer ones are refused and counted; memory grows \
+         with it.",
+    ),
+    key(
+        "prepare.min_document_tokens",
+        "tokens",
+        "Documents with fewer tokens, end-of-text not counted, are refused and counted.",
+    ),
+    free("prepare.threads", "threads", "Threads that tokenise; 0 takes one for each core."),
     key(
         "seed_model.steps",
         "steps",
@@ -250,6 +295,52 @@ pub const KEYS: &[KeyDoc] = &[
          on the same tokens. At least `routing.prefix_tokens`, which the router has seen.",
     ),
     free("evaluate.batch", "sequences", "Sequences that are scored at once; costs memory."),
+    free(
+        "serve.address",
+        "address:port",
+        "Where to listen. 127.0.0.1 can't be reached from other machines; 0.0.0.0 opens it to all: give \
+         `serve.api_keys` then.",
+    ),
+    free("serve.slots", "sequences", "Sequences that are computed at a time; 0 takes the number of cores."),
+    free(
+        "serve.queued_requests",
+        "sequences",
+        "Sequences that may wait; above it requests are answered with 429. A request with k prompts and n choices \
+         counts k·n.",
+    ),
+    free(
+        "serve.queued_tokens",
+        "tokens",
+        "Prompt tokens that may wait, which bounds how long a request can wait.",
+    ),
+    free("serve.max_choices", "choices", "The most choices of one request: prompts times n."),
+    free(
+        "serve.body_limit",
+        "bytes",
+        "The largest body of a request; above it requests are answered with 413.",
+    ),
+    free("serve.max_connections", "connections", "Connections at a time; more wait in the system's backlog."),
+    free(
+        "serve.read_timeout",
+        "seconds",
+        "Time that a client has to send a request's head, and again for its body.",
+    ),
+    free(
+        "serve.request_timeout",
+        "seconds",
+        "The longest time from a request's admission to its last token.",
+    ),
+    free(
+        "serve.drain_timeout",
+        "seconds",
+        "Time that running requests get to finish when the server is stopped.",
+    ),
+    free("serve.keep_alive", "seconds", "Time between comments that keep a silent stream open."),
+    free(
+        "serve.api_keys",
+        "path",
+        "A file with API keys, one a line. When it is not given, everyone who reaches the address may ask.",
+    ),
 ];
 
 /// The documentation of a key; indices such as `[0]` may stand for `[]`.

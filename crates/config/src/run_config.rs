@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
+use dipaco_model::ModelConfig;
 use dipaco_optim::{AdamWConfig, NesterovConfig, ScheduleConfig};
 use dipaco_routing::RouterConfig;
+use dipaco_server::ServeConfig;
+use dipaco_shards::PrepareConfig;
 use dipaco_sync::{Rescale, Weighting};
 use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 use serde::{Deserialize, Serialize};
-
-use dipaco_model::ModelConfig;
 
 /// Everything that a run depends on besides its text. The default is a 2 × 2 run that a laptop finishes in minutes.
 ///
@@ -22,6 +23,8 @@ pub struct RunConfig {
     pub model: ModelConfig,
     /// Levels, modules and paths.
     pub topology: TopologyConfig,
+    /// Text to tokens.
+    pub prepare: PrepareConfig,
     /// Pretraining of the dense path that every path starts from.
     pub seed_model: SeedConfig,
     /// The router and its fitting.
@@ -32,6 +35,8 @@ pub struct RunConfig {
     pub outer: OuterConfig,
     /// Perplexity on validation text.
     pub evaluate: EvaluateConfig,
+    /// The HTTP server.
+    pub serve: ServeConfig,
 }
 
 impl Default for RunConfig {
@@ -49,11 +54,13 @@ impl Default for RunConfig {
                 replicas: 1,
                 levels: vec![level("0..2", true, false), level("2..4", false, true)],
             },
+            prepare: PrepareConfig::default(),
             seed_model: SeedConfig::default(),
             routing: RouterConfig::default(),
             train: TrainConfig::default(),
             outer: OuterConfig::default(),
             evaluate: EvaluateConfig::default(),
+            serve: ServeConfig::default(),
         }
     }
 }

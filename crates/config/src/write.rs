@@ -142,8 +142,8 @@ pub fn reference() -> String {
                 false => default_text(lookup(&default, doc.key)),
             };
             let star = if doc.affects_result { " *" } else { "" };
-            let unit = doc.unit.replace('|', "\\|");
-            let _ = writeln!(out, "| `{}`{star} | {value} | {unit} | {} |", last(doc.key), doc.text);
+            let (unit, text) = (doc.unit.replace('|', "\\|"), doc.text.replace('|', "\\|"));
+            let _ = writeln!(out, "| `{}`{star} | {value} | {unit} | {text} |", last(doc.key));
         }
     }
     out
