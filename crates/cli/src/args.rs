@@ -12,6 +12,7 @@ use crate::error::CliError;
 
 const EXAMPLES: &str = "\
 Examples:
+  dipaco quickstart                                    from text to a served model, in minutes
   dipaco doctor                                        check this machine
   dipaco config show --config configs/tiny.toml        see what will run
   dipaco config check --config my.toml --set train.rounds=20
@@ -32,6 +33,42 @@ pub(crate) struct Cli {
 /// What can be done.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// From text to a served model, with one command.
+    #[command(after_help = commands::quickstart::EXAMPLES)]
+    Quickstart(commands::quickstart::QuickstartOptions),
+    /// Turn text into a tokenizer and token files.
+    #[command(after_help = commands::prepare::EXAMPLES)]
+    Prepare(commands::prepare::PrepareOptions),
+    /// Download files of C4 from the Hugging Face hub.
+    #[command(after_help = commands::fetch_c4::EXAMPLES)]
+    FetchC4(commands::fetch_c4::FetchOptions),
+    /// Pretrain the dense path that every path starts from.
+    #[command(after_help = commands::seed::EXAMPLES)]
+    Seed(commands::seed::SeedOptions),
+    /// Fit the router, and divide the text among the paths.
+    #[command(subcommand)]
+    Route(commands::route::RouteCommand),
+    /// Train the paths: coordinator and workers on this machine.
+    #[command(after_help = commands::train::TRAIN_EXAMPLES)]
+    Train(commands::train::TrainOptions),
+    /// Lead the training of workers on other machines.
+    #[command(after_help = commands::train::COORDINATOR_EXAMPLES)]
+    Coordinator(commands::train::CoordinatorOptions),
+    /// Train paths for a coordinator.
+    #[command(after_help = commands::worker::EXAMPLES)]
+    Worker(commands::worker::WorkerOptions),
+    /// Measure perplexity on validation text.
+    #[command(after_help = commands::evaluate::EXAMPLES)]
+    Evaluate(commands::evaluate::EvaluateOptions),
+    /// Serve a trained run over HTTP.
+    #[command(after_help = commands::serve::EXAMPLES)]
+    Serve(commands::serve::ServeOptions),
+    /// Write a path as a Hugging Face Llama checkpoint.
+    #[command(after_help = commands::export::EXAMPLES)]
+    Export(commands::export::ExportOptions),
+    /// Say how far a run is.
+    #[command(after_help = commands::status::EXAMPLES)]
+    Status(commands::status::StatusOptions),
     /// Show, check or explain the configuration.
     #[command(subcommand)]
     Config(commands::config::ConfigCommand),

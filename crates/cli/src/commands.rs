@@ -3,3 +3,14 @@
 pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod doctor;
+pub(crate) mod evaluate;
+pub(crate) mod export;
+pub(crate) mod fetch_c4;
+pub(crate) mod prepare;
+pub(crate) mod quickstart;
+pub(crate) mod route;
+pub(crate) mod seed;
+pub(crate) mod serve;
+pub(crate) mod status;
+pub(crate) mod train;
+pub(crate) mod worker;

@@ -9,6 +9,8 @@ use dipaco_config::ConfigError;
 use dipaco_telemetry::LogsError;
 use thiserror::Error;
 
+use crate::steps::error::StepError;
+
 /// Exit code of a failure.
 const FAILURE: u8 = 1;
 /// Exit code of wrong usage or configuration.
@@ -44,6 +46,21 @@ pub(crate) enum CliError {
         #[source]
         source: io::Error,
     },
+    /// The user asked to stop.
+    #[error("interrupted; what was finished is kept, and the same command goes on (training with --resume)")]
+    Interrupted,
+    /// A server's address.
+    #[error("can't listen on {address}")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A step of a run.
+    #[error(transparent)]
+    Step(#[from] StepError),
     /// `doctor` found what will not work.
     #[error("{failed} of the checks failed")]
     Doctor {
@@ -56,7 +73,9 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Usage { .. } | Self::Logs(_) => USAGE,
-            Self::Io { .. } | Self::Doctor { .. } => FAILURE,
+            Self::Interrupted => INTERRUPTED,
+            Self::Step(step) if step.is_configuration() => USAGE,
+            Self::Step(_) | Self::Io { .. } | Self::Listen { .. } | Self::Doctor { .. } => FAILURE,
         }
     }
 
@@ -68,7 +87,11 @@ impl CliError {
             Self::Io { source, .. } => io_remedy(source).map(str::to_owned),
             Self::Config(ConfigError::Read { source, .. }) => io_remedy(source).map(str::to_owned),
             Self::Config(_) => Some("`dipaco config keys` explains every key".into()),
-            Self::Logs(_) => None,
+            Self::Listen { source, .. } => match source.kind() {
+                io::ErrorKind::AddrInUse => Some("name another port with --address, or stop what uses this one".into()),
+                kind => Some(format!("name an address of this machine with --address ({kind})")),
+            },
+            Self::Logs(_) | Self::Interrupted | Self::Step(_) => None,
         }
     }
 
@@ -118,6 +141,54 @@ fn io_remedy(error: &io::Error) -> Option<&'static str> {
         }
         io::ErrorKind::ReadOnlyFilesystem => Some("name a directory that can be written"),
         _ => None,
+    }
+}
+
+impl From<dipaco_train::TrainError> for CliError {
+    fn from(error: dipaco_train::TrainError) -> Self {
+        StepError::from(error).into()
+    }
+}
+
+impl From<dipaco_net::NetError> for CliError {
+    fn from(error: dipaco_net::NetError) -> Self {
+        StepError::from(error).into()
+    }
+}
+
+impl From<dipaco_store::StoreError> for CliError {
+    fn from(error: dipaco_store::StoreError) -> Self {
+        StepError::from(error).into()
+    }
+}
+
+impl From<dipaco_telemetry::EventsError> for CliError {
+    fn from(error: dipaco_telemetry::EventsError) -> Self {
+        StepError::from(error).into()
+    }
+}
+
+impl From<dipaco_server::ServerError> for CliError {
+    fn from(error: dipaco_server::ServerError) -> Self {
+        StepError::from(error).into()
+    }
+}
+
+impl From<dipaco_model::ModelError> for CliError {
+    fn from(error: dipaco_model::ModelError) -> Self {
+        StepError::from(error).into()
+    }
+}
+
+impl From<dipaco_shards::ShardsError> for CliError {
+    fn from(error: dipaco_shards::ShardsError) -> Self {
+        StepError::from(error).into()
+    }
+}
+
+impl From<dipaco_routing::RoutingError> for CliError {
+    fn from(error: dipaco_routing::RoutingError) -> Self {
+        StepError::from(error).into()
     }
 }
 

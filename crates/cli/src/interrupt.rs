@@ -9,7 +9,7 @@ use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use tokio_util::sync::CancellationToken;
 
-use crate::error::INTERRUPTED;
+use crate::error::{CliError, INTERRUPTED};
 
 /// Whether the user asked to stop; cheap to clone.
 #[derive(Clone, Debug)]
@@ -20,7 +20,11 @@ pub(crate) struct Interrupt {
 
 impl Interrupt {
     /// Takes over SIGINT and SIGTERM.
-    pub(crate) fn listen() -> io::Result<Self> {
+    pub(crate) fn listen() -> Result<Self, CliError> {
+        Self::register().map_err(|source| CliError::Io { action: "watch", path: "signals".into(), source })
+    }
+
+    fn register() -> io::Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         let token = CancellationToken::new();
         for signal in [SIGINT, SIGTERM] {
@@ -37,6 +41,11 @@ impl Interrupt {
             }
         })?;
         Ok(Self { flag, token })
+    }
+
+    /// The result of a step: what failed because the user asked to stop is an interruption.
+    pub(crate) fn judge<T, E: Into<CliError>>(&self, result: Result<T, E>) -> Result<T, CliError> {
+        result.map_err(|error| if self.is_set() { CliError::Interrupted } else { error.into() })
     }
 
     /// Whether the user asked to stop, for loops.

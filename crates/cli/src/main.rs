@@ -3,12 +3,12 @@
 mod args;
 mod commands;
 mod error;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "the commands that run long come with the training drivers")
-)]
 mod interrupt;
 mod output;
+mod run_directory;
+mod run_options;
+mod runtime;
+mod steps;
 
 use std::process::ExitCode;
 
@@ -36,8 +36,20 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<(), CliError> {
-    cli.global.init_logs()?;
+    let progress = &cli.global.init_logs()?;
     match cli.command {
+        Command::Quickstart(options) => commands::quickstart::run(&options, progress),
+        Command::Prepare(options) => commands::prepare::run(&options, progress),
+        Command::FetchC4(options) => commands::fetch_c4::run(&options, progress),
+        Command::Seed(options) => commands::seed::run(&options, progress),
+        Command::Route(command) => commands::route::run(&command, progress),
+        Command::Train(options) => commands::train::run(&options, progress),
+        Command::Coordinator(options) => commands::train::run_coordinator(&options, progress),
+        Command::Worker(options) => commands::worker::run(&options),
+        Command::Evaluate(options) => commands::evaluate::run(&options, progress),
+        Command::Serve(options) => commands::serve::run(&options, progress),
+        Command::Export(options) => commands::export::run(&options),
+        Command::Status(options) => commands::status::run(&options),
         Command::Config(command) => commands::config::run(command),
         Command::Doctor(options) => commands::doctor::run(&options),
         Command::Completions { shell } => commands::completions::run(shell),

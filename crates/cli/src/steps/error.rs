@@ -89,3 +89,18 @@ pub(crate) enum StepError {
     #[error(transparent)]
     Eval(#[from] dipaco_eval::EvalError),
 }
+
+impl StepError {
+    /// Whether the user's configuration or arguments are at fault.
+    pub(crate) fn is_configuration(&self) -> bool {
+        matches!(
+            self,
+            Self::Config(_)
+                | Self::Topology(_)
+                | Self::NoSuchPath { .. }
+                | Self::Routing(dipaco_routing::RoutingError::Config { .. })
+                | Self::Eval(dipaco_eval::EvalError::Config { .. })
+                | Self::Server(dipaco_server::ServerError::Config(_))
+        )
+    }
+}

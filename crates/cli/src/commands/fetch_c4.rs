@@ -1,0 +1,78 @@
+//! `dipaco fetch-c4`: downloads files of C4.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use dipaco_shards::{C4Split, FetchConfig, fetch_c4};
+use dipaco_telemetry::Progress;
+
+use crate::error::CliError;
+use crate::interrupt::Interrupt;
+use crate::output;
+use crate::steps::prepare::Shown;
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  dipaco fetch-c4 --files 0..8 --out c4                8 of the 1,024 training files, about 2.5 GB
+  dipaco fetch-c4 --validation --files 0..1 --out c4-validation";
+
+/// Options of `dipaco fetch-c4`.
+#[derive(Debug, Args)]
+pub(crate) struct FetchOptions {
+    /// Which files, from 0: FIRST..END, without END.
+    #[arg(long, value_name = "RANGE", default_value = "0..1")]
+    files: Files,
+    /// Files of the validation split instead of training.
+    #[arg(long)]
+    validation: bool,
+    /// The folder to download to; files that are there and whole are not downloaded again.
+    #[arg(long, default_value = "c4", value_name = "DIR")]
+    out: PathBuf,
+    /// Where the files are, without their names.
+    #[arg(long, env = "DIPACO_C4_URL", value_name = "URL")]
+    url: Option<String>,
+    /// Failures in a row after which a file is given up.
+    #[arg(long, default_value_t = FetchConfig::default().retries, value_name = "N")]
+    retries: u32,
+    /// Print the report as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A half-open range of files.
+#[derive(Clone, Debug)]
+struct Files(Range<u32>);
+
+impl FromStr for Files {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let range = text.split_once("..").and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?));
+        let range = range.filter(|range: &Range<u32>| !range.is_empty());
+        range.map(Self).ok_or_else(|| format!("`{text}` is no range of files: write FIRST..END, as in 0..8"))
+    }
+}
+
+pub(crate) fn run(options: &FetchOptions, progress: &Progress) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    let default = FetchConfig::default();
+    let config = FetchConfig {
+        base_url: options.url.clone().unwrap_or(default.base_url.clone()),
+        first: options.files.0.start,
+        end: options.files.0.end,
+        split: if options.validation { C4Split::Validation } else { C4Split::Train },
+        retries: options.retries,
+        ..default
+    };
+    let shown = Shown::new(progress);
+    // The pause between two attempts; Ctrl-C is seen after it.
+    let pause = |time| std::thread::sleep(time);
+    let report = interrupt.judge(fetch_c4(&config, &options.out, &shown, &interrupt.flag(), &pause))?;
+    if options.json {
+        output::print_json(&report)
+    } else {
+        output::print(&(report.to_string().trim_end().to_owned() + "\n"))
+    }
+}
