@@ -23,6 +23,7 @@ impl RunConfig {
         self.check_seed(&mut problems);
         self.check_train(&mut problems);
         problems.result(self.routing.check());
+        problems.result(self.evaluation.check());
         self.check_together(&mut problems);
         problems.0
     }
@@ -85,12 +86,11 @@ impl RunConfig {
     fn check_together(&self, problems: &mut Problems) {
         let context = self.model.context;
         problems.at_most_context("routing.prefix_tokens", self.routing.prefix_tokens, context);
-        problems.at_least_one("evaluate.batch", self.evaluate.batch as u64);
-        if self.evaluate.prefix_tokens < self.routing.prefix_tokens {
+        if self.evaluation.prefix_tokens < self.routing.prefix_tokens {
             problems.add(format!(
-                "evaluate.prefix_tokens is {} but the router reads routing.prefix_tokens = {}: tokens that the router has \
-                 seen must not be counted, so raise evaluate.prefix_tokens",
-                self.evaluate.prefix_tokens, self.routing.prefix_tokens
+                "evaluation.prefix_tokens is {} but the router reads routing.prefix_tokens = {}: tokens that the router has \
+                 seen must not be counted, so raise evaluation.prefix_tokens",
+                self.evaluation.prefix_tokens, self.routing.prefix_tokens
             ));
         }
         // A tokenizer that is given has its own vocabulary, which is compared when it is read.
@@ -101,10 +101,10 @@ impl RunConfig {
                  model.vocab_size at 0, or give both the same number"
             ));
         }
-        if self.evaluate.prefix_tokens >= context {
+        if self.evaluation.prefix_tokens >= context {
             problems.add(format!(
-                "evaluate.prefix_tokens is {} but model.context is {context}: no token would be left to count",
-                self.evaluate.prefix_tokens
+                "evaluation.prefix_tokens is {} but model.context is {context}: no token would be left to count",
+                self.evaluation.prefix_tokens
             ));
         }
         match Topology::new(&self.topology, self.model.blocks) {

@@ -42,7 +42,7 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("train.schedule", "The learning rate over all inner steps of the run: a linear warm-up, then a cosine."),
     ("outer", "How the outer gradients of the paths through a module become the module's step."),
     ("outer.nesterov", "The outer optimizer: SGD with Nesterov momentum."),
-    ("evaluate", "Perplexity on validation text."),
+    ("evaluation", "Perplexity on validation text."),
     ("serve", "The HTTP server."),
 ];
 
@@ -69,6 +69,12 @@ pub const KEYS: &[KeyDoc] = &[
         "Seed of every random choice. The same seed and configuration give the same bits.",
     ),
     free("run.directory", "path", "The run's directory. When it is not given: `runs/` and the run's name."),
+    free(
+        "run.data",
+        "path",
+        "The folder of the prepared text. When it is not given: `data` in the run's directory. Runs that are compared \
+         share one.",
+    ),
     key("model.hidden_size", "values", "D, the width of the residual stream."),
     key("model.blocks", "blocks", "Number of transformer blocks of a path."),
     key("model.heads", "heads", "Number of attention heads."),
@@ -289,12 +295,22 @@ pub const KEYS: &[KeyDoc] = &[
     ),
     key("outer.nesterov.momentum", "number", "Outer momentum, at least 0 and below 1."),
     key(
-        "evaluate.prefix_tokens",
+        "evaluation.prefix_tokens",
         "tokens",
         "Tokens at the start of a document that are read and not counted, for every model, so that all are compared \
          on the same tokens. At least `routing.prefix_tokens`, which the router has seen.",
     ),
-    free("evaluate.batch", "sequences", "Sequences that are scored at once; costs memory."),
+    key(
+        "evaluation.sequence_tokens",
+        "tokens",
+        "Tokens of a sequence; longer documents are cut into several. 0 takes the model's context.",
+    ),
+    free("evaluation.batch_sequences", "sequences", "Sequences that are scored at once; costs memory."),
+    key(
+        "evaluation.max_documents",
+        "documents",
+        "Documents of each file that are scored, its first ones; 0 scores all. For quick looks, not for tables.",
+    ),
     free(
         "serve.address",
         "address:port",

@@ -30,7 +30,7 @@ pub use error::{ConfigError, Problem};
 pub use keys::{KEYS, KeyDoc, SECTIONS, key_doc};
 pub use load::{Resolved, Sources};
 pub use origin::Origin;
-pub use run_config::{EvaluateConfig, OuterConfig, RunConfig, RunSection, SeedConfig, TrainConfig};
+pub use run_config::{OuterConfig, RunConfig, RunSection, SeedConfig, TrainConfig};
 pub use write::reference;
 
 #[cfg(test)]

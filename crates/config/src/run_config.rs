@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use dipaco_eval::EvaluationConfig;
 use dipaco_model::ModelConfig;
 use dipaco_optim::{AdamWConfig, NesterovConfig, ScheduleConfig};
 use dipaco_routing::RouterConfig;
@@ -34,7 +35,7 @@ pub struct RunConfig {
     /// The outer step of each module.
     pub outer: OuterConfig,
     /// Perplexity on validation text.
-    pub evaluate: EvaluateConfig,
+    pub evaluation: EvaluationConfig,
     /// The HTTP server.
     pub serve: ServeConfig,
 }
@@ -59,7 +60,7 @@ impl Default for RunConfig {
             routing: RouterConfig::default(),
             train: TrainConfig::default(),
             outer: OuterConfig::default(),
-            evaluate: EvaluateConfig::default(),
+            evaluation: EvaluationConfig::default(),
             serve: ServeConfig::default(),
         }
     }
@@ -75,11 +76,13 @@ pub struct RunSection {
     pub seed: u64,
     /// The run's directory; `runs/<name>` when it is not given.
     pub directory: Option<PathBuf>,
+    /// The folder of the prepared text; `data` in the run's directory when it is not given.
+    pub data: Option<PathBuf>,
 }
 
 impl Default for RunSection {
     fn default() -> Self {
-        Self { name: "tiny".into(), seed: 1, directory: None }
+        Self { name: "tiny".into(), seed: 1, directory: None, data: None }
     }
 }
 
@@ -202,20 +205,4 @@ pub struct OuterConfig {
     pub rescale: Rescale,
     /// Nesterov's numbers.
     pub nesterov: NesterovConfig,
-}
-
-/// Section `[evaluate]`: perplexity on validation text.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct EvaluateConfig {
-    /// Tokens at the start of a document that are read and not counted, for every model.
-    pub prefix_tokens: usize,
-    /// Sequences that are scored at once.
-    pub batch: usize,
-}
-
-impl Default for EvaluateConfig {
-    fn default() -> Self {
-        Self { prefix_tokens: 32, batch: 16 }
-    }
 }

@@ -178,7 +178,7 @@ fn values_that_do_not_fit_are_all_reported() {
         "train.holdout_fraction is 1.5",
         ":8: train.adamw.beta1 is 1: it must be at least 0 and below 1",
         "train.sequence_tokens is 256 but model.context is 128",
-        "evaluate.prefix_tokens is 32 but the router reads routing.prefix_tokens = 64",
+        "evaluation.prefix_tokens is 32 but the router reads routing.prefix_tokens = 64",
         "block 4 is held by 0 levels",
     ] {
         assert!(text.contains(named), "{named}: {text}");

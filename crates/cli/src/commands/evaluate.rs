@@ -88,7 +88,7 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
         let rows: Vec<_> = comparison
             .rows
             .iter()
-            .map(|(model, evaluation)| Row { model, perplexity: evaluation.perplexity, evaluation })
+            .map(|(model, evaluation)| Row { model, evaluation })
             .collect();
         output::print_json(&rows)
     } else {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use dipaco_shards::{C4Split, FetchConfig, fetch_c4};
-use dipaco_telemetry::Progress;
+use dipaco_shards::{C4Split, FetchConfig, FetchedFile, fetch_c4};
+use dipaco_telemetry::{Progress, human};
 
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
@@ -73,6 +73,10 @@ pub(crate) fn run(options: &FetchOptions, progress: &Progress) -> Result<(), Cli
     if options.json {
         output::print_json(&report)
     } else {
-        output::print(&(report.to_string().trim_end().to_owned() + "\n"))
+        let text = |file: &FetchedFile| {
+            let how = if file.requests == 0 { "was there" } else { "downloaded" };
+            format!("{}  {}  {how}\n", file.path.display(), human::bytes(file.bytes))
+        };
+        output::print(&report.files.iter().map(text).collect::<String>())
     }
 }

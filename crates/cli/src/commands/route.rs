@@ -138,7 +138,7 @@ fn show(options: &InspectOptions) -> Result<(), CliError> {
         return output::print_json(&statistics);
     }
     let mut text = format!("{}\n", statistics.to_string().trim_end());
-    for row in &statistics.shards {
+    for row in &statistics.rows {
         for example in &row.examples {
             let words = tokenizer.decode(&example.tokens)?.replace('\n', "⏎");
             text += &format!("\npath {} · document {}\n  {words}\n", row.path, example.document);

@@ -43,8 +43,6 @@ pub(crate) enum StepError {
         #[source]
         source: tokio::task::JoinError,
     },
-    #[error("interrupted; what was committed is kept, and --resume continues it")]
-    Interrupted,
     #[error("there are no sources of crates in {}: give text of your own with --data", folder.display())]
     NoCrates { folder: PathBuf },
     #[error("the lock file that this program was built with can't be read; this is a fault of dipaco: please report it")]

@@ -34,7 +34,7 @@ pub(crate) fn evaluate(
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Evaluation, StepError> {
-    let setting: &EvaluationConfig = &config.evaluate;
+    let setting: &EvaluationConfig = &config.evaluation;
     let bytes = token_bytes(run)?;
     let task = progress.task("evaluate", None, Unit::Count("documents"));
     let mut show = |step: dipaco_eval::EvaluationProgress| {
