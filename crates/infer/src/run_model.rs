@@ -1,16 +1,16 @@
-//! A run's modules as a model: loaded when first needed, once however many paths use them.
+//! A run's paths and its router as a model.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dipaco_model::{Device, KvCache, ModelConfig, ModelError, Module, ModuleWeights, Path};
-use dipaco_topology::{ModuleId, PathId, Topology};
+use dipaco_model::{KvCache, ModelConfig, ModelError, Path};
+use dipaco_topology::{PathId, Topology};
 use thiserror::Error;
 
 use crate::{BoxError, Route, RoutedModel, Sequence};
 
-/// Gives the weights of a module, from wherever they are kept. May be called from several threads, and again for a
-/// module that could not be loaded before.
-pub type LoadModule = Box<dyn Fn(ModuleId) -> Result<ModuleWeights, BoxError> + Send + Sync>;
+/// Gives a path, composed of modules that it shares with other paths. May be called from several threads, and again for
+/// a path that could not be had before.
+pub type LoadPath = Box<dyn Fn(PathId) -> Result<Path, BoxError> + Send + Sync>;
 
 /// Why a run can't be served.
 #[derive(Debug, Error)]
@@ -30,11 +30,11 @@ pub enum RunModelError {
         /// P.
         paths: u32,
     },
-    /// A module's weights could not be had.
-    #[error("module {module} can't be loaded")]
+    /// A path could not be had.
+    #[error("path {path} can't be loaded")]
     Load {
-        /// The module.
-        module: ModuleId,
+        /// The path.
+        path: PathId,
         /// Why.
         #[source]
         source: BoxError,
@@ -64,15 +64,13 @@ pub struct PrefixRouter {
     pub route: Box<dyn Fn(&[f32]) -> Result<(PathId, Vec<f32>), BoxError> + Send + Sync>,
 }
 
-/// The paths of a run over modules that they share.
+/// The paths of a run.
 pub struct RunModel {
     config: ModelConfig,
     topology: Topology,
     router: Option<PrefixRouter>,
-    load: LoadModule,
-    device: Device,
-    /// Per level and index. A lock is held while its module is loaded, so that it is loaded once.
-    modules: Vec<Vec<Mutex<Option<Arc<Module>>>>>,
+    load: LoadPath,
+    /// A lock is held while its path is loaded, so that it is loaded once.
     paths: Vec<Mutex<Option<Path>>>,
 }
 
@@ -85,31 +83,28 @@ impl RunModel {
         config: ModelConfig,
         topology: Topology,
         router: Option<PrefixRouter>,
-        device: Device,
-        load: LoadModule,
+        load: LoadPath,
     ) -> Result<Self, RunModelError> {
         config.check_topology(&topology)?;
         if router.is_none() && topology.paths() > 1 {
             return Err(RunModelError::NoRouter { paths: topology.paths() });
         }
-        let slots = |level| (0..topology.modules_in(level)).map(|_| Mutex::default()).collect();
-        let modules = (0..topology.levels()).map(slots).collect();
         let paths = topology.path_ids().map(|_| Mutex::default()).collect();
-        Ok(Self { config, topology, router, load, device, modules, paths })
+        Ok(Self { config, topology, router, load, paths })
     }
 
-    /// Loads every module now, so that no request waits for one and what is damaged is found at the start.
+    /// Loads every path now, so that no request waits for one and what is damaged is found at the start.
     ///
     /// # Errors
-    /// The first module that can't be loaded.
+    /// The first path that can't be loaded.
     pub fn load_all(&self) -> Result<(), RunModelError> {
         self.topology.path_ids().try_for_each(|path| self.path(path).map(drop))
     }
 
-    /// A path, composed of its modules.
+    /// A path; loaded when it is first needed.
     ///
     /// # Errors
-    /// When the path does not exist, or a module can't be loaded.
+    /// When the path does not exist, or can't be loaded.
     pub fn path(&self, id: PathId) -> Result<Path, RunModelError> {
         let paths = self.topology.paths();
         let slot = self.paths.get(id.index()).ok_or(RunModelError::NoPath { path: id, paths })?;
@@ -117,24 +112,9 @@ impl RunModel {
         if let Some(path) = &*slot {
             return Ok(path.clone());
         }
-        let modules = self.topology.modules_of(id).into_iter().map(|module| self.module(module));
-        let path = Path::compose(&self.config, &self.topology, &modules.collect::<Result<Vec<_>, _>>()?)?;
+        let path = (self.load)(id).map_err(|source| RunModelError::Load { path: id, source })?;
         *slot = Some(path.clone());
         Ok(path)
-    }
-
-    fn module(&self, id: ModuleId) -> Result<Arc<Module>, RunModelError> {
-        let wrap = |source: BoxError| RunModelError::Load { module: id, source };
-        let slot = self.modules.get(usize::from(id.level)).and_then(|level| level.get(id.index as usize));
-        let mut slot = lock(slot.ok_or_else(|| wrap("it is not in the topology".into()))?);
-        if let Some(module) = &*slot {
-            return Ok(Arc::clone(module));
-        }
-        tracing::debug!(module = %id, "loading a module");
-        let weights = (self.load)(id).map_err(wrap)?;
-        let module = Arc::new(Module::load(&weights, &self.device).map_err(|error| wrap(error.into()))?);
-        *slot = Some(Arc::clone(&module));
-        Ok(module)
     }
 }
 

@@ -12,7 +12,7 @@ use dipaco_infer::{
     Sampling,
 };
 use dipaco_model::{Device, ModelConfig, Module, Path, init, split};
-use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
+use dipaco_topology::{PathId, Topology, TopologyConfig};
 use fake::{Bytes, Fake, VOCAB};
 
 fn config() -> ModelConfig {
@@ -29,7 +29,7 @@ fn config() -> ModelConfig {
     }
 }
 
-type Loads = Arc<Mutex<BTreeMap<ModuleId, usize>>>;
+type Loads = Arc<Mutex<BTreeMap<PathId, usize>>>;
 
 /// A run of 2 × 2 paths; module `level/index` is that level of a model drawn with the seed `index`.
 fn run() -> (Arc<RunModel>, Loads) {
@@ -44,12 +44,16 @@ fn run() -> (Arc<RunModel>, Loads) {
     let router = PrefixRouter { seed, prefix_tokens: 32, route: Box::new(route) };
     let (loads, levels) = (Loads::default(), topology.clone());
     let counted = Arc::clone(&loads);
-    let load = move |id: ModuleId| {
+    let load = move |id: PathId| {
         *counted.lock().unwrap().entry(id).or_insert(0) += 1;
-        let whole = init(&config(), id.index.into())?;
-        Ok(split(&config(), &levels, &whole)?.swap_remove(usize::from(id.level)))
+        let modules = levels.modules_of(id).into_iter().map(|module| {
+            let whole = init(&config(), module.index.into())?;
+            let part = split(&config(), &levels, &whole)?.swap_remove(usize::from(module.level));
+            Ok::<_, BoxError>(Arc::new(Module::load(&part, &Device::Cpu)?))
+        });
+        Ok(Path::compose(&config(), &levels, &modules.collect::<Result<Vec<_>, _>>()?)?)
     };
-    let model = RunModel::new(config(), topology, Some(router), Device::Cpu, Box::new(load)).unwrap();
+    let model = RunModel::new(config(), topology, Some(router), Box::new(load)).unwrap();
     (Arc::new(model), loads)
 }
 

@@ -83,6 +83,8 @@ pub(crate) enum StepError {
     #[error(transparent)]
     Events(#[from] dipaco_telemetry::EventsError),
     #[error(transparent)]
+    RunModel(#[from] dipaco_infer::RunModelError),
+    #[error(transparent)]
     Server(#[from] dipaco_server::ServerError),
     #[error(transparent)]
     Eval(#[from] dipaco_eval::EvalError),

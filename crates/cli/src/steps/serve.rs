@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use dipaco_config::RunConfig;
-use dipaco_infer::{BoxError, Route, RoutedModel, Sequence, TextCodec, TextStream, TokenizerInfo};
-use dipaco_model::{KvCache, Path, level_specs, parameters, path_specs};
-use dipaco_routing::{FeatureExtractor, Router};
+use dipaco_infer::{BoxError, PrefixRouter, RunModel, TextCodec, TextStream, TokenizerInfo};
+use dipaco_model::{level_specs, parameters, path_specs};
+use dipaco_routing::Router;
 use dipaco_server::{ServeConfig, ServedRun, State};
 use dipaco_shards::{IncrementalDecoder, Tokenizer};
-use dipaco_topology::{PathId, Topology};
 
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
@@ -44,63 +43,30 @@ pub(crate) async fn open(
         total_parameters: total as u64,
     };
     let (router, tokenizer) = (router(run)?, tokenizer(run)?);
-    // Loading the seed waits for the store.
-    let model = tokio::task::spawn_blocking(move || {
-        router.check_seed(weights.model().hidden_size, weights.seed_hash()?)?;
-        Ok::<_, StepError>(Served { seed: weights.seed()?, weights, router })
-    })
-    .await
-    .map_err(|source| StepError::Task { source })??;
+    // Loading waits for the store.
+    let model = tokio::task::spawn_blocking(move || routed(weights, router))
+        .await
+        .map_err(|source| StepError::Task { source })??;
     Ok(State::start(serve, served, Arc::new(model), Arc::new(Codec(tokenizer)))?)
 }
 
-/// The paths of a run, its router, and the seed whose features the router reads.
-struct Served {
-    weights: Weights,
-    seed: Path,
-    router: Router,
-}
-
-impl RoutedModel for Served {
-    fn context(&self) -> usize {
-        self.weights.model().context
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.weights.model().vocab_size
-    }
-
-    fn topology(&self) -> &Topology {
-        self.weights.topology()
-    }
-
-    fn prefix_tokens(&self) -> usize {
-        self.router.prefix_tokens()
-    }
-
-    fn route(&self, prefix: &[u32]) -> Result<Route, BoxError> {
-        let features = FeatureExtractor::features(&self.seed, prefix, &[prefix.len()])?;
-        let route = self.router.route(&features)?;
-        Ok(Route { path: route.path, distances: route.distances, prefix_tokens: prefix.len() })
-    }
-
-    fn begin(&self, path: PathId) -> Result<Box<dyn Sequence>, BoxError> {
-        let path = self.weights.path(path)?;
-        let cache = path.new_cache();
-        Ok(Box::new(Running { path, cache }))
-    }
-}
-
-/// One sequence on one path.
-struct Running {
-    path: Path,
-    cache: KvCache,
-}
-
-impl Sequence for Running {
-    fn feed(&mut self, tokens: &[u32], all_positions: bool) -> Result<Vec<f32>, BoxError> {
-        Ok(self.path.decode(tokens, &mut self.cache, all_positions)?)
-    }
+/// The run as a model, with everything loaded: what is damaged is told before the first request.
+fn routed(weights: Weights, router: Router) -> Result<RunModel, StepError> {
+    let (model, topology) = (weights.model().clone(), weights.topology().clone());
+    router.check_seed(model.hidden_size, weights.seed_hash()?)?;
+    router.check_paths(topology.paths())?;
+    let prefix = PrefixRouter {
+        seed: weights.seed()?,
+        prefix_tokens: router.prefix_tokens(),
+        route: Box::new(move |features| {
+            let route = router.route(features)?;
+            Ok((route.path, route.distances))
+        }),
+    };
+    let load = move |path| weights.path(path).map_err(BoxError::from);
+    let model = RunModel::new(model, topology, Some(prefix), Box::new(load))?;
+    model.load_all()?;
+    Ok(model)
 }
 
 /// The run's tokenizer.
