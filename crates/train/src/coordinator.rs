@@ -170,7 +170,9 @@ async fn watch_leases(desk: &Desk) -> Result<(), TrainError> {
         let changed = desk.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        match desk.ledger.lock().await.rounds().next_deadline() {
+        // Its own statement: the books must not stay locked while this waits.
+        let deadline = desk.ledger.lock().await.rounds().next_deadline();
+        match deadline {
             Some(deadline) => {
                 tokio::select! {
                     // Heartbeats move deadlines back, so at the wake-up there may be nothing to end yet.
@@ -233,7 +235,13 @@ async fn serve(peer: Peer, desk: Arc<Desk>, known: Known) -> Result<(), TrainErr
 /// The first exchange of a connection must be a hello.
 async fn greet(peer: &Peer, desk: &Desk, known: &Known) -> Result<Option<Guest>, TrainError> {
     let Some(mut exchange) = peer.accept_exchange().await else { return Ok(None) };
-    let Ok(request) = exchange.request::<Request>().await else { return Ok(None) };
+    let request = match exchange.request::<Request>().await {
+        Ok(request) => request,
+        Err(error) => {
+            tracing::warn!(address = %peer.address(), %error, "a peer's first request can't be read");
+            return Ok(None);
+        }
+    };
     let Request::Hello { worker, instance, version } = request else {
         let reason = "the first request of a connection must be a hello".to_owned();
         answer(exchange, &Response::Refused { reason }, None).await;

@@ -1,0 +1,53 @@
+//! Whole runs over loopback: the result does not depend on who worked when.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use support::{Run, config};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_two_and_four_workers_give_the_same_bits() {
+    let one = Run::seeded(config()).await;
+    let (summary, workers) = one.train(1).await;
+    assert!(summary.finished);
+    assert_eq!(summary.rounds, 3);
+    // Three rounds of four paths, and the measurement of the final weights of each.
+    assert_eq!(workers[0].rounds, 4 * 3 + 4);
+    let bits = one.bits().await;
+    for count in [2, 4] {
+        let run = Run::seeded(config()).await;
+        let (_, workers) = run.train(count).await;
+        assert_eq!(workers.iter().map(|worker| worker.rounds).sum::<u64>(), 4 * 3 + 4);
+        assert_eq!(run.bits().await, bits, "{count} workers");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_finished_run_keeps_what_is_current_or_some_paths_best() {
+    let run = Run::seeded(config()).await;
+    run.train(2).await;
+    let manifest = run.manifest().await;
+    let training = manifest.training.unwrap();
+    for path in &training.paths {
+        assert!(path.measured && path.contribution.is_none());
+        let best = path.best.unwrap();
+        assert!(best.loss.is_finite() && best.version <= 3);
+    }
+    // Nothing but what the manifest names is left in the store.
+    let mut named: Vec<String> = training
+        .modules
+        .iter()
+        .flat_map(|module| {
+            let kept = module.kept.iter().map(|kept| kept.weights.name.clone());
+            kept.chain([module.weights.name.clone(), module.momentum.clone().unwrap().name])
+        })
+        .chain(training.paths.iter().map(|path| path.state.clone().unwrap().name))
+        .collect();
+    named.sort();
+    let mut stored = Vec::new();
+    for prefix in ["modules", "momenta", "paths", "outer-gradients"] {
+        stored.extend(run.store.list(prefix).await.unwrap().into_iter().map(|object| object.name));
+    }
+    stored.sort();
+    assert_eq!(stored, named);
+}
