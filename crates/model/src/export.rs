@@ -1,7 +1,5 @@
 //! A path as a Hugging Face Llama checkpoint, and back.
 
-use std::collections::BTreeMap;
-
 use serde_json::json;
 
 use crate::split::require_specs;
@@ -32,7 +30,6 @@ pub fn export_llama(
     if tokens.end_of_text as usize >= config.vocab_size {
         return Err(ModelError::Token { token: tokens.end_of_text, vocabulary: config.vocab_size });
     }
-    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let id = tokens.end_of_text;
     let generation = json!({
         "_from_model_config": true, "bos_token_id": id, "eos_token_id": id, "pad_token_id": id, "do_sample": true,
@@ -47,7 +44,7 @@ pub fn export_llama(
     Ok(vec![
         ("config.json".to_owned(), json_file("config.json", &llama_config(config, id))?),
         ("generation_config.json".to_owned(), json_file("generation_config.json", &generation)?),
-        ("model.safetensors".to_owned(), path.to_safetensors(metadata)?),
+        ("model.safetensors".to_owned(), path.to_safetensors(Some(("format", "pt")))?),
         ("tokenizer.json".to_owned(), tokenizer_json.to_vec()),
         ("tokenizer_config.json".to_owned(), json_file("tokenizer_config.json", &tokenizer)?),
         ("special_tokens_map.json".to_owned(), json_file("special_tokens_map.json", &special)?),

@@ -1,7 +1,7 @@
 //! A module's weights outside of any device.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use safetensors::tensor::{Dtype, SafeTensors, View};
@@ -49,15 +49,16 @@ impl ModuleWeights {
         })
     }
 
-    /// Writes a safetensors file: f32, with these entries as its `__metadata__`.
+    /// Writes a safetensors file: f32, with this entry as its `__metadata__`. One at most: the format's writer puts
+    /// several in no fixed order, and equal weights are to be equal bytes.
     ///
     /// # Errors
     /// When the number of values does not fit the specs.
-    pub fn to_safetensors(&self, metadata: BTreeMap<String, String>) -> Result<Vec<u8>, ModelError> {
+    pub fn to_safetensors(&self, metadata: Option<(&str, &str)>) -> Result<Vec<u8>, ModelError> {
         self.check()?;
         let views =
             self.tensors().map(|(spec, values)| (spec.name.as_str(), Floats { shape: &spec.shape, values }));
-        let metadata = (!metadata.is_empty()).then(|| metadata.into_iter().collect());
+        let metadata = metadata.map(|(key, value)| HashMap::from([(key.to_owned(), value.to_owned())]));
         Ok(safetensors::serialize(views, metadata)?)
     }
 

@@ -1,6 +1,5 @@
 //! Module files of a run: reading them from the store, and checking those that workers bring.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -30,7 +29,7 @@ pub(crate) fn decode(name: &str, bytes: &[u8], specs: Arc<[TensorSpec]>) -> Resu
 
 /// Encodes a module file.
 pub(crate) fn encode(module: &ModuleWeights) -> Result<Bytes, TrainError> {
-    Ok(module.to_safetensors(BTreeMap::new())?.into())
+    Ok(module.to_safetensors(None)?.into())
 }
 
 /// Checks an outer gradient: tensors, shapes, and that every value is finite.

@@ -1,9 +1,9 @@
 //! What a path carries from round to round besides the weights of its modules.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, path_specs};
+use serde::{Deserialize, Serialize};
 
 use crate::TrainError;
 
@@ -25,6 +25,17 @@ pub struct PathState {
 }
 
 const FORMAT: &str = "dipaco-path-state/1";
+/// The entry of the file's metadata that holds a [`Place`] as JSON.
+const PLACE: &str = "dipaco";
+
+/// How far the path is.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Place {
+    format: String,
+    step: u64,
+    position: u64,
+}
 
 impl PathState {
     /// The state before the first step of a path with this many parameters.
@@ -39,12 +50,9 @@ impl PathState {
     /// When the moments do not have the path's size.
     pub fn encode(&self, model: &ModelConfig) -> Result<Vec<u8>, TrainError> {
         let values = [self.first.as_slice(), self.second.as_slice()].concat();
-        let metadata = BTreeMap::from([
-            ("format".to_owned(), FORMAT.to_owned()),
-            ("step".to_owned(), self.step.to_string()),
-            ("position".to_owned(), self.position.to_string()),
-        ]);
-        Ok(ModuleWeights { specs: moment_specs(model), values }.to_safetensors(metadata)?)
+        let place = Place { format: FORMAT.to_owned(), step: self.step, position: self.position };
+        let place = serde_json::to_string(&place).map_err(|source| TrainError::Json { source })?;
+        Ok(ModuleWeights { specs: moment_specs(model), values }.to_safetensors(Some((PLACE, &place)))?)
     }
 
     /// Decodes what [`encode`](Self::encode) wrote.
@@ -54,10 +62,8 @@ impl PathState {
     pub fn decode(bytes: &[u8], model: &ModelConfig) -> Result<Self, TrainError> {
         let header = safetensors::SafeTensors::read_metadata(bytes).ok();
         let metadata = header.as_ref().and_then(|(_, header)| header.metadata().as_ref());
-        let text = |key: &str| metadata.and_then(|metadata| metadata.get(key));
-        let number = |key: &str| text(key).and_then(|text| text.parse::<u64>().ok());
-        let header = (text("format").map(String::as_str), number("step"), number("position"));
-        let (Some(FORMAT), Some(step), Some(position)) = header else {
+        let place = metadata.and_then(|metadata| serde_json::from_str(metadata.get(PLACE)?).ok());
+        let Some(Place { step, position, .. }) = place.filter(|place: &Place| place.format == FORMAT) else {
             return Err(TrainError::PathStateFormat { expected: FORMAT });
         };
         let mut first = ModuleWeights::from_safetensors(bytes, moment_specs(model))?.values;
