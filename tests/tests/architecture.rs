@@ -1,5 +1,7 @@
 //! The arrows between packages are those of `docs/ARCHITECTURE.md`.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -35,8 +37,10 @@ fn every_package_uses_only_what_it_may() {
             wrong.push(format!("{name} is not in the table"));
             continue;
         };
-        let uses = package.dependencies.iter().filter(|dependency| dependency.kind != DependencyKind::Development);
-        let uses = if name == "tests" { package.dependencies.iter().collect() } else { uses.collect::<Vec<_>>() };
+        let uses =
+            package.dependencies.iter().filter(|dependency| dependency.kind != DependencyKind::Development);
+        let uses =
+            if name == "tests" { package.dependencies.iter().collect() } else { uses.collect::<Vec<_>>() };
         for used in uses.iter().filter_map(|dependency| own(&dependency.name)) {
             if !may.contains(&used) {
                 wrong.push(format!("{name} uses {used}"));
@@ -54,7 +58,8 @@ fn every_package_uses_only_what_it_may() {
 fn the_core_knows_no_io_and_no_clock() {
     let forbidden = ["tokio", "quinn", "candle-core", "object_store", "hdf5-metno"];
     let metadata = MetadataCommand::new().manifest_path(root().join("Cargo.toml")).no_deps().exec().unwrap();
-    let sync = metadata.workspace_packages().into_iter().find(|package| *package.name == "dipaco-sync").unwrap();
+    let sync =
+        metadata.workspace_packages().into_iter().find(|package| *package.name == "dipaco-sync").unwrap();
     let used: Vec<_> = sync.dependencies.iter().filter(|d| forbidden.contains(&d.name.as_str())).collect();
     assert!(used.is_empty(), "dipaco-sync depends on {used:?}");
     for file in std::fs::read_dir(root().join("crates/sync/src")).unwrap() {
@@ -77,7 +82,9 @@ fn unsafe_code_has_its_places() {
             } else if path.extension().is_some_and(|ending| ending == "rs") {
                 let text = std::fs::read_to_string(&path).unwrap();
                 let code = text.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
-                if code.clone().any(|line| line.contains("unsafe {") || line.contains("unsafe fn") || line.contains("unsafe impl")) {
+                if code.clone().any(|line| {
+                    line.contains("unsafe {") || line.contains("unsafe fn") || line.contains("unsafe impl")
+                }) {
                     found.push(path.display().to_string());
                 }
             }

@@ -88,7 +88,9 @@ impl CliError {
             Self::Config(ConfigError::Read { source, .. }) => io_remedy(source).map(str::to_owned),
             Self::Config(_) => Some("`dipaco config keys` explains every key".into()),
             Self::Listen { source, .. } => match source.kind() {
-                io::ErrorKind::AddrInUse => Some("name another port with --address, or stop what uses this one".into()),
+                io::ErrorKind::AddrInUse => {
+                    Some("name another port with --address, or stop what uses this one".into())
+                }
                 kind => Some(format!("name an address of this machine with --address ({kind})")),
             },
             Self::Logs(_) | Self::Interrupted | Self::Step(_) => None,

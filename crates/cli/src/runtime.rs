@@ -11,7 +11,8 @@ const THREADS: usize = 2;
 /// Runs a command's asynchronous part to its end.
 pub(crate) fn run<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
-    let runtime = runtime.map_err(|source| CliError::Io { action: "start", path: "the event loop".into(), source })?;
+    let runtime =
+        runtime.map_err(|source| CliError::Io { action: "start", path: "the event loop".into(), source })?;
     runtime.block_on(work)
 }
 

@@ -78,7 +78,8 @@ pub async fn coordinate(
     let topology = Topology::new(&config.topology, config.model.blocks)?;
     let lease = Duration::from_secs(config.train.lease_seconds);
     let plan = WorkerPlan::new(&config);
-    let ledger = Ledger::take_over(store.clone(), started.manifest, started.sequence, topology.clone(), lease).await?;
+    let ledger =
+        Ledger::take_over(store.clone(), started.manifest, started.sequence, topology.clone(), lease).await?;
     let done = contributed(&ledger);
     let total = u64::from(topology.paths()) * plan.total_steps();
     let progress = RunProgress::new(&progress, events, done * plan.train.inner_steps, total);

@@ -92,7 +92,9 @@ impl Desk {
     ) -> Result<Answer, TrainError> {
         match request {
             Request::Hello { .. } => Ok(refused("this connection has said hello before")),
-            Request::Lease { held, wait_ms } => self.lease(guest, &held, Duration::from_millis(wait_ms)).await,
+            Request::Lease { held, wait_ms } => {
+                self.lease(guest, &held, Duration::from_millis(wait_ms)).await
+            }
             Request::Heartbeat { path, fence, step, loss } => {
                 let renewed = self.ledger.lock().await.heartbeat(self.now(), path, fence);
                 Ok(match renewed {
@@ -126,8 +128,12 @@ impl Desk {
     pub(crate) async fn welcome(&self, guest: &Guest, returning: bool) -> Result<Answer, TrainError> {
         let mut ledger = self.ledger.lock().await;
         if !returning {
-            let stale: Vec<_> =
-                ledger.rounds().leases().filter(|l| l.worker == guest.worker).map(|l| (l.path, l.fence)).collect();
+            let stale: Vec<_> = ledger
+                .rounds()
+                .leases()
+                .filter(|l| l.worker == guest.worker)
+                .map(|l| (l.path, l.fence))
+                .collect();
             for (path, fence) in stale {
                 ledger.release(path, fence);
                 self.progress.lost(path, fence);
@@ -190,7 +196,9 @@ impl Desk {
 
     fn shard<'a>(&self, ledger: &'a Ledger, path: PathId) -> Result<&'a ShardRecord, TrainError> {
         let shards = &ledger.training()?.shards;
-        shards.get(path.index()).ok_or_else(|| TrainError::ManifestLacks { what: format!("the shard of path {path}") })
+        shards
+            .get(path.index())
+            .ok_or_else(|| TrainError::ManifestLacks { what: format!("the shard of path {path}") })
     }
 
     /// Sends an object that a worker may ask for: current weights and path states, nothing else of the store.
@@ -202,7 +210,8 @@ impl Desk {
                 || training.paths.iter().any(|record| record.state.as_ref() == Some(object))
         };
         if !known {
-            let reason = format!("{} is not current any more; drop the work and ask for a new lease", object.name);
+            let reason =
+                format!("{} is not current any more; drop the work and ask for a new lease", object.name);
             return Ok((Response::Lost { reason }, None));
         }
         Ok((Response::Done, Some(self.store.get(object).await?)))
@@ -275,7 +284,12 @@ impl Desk {
             Completed::Duplicate => Ok((Response::Done, None)),
             Completed::Lost(error) => {
                 let (worker, reason) = (guest.worker.clone(), error.to_string());
-                self.progress.event(Event::ResultRefused { path, round: round.into(), worker, reason: reason.clone() })?;
+                self.progress.event(Event::ResultRefused {
+                    path,
+                    round: round.into(),
+                    worker,
+                    reason: reason.clone(),
+                })?;
                 Ok((Response::Lost { reason }, None))
             }
             Completed::Incomplete(item) => Ok(refused(format!("{} is missing", item.name()))),

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dipaco_store::{
-    Best, Contribution, KeptVersion, ModuleGradient, ModuleRecord, ObjectRef, RunManifest, RunStore, Sequence,
-    TrainingRecord, names,
+    Best, Contribution, KeptVersion, ModuleGradient, ModuleRecord, ObjectRef, RunManifest, RunStore,
+    Sequence, TrainingRecord, names,
 };
 use dipaco_sync::{Commit, Fence, Grant, Lease, LeaseError, PathProgress, Plan, Progress, Rounds, Task};
 use dipaco_topology::{ModuleId, PathId, Topology};

@@ -91,7 +91,10 @@ impl Session {
 }
 
 /// Connects until it works, the error is one that trying again does not mend, or patience ends.
-async fn connect(identity: &Identity, cancel: &CancellationToken) -> Result<(Arc<Client>, WorkerPlan), TrainError> {
+async fn connect(
+    identity: &Identity,
+    cancel: &CancellationToken,
+) -> Result<(Arc<Client>, WorkerPlan), TrainError> {
     let begun = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {

@@ -134,7 +134,9 @@ impl Worker {
                 Err(error) => {
                     // Best effort on the way out: without it the lease ends by itself at its deadline.
                     let release = Request::Release { path, fence };
-                    if let Err(error) = self.session.client().call::<_, Response>(&release, None, 0, SHORT_CALL).await {
+                    if let Err(error) =
+                        self.session.client().call::<_, Response>(&release, None, 0, SHORT_CALL).await
+                    {
                         tracing::debug!(%error, "the lease could not be given back");
                     }
                     return Err(error);
@@ -158,9 +160,8 @@ impl Worker {
         let data = self.data(&work).await?;
         let (plan, topology) = (self.session.plan().clone(), self.topology.clone());
         let (path, steps, own_watch) = (work.path, work.inner_steps, watch.clone());
-        let training = blocking(move || {
-            train_round(&plan, &topology, path, &modules, state, &data, steps, &own_watch)
-        });
+        let training =
+            blocking(move || train_round(&plan, &topology, path, &modules, state, &data, steps, &own_watch));
         tokio::pin!(training);
         let result = tokio::select! {
             result = &mut training => result??,
@@ -182,7 +183,8 @@ impl Worker {
     /// Brings the results of a lease and completes it.
     async fn bring(&mut self, work: &Work, result: RoundResult) -> Result<Outcome, TrainError> {
         let (path, round, fence) = (work.path, work.round, work.fence);
-        let heart = Heart::start(self.session.client(), work, Arc::new(RoundWatch::finished(work.inner_steps)));
+        let heart =
+            Heart::start(self.session.client(), work, Arc::new(RoundWatch::finished(work.inner_steps)));
         let mut items = Vec::new();
         let mut state = None;
         if work.inner_steps > 0 {
@@ -232,7 +234,8 @@ impl Worker {
                         Err(reason) => return Ok(Err(reason)),
                     };
                     let level = usize::from(module.level);
-                    let specs: Arc<[_]> = level_specs(&self.session.plan().model, &self.topology, level).into();
+                    let specs: Arc<[_]> =
+                        level_specs(&self.session.plan().model, &self.topology, level).into();
                     (object.clone(), module_files::decode(&object.name, &bytes, specs)?)
                 }
             };
@@ -306,7 +309,11 @@ impl Worker {
         let opened = open_shard(&file, &shard.hash)?;
         let verified = opened.clone();
         if let Err(error) = blocking(move || verified.verify()).await? {
-            std::fs::remove_file(&file).map_err(|source| TrainError::Io { action: "remove", file: file.clone(), source })?;
+            std::fs::remove_file(&file).map_err(|source| TrainError::Io {
+                action: "remove",
+                file: file.clone(),
+                source,
+            })?;
             return Err(error.into());
         }
         Ok(opened)
@@ -332,7 +339,11 @@ impl Worker {
             }
         }
         temporary.as_file().sync_all().map_err(io("write"))?;
-        temporary.persist(file).map_err(|error| TrainError::Io { action: "name", file: file.to_owned(), source: error.error })?;
+        temporary.persist(file).map_err(|error| TrainError::Io {
+            action: "name",
+            file: file.to_owned(),
+            source: error.error,
+        })?;
         Ok(())
     }
 }

@@ -85,15 +85,13 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
     })?;
     record(&run, &comparison)?;
     if options.json {
-        let rows: Vec<_> = comparison
-            .rows
-            .iter()
-            .map(|(model, evaluation)| Row { model, evaluation })
-            .collect();
+        let rows: Vec<_> =
+            comparison.rows.iter().map(|(model, evaluation)| Row { model, evaluation }).collect();
         output::print_json(&rows)
     } else {
         let mut text = comparison.to_string();
-        for (_, evaluation) in comparison.rows.iter().filter(|(_, evaluation)| evaluation.per_path.len() > 1) {
+        for (_, evaluation) in comparison.rows.iter().filter(|(_, evaluation)| evaluation.per_path.len() > 1)
+        {
             text += &format!("\n{evaluation}");
         }
         output::print(&(text.trim_end().to_owned() + "\n"))

@@ -52,8 +52,10 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
         runtime::blocking(move || Ok(weights.path(path)?)).await
     })?;
     let tokenizer = steps::seed::tokenizer(&run)?;
-    let special =
-        SpecialTokens { end_of_text: tokenizer.end_of_text(), end_of_text_text: tokenizer.end_of_text_text() };
+    let special = SpecialTokens {
+        end_of_text: tokenizer.end_of_text(),
+        end_of_text_text: tokenizer.end_of_text_text(),
+    };
     let checkpoint = export_llama(&model, &composed.weights()?, &special, tokenizer.to_json())?;
     for (name, bytes) in &checkpoint {
         files::write(&options.out.join(name), bytes)?;

@@ -49,7 +49,8 @@ impl FromStr for Files {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let range = text.split_once("..").and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?));
+        let range =
+            text.split_once("..").and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?));
         let range = range.filter(|range: &Range<u32>| !range.is_empty());
         range.map(Self).ok_or_else(|| format!("`{text}` is no range of files: write FIRST..END, as in 0..8"))
     }

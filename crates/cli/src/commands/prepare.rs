@@ -35,8 +35,14 @@ pub(crate) struct PrepareOptions {
 pub(crate) fn run(options: &PrepareOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_to_write()?;
-    let prepared =
-        steps::prepare::prepare(&run, &config, &options.inputs, &options.validation, progress, &interrupt.flag());
+    let prepared = steps::prepare::prepare(
+        &run,
+        &config,
+        &options.inputs,
+        &options.validation,
+        progress,
+        &interrupt.flag(),
+    );
     let report = interrupt.judge(prepared)?;
     if options.json {
         output::print_json(&report)

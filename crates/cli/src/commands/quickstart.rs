@@ -107,15 +107,23 @@ impl Quickstart<'_> {
         let inputs = if options.data.is_empty() { steps::crate_text::files()? } else { options.data.clone() };
         self.say("preparing the text: a tokenizer, then tokens")?;
         let flag = self.interrupt.flag();
-        let report =
-            steps::prepare::prepare(&self.run, &self.config, &inputs, &options.validation, self.progress, &flag)?;
+        let report = steps::prepare::prepare(
+            &self.run,
+            &self.config,
+            &inputs,
+            &options.validation,
+            self.progress,
+            &flag,
+        )?;
         self.progress.line(&commands::prepare::summary(&report));
         Ok(())
     }
 
     fn seed_and_route(&self) -> Result<(), CliError> {
         let steps = self.config.seed_model.steps;
-        self.say(&format!("pretraining the seed, the dense path that every path starts from: {steps} steps"))?;
+        self.say(&format!(
+            "pretraining the seed, the dense path that every path starts from: {steps} steps"
+        ))?;
         let flag = self.interrupt.flag();
         let summary = runtime::run(async {
             Ok(steps::seed::seed(&self.run, &self.config, false, self.progress, flag.clone()).await?)

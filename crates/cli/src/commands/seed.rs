@@ -43,7 +43,8 @@ pub(crate) fn run(options: &SeedOptions, progress: &Progress) -> Result<(), CliE
     if options.json {
         output::print_json(&summary)?;
     } else {
-        let loss = summary.validation_loss.map(|loss| format!(", validation loss {loss:.4}")).unwrap_or_default();
+        let loss =
+            summary.validation_loss.map(|loss| format!(", validation loss {loss:.4}")).unwrap_or_default();
         let done = if summary.new_steps == 0 { "was there already" } else { "is done" };
         let tokens = human::integer(summary.tokens);
         output::print(&format!("the seed {done}: {} steps{loss} ({tokens} tokens)\n", summary.step))?;

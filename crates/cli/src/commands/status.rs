@@ -39,7 +39,8 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
     }
     let mut text = format!("run {} ({})\n", manifest.run, config.run.name);
     if let Some(seed) = &manifest.seed {
-        let loss = seed.validation_loss.map(|loss| format!(", validation loss {loss:.4}")).unwrap_or_default();
+        let loss =
+            seed.validation_loss.map(|loss| format!(", validation loss {loss:.4}")).unwrap_or_default();
         text += &format!("seed: {} of {} steps{loss}\n", seed.step, seed.steps);
     }
     if let Some(training) = &manifest.training {

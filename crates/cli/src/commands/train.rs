@@ -67,8 +67,12 @@ pub(crate) fn run(options: &TrainOptions, progress: &Progress) -> Result<(), Cli
             remedy: "give at least 1, or start `dipaco coordinator` for workers on other machines".into(),
         });
     }
-    let how =
-        Options { workers: options.workers, listen: options.listen, advertise: Vec::new(), resume: options.resume };
+    let how = Options {
+        workers: options.workers,
+        listen: options.listen,
+        advertise: Vec::new(),
+        resume: options.resume,
+    };
     lead(&options.run, &how, options.json, progress)
 }
 
@@ -79,8 +83,12 @@ pub(crate) fn run_coordinator(options: &CoordinatorOptions, progress: &Progress)
             options.listen
         );
     }
-    let how =
-        Options { workers: 0, listen: options.listen, advertise: options.advertise.clone(), resume: options.resume };
+    let how = Options {
+        workers: 0,
+        listen: options.listen,
+        advertise: options.advertise.clone(),
+        resume: options.resume,
+    };
     lead(&options.run, &how, options.json, progress)
 }
 
@@ -88,8 +96,7 @@ fn lead(run: &RunOptions, how: &Options, json: bool, progress: &Progress) -> Res
     let interrupt = Interrupt::listen()?;
     let (run, config) = run.open_to_write()?;
     let config = steps::seed::with_vocabulary(&run, &config)?;
-    let summary =
-        runtime::run(async { Ok(train(&run, &config, how, progress, interrupt.token()).await?) })?;
+    let summary = runtime::run(async { Ok(train(&run, &config, how, progress, interrupt.token()).await?) })?;
     if json {
         output::print_json(&summary)?;
     } else {

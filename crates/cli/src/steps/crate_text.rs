@@ -30,7 +30,8 @@ fn cargo_home() -> PathBuf {
 /// The locked crates, but for those that only builds for other systems unpack.
 fn built_everywhere() -> Result<BTreeSet<String>, StepError> {
     let lock: toml::Table = LOCK.parse().map_err(|source| StepError::Lock { source: Box::new(source) })?;
-    let other_systems = ["windows", "winapi", "wasm", "web-", "js-sys", "objc", "core-foundation", "android", "redox"];
+    let other_systems =
+        ["windows", "winapi", "wasm", "web-", "js-sys", "objc", "core-foundation", "android", "redox"];
     let packages = lock.get("package").and_then(toml::Value::as_array).into_iter().flatten();
     let text = |package: &toml::Value, key| package.get(key).and_then(toml::Value::as_str).map(str::to_owned);
     Ok(packages

@@ -45,7 +45,9 @@ pub(crate) enum StepError {
     },
     #[error("there are no sources of crates in {}: give text of your own with --data", folder.display())]
     NoCrates { folder: PathBuf },
-    #[error("the lock file that this program was built with can't be read; this is a fault of dipaco: please report it")]
+    #[error(
+        "the lock file that this program was built with can't be read; this is a fault of dipaco: please report it"
+    )]
     Lock {
         #[source]
         source: Box<toml::de::Error>,

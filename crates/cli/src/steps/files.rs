@@ -24,7 +24,8 @@ pub(crate) fn write(file: &Path, bytes: &[u8]) -> Result<(), StepError> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        let failed = |source| StepError::Io { action: "set the permissions of", path: file.to_owned(), source };
+        let failed =
+            |source| StepError::Io { action: "set the permissions of", path: file.to_owned(), source };
         fs::set_permissions(file, fs::Permissions::from_mode(0o644)).map_err(failed)?;
     }
     Ok(())

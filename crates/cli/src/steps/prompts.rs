@@ -45,9 +45,16 @@ pub(crate) fn candidates(run: &RunDirectory) -> Result<Vec<String>, StepError> {
 }
 
 /// Completes prompts until two have gone to different paths.
-pub(crate) fn complete(server: SocketAddr, model: &str, prompts: &[String]) -> Result<Vec<Completion>, StepError> {
-    let agent: ureq::Agent =
-        ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(60))).proxy(None).build().into();
+pub(crate) fn complete(
+    server: SocketAddr,
+    model: &str,
+    prompts: &[String],
+) -> Result<Vec<Completion>, StepError> {
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .timeout_global(Some(Duration::from_secs(60)))
+        .proxy(None)
+        .build()
+        .into();
     let post = |path: &str, body: &Value| -> Result<Value, StepError> {
         let url = format!("http://{server}{path}");
         let failed = |source: ureq::Error| StepError::Request { url: url.clone(), source: Box::new(source) };

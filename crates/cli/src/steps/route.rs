@@ -21,7 +21,8 @@ pub(crate) fn router(run: &RunDirectory) -> Result<Router, StepError> {
     if !file.exists() {
         return Err(StepError::NotRouted { folder: run.root().join("routing") });
     }
-    let bytes = std::fs::read(&file).map_err(|source| StepError::Io { action: "read", path: file, source })?;
+    let bytes =
+        std::fs::read(&file).map_err(|source| StepError::Io { action: "read", path: file, source })?;
     Ok(Router::from_bytes(&bytes)?)
 }
 
@@ -126,7 +127,8 @@ fn shown<'a>(
         }
         match step {
             Step::Documents { done, total } => {
-                let task = task.get_or_insert_with(|| progress.task(name, Some(total), Unit::Count("documents")));
+                let task =
+                    task.get_or_insert_with(|| progress.task(name, Some(total), Unit::Count("documents")));
                 task.set(done);
                 if done == total {
                     task.finish();

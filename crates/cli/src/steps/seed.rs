@@ -68,7 +68,11 @@ fn run_id(name: &str) -> String {
 }
 
 /// Takes the finished seed of another run over: the same weights, so that the two runs can be compared.
-pub(crate) async fn adopt(run: &RunDirectory, config: &RunConfig, from: &RunDirectory) -> Result<(), StepError> {
+pub(crate) async fn adopt(
+    run: &RunDirectory,
+    config: &RunConfig,
+    from: &RunDirectory,
+) -> Result<(), StepError> {
     let source = RunStore::open(&from.store().to_string_lossy())?;
     let store = open_store(run)?;
     let started = open_run(&store, || run_id(&config.run.name)).await?;

@@ -30,7 +30,9 @@ pub(crate) async fn open(
     }
     let topology = weights.topology();
     let total: usize = (0..topology.levels())
-        .map(|level| parameters(&level_specs(&config.model, topology, level)) * topology.modules_in(level) as usize)
+        .map(|level| {
+            parameters(&level_specs(&config.model, topology, level)) * topology.modules_in(level) as usize
+        })
         .sum();
     let created = std::fs::metadata(run.config()).and_then(|file| file.modified()).ok();
     let created = created.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
@@ -85,7 +87,9 @@ impl TextCodec for Codec {
         if token == self.0.end_of_text() {
             return self.0.end_of_text_text();
         }
-        self.0.token_bytes(token).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
+        self.0
+            .token_bytes(token)
+            .map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
     fn stream(&self, _after: &[u32]) -> Box<dyn TextStream> {
@@ -102,10 +106,7 @@ impl TextCodec for Codec {
     }
 
     fn info(&self) -> TokenizerInfo {
-        TokenizerInfo {
-            class: "PreTrainedTokenizerFast".to_owned(),
-            end_of_text: self.0.end_of_text_text(),
-        }
+        TokenizerInfo { class: "PreTrainedTokenizerFast".to_owned(), end_of_text: self.0.end_of_text_text() }
     }
 }
 

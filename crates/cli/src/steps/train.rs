@@ -11,9 +11,9 @@ use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{CoordinatorOptions, CoordinatorSummary, Started, coordinate, start_training};
 use tokio_util::sync::CancellationToken;
 
+use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
 use crate::steps::files;
-use crate::run_directory::RunDirectory;
 use crate::steps::workers::{WorkerSetup, Workers};
 
 /// How long a join token and the coordinator's certificate hold.

@@ -34,7 +34,11 @@ pub(crate) struct Weights {
 
 impl Weights {
     /// Reads the run's manifest. `config` has its vocabulary.
-    pub(crate) async fn open(run: &RunDirectory, config: &RunConfig, version: Version) -> Result<Self, StepError> {
+    pub(crate) async fn open(
+        run: &RunDirectory,
+        config: &RunConfig,
+        version: Version,
+    ) -> Result<Self, StepError> {
         let store = RunStore::open(&run.store().to_string_lossy())?;
         let loaded = store.load::<RunManifest>().await?.ok_or(StepError::NoSeed)?;
         for warning in &loaded.warnings {
@@ -74,7 +78,8 @@ impl Weights {
         let seed = self.manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(StepError::NoSeed)?;
         let weights = self.read(&seed.weights, path_specs(&self.config.model))?;
         let module = Arc::new(Module::load(&weights, &Device::Cpu)?);
-        let dense = Topology::new(&TopologyConfig::dense(self.config.model.blocks), self.config.model.blocks)?;
+        let dense =
+            Topology::new(&TopologyConfig::dense(self.config.model.blocks), self.config.model.blocks)?;
         Ok(Path::compose(&self.config.model, &dense, &[module])?)
     }
 

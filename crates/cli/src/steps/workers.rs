@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
-use crate::steps::error::StepError;
 use crate::run_directory::RunDirectory;
+use crate::steps::error::StepError;
 
 /// How often a worker that fails is started again before the run gives up.
 const RESTARTS: u32 = 5;
