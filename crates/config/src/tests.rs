@@ -270,6 +270,7 @@ fn every_ready_configuration_loads() {
             ("flat-moe", 4, 4),
             ("paper-150m-16x16", 256, 32),
             ("paper-8x8-path-specific", 64, 80),
+            ("quickstart", 4, 4),
             ("serve", 4, 4),
             ("small", 16, 8),
             ("tiny", 4, 4),

@@ -93,7 +93,7 @@ fn request(number: u32) -> GenerateRequest {
 }
 
 #[tokio::test]
-async fn scores_are_those_of_the_composed_path_and_modules_are_loaded_once() {
+async fn scores_are_those_of_the_composed_path_and_paths_are_loaded_once() {
     let (model, loads) = run();
     let engine = engine(&model, 4);
     let mut taken = Vec::new();
@@ -113,7 +113,7 @@ async fn scores_are_those_of_the_composed_path_and_modules_are_loaded_once() {
     taken.dedup();
     assert!(taken.len() > 1, "the prompts were meant to take several paths: {taken:?}");
     model.load_all().unwrap();
-    let expected = model.topology().module_ids().map(|module| (module, 1)).collect();
+    let expected = model.topology().path_ids().map(|path| (path, 1)).collect();
     assert_eq!(*loads.lock().unwrap(), expected);
 }
 
@@ -132,13 +132,13 @@ fn what_is_missing_is_named() {
     let (model, _) = run();
     let load = || Box::new(|_| Err("the disk is gone".into()));
     let topology = model.topology().clone();
-    let error = RunModel::new(config(), topology, None, Device::Cpu, load()).err().unwrap();
+    let error = RunModel::new(config(), topology, None, load()).err().unwrap();
     assert!(error.to_string().contains("4 paths but no router"), "{error}");
     let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
-    let model = RunModel::new(config(), dense, None, Device::Cpu, load()).unwrap();
+    let model = RunModel::new(config(), dense, None, load()).unwrap();
     assert_eq!(model.route(&[1]).unwrap().path, PathId(0));
     let error = model.begin(PathId(0)).err().unwrap();
-    assert_eq!(error.to_string(), "module 0/0 can't be loaded");
+    assert_eq!(error.to_string(), "path 0 can't be loaded");
     assert_eq!(error.source().unwrap().to_string(), "the disk is gone");
     assert!(model.begin(PathId(1)).is_err());
 }
