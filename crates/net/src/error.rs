@@ -53,7 +53,7 @@ pub enum NetError {
         reason: String,
     },
     /// The file of a join token can't be read.
-    #[error("`{}` is neither a join token nor a file with one", path.display())]
+    #[error("`{}` is neither a join token nor a file with one: give the file join.token of the coordinator's run directory", path.display())]
     TokenFile {
         /// The text or path that was given.
         path: PathBuf,

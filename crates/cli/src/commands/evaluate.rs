@@ -52,6 +52,7 @@ struct Row<'a> {
 pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
+    steps::route::check_tokenizer(&run)?;
     let config = steps::seed::with_vocabulary(&run, &config)?;
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let comparison = runtime::run(async {
@@ -98,9 +99,10 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
     }
 }
 
-async fn open_dense(folder: &PathBuf) -> Result<(RunDirectory, dipaco_config::RunConfig, Weights), CliError> {
-    let options = RunOptions { run: Some(folder.clone()), config: None, overrides: Vec::new() };
+async fn open_dense(folder: &std::path::Path) -> Result<(RunDirectory, dipaco_config::RunConfig, Weights), CliError> {
+    let options = RunOptions { run: Some(folder.to_owned()), config: None, overrides: Vec::new() };
     let (run, config) = options.open()?;
+    steps::route::check_tokenizer(&run)?;
     let config = steps::seed::with_vocabulary(&run, &config)?;
     let weights = Weights::open(&run, &config, Version::Current).await?;
     Ok((run, config, weights))

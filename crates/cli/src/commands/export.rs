@@ -37,6 +37,7 @@ pub(crate) struct ExportOptions {
 
 pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open()?;
+    steps::route::check_tokenizer(&run)?;
     let config = steps::seed::with_vocabulary(&run, &config)?;
     if options.out.join("config.json").exists() && !options.force {
         return Err(CliError::Usage {

@@ -133,6 +133,7 @@ fn show(options: &InspectOptions) -> Result<(), CliError> {
         return Err(StepError::NotRouted { folder }.into());
     }
     let statistics = inspect(&ShardSet::open(&folder)?, options.examples, options.example_tokens)?;
+    steps::route::check_tokenizer(&run)?;
     let tokenizer = steps::seed::tokenizer(&run)?;
     if options.json {
         return output::print_json(&statistics);

@@ -37,6 +37,7 @@ pub(crate) struct ServeOptions {
 pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
+    steps::route::check_tokenizer(&run)?;
     let config = steps::seed::with_vocabulary(&run, &config)?;
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let address = options.address.unwrap_or(config.serve.address);

@@ -95,6 +95,7 @@ pub(crate) fn run_coordinator(options: &CoordinatorOptions, progress: &Progress)
 fn lead(run: &RunOptions, how: &Options, json: bool, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = run.open_to_write()?;
+    steps::route::check_tokenizer(&run)?;
     let config = steps::seed::with_vocabulary(&run, &config)?;
     let summary = runtime::run(async { Ok(train(&run, &config, how, progress, interrupt.token()).await?) })?;
     if json {

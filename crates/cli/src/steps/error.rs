@@ -13,6 +13,18 @@ pub(crate) enum StepError {
     NotPrepared { folder: PathBuf },
     #[error("there are no shards in {}: run `dipaco route fit` and `dipaco route assign` with this run first", folder.display())]
     NotRouted { folder: PathBuf },
+    #[error("{} can't be used: run `dipaco route fit` and `dipaco route assign` again", file.display())]
+    Router {
+        file: PathBuf,
+        #[source]
+        source: dipaco_routing::RoutingError,
+    },
+    #[error(
+        "{} has hash {found}, but this run was routed with the tokenizer {expected}: put that tokenizer.json back, or \
+         route and train again with this one",
+        file.display()
+    )]
+    OtherTokenizer { file: PathBuf, found: String, expected: String },
     #[error("this run has no finished seed model: run `dipaco seed` first")]
     NoSeed,
     #[error("the paths of this run have not been trained: run `dipaco train` first")]

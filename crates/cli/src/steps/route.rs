@@ -12,7 +12,7 @@ use dipaco_telemetry::{Progress, Unit};
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
 use crate::steps::files;
-use crate::steps::seed::token_file;
+use crate::steps::seed::{token_file, tokenizer};
 use crate::steps::weights::Weights;
 
 /// Reads the router of a run.
@@ -21,9 +21,9 @@ pub(crate) fn router(run: &RunDirectory) -> Result<Router, StepError> {
     if !file.exists() {
         return Err(StepError::NotRouted { folder: run.root().join("routing") });
     }
-    let bytes =
-        std::fs::read(&file).map_err(|source| StepError::Io { action: "read", path: file, source })?;
-    Ok(Router::from_bytes(&bytes)?)
+    let failed = |source| StepError::Io { action: "read", path: file.clone(), source };
+    let bytes = std::fs::read(&file).map_err(failed)?;
+    Router::from_bytes(&bytes).map_err(|source| StepError::Router { file, source })
 }
 
 /// Fits the router on the seed's features of the training text. One that was fitted on the same text, seed and
@@ -98,13 +98,32 @@ pub(crate) fn assign(
     Ok(Division { train: train.shards, validation, skipped })
 }
 
-/// The training shards of a run, as its manifest keeps them.
+/// Checks that the tokenizer of a run is the one that it was routed with, when it was routed.
+/// Another tokenizer of as many tokens fits the weights and would give nonsense without a word.
+pub(crate) fn check_tokenizer(run: &RunDirectory) -> Result<(), StepError> {
+    if run.router().exists() {
+        let found = tokenizer(run)?;
+        let router = router(run)?;
+        let expected = &router.fitted_on().tokenizer_hash;
+        if found.hash() != expected.as_str() {
+            let (file, found, expected) = (run.tokenizer(), found.hash().to_string(), expected.clone());
+            return Err(StepError::OtherTokenizer { file, found, expected });
+        }
+    }
+    Ok(())
+}
+
+/// The training shards of a run, as its manifest keeps them. Every one is opened: a damaged one is told here, before
+/// workers fail on it one after the other.
 pub(crate) fn shard_records(run: &RunDirectory) -> Result<Vec<ShardRecord>, StepError> {
     if !run.train_shards().exists() {
         return Err(StepError::NotRouted { folder: run.train_shards() });
     }
     let shards = ShardSet::open(&run.train_shards())?;
     shards.check_trainable()?;
+    for shard in shards.shards() {
+        shards.open_shard(shard.path)?;
+    }
     let record = |shard: &dipaco_routing::Shard| ShardRecord {
         file: dipaco_routing::shard_file_name(shard.path),
         hash: shard.content_hash.clone(),

@@ -116,7 +116,7 @@ impl Workers {
 }
 
 /// The last lines of a log, for an error message.
-fn tail(log: &PathBuf) -> String {
+fn tail(log: &std::path::Path) -> String {
     let mut lines = VecDeque::new();
     if let Ok(file) = File::open(log) {
         for line in BufReader::new(file).lines().map_while(Result::ok) {

@@ -1,0 +1,30 @@
+//! Clients written in Python, with the packages that `scripts/python.sh` installs.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::binary::{clean, run};
+use crate::run::root;
+
+/// Runs `tests/python/SCRIPT` with `.venv` and gives the JSON that it prints.
+///
+/// `None`, with a message, when the package that it needs is not installed and this is not CI.
+///
+/// # Panics
+/// In CI when the package is missing, and when the script fails.
+#[must_use]
+pub fn python(package: &str, script: &str, args: &[&str]) -> Option<Value> {
+    let python = root().join(".venv/bin/python");
+    let installed = python.exists()
+        && run(clean(Command::new(&python), ["-c", &format!("import {package}")])).status.success();
+    if !installed {
+        let missing = format!(".venv has no {package}: run scripts/python.sh");
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "{missing}");
+        eprintln!("skipped: {missing}");
+        return None;
+    }
+    let mut command = clean(Command::new(python), [root().join("tests/python").join(script)]);
+    command.args(args).env("HF_HUB_OFFLINE", "1").env("PYTHONDONTWRITEBYTECODE", "1");
+    Some(run(command).succeeded().json())
+}

@@ -1,0 +1,126 @@
+//! Every step of a run through the real binary, from text to HTTP.
+
+use dipaco_tests::http::{get, post};
+use dipaco_tests::run::{Run, corpus, snapshot, trained};
+use serde_json::{Value, json};
+
+#[test]
+fn a_step_that_is_done_says_so_and_changes_nothing() {
+    let run = trained().copy();
+    let before = snapshot(&run.directory());
+    let _ = run.prepare(corpus()).succeeded().says("nothing to do");
+    let _ = run.dipaco("seed").succeeded().says("was there already");
+    let _ = run.dipaco("route fit").succeeded().says("was there already");
+    let _ = run.dipaco("route assign").succeeded().says("were there already");
+    assert_eq!(snapshot(&run.directory()), before);
+}
+
+#[test]
+fn training_that_is_done_trains_nothing_more() {
+    let run = trained().copy();
+    let weights = run.weights();
+    let _ = run.dipaco("train").failed(1, &["3 of 3 rounds done", "--resume"]);
+    let summary = run.dipaco("train --resume --workers 2 --json").succeeded().json();
+    assert_eq!(summary["finished"], true);
+    assert_eq!(summary["new_rounds"], 0.0);
+    assert_eq!(run.weights(), weights);
+}
+
+#[test]
+fn every_step_tells_programs_what_it_did() {
+    let run = trained();
+    let mut prepare = run.command("prepare --json");
+    prepare.args(corpus());
+    let report = dipaco_tests::binary::run(prepare).succeeded().json();
+    assert_eq!(report["skipped"], true);
+    assert_eq!(report["tokenizer"]["vocab_size"], 384);
+    let documents = report["train"]["documents"].as_u64().unwrap();
+    assert!(documents > 100, "{report}");
+
+    let seed = run.dipaco("seed --json").succeeded().json();
+    assert_eq!((&seed["finished"], &seed["step"], &seed["new_steps"]), (&json!(true), &json!(40), &json!(0)));
+    let router = run.dipaco("route fit --json").succeeded().json();
+    assert_eq!((&router["paths"], &router["new"]), (&json!(4), &json!(false)));
+    assert_eq!(router["fitted_on"]["documents"], documents);
+
+    let shards = run.dipaco("route assign --json").succeeded().json();
+    let count = |shards: &Value| -> u64 {
+        shards["shards"].as_array().unwrap().iter().map(|shard| shard["documents"].as_u64().unwrap()).sum()
+    };
+    assert_eq!(count(&shards["train"]), documents, "every document goes to one path");
+    assert_eq!(count(&shards["validation"]), report["validation"]["documents"].as_u64().unwrap());
+
+    let statistics = run.dipaco("route inspect --json").succeeded().json();
+    assert_eq!(statistics["rows"].as_array().unwrap().len(), 4);
+    let status = run.status();
+    let rounds: Vec<_> = status["training"]["paths"].as_array().unwrap().iter().map(|path| &path["rounds"]).collect();
+    assert_eq!(rounds, [3, 3, 3, 3]);
+    assert_eq!(status["training"]["modules"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn the_routed_model_has_learnt_from_its_text() {
+    let run = trained().copy();
+    let rows = run.dipaco("evaluate --json").succeeded().json();
+    let perplexity = |model: &str| {
+        let row = rows.as_array().unwrap().iter().find(|row| row["model"] == model).unwrap();
+        assert_eq!(row["prefix_tokens"], 32);
+        row["perplexity"].as_f64().unwrap()
+    };
+    // Before it has learnt anything, a model's perplexity is its vocabulary.
+    assert!(perplexity("seed").is_finite() && perplexity("seed") < 384.0, "{rows}");
+    assert!(perplexity("routed") < perplexity("seed"), "{rows}");
+    let path = run.dipaco("evaluate --path 1 --json").succeeded().json();
+    assert!(path[0]["perplexity"].as_f64().unwrap() < 384.0, "{path}");
+    let _ = run.dipaco("evaluate --path 4").failed(2, &["no path 4", "paths 0 to 3"]);
+}
+
+#[test]
+fn the_served_model_answers_and_the_exported_path_is_there() {
+    let run = trained();
+    let server = run.serve("");
+    assert_eq!(get(&server.address, "/health").status, 200);
+    let ask = json!({"model": "e2e", "prompt": "fn main() {", "max_tokens": 8, "temperature": 0});
+    let answer = post(&server.address, "/v1/completions", &ask);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.json()["usage"]["completion_tokens"], 8);
+    let again = post(&server.address, "/v1/completions", &ask);
+    assert_eq!(answer.json()["choices"], again.json()["choices"], "greedy answers repeat themselves");
+    assert!(answer.head.contains("x-dipaco-path: "), "{answer:?}");
+    let route = post(&server.address, "/v1/route", &json!({"prompt": "fn main() {"}));
+    let path = route.json()["path"].as_u64().unwrap_or_else(|| panic!("{route:?}"));
+    assert!(answer.head.contains(&format!("x-dipaco-path: {path}")), "{answer:?} {route:?}");
+    let metrics = get(&server.address, "/metrics");
+    assert!(metrics.status == 200 && metrics.body.contains("dipaco_"), "{metrics:?}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("path-1");
+    let words = format!("export --path 1 --out {}", out.display());
+    let _ = run.dipaco(&words).succeeded().says("path 1");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        assert!(out.join(file).exists(), "{file}");
+    }
+    let _ = run.dipaco(&words).failed(2, &["holds a checkpoint already", "--force"]);
+}
+
+#[test]
+fn a_seed_that_is_interrupted_ends_as_if_it_had_not_been() {
+    let long = "seed --json --set seed_model.steps=250 --set seed_model.checkpoint_every=5";
+    let whole = Run::new("");
+    let _ = whole.prepare(corpus()).succeeded();
+    let parts = whole.copy();
+    let seed = whole.dipaco(long).succeeded().json();
+    assert_eq!(seed["new_steps"], 250);
+
+    let mut running = dipaco_tests::binary::Running::start(parts.command(long));
+    let checkpoint = parts.file("store/seed");
+    running.until("its first checkpoint", || checkpoint.exists());
+    running.signal(libc::SIGINT);
+    let output = running.finish().failed(130, &["interrupted"]);
+    let first = output.json()["step"].as_u64().unwrap();
+    assert!(first < 250, "{output:?}");
+    let rest = parts.dipaco(long).succeeded().json();
+    assert_eq!(rest["new_steps"].as_u64().unwrap(), 250 - first);
+    assert_eq!(parts.weights(), whole.weights());
+    assert_eq!(rest["validation_loss"], seed["validation_loss"]);
+}

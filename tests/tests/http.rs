@@ -1,0 +1,171 @@
+//! `dipaco serve` before real clients: the openai package, and bytes that no client library sends.
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use dipaco_tests::http::{answer, connect, exchange, get, post, request};
+use dipaco_tests::python::python;
+use dipaco_tests::run::trained;
+use serde_json::{Value, json};
+
+fn floats(values: &Value) -> Vec<f64> {
+    values.as_array().unwrap().iter().filter_map(Value::as_f64).collect()
+}
+
+#[test]
+fn openais_client_gets_what_it_asks_for() {
+    let server = trained().serve("");
+    let base = format!("http://{}/v1", server.address);
+    let Some(found) = python("openai", "openai_client.py", &[&base, "e2e", "e2e/path-2"]) else { return };
+
+    assert_eq!(found["models"], json!(["e2e", "e2e/path-0", "e2e/path-1", "e2e/path-2", "e2e/path-3"]));
+    assert_eq!(found["model"], "e2e");
+    assert_eq!(found["usage"]["completion_tokens"], 12);
+    assert_eq!(found["finish"], "length");
+    assert_eq!(found["streamed"], found["text"], "a stream is the same text in pieces");
+    assert_eq!(found["stream_finish"], "length");
+    assert_eq!(found["stream_usage"]["total_tokens"], found["usage"]["total_tokens"]);
+
+    let logprobs = &found["logprobs"];
+    let count = found["scored_usage"]["total_tokens"].as_u64().unwrap() as usize;
+    for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(logprobs[list].as_array().unwrap().len(), count, "{list}: the prompt and three tokens");
+    }
+    assert!(logprobs["token_logprobs"][0].is_null(), "nothing predicts the first token");
+    let scores = floats(&logprobs["token_logprobs"]);
+    assert!(scores.len() == count - 1 && scores.iter().all(|score| *score <= 0.0), "{logprobs}");
+    let echoed = found["echoed"].as_str().unwrap();
+    assert!(echoed.starts_with("fn main() {"), "{echoed}");
+    let joined: String = logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+    assert_eq!(joined, echoed);
+
+    assert_eq!(found["several"], json!([0, 1, 2, 3]));
+    assert_eq!(found["repeats"], true, "the same seed gives the same text");
+    assert_eq!(found["pinned"], json!({"model": "e2e/path-2", "path": "2"}));
+    let stop = found["stop"]["stop"].as_str().unwrap();
+    let cut = found["stop"]["text"].as_str().unwrap();
+    assert_eq!(found["text"].as_str().unwrap().split(stop).next(), Some(cut));
+
+    for (case, class, status, code) in [
+        ("unknown_model", "NotFoundError", 404, "model_not_found"),
+        ("unknown_path", "NotFoundError", 404, "model_not_found"),
+        ("too_long", "BadRequestError", 400, "context_length_exceeded"),
+        ("bad_temperature", "BadRequestError", 400, "invalid_value"),
+        ("empty_prompt", "BadRequestError", 400, "empty_prompt"),
+    ] {
+        let error = &found[case];
+        assert_eq!((&error["class"], &error["status"]), (&json!(class), &json!(status)), "{case}: {error}");
+        assert_eq!(error["code"], code, "{case}: {error}");
+    }
+}
+
+#[test]
+fn bad_requests_are_told_what_is_wrong() {
+    let server = trained().serve("--set serve.body_limit=2000");
+    let send = |body: &[u8]| exchange(&server.address, &request("POST", "/v1/completions", body));
+    for (body, says) in [
+        (&b"{\"prompt\": \"x\""[..], "JSON"),
+        (b"", "JSON"),
+        (b"\xff\xfe", "JSON"),
+        (b"[1]", "object"),
+        (b"{\"model\": \"e2e\"}", "prompt"),
+        (b"{\"prompt\": {\"a\": 1}}", "prompt"),
+        (b"{\"prompt\": [1, -1]}", "prompt"),
+        (b"{\"prompt\": [100000]}", "100000"),
+        (b"{\"prompt\": \"x\", \"max_tokens\": \"many\"}", "max_tokens"),
+        (b"{\"prompt\": \"x\", \"max_tokens\": 1000000}", "max_tokens"),
+    ] {
+        let error = send(body).error(400);
+        let message = error.to_string();
+        assert!(message.contains(says), "{:?}: {message}", String::from_utf8_lossy(body));
+    }
+    let nested = [vec![b'['; 1900], vec![b']'; 60]].concat();
+    let _ = send(&nested).error(400);
+    let large = json!({"prompt": "x".repeat(4000)}).to_string();
+    let error = send(large.as_bytes()).error(413);
+    assert!(error["message"].as_str().unwrap().contains("2000"), "{error}");
+    let _ = exchange(&server.address, &request("GET", "/v1/completions", b"")).error(405);
+    let _ = get(&server.address, "/v1/nothing").error(404);
+    // What is no HTTP at all ends its own connection only.
+    let mut stream = connect(&server.address);
+    stream.write_all(b"\x16\x03\x01\x02\x00garbage\r\n\r\n").unwrap();
+    let mut rest = Vec::new();
+    let _ = stream.read_to_end(&mut rest);
+    assert_eq!(get(&server.address, "/health").status, 200);
+}
+
+#[test]
+fn a_body_that_claims_to_be_huge_is_refused_without_being_read() {
+    let server = trained().serve("");
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: application/json\r\n\
+                content-length: 1000000000000\r\n\r\n";
+    let _ = exchange(&server.address, head.as_bytes()).error(413);
+}
+
+#[test]
+fn a_client_that_goes_away_frees_its_place() {
+    // One place: the second request can only be answered when the first one's is free.
+    let server = trained().serve("--set serve.slots=1");
+    let ask = json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 128}).to_string();
+    let mut stream = connect(&server.address);
+    stream.write_all(&request("POST", "/v1/completions", ask.as_bytes())).unwrap();
+    let mut first = [0; 512];
+    assert!(stream.read(&mut first).unwrap() > 0, "the stream has begun");
+    drop(stream);
+    let next = post(&server.address, "/v1/completions", &json!({"prompt": "b", "max_tokens": 1}));
+    assert_eq!(next.status, 200, "{next:?}");
+    let metrics = get(&server.address, "/metrics").body;
+    let aborted = metrics.lines().any(|line| line.contains("abort") && !line.ends_with(" 0"));
+    assert!(aborted, "the abandoned request is counted:\n{metrics}");
+}
+
+#[test]
+fn a_stopped_server_finishes_what_runs_and_exits_with_0() {
+    let server = trained().serve("");
+    let ask = json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 16}).to_string();
+    let mut stream = connect(&server.address);
+    stream.write_all(&request("POST", "/v1/completions", ask.as_bytes())).unwrap();
+    let mut first = [0; 1];
+    stream.read_exact(&mut first).unwrap();
+    server.running.signal(libc::SIGTERM);
+    let rest = answer_after(&first, stream);
+    assert!(rest.contains("data: [DONE]"), "the stream ends in order: …{rest}");
+    let _ = server.running.finish().succeeded();
+}
+
+fn answer_after(first: &[u8], mut stream: std::net::TcpStream) -> String {
+    let mut bytes = first.to_vec();
+    stream.read_to_end(&mut bytes).unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[test]
+fn a_stopped_server_does_not_wait_for_a_client_that_does_not_read() {
+    let server = trained().serve("--set serve.drain_timeout=0.2");
+    let ask = json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 128}).to_string();
+    let mut stream = connect(&server.address);
+    stream.write_all(&request("POST", "/v1/completions", ask.as_bytes())).unwrap();
+    let mut first = [0; 1];
+    stream.read_exact(&mut first).unwrap();
+    let began = Instant::now();
+    server.running.signal(libc::SIGTERM);
+    let _ = server.running.finish().succeeded();
+    // The drain timeout and two seconds for last words, many times over.
+    assert!(began.elapsed() < Duration::from_secs(25));
+}
+
+#[test]
+fn keys_are_asked_for_when_there_are_some() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "# of the tests\nsecret\n").unwrap();
+    let server = trained().serve(&format!("--set serve.api_keys={}", keys.display()));
+    assert_eq!(get(&server.address, "/health").status, 200);
+    let _ = get(&server.address, "/v1/models").error(401);
+    let mut with_key = request("GET", "/v1/models", b"");
+    let at = with_key.windows(2).position(|pair| pair == b"\r\n").unwrap() + 2;
+    with_key.splice(at..at, b"authorization: Bearer secret\r\n".iter().copied());
+    let mut stream = connect(&server.address);
+    stream.write_all(&with_key).unwrap();
+    assert_eq!(answer(stream).status, 200);
+}
