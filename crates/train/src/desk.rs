@@ -187,7 +187,8 @@ impl Desk {
                         // The timer of the leases has a new deadline to watch.
                         self.changed.notify_waiters();
                         let work = self.work(&ledger, &lease)?;
-                        tracing::debug!(%lease.path, lease.round, %lease.fence, worker = guest.worker, "lease");
+                        let Lease { path, round, fence, .. } = &lease;
+                        tracing::debug!(%path, round, %fence, worker = guest.worker, "lease");
                         return Ok((Response::Work(Box::new(work)), None));
                     }
                     Grant::Wait(reason) => reason,

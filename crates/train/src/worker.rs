@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::path_state::PathState;
 use crate::protocol::{Item, Request, Response, SHARD_PIECE_BYTES, Work};
-use crate::round::{PathData, RoundResult, RoundWatch, open_shard, train_round};
+use crate::round::{PathData, Round, RoundResult, RoundWatch, open_shard, train_round};
 use crate::session::{FAREWELL, Identity, LONG_CALL, SHORT_CALL, Session};
 use crate::synchronizer::blocking;
 use crate::{TrainError, module_files};
@@ -163,7 +163,15 @@ impl Worker {
         let (plan, topology) = (self.session.plan().clone(), self.topology.clone());
         let (path, steps, own_watch) = (work.path, work.inner_steps, watch.clone());
         let training = blocking(move || {
-            train_round(&plan, &topology, path, &modules, state, &data, steps, &own_watch)
+            let round = Round {
+                plan: &plan,
+                topology: &topology,
+                path,
+                modules: &modules,
+                data: &data,
+                inner_steps: steps,
+            };
+            train_round(round, state, &own_watch)
         });
         tokio::pin!(training);
         let result = tokio::select! {
