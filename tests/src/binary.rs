@@ -200,7 +200,9 @@ impl Running {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => self.stderr.push_str(&line),
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => panic!("{} does not end; it said:\n{}", self.what, self.stderr),
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("{} does not end; it said:\n{}", self.what, self.stderr)
+                }
             }
         }
         let stdout = self.stdout.recv_timeout(deadline.saturating_duration_since(Instant::now()));

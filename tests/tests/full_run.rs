@@ -53,7 +53,8 @@ fn every_step_tells_programs_what_it_did() {
     let statistics = run.dipaco("route inspect --json").succeeded().json();
     assert_eq!(statistics["rows"].as_array().unwrap().len(), 4);
     let status = run.status();
-    let rounds: Vec<_> = status["training"]["paths"].as_array().unwrap().iter().map(|path| &path["rounds"]).collect();
+    let rounds: Vec<_> =
+        status["training"]["paths"].as_array().unwrap().iter().map(|path| &path["rounds"]).collect();
     assert_eq!(rounds, [3, 3, 3, 3]);
     assert_eq!(status["training"]["modules"].as_array().unwrap().len(), 4);
 }

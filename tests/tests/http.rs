@@ -36,7 +36,8 @@ fn openais_client_gets_what_it_asks_for() {
     assert!(scores.len() == count - 1 && scores.iter().all(|score| *score <= 0.0), "{logprobs}");
     let echoed = found["echoed"].as_str().unwrap();
     assert!(echoed.starts_with("fn main() {"), "{echoed}");
-    let joined: String = logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+    let joined: String =
+        logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
     assert_eq!(joined, echoed);
 
     assert_eq!(found["several"], json!([0, 1, 2, 3]));
@@ -106,7 +107,8 @@ fn a_body_that_claims_to_be_huge_is_refused_without_being_read() {
 fn a_client_that_goes_away_frees_its_place() {
     // One place: the second request can only be answered when the first one's is free.
     let server = trained().serve("--set serve.slots=1");
-    let ask = json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 128}).to_string();
+    let ask =
+        json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 128}).to_string();
     let mut stream = connect(&server.address);
     stream.write_all(&request("POST", "/v1/completions", ask.as_bytes())).unwrap();
     let mut first = [0; 512];
@@ -122,7 +124,8 @@ fn a_client_that_goes_away_frees_its_place() {
 #[test]
 fn a_stopped_server_finishes_what_runs_and_exits_with_0() {
     let server = trained().serve("");
-    let ask = json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 16}).to_string();
+    let ask =
+        json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 16}).to_string();
     let mut stream = connect(&server.address);
     stream.write_all(&request("POST", "/v1/completions", ask.as_bytes())).unwrap();
     let mut first = [0; 1];
@@ -142,7 +145,8 @@ fn answer_after(first: &[u8], mut stream: std::net::TcpStream) -> String {
 #[test]
 fn a_stopped_server_does_not_wait_for_a_client_that_does_not_read() {
     let server = trained().serve("--set serve.drain_timeout=0.2");
-    let ask = json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 128}).to_string();
+    let ask =
+        json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 128}).to_string();
     let mut stream = connect(&server.address);
     stream.write_all(&request("POST", "/v1/completions", ask.as_bytes())).unwrap();
     let mut first = [0; 1];

@@ -1,5 +1,6 @@
 //! The coordinator's answers, one function per request. Knows no sockets, so that it can be driven by anything.
 
+use std::future::Future;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use dipaco_model::{level_specs, parameters, path_specs};
 use dipaco_store::{ObjectRef, RunStore, ShardRecord, names};
 use dipaco_sync::{Fence, Grant, Lease, Task};
 use dipaco_telemetry::Event;
-use dipaco_topology::{PathId, Topology};
+use dipaco_topology::{ModuleId, PathId, Topology};
 use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::time::Instant;
 
@@ -58,6 +59,11 @@ fn refused(reason: impl Into<String>) -> Answer {
     (Response::Refused { reason: reason.into() }, None)
 }
 
+fn outdated(object: &ObjectRef) -> Answer {
+    let reason = format!("{} is not current any more; drop the work and ask for a new lease", object.name);
+    (Response::Lost { reason }, None)
+}
+
 impl Desk {
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
@@ -66,7 +72,9 @@ impl Desk {
     /// The largest payload, in bytes, that a request may bring.
     pub(crate) fn payload_limit(&self, request: &Request) -> u64 {
         let (values, tensors) = match request {
-            Request::Submit { item: Item::OuterGradient(module), .. } => {
+            Request::Submit { item: Item::OuterGradient(module), path, .. }
+                if self.goes_through(*path, *module) =>
+            {
                 let specs = level_specs(&self.plan.model, &self.topology, usize::from(module.level));
                 (parameters(&specs), specs.len())
             }
@@ -80,12 +88,16 @@ impl Desk {
         values as u64 * 4 + tensors as u64 * 512 + 4096
     }
 
+    fn goes_through(&self, path: PathId, module: ModuleId) -> bool {
+        path.0 < self.topology.paths() && self.topology.goes_through(path, module)
+    }
+
     /// Answers one request.
     ///
     /// # Errors
     /// Only for what ends the coordinator: the store or the event file can't be written.
     pub(crate) async fn answer(
-        &self,
+        self: &Arc<Self>,
         guest: &Guest,
         request: Request,
         payload: Option<Bytes>,
@@ -99,7 +111,7 @@ impl Desk {
                 let renewed = self.ledger.lock().await.heartbeat(self.now(), path, fence);
                 Ok(match renewed {
                     Ok(()) => {
-                        self.progress.running(path, fence, step, loss);
+                        self.progress.running(path, fence, step.min(self.plan.train.inner_steps), loss);
                         (Response::Done, None)
                     }
                     Err(error) => (Response::Lost { reason: error.to_string() }, None),
@@ -107,21 +119,51 @@ impl Desk {
             }
             Request::Fetch { object } => self.fetch(&object).await,
             Request::FetchShard { path, offset } => self.shard_piece(path, offset).await,
+            Request::Submit { item: Item::OuterGradient(module), path, .. }
+                if !self.goes_through(path, module) =>
+            {
+                Ok(refused(format!("path {path} does not go through module {module}")))
+            }
             Request::Submit { path, round, fence, item } => match payload {
-                Some(payload) => self.submit(path, round, fence, item, payload).await,
+                Some(payload) => {
+                    self.to_its_end(move |desk| async move {
+                        desk.submit(path, round, fence, item, payload).await
+                    })
+                    .await
+                }
                 None => Ok(refused("a submission without its payload")),
             },
             Request::Complete { path, round, fence, report } => {
-                self.complete(guest, path, round, fence, report).await
+                let guest = guest.clone();
+                self.to_its_end(
+                    move |desk| async move { desk.complete(&guest, path, round, fence, report).await },
+                )
+                .await
             }
             Request::Release { path, fence } => {
-                if self.ledger.lock().await.release(path, fence) {
-                    self.progress.lost(path, fence);
-                    self.changed.notify_waiters();
-                }
+                self.to_its_end(move |desk| async move { desk.release(path, fence).await }).await?;
                 Ok((Response::Done, None))
             }
         }
+    }
+
+    /// Runs what changes the books and the store to its end, even when the one who asked is gone: a connection that
+    /// breaks in the middle must not leave the books ahead of the disk.
+    async fn to_its_end<T, F>(self: &Arc<Self>, change: impl FnOnce(Arc<Self>) -> F) -> Result<T, TrainError>
+    where
+        F: Future<Output = Result<T, TrainError>> + Send + 'static,
+        T: Send + 'static,
+    {
+        tokio::spawn(change(self.clone())).await.map_err(|source| TrainError::Thread { source })?
+    }
+
+    /// Ends a lease unfinished, if it is out.
+    pub(crate) async fn release(&self, path: PathId, fence: Fence) -> Result<(), TrainError> {
+        if self.ledger.lock().await.release(path, fence).await? {
+            self.progress.lost(path, fence);
+            self.changed.notify_waiters();
+        }
+        Ok(())
     }
 
     /// Welcomes a process. Leases of an earlier process under its name are free again: that process is gone.
@@ -135,7 +177,7 @@ impl Desk {
                 .map(|l| (l.path, l.fence))
                 .collect();
             for (path, fence) in stale {
-                ledger.release(path, fence);
+                ledger.release(path, fence).await?;
                 self.progress.lost(path, fence);
                 self.changed.notify_waiters();
             }
@@ -161,7 +203,8 @@ impl Desk {
                         // The timer of the leases has a new deadline to watch.
                         self.changed.notify_waiters();
                         let work = self.work(&ledger, &lease)?;
-                        tracing::debug!(%lease.path, lease.round, %lease.fence, worker = guest.worker, "lease");
+                        let Lease { path, round, fence, .. } = &lease;
+                        tracing::debug!(%path, round, %fence, worker = guest.worker, "lease");
                         return Ok((Response::Work(Box::new(work)), None));
                     }
                     Grant::Wait(reason) => reason,
@@ -203,18 +246,22 @@ impl Desk {
 
     /// Sends an object that a worker may ask for: current weights and path states, nothing else of the store.
     async fn fetch(&self, object: &ObjectRef) -> Result<Answer, TrainError> {
-        let known = {
-            let ledger = self.ledger.lock().await;
-            let training = ledger.training()?;
-            training.modules.iter().any(|record| record.weights == *object)
-                || training.paths.iter().any(|record| record.state.as_ref() == Some(object))
-        };
-        if !known {
-            let reason =
-                format!("{} is not current any more; drop the work and ask for a new lease", object.name);
-            return Ok((Response::Lost { reason }, None));
+        if !self.is_current(object).await? {
+            return Ok(outdated(object));
         }
-        Ok((Response::Done, Some(self.store.get(object).await?)))
+        match self.store.get(object).await {
+            Ok(bytes) => Ok((Response::Done, Some(bytes))),
+            // Superseded and deleted since it was looked up.
+            Err(_) if !self.is_current(object).await? => Ok(outdated(object)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn is_current(&self, object: &ObjectRef) -> Result<bool, TrainError> {
+        let ledger = self.ledger.lock().await;
+        let training = ledger.training()?;
+        Ok(training.modules.iter().any(|record| record.weights == *object)
+            || training.paths.iter().any(|record| record.state.as_ref() == Some(object)))
     }
 
     async fn shard_piece(&self, path: PathId, offset: u64) -> Result<Answer, TrainError> {
@@ -250,8 +297,13 @@ impl Desk {
         item: Item,
         payload: Bytes,
     ) -> Result<Answer, TrainError> {
-        if let Err(error) = self.ledger.lock().await.check(path, round, fence) {
-            return Ok((Response::Lost { reason: error.to_string() }, None));
+        let checked = self.ledger.lock().await.check(path, round, fence);
+        match checked {
+            Ok(Task::Train) => {}
+            Ok(Task::Measure) => {
+                return Ok(refused("this lease is to measure; it brings nothing but its report"));
+            }
+            Err(error) => return Ok((Response::Lost { reason: error.to_string() }, None)),
         }
         let (model, topology, bytes) = (self.plan.model.clone(), self.topology.clone(), payload.clone());
         let checked = blocking(move || match item {
@@ -267,8 +319,11 @@ impl Desk {
             Item::State => names::path_state(path, round, fence.0),
         };
         let object = self.store.put_replacing(&name, payload).await?;
-        self.ledger.lock().await.stage(path, fence, item, object);
-        Ok((Response::Done, None))
+        let staged = self.ledger.lock().await.stage((path, round, fence), item, object).await?;
+        Ok(match staged {
+            Ok(()) => (Response::Done, None),
+            Err(error) => (Response::Lost { reason: error.to_string() }, None),
+        })
     }
 
     async fn complete(
@@ -281,6 +336,7 @@ impl Desk {
     ) -> Result<Answer, TrainError> {
         let completed = self.ledger.lock().await.complete(path, round, fence, &report).await?;
         match completed {
+            Completed::Closed => Ok((Response::Lost { reason: "the coordinator stops".to_owned() }, None)),
             Completed::Duplicate => Ok((Response::Done, None)),
             Completed::Lost(error) => {
                 let (worker, reason) = (guest.worker.clone(), error.to_string());
@@ -308,6 +364,7 @@ impl Desk {
                     best,
                     seconds: report.seconds,
                 })?;
+                tracing::debug!(%path, round, %fence, worker = guest.worker, "committed");
                 self.changed.notify_waiters();
                 Ok((Response::Done, None))
             }
@@ -316,7 +373,7 @@ impl Desk {
 
     /// Ends the leases whose time is over.
     pub(crate) async fn expire(&self) -> Result<(), TrainError> {
-        let expired = self.ledger.lock().await.expire(self.now());
+        let expired = self.ledger.lock().await.expire(self.now()).await?;
         for lease in &expired {
             tracing::warn!(%lease.path, lease.round, lease.worker, "the lease ran out; another worker repeats its work");
             self.progress.lost(lease.path, lease.fence);

@@ -24,6 +24,8 @@ pub(crate) struct Ledger {
     store: RunStore,
     /// What has been brought for a lease that is still out, by path.
     staged: BTreeMap<PathId, Staged>,
+    /// Whether the coordinator stops: nothing counts from now on.
+    closed: bool,
 }
 
 struct Staged {
@@ -45,6 +47,8 @@ pub(crate) enum Completed {
     Duplicate,
     /// It does not count.
     Lost(LeaseError),
+    /// It does not count: the coordinator stops.
+    Closed,
     /// Something that the lease had to bring is missing.
     Incomplete(Item),
 }
@@ -71,14 +75,16 @@ impl Ledger {
         };
         let plan = Plan { rounds: training.rounds, lease };
         let rounds = Rounds::new(topology, plan, progress, manifest.incarnation)?;
+        // Listed before the manifest is replaced: what is there now can't belong to a coordinator after this one.
+        let stored = stored(&store).await?;
         let sequence = store.replace(&manifest, sequence).await?;
-        let mut ledger = Self { rounds, manifest, sequence, store, staged: BTreeMap::new() };
-        ledger.sweep().await?;
+        let ledger = Self { rounds, manifest, sequence, store, staged: BTreeMap::new(), closed: false };
+        ledger.sweep(stored).await?;
         Ok(ledger)
     }
 
-    /// Deletes what a crashed coordinator left behind: objects that no manifest refers to.
-    async fn sweep(&mut self) -> Result<(), TrainError> {
+    /// Deletes what a crashed coordinator left behind: those of `stored` that the manifest does not refer to.
+    async fn sweep(&self, stored: Vec<String>) -> Result<(), TrainError> {
         let training = self.training()?;
         let mut used = BTreeSet::new();
         for module in &training.modules {
@@ -91,15 +97,13 @@ impl Ledger {
             let gradients = path.contribution.iter().flat_map(|contribution| &contribution.gradients);
             used.extend(gradients.map(|gradient| &gradient.object.name));
         }
-        let mut unused = Vec::new();
-        for prefix in [names::OUTER_GRADIENTS, names::PATHS, names::MODULES, names::MOMENTA] {
-            let stored = self.store.list(prefix).await?.into_iter().map(|object| object.name);
-            unused.extend(stored.filter(|name| !used.contains(name)));
-        }
-        for name in unused {
-            self.store.delete(&name).await?;
-        }
-        Ok(())
+        let unused: Vec<_> = stored.into_iter().filter(|name| !used.contains(name)).collect();
+        self.delete(&unused).await
+    }
+
+    /// Ends the books: what comes after this is told that its lease is lost.
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
     }
 
     pub(crate) fn training(&self) -> Result<&TrainingRecord, TrainError> {
@@ -130,23 +134,61 @@ impl Ledger {
         self.rounds.heartbeat(now, path, fence).map(|_| ())
     }
 
-    pub(crate) fn check(&self, path: PathId, round: u32, fence: Fence) -> Result<(), LeaseError> {
-        self.rounds.check(path, round, fence).map(|_| ())
+    pub(crate) fn check(&self, path: PathId, round: u32, fence: Fence) -> Result<Task, LeaseError> {
+        self.rounds.check(path, round, fence).map(|lease| lease.task)
     }
 
-    pub(crate) fn release(&mut self, path: PathId, fence: Fence) -> bool {
-        self.rounds.release(path, fence)
-    }
-
-    pub(crate) fn expire(&mut self, now: Duration) -> Vec<Lease> {
-        self.rounds.expire(now)
-    }
-
-    /// Notes that an item of a lease is in the store.
-    pub(crate) fn stage(&mut self, path: PathId, fence: Fence, item: Item, object: ObjectRef) {
-        if let Some(staged) = self.staged.get_mut(&path).filter(|staged| staged.fence == fence) {
-            staged.items.insert(item, object);
+    /// Ends a lease unfinished and deletes what it has brought; returns whether it was out.
+    pub(crate) async fn release(&mut self, path: PathId, fence: Fence) -> Result<bool, TrainError> {
+        let held = self.rounds.release(path, fence);
+        if held {
+            self.discard(path).await?;
         }
+        Ok(held)
+    }
+
+    /// Ends the leases whose deadline has passed, and deletes what they have brought.
+    pub(crate) async fn expire(&mut self, now: Duration) -> Result<Vec<Lease>, TrainError> {
+        let expired = self.rounds.expire(now);
+        for lease in &expired {
+            self.discard(lease.path).await?;
+        }
+        Ok(expired)
+    }
+
+    async fn discard(&mut self, path: PathId) -> Result<(), TrainError> {
+        let staged = self.staged.remove(&path).map(|staged| staged.items).unwrap_or_default();
+        let names: Vec<_> = staged.into_values().map(|object| object.name).collect();
+        self.delete(&names).await
+    }
+
+    /// Notes that an item of a lease is in the store. When the lease is out no more, the item is deleted and the error
+    /// says so.
+    pub(crate) async fn stage(
+        &mut self,
+        lease: (PathId, u32, Fence),
+        item: Item,
+        object: ObjectRef,
+    ) -> Result<Result<(), LeaseError>, TrainError> {
+        let (path, round, fence) = lease;
+        if let Err(error) = self.check(path, round, fence) {
+            let counts = self.training()?.paths.get(path.index()).is_some_and(|record| {
+                record.state.as_ref().is_some_and(|state| state.name == object.name)
+                    || record
+                        .contribution
+                        .iter()
+                        .flat_map(|c| &c.gradients)
+                        .any(|g| g.object.name == object.name)
+            });
+            // A late repetition of what has counted since must not take it away.
+            if !counts {
+                self.delete(&[object.name]).await?;
+            }
+            return Ok(Err(error));
+        }
+        let staged = self.staged.entry(path).or_insert_with(|| Staged { fence, items: BTreeMap::new() });
+        staged.items.insert(item, object);
+        Ok(Ok(()))
     }
 
     /// Takes a finished lease into the books.
@@ -157,6 +199,9 @@ impl Ledger {
         fence: Fence,
         report: &Report,
     ) -> Result<Completed, TrainError> {
+        if self.closed {
+            return Ok(Completed::Closed);
+        }
         let items = match self.rounds.check(path, round, fence).map(|lease| lease.task) {
             Ok(Task::Train) => {
                 let staged = self.staged.get(&path).filter(|staged| staged.fence == fence);
@@ -168,8 +213,7 @@ impl Ledger {
                 }
                 Some(items)
             }
-            Ok(Task::Measure) => None,
-            Err(_) => None,
+            Ok(Task::Measure) | Err(_) => None,
         };
         match self.rounds.commit(path, round, fence) {
             Commit::Duplicate => return Ok(Completed::Duplicate),
@@ -220,6 +264,9 @@ impl Ledger {
         weights: ObjectRef,
         momentum: ObjectRef,
     ) -> Result<u32, TrainError> {
+        if self.closed {
+            return Err(TrainError::Cancelled);
+        }
         let version = self.rounds.stepped(module).ok_or_else(|| TrainError::ManifestLacks {
             what: format!("a complete set of contributions to module {module}"),
         })?;
@@ -269,6 +316,15 @@ impl Ledger {
         }
         Ok(())
     }
+}
+
+/// The names of all objects of a training run that are in the store.
+async fn stored(store: &RunStore) -> Result<Vec<String>, TrainError> {
+    let mut stored = Vec::new();
+    for prefix in [names::OUTER_GRADIENTS, names::PATHS, names::MODULES, names::MOMENTA] {
+        stored.extend(store.list(prefix).await?.into_iter().map(|object| object.name));
+    }
+    Ok(stored)
 }
 
 fn module_record(training: &mut TrainingRecord, module: ModuleId) -> Result<&mut ModuleRecord, TrainError> {

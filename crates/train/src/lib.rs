@@ -30,7 +30,7 @@ pub use inner::{InnerConfig, StepReport, Trainer};
 pub use path_state::PathState;
 pub use plan::WorkerPlan;
 pub use protocol::{Item, Report, Request, Response, Work};
-pub use round::{PathData, RoundResult, RoundWatch, train_round};
+pub use round::{PathData, Round, RoundResult, RoundWatch, train_round};
 pub use seed::{SeedOptions, SeedSummary, adopt_seed, train_seed};
 pub use start::{Started, open_run, start_training, training_origin};
 pub use worker::{WorkerOptions, WorkerSummary, work};

@@ -79,3 +79,68 @@ fn moment_specs(model: &ModelConfig) -> Arc<[TensorSpec]> {
     };
     named("first").chain(named("second")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn model() -> ModelConfig {
+        ModelConfig {
+            vocab_size: 5,
+            hidden_size: 4,
+            blocks: 1,
+            heads: 1,
+            head_dim: 4,
+            ffn_size: 4,
+            context: 8,
+            ..ModelConfig::default()
+        }
+    }
+
+    fn state() -> PathState {
+        let parameters = dipaco_model::parameters(&path_specs(&model()));
+        let mut state = PathState::start(parameters);
+        for (i, value) in state.first.iter_mut().chain(&mut state.second).enumerate() {
+            *value = f32::from_bits(0x3f00_0000 + i as u32);
+        }
+        PathState { step: 7, position: u64::MAX, ..state }
+    }
+
+    #[test]
+    fn a_state_survives_its_file() {
+        let bytes = state().encode(&model()).unwrap();
+        assert_eq!(PathState::decode(&bytes, &model()).unwrap(), state());
+    }
+
+    #[test]
+    fn a_state_of_another_model_is_refused() {
+        let bytes = state().encode(&model()).unwrap();
+        let wider = ModelConfig { ffn_size: 8, ..model() };
+        assert!(matches!(PathState::decode(&bytes, &wider), Err(TrainError::Model(_))));
+        assert!(state().encode(&wider).is_err());
+    }
+
+    #[test]
+    fn a_cut_state_is_refused() {
+        let bytes = state().encode(&model()).unwrap();
+        for length in 0..bytes.len() {
+            assert!(PathState::decode(&bytes[..length], &model()).is_err(), "{length} bytes");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(PathState::decode(&bytes, &model()).is_err());
+        }
+
+        #[test]
+        fn a_damaged_header_never_panics(at in 0usize..400, value in any::<u8>()) {
+            let mut bytes = state().encode(&model()).unwrap();
+            bytes[at] = value;
+            let _ = PathState::decode(&bytes, &model());
+        }
+    }
+}

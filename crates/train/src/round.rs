@@ -147,22 +147,35 @@ pub struct RoundResult {
     pub report: Report,
 }
 
-/// Measures the held-out loss of the round's first weights and trains `inner_steps` steps.
+/// What a round of a path is made from, besides the path's state.
+#[derive(Clone, Copy)]
+pub struct Round<'a> {
+    /// The run's configuration.
+    pub plan: &'a WorkerPlan,
+    /// The run's topology.
+    pub topology: &'a Topology,
+    /// The path.
+    pub path: PathId,
+    /// The global weights of the path's modules, one per level.
+    pub modules: &'a [ModuleWeights],
+    /// The path's data.
+    pub data: &'a PathData,
+    /// Inner steps to train; 0 to measure only.
+    pub inner_steps: u64,
+}
+
+/// Measures the held-out loss of the round's first weights and trains its inner steps.
 ///
 /// Returns `None` when `watch` was cancelled.
 ///
 /// # Errors
 /// When training fails or diverges.
 pub fn train_round(
-    plan: &WorkerPlan,
-    topology: &Topology,
-    path: PathId,
-    modules: &[ModuleWeights],
+    round: Round<'_>,
     state: PathState,
-    data: &PathData,
-    inner_steps: u64,
     watch: &RoundWatch,
 ) -> Result<Option<RoundResult>, TrainError> {
+    let Round { plan, topology, path, modules, data, inner_steps } = round;
     let config = InnerConfig::of_path(&plan.train, plan.total_steps());
     let mut trainer = Trainer::new(&plan.model, topology, modules, state, config)?;
     let mut report =

@@ -17,6 +17,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How long a request without a payload may take.
 pub(crate) const SHORT_CALL: Duration = Duration::from_secs(60);
+/// How long a good-bye may take: the lease that it gives back ends by itself otherwise.
+pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
 /// How long a request with a payload may take.
 pub(crate) const LONG_CALL: Duration = Duration::from_secs(600);
 

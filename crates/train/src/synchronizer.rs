@@ -146,7 +146,11 @@ impl Synchronizer {
         let weights = self.store.put_replacing(&names::module(module, version), weights).await?;
         let momentum = module_files::encode(&momentum)?;
         let momentum = self.store.put_replacing(&names::momentum(module, version), momentum).await?;
-        let version = self.ledger.lock().await.stepped(module, weights, momentum).await?;
+        // A task of its own: the books must not be left ahead of the disk when the coordinator is stopped here.
+        let mut books = self.ledger.clone().lock_owned().await;
+        let stepping = tokio::spawn(async move { books.stepped(module, weights, momentum).await });
+        let version = stepping.await.map_err(|source| TrainError::Thread { source })??;
+        tracing::debug!(%module, version, "outer step");
         self.progress.event(Event::ModuleStepped {
             module,
             version: version.into(),

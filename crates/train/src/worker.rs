@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::path_state::PathState;
 use crate::protocol::{Item, Request, Response, SHARD_PIECE_BYTES, Work};
-use crate::round::{PathData, RoundResult, RoundWatch, open_shard, train_round};
-use crate::session::{Identity, LONG_CALL, SHORT_CALL, Session};
+use crate::round::{PathData, Round, RoundResult, RoundWatch, open_shard, train_round};
+use crate::session::{FAREWELL, Identity, LONG_CALL, SHORT_CALL, Session};
 use crate::synchronizer::blocking;
 use crate::{TrainError, module_files};
 
@@ -56,7 +56,11 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
         instance: instance(),
         patience: options.patience,
     };
-    let session = Session::open(identity, cancel.clone()).await?;
+    let session = match Session::open(identity, cancel.clone()).await {
+        Ok(session) => session,
+        Err(TrainError::Cancelled) => return Ok(WorkerSummary::default()),
+        Err(error) => return Err(error),
+    };
     let topology = session.plan().topology()?;
     let mut worker = Worker {
         options,
@@ -135,7 +139,7 @@ impl Worker {
                     // Best effort on the way out: without it the lease ends by itself at its deadline.
                     let release = Request::Release { path, fence };
                     if let Err(error) =
-                        self.session.client().call::<_, Response>(&release, None, 0, SHORT_CALL).await
+                        self.session.client().call::<_, Response>(&release, None, 0, FAREWELL).await
                     {
                         tracing::debug!(%error, "the lease could not be given back");
                     }
@@ -160,8 +164,17 @@ impl Worker {
         let data = self.data(&work).await?;
         let (plan, topology) = (self.session.plan().clone(), self.topology.clone());
         let (path, steps, own_watch) = (work.path, work.inner_steps, watch.clone());
-        let training =
-            blocking(move || train_round(&plan, &topology, path, &modules, state, &data, steps, &own_watch));
+        let training = blocking(move || {
+            let round = Round {
+                plan: &plan,
+                topology: &topology,
+                path,
+                modules: &modules,
+                data: &data,
+                inner_steps: steps,
+            };
+            train_round(round, state, &own_watch)
+        });
         tokio::pin!(training);
         let result = tokio::select! {
             result = &mut training => result??,
@@ -305,21 +318,24 @@ impl Worker {
         if file.exists() {
             return open_shard(&file, &shard.hash);
         }
-        self.fetch_shard(path, &file).await?;
-        let opened = open_shard(&file, &shard.hash)?;
-        let verified = opened.clone();
-        if let Err(error) = blocking(move || verified.verify()).await? {
-            std::fs::remove_file(&file).map_err(|source| TrainError::Io {
-                action: "remove",
-                file: file.clone(),
-                source,
-            })?;
-            return Err(error.into());
-        }
-        Ok(opened)
+        let fetched = self.fetch_shard(path, &file).await?;
+        // Verified before it gets its name: a wrong one must not stand in the way of the right one.
+        let verified = open_shard(fetched.path(), &shard.hash)?;
+        blocking(move || verified.verify()).await??;
+        fetched.persist(&file).map_err(|error| TrainError::Io {
+            action: "name",
+            file: file.clone(),
+            source: error.error,
+        })?;
+        open_shard(&file, &shard.hash)
     }
 
-    async fn fetch_shard(&mut self, path: PathId, file: &FilePath) -> Result<(), TrainError> {
+    /// Fetches a shard into a temporary file beside `file`.
+    async fn fetch_shard(
+        &mut self,
+        path: PathId,
+        file: &FilePath,
+    ) -> Result<tempfile::NamedTempFile, TrainError> {
         let io = |action| move |source| TrainError::Io { action, file: file.to_owned(), source };
         std::fs::create_dir_all(&self.options.cache).map_err(io("create the folder of"))?;
         let mut temporary = tempfile::NamedTempFile::new_in(&self.options.cache).map_err(io("create"))?;
@@ -339,12 +355,7 @@ impl Worker {
             }
         }
         temporary.as_file().sync_all().map_err(io("write"))?;
-        temporary.persist(file).map_err(|error| TrainError::Io {
-            action: "name",
-            file: file.to_owned(),
-            source: error.error,
-        })?;
-        Ok(())
+        Ok(temporary)
     }
 }
 
@@ -368,7 +379,11 @@ impl Heart {
                 }
                 let (step, loss) = watch.read();
                 let request = Request::Heartbeat { path, fence, step, loss };
-                match client.call::<_, Response>(&request, None, 0, SHORT_CALL).await {
+                let answer = tokio::select! {
+                    answer = client.call::<_, Response>(&request, None, 0, SHORT_CALL) => answer,
+                    () = stopped.cancelled() => return None,
+                };
+                match answer {
                     Ok((Response::Lost { reason }, _)) => {
                         watch.cancel();
                         return Some(reason);

@@ -99,7 +99,9 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
     }
 }
 
-async fn open_dense(folder: &std::path::Path) -> Result<(RunDirectory, dipaco_config::RunConfig, Weights), CliError> {
+async fn open_dense(
+    folder: &std::path::Path,
+) -> Result<(RunDirectory, dipaco_config::RunConfig, Weights), CliError> {
     let options = RunOptions { run: Some(folder.to_owned()), config: None, overrides: Vec::new() };
     let (run, config) = options.open()?;
     steps::route::check_tokenizer(&run)?;

@@ -90,7 +90,9 @@ fn listen(run: &RunDirectory, started: &Started, options: &TrainOptions) -> Resu
         addresses.push(server.local_addr().to_string());
     }
     let token: JoinToken = authority.issue("worker", "worker", addresses, now, TOKEN_LIFETIME)?;
-    files::write_private(&run.join_token(), format!("{token}\n").as_bytes())?;
+    let file = run.join_token();
+    files::write_private(&file, format!("{token}\n").as_bytes())?;
+    tracing::info!(address = %server.local_addr(), token = %file.display(), "listening for workers");
     Ok(server)
 }
 

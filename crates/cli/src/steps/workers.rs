@@ -75,6 +75,7 @@ impl Workers {
             .process_group(0)
             .kill_on_drop(true);
         let mut child: Child = command.spawn().map_err(failed)?;
+        tracing::debug!(worker = name, pid = child.id(), "a worker process starts");
         if let Some(pipe) = child.stdin.take() {
             self.pipes.push((name.clone(), pipe));
         }

@@ -1,19 +1,24 @@
 //! A tiny run with real sockets, a real store and real training, all in one process.
 
+// Every test file compiles these helpers and uses some of them.
+#![allow(dead_code)]
+
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use dipaco_config::RunConfig;
-use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
+use dipaco_net::{Client, JoinToken, Limits, NetError, RunAuthority, Server};
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunManifest, RunStore, ShardRecord};
-use dipaco_telemetry::{Events, Progress};
+use dipaco_telemetry::{Clock, Events, Progress};
+use dipaco_topology::Topology;
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, SeedOptions, Started, TrainError, WorkerOptions, WorkerSummary,
-    coordinate, open_run, start_training, train_seed, work,
+    CoordinatorOptions, CoordinatorSummary, Request, Response, SeedOptions, Started, TrainError, Work,
+    WorkerOptions, WorkerSummary, coordinate, open_run, start_training, train_seed, work,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -98,7 +103,8 @@ impl Run {
     pub(crate) async fn seeded(config: RunConfig) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let train = tokens(&folder.path().join("train.h5"), 0, 60);
-        let shards = (0..4u32)
+        let paths = Topology::new(&config.topology, config.model.blocks).unwrap().paths();
+        let shards = (0..paths)
             .map(|path| {
                 let name = format!("path-{path:03}.h5");
                 let file = tokens(&folder.path().join(&name), path, 30 + 10 * path);
@@ -131,8 +137,11 @@ impl Run {
     }
 
     pub(crate) fn server(&self) -> (Server, JoinToken) {
+        self.server_at(SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
+
+    pub(crate) fn server_at(&self, address: SocketAddr) -> (Server, JoinToken) {
         let identity = self.authority.server(SystemTime::now(), LIFETIME).unwrap();
-        let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let server = Server::bind(address, &identity, Limits::default()).unwrap();
         let addresses = vec![server.local_addr().to_string()];
         let token = self.authority.issue("worker", "test", addresses, SystemTime::now(), LIFETIME).unwrap();
@@ -162,19 +171,36 @@ impl Run {
 
     /// Trains the whole run with this many workers.
     pub(crate) async fn train(&self, workers: usize) -> (CoordinatorSummary, Vec<WorkerSummary>) {
-        let started = self.start(true).await.unwrap();
-        let (server, token) = self.server();
-        let stop = CancellationToken::new();
-        let working: Vec<_> = (0..workers)
-            .map(|number| tokio::spawn(work(self.worker(&token, &format!("w{number}")), stop.clone())))
-            .collect();
-        let options = self.options(started, Events::off());
-        let summary = coordinate(options, server, CancellationToken::new()).await.unwrap();
+        let (coordinator, token) = self.coordinator(Events::off(), CancellationToken::new()).await;
+        let working: Vec<_> =
+            (0..workers).map(|number| self.spawn_worker(&token, &format!("w{number}"))).collect();
+        let summary = coordinator.await.unwrap().unwrap();
         let mut summaries = Vec::new();
         for worker in working {
             summaries.push(worker.await.unwrap().unwrap());
         }
         (summary, summaries)
+    }
+
+    /// A coordinator of this run as a task.
+    pub(crate) async fn coordinator(
+        &self,
+        events: Events,
+        cancel: CancellationToken,
+    ) -> (Coordinating, JoinToken) {
+        let started = self.start(true).await.unwrap();
+        let (server, token) = self.server();
+        (tokio::spawn(coordinate(self.options(started, events), server, cancel)), token)
+    }
+
+    pub(crate) fn spawn_worker(&self, token: &JoinToken, name: &str) -> Working {
+        tokio::spawn(work(self.worker(token, name), CancellationToken::new()))
+    }
+
+    /// An event file that triggers `reached` with its `number`th event.
+    pub(crate) fn events_until(&self, number: u32, reached: &CancellationToken) -> Events {
+        let clock = Counting { left: AtomicU32::new(number), reached: reached.clone() };
+        Events::with_clock(&self.folder.path().join("metrics.jsonl"), Box::new(clock)).unwrap()
     }
 
     pub(crate) async fn manifest(&self) -> RunManifest {
@@ -188,5 +214,68 @@ impl Run {
             training.modules.iter().flat_map(|module| [Some(&module.weights), module.momentum.as_ref()]);
         let states = training.paths.iter().map(|path| path.state.as_ref());
         modules.chain(states).map(|object| object.unwrap().hash.clone()).collect()
+    }
+}
+
+pub(crate) type Coordinating = tokio::task::JoinHandle<Result<CoordinatorSummary, TrainError>>;
+pub(crate) type Working = tokio::task::JoinHandle<Result<WorkerSummary, TrainError>>;
+
+/// A clock that counts how often the event file asks for the time of day: once for each event.
+struct Counting {
+    left: AtomicU32,
+    reached: CancellationToken,
+}
+
+impl Clock for Counting {
+    fn elapsed(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn now(&self) -> SystemTime {
+        if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.reached.cancel();
+        }
+        SystemTime::UNIX_EPOCH
+    }
+}
+
+/// A worker whose every request is written by the test.
+pub(crate) struct Puppet(Client);
+
+impl Puppet {
+    /// Connects without a word.
+    pub(crate) async fn silent(token: &JoinToken) -> Self {
+        Self(Client::connect(token, SystemTime::now(), Limits::default()).await.unwrap())
+    }
+
+    /// Connects and is welcomed.
+    pub(crate) async fn welcome(token: &JoinToken, name: &str) -> Self {
+        let puppet = Self::silent(token).await;
+        let answer = puppet.hello(name, env!("CARGO_PKG_VERSION")).await;
+        assert!(matches!(answer, Response::Welcome { .. }), "{answer:?}");
+        puppet
+    }
+
+    pub(crate) async fn hello(&self, name: &str, version: &str) -> Response {
+        let request = Request::Hello { worker: name.to_owned(), instance: 1, version: version.to_owned() };
+        self.ask(&request, None).await.unwrap().0
+    }
+
+    /// One request of any kind.
+    pub(crate) async fn ask(
+        &self,
+        request: &impl serde::Serialize,
+        payload: Option<Bytes>,
+    ) -> Result<(Response, Option<Bytes>), NetError> {
+        self.0.call(request, payload, 1 << 30, Duration::from_secs(30)).await
+    }
+
+    /// Takes the next lease.
+    pub(crate) async fn lease(&self) -> Work {
+        let answer = self.ask(&Request::Lease { held: Vec::new(), wait_ms: 15_000 }, None).await.unwrap();
+        match answer.0 {
+            Response::Work(work) => *work,
+            other => panic!("no work but {other:?}"),
+        }
     }
 }

@@ -1,0 +1,122 @@
+//! Whole runs over loopback that are disturbed: the result is that of an undisturbed one.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use dipaco_store::StoreError;
+use dipaco_telemetry::Events;
+use dipaco_train::{Item, Request, Response, TrainError, coordinate, work};
+use tokio_util::sync::CancellationToken;
+
+use support::{Puppet, Run, config};
+
+async fn undisturbed() -> Vec<String> {
+    let run = Run::seeded(config()).await;
+    run.train(1).await;
+    run.bits().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_that_is_stopped_again_and_again_makes_the_same_bits() {
+    let run = Run::seeded(config()).await;
+    let (mut server, token) = run.server();
+    let address = server.local_addr();
+    let workers = ["a", "b"].map(|name| run.spawn_worker(&token, name));
+    let mut stops = 0;
+    loop {
+        let started = run.start(true).await.unwrap();
+        let stop = CancellationToken::new();
+        // Both workers join, and a few leases or outer steps later the coordinator is gone.
+        let events = run.events_until(5 + stops % 3, &stop);
+        if coordinate(run.options(started, events), server, stop).await.unwrap().finished {
+            break;
+        }
+        stops += 1;
+        (server, _) = run.server_at(address);
+    }
+    for worker in workers {
+        worker.await.unwrap().unwrap();
+    }
+    assert!(stops > 2, "stopped {stops} times");
+    assert_eq!(run.bits().await, undisturbed().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_work_of_a_worker_that_vanished_is_repeated() {
+    let mut config = config();
+    config.train.lease_seconds = 1;
+    let run = Run::seeded(config).await;
+    let (third, never) = (CancellationToken::new(), CancellationToken::new());
+    let (coordinator, token) = run.coordinator(run.events_until(3, &third), never).await;
+    let vanishing = run.spawn_worker(&token, "vanishing");
+    third.cancelled().await;
+    vanishing.abort();
+    let silent = Puppet::welcome(&token, "silent").await;
+    let lease = silent.lease().await;
+    let other = run.spawn_worker(&token, "other");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    other.await.unwrap().unwrap();
+    let log = std::fs::read_to_string(run.folder.path().join("metrics.jsonl")).unwrap();
+    let expired = format!(r#""path":{},"round":{},"worker":"silent""#, lease.path, lease.round);
+    assert!(log.lines().any(|line| line.contains("lease_expired") && line.contains(&expired)), "{log}");
+    assert_eq!(run.bits().await, undisturbed().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_frees_the_lease_of_its_predecessor() {
+    let mut config = config();
+    // Nobody would wait for this one to end.
+    config.train.lease_seconds = 3600;
+    let run = Run::seeded(config).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let puppet = Puppet::welcome(&token, "same").await;
+    let old = puppet.lease().await;
+    let worker = run.spawn_worker(&token, "same");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+    assert_eq!(old.round, 0);
+    assert_eq!(run.bits().await, undisturbed().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_that_lost_its_place_fails_at_its_next_write() {
+    let run = Run::seeded(config()).await;
+    let (older, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    Puppet::welcome(&token, "first").await;
+    let (newer, new_token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    Puppet::welcome(&new_token, "second").await;
+    let stop = CancellationToken::new();
+    let deceived = tokio::spawn(work(run.worker(&token, "deceived"), stop.clone()));
+    let error = older.await.unwrap().unwrap_err();
+    assert!(matches!(error, TrainError::Store(StoreError::Conflict { .. })), "{error}");
+    stop.cancel();
+    deceived.await.unwrap().unwrap();
+    let worker = run.spawn_worker(&new_token, "worker");
+    assert!(newer.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+    assert_eq!(run.bits().await, undisturbed().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_lost_its_lease_is_told_so() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let puppet = Puppet::welcome(&token, "puppet").await;
+    let work = puppet.lease().await;
+    let (path, round, fence) = (work.path, work.round, work.fence);
+    let (module, object) = work.modules[0].clone();
+    let weights = puppet.ask(&Request::Fetch { object: object.clone() }, None).await.unwrap().1.unwrap();
+    puppet.ask(&Request::Release { path, fence }, None).await.unwrap();
+
+    let submit = Request::Submit { path, round, fence, item: Item::OuterGradient(module) };
+    let complete = Request::Complete { path, round, fence, report: dipaco_train::Report::default() };
+    let beat = Request::Heartbeat { path, fence, step: u64::MAX, loss: Some(f32::NAN) };
+    for (request, payload) in [(submit, Some(weights)), (complete, None), (beat, None)] {
+        let answer = puppet.ask(&request, payload).await.unwrap().0;
+        assert!(matches!(answer, Response::Lost { .. }), "{request:?}: {answer:?}");
+    }
+    let worker = run.spawn_worker(&token, "worker");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+    assert_eq!(run.bits().await, undisturbed().await);
+}

@@ -1,0 +1,129 @@
+//! What a coordinator does not take, and that the run goes on.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use bytes::Bytes;
+use dipaco_telemetry::Events;
+use dipaco_topology::{ModuleId, PathId};
+use dipaco_train::{Item, Report, Request, Response, TrainError, Work, coordinate, work};
+use tokio_util::sync::CancellationToken;
+
+use support::{Puppet, Run, config};
+
+fn refusal(answer: Response) -> String {
+    match answer {
+        Response::Refused { reason } => reason,
+        other => panic!("not refused but {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn peers_that_are_no_workers_of_this_version_are_turned_away() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let reason = refusal(Puppet::silent(&token).await.hello("old", "0.0.0-other").await);
+    assert!(reason.contains("0.0.0-other") && reason.contains(env!("CARGO_PKG_VERSION")), "{reason}");
+    let reason = refusal(Puppet::silent(&token).await.hello("a\nb", env!("CARGO_PKG_VERSION")).await);
+    assert!(reason.contains("--name"), "{reason}");
+    let ask = Request::Lease { held: Vec::new(), wait_ms: 0 };
+    let reason = refusal(Puppet::silent(&token).await.ask(&ask, None).await.unwrap().0);
+    assert!(reason.contains("hello"), "{reason}");
+    // Bytes that are no request: first from a stranger, then from a worker, who may go on.
+    let garbage = [0xffu8; 100];
+    assert!(Puppet::silent(&token).await.ask(&garbage.as_slice(), None).await.is_err());
+    let puppet = Puppet::welcome(&token, "puppet").await;
+    assert!(puppet.ask(&garbage.as_slice(), None).await.is_err());
+    let work = puppet.lease().await;
+    puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
+
+    let worker = run.spawn_worker(&token, "worker");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+}
+
+/// Submits as the holder of a lease.
+async fn submit(puppet: &Puppet, work: &Work, item: Item, payload: Bytes) -> Response {
+    let request = Request::Submit { path: work.path, round: work.round, fence: work.fence, item };
+    puppet.ask(&request, Some(payload)).await.unwrap().0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn results_that_are_none_are_refused_and_the_run_goes_on() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let puppet = Puppet::welcome(&token, "puppet").await;
+    let work = puppet.lease().await;
+    let (module, object) = work.modules[0].clone();
+    let gradient = puppet.ask(&Request::Fetch { object: object.clone() }, None).await.unwrap().1.unwrap();
+    let item = Item::OuterGradient(module);
+
+    let mut nan = gradient.to_vec();
+    let last = nan.len() - 4;
+    nan[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    assert!(refusal(submit(&puppet, &work, item, nan.into()).await).contains("finite"));
+    // Of the same size limit, but of another level: the names are wrong.
+    let other =
+        puppet.ask(&Request::Fetch { object: work.modules[1].1.clone() }, None).await.unwrap().1.unwrap();
+    refusal(submit(&puppet, &work, item, other).await);
+    refusal(submit(&puppet, &work, Item::State, gradient.clone()).await);
+    refusal(submit(&puppet, &work, item, Bytes::from_static(b"no module file")).await);
+    // Modules that the path does not go through, or that do not exist.
+    for module in [ModuleId { level: 0, index: 1 - module.index }, ModuleId { level: 9, index: 0 }] {
+        refusal(submit(&puppet, &work, Item::OuterGradient(module), gradient.clone()).await);
+    }
+    let nowhere = Work { path: PathId(99), ..work.clone() };
+    refusal(submit(&puppet, &nowhere, item, gradient.clone()).await);
+    // Larger than any module file: refused before it is read.
+    let huge = Bytes::from(vec![0; 64 << 20]);
+    let request = Request::Submit { path: work.path, round: work.round, fence: work.fence, item };
+    assert!(puppet.ask(&request, Some(huge)).await.is_err());
+
+    let complete = Request::Complete {
+        path: work.path,
+        round: work.round,
+        fence: work.fence,
+        report: Report { loss: Some(f64::NAN), held_out_loss: Some(f64::NAN), ..Report::default() },
+    };
+    assert!(refusal(puppet.ask(&complete, None).await.unwrap().0).contains("missing"));
+    let object = dipaco_store::ObjectRef { name: "run/authority.pem".into(), ..object };
+    assert!(matches!(puppet.ask(&Request::Fetch { object }, None).await.unwrap().0, Response::Lost { .. }));
+    refusal(puppet.ask(&Request::FetchShard { path: PathId(99), offset: 0 }, None).await.unwrap().0);
+    let beat =
+        Request::Heartbeat { path: work.path, fence: work.fence, step: u64::MAX, loss: Some(f32::NAN) };
+    assert_eq!(puppet.ask(&beat, None).await.unwrap().0, Response::Done);
+    puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
+
+    let worker = run.spawn_worker(&token, "worker");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+    let other = Run::seeded(config()).await;
+    other.train(1).await;
+    assert_eq!(run.bits().await, other.bits().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shard_that_was_exchanged_is_not_trained_on_and_leaves_no_trace() {
+    let run = Run::seeded(config()).await;
+    let folder = run.folder.path();
+    let swap = || {
+        std::fs::rename(folder.join("path-000.h5"), folder.join("kept.h5")).unwrap();
+        std::fs::rename(folder.join("path-001.h5"), folder.join("path-000.h5")).unwrap();
+        std::fs::rename(folder.join("kept.h5"), folder.join("path-001.h5")).unwrap();
+    };
+    let started = run.start(false).await.unwrap();
+    let (server, token) = run.server();
+    let coordinator =
+        tokio::spawn(coordinate(run.options(started, Events::off()), server, CancellationToken::new()));
+    swap();
+    // A shard that lies in a folder, and one that is fetched.
+    for shards in [Some(folder.to_owned()), None] {
+        let options = dipaco_train::WorkerOptions { shards, ..run.worker(&token, "worker") };
+        let error = work(options, CancellationToken::new()).await.unwrap_err();
+        assert!(matches!(error, TrainError::WrongShard { .. }), "{error}");
+    }
+    swap();
+    let worker = run.spawn_worker(&token, "worker");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+}

@@ -1,0 +1,162 @@
+//! The seed, the start of training, and the configurations that are other ways of training.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dipaco_config::RunConfig;
+use dipaco_model::{ModuleWeights, path_specs, split};
+use dipaco_shards::TokenFile;
+use dipaco_store::RunStore;
+use dipaco_telemetry::{Events, Progress};
+use dipaco_topology::{LevelConfig, Modules, PathId, TopologyConfig};
+use dipaco_train::{
+    PathData, PathState, Round, RoundWatch, SeedOptions, SeedSummary, TrainError, WorkerPlan, open_run,
+    train_round, train_seed,
+};
+use tokio_util::sync::CancellationToken;
+
+use support::{Run, config};
+
+/// Trains the seed in a store of its own folder until it is done or `stop` is triggered.
+async fn seed(
+    folder: &std::path::Path,
+    config: RunConfig,
+    train: Arc<TokenFile>,
+    stop: Option<(Events, CancellationToken)>,
+) -> Result<SeedSummary, TrainError> {
+    let store = RunStore::create(&folder.join("store").to_string_lossy()).unwrap();
+    let started = open_run(&store, || "test-run".to_owned()).await?;
+    let cancel = Arc::new(AtomicBool::new(false));
+    let events = match stop {
+        Some((events, reached)) => {
+            let cancel = cancel.clone();
+            tokio::spawn(async move {
+                reached.cancelled().await;
+                cancel.store(true, Ordering::Relaxed);
+            });
+            events
+        }
+        None => Events::off(),
+    };
+    let options = SeedOptions { config, store, train, validation: None, restart: false };
+    Ok(train_seed(options, started, Arc::new(events), &Progress::hidden(), cancel).await?.0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_interrupted_seed_goes_on_to_the_same_weights() {
+    let run = Run::seeded(config()).await;
+    let whole = run.manifest().await.seed.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let train = support::tokens(&run.folder.path().join("train.h5"), 0, 60);
+    let reached = CancellationToken::new();
+    let first =
+        seed(folder.path(), config(), train.clone(), Some((run.events_until(1, &reached), reached))).await;
+    let first = first.unwrap();
+    let last = seed(folder.path(), config(), train.clone(), None).await.unwrap();
+    assert!(last.finished && first.step + last.new_steps == 4);
+    let store = RunStore::create(&folder.path().join("store").to_string_lossy()).unwrap();
+    let continued = open_run(&store, String::new).await.unwrap().manifest.seed.unwrap();
+    assert_eq!(continued.weights.hash, whole.weights.hash);
+    assert_eq!(continued.state.unwrap().hash, whole.state.unwrap().hash);
+
+    let mut other = config();
+    other.seed_model.adamw.learning_rate *= 2.0;
+    let error = seed(folder.path(), other, train, None).await.unwrap_err();
+    assert!(matches!(error, TrainError::OtherSeed), "{error}");
+}
+
+#[tokio::test]
+async fn a_run_is_started_once_and_only_as_itself() {
+    let mut run = Run::seeded(config()).await;
+    run.start(false).await.unwrap();
+    assert!(matches!(run.start(false).await, Err(TrainError::AlreadyStarted { rounds: 0, of: 3 })));
+    run.start(true).await.unwrap();
+    run.config.train.inner_steps += 1;
+    assert!(matches!(run.start(true).await, Err(TrainError::OtherTraining)));
+    run.config.train.inner_steps -= 1;
+    run.shards.swap(0, 1);
+    assert!(matches!(run.start(true).await, Err(TrainError::OtherTraining)));
+}
+
+#[tokio::test]
+async fn a_path_without_documents_is_refused_at_the_start() {
+    let mut run = Run::seeded(config()).await;
+    run.shards[2].documents = 0;
+    assert!(matches!(run.start(false).await, Err(TrainError::EmptyShard { path: PathId(2) })));
+    run.shards.pop();
+    assert!(matches!(run.start(false).await, Err(TrainError::ShardCount { shards: 3, paths: 4 })));
+}
+
+fn dense_level() -> LevelConfig {
+    LevelConfig { modules: Modules::Count(1), blocks: "0..2".into(), embedding: true, head: true }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
+    let mut config = config();
+    config.topology = TopologyConfig { replicas: 1, levels: vec![dense_level()] };
+    config.outer.nesterov.learning_rate = 1.0;
+    config.outer.nesterov.momentum = 0.0;
+    let run = Run::seeded(config.clone()).await;
+    run.train(1).await;
+
+    let specs: Arc<[_]> = path_specs(&config.model).into();
+    let manifest = run.manifest().await;
+    let start = run.store.get(&manifest.seed.unwrap().weights).await.unwrap();
+    let start = ModuleWeights::from_safetensors(&start, specs.clone()).unwrap();
+    let plan = WorkerPlan::new(&config);
+    let topology = plan.topology().unwrap();
+    let file = Arc::new(TokenFile::open(&run.folder.path().join("path-000.h5")).unwrap());
+    let data = PathData::open(file, PathId(0), &plan).unwrap();
+    let state = PathState::start(start.values.len());
+    // All three rounds as one.
+    let modules = split(&config.model, &topology, &start).unwrap();
+    let round = Round {
+        plan: &plan,
+        topology: &topology,
+        path: PathId(0),
+        modules: &modules,
+        data: &data,
+        inner_steps: 12,
+    };
+    let plain = train_round(round, state, &RoundWatch::default()).unwrap().unwrap();
+
+    let trained = run.store.get(&manifest.training.unwrap().modules[0].weights).await.unwrap();
+    let trained = ModuleWeights::from_safetensors(&trained, specs).unwrap();
+    let moved = plain.outer_gradients[0].values.iter().map(|change| change.abs()).fold(0.0, f32::max);
+    assert!(moved > 1e-4, "training moves weights by {moved}");
+    let ends =
+        modules[0].values.iter().zip(&plain.outer_gradients[0].values).map(|(start, change)| start - change);
+    for (here, there) in trained.values.iter().zip(ends) {
+        assert!((here - there).abs() <= 1e-6, "{here} {there}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replicas_and_path_specific_modules_do_not_depend_on_the_workers() {
+    let diloco = TopologyConfig { replicas: 2, levels: vec![dense_level()] };
+    let level = |modules, blocks: &str, embedding| LevelConfig {
+        modules,
+        blocks: blocks.into(),
+        embedding,
+        head: !embedding,
+    };
+    let specific = TopologyConfig {
+        replicas: 1,
+        levels: vec![level(Modules::Count(2), "0", true), level(Modules::Paths, "1", false)],
+    };
+    for (topology, paths, modules) in [(diloco, 2, 1), (specific, 2, 4)] {
+        let mut bits = Vec::new();
+        for workers in [1, 2] {
+            let run = Run::seeded(RunConfig { topology: topology.clone(), ..config() }).await;
+            run.train(workers).await;
+            let training = run.manifest().await.training.unwrap();
+            assert_eq!((training.paths.len(), training.modules.len()), (paths, modules));
+            bits.push(run.bits().await);
+        }
+        assert_eq!(bits[0], bits[1]);
+    }
+}

@@ -1,0 +1,95 @@
+//! Processes that are killed in the middle of a round do not change what a run becomes.
+#![allow(clippy::unwrap_used)]
+
+#[path = "kill/process.rs"]
+mod process;
+#[path = "kill/run.rs"]
+mod run;
+
+use process::{Process, field, signal};
+use run::{Run, undisturbed};
+
+/// Reads on until the run is in the middle of its second round, and returns the worker that has just got a lease.
+fn middle_of_a_round(leader: &mut Process) -> String {
+    for _ in 0..6 {
+        leader.line(" committed ");
+    }
+    field(&leader.line(" lease "), "worker").to_owned()
+}
+
+#[test]
+fn four_worker_processes_make_what_one_makes() {
+    let run = Run::new();
+    run.train(&["--workers", "4"]).succeed();
+    assert_eq!(run.bits(), undisturbed());
+}
+
+#[test]
+fn a_killed_worker_changes_nothing() {
+    let run = Run::new();
+    let mut train = run.train(&["--workers", "2"]);
+    let worker = middle_of_a_round(&mut train);
+    signal("KILL", train.worker_process(&worker));
+    train.line("a worker ended and is started again");
+    train.succeed();
+    assert_eq!(run.bits(), undisturbed());
+}
+
+#[test]
+fn a_killed_coordinator_leaves_no_worker_and_resumes_to_the_same_bits() {
+    let run = Run::new();
+    let mut train = run.train(&["--workers", "2"]);
+    middle_of_a_round(&mut train);
+    train.kill();
+    let (status, ..) = train.end();
+    assert_eq!(status.code(), None);
+    let (status, _, log) = run.train(&["--workers", "2"]).end();
+    assert_eq!(status.code(), Some(1));
+    assert!(log.contains("--resume"), "{log}");
+    run.train(&["--workers", "3", "--resume"]).succeed();
+    assert_eq!(run.bits(), undisturbed());
+}
+
+#[test]
+fn an_interrupted_training_leaves_no_process_and_resumes_to_the_same_bits() {
+    let run = Run::new();
+    let mut train = run.train(&["--workers", "2"]);
+    middle_of_a_round(&mut train);
+    train.interrupt();
+    let (status, _, log) = train.end();
+    assert_eq!(status.code(), Some(130), "{log}");
+    run.train(&["--workers", "2", "--resume"]).succeed();
+    assert_eq!(run.bits(), undisturbed());
+}
+
+#[test]
+fn workers_outlive_a_killed_coordinator() {
+    let run = Run::new();
+    let mut first = run.coordinator(&["--listen", "127.0.0.1:0"]);
+    let address = field(&first.line("listening for workers"), "address").to_owned();
+    let worker = |name: &str| {
+        let (token, cache) = (run.file("run/join.token"), run.file(name));
+        Process::start(&[
+            "worker",
+            "-v",
+            "--join",
+            &token,
+            "--name",
+            name,
+            "--cache",
+            &cache,
+            "--threads",
+            "1",
+        ])
+    };
+    let workers = ["a", "b"].map(worker);
+    middle_of_a_round(&mut first);
+    first.kill();
+    first.end();
+    let second = run.coordinator(&["--listen", &address, "--resume"]);
+    second.succeed();
+    for worker in workers {
+        worker.succeed();
+    }
+    assert_eq!(run.bits(), undisturbed());
+}

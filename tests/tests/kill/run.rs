@@ -1,0 +1,146 @@
+//! A tiny run on the repository's own text, ready to be trained.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::process::Process;
+
+const CONFIG: &str = r#"
+[run]
+seed = 7
+
+[prepare]
+vocab_size = 300
+validation_fraction = 0.05
+
+[model]
+hidden_size = 32
+blocks = 2
+heads = 2
+head_dim = 16
+ffn_size = 48
+context = 64
+
+[[topology.levels]]
+modules = 2
+blocks = "0"
+embedding = true
+
+[[topology.levels]]
+modules = 2
+blocks = "1"
+head = true
+
+[seed_model]
+steps = 10
+batch = 4
+sequence_tokens = 64
+checkpoint_every = 5
+
+[train]
+rounds = 3
+inner_steps = 12
+batch = 4
+sequence_tokens = 64
+threads_per_worker = 1
+
+[routing]
+prefix_tokens = 8
+
+[evaluation]
+prefix_tokens = 8
+"#;
+
+/// Runs a command that must succeed, and returns its standard output.
+pub(crate) fn dipaco(words: &[&str]) -> String {
+    Process::start(words).succeed()
+}
+
+/// A run of its own, prepared, seeded and routed.
+pub(crate) struct Run {
+    folder: tempfile::TempDir,
+}
+
+impl Run {
+    pub(crate) fn new() -> Self {
+        static PREPARED: OnceLock<tempfile::TempDir> = OnceLock::new();
+        let prepared = PREPARED.get_or_init(prepare);
+        let folder = tempfile::tempdir().unwrap();
+        copy(&prepared.path().join("run"), &folder.path().join("run"));
+        Self { folder }
+    }
+
+    pub(crate) fn file(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn path(&self) -> String {
+        self.file("run")
+    }
+
+    /// `dipaco train` on this run.
+    pub(crate) fn train(&self, words: &[&str]) -> Process {
+        Process::start(&[&["train", "-v", "--run", &self.path()], words].concat())
+    }
+
+    /// `dipaco coordinator` on this run.
+    pub(crate) fn coordinator(&self, words: &[&str]) -> Process {
+        Process::start(&[&["coordinator", "-v", "--run", &self.path()], words].concat())
+    }
+
+    /// The hashes of everything that training decides.
+    pub(crate) fn bits(&self) -> Vec<String> {
+        let status = dipaco(&["status", "--json", "--run", &self.path()]);
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        let training = &status["training"];
+        let mut bits = Vec::new();
+        for module in training["modules"].as_array().unwrap() {
+            assert_eq!(module["version"], 3);
+            bits.extend([&module["weights"]["hash"], &module["momentum"]["hash"]]);
+        }
+        for path in training["paths"].as_array().unwrap() {
+            assert_eq!((&path["rounds"], &path["measured"]), (&3.into(), &true.into()));
+            bits.push(&path["state"]["hash"]);
+        }
+        bits.into_iter().map(|hash| hash.as_str().unwrap().to_owned()).collect()
+    }
+}
+
+/// What one worker makes of the run when nobody disturbs it.
+pub(crate) fn undisturbed() -> &'static [String] {
+    static BITS: OnceLock<Vec<String>> = OnceLock::new();
+    BITS.get_or_init(|| {
+        let run = Run::new();
+        run.train(&["--workers", "1"]).succeed();
+        run.bits()
+    })
+}
+
+fn prepare() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, config) = (folder.path().join("run"), folder.path().join("tiny.toml"));
+    fs::write(&config, CONFIG).unwrap();
+    let (run, config) = (run.to_str().unwrap(), config.to_str().unwrap());
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let text = ["../docs", "../crates/train/src", "../crates/optim/src"].map(|part| root.join(part));
+    let [docs, train, optim] = text.each_ref().map(|path| path.to_str().unwrap());
+    dipaco(&["prepare", "--run", run, "--config", config, docs, train, optim]);
+    dipaco(&["seed", "--run", run]);
+    dipaco(&["route", "fit", "--run", run]);
+    dipaco(&["route", "assign", "--run", run]);
+    folder
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
