@@ -1,6 +1,6 @@
 //! The coordinator's process: accepts workers, answers them, watches leases and runs the synchronizer.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::TrainError;
 use crate::desk::{Desk, Guest};
 use crate::ledger::Ledger;
 use crate::plan::WorkerPlan;
-use crate::protocol::{Request, Response};
+use crate::protocol::{RUN_COMPLETE, Request, Response};
 use crate::run_progress::RunProgress;
 use crate::start::Started;
 use crate::synchronizer::Synchronizer;
@@ -80,7 +80,8 @@ pub async fn coordinate(
     let topology = Topology::new(&config.topology, config.model.blocks)?;
     let lease = Duration::from_secs(config.train.lease_seconds);
     let plan = WorkerPlan::new(&config);
-    let ledger = Ledger::take_over(store.clone(), started.manifest, started.sequence, topology.clone(), lease).await?;
+    let ledger =
+        Ledger::take_over(store.clone(), started.manifest, started.sequence, topology.clone(), lease).await?;
     let done = contributed(&ledger);
     let total = u64::from(topology.paths()) * plan.total_steps();
     let progress = RunProgress::new(&progress, events, done * plan.train.inner_steps, total);
@@ -132,7 +133,7 @@ pub async fn coordinate(
     }
     progress.finish();
     let traffic = server.traffic();
-    server.close(if finished { "the run is complete" } else { "the coordinator stops" }).await;
+    server.close(if finished { RUN_COMPLETE } else { "the coordinator stops" }).await;
     // What is being written is written to its end; nothing begins any more.
     let mut books = books.lock().await;
     books.close();
@@ -192,7 +193,7 @@ async fn watch_leases(desk: &Desk) -> Result<(), TrainError> {
 /// Accepts workers and serves each until its connection ends; after the farewell, until all have left.
 async fn accept(server: &Server, desk: &Arc<Desk>, farewell: &CancellationToken) -> Result<(), TrainError> {
     let mut peers = JoinSet::new();
-    let known = Arc::new(Mutex::new(HashSet::new()));
+    let known = Arc::new(Mutex::new(BTreeMap::new()));
     while !(farewell.is_cancelled() && peers.is_empty()) {
         tokio::select! {
             peer = server.accept() => {
@@ -206,7 +207,26 @@ async fn accept(server: &Server, desk: &Arc<Desk>, farewell: &CancellationToken)
     Ok(())
 }
 
-type Known = Arc<Mutex<HashSet<(String, u64)>>>;
+/// The processes that have said hello, by name and instance, with what ends their last connection.
+type Known = Arc<Mutex<BTreeMap<(String, u64), CancellationToken>>>;
+
+/// Notes that a process is connected and ends the connections that this one succeeds: its own, and those of processes
+/// under its name before it, which may be long dead before the network notices. Returns whether the process had been
+/// here before, and what ends its connection.
+async fn register(known: &Known, guest: &Guest) -> (bool, CancellationToken) {
+    let mut known = known.lock().await;
+    let replaced = CancellationToken::new();
+    let before = known.insert((guest.worker.clone(), guest.instance), replaced.clone());
+    if let Some(before) = &before {
+        before.cancel();
+    } else {
+        known
+            .iter()
+            .filter(|((name, instance), _)| *name == guest.worker && *instance != guest.instance)
+            .for_each(|(_, earlier)| earlier.cancel());
+    }
+    (before.is_some(), replaced)
+}
 
 /// Serves one connection. Fails only with what ends the coordinator.
 async fn serve(peer: Peer, desk: Arc<Desk>, known: Known) -> Result<(), TrainError> {
@@ -215,7 +235,7 @@ async fn serve(peer: Peer, desk: Arc<Desk>, known: Known) -> Result<(), TrainErr
         Ok(greeted) => greeted?,
         Err(_) => None,
     };
-    let Some(guest) = guest else {
+    let Some((guest, replaced)) = guest else {
         tracing::warn!(%address, "a peer did not introduce itself as a worker");
         return Ok(());
     };
@@ -229,6 +249,10 @@ async fn serve(peer: Peer, desk: Arc<Desk>, known: Known) -> Result<(), TrainErr
                 exchanges.spawn(async move { handle(exchange, &desk, &guest).await });
             }
             Some(ended) = exchanges.join_next() => ended.map_err(|source| TrainError::Thread { source })??,
+            () = replaced.cancelled() => peer.close("the worker has connected again"),
+        }
+        if replaced.is_cancelled() {
+            break;
         }
     }
     let ended = peer.closed().await.to_string();
@@ -237,7 +261,11 @@ async fn serve(peer: Peer, desk: Arc<Desk>, known: Known) -> Result<(), TrainErr
 }
 
 /// The first exchange of a connection must be a hello.
-async fn greet(peer: &Peer, desk: &Desk, known: &Known) -> Result<Option<Guest>, TrainError> {
+async fn greet(
+    peer: &Peer,
+    desk: &Desk,
+    known: &Known,
+) -> Result<Option<(Guest, CancellationToken)>, TrainError> {
     let Some(mut exchange) = peer.accept_exchange().await else { return Ok(None) };
     let request = match exchange.request::<Request>().await {
         Ok(request) => request,
@@ -260,15 +288,17 @@ async fn greet(peer: &Peer, desk: &Desk, known: &Known) -> Result<Option<Guest>,
         return Ok(None);
     }
     if worker.is_empty() || worker.len() > NAME_BYTES || worker.chars().any(char::is_control) {
-        let reason = format!("a worker's name has 1 to {NAME_BYTES} bytes and no control characters: give another --name");
+        let reason = format!(
+            "a worker's name has 1 to {NAME_BYTES} bytes and no control characters: give another --name"
+        );
         answer(exchange, &Response::Refused { reason }, None).await;
         return Ok(None);
     }
     let guest = Guest { worker, instance };
-    let returning = !known.lock().await.insert((guest.worker.clone(), instance));
+    let (returning, replaced) = register(known, &guest).await;
     let (response, payload) = desk.welcome(&guest, returning).await?;
     answer(exchange, &response, payload).await;
-    Ok(Some(guest))
+    Ok(Some((guest, replaced)))
 }
 
 async fn handle(mut exchange: Exchange, desk: &Arc<Desk>, guest: &Guest) -> Result<(), TrainError> {

@@ -72,7 +72,9 @@ impl Desk {
     /// The largest payload, in bytes, that a request may bring.
     pub(crate) fn payload_limit(&self, request: &Request) -> u64 {
         let (values, tensors) = match request {
-            Request::Submit { item: Item::OuterGradient(module), path, .. } if self.goes_through(*path, *module) => {
+            Request::Submit { item: Item::OuterGradient(module), path, .. }
+                if self.goes_through(*path, *module) =>
+            {
                 let specs = level_specs(&self.plan.model, &self.topology, usize::from(module.level));
                 (parameters(&specs), specs.len())
             }
@@ -102,7 +104,9 @@ impl Desk {
     ) -> Result<Answer, TrainError> {
         match request {
             Request::Hello { .. } => Ok(refused("this connection has said hello before")),
-            Request::Lease { held, wait_ms } => self.lease(guest, &held, Duration::from_millis(wait_ms)).await,
+            Request::Lease { held, wait_ms } => {
+                self.lease(guest, &held, Duration::from_millis(wait_ms)).await
+            }
             Request::Heartbeat { path, fence, step, loss } => {
                 let renewed = self.ledger.lock().await.heartbeat(self.now(), path, fence);
                 Ok(match renewed {
@@ -115,18 +119,26 @@ impl Desk {
             }
             Request::Fetch { object } => self.fetch(&object).await,
             Request::FetchShard { path, offset } => self.shard_piece(path, offset).await,
-            Request::Submit { item: Item::OuterGradient(module), path, .. } if !self.goes_through(path, module) => {
+            Request::Submit { item: Item::OuterGradient(module), path, .. }
+                if !self.goes_through(path, module) =>
+            {
                 Ok(refused(format!("path {path} does not go through module {module}")))
             }
             Request::Submit { path, round, fence, item } => match payload {
                 Some(payload) => {
-                    self.to_its_end(move |desk| async move { desk.submit(path, round, fence, item, payload).await }).await
+                    self.to_its_end(move |desk| async move {
+                        desk.submit(path, round, fence, item, payload).await
+                    })
+                    .await
                 }
                 None => Ok(refused("a submission without its payload")),
             },
             Request::Complete { path, round, fence, report } => {
                 let guest = guest.clone();
-                self.to_its_end(move |desk| async move { desk.complete(&guest, path, round, fence, report).await }).await
+                self.to_its_end(
+                    move |desk| async move { desk.complete(&guest, path, round, fence, report).await },
+                )
+                .await
             }
             Request::Release { path, fence } => {
                 self.to_its_end(move |desk| async move { desk.release(path, fence).await }).await?;
@@ -158,8 +170,12 @@ impl Desk {
     pub(crate) async fn welcome(&self, guest: &Guest, returning: bool) -> Result<Answer, TrainError> {
         let mut ledger = self.ledger.lock().await;
         if !returning {
-            let stale: Vec<_> =
-                ledger.rounds().leases().filter(|l| l.worker == guest.worker).map(|l| (l.path, l.fence)).collect();
+            let stale: Vec<_> = ledger
+                .rounds()
+                .leases()
+                .filter(|l| l.worker == guest.worker)
+                .map(|l| (l.path, l.fence))
+                .collect();
             for (path, fence) in stale {
                 ledger.release(path, fence).await?;
                 self.progress.lost(path, fence);
@@ -223,7 +239,9 @@ impl Desk {
 
     fn shard<'a>(&self, ledger: &'a Ledger, path: PathId) -> Result<&'a ShardRecord, TrainError> {
         let shards = &ledger.training()?.shards;
-        shards.get(path.index()).ok_or_else(|| TrainError::ManifestLacks { what: format!("the shard of path {path}") })
+        shards
+            .get(path.index())
+            .ok_or_else(|| TrainError::ManifestLacks { what: format!("the shard of path {path}") })
     }
 
     /// Sends an object that a worker may ask for: current weights and path states, nothing else of the store.
@@ -282,7 +300,9 @@ impl Desk {
         let checked = self.ledger.lock().await.check(path, round, fence);
         match checked {
             Ok(Task::Train) => {}
-            Ok(Task::Measure) => return Ok(refused("this lease is to measure; it brings nothing but its report")),
+            Ok(Task::Measure) => {
+                return Ok(refused("this lease is to measure; it brings nothing but its report"));
+            }
             Err(error) => return Ok((Response::Lost { reason: error.to_string() }, None)),
         }
         let (model, topology, bytes) = (self.plan.model.clone(), self.topology.clone(), payload.clone());
@@ -320,7 +340,12 @@ impl Desk {
             Completed::Duplicate => Ok((Response::Done, None)),
             Completed::Lost(error) => {
                 let (worker, reason) = (guest.worker.clone(), error.to_string());
-                self.progress.event(Event::ResultRefused { path, round: round.into(), worker, reason: reason.clone() })?;
+                self.progress.event(Event::ResultRefused {
+                    path,
+                    round: round.into(),
+                    worker,
+                    reason: reason.clone(),
+                })?;
                 Ok((Response::Lost { reason }, None))
             }
             Completed::Incomplete(item) => Ok(refused(format!("{} is missing", item.name()))),

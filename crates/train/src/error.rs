@@ -18,7 +18,9 @@ pub enum TrainError {
     )]
     OtherSeed,
     /// The seed can't be replaced: paths have been trained from it.
-    #[error("paths have been trained from this run's seed model: train another seed in another run directory")]
+    #[error(
+        "paths have been trained from this run's seed model: train another seed in another run directory"
+    )]
     SeedInUse,
     /// Training has not begun.
     #[error("the training of this run has not begun: run `dipaco train`")]
@@ -39,7 +41,9 @@ pub enum TrainError {
     )]
     OtherTraining,
     /// The run's shards do not fit its topology.
-    #[error("there are {shards} shards for {paths} paths: run `dipaco route fit` and `dipaco route assign` for this configuration")]
+    #[error(
+        "there are {shards} shards for {paths} paths: run `dipaco route fit` and `dipaco route assign` for this configuration"
+    )]
     ShardCount {
         /// Shards that there are.
         shards: usize,
@@ -70,7 +74,9 @@ pub enum TrainError {
         file: PathBuf,
     },
     /// Loss or gradient is not finite.
-    #[error("training of path {path} diverged at inner step {step} (loss {loss}): lower the learning rate, or clip gradients")]
+    #[error(
+        "training of path {path} diverged at inner step {step} (loss {loss}): lower the learning rate, or clip gradients"
+    )]
     Diverged {
         /// The path.
         path: PathId,
@@ -80,13 +86,17 @@ pub enum TrainError {
         loss: f32,
     },
     /// A path state's header is missing or of another version.
-    #[error("this is no path state of the version {expected}: it was written by another version of dipaco, or is damaged")]
+    #[error(
+        "this is no path state of the version {expected}: it was written by another version of dipaco, or is damaged"
+    )]
     PathStateFormat {
         /// The version that this program reads.
         expected: &'static str,
     },
     /// A path state of another size.
-    #[error("the path's state holds {found} moments, its model {expected} parameters: it belongs to another configuration")]
+    #[error(
+        "the path's state holds {found} moments, its model {expected} parameters: it belongs to another configuration"
+    )]
     PathStateLength {
         /// Parameters of the path.
         expected: usize,
@@ -100,7 +110,9 @@ pub enum TrainError {
         position: usize,
     },
     /// The manifest does not hold what it must.
-    #[error("the manifest lacks {what}: it is damaged or of another run; go back to a copy of the run's store")]
+    #[error(
+        "the manifest lacks {what}: it is damaged or of another run; go back to a copy of the run's store"
+    )]
     ManifestLacks {
         /// What is missing.
         what: String,
@@ -127,7 +139,9 @@ pub enum TrainError {
         request: &'static str,
     },
     /// The coordinator at the token's address serves another run.
-    #[error("the coordinator at this address serves run {found}, the token is for {expected}: get the token of this run")]
+    #[error(
+        "the coordinator at this address serves run {found}, the token is for {expected}: get the token of this run"
+    )]
     OtherRun {
         /// The token's run.
         expected: String,
@@ -137,6 +151,9 @@ pub enum TrainError {
     /// The coordinator came back with another configuration.
     #[error("the coordinator came back with another configuration: start the worker again")]
     PlanChanged,
+    /// The run was completed by others while this worker still had a lease.
+    #[error("the run is complete")]
+    Complete,
     /// The user asked to stop.
     #[error("stopped on request; what was committed is kept")]
     Cancelled,

@@ -44,7 +44,10 @@ pub struct Trainer {
 
 impl std::fmt::Debug for Trainer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Trainer").field("step", &self.state.step).field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("Trainer")
+            .field("step", &self.state.step)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
     }
 }
 
@@ -150,6 +153,11 @@ impl Trainer {
         })?;
         self.state.step = step;
         self.state.position += self.config.batch as u64;
-        Ok(StepReport { loss, gradient_norm: squared.sqrt(), learning_rate: rate, tokens: computed.counted as u64 })
+        Ok(StepReport {
+            loss,
+            gradient_norm: squared.sqrt(),
+            learning_rate: rate,
+            tokens: computed.counted as u64,
+        })
     }
 }

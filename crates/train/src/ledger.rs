@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dipaco_store::{
-    Best, Contribution, KeptVersion, ModuleGradient, ModuleRecord, ObjectRef, RunManifest, RunStore, Sequence,
-    TrainingRecord, names,
+    Best, Contribution, KeptVersion, ModuleGradient, ModuleRecord, ObjectRef, RunManifest, RunStore,
+    Sequence, TrainingRecord, names,
 };
 use dipaco_sync::{Commit, Fence, Grant, Lease, LeaseError, PathProgress, Plan, Progress, Rounds, Task};
 use dipaco_topology::{ModuleId, PathId, Topology};
@@ -174,7 +174,11 @@ impl Ledger {
         if let Err(error) = self.check(path, round, fence) {
             let counts = self.training()?.paths.get(path.index()).is_some_and(|record| {
                 record.state.as_ref().is_some_and(|state| state.name == object.name)
-                    || record.contribution.iter().flat_map(|c| &c.gradients).any(|g| g.object.name == object.name)
+                    || record
+                        .contribution
+                        .iter()
+                        .flat_map(|c| &c.gradients)
+                        .any(|g| g.object.name == object.name)
             });
             // A late repetition of what has counted since must not take it away.
             if !counts {

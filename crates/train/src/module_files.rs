@@ -22,7 +22,11 @@ pub(crate) async fn read(
 }
 
 /// Decodes a module file; `name` is what an error calls it.
-pub(crate) fn decode(name: &str, bytes: &[u8], specs: Arc<[TensorSpec]>) -> Result<ModuleWeights, TrainError> {
+pub(crate) fn decode(
+    name: &str,
+    bytes: &[u8],
+    specs: Arc<[TensorSpec]>,
+) -> Result<ModuleWeights, TrainError> {
     ModuleWeights::from_safetensors(bytes, specs)
         .map_err(|source| TrainError::ModuleFile { name: name.to_owned(), source })
 }

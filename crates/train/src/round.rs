@@ -63,7 +63,11 @@ impl PathData {
         let held_out = held_out_documents(documents, plan.train.holdout_fraction);
         let length = plan.train.sequence_tokens;
         let border = documents - held_out;
-        let order = SamplerConfig { sequence_length: length, seed: data_seed(plan.seed, path), packing: plan.train.packing };
+        let order = SamplerConfig {
+            sequence_length: length,
+            seed: data_seed(plan.seed, path),
+            packing: plan.train.packing,
+        };
         let train = Sampler::new(file.clone(), 0..border, order)?;
         if train.sequences() == 0 {
             return Err(TrainError::EmptyShard { path });
@@ -97,7 +101,9 @@ pub(crate) fn mean_loss(
         let rows = usize::try_from(sequences - position).unwrap_or(usize::MAX).min(batch);
         let drawn = sampler.batch(position, rows)?;
         let log_probs = path.token_log_probs(&drawn.tokens, &drawn.targets, rows)?;
-        for (log_prob, _) in log_probs.iter().zip(&drawn.targets).filter(|&(_, &t)| t != dipaco_shards::IGNORE) {
+        for (log_prob, _) in
+            log_probs.iter().zip(&drawn.targets).filter(|&(_, &t)| t != dipaco_shards::IGNORE)
+        {
             sum -= f64::from(*log_prob);
             counted += 1;
         }
@@ -164,7 +170,11 @@ pub struct Round<'a> {
 ///
 /// # Errors
 /// When training fails or diverges.
-pub fn train_round(round: Round<'_>, state: PathState, watch: &RoundWatch) -> Result<Option<RoundResult>, TrainError> {
+pub fn train_round(
+    round: Round<'_>,
+    state: PathState,
+    watch: &RoundWatch,
+) -> Result<Option<RoundResult>, TrainError> {
     let Round { plan, topology, path, modules, data, inner_steps } = round;
     let config = InnerConfig::of_path(&plan.train, plan.total_steps());
     let mut trainer = Trainer::new(&plan.model, topology, modules, state, config)?;

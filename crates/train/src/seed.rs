@@ -161,7 +161,8 @@ pub async fn train_seed(
             }
         }
         let weights = trainer.weights()?.pop().ok_or(TrainError::NoSeed)?;
-        let weights = store.put_replacing(&names::seed_weights(step), module_files::encode(&weights)?).await?;
+        let weights =
+            store.put_replacing(&names::seed_weights(step), module_files::encode(&weights)?).await?;
         let state = trainer.state().encode(&config.model)?;
         let state = store.put_replacing(&names::seed_state(step), state.into()).await?;
         let record =
@@ -169,7 +170,9 @@ pub async fn train_seed(
         let before = manifest.seed.replace(record);
         sequence = store.replace(&manifest, sequence).await?;
         let superseded = before.into_iter().flat_map(|seed| std::iter::once(seed.weights).chain(seed.state));
-        for ObjectRef { name, .. } in superseded.filter(|object| !object.name.starts_with(&format!("seed/{step}/"))) {
+        for ObjectRef { name, .. } in
+            superseded.filter(|object| !object.name.starts_with(&format!("seed/{step}/")))
+        {
             store.delete(&name).await?;
         }
     }
@@ -215,8 +218,11 @@ pub async fn adopt_seed(
 
 /// Mean loss on validation text, in nats per token.
 fn validate(path: &Path, file: Arc<TokenFile>, config: &RunConfig) -> Result<Option<f64>, TrainError> {
-    let in_turn =
-        SamplerConfig { sequence_length: config.seed_model.sequence_tokens, seed: config.run.seed, packing: false };
+    let in_turn = SamplerConfig {
+        sequence_length: config.seed_model.sequence_tokens,
+        seed: config.run.seed,
+        packing: false,
+    };
     let documents = 0..file.documents();
     let sampler = Sampler::new(file, documents, in_turn)?;
     let sequences = sampler.sequences().min(config.seed_model.validation_sequences);

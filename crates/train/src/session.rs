@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
 use crate::plan::WorkerPlan;
-use crate::protocol::{Request, Response};
+use crate::protocol::{RUN_COMPLETE, Request, Response};
 
 /// The first pause before connecting again; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -73,6 +73,9 @@ impl Session {
             };
             match result {
                 Ok(answer) => return Ok(answer),
+                Err(NetError::Closed { reason, .. }) if reason == RUN_COMPLETE => {
+                    return Err(TrainError::Complete);
+                }
                 Err(error) if transient(&error) => {
                     tracing::warn!(%error, "the connection broke; connecting again");
                     let (client, plan) = connect(&self.identity, &self.cancel).await?;
@@ -93,7 +96,10 @@ impl Session {
 }
 
 /// Connects until it works, the error is one that trying again does not mend, or patience ends.
-async fn connect(identity: &Identity, cancel: &CancellationToken) -> Result<(Arc<Client>, WorkerPlan), TrainError> {
+async fn connect(
+    identity: &Identity,
+    cancel: &CancellationToken,
+) -> Result<(Arc<Client>, WorkerPlan), TrainError> {
     let begun = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {

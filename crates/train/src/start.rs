@@ -39,9 +39,14 @@ pub async fn open_run(store: &RunStore, new_run: impl FnOnce() -> String) -> Res
 ///
 /// # Errors
 /// When the configuration can't be written as JSON.
-pub fn training_origin(config: &RunConfig, seed_weights: &str, shards: &[ShardRecord]) -> Result<String, TrainError> {
+pub fn training_origin(
+    config: &RunConfig,
+    seed_weights: &str,
+    shards: &[ShardRecord],
+) -> Result<String, TrainError> {
     let what = (&config.model, &config.topology, &config.train.of_weights(), &config.outer, config.run.seed);
-    let text = serde_json::to_string(&(what, seed_weights, shards)).map_err(|source| TrainError::Json { source })?;
+    let text =
+        serde_json::to_string(&(what, seed_weights, shards)).map_err(|source| TrainError::Json { source })?;
     Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
 }
 

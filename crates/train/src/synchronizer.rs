@@ -13,8 +13,8 @@ use dipaco_topology::{ModuleId, PathId, Topology};
 use tokio::sync::{Mutex, Notify, mpsc};
 
 use crate::ledger::Ledger;
-use crate::{TrainError, module_files};
 use crate::run_progress::RunProgress;
+use crate::{TrainError, module_files};
 
 /// The outer steps of all modules (arXiv:2403.10616, algorithm 1, lines 13 and 14, with the weights and the rescaling
 /// of §2.7).
@@ -65,7 +65,8 @@ impl Synchronizer {
     }
 
     async fn fold(&mut self, path: PathId) -> Result<(), TrainError> {
-        let contribution = self.ledger.lock().await.training()?.paths.get(path.index()).and_then(|p| p.contribution.clone());
+        let contribution =
+            self.ledger.lock().await.training()?.paths.get(path.index()).and_then(|p| p.contribution.clone());
         for gradient in contribution.iter().flat_map(|contribution| &contribution.gradients) {
             let module = gradient.module;
             if self.arrived.contains_key(&(module, path)) {
@@ -103,7 +104,8 @@ impl Synchronizer {
         let mut merged_last = false;
         while let Some(path) = fold.next() {
             let object = self.arrived.get(&(module, path)).cloned();
-            let object = object.ok_or_else(|| TrainError::ManifestLacks { what: format!("path {path}'s outer gradient") })?;
+            let object = object
+                .ok_or_else(|| TrainError::ManifestLacks { what: format!("path {path}'s outer gradient") })?;
             let gradient = module_files::read(&self.store, &object, specs.clone()).await?;
             fold = blocking(move || fold.merge(path, &gradient.values).map(|()| fold)).await??;
             merged_last = self.topology.paths_through(module).last() == Some(path);
@@ -161,6 +163,8 @@ impl Synchronizer {
 }
 
 /// Runs arithmetic beside the event loop.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, TrainError> {
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, TrainError> {
     tokio::task::spawn_blocking(work).await.map_err(|source| TrainError::Thread { source })
 }

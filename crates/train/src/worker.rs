@@ -76,7 +76,7 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
     let summary = worker.summary;
     worker.session.close().await;
     match result {
-        Ok(()) | Err(TrainError::Cancelled) => Ok(summary),
+        Ok(()) | Err(TrainError::Cancelled | TrainError::Complete) => Ok(summary),
         Err(error) => Err(error),
     }
 }
@@ -138,7 +138,9 @@ impl Worker {
                 Err(error) => {
                     // Best effort on the way out: without it the lease ends by itself at its deadline.
                     let release = Request::Release { path, fence };
-                    if let Err(error) = self.session.client().call::<_, Response>(&release, None, 0, FAREWELL).await {
+                    if let Err(error) =
+                        self.session.client().call::<_, Response>(&release, None, 0, FAREWELL).await
+                    {
                         tracing::debug!(%error, "the lease could not be given back");
                     }
                     return Err(error);
@@ -194,7 +196,8 @@ impl Worker {
     /// Brings the results of a lease and completes it.
     async fn bring(&mut self, work: &Work, result: RoundResult) -> Result<Outcome, TrainError> {
         let (path, round, fence) = (work.path, work.round, work.fence);
-        let heart = Heart::start(self.session.client(), work, Arc::new(RoundWatch::finished(work.inner_steps)));
+        let heart =
+            Heart::start(self.session.client(), work, Arc::new(RoundWatch::finished(work.inner_steps)));
         let mut items = Vec::new();
         let mut state = None;
         if work.inner_steps > 0 {
@@ -244,7 +247,8 @@ impl Worker {
                         Err(reason) => return Ok(Err(reason)),
                     };
                     let level = usize::from(module.level);
-                    let specs: Arc<[_]> = level_specs(&self.session.plan().model, &self.topology, level).into();
+                    let specs: Arc<[_]> =
+                        level_specs(&self.session.plan().model, &self.topology, level).into();
                     (object.clone(), module_files::decode(&object.name, &bytes, specs)?)
                 }
             };
@@ -318,12 +322,20 @@ impl Worker {
         // Verified before it gets its name: a wrong one must not stand in the way of the right one.
         let verified = open_shard(fetched.path(), &shard.hash)?;
         blocking(move || verified.verify()).await??;
-        fetched.persist(&file).map_err(|error| TrainError::Io { action: "name", file: file.clone(), source: error.error })?;
+        fetched.persist(&file).map_err(|error| TrainError::Io {
+            action: "name",
+            file: file.clone(),
+            source: error.error,
+        })?;
         open_shard(&file, &shard.hash)
     }
 
     /// Fetches a shard into a temporary file beside `file`.
-    async fn fetch_shard(&mut self, path: PathId, file: &FilePath) -> Result<tempfile::NamedTempFile, TrainError> {
+    async fn fetch_shard(
+        &mut self,
+        path: PathId,
+        file: &FilePath,
+    ) -> Result<tempfile::NamedTempFile, TrainError> {
         let io = |action| move |source| TrainError::Io { action, file: file.to_owned(), source };
         std::fs::create_dir_all(&self.options.cache).map_err(io("create the folder of"))?;
         let mut temporary = tempfile::NamedTempFile::new_in(&self.options.cache).map_err(io("create"))?;

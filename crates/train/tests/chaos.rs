@@ -21,7 +21,8 @@ async fn a_coordinator_that_is_stopped_again_and_again_makes_the_same_bits() {
     let run = Run::seeded(config()).await;
     let (mut server, token) = run.server().await;
     let address = server.local_addr();
-    let workers = ["a", "b"].map(|name| run.spawn_worker(&token, name));
+    let leave = CancellationToken::new();
+    let workers = ["a", "b"].map(|name| tokio::spawn(work(run.worker(&token, name), leave.clone())));
     let mut stops = 0;
     loop {
         let started = run.start(true).await.unwrap();
@@ -34,6 +35,8 @@ async fn a_coordinator_that_is_stopped_again_and_again_makes_the_same_bits() {
         stops += 1;
         (server, _) = run.server_at(address).await;
     }
+    // One that was still on its way back when the other had finished the run would go on trying.
+    leave.cancel();
     for worker in workers {
         worker.await.unwrap().unwrap();
     }

@@ -64,7 +64,8 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     nan[last..].copy_from_slice(&f32::NAN.to_le_bytes());
     assert!(refusal(submit(&puppet, &work, item, nan.into()).await).contains("finite"));
     // Of the same size limit, but of another level: the names are wrong.
-    let other = puppet.ask(&Request::Fetch { object: work.modules[1].1.clone() }, None).await.unwrap().1.unwrap();
+    let other =
+        puppet.ask(&Request::Fetch { object: work.modules[1].1.clone() }, None).await.unwrap().1.unwrap();
     refusal(submit(&puppet, &work, item, other).await);
     refusal(submit(&puppet, &work, Item::State, gradient.clone()).await);
     refusal(submit(&puppet, &work, item, Bytes::from_static(b"no module file")).await);
@@ -89,7 +90,8 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     let object = dipaco_store::ObjectRef { name: "run/authority.pem".into(), ..object };
     assert!(matches!(puppet.ask(&Request::Fetch { object }, None).await.unwrap().0, Response::Lost { .. }));
     refusal(puppet.ask(&Request::FetchShard { path: PathId(99), offset: 0 }, None).await.unwrap().0);
-    let beat = Request::Heartbeat { path: work.path, fence: work.fence, step: u64::MAX, loss: Some(f32::NAN) };
+    let beat =
+        Request::Heartbeat { path: work.path, fence: work.fence, step: u64::MAX, loss: Some(f32::NAN) };
     assert_eq!(puppet.ask(&beat, None).await.unwrap().0, Response::Done);
     puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
     drop(puppet);

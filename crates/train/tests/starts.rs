@@ -13,8 +13,8 @@ use dipaco_store::RunStore;
 use dipaco_telemetry::{Events, Progress};
 use dipaco_topology::{LevelConfig, Modules, PathId, TopologyConfig};
 use dipaco_train::{
-    PathData, PathState, Round, RoundWatch, SeedOptions, SeedSummary, TrainError, WorkerPlan, open_run, train_round,
-    train_seed,
+    PathData, PathState, Round, RoundWatch, SeedOptions, SeedSummary, TrainError, WorkerPlan, open_run,
+    train_round, train_seed,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -52,7 +52,8 @@ async fn an_interrupted_seed_goes_on_to_the_same_weights() {
     let folder = tempfile::tempdir().unwrap();
     let train = support::tokens(&run.folder.path().join("train.h5"), 0, 60);
     let reached = CancellationToken::new();
-    let first = seed(folder.path(), config(), train.clone(), Some((run.events_until(1, &reached), reached))).await;
+    let first =
+        seed(folder.path(), config(), train.clone(), Some((run.events_until(1, &reached), reached))).await;
     let first = first.unwrap();
     let last = seed(folder.path(), config(), train.clone(), None).await.unwrap();
     assert!(last.finished && first.step + last.new_steps == 4);
@@ -113,15 +114,22 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     let state = PathState::start(start.values.len());
     // All three rounds as one.
     let modules = split(&config.model, &topology, &start).unwrap();
-    let round =
-        Round { plan: &plan, topology: &topology, path: PathId(0), modules: &modules, data: &data, inner_steps: 12 };
+    let round = Round {
+        plan: &plan,
+        topology: &topology,
+        path: PathId(0),
+        modules: &modules,
+        data: &data,
+        inner_steps: 12,
+    };
     let plain = train_round(round, state, &RoundWatch::default()).unwrap().unwrap();
 
     let trained = run.store.get(&manifest.training.unwrap().modules[0].weights).await.unwrap();
     let trained = ModuleWeights::from_safetensors(&trained, specs).unwrap();
     let moved = plain.outer_gradients[0].values.iter().map(|change| change.abs()).fold(0.0, f32::max);
     assert!(moved > 1e-4, "training moves weights by {moved}");
-    let ends = modules[0].values.iter().zip(&plain.outer_gradients[0].values).map(|(start, change)| start - change);
+    let ends =
+        modules[0].values.iter().zip(&plain.outer_gradients[0].values).map(|(start, change)| start - change);
     for (here, there) in trained.values.iter().zip(ends) {
         assert!((here - there).abs() <= 1e-6, "{here} {there}");
     }
@@ -130,7 +138,12 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_and_path_specific_modules_do_not_depend_on_the_workers() {
     let diloco = TopologyConfig { replicas: 2, levels: vec![dense_level()] };
-    let level = |modules, blocks: &str, embedding| LevelConfig { modules, blocks: blocks.into(), embedding, head: !embedding };
+    let level = |modules, blocks: &str, embedding| LevelConfig {
+        modules,
+        blocks: blocks.into(),
+        embedding,
+        head: !embedding,
+    };
     let specific = TopologyConfig {
         replicas: 1,
         levels: vec![level(Modules::Count(2), "0", true), level(Modules::Paths, "1", false)],

@@ -33,7 +33,8 @@ impl Process {
     pub(crate) fn start(words: &[&str]) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", r#"exec "$0" "$@" 3>&1"#]).arg(program()).args(words);
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("DIPACO") || name == "RUST_LOG") {
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("DIPACO") || name == "RUST_LOG")
+        {
             command.env_remove(name);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -66,7 +67,8 @@ impl Process {
 
     /// The number of the process of a worker that `train` has started, from the lines read so far.
     pub(crate) fn worker_process(&self, worker: &str) -> u32 {
-        let said = |line: &&String| line.contains("a worker process starts") && field(line, "worker") == worker;
+        let said =
+            |line: &&String| line.contains("a worker process starts") && field(line, "worker") == worker;
         field(self.log.iter().rfind(said).unwrap(), "pid").parse().unwrap()
     }
 
@@ -107,7 +109,8 @@ pub(crate) fn signal(name: &str, process: u32) {
 
 /// The value of a field in a line of the log.
 pub(crate) fn field<'a>(line: &'a str, name: &str) -> &'a str {
-    let start = line.find(&format!("{name}=")).unwrap_or_else(|| panic!("no {name} in `{line}`")) + name.len() + 1;
+    let start =
+        line.find(&format!("{name}=")).unwrap_or_else(|| panic!("no {name} in `{line}`")) + name.len() + 1;
     let value = &line[start..];
     value.split(' ').next().unwrap().trim_matches('"')
 }

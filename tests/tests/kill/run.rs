@@ -122,7 +122,8 @@ fn prepare() -> tempfile::TempDir {
     fs::write(&config, CONFIG).unwrap();
     let (run, config) = (run.to_str().unwrap(), config.to_str().unwrap());
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let text = ["../docs", "../crates/train/src", "../crates/optim/src", "../crates/sync/src"].map(|part| root.join(part));
+    let text = ["../docs", "../crates/train/src", "../crates/optim/src", "../crates/sync/src"]
+        .map(|part| root.join(part));
     let [docs, train, optim, sync] = text.each_ref().map(|path| path.to_str().unwrap());
     dipaco(&["prepare", "--run", run, "--config", config, docs, train, optim, "--validation", sync]);
     dipaco(&["seed", "--run", run]);

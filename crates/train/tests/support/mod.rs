@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
-use dipaco_config::RunConfig;
 use bytes::Bytes;
+use dipaco_config::RunConfig;
 use dipaco_net::{Client, JoinToken, Limits, NetError, RunAuthority, Server};
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_telemetry::{Clock, Events, Progress};
 use dipaco_topology::Topology;
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, Request, Response, SeedOptions, Started, TrainError, Work, WorkerOptions,
-    WorkerSummary, coordinate, open_run, start_training, train_seed, work,
+    CoordinatorOptions, CoordinatorSummary, Request, Response, SeedOptions, Started, TrainError, Work,
+    WorkerOptions, WorkerSummary, coordinate, open_run, start_training, train_seed, work,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -191,7 +191,11 @@ impl Run {
     }
 
     /// A coordinator of this run as a task.
-    pub(crate) async fn coordinator(&self, events: Events, cancel: CancellationToken) -> (Coordinating, JoinToken) {
+    pub(crate) async fn coordinator(
+        &self,
+        events: Events,
+        cancel: CancellationToken,
+    ) -> (Coordinating, JoinToken) {
         let started = self.start(true).await.unwrap();
         let (server, token) = self.server().await;
         (tokio::spawn(coordinate(self.options(started, events), server, cancel)), token)
@@ -214,7 +218,8 @@ impl Run {
     /// The hashes of everything that training decides: weights, momenta, moments, data positions.
     pub(crate) async fn bits(&self) -> Vec<String> {
         let training = self.manifest().await.training.unwrap();
-        let modules = training.modules.iter().flat_map(|module| [Some(&module.weights), module.momentum.as_ref()]);
+        let modules =
+            training.modules.iter().flat_map(|module| [Some(&module.weights), module.momentum.as_ref()]);
         let states = training.paths.iter().map(|path| path.state.as_ref());
         modules.chain(states).map(|object| object.unwrap().hash.clone()).collect()
     }
