@@ -90,16 +90,6 @@ pub async fn coordinate(
     let ledger = Arc::new(Mutex::new(ledger));
     let books = ledger.clone();
     let (committed, commits) = mpsc::channel(topology.paths() as usize);
-    let synchronizer = Synchronizer::new(
-        ledger.clone(),
-        store.clone(),
-        config.outer.clone(),
-        &config.model,
-        topology.clone(),
-        changed.clone(),
-        progress.clone(),
-    )
-    .await?;
     let desk = Arc::new(Desk {
         ledger,
         store,
@@ -112,6 +102,7 @@ pub async fn coordinate(
         started: begun,
         progress: progress.clone(),
     });
+    let synchronizer = Synchronizer::new(&desk, config.outer.clone()).await?;
     let farewell = CancellationToken::new();
     let accepting = accept(&server, &desk, &farewell);
     tokio::pin!(accepting);
