@@ -1,6 +1,6 @@
 //! The coordinator's process: accepts workers, answers them, watches leases and runs the synchronizer.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::TrainError;
 use crate::desk::{Desk, Guest};
 use crate::ledger::Ledger;
 use crate::plan::WorkerPlan;
-use crate::protocol::{Request, Response};
+use crate::protocol::{RUN_COMPLETE, Request, Response};
 use crate::run_progress::RunProgress;
 use crate::start::Started;
 use crate::synchronizer::Synchronizer;
@@ -90,16 +90,6 @@ pub async fn coordinate(
     let ledger = Arc::new(Mutex::new(ledger));
     let books = ledger.clone();
     let (committed, commits) = mpsc::channel(topology.paths() as usize);
-    let synchronizer = Synchronizer::new(
-        ledger.clone(),
-        store.clone(),
-        config.outer.clone(),
-        &config.model,
-        topology.clone(),
-        changed.clone(),
-        progress.clone(),
-    )
-    .await?;
     let desk = Arc::new(Desk {
         ledger,
         store,
@@ -112,6 +102,7 @@ pub async fn coordinate(
         started: begun,
         progress: progress.clone(),
     });
+    let synchronizer = Synchronizer::new(&desk, config.outer.clone()).await?;
     let farewell = CancellationToken::new();
     let accepting = accept(&server, &desk, &farewell);
     tokio::pin!(accepting);
@@ -133,7 +124,7 @@ pub async fn coordinate(
     }
     progress.finish();
     let traffic = server.traffic();
-    server.close(if finished { "the run is complete" } else { "the coordinator stops" }).await;
+    server.close(if finished { RUN_COMPLETE } else { "the coordinator stops" }).await;
     // What is being written is written to its end; nothing begins any more.
     let mut books = books.lock().await;
     books.close();
@@ -193,7 +184,7 @@ async fn watch_leases(desk: &Desk) -> Result<(), TrainError> {
 /// Accepts workers and serves each until its connection ends; after the farewell, until all have left.
 async fn accept(server: &Server, desk: &Arc<Desk>, farewell: &CancellationToken) -> Result<(), TrainError> {
     let mut peers = JoinSet::new();
-    let known = Arc::new(Mutex::new(HashSet::new()));
+    let known = Arc::new(Mutex::new(BTreeMap::new()));
     while !(farewell.is_cancelled() && peers.is_empty()) {
         tokio::select! {
             peer = server.accept() => {
@@ -207,7 +198,26 @@ async fn accept(server: &Server, desk: &Arc<Desk>, farewell: &CancellationToken)
     Ok(())
 }
 
-type Known = Arc<Mutex<HashSet<(String, u64)>>>;
+/// The processes that have said hello, by name and instance, with what ends their last connection.
+type Known = Arc<Mutex<BTreeMap<(String, u64), CancellationToken>>>;
+
+/// Notes that a process is connected and ends the connections that this one succeeds: its own, and those of processes
+/// under its name before it, which may be long dead before the network notices. Returns whether the process had been
+/// here before, and what ends its connection.
+async fn register(known: &Known, guest: &Guest) -> (bool, CancellationToken) {
+    let mut known = known.lock().await;
+    let replaced = CancellationToken::new();
+    let before = known.insert((guest.worker.clone(), guest.instance), replaced.clone());
+    if let Some(before) = &before {
+        before.cancel();
+    } else {
+        known
+            .iter()
+            .filter(|((name, instance), _)| *name == guest.worker && *instance != guest.instance)
+            .for_each(|(_, earlier)| earlier.cancel());
+    }
+    (before.is_some(), replaced)
+}
 
 /// Serves one connection. Fails only with what ends the coordinator.
 async fn serve(peer: Peer, desk: Arc<Desk>, known: Known) -> Result<(), TrainError> {
@@ -216,7 +226,7 @@ async fn serve(peer: Peer, desk: Arc<Desk>, known: Known) -> Result<(), TrainErr
         Ok(greeted) => greeted?,
         Err(_) => None,
     };
-    let Some(guest) = guest else {
+    let Some((guest, replaced)) = guest else {
         tracing::warn!(%address, "a peer did not introduce itself as a worker");
         return Ok(());
     };
@@ -230,6 +240,10 @@ async fn serve(peer: Peer, desk: Arc<Desk>, known: Known) -> Result<(), TrainErr
                 exchanges.spawn(async move { handle(exchange, &desk, &guest).await });
             }
             Some(ended) = exchanges.join_next() => ended.map_err(|source| TrainError::Thread { source })??,
+            () = replaced.cancelled() => peer.close("the worker has connected again"),
+        }
+        if replaced.is_cancelled() {
+            break;
         }
     }
     let ended = peer.closed().await.to_string();
@@ -238,7 +252,11 @@ async fn serve(peer: Peer, desk: Arc<Desk>, known: Known) -> Result<(), TrainErr
 }
 
 /// The first exchange of a connection must be a hello.
-async fn greet(peer: &Peer, desk: &Desk, known: &Known) -> Result<Option<Guest>, TrainError> {
+async fn greet(
+    peer: &Peer,
+    desk: &Desk,
+    known: &Known,
+) -> Result<Option<(Guest, CancellationToken)>, TrainError> {
     let Some(mut exchange) = peer.accept_exchange().await else { return Ok(None) };
     let request = match exchange.request::<Request>().await {
         Ok(request) => request,
@@ -268,10 +286,10 @@ async fn greet(peer: &Peer, desk: &Desk, known: &Known) -> Result<Option<Guest>,
         return Ok(None);
     }
     let guest = Guest { worker, instance };
-    let returning = !known.lock().await.insert((guest.worker.clone(), instance));
+    let (returning, replaced) = register(known, &guest).await;
     let (response, payload) = desk.welcome(&guest, returning).await?;
     answer(exchange, &response, payload).await;
-    Ok(Some(guest))
+    Ok(Some((guest, replaced)))
 }
 
 async fn handle(mut exchange: Exchange, desk: &Arc<Desk>, guest: &Guest) -> Result<(), TrainError> {

@@ -151,6 +151,9 @@ pub enum TrainError {
     /// The coordinator came back with another configuration.
     #[error("the coordinator came back with another configuration: start the worker again")]
     PlanChanged,
+    /// The run was completed by others while this worker still had a lease.
+    #[error("the run is complete")]
+    Complete,
     /// The user asked to stop.
     #[error("stopped on request; what was committed is kept")]
     Cancelled,

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 /// The largest piece of a shard in one response, in bytes.
 pub(crate) const SHARD_PIECE_BYTES: u64 = 8 << 20;
 
+/// The reason with which the coordinator of a complete run closes its connections.
+pub(crate) const RUN_COMPLETE: &str = "the run is complete";
+
 /// What a worker asks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
 use crate::plan::WorkerPlan;
-use crate::protocol::{Request, Response};
+use crate::protocol::{RUN_COMPLETE, Request, Response};
 
 /// The first pause before connecting again; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -73,6 +73,9 @@ impl Session {
             };
             match result {
                 Ok(answer) => return Ok(answer),
+                Err(NetError::Closed { reason, .. }) if reason == RUN_COMPLETE => {
+                    return Err(TrainError::Complete);
+                }
                 Err(error) if transient(&error) => {
                     tracing::warn!(%error, "the connection broke; connecting again");
                     let (client, plan) = connect(&self.identity, &self.cancel).await?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dipaco_config::OuterConfig;
-use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, level_specs, parameters};
+use dipaco_model::{ModuleWeights, TensorSpec, level_specs, parameters};
 use dipaco_optim::{nesterov_step, squared_norm};
 use dipaco_store::{ObjectRef, RunStore, names};
 use dipaco_sync::{Fold, merge_weights};
@@ -12,6 +12,7 @@ use dipaco_telemetry::Event;
 use dipaco_topology::{ModuleId, PathId, Topology};
 use tokio::sync::{Mutex, Notify, mpsc};
 
+use crate::desk::Desk;
 use crate::ledger::Ledger;
 use crate::run_progress::RunProgress;
 use crate::{TrainError, module_files};
@@ -19,10 +20,10 @@ use crate::{TrainError, module_files};
 /// The outer steps of all modules (arXiv:2403.10616, algorithm 1, lines 13 and 14, with the weights and the rescaling
 /// of §2.7).
 pub(crate) struct Synchronizer {
-    pub(crate) ledger: Arc<Mutex<Ledger>>,
-    pub(crate) store: RunStore,
-    pub(crate) outer: OuterConfig,
-    pub(crate) topology: Topology,
+    ledger: Arc<Mutex<Ledger>>,
+    store: RunStore,
+    outer: OuterConfig,
+    topology: Topology,
     /// The tensors of a module of each level.
     specs: Vec<Arc<[TensorSpec]>>,
     /// Tokens in each path's shard.
@@ -31,25 +32,31 @@ pub(crate) struct Synchronizer {
     folds: BTreeMap<ModuleId, Fold>,
     arrived: BTreeMap<(ModuleId, PathId), ObjectRef>,
     /// Woken whenever a module has a new version.
-    pub(crate) changed: Arc<Notify>,
-    pub(crate) progress: Arc<RunProgress>,
+    changed: Arc<Notify>,
+    progress: Arc<RunProgress>,
 }
 
 impl Synchronizer {
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) async fn new(
-        ledger: Arc<Mutex<Ledger>>,
-        store: RunStore,
-        outer: OuterConfig,
-        model: &ModelConfig,
-        topology: Topology,
-        changed: Arc<Notify>,
-        progress: Arc<RunProgress>,
-    ) -> Result<Self, TrainError> {
-        let specs = (0..topology.levels()).map(|level| level_specs(model, &topology, level).into()).collect();
-        let shard_tokens = ledger.lock().await.training()?.shards.iter().map(|shard| shard.tokens).collect();
-        let (folds, arrived) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Self { ledger, store, outer, topology, specs, shard_tokens, folds, arrived, changed, progress })
+    /// The synchronizer of the run that `desk` gives out.
+    pub(crate) async fn new(desk: &Desk, outer: OuterConfig) -> Result<Self, TrainError> {
+        let topology = desk.topology.clone();
+        let specs = (0..topology.levels())
+            .map(|level| level_specs(&desk.plan.model, &topology, level).into())
+            .collect();
+        let shard_tokens =
+            desk.ledger.lock().await.training()?.shards.iter().map(|shard| shard.tokens).collect();
+        Ok(Self {
+            ledger: desk.ledger.clone(),
+            store: desk.store.clone(),
+            outer,
+            topology,
+            specs,
+            shard_tokens,
+            folds: BTreeMap::new(),
+            arrived: BTreeMap::new(),
+            changed: desk.changed.clone(),
+            progress: desk.progress.clone(),
+        })
     }
 
     /// Folds what committed paths have contributed, beginning with what the manifest already holds, until the sender

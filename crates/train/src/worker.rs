@@ -76,7 +76,7 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
     let summary = worker.summary;
     worker.session.close().await;
     match result {
-        Ok(()) | Err(TrainError::Cancelled) => Ok(summary),
+        Ok(()) | Err(TrainError::Cancelled | TrainError::Complete) => Ok(summary),
         Err(error) => Err(error),
     }
 }

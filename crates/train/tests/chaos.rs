@@ -19,9 +19,10 @@ async fn undisturbed() -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_coordinator_that_is_stopped_again_and_again_makes_the_same_bits() {
     let run = Run::seeded(config()).await;
-    let (mut server, token) = run.server();
+    let (mut server, token) = run.server().await;
     let address = server.local_addr();
-    let workers = ["a", "b"].map(|name| run.spawn_worker(&token, name));
+    let leave = CancellationToken::new();
+    let workers = ["a", "b"].map(|name| tokio::spawn(work(run.worker(&token, name), leave.clone())));
     let mut stops = 0;
     loop {
         let started = run.start(true).await.unwrap();
@@ -32,8 +33,10 @@ async fn a_coordinator_that_is_stopped_again_and_again_makes_the_same_bits() {
             break;
         }
         stops += 1;
-        (server, _) = run.server_at(address);
+        (server, _) = run.server_at(address).await;
     }
+    // One that was still on its way back when the other had finished the run would go on trying.
+    leave.cancel();
     for worker in workers {
         worker.await.unwrap().unwrap();
     }
@@ -54,8 +57,9 @@ async fn the_work_of_a_worker_that_vanished_is_repeated() {
     let silent = Puppet::welcome(&token, "silent").await;
     let lease = silent.lease().await;
     let other = run.spawn_worker(&token, "other");
-    assert!(coordinator.await.unwrap().unwrap().finished);
     other.await.unwrap().unwrap();
+    drop(silent);
+    assert!(coordinator.await.unwrap().unwrap().finished);
     let log = std::fs::read_to_string(run.folder.path().join("metrics.jsonl")).unwrap();
     let expired = format!(r#""path":{},"round":{},"worker":"silent""#, lease.path, lease.round);
     assert!(log.lines().any(|line| line.contains("lease_expired") && line.contains(&expired)), "{log}");
@@ -71,6 +75,7 @@ async fn a_process_frees_the_lease_of_its_predecessor() {
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let puppet = Puppet::welcome(&token, "same").await;
     let old = puppet.lease().await;
+    drop(puppet);
     let worker = run.spawn_worker(&token, "same");
     assert!(coordinator.await.unwrap().unwrap().finished);
     worker.await.unwrap().unwrap();
@@ -115,6 +120,7 @@ async fn a_worker_that_lost_its_lease_is_told_so() {
         let answer = puppet.ask(&request, payload).await.unwrap().0;
         assert!(matches!(answer, Response::Lost { .. }), "{request:?}: {answer:?}");
     }
+    drop(puppet);
     let worker = run.spawn_worker(&token, "worker");
     assert!(coordinator.await.unwrap().unwrap().finished);
     worker.await.unwrap().unwrap();

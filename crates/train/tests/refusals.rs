@@ -36,6 +36,7 @@ async fn peers_that_are_no_workers_of_this_version_are_turned_away() {
     assert!(puppet.ask(&garbage.as_slice(), None).await.is_err());
     let work = puppet.lease().await;
     puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
+    drop(puppet);
 
     let worker = run.spawn_worker(&token, "worker");
     assert!(coordinator.await.unwrap().unwrap().finished);
@@ -93,6 +94,7 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
         Request::Heartbeat { path: work.path, fence: work.fence, step: u64::MAX, loss: Some(f32::NAN) };
     assert_eq!(puppet.ask(&beat, None).await.unwrap().0, Response::Done);
     puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
+    drop(puppet);
 
     let worker = run.spawn_worker(&token, "worker");
     assert!(coordinator.await.unwrap().unwrap().finished);
@@ -112,7 +114,7 @@ async fn a_shard_that_was_exchanged_is_not_trained_on_and_leaves_no_trace() {
         std::fs::rename(folder.join("kept.h5"), folder.join("path-001.h5")).unwrap();
     };
     let started = run.start(false).await.unwrap();
-    let (server, token) = run.server();
+    let (server, token) = run.server().await;
     let coordinator =
         tokio::spawn(coordinate(run.options(started, Events::off()), server, CancellationToken::new()));
     swap();

@@ -109,7 +109,7 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     let start = ModuleWeights::from_safetensors(&start, specs.clone()).unwrap();
     let plan = WorkerPlan::new(&config);
     let topology = plan.topology().unwrap();
-    let file = Arc::new(TokenFile::open(&run.folder.path().join("path-000.h5")).unwrap());
+    let file = Arc::new(TokenFile::open(run.folder.path().join("path-000.h5")).unwrap());
     let data = PathData::open(file, PathId(0), &plan).unwrap();
     let state = PathState::start(start.values.len());
     // All three rounds as one.

@@ -12,7 +12,6 @@ seed = 7
 
 [prepare]
 vocab_size = 300
-validation_fraction = 0.05
 
 [model]
 hidden_size = 32
@@ -123,9 +122,10 @@ fn prepare() -> tempfile::TempDir {
     fs::write(&config, CONFIG).unwrap();
     let (run, config) = (run.to_str().unwrap(), config.to_str().unwrap());
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let text = ["../docs", "../crates/train/src", "../crates/optim/src"].map(|part| root.join(part));
-    let [docs, train, optim] = text.each_ref().map(|path| path.to_str().unwrap());
-    dipaco(&["prepare", "--run", run, "--config", config, docs, train, optim]);
+    let text = ["../docs", "../crates/train/src", "../crates/optim/src", "../crates/sync/src"]
+        .map(|part| root.join(part));
+    let [docs, train, optim, sync] = text.each_ref().map(|path| path.to_str().unwrap());
+    dipaco(&["prepare", "--run", run, "--config", config, docs, train, optim, "--validation", sync]);
     dipaco(&["seed", "--run", run]);
     dipaco(&["route", "fit", "--run", run]);
     dipaco(&["route", "assign", "--run", run]);

@@ -136,13 +136,21 @@ impl Run {
         start_training(&self.store, &self.config, self.shards.clone(), resume).await
     }
 
-    pub(crate) fn server(&self) -> (Server, JoinToken) {
-        self.server_at(SocketAddr::from(([127, 0, 0, 1], 0)))
+    pub(crate) async fn server(&self) -> (Server, JoinToken) {
+        self.server_at(SocketAddr::from(([127, 0, 0, 1], 0))).await
     }
 
-    pub(crate) fn server_at(&self, address: SocketAddr) -> (Server, JoinToken) {
+    pub(crate) async fn server_at(&self, address: SocketAddr) -> (Server, JoinToken) {
         let identity = self.authority.server(SystemTime::now(), LIFETIME).unwrap();
-        let server = Server::bind(address, &identity, Limits::default()).unwrap();
+        let server = loop {
+            match Server::bind(address, &identity, Limits::default()) {
+                // The tasks of a coordinator that was just dropped hold its socket until they are next run.
+                Err(NetError::Bind { source, .. }) if source.kind() == std::io::ErrorKind::AddrInUse => {
+                    tokio::task::yield_now().await;
+                }
+                bound => break bound.unwrap(),
+            }
+        };
         let addresses = vec![server.local_addr().to_string()];
         let token = self.authority.issue("worker", "test", addresses, SystemTime::now(), LIFETIME).unwrap();
         (server, token)
@@ -189,7 +197,7 @@ impl Run {
         cancel: CancellationToken,
     ) -> (Coordinating, JoinToken) {
         let started = self.start(true).await.unwrap();
-        let (server, token) = self.server();
+        let (server, token) = self.server().await;
         (tokio::spawn(coordinate(self.options(started, events), server, cancel)), token)
     }
 
