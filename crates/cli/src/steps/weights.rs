@@ -35,6 +35,9 @@ pub(crate) struct Weights {
 impl Weights {
     /// Reads the run's manifest. `config` has its vocabulary.
     pub(crate) async fn open(run: &RunDirectory, config: &RunConfig, version: Version) -> Result<Self, StepError> {
+        if !run.store().exists() {
+            return Err(StepError::NoSeed);
+        }
         let store = RunStore::open(&run.store().to_string_lossy())?;
         let loaded = store.load::<RunManifest>().await?.ok_or(StepError::NoSeed)?;
         for warning in &loaded.warnings {
