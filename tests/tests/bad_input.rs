@@ -54,7 +54,11 @@ fn inputs_that_hold_no_document_are_refused_by_name() {
 #[test]
 fn damage_among_good_documents_is_reported_with_its_place() {
     let run = Run::new("");
-    let bad = input(&run, "bad.jsonl", b"{\"text\": 5}\n{bad\n[1]\n\xff\xfe\n{\"text\": \"kept, and long enough\"}\n");
+    let bad = input(
+        &run,
+        "bad.jsonl",
+        b"{\"text\": 5}\n{bad\n[1]\n\xff\xfe\n{\"text\": \"kept, and long enough\"}\n",
+    );
     let empty = input(&run, "empty.json.gz", b"");
     let mut inputs = corpus();
     inputs.extend([bad, empty]);
@@ -62,12 +66,19 @@ fn damage_among_good_documents_is_reported_with_its_place() {
     let report = fs::read_to_string(run.file("data/report.json")).unwrap();
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
     let refused = report["refused"].as_object().unwrap();
-    assert_eq!(refused.values().map(|refused| refused["count"].as_u64().unwrap()).sum::<u64>(), 4, "{refused:?}");
+    assert_eq!(
+        refused.values().map(|refused| refused["count"].as_u64().unwrap()).sum::<u64>(),
+        4,
+        "{refused:?}"
+    );
     assert!(refused.values().all(|refused| refused.to_string().contains("bad.jsonl")), "{refused:?}");
     let files = report["files"].as_array().unwrap();
     let of = |name: &str| files.iter().find(|file| file["path"].as_str().unwrap().ends_with(name)).unwrap();
     assert_eq!(of("bad.jsonl")["documents"], 1);
-    assert!(of("empty.json.gz")["damage"].as_str().is_some_and(|damage| damage.contains("empty")), "{report}");
+    assert!(
+        of("empty.json.gz")["damage"].as_str().is_some_and(|damage| damage.contains("empty")),
+        "{report}"
+    );
 }
 
 #[test]
@@ -81,7 +92,8 @@ fn the_dirty_corpus_comes_out_as_its_readme_says() {
     let mut command = run.command("prepare --json");
     command.arg(folder.join("dirty.json.gz"));
     let report = dipaco_tests::binary::run(command).succeeded().json();
-    let kept = report["train"]["documents"].as_u64().unwrap() + report["validation"]["documents"].as_u64().unwrap();
+    let kept =
+        report["train"]["documents"].as_u64().unwrap() + report["validation"]["documents"].as_u64().unwrap();
     assert!((85..=88).contains(&kept), "{kept} documents: {}", report["refused"]);
 
     let run = Run::new("");
@@ -218,7 +230,8 @@ fn a_port_in_use_is_named() {
     let _ = trained().dipaco(&format!("serve --address {address}")).failed(1, &[&address, "--address"]);
     let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let _ = routed().copy().dipaco(&format!("train --listen {address}")).failed(1, &[&address, "another port"]);
+    let _ =
+        routed().copy().dipaco(&format!("train --listen {address}")).failed(1, &[&address, "another port"]);
 }
 
 #[test]
@@ -244,7 +257,8 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     let parsed = dipaco_net::JoinToken::read_from(token.to_str().unwrap()).unwrap();
     let now = SystemTime::now();
     let stranger = RunAuthority::create("another-run", now).unwrap();
-    let stranger = stranger.issue("worker", "worker", parsed.addresses, now, Duration::from_secs(3600)).unwrap();
+    let stranger =
+        stranger.issue("worker", "worker", parsed.addresses, now, Duration::from_secs(3600)).unwrap();
     let stranger = input(&run, "stranger.token", stranger.to_string().as_bytes());
     let _ = worker(stranger.to_str().unwrap()).failed(1, &["another-run"]);
 
@@ -299,17 +313,20 @@ fn a_disk_that_fills_up_is_told_and_leaves_nothing_half_written() {
     let run = Run::new("");
     let mut prepare = run.command("prepare");
     prepare.args(corpus());
-    let _ = dipaco_tests::binary::run(short_of_space(&prepare)).failed(1, &["train.h5", "free disk space", "too large"]);
+    let _ = dipaco_tests::binary::run(short_of_space(&prepare))
+        .failed(1, &["train.h5", "free disk space", "too large"]);
     assert_eq!(new_files(&run.file("data"), &[]), [PathBuf::new(); 0]);
 
     let _ = run.prepare(corpus()).succeeded();
     let before = snapshot(&run.directory());
-    let _ = dipaco_tests::binary::run(short_of_space(&run.command("seed"))).failed(1, &["seed/20", "free disk space"]);
+    let _ = dipaco_tests::binary::run(short_of_space(&run.command("seed")))
+        .failed(1, &["seed/20", "free disk space"]);
     let left = new_files(&run.file("store"), &before);
     assert_eq!(left, [PathBuf::new(); 0]);
     let _ = run.dipaco("seed").succeeded();
     let _ = run.dipaco("route fit").succeeded();
-    let _ = dipaco_tests::binary::run(short_of_space(&run.command("route assign"))).failed(1, &["routing/train"]);
+    let _ =
+        dipaco_tests::binary::run(short_of_space(&run.command("route assign"))).failed(1, &["routing/train"]);
     assert!(!run.file("routing/train/shards.json").exists());
     let _ = run.dipaco("route assign").succeeded();
 

@@ -40,7 +40,9 @@ fn transformers_gives_the_same_logits_as_the_decoder_and_as_the_server() {
     assert!(tokens.len() > 16, "{tokens:?}");
 
     let ids = json!(tokens).to_string();
-    let Some(theirs) = python("transformers", "llama.py", &[out.to_str().unwrap(), &ids, TEXT]) else { return };
+    let Some(theirs) = python("transformers", "llama.py", &[out.to_str().unwrap(), &ids, TEXT]) else {
+        return;
+    };
     assert_eq!(theirs["class"], "LlamaForCausalLM");
     assert_eq!((&theirs["missing"], &theirs["unexpected"]), (&json!([]), &json!([])));
     assert_eq!(theirs["ids"], json!(tokens), "the same ids for the same text");

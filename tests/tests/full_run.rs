@@ -1,5 +1,6 @@
 //! Every step of a run through the real binary, from text to HTTP.
 
+use dipaco_tests::binary::Signal;
 use dipaco_tests::http::{get, post};
 use dipaco_tests::run::{Run, corpus, snapshot, trained};
 use serde_json::{Value, json};
@@ -53,7 +54,8 @@ fn every_step_tells_programs_what_it_did() {
     let statistics = run.dipaco("route inspect --json").succeeded().json();
     assert_eq!(statistics["rows"].as_array().unwrap().len(), 4);
     let status = run.status();
-    let rounds: Vec<_> = status["training"]["paths"].as_array().unwrap().iter().map(|path| &path["rounds"]).collect();
+    let rounds: Vec<_> =
+        status["training"]["paths"].as_array().unwrap().iter().map(|path| &path["rounds"]).collect();
     assert_eq!(rounds, [3, 3, 3, 3]);
     assert_eq!(status["training"]["modules"].as_array().unwrap().len(), 4);
 }
@@ -115,7 +117,7 @@ fn a_seed_that_is_interrupted_ends_as_if_it_had_not_been() {
     let mut running = dipaco_tests::binary::Running::start(parts.command(long));
     let checkpoint = parts.file("store/seed");
     running.until("its first checkpoint", || checkpoint.exists());
-    running.signal(libc::SIGINT);
+    running.signal(Signal::INT);
     let output = running.finish().failed(130, &["interrupted"]);
     let first = output.json()["step"].as_u64().unwrap();
     assert!(first < 250, "{output:?}");

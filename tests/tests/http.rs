@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
+use dipaco_tests::binary::Signal;
 use dipaco_tests::http::{answer, connect, exchange, get, post, request};
 use dipaco_tests::python::python;
 use dipaco_tests::run::trained;
@@ -36,7 +37,8 @@ fn openais_client_gets_what_it_asks_for() {
     assert!(scores.len() == count - 1 && scores.iter().all(|score| *score <= 0.0), "{logprobs}");
     let echoed = found["echoed"].as_str().unwrap();
     assert!(echoed.starts_with("fn main() {"), "{echoed}");
-    let joined: String = logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+    let joined: String =
+        logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
     assert_eq!(joined, echoed);
 
     assert_eq!(found["several"], json!([0, 1, 2, 3]));
@@ -106,7 +108,8 @@ fn a_body_that_claims_to_be_huge_is_refused_without_being_read() {
 fn a_client_that_goes_away_frees_its_place() {
     // One place: the second request can only be answered when the first one's is free.
     let server = trained().serve("--set serve.slots=1");
-    let ask = json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 128}).to_string();
+    let ask =
+        json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 128}).to_string();
     let mut stream = connect(&server.address);
     stream.write_all(&request("POST", "/v1/completions", ask.as_bytes())).unwrap();
     let mut first = [0; 512];
@@ -125,12 +128,13 @@ fn a_client_that_goes_away_frees_its_place() {
 #[test]
 fn a_stopped_server_finishes_what_runs_and_exits_with_0() {
     let server = trained().serve("");
-    let ask = json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 16}).to_string();
+    let ask =
+        json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 16}).to_string();
     let mut stream = connect(&server.address);
     stream.write_all(&request("POST", "/v1/completions", ask.as_bytes())).unwrap();
     let mut first = [0; 1];
     stream.read_exact(&mut first).unwrap();
-    server.running.signal(libc::SIGTERM);
+    server.running.signal(Signal::TERM);
     let rest = answer_after(&first, stream);
     assert!(rest.contains("data: [DONE]"), "the stream ends in order: …{rest}");
     let _ = server.running.finish().succeeded();
@@ -145,13 +149,14 @@ fn answer_after(first: &[u8], mut stream: std::net::TcpStream) -> String {
 #[test]
 fn a_stopped_server_does_not_wait_for_a_client_that_does_not_read() {
     let server = trained().serve("--set serve.drain_timeout=0.2");
-    let ask = json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 128}).to_string();
+    let ask =
+        json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 128}).to_string();
     let mut stream = connect(&server.address);
     stream.write_all(&request("POST", "/v1/completions", ask.as_bytes())).unwrap();
     let mut first = [0; 1];
     stream.read_exact(&mut first).unwrap();
     let began = Instant::now();
-    server.running.signal(libc::SIGTERM);
+    server.running.signal(Signal::TERM);
     let _ = server.running.finish().succeeded();
     // The drain timeout and two seconds for last words, many times over.
     assert!(began.elapsed() < Duration::from_secs(25));
