@@ -1,5 +1,6 @@
 //! What users get wrong, and what disks and networks do to them: each failure names the thing, the place and what to
 //! do, with its exit code, and loses nothing.
+#![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};

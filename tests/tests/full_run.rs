@@ -1,4 +1,5 @@
 //! Every step of a run through the real binary, from text to HTTP.
+#![allow(clippy::unwrap_used)]
 
 use dipaco_tests::binary::Signal;
 use dipaco_tests::http::{get, post};

@@ -1,4 +1,5 @@
 //! `dipaco serve` before real clients: the openai package, and bytes that no client library sends.
+#![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
