@@ -248,7 +248,7 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     let _ = worker("dipaco1.AAAA").failed(1, &["no join token", "copy the whole line"]);
     let half = input(&run, "half.token", &text.as_bytes()[..text.len() / 2]);
     let _ = worker(half.to_str().unwrap()).failed(1, &["no join token", "copy the whole line"]);
-    let mut changed = text.clone().into_bytes();
+    let mut changed = text.into_bytes();
     let middle = changed.len() / 2;
     changed[middle] = if changed[middle] == b'A' { b'B' } else { b'A' };
     let changed = input(&run, "changed.token", &changed);
@@ -316,14 +316,14 @@ fn a_disk_that_fills_up_is_told_and_leaves_nothing_half_written() {
     prepare.args(corpus());
     let _ = dipaco_tests::binary::run(short_of_space(&prepare))
         .failed(1, &["train.h5", "free disk space", "too large"]);
-    assert_eq!(new_files(&run.file("data"), &[]), [PathBuf::new(); 0]);
+    assert_eq!(new_files(&run.file("data"), &[]), Vec::<PathBuf>::new());
 
     let _ = run.prepare(corpus()).succeeded();
     let before = snapshot(&run.directory());
     let _ = dipaco_tests::binary::run(short_of_space(&run.command("seed")))
         .failed(1, &["seed/20", "free disk space"]);
     let left = new_files(&run.file("store"), &before);
-    assert_eq!(left, [PathBuf::new(); 0]);
+    assert_eq!(left, Vec::<PathBuf>::new());
     let _ = run.dipaco("seed").succeeded();
     let _ = run.dipaco("route fit").succeeded();
     let _ =
