@@ -24,11 +24,17 @@ suite() { # a suite whose "test result" lines are counted: name, command
   if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then failed=$((failed + 1)); printf 'FAILED: %s\n' "$name"; fi
 }
 
+# The Python clients come over the network while the compiler works.
+python_log=$(mktemp); trap 'rm -f "$log" "$python_log"' EXIT
+scripts/python.sh >"$python_log" 2>&1 &
+python=$!
+python_clients() { wait "$python" || { cat "$python_log"; false; }; }
+
 check "format" cargo fmt --all --check
 check "clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 check "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 check "build of the program under test" cargo build --locked --quiet --bin dipaco
-check "python for the clients' tests" scripts/python.sh
+check "python for the clients' tests" python_clients
 suite "tests" cargo test --workspace --locked --no-fail-fast --quiet
 
 printf '\n%d passed, %d failed\n' "$passed" "$failed"

@@ -7,6 +7,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
+pub use rustix::process::Signal;
+
 /// How long any command may take: far more than it needs, so that a hang fails instead of blocking everything.
 pub const LIMIT: Duration = Duration::from_secs(100);
 
@@ -182,11 +185,11 @@ impl Running {
     }
 
     /// Sends a signal.
-    pub fn signal(&self, signal: i32) {
-        let id = i32::try_from(self.child.id()).unwrap();
-        // SAFETY: kill takes any two numbers; the process is a child that has not been waited for.
-        let sent = unsafe { libc::kill(id, signal) };
-        assert_eq!(sent, 0, "{} is gone", self.what);
+    ///
+    /// # Panics
+    /// When the process has ended and been waited for.
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     /// Waits for the end.

@@ -1,4 +1,5 @@
 //! What others read: an exported path in transformers, token files in h5py.
+#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::sync::Arc;

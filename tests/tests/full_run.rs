@@ -1,5 +1,7 @@
 //! Every step of a run through the real binary, from text to HTTP.
+#![allow(clippy::unwrap_used)]
 
+use dipaco_tests::binary::Signal;
 use dipaco_tests::http::{get, post};
 use dipaco_tests::run::{Run, corpus, snapshot, trained};
 use serde_json::{Value, json};
@@ -116,7 +118,7 @@ fn a_seed_that_is_interrupted_ends_as_if_it_had_not_been() {
     let mut running = dipaco_tests::binary::Running::start(parts.command(long));
     let checkpoint = parts.file("store/seed");
     running.until("its first checkpoint", || checkpoint.exists());
-    running.signal(libc::SIGINT);
+    running.signal(Signal::INT);
     let output = running.finish().failed(130, &["interrupted"]);
     let first = output.json()["step"].as_u64().unwrap();
     assert!(first < 250, "{output:?}");

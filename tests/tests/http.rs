@@ -1,8 +1,10 @@
 //! `dipaco serve` before real clients: the openai package, and bytes that no client library sends.
+#![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
+use dipaco_tests::binary::Signal;
 use dipaco_tests::http::{answer, connect, exchange, get, post, request};
 use dipaco_tests::python::python;
 use dipaco_tests::run::trained;
@@ -116,9 +118,12 @@ fn a_client_that_goes_away_frees_its_place() {
     drop(stream);
     let next = post(&server.address, "/v1/completions", &json!({"prompt": "b", "max_tokens": 1}));
     assert_eq!(next.status, 200, "{next:?}");
-    let metrics = get(&server.address, "/metrics").body;
-    let aborted = metrics.lines().any(|line| line.contains("abort") && !line.ends_with(" 0"));
-    assert!(aborted, "the abandoned request is counted:\n{metrics}");
+    let mut server = server;
+    let address = server.address.clone();
+    server.running.until("the abandoned request is counted", || {
+        let metrics = get(&address, "/metrics").body;
+        metrics.lines().any(|line| line.contains("abort") && !line.ends_with(" 0"))
+    });
 }
 
 #[test]
@@ -130,7 +135,7 @@ fn a_stopped_server_finishes_what_runs_and_exits_with_0() {
     stream.write_all(&request("POST", "/v1/completions", ask.as_bytes())).unwrap();
     let mut first = [0; 1];
     stream.read_exact(&mut first).unwrap();
-    server.running.signal(libc::SIGTERM);
+    server.running.signal(Signal::TERM);
     let rest = answer_after(&first, stream);
     assert!(rest.contains("data: [DONE]"), "the stream ends in order: …{rest}");
     let _ = server.running.finish().succeeded();
@@ -152,7 +157,7 @@ fn a_stopped_server_does_not_wait_for_a_client_that_does_not_read() {
     let mut first = [0; 1];
     stream.read_exact(&mut first).unwrap();
     let began = Instant::now();
-    server.running.signal(libc::SIGTERM);
+    server.running.signal(Signal::TERM);
     let _ = server.running.finish().succeeded();
     // The drain timeout and two seconds for last words, many times over.
     assert!(began.elapsed() < Duration::from_secs(25));

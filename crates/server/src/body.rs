@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use bytes::BytesMut;
@@ -37,7 +37,16 @@ pub(crate) async fn json(request: Request, limit: usize, timeout: Duration) -> R
     })
 }
 
+fn too_large(limit: usize) -> ApiError {
+    let message = format!("the body is over the limit of {limit} bytes: send fewer prompts at a time");
+    ApiError { code: Some("body_too_large"), ..ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message) }
+}
+
 async fn read(body: Body, limit: usize) -> Result<BytesMut, ApiError> {
+    // A body that says that it is longer than what would be thrown away is not waited for.
+    if body.size_hint().lower() > limit.saturating_add(DISCARDED) as u64 {
+        return Err(too_large(limit));
+    }
     let mut kept = BytesMut::new();
     let mut length = 0usize;
     let mut frames = body.into_data_stream();
@@ -54,9 +63,7 @@ async fn read(body: Body, limit: usize) -> Result<BytesMut, ApiError> {
         }
     }
     if length > limit {
-        let message = format!("the body is over the limit of {limit} bytes: send fewer prompts at a time");
-        let code = Some("body_too_large");
-        return Err(ApiError { code, ..ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message) });
+        return Err(too_large(limit));
     }
     Ok(kept)
 }

@@ -175,7 +175,9 @@ pub enum StoreError {
         source: serde_json::Error,
     },
     /// The underlying store failed in another way: permissions, network, a broken disk.
-    #[error("can't {what} `{object}` in {store}")]
+    #[error(
+        "can't {what} `{object}` in {store}: check its permissions and the free disk space, then repeat the command"
+    )]
     Io {
         /// What was being done.
         what: &'static str,

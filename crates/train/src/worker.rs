@@ -128,8 +128,10 @@ impl Worker {
                 _ => return Err(TrainError::UnexpectedAnswer { request: "lease" }),
             };
             let (path, fence) = (work.path, work.fence);
+            // The last lease of a path only measures its final weights.
+            let trains = work.inner_steps > 0;
             match self.carry_out(work).await {
-                Ok(Outcome::Counted) => self.summary.rounds += 1,
+                Ok(Outcome::Counted) => self.summary.rounds += u64::from(trains),
                 Ok(Outcome::Lost(reason)) => {
                     tracing::warn!(%path, reason, "the lease is lost");
                     self.summary.lost += 1;

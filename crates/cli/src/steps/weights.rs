@@ -39,6 +39,9 @@ impl Weights {
         config: &RunConfig,
         version: Version,
     ) -> Result<Self, StepError> {
+        if !run.store().exists() {
+            return Err(StepError::NoSeed);
+        }
         let store = RunStore::open(&run.store().to_string_lossy())?;
         let loaded = store.load::<RunManifest>().await?.ok_or(StepError::NoSeed)?;
         for warning in &loaded.warnings {
