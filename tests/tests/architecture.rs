@@ -1,6 +1,5 @@
 //! The arrows between packages are those of `docs/ARCHITECTURE.md`.
 #![allow(clippy::unwrap_used)]
-#![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
