@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use dipaco_model::{ModuleWeights, Path};
-use dipaco_shards::{Sampler, SamplerConfig, TokenFile};
+use dipaco_shards::{Sampler, SamplerConfig, ShardsError, TokenFile};
 use dipaco_topology::{PathId, Topology};
 
 use crate::TrainError;
@@ -68,14 +68,18 @@ impl PathData {
             seed: data_seed(plan.seed, path),
             packing: plan.train.packing,
         };
-        let train = Sampler::new(file.clone(), 0..border, order)?;
-        if train.sequences() == 0 {
-            return Err(TrainError::EmptyShard { path });
-        }
+        let train = match Sampler::new(file.clone(), 0..border, order) {
+            Err(ShardsError::NoSequences { .. }) => return Err(TrainError::EmptyShard { path }),
+            opened => opened?,
+        };
         let in_turn = SamplerConfig { sequence_length: length, seed: 0, packing: false };
-        let held_out = Sampler::new(file, border..documents, in_turn)?;
-        let sequences = held_out.sequences().min(plan.train.holdout_sequences);
-        Ok(Self { train, held_out: (sequences > 0).then_some(held_out), sequences })
+        let held_out = match Sampler::new(file, border..documents, in_turn) {
+            // A shard of one document can spare none, and documents of one token have nothing to predict.
+            Err(ShardsError::NoSequences { .. }) => None,
+            opened => Some(opened?),
+        };
+        let sequences = held_out.as_ref().map_or(0, Sampler::sequences).min(plan.train.holdout_sequences);
+        Ok(Self { train, held_out: held_out.filter(|_| sequences > 0), sequences })
     }
 
     /// Mean loss of a path on the held-out documents, in nats per token; `None` when nothing is held out.
