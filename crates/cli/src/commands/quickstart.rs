@@ -60,6 +60,10 @@ struct Quickstart<'a> {
 
 pub(crate) fn run(options: &QuickstartOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
+    interrupt.clone().judge(go(options, progress, interrupt))
+}
+
+fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) -> Result<(), CliError> {
     let (run, config) = configure(options)?;
     let mut quickstart = Quickstart { run, config, progress, interrupt, begun: Instant::now() };
     quickstart.prepare(options)?;
