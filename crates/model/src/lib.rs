@@ -37,7 +37,7 @@ mod weights;
 
 pub use cache::KvCache;
 pub use candle_core::{Device, Tensor};
-pub use config::ModelConfig;
+pub use config::{Dtype, ModelConfig};
 pub use dipaco_ops::IGNORE;
 pub use error::ModelError;
 pub use export::{SpecialTokens, export_llama, import_llama};
