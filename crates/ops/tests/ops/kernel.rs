@@ -1,0 +1,102 @@
+//! The computations on plain slices.
+
+use dipaco_ops::RopeTable;
+use dipaco_ops::kernel::{self, KeyValues};
+
+use crate::reference::{self, EPSILON, THETA};
+use crate::support::*;
+
+#[test]
+fn linear_maps() {
+    // A row, a row that is worth several threads, a panel, panels.
+    for (rows, inputs, outputs) in [(1, 7, 5), (1, 600, 900), (6, 33, 17), (48, 20, 47), (130, 520, 33)] {
+        let (x, w) = (numbers(1, rows * inputs), numbers(2, outputs * inputs));
+        let mut y = vec![f32::NAN; rows * outputs];
+        kernel::linear(&x, &w, &mut y, (rows, inputs, outputs));
+        assert_close("linear", &y, &reference::linear(&wide(&x), &wide(&w), inputs), 1e-6);
+    }
+    for rows in [1, 2] {
+        let mut y = [f32::NAN; 6];
+        kernel::linear(&[], &[], &mut y[..3 * rows], (rows, 0, 3));
+        assert_eq!(y[..3 * rows], [0.0; 6][..3 * rows], "a sum of nothing");
+    }
+}
+
+#[test]
+fn attention_of_the_last_positions() {
+    for (queries, keys) in [(5, 5), (1, 1), (1, 70), (3, 9), (48, 48), (66, 130), (130, 130)] {
+        for (heads, head_dim) in [(1, 2), (3, 6), (2, 16), (1, 64)] {
+            let row = heads * head_dim;
+            let q = numbers(1, queries * row);
+            let (k, v) = (numbers(2, keys * row), numbers(3, keys * row));
+            let past = KeyValues { keys: &k, values: &v, length: keys, heads, head_dim };
+            let mut y = vec![f32::NAN; queries * row];
+            kernel::attend(&q, past, &mut y);
+            let expected = reference::attention(&wide(&q), &wide(&k), &wide(&v), heads, head_dim);
+            assert_close(&format!("{queries} of {keys}, {heads} × {head_dim}"), &y, &expected, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn attention_with_large_scores_is_finite() {
+    let (q, k) = ([300.0, 0.0], [300.0, 0.0, -300.0, 0.0, 300.0, 0.0]);
+    let past =
+        KeyValues { keys: &k, values: &[1.0, 2.0, 30.0, 40.0, 3.0, 6.0], length: 3, heads: 1, head_dim: 2 };
+    let mut y = [0.0; 2];
+    kernel::attend(&q, past, &mut y);
+    assert_eq!(y, [2.0, 4.0]);
+}
+
+#[test]
+fn norms_of_any_width() {
+    for width in [1, 2, 15, 16, 17, 33, 48, 130] {
+        let (x, w) = (numbers(1, 5 * width), numbers(2, width));
+        let mut y = vec![f32::NAN; 5 * width];
+        kernel::rms_norm(&x, &w, &mut y, EPSILON as f32);
+        assert_close("rms_norm", &y, &reference::rms_norm(&wide(&x), &wide(&w)), 1e-6);
+    }
+    let mut y = [f32::NAN; 4];
+    kernel::rms_norm(&[0.0; 4], &[1.0; 4], &mut y, EPSILON as f32);
+    assert_eq!(y, [0.0; 4], "a row of zeros");
+}
+
+#[test]
+fn rotations_by_position() {
+    let table = RopeTable::new(9, 6, THETA).unwrap();
+    let x = numbers(1, 5 * 12);
+    let mut y = x.clone();
+    kernel::rope(&mut y, &table, 12, 4);
+    let mut expected = wide(&x);
+    for (row, head) in expected.chunks_mut(6).enumerate() {
+        for j in 0..3 {
+            let (sin, cos) = ((row / 2 + 4) as f64 * THETA.powf(-2.0 * j as f64 / 6.0)).sin_cos();
+            (head[j], head[j + 3]) = (head[j] * cos - head[j + 3] * sin, head[j + 3] * cos + head[j] * sin);
+        }
+    }
+    assert_close("rope", &y, &expected, 1e-6);
+}
+
+#[test]
+fn gated_activations_sums_and_log_sums() {
+    let mut gate = numbers(1, 1000);
+    gate[..4].copy_from_slice(&[-100.0, 100.0, -20.0, 0.0]);
+    let up = numbers(2, 1000);
+    let mut y = vec![f32::NAN; 1000];
+    kernel::swiglu(&gate, &up, &mut y);
+    let expected: Vec<f64> =
+        wide(&gate).iter().zip(wide(&up)).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+    assert_close("swiglu", &y, &expected, 1e-6);
+    kernel::add_assign(&mut y, &up);
+    let expected: Vec<f64> = expected.iter().zip(wide(&up)).map(|(a, b)| a + b).collect();
+    assert_close("sum", &y, &expected, 1e-6);
+
+    for (row, expected) in [
+        (vec![0.0; 40], 40f64.ln()),
+        (vec![5.0], 5.0),
+        (vec![1e4, 0.0, 1e4], 1e4 + 2f64.ln()),
+        (vec![-1e4, -1e4 - 1.0], -1e4 + (1.0 + (-1f64).exp()).ln()),
+    ] {
+        assert_close("log of the sum", &[kernel::log_sum_exp(&row)], &[expected], 1e-6);
+    }
+}
