@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Shape, Tensor};
 use half::bf16;
 
-use crate::block::{self, Batch, BlockWeights, Kept, Stack};
+use crate::block::{self, Batch, BlockShape, BlockWeights, Kept, Stack};
 use crate::buffer::Buffer;
 use crate::element::{Element, Precision};
 use crate::embedding::check_tokens;
@@ -34,7 +34,10 @@ pub fn embedding(
             format!("{} tokens are not {batch} rows of one length", tokens.len()),
         ));
     }
-    check_room("embedding", weights, at, vocabulary * width)?;
+    if width == 0 {
+        return Err(shape("embedding", "a row of 0 elements can't be looked up"));
+    }
+    check_room("embedding", weights, at, vocabulary.saturating_mul(width))?;
     check_slot("embedding", gradient, vocabulary * width)?;
     check_tokens("embedding", tokens, vocabulary)?;
     let time = tokens.len() / batch;
@@ -58,7 +61,7 @@ pub fn blocks(
     gradients: Option<&[GradientSlot]>,
 ) -> Result<Tensor, OpsError> {
     let (batch, time, width) = x.dims3()?;
-    let parameters = stack.shape.parameters();
+    let parameters = check_block(&stack.shape)?;
     if width != stack.shape.width || batch * time == 0 {
         let problem = format!("x {:?} does not fit blocks of width {}", x.dims(), stack.shape.width);
         return Err(shape("blocks", problem));
@@ -68,7 +71,7 @@ pub fn blocks(
             format!("{time} positions are more than the {} there are", stack.shape.rope.positions());
         return Err(shape("blocks", problem));
     }
-    check_room("blocks", weights, at, count * parameters)?;
+    check_room("blocks", weights, at, count.saturating_mul(parameters))?;
     if let Some(gradients) = gradients {
         if gradients.len() != count {
             let problem = format!("{} gradients were given for {count} blocks", gradients.len());
@@ -178,7 +181,11 @@ fn check_head(
     targets: &[u32],
 ) -> Result<(), OpsError> {
     let width = stack.shape.width;
-    if x.dims().last() != Some(&width) || x.elem_count() != targets.len() * width || place.vocabulary == 0 {
+    if x.dims().last() != Some(&width)
+        || x.elem_count() != targets.len() * width
+        || place.vocabulary == 0
+        || width == 0
+    {
         let problem = format!(
             "x {:?}, a head of {} × {width} and {} targets do not fit",
             x.dims(),
@@ -188,10 +195,26 @@ fn check_head(
         return Err(shape(operation, problem));
     }
     check_room(operation, weights, place.norm, width)?;
-    check_room(operation, weights, place.projection, place.vocabulary * width)?;
+    check_room(operation, weights, place.projection, place.vocabulary.saturating_mul(width))?;
     match targets.iter().find(|&&target| target != IGNORE && target as usize >= place.vocabulary) {
         Some(&target) => check_tokens(operation, &[target], place.vocabulary),
         None => Ok(()),
+    }
+}
+
+/// The parameters of a block, when it has any.
+fn check_block(block: &BlockShape) -> Result<usize, OpsError> {
+    let BlockShape { width, heads, ffn, ref rope, .. } = *block;
+    let products =
+        heads.checked_mul(rope.head_dim()).and_then(|a| a.checked_mul(4)?.checked_add(ffn.checked_mul(3)?));
+    let parameters = products.and_then(|columns| columns.checked_add(2)?.checked_mul(width));
+    match parameters.filter(|_| width > 0 && heads > 0 && ffn > 0) {
+        Some(parameters) => Ok(parameters),
+        None => {
+            let problem =
+                format!("a block of width {width}, {heads} heads and feed-forward width {ffn} can't be");
+            Err(shape("blocks", problem))
+        }
     }
 }
 

@@ -22,7 +22,7 @@ const PARALLEL_WORK: usize = 1 << 19;
 /// # Panics
 /// When a slice is shorter than its sizes say.
 pub fn linear(x: &[f32], weight: &[f32], y: &mut [f32], (rows, inputs, outputs): (usize, usize, usize)) {
-    if rows != 1 {
+    if rows != 1 || inputs == 0 {
         return crate::linear::forward(x, weight, y, (rows, inputs, outputs));
     }
     let (x, weight, y) = (&x[..inputs], &weight[..inputs * outputs], &mut y[..outputs]);
