@@ -62,6 +62,7 @@ macro_rules! avx512_kernel {
         unsafe fn $name<const ROWS: usize>(tile: &Tile) {
             let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
             let (row, step) = (tile.a_row, tile.a_step);
+            // Pointers wrap, as those past the last group or row are computed, not read.
             // Three rows share a pointer, as an address has an index scaled by 1, 2, 4 or 8: 12 would not fit the registers.
             let group = |i: usize| tile.a.wrapping_add(3 * i * row);
             let (mut a, mut b) = ([group(0), group(1), group(2), group(3)], tile.b);
@@ -75,8 +76,9 @@ macro_rules! avx512_kernel {
                         sums[i][0] = $multiply(sums[i][0], value, low);
                         sums[i][1] = $multiply(sums[i][1], value, high);
                     });
-                    a = [a[0].add(step), a[1].add(step), a[2].add(step), a[3].add(step)];
-                    b = b.add(NR);
+                    let next = |a: *const u32| a.wrapping_add(step);
+                    a = [next(a[0]), next(a[1]), next(a[2]), next(a[3])];
+                    b = b.wrapping_add(NR);
                 }
             }
             unrolled!(ROWS, i => {
@@ -140,8 +142,8 @@ unsafe fn quarter<const ROWS: usize>(tile: &Tile, first: usize, column: usize) {
                 sums[i][0] = _mm256_fmadd_ps(value, low, sums[i][0]);
                 sums[i][1] = _mm256_fmadd_ps(value, high, sums[i][1]);
             });
-            a = a.add(tile.a_step);
-            b = b.add(NR);
+            a = a.wrapping_add(tile.a_step);
+            b = b.wrapping_add(NR);
         }
         for (i, sums) in sums.iter().enumerate() {
             let c = tile.c.add((first + i) * tile.c_row + column);
