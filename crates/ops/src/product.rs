@@ -27,6 +27,7 @@ use rayon::prelude::*;
 use crate::buffer::Buffer;
 use crate::element::{Element, Precision};
 pub(crate) use kernel::Tile;
+pub use kernel::instructions;
 pub(crate) use pack::{Order, pack, pack_all, packed_len};
 
 /// Rows of a tile.

@@ -33,30 +33,50 @@ pub(super) type Kernel = unsafe fn(&Tile);
 struct Kernels {
     single: Kernel,
     pair: Option<Kernel>,
+    name: &'static str,
 }
+
+/// The environment variable that holds products back from some instructions.
+const LIMIT: &str = "DIPACO_SIMD";
+
+const PORTABLE: Kernels = Kernels { single: portable, pair: None, name: "portable" };
 
 fn kernels() -> &'static Kernels {
     static KERNELS: OnceLock<Kernels> = OnceLock::new();
-    KERNELS.get_or_init(detect)
+    KERNELS.get_or_init(|| detect(std::env::var(LIMIT).as_deref().unwrap_or_default()))
 }
 
+/// The best kernels that processor and limit allow.
 #[cfg(target_arch = "x86_64")]
-fn detect() -> Kernels {
+fn detect(limit: &str) -> Kernels {
     use super::x86;
-    let single = if is_x86_feature_detected!("avx512f") {
-        x86::avx512
-    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        x86::avx2
-    } else {
-        portable
-    };
-    let pairs = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
-    Kernels { single, pair: pairs.then_some(x86::avx512_bf16 as Kernel) }
+    if limit == "portable" {
+        return PORTABLE;
+    }
+    if limit != "avx2" && is_x86_feature_detected!("avx512f") {
+        return if limit != "avx512" && is_x86_feature_detected!("avx512bf16") {
+            Kernels { single: x86::avx512, pair: Some(x86::avx512_bf16), name: "AVX-512 with BF16" }
+        } else {
+            Kernels { single: x86::avx512, pair: None, name: "AVX-512" }
+        };
+    }
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        return Kernels { single: x86::avx2, pair: None, name: "AVX2" };
+    }
+    PORTABLE
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn detect() -> Kernels {
-    Kernels { single: portable, pair: None }
+fn detect(_limit: &str) -> Kernels {
+    PORTABLE
+}
+
+/// The instructions that products use here: `"AVX-512 with BF16"`, `"AVX-512"`, `"AVX2"` or `"portable"` (what the
+/// target has anyway: SSE2, NEON). It is the best of what the processor has; the environment variable `DIPACO_SIMD`,
+/// read once, holds it at `avx512` (no bf16 products), `avx2` or `portable`, and any other value changes nothing.
+#[must_use]
+pub fn instructions() -> &'static str {
+    kernels().name
 }
 
 /// Whether this processor multiplies pairs of bf16.

@@ -106,8 +106,8 @@ macro_rules! sizes {
 
 sizes! {
     // Batch, positions, width, heads, head size, feed-forward width.
-    a_single_position: (1, 1, 20, 1, 2, 47);
-    an_odd_width: (2, 5, 7, 1, 2, 5);
+    a_single_position: (5, 1, 20, 3, 2, 47);
+    an_odd_width: (2, 5, 7, 3, 4, 9);
     five_positions_of_three_sequences: (3, 5, 36, 3, 16, 300);
     one_row_more_than_a_panel: (2, 49, 36, 3, 6, 47);
     attention_in_two_blocks: (3, 70, 20, 2, 10, 33);
