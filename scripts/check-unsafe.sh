@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Runs what the unsafe code of crates/ops does under AddressSanitizer, with every kernel that this processor has; with
+# `--miri`, also a part of it under Miri, which takes minutes and a nightly toolchain with the components miri and rust-src.
+#
+# Only the workspace's own code is instrumented: dependencies are those of the ordinary tests, so nothing else is built.
+set -euo pipefail
+
+# Called by cargo in place of rustc for the workspace's packages: adds the sanitizer, which is an unstable option.
+case "${1-}" in
+  *rustc) RUSTC_BOOTSTRAP=1 exec "$@" -Zsanitizer=address ;;
+esac
+
+cd "$(dirname "$0")/.."
+
+if [ "$(uname -sm)" != "Linux x86_64" ]; then
+  echo "the sanitizer is set up for Linux on x86-64 only; nothing was checked"
+  exit 0
+fi
+
+for limit in best avx512 avx2 portable; do
+  printf '\n== AddressSanitizer, DIPACO_SIMD=%s\n' "$limit"
+  DIPACO_SIMD=$limit \
+    RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/check-unsafe.sh cargo test -p dipaco-ops --locked --quiet --lib --tests
+done
+
+if [ "${1-}" = --miri ]; then
+  # Miri knows AVX-512 F and AVX2 but detects nothing at run time. Trees of borrows, as rayon's queues need them;
+  # rayon's threads outlive the tests.
+  export MIRIFLAGS="-Zmiri-tree-borrows -Zmiri-ignore-leaks -Zmiri-disable-isolation \
+-Zmiri-permissive-provenance -Zmiri-deterministic-floats"
+  export RUSTFLAGS="-Ctarget-feature=+avx2,+fma,+avx512f" RAYON_NUM_THREADS=2
+  miri() { printf '\n== Miri: %s\n' "$*"; cargo +nightly miri test -p dipaco-ops --locked --quiet "$@"; }
+  miri --lib product
+  miri --test ops -- an_odd_width a_small_head a_second_backward_pass
+fi
