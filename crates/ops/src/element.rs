@@ -114,8 +114,8 @@ mod tests {
             (f32::NAN, 0x7fc0),
             (f32::INFINITY, 0x7f80),
             (f32::MAX, 0x7f80),
-            (1.003_906_25, 0x3f80),
-            (1.011_718_75, 0x3f82),
+            (1.0 + 1.0 / 256.0, 0x3f80),
+            (1.0 + 3.0 / 256.0, 0x3f82),
         ] {
             assert_eq!(<bf16 as Element>::from_f32(value).to_bits(), bits, "{value}");
         }

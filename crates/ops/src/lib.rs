@@ -4,9 +4,13 @@
 //! one. Every operation works on contiguous `f32` tensors on the CPU and gives the same bits for any number of
 //! threads: work is cut into chunks of a fixed size and partial sums are added in the order of the chunks.
 //!
-//! The tensor functions ([`linear`], [`rms_norm`], [`rope`], [`attention`], [`swiglu`], [`embedding`], [`add`],
-//! [`cross_entropy`]) record gradients. [`kernel`] has the same computations on plain slices, without a graph, for
-//! incremental decoding. [`with_slice`] and [`update_in_place`] reach a tensor's memory.
+//! The tensor functions [`embedding`], [`blocks`] and [`cross_entropy`] make up a training step; [`token_log_probs`] scores.
+//! They read a module's flat parameters and write gradients to [`GradientSlot`]s; memory comes from a [`Workspace`] and
+//! goes back there. Products are f32, or bf16 with f32 sums ([`Precision`]). [`kernel`] has the same computations on
+//! plain slices, without a graph, for incremental decoding. [`with_slice`] and [`update_in_place`] reach a tensor's memory.
+//!
+//! Against f64, results and gradients of a block are off by less than 4e-6 of their Euclidean norm in f32 and 2.5e-2 with
+//! bf16 products (tests/ops).
 //!
 //! This package knows no model: it holds no weights, draws no random numbers and does no I/O.
 
