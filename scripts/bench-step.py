@@ -5,7 +5,8 @@
     scripts/bench-step.py --sizes s,m --dtypes f32 --rounds 3
     scripts/bench-step.py --two-workers --size s [--pin]        two workers of one thread against one of two threads
 
-Every process's JSON line goes to the log as it was, with the round beside it; a Markdown table goes to standard output.
+What every process printed goes to the log, a line each, with the round beside it; Markdown tables go to standard
+output.
 Programs run one after the other, and each round runs all of them, so that a slow minute of the machine touches both
 sides. A process reports the median of its steps. Of dipaco's processes the median counts; PyTorch is very sensitive to
 whatever else runs, so of its processes the best one counts, and their median stands beside it.
@@ -74,15 +75,21 @@ def start(command, core=None):
 
 
 def result(process):
-    """The JSON object that the process printed last."""
+    """The JSON object that the process printed: all of its output, or the last line of it."""
     out, err = process.communicate()
-    line = next((line for line in reversed(out.splitlines()) if line.startswith("{")), None)
-    if process.returncode != 0 or line is None:
+    if process.returncode != 0:
         sys.exit(f"{' '.join(process.args)}\nended with {process.returncode}:\n{out[-2000:]}{err[-4000:]}")
-    found = json.loads(line)
+    for text in (out, (out.splitlines() or [""])[-1]):
+        try:
+            found = json.loads(text)
+            break
+        except ValueError:
+            continue
+    else:
+        sys.exit(f"{' '.join(process.args)}\nprinted no JSON: {out[-2000:]}")
     for key in ("tokens_per_s", "ms_per_step", "peak_mib"):
         if not isinstance(found.get(key), (int, float)):
-            sys.exit(f"{' '.join(process.args)}\nprinted no {key}: {line}")
+            sys.exit(f"{' '.join(process.args)}\nprinted no number `{key}`: {out[-2000:]}")
     return found
 
 
@@ -101,11 +108,6 @@ class Log:
 def median(runs, key):
     values = [run[key] for run in runs if isinstance(run.get(key), (int, float))]
     return statistics.median(values) if values else None
-
-
-def percent(share):
-    """A share of the product rate in percent; a number above 1.5 is taken as percent already."""
-    return None if share is None else share * 100 if share <= 1.5 else share
 
 
 def judged(value, target, digits, least=True, unit=""):
@@ -140,14 +142,14 @@ def compare(a, log):
             ours, theirs = runs["dipaco", dtype, size], runs["torch", dtype, size]
             rate, other = median(ours, "tokens_per_s"), max(run["tokens_per_s"] for run in theirs)
             memory, other_memory = median(ours, "peak_mib"), median(theirs, "peak_mib")
-            share = percent(median(ours, "share"))
+            share = median(ours, "share")
             number = lambda value: "–" if value is None else f"{value:,.0f}"
             print(row([dtype, size, number(rate), number(other),
                        number(median(theirs, "tokens_per_s")), *judged(rate / other, RATE[dtype][size], 2),
                        number(memory), number(other_memory),
                        *judged(memory / other_memory, MEMORY[size], 2, least=False),
                        number(median(ours, "gflops")), number(median(ours, "product_gflops")),
-                       *judged(share, SHARE[dtype][size], 1, unit=" %")]))
+                       *judged(None if share is None else 100 * share, SHARE[dtype][size], 1, unit=" %")]))
     split(a, runs)
 
 
@@ -159,10 +161,8 @@ def split(a, runs):
         for size in a.sizes:
             ours = runs["dipaco", dtype, size]
             times = {phase: median([run.get("phases") or {} for run in ours], phase) for phase in PHASES}
-            # Whatever the unit of the phases is, together they are the step.
-            total, step = sum(time or 0 for time in times.values()), median(ours, "ms_per_step")
-            cell = lambda time: "–" if time is None or total == 0 else \
-                f"{time / total * step:.1f} ({time / total:.0%})"
+            step = median(ours, "ms_per_step")
+            cell = lambda time: "–" if time is None else f"{time:.1f} ({time / step:.0%})"
             print(row([dtype, size, f"{step:.1f}", *(cell(times[phase]) for phase in PHASES)]))
 
 
