@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, TensorSpec, join, path_specs, split};
-use dipaco_optim::{AdamWConfig, ScheduleConfig, adamw_step, clip_scale, learning_rate, squared_norm};
-use dipaco_topology::{LevelConfig, Modules, Topology, TopologyConfig};
-use dipaco_train::{InnerConfig, PathState, StepReport};
+use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, join, path_specs, split};
+use dipaco_optim::{AdamWConfig, ScheduleConfig, clip_scale};
+use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
+use dipaco_train::{InnerConfig, PathState, StepReport, Trainer};
 use safetensors::{Dtype, SafeTensors};
 
 const BATCH: usize = 3;
@@ -94,6 +94,8 @@ impl Reference {
             schedule: ScheduleConfig { warmup_steps: 2, final_fraction: 0.1 },
             total_steps: STEPS as u64,
             batch: BATCH,
+            micro_batch: 0,
+            activation_checkpointing: false,
         }
     }
 }
@@ -117,42 +119,19 @@ struct Trained {
 
 /// Takes the fixture's steps.
 fn train(reference: &Reference, topology: &Topology, way: Way) -> Trained {
-    assert_eq!(way, Way::default(), "a path takes whole batches and keeps its activations");
     let initial = split(&reference.model, topology, &reference.tensors("initial")).unwrap();
-    let config = reference.inner();
-    let load = |weights| Arc::new(Module::load_trainable(weights, &Device::Cpu).unwrap());
-    let modules: Vec<_> = initial.iter().map(load).collect();
-    let path = Path::compose(&reference.model, topology, &modules).unwrap();
-    let mut state = PathState::start(dipaco_model::parameters(path.specs()));
+    let state = PathState::start(dipaco_model::parameters(&path_specs(&reference.model)));
+    let Way { micro_batch, activation_checkpointing } = way;
+    let config = InnerConfig { micro_batch, activation_checkpointing, ..reference.inner() };
+    let mut trainer = Trainer::new(&reference.model, topology, &initial, state, config).unwrap();
     let (mut reports, mut moments) = (Vec::new(), Vec::new());
     for (tokens, targets) in reference.ids("tokens").iter().zip(reference.ids("targets")) {
-        let loss = path.loss(tokens, &targets, BATCH).unwrap();
-        let gradients = path.backward(&loss).unwrap();
-        let mut squared = 0.0;
-        gradients.for_each(|_, gradient| squared += squared_norm(gradient)).unwrap();
-        let scale = clip_scale(squared, config.adamw.clip_norm);
-        let peak = config.adamw.learning_rate;
-        let rate = learning_rate(state.step, config.total_steps, peak, &config.schedule);
-        state.step += 1;
-        let (mut first, mut second) = (&mut state.first[..], &mut state.second[..]);
-        path.update(&gradients, |_, spec, params, gradient| {
-            let (m, v);
-            (m, first) = std::mem::take(&mut first).split_at_mut(params.len());
-            (v, second) = std::mem::take(&mut second).split_at_mut(params.len());
-            adamw_step(params, gradient, m, v, state.step, rate, scale, spec.decay, &config.adamw);
-        })
-        .unwrap();
-        if state.step == 1 {
-            moments.clone_from(&state.first);
+        reports.push(trainer.step_batch(tokens, &targets, PathId(0)).unwrap());
+        if reports.len() == 1 {
+            moments.clone_from(&trainer.state().first);
         }
-        reports.push(StepReport {
-            loss: loss.value().unwrap(),
-            gradient_norm: squared.sqrt(),
-            learning_rate: rate,
-            tokens: loss.counted as u64,
-        });
     }
-    let weights: Vec<_> = modules.iter().map(|module| module.weights().unwrap()).collect();
+    let weights = trainer.weights().unwrap();
     Trained { reports, moments, weights: join(&reference.model, topology, &weights).unwrap() }
 }
 
@@ -225,7 +204,9 @@ fn assert_is_pytorch(reference: &Reference, topology: &Topology, way: Way) {
 fn five_steps_are_those_of_pytorch_in_f32() {
     for reference in Reference::all() {
         for topology in reference.topologies() {
-            assert_is_pytorch(&reference, &topology, Way::default());
+            for (micro_batch, activation_checkpointing) in [(0, false), (0, true), (1, false), (1, true)] {
+                assert_is_pytorch(&reference, &topology, Way { micro_batch, activation_checkpointing });
+            }
         }
     }
 }
