@@ -127,7 +127,20 @@ impl Trainer {
     /// When the data can't be read, or the loss or the gradient is not finite; the weights are unchanged then.
     pub fn step(&mut self, sampler: &Sampler, path: PathId) -> Result<StepReport, TrainError> {
         let batch = sampler.batch(self.state.position, self.config.batch)?;
-        let computed = self.path.loss(&batch.tokens, &batch.targets, self.config.batch)?;
+        self.step_batch(&batch.tokens, &batch.targets).map_err(|error| match error {
+            TrainError::Diverged { step, loss, .. } => TrainError::Diverged { path, step, loss },
+            other => other,
+        })
+    }
+
+    /// Takes one AdamW step on a batch: `tokens` and `targets` are (B, T), row-major. The data position moves on by B.
+    ///
+    /// # Errors
+    /// When the batch does not fit the model, or the loss or the gradient is not finite, which names path 0; the weights
+    /// are unchanged then.
+    pub fn step_batch(&mut self, tokens: &[u32], targets: &[u32]) -> Result<StepReport, TrainError> {
+        let path = PathId(0);
+        let computed = self.path.loss(tokens, targets, self.config.batch)?;
         let gradients = self.path.backward(&computed)?;
         let loss = computed.value()?;
         let mut squared = 0.0;
