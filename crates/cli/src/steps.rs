@@ -1,6 +1,7 @@
 //! The steps of a run. Commands call one of them, `quickstart` calls them in turn.
 
 pub(crate) mod crate_text;
+pub(crate) mod dry_run;
 pub(crate) mod error;
 pub(crate) mod evaluate;
 pub(crate) mod files;
