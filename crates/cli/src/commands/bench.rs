@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use dipaco_config::{RunConfig, Sources, TrainConfig};
-use dipaco_model::{Dtype, ModelConfig, parameters, path_specs};
+use dipaco_model::{Dtype, ModelConfig, parameters, path_specs, step_memory};
 use dipaco_telemetry::{Align, Progress, Table, Unit, human};
 use serde::Serialize;
 
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::steps::product_rate::product_rate;
-use crate::steps::step_speed::{Effort, Phases, StepSpeed, Subject, measure};
+use crate::steps::step_speed::{Effort, Phases, StepSpeed, Subject, measure, shape};
 use crate::steps::vocabulary;
 use crate::{memory, output, steps};
 
@@ -33,8 +33,11 @@ Examples:
   dipaco bench step --size l --dtype bf16 --json       the paper's path
   dipaco bench step --config configs/small.toml        the step of your own run
 
-Sizes: s 4 blocks, D 256, V 4096, 8 x 256 tokens; m 8 blocks, D 512, V 8192, 4 x 512 tokens; l 12 blocks, D 896,
-V 32000, 1 x 1024 tokens. Rates count 6 operations per matrix parameter and token, and causal attention.";
+Sizes:
+  s   4 blocks, D 256, V  4096, 8 x  256 tokens
+  m   8 blocks, D 512, V  8192, 4 x  512 tokens
+  l  12 blocks, D 896, V 32000, 1 x 1024 tokens
+Rates count 6 operations per matrix parameter and token, and causal attention.";
 
 /// Options of `dipaco bench step`.
 #[derive(Debug, Args)]
@@ -161,6 +164,7 @@ pub(crate) fn run(command: &BenchCommand, progress: &Progress) -> Result<(), Cli
 
 fn step(options: &StepOptions, progress: &Progress) -> Result<(), CliError> {
     let (name, subject) = subject(options)?;
+    check_memory(&subject, memory::of_machine().map(|(_, available)| available))?;
     let interrupt = Interrupt::listen()?;
     steps::threads::limit(options.threads.unwrap_or(0))?;
     let effort = Effort { warm_up: WARM_UP, steps: options.steps, seconds: f64::MAX };
@@ -209,6 +213,23 @@ fn subject(options: &StepOptions) -> Result<(String, Subject), CliError> {
         subject.train.micro_batch = micro_batch;
     }
     Ok((name, subject))
+}
+
+/// Refuses what would only end by the system's hand.
+fn check_memory(subject: &Subject, available: Option<u64>) -> Result<(), CliError> {
+    let needs = step_memory(&subject.model, &shape(&subject.train)).total();
+    match available {
+        Some(available) if needs > available => Err(CliError::Usage {
+            message: format!(
+                "this step needs {} of memory, and {} are available",
+                human::bytes(needs),
+                human::bytes(available)
+            ),
+            remedy: "give --micro-batch 1, --activation-checkpointing or --dtype bf16, or a smaller path"
+                .into(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn report(
@@ -297,11 +318,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_does_not_fit_is_refused_before_it_is_begun() {
+        let subject = Size::S.subject();
+        assert!(check_memory(&subject, None).is_ok() && check_memory(&subject, Some(1 << 40)).is_ok());
+        let error = check_memory(&subject, Some(1_000_000)).unwrap_err();
+        assert!(error.exit_code() == 2 && error.to_string().contains("1.0 MB are available"), "{error}");
+    }
+
+    #[test]
     fn the_sizes_are_those_of_the_comparison() {
         let sizes = [Size::S, Size::M, Size::L].map(|size| {
             let model = size.subject().model;
             (model.ffn_size, parameters(&path_specs(&model)))
         });
-        assert_eq!(sizes, [(704, 5_310_720), (1408, 34_087_424), (2432, 179_865_216)]);
+        assert_eq!(sizes, [(704, 5_310_720), (1408, 34_087_424), (2432, 179_853_184)]);
     }
 }

@@ -154,7 +154,8 @@ fn verdict(plan: &DryRun) -> String {
     }
     let mut text = format!("this does not fit: {busy} {needs}, and {available} are available\n");
     for remedy in &memory.remedies {
-        let _ = writeln!(text, "  try: {} needs {}", remedy.set, human::bytes(remedy.all_workers));
+        let verdict = if remedy.fits { "" } else { ", still too much" };
+        let _ = writeln!(text, "  try: {} needs {}{verdict}", remedy.set, human::bytes(remedy.all_workers));
     }
     text + "  or: a smaller model, or workers on other machines\n"
 }

@@ -16,6 +16,8 @@ const F32: u64 = 4;
 /// Copies of a path's weights that a worker holds besides those that it trains: one as fetched, for the next lease, and
 /// one from which the outer gradient is measured.
 const COPIES: u64 = 2;
+/// The largest micro-batch that is proposed.
+const MOST_MICRO_BATCHES: usize = 4096;
 
 /// A level of the topology.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -65,6 +67,8 @@ pub(crate) struct Remedy {
     pub(crate) set: String,
     /// What all workers then need, in bytes.
     pub(crate) all_workers: u64,
+    /// Whether that fits.
+    pub(crate) fits: bool,
 }
 
 /// Bytes on the wire for one worker and round; shards that have to be fetched come on top once.
@@ -128,7 +132,10 @@ impl DryRun {
             (0..topology.levels()).map(|level| self::level(model, &topology, level)).collect();
         let parameters = Parameters {
             path: levels.iter().map(|level| level.parameters).sum(),
-            all_modules: levels.iter().map(|level| level.parameters * u64::from(level.modules)).sum(),
+            all_modules: levels
+                .iter()
+                .map(|level| level.parameters.saturating_mul(level.modules.into()))
+                .fold(0, u64::saturating_add),
         };
         let paths_per_worker = u64::from(topology.paths()).div_ceil(workers.max(1) as u64);
         Ok(Self {
@@ -217,39 +224,59 @@ fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Op
     let (step, round, worker) = worker_memory(model, &shape);
     let all_workers = all(model, &shape);
     let fits = available.map(|available| all_workers <= available);
-    let mut remedies = Vec::new();
-    if fits == Some(false) {
-        let (mut every_model, mut every_shape, mut set) = (model.clone(), shape, Vec::new());
-        let mut remedy = |set: String, model: &ModelConfig, shape: &StepShape| {
-            let needs = all(model, shape);
-            if needs < all_workers {
-                remedies.push(Remedy { set, all_workers: needs });
-            }
-        };
-        if shape.at_once() > 1 {
-            every_shape.micro_batch = 1;
-            set.push("train.micro_batch=1");
-            remedy("train.micro_batch=1".to_owned(), model, &StepShape { micro_batch: 1, ..shape });
-        }
-        if !shape.activation_checkpointing {
-            every_shape.activation_checkpointing = true;
-            set.push("train.activation_checkpointing=true");
-            let shape = StepShape { activation_checkpointing: true, ..shape };
-            remedy("train.activation_checkpointing=true".to_owned(), model, &shape);
-        }
-        if model.dtype == Dtype::F32 {
-            every_model.dtype = Dtype::Bf16;
-            set.push("model.dtype=bf16");
-            remedy("model.dtype=bf16".to_owned(), &every_model, &shape);
-        }
-        if set.len() > 1 {
-            remedy(set.join(" "), &every_model, &every_shape);
-        }
-        if busy > 1 {
-            remedies.push(Remedy { set: "--workers 1".to_owned(), all_workers: worker });
-        }
-    }
+    let remedies = match available {
+        Some(available) if all_workers > available => remedies(
+            model,
+            &shape,
+            available,
+            &|model, shape| all(model, shape),
+            (busy > 1).then_some(worker),
+        ),
+        _ => Vec::new(),
+    };
     Memory { step, round, worker, all_workers, available, fits, remedies }
+}
+
+/// Settings that need less, each by itself, and all together when none is enough. `needs` is what all workers need, and
+/// `alone` what one by itself does, when there are more.
+fn remedies(
+    model: &ModelConfig,
+    shape: &StepShape,
+    available: u64,
+    needs: &dyn Fn(&ModelConfig, &StepShape) -> u64,
+    alone: Option<u64>,
+) -> Vec<Remedy> {
+    let now = needs(model, shape);
+    let remedy = |set: String, all_workers| Remedy { set, all_workers, fits: all_workers <= available };
+    let mut changes: Vec<(String, ModelConfig, StepShape)> = Vec::new();
+    if shape.at_once() > 1 {
+        // The largest that fits, as small ones are slower.
+        let divisors = (1..shape.at_once().min(MOST_MICRO_BATCHES))
+            .rev()
+            .filter(|part| shape.batch.is_multiple_of(*part));
+        let with = |micro_batch| StepShape { micro_batch, ..*shape };
+        let part = divisors.clone().find(|&part| needs(model, &with(part)) <= available).unwrap_or(1);
+        changes.push((format!("train.micro_batch={part}"), model.clone(), with(part)));
+    }
+    if !shape.activation_checkpointing {
+        let with = StepShape { activation_checkpointing: true, ..*shape };
+        changes.push(("train.activation_checkpointing=true".to_owned(), model.clone(), with));
+    }
+    if model.dtype == Dtype::F32 {
+        let with = ModelConfig { dtype: Dtype::Bf16, ..model.clone() };
+        changes.push(("model.dtype=bf16".to_owned(), with, *shape));
+    }
+    let each = changes.iter().map(|(set, model, shape)| remedy(set.clone(), needs(model, shape)));
+    let mut remedies: Vec<Remedy> = each.filter(|remedy| remedy.all_workers < now).collect();
+    if remedies.len() > 1 && !remedies.iter().any(|remedy| remedy.fits) {
+        let model = changes.last().map_or(model, |(_, model, _)| model);
+        let micro_batch = if shape.at_once() > 1 { 1 } else { shape.micro_batch };
+        let every = StepShape { micro_batch, activation_checkpointing: true, ..*shape };
+        let set: Vec<&str> = changes.iter().map(|(set, _, _)| set.as_str()).collect();
+        remedies.push(remedy(set.join(" "), needs(model, &every)));
+    }
+    remedies.extend(alone.map(|bytes| remedy("--workers 1".to_owned(), bytes)));
+    remedies
 }
 
 /// A lease brings the path's modules and takes outer gradients, and the state with its two moments, back. A worker that
@@ -327,6 +354,15 @@ mod tests {
             "{sets:?}"
         );
         assert!(plan.memory.remedies.iter().all(|remedy| remedy.all_workers < plan.memory.all_workers));
+        assert!(plan.memory.remedies.iter().all(|remedy| !remedy.fits));
+        let all = "train.micro_batch=1 train.activation_checkpointing=true model.dtype=bf16";
+        assert!(sets.contains(&all), "{sets:?}");
+        // Between what the batch needs in one pass and in two.
+        let half = StepShape { micro_batch: 4, ..shape(&config().train) };
+        let available = 2 * worker_memory(&config().model, &half).2;
+        let plan = DryRun::new(&config(), String::new(), 2, 1, Some(available)).unwrap();
+        let first = &plan.memory.remedies[0];
+        assert_eq!((first.set.as_str(), first.fits), ("train.micro_batch=4", true));
         let plan = DryRun::new(&config(), String::new(), 2, 1, Some(1 << 40)).unwrap();
         assert_eq!((plan.memory.fits, plan.memory.remedies.len()), (Some(true), 0));
     }

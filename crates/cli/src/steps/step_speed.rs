@@ -26,7 +26,7 @@ pub(crate) struct Subject {
 impl Subject {
     /// Tokens of a step.
     pub(crate) fn tokens(&self) -> usize {
-        self.train.batch * self.train.sequence_tokens
+        self.train.batch.saturating_mul(self.train.sequence_tokens)
     }
 
     /// Floating-point operations of a step as they are counted everywhere: 6 per matrix parameter and token, and causal

@@ -9,7 +9,7 @@ use crate::steps::error::StepError;
 use crate::steps::step_speed::{Effort, Subject, measure, shape};
 
 /// Tokens of a measured pass: enough that products are at their speed, few enough that it is over in seconds.
-const TOKENS: usize = 4096;
+const TOKENS: usize = 2048;
 /// Measuring ends with the step in which this many seconds are over.
 const EFFORT: Effort = Effort { warm_up: 1, steps: 3, seconds: 5.0 };
 
@@ -91,7 +91,7 @@ pub(crate) fn measured(
         _ => Cost { passes: 0.0, optimizer: 0.0 },
     };
     let seconds_per_step = whole.passes * train.batch as f64 / sequences as f64 + whole.optimizer;
-    let tokens = (train.batch * train.sequence_tokens) as f64;
+    let tokens = train.batch as f64 * train.sequence_tokens as f64;
     Ok(Some(Ok(Speed {
         tokens_per_second: tokens / seconds_per_step,
         seconds_per_step,
