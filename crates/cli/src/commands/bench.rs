@@ -45,7 +45,7 @@ pub(crate) struct StepOptions {
     /// A path of a size that is easily compared with other programs.
     #[arg(long, value_enum, default_value_t, conflicts_with = "config")]
     size: Size,
-    /// The path of this run configuration, trained as its section [train] says.
+    /// The path of this run configuration, trained as it says.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The numbers that products multiply; the configuration's, or f32, without it.
