@@ -103,6 +103,8 @@ pub async fn train_seed(
         schedule: config.seed_model.schedule.clone(),
         total_steps: steps,
         batch: config.seed_model.batch,
+        micro_batch: config.seed_model.micro_batch,
+        activation_checkpointing: config.seed_model.activation_checkpointing,
     };
     let mut trainer = Trainer::new(&config.model, &topology, &[weights], state, inner)?;
     let order = SamplerConfig {

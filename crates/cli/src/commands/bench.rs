@@ -173,7 +173,7 @@ fn step(options: &StepOptions, progress: &Progress) -> Result<(), CliError> {
     task.finish();
     // Before the products of the comparison take memory of their own.
     let peak = memory::peak();
-    let report = report(name, &subject, &found, product_rate(subject.model.dtype)?, peak);
+    let report = report(name, &subject, &found, product_rate(subject.model.dtype), peak);
     if options.json { output::print_json(&report) } else { output::print(&describe(&report, &subject)) }
 }
 

@@ -2,12 +2,13 @@
 
 mod phases;
 
+use std::sync::LazyLock;
 use std::time::Instant;
 
 use dipaco_config::TrainConfig;
-use dipaco_model::{ModelConfig, ModuleWeights, StepShape, parameters, path_specs};
+use dipaco_model::{ModelConfig, ModuleWeights, Profile, StepShape, parameters, path_specs};
 use dipaco_telemetry::Task;
-use dipaco_topology::{Topology, TopologyConfig};
+use dipaco_topology::{PathId, Topology, TopologyConfig};
 use dipaco_train::{InnerConfig, PathState, Trainer};
 
 pub(crate) use self::phases::Phases;
@@ -15,6 +16,12 @@ use crate::steps::error::StepError;
 
 /// Seed of the weights and tokens, so that each measurement computes the same.
 const SEED: u64 = 0;
+
+/// Seconds since the first call.
+pub(crate) fn now() -> f64 {
+    static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    BEGIN.elapsed().as_secs_f64()
+}
 
 /// What is measured: a dense path of the model, whose vocabulary is known, trained as the configuration says.
 #[derive(Clone, Debug)]
@@ -93,19 +100,21 @@ pub(crate) fn measure(
     stop: impl Fn() -> bool,
 ) -> Result<Option<StepSpeed>, StepError> {
     let begin = Instant::now();
-    let mut trainer = trainer(subject, effort)?;
+    let profile = Profile::new(now);
+    let mut trainer = trainer(subject, effort)?.with_profile(profile.clone());
     let (tokens, targets) = batch(subject);
     let mut seconds = Vec::new();
-    let (mut before, mut loss) = (Phases::default(), 0.0);
+    let mut loss = 0.0;
     for step in 0..effort.warm_up + effort.steps {
         if stop() {
             return Ok(None);
         }
         if step == effort.warm_up {
-            before = Phases::of(&trainer);
+            // What the warm-up took does not count.
+            let _ = profile.take();
         }
         let at = Instant::now();
-        loss = trainer.step_batch(&tokens, &targets)?.loss;
+        loss = trainer.step_batch(&tokens, &targets, PathId(0))?.loss;
         if step >= effort.warm_up {
             seconds.push(at.elapsed().as_secs_f64());
         }
@@ -116,7 +125,7 @@ pub(crate) fn measure(
         }
     }
     let mean = seconds.iter().sum::<f64>() / seconds.len().max(1) as f64;
-    let phases = Phases::of(&trainer).per_step(before, seconds.len(), mean);
+    let phases = Phases::per_step(profile.take(), seconds.len(), mean);
     seconds.sort_by(f64::total_cmp);
     Ok(Some(StepSpeed { seconds, phases, loss }))
 }

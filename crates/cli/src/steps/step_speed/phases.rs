@@ -1,6 +1,5 @@
 //! Where the time of a training step goes.
 
-use dipaco_train::Trainer;
 use serde::Serialize;
 
 /// Seconds, by what was computed in them.
@@ -19,22 +18,15 @@ pub(crate) struct Phases {
 }
 
 impl Phases {
-    /// What a trainer has counted so far.
-    //
-    // PLUG IN: the trainer's own counts; until then everything is rest.
-    pub(crate) fn of(_trainer: &Trainer) -> Self {
-        Self::default()
-    }
-
-    /// The phases of one step: what was counted since `before`, divided by the steps; the rest is what is left of
-    /// `seconds`, the duration of a step.
-    pub(crate) fn per_step(self, before: Self, steps: usize, seconds: f64) -> Self {
-        let each = |now: f64, before: f64| (now - before) / steps.max(1) as f64;
+    /// The phases of one step, from the sums of `steps` of them; the rest is what is left of `seconds`, the duration of
+    /// a step.
+    pub(crate) fn per_step(sums: dipaco_model::Phases, steps: usize, seconds: f64) -> Self {
+        let each = |sum: f64| sum / steps.max(1) as f64;
         let counted = Self {
-            products: each(self.products, before.products),
-            attention: each(self.attention, before.attention),
-            head: each(self.head, before.head),
-            optimizer: each(self.optimizer, before.optimizer),
+            products: each(sums.products),
+            attention: each(sums.attention),
+            head: each(sums.head),
+            optimizer: each(sums.optimizer),
             rest: 0.0,
         };
         let sum = counted.products + counted.attention + counted.head + counted.optimizer;
@@ -70,9 +62,8 @@ mod tests {
 
     #[test]
     fn phases_add_up_to_the_step() {
-        let before = Phases { products: 1.0, ..Phases::default() };
-        let after = Phases { products: 5.0, attention: 1.0, head: 0.5, optimizer: 0.5, rest: 7.0 };
-        let phases = after.per_step(before, 2, 4.0);
+        let sums = dipaco_model::Phases { products: 4.0, attention: 1.0, head: 0.5, optimizer: 0.5 };
+        let phases = Phases::per_step(sums, 2, 4.0);
         let expected = Phases { products: 2.0, attention: 0.5, head: 0.25, optimizer: 0.25, rest: 1.0 };
         assert_eq!(phases, expected);
         assert_eq!(phases.named().iter().map(|(_, seconds)| seconds).sum::<f64>(), 4.0);
