@@ -128,7 +128,7 @@ fn memory_table(memory: &Memory) -> String {
         ("AdamW's moments", step.moments),
         ("activations", step.activations),
         ("logits of the head", step.head),
-        ("workspace of products", step.workspace),
+        ("workspace", step.workspace),
         ("the round's first weights", memory.round),
     ] {
         table.row([what.to_owned(), human::bytes(bytes)]);
