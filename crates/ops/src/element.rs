@@ -118,9 +118,13 @@ mod tests {
             let (ours, theirs) = (<bf16 as Element>::from_f32(value), bf16::from_f32(value));
             assert!(ours == theirs || (ours.is_nan() && theirs.is_nan()), "{value}");
         }
-        for (value, bits) in
-            [(f32::NAN, 0x7fc0), (f32::INFINITY, 0x7f80), (f32::MAX, 0x7f80), (1.003_906_3, 0x3f81)]
-        {
+        for (value, bits) in [
+            (f32::NAN, 0x7fc0),
+            (f32::INFINITY, 0x7f80),
+            (f32::MAX, 0x7f80),
+            (1.003_906_3, 0x3f80),
+            (1.004, 0x3f81),
+        ] {
             assert_eq!(<bf16 as Element>::from_f32(value).to_bits(), bits, "{value}");
         }
     }

@@ -2,12 +2,12 @@
 
 use super::{Head, even, scale};
 use crate::element::{Element, convert, narrow};
-use crate::exp::exp;
+use crate::exp::{dot, exp};
 use crate::product::{
     Group, Lhs, NR, Order, PANEL, Rhs, multiply, pack, packed_len, with_rows, with_scratch,
 };
 use crate::rope::RopeTable;
-use crate::vector;
+use crate::vector::{self, Units};
 
 /// Queries whose weights are in memory at the same time.
 const BLOCK: usize = 2 * NR;
@@ -92,7 +92,10 @@ pub(super) fn head<'a, E: Element>(
             for (i, (q, d)) in rows.take(count).enumerate() {
                 q.copy_from_slice(row(0, first + i));
                 d.copy_from_slice(dy.row(first + i));
-                deltas[i] = dot(d, y.row(first + i));
+                deltas[i] = vector::dispatch_with(
+                    #[inline(always)]
+                    |units| dot(units, d, y.row(first + i)),
+                );
                 sums[i] = log_sums[first + i];
             }
             let q_columns = packed(group, Order::Columns, q_block, (head_dim, count), q_columns);
@@ -110,16 +113,16 @@ pub(super) fn head<'a, E: Element>(
                     multiply(v, dy_columns, 0..count, d_weights, BLOCK, false);
                 });
                 let d_scores = &mut d_scores[key * BLOCK..][..panel * BLOCK];
-                vector::dispatch(
+                vector::dispatch_with(
                     #[inline(always)]
-                    || {
+                    |units| {
                         let rows = scores.as_chunks::<BLOCK>().0.iter().zip(d_weights.as_chunks::<BLOCK>().0);
                         let results = weights.as_chunks_mut::<BLOCK>().0.iter_mut();
                         let results = results.zip(d_scores.as_chunks_mut::<BLOCK>().0);
                         for (i, ((s, d), (w, ds))) in rows.zip(results).take(panel).enumerate() {
                             // Queries before this key do not see it; those past the last have no weights.
                             let hidden = (key + i).saturating_sub(first);
-                            softmax_gradient(s, d, &sums, &deltas, scale(head_dim), w, ds);
+                            softmax_gradient(units, s, d, &sums, &deltas, scale(head_dim), w, ds);
                             w[..hidden.min(BLOCK)].fill(E::default());
                             ds[..hidden.min(BLOCK)].fill(E::default());
                             w[count..].fill(E::default());
@@ -152,26 +155,6 @@ pub(super) fn head<'a, E: Element>(
     });
 }
 
-/// The sum of products, in 16 running sums that are added in a fixed order.
-fn dot<E: Element>(a: &[E], b: &[E]) -> f32 {
-    vector::dispatch(
-        #[inline(always)]
-        || {
-            let mut lanes = [0f32; 16];
-            let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
-            for (a, b) in a.iter().zip(b) {
-                for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
-                    *lane += a.to_f32() * b.to_f32();
-                }
-            }
-            for ((lane, a), b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
-                *lane += a.to_f32() * b.to_f32();
-            }
-            lanes.iter().sum()
-        },
-    )
-}
-
 /// Turns the gradient of a rotated row back and stores it.
 fn rotate_back<E: Element>(rope: &RopeTable, gradient: &mut [f32], position: usize, row: &mut [E]) {
     vector::dispatch(
@@ -202,7 +185,9 @@ fn packed<'a, E: Element>(
 
 /// One key: the weights `exp(scale · s - log_sum)` of the queries and the gradients of their scores.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one row of everything")]
 fn softmax_gradient<E: Element>(
+    units: Units,
     scores: &[f32; BLOCK],
     d_weights: &[f32; BLOCK],
     log_sums: &[f32; BLOCK],
@@ -212,7 +197,7 @@ fn softmax_gradient<E: Element>(
     d_scores: &mut [E; BLOCK],
 ) {
     for j in 0..BLOCK {
-        let weight = exp(scores[j] * scale - log_sums[j]);
+        let weight = exp(units, units.mul_add(scores[j], scale, -log_sums[j]));
         weights[j] = E::from_f32(weight);
         d_scores[j] = E::from_f32(weight * (d_weights[j] - deltas[j]) * scale);
     }

@@ -33,7 +33,17 @@ pub(super) type Kernel = unsafe fn(&Tile);
 struct Kernels {
     single: Kernel,
     pair: Option<Kernel>,
+    transpose: Transpose,
 }
+
+/// Transposes a block in place.
+///
+/// # Safety
+/// The processor must have its instructions.
+type Transpose = unsafe fn(&mut [[u32; BLOCK]; BLOCK]);
+
+/// Lanes and groups that are transposed together: as many as a cache line holds.
+pub(super) const BLOCK: usize = 16;
 
 fn kernels() -> &'static Kernels {
     static KERNELS: OnceLock<Kernels> = OnceLock::new();
@@ -51,12 +61,13 @@ fn detect() -> Kernels {
         portable
     };
     let pairs = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
-    Kernels { single, pair: pairs.then_some(x86::avx512_bf16 as Kernel) }
+    let transpose = if is_x86_feature_detected!("avx512f") { x86::transpose } else { transpose_portable };
+    Kernels { single, pair: pairs.then_some(x86::avx512_bf16 as Kernel), transpose }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 fn detect() -> Kernels {
-    Kernels { single: portable, pair: None }
+    Kernels { single: portable, pair: None, transpose: transpose_portable }
 }
 
 /// Whether this processor multiplies pairs of bf16.
@@ -69,6 +80,22 @@ pub(super) fn kernel(group: Group) -> Kernel {
     match group {
         Group::Single => kernels().single,
         Group::Pair => kernels().pair.unwrap_or(pairs_portable),
+    }
+}
+
+/// Transposes a block in place.
+pub(super) fn transpose(block: &mut [[u32; BLOCK]; BLOCK]) {
+    // SAFETY: chosen for this processor.
+    unsafe { (kernels().transpose)(block) }
+}
+
+/// [`transpose`] in plain Rust.
+pub(super) fn transpose_portable(block: &mut [[u32; BLOCK]; BLOCK]) {
+    for i in 1..BLOCK {
+        let (above, row) = block.split_at_mut(i);
+        for (j, above) in above.iter_mut().enumerate() {
+            std::mem::swap(&mut row[0][j], &mut above[i]);
+        }
     }
 }
 

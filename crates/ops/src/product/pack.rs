@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::kernel::{BLOCK, transpose};
 use super::{Group, NR, PANEL, Shared};
 use crate::element::Element;
 use crate::vector;
@@ -168,10 +169,6 @@ fn pack_group<E: Element>(
     }
 }
 
-/// Lanes and groups that are transposed together, as many f32 as a cache line holds; and groups that are packed across
-/// all panels.
-const BLOCK: usize = 16;
-
 #[inline(always)]
 fn columns<E: Element>(
     group: Group,
@@ -207,10 +204,13 @@ fn columns<E: Element>(
                     }
                 }
             }
-            for j in 0..wide {
+            transpose(&mut block);
+            for (j, from) in block.iter().enumerate().take(wide) {
                 let to = &mut panel[(g + j) * width + lane..][..high];
-                for (to, row) in to.iter_mut().zip(&block) {
-                    *to = row[j];
+                if let Ok(to) = <&mut [u32; BLOCK]>::try_from(&mut *to) {
+                    *to = *from;
+                } else {
+                    to.copy_from_slice(&from[..high]);
                 }
             }
         }
@@ -236,10 +236,7 @@ pub(crate) fn pack_all<E: Element>(
     match order {
         // A task takes a few rows across all panels.
         Order::Rows => {
-            let per_group = match group {
-                Group::Single => 1,
-                Group::Pair => 2,
-            };
+            let per_group = group.elements();
             let packed = Shared::new(&mut packed[..panels * length]);
             let tasks = (0..groups.div_ceil(BLOCK)).into_par_iter();
             tasks.with_min_len((TASK / (BLOCK * lanes)).max(1)).for_each(|task| {
