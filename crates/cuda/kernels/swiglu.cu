@@ -7,8 +7,8 @@ extern "C" __global__ void swiglu_forward(element* y, const element* gate_up) {
     for (int i = thread() * VECTOR; i < FFN; i += threads() * VECTOR) {
         Pack<element> g = load(gate + i), u = load(gate + FFN + i), r;
         for (int e = 0; e < VECTOR; e++) {
-            float a = to_float(g.at[e]);
-            from_float(r.at[e], a / (1.0f + expf(-a)) * to_float(u.at[e]));
+            float a = to_float(g.at[e]), sigmoid = 1.0f / (1.0f + expf(-a));
+            from_float(r.at[e], a * sigmoid * to_float(u.at[e]));
         }
         store(y + i, r);
     }

@@ -16,11 +16,15 @@ mod device;
 mod engine;
 mod error;
 mod gpu;
+#[cfg(test)]
+mod host;
 mod kernels;
 mod nvidia;
 mod passes;
 mod path;
 mod shape;
+#[cfg(test)]
+mod tests;
 mod update;
 
 pub use error::CudaError;
