@@ -49,6 +49,7 @@ impl RunConfig {
         problems.at_least_one("seed_model.steps", seed.steps);
         problems.at_least_one("seed_model.batch", seed.batch as u64);
         problems.at_least_one("seed_model.sequence_tokens", seed.sequence_tokens as u64);
+        problems.divides("seed_model.micro_batch", seed.micro_batch, "seed_model.batch", seed.batch);
         problems.at_least_one("seed_model.checkpoint_every", seed.checkpoint_every);
         problems.of_section("seed_model.adamw", seed.adamw.check());
         problems.of_section("seed_model.schedule", seed.schedule.check());
@@ -61,6 +62,7 @@ impl RunConfig {
         problems.at_least_one("train.inner_steps", train.inner_steps);
         problems.at_least_one("train.batch", train.batch as u64);
         problems.at_least_one("train.sequence_tokens", train.sequence_tokens as u64);
+        problems.divides("train.micro_batch", train.micro_batch, "train.batch", train.batch);
         problems.of_section("train.adamw", train.adamw.check());
         problems.of_section("train.schedule", train.schedule.check());
         problems.of_section("outer.nesterov", self.outer.nesterov.check());
@@ -143,6 +145,15 @@ impl Problems {
     fn at_least_one(&mut self, key: &str, value: u64) {
         if value == 0 {
             self.add(format!("{key} is 0: use at least 1"));
+        }
+    }
+
+    /// 0 stands for the whole.
+    fn divides(&mut self, key: &str, part: usize, whole_key: &str, whole: usize) {
+        if part != 0 && !whole.is_multiple_of(part) {
+            self.add(format!(
+                "{key} is {part} but {whole_key} is {whole}: use a number that divides it, or 0 for all at once"
+            ));
         }
     }
 

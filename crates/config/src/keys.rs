@@ -54,6 +54,11 @@ const EPSILON: &str = "Added to the root of the squared gradients, so that nothi
 const WEIGHT_DECAY: &str = "Decoupled weight decay, per unit of learning rate; norms are exempt.";
 const CLIP_NORM: &str = "Gradients of a larger norm are scaled down to it; 0 turns clipping off.";
 const WARMUP: &str = "Steps over which the learning rate rises from 0 to its peak.";
+const MICRO_BATCH: &str = "Sequences per forward and backward pass; must divide the batch, and 0 takes the whole batch at once. Gradients are \
+     added up until the batch is done, so memory falls with it and the step stays the same up to the order in which \
+     numbers are added. Small ones are slower.";
+const ACTIVATION_CHECKPOINTING: &str = "Whether a block keeps only its input for the backward pass and computes the rest again. Costs about a third more \
+     time and saves most of the memory that grows with batch and sequence length; the weights are the same bits.";
 const FINAL_FRACTION: &str = "The learning rate at the last step as a share of its peak, from 0 to 1.";
 
 /// Every key of the configuration.
@@ -102,6 +107,13 @@ pub const KEYS: &[KeyDoc] = &[
         "Whether the output projection is the token embedding. Then both must be in one level.",
     ),
     key("model.init_std", "number", "Standard deviation of the initial weights."),
+    key(
+        "model.dtype",
+        "name",
+        "The numbers that matrix products multiply in training: \"f32\", or \"bf16\", which is faster on processors that \
+         have such products and saves half of the memory for activations. Sums, weights, gradients and moments are f32 \
+         in both.",
+    ),
     key(
         "topology.replicas",
         "paths",
@@ -174,6 +186,8 @@ pub const KEYS: &[KeyDoc] = &[
     ),
     key("seed_model.batch", "sequences", "B, sequences per step."),
     key("seed_model.sequence_tokens", "tokens", "T, tokens per sequence; at most `model.context`."),
+    key("seed_model.micro_batch", "sequences", MICRO_BATCH),
+    free("seed_model.activation_checkpointing", "true or false", ACTIVATION_CHECKPOINTING),
     free(
         "seed_model.validate_every",
         "steps",
@@ -242,6 +256,8 @@ pub const KEYS: &[KeyDoc] = &[
     ),
     key("train.batch", "sequences", "B, sequences per inner step."),
     key("train.sequence_tokens", "tokens", "T, tokens per sequence; at most `model.context`."),
+    key("train.micro_batch", "sequences", MICRO_BATCH),
+    free("train.activation_checkpointing", "true or false", ACTIVATION_CHECKPOINTING),
     key(
         "train.holdout_fraction",
         "share",

@@ -104,6 +104,10 @@ pub struct SeedConfig {
     pub batch: usize,
     /// T, tokens per sequence.
     pub sequence_tokens: usize,
+    /// Sequences per forward and backward pass; 0 takes the whole batch at once.
+    pub micro_batch: usize,
+    /// Whether blocks keep only their input for the backward pass.
+    pub activation_checkpointing: bool,
     /// Steps between two measurements of the validation loss; 0 measures at the end only.
     pub validate_every: u64,
     /// Validation sequences that are measured each time.
@@ -122,6 +126,8 @@ impl Default for SeedConfig {
             steps: 300,
             batch: 8,
             sequence_tokens: 256,
+            micro_batch: 0,
+            activation_checkpointing: false,
             validate_every: 100,
             validation_sequences: 32,
             checkpoint_every: 100,
@@ -132,11 +138,19 @@ impl Default for SeedConfig {
 }
 
 impl SeedConfig {
-    /// What the weights depend on: keys that only say when to measure and save are at their defaults.
+    /// What the weights depend on: keys that only say when to measure and save, or trade time for memory, are at their
+    /// defaults.
     #[must_use]
     pub fn of_weights(&self) -> Self {
-        let Self { validate_every, validation_sequences, checkpoint_every, .. } = Self::default();
-        Self { validate_every, validation_sequences, checkpoint_every, ..self.clone() }
+        let Self { validate_every, validation_sequences, checkpoint_every, activation_checkpointing, .. } =
+            Self::default();
+        Self {
+            validate_every,
+            validation_sequences,
+            checkpoint_every,
+            activation_checkpointing,
+            ..self.clone()
+        }
     }
 }
 
@@ -152,6 +166,10 @@ pub struct TrainConfig {
     pub batch: usize,
     /// T, tokens per sequence.
     pub sequence_tokens: usize,
+    /// Sequences per forward and backward pass; 0 takes the whole batch at once.
+    pub micro_batch: usize,
+    /// Whether blocks keep only their input for the backward pass.
+    pub activation_checkpointing: bool,
     /// Share of each shard's documents that is held out for early stopping, from 0 to below 1.
     pub holdout_fraction: f64,
     /// Held-out sequences that are measured after each round; 0 turns early stopping off.
@@ -175,6 +193,8 @@ impl Default for TrainConfig {
             inner_steps: 30,
             batch: 8,
             sequence_tokens: 256,
+            micro_batch: 0,
+            activation_checkpointing: false,
             holdout_fraction: 0.02,
             holdout_sequences: 16,
             packing: false,
@@ -187,11 +207,12 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
-    /// What the weights depend on: keys that only say how the work is handed out are at their defaults.
+    /// What the weights depend on: keys that only say how the work is handed out, or trade time for memory, are at their
+    /// defaults.
     #[must_use]
     pub fn of_weights(&self) -> Self {
-        let Self { lease_seconds, threads_per_worker, .. } = Self::default();
-        Self { lease_seconds, threads_per_worker, ..self.clone() }
+        let Self { lease_seconds, threads_per_worker, activation_checkpointing, .. } = Self::default();
+        Self { lease_seconds, threads_per_worker, activation_checkpointing, ..self.clone() }
     }
 }
 

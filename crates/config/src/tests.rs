@@ -186,6 +186,28 @@ fn values_that_do_not_fit_are_all_reported() {
 }
 
 #[test]
+fn a_micro_batch_divides_its_batch() {
+    for key in ["train", "seed_model"] {
+        for right in [0, 1, 2, 4, 8] {
+            assert!(set(&[&format!("{key}.micro_batch={right}")]).is_ok(), "{right}");
+        }
+        for wrong in [3, 16] {
+            let error = set(&[&format!("{key}.micro_batch={wrong}")]).unwrap_err().to_string();
+            let says =
+                format!("{key}.micro_batch is {wrong} but {key}.batch is 8: use a number that divides it");
+            assert!(error.contains(&says), "{error}");
+        }
+    }
+}
+
+#[test]
+fn the_numbers_of_products_are_named() {
+    assert_eq!(set(&["model.dtype=bf16"]).unwrap().config.model.dtype, dipaco_model::Dtype::Bf16);
+    let error = set(&["model.dtype=fp8"]).unwrap_err().to_string();
+    assert!(error.contains("model.dtype: expected `f32` or `bf16`, found `fp8`"), "{error}");
+}
+
+#[test]
 fn what_is_written_is_read_back() {
     let mut config = RunConfig::default();
     config.run.directory = Some("runs/other \"one\"".into());

@@ -5,6 +5,44 @@ use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
 
+/// The numbers that matrix products multiply (key `model.dtype`). Sums, weights, gradients, moments, norms, softmax and
+/// the loss are f32 in both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// 32-bit floating point.
+    #[default]
+    F32,
+    /// bfloat16: 8 bits of exponent as f32 has, and 8 of precision.
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of one number.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// The name, as in a configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// Section `[model]`: the shape of the transformer that every path is. All paths have the same shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -33,6 +71,8 @@ pub struct ModelConfig {
     pub tie_embeddings: bool,
     /// Standard deviation of the initial weights (default 0.02).
     pub init_std: f64,
+    /// The numbers that matrix products multiply in training (default f32).
+    pub dtype: Dtype,
 }
 
 impl Default for ModelConfig {
@@ -49,6 +89,7 @@ impl Default for ModelConfig {
             rms_norm_eps: 1e-5,
             tie_embeddings: false,
             init_std: 0.02,
+            dtype: Dtype::F32,
         }
     }
 }

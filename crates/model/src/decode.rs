@@ -1,11 +1,9 @@
 //! Incremental decoding of one sequence.
 
-use candle_core::Tensor;
-use dipaco_ops::kernel::{self, KeyValues};
+use dipaco_ops::kernel::{self, BlockWeights, KeyValues};
 use dipaco_ops::with_slice;
 
 use crate::cache::BlockCache;
-use crate::path::Block;
 use crate::{KvCache, ModelError, Path};
 
 impl Path {
@@ -29,17 +27,26 @@ impl Path {
         self.check_decode(tokens, cache)?;
         let rows = tokens.len();
         let mut x = vec![0.0; rows * width];
-        with_slice(self.embedding(), |weight| kernel::embedding(weight, tokens, width, &mut x))?;
+        self.embedding().with(|weight| kernel::embedding(weight, tokens, width, &mut x))?;
         let mut scratch = Scratch::new(rows, width, attention, config.ffn_size);
-        for (i, past) in cache.blocks.iter_mut().enumerate() {
-            self.decode_block(&self.block(i), &mut x, past, start, &mut scratch)?;
+        for (block, past) in self.blocks().iter().zip(&mut cache.blocks) {
+            block.with(|weights| {
+                let weights = BlockWeights::new(&self.stack.shape, weights);
+                self.decode_block(&weights, &mut x, past, start, &mut scratch);
+            })?;
         }
         cache.advance(rows);
         let x = if all_positions { &x[..] } else { &x[(rows - 1) * width..] };
+        let rows = x.len() / width;
         let mut normed = vec![0.0; x.len()];
-        norm(x, self.final_norm(), &mut normed, config.rms_norm_eps as f32)?;
-        let mut logits = vec![0.0; normed.len() / width * config.vocab_size];
-        project(&normed, self.head(), &mut logits, (normed.len() / width, width, config.vocab_size))?;
+        let mut logits = vec![0.0; rows * config.vocab_size];
+        let place = self.head_place();
+        with_slice(&self.head().flat, |weights| {
+            let norm = &weights[place.norm..][..width];
+            let projection = &weights[place.projection..][..config.vocab_size * width];
+            kernel::rms_norm(x, norm, &mut normed, config.rms_norm_eps as f32);
+            kernel::linear(&normed, projection, &mut logits, (rows, width, config.vocab_size));
+        })?;
         Ok(logits)
     }
 
@@ -63,37 +70,40 @@ impl Path {
 
     fn decode_block(
         &self,
-        block: &Block<'_>,
+        block: &BlockWeights<'_>,
         x: &mut [f32],
         past: &mut BlockCache,
         start: usize,
         scratch: &mut Scratch,
-    ) -> Result<(), ModelError> {
+    ) {
         let config = &*self.config;
         let (width, ffn, epsilon) = (config.hidden_size, config.ffn_size, config.rms_norm_eps as f32);
         let (heads, head_dim, attention) = (config.heads, config.head_dim, config.attention_size());
+        let rope = &self.stack.shape.rope;
         let rows = x.len() / width;
         let length = start + rows;
         let Scratch { h, q, y, gate, up, gated } = scratch;
         let new = start * attention..length * attention;
+        let (wq, rest) = block.qkv.split_at(attention * width);
+        let (wk, wv) = rest.split_at(attention * width);
+        let (wgate, wup) = block.gate_up.split_at(ffn * width);
 
-        norm(x, block.input_norm, h, epsilon)?;
-        project(h, block.q, q, (rows, width, attention))?;
-        project(h, block.k, &mut past.keys[new.clone()], (rows, width, attention))?;
-        project(h, block.v, &mut past.values[new.clone()], (rows, width, attention))?;
-        kernel::rope(q, &self.rope, attention, start);
-        kernel::rope(&mut past.keys[new], &self.rope, attention, start);
+        kernel::rms_norm(x, block.input_norm, h, epsilon);
+        kernel::linear(h, wq, q, (rows, width, attention));
+        kernel::linear(h, wk, &mut past.keys[new.clone()], (rows, width, attention));
+        kernel::linear(h, wv, &mut past.values[new.clone()], (rows, width, attention));
+        kernel::rope(q, rope, attention, start);
+        kernel::rope(&mut past.keys[new], rope, attention, start);
         kernel::attend(q, KeyValues { keys: &past.keys, values: &past.values, length, heads, head_dim }, y);
-        project(y, block.o, h, (rows, attention, width))?;
+        kernel::linear(y, block.o, h, (rows, attention, width));
         kernel::add_assign(x, h);
 
-        norm(x, block.post_norm, h, epsilon)?;
-        project(h, block.gate, gate, (rows, width, ffn))?;
-        project(h, block.up, up, (rows, width, ffn))?;
+        kernel::rms_norm(x, block.post_norm, h, epsilon);
+        kernel::linear(h, wgate, gate, (rows, width, ffn));
+        kernel::linear(h, wup, up, (rows, width, ffn));
         kernel::swiglu(gate, up, gated);
-        project(gated, block.down, h, (rows, ffn, width))?;
+        kernel::linear(gated, block.down, h, (rows, ffn, width));
         kernel::add_assign(x, h);
-        Ok(())
     }
 }
 
@@ -119,17 +129,4 @@ impl Scratch {
             gated: zeros(ffn),
         }
     }
-}
-
-fn project(
-    x: &[f32],
-    weight: &Tensor,
-    y: &mut [f32],
-    sizes: (usize, usize, usize),
-) -> Result<(), ModelError> {
-    Ok(with_slice(weight, |weight| kernel::linear(x, weight, y, sizes))?)
-}
-
-fn norm(x: &[f32], weight: &Tensor, y: &mut [f32], epsilon: f32) -> Result<(), ModelError> {
-    Ok(with_slice(weight, |weight| kernel::rms_norm(x, weight, y, epsilon))?)
 }

@@ -1,41 +1,77 @@
 //! The forward pass over whole sequences: losses, scores and features.
 
 use candle_core::Tensor;
-use dipaco_ops as ops;
+use dipaco_ops::{self as ops, GradientSlot, HeadSlots};
 
-use crate::{ModelError, Path};
+use crate::path::Place;
+use crate::{Gradients, ModelError, Path};
 
-/// A batch's loss with the graph behind it.
-#[derive(Clone, Debug)]
+/// The loss of a batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Loss {
-    /// The mean of `-ln p(target)` in nats, a scalar, f32.
-    pub tensor: Tensor,
-    /// How many targets were counted; the mean of none is 0.
+    /// The mean of `-ln p(target)` in nats per counted target; the mean of none is 0.
+    pub mean: f32,
+    /// How many targets were counted.
     pub counted: usize,
-}
-
-impl Loss {
-    /// The loss in nats per counted target.
-    ///
-    /// # Errors
-    /// When the device can't be read.
-    pub fn value(&self) -> Result<f32, ModelError> {
-        Ok(self.tensor.to_scalar::<f32>()?)
-    }
 }
 
 impl Path {
     /// Mean cross entropy of the targets: `tokens` and `targets` are (B, T), row-major; a target of [`crate::IGNORE`]
-    /// is not counted.
+    /// is not counted. Keeps no graph.
     ///
     /// # Errors
     /// When the lengths do not fit, T is over the context, or an id is not in the vocabulary.
     pub fn loss(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Loss, ModelError> {
         self.check_batch(tokens, batch)?;
         self.check_targets(tokens, targets)?;
-        let x = self.normed(tokens, batch)?;
-        let result = ops::cross_entropy(&x, self.head(), targets)?;
-        Ok(Loss { tensor: result.loss, counted: result.counted })
+        let counted = counted(targets);
+        let x = self.stream(tokens, batch, None)?;
+        let (place, flat) = (self.head_place(), &self.head().flat);
+        let loss = ops::cross_entropy(&x, flat, &place, &self.stack, targets, counted, None)?;
+        Ok(Loss { mean: loss.to_scalar()?, counted })
+    }
+
+    /// The loss of a batch as [`Path::loss`] gives it, and the gradient of every parameter. The batch is taken
+    /// `micro_batch` sequences at a time, the last ones fewer if it does not divide B, and gradients are added up in that
+    /// order: less memory for activations, the same step up to rounding.
+    ///
+    /// # Errors
+    /// As [`Path::loss`]; when `micro_batch` is 0; and when a module was not loaded as trainable.
+    pub fn gradients(
+        &self,
+        tokens: &[u32],
+        targets: &[u32],
+        batch: usize,
+        micro_batch: usize,
+    ) -> Result<(Loss, Gradients), ModelError> {
+        let time = self.check_batch(tokens, batch)?;
+        self.check_targets(tokens, targets)?;
+        if micro_batch == 0 {
+            let problem = "a micro-batch of 0 sequences would never end".to_owned();
+            return Err(ModelError::Batch { what: "micro_batch", problem });
+        }
+        if let Some(part) = self.parts().iter().position(|part| !part.flat.is_variable()) {
+            let mut specs = self.specs().chunk_by(|a, b| a.part == b.part);
+            let tensor = specs.nth(part).map_or_else(String::new, |specs| specs[0].name.clone());
+            return Err(ModelError::NoGradient { tensor });
+        }
+        let counted = counted(targets);
+        let slot = |part: &Place| GradientSlot::new(&self.stack.workspace, part.parameters);
+        let slots: Vec<_> = self.parts().iter().map(slot).collect();
+        let gradients = Gradients { specs: self.specs().clone(), slots };
+        let (place, flat) = (self.head_place(), &self.head().flat);
+        let head = &gradients.slots[1 + self.config.blocks];
+        let projection = if self.config.tie_embeddings { &gradients.slots[0] } else { head };
+        let head = HeadSlots { norm: head.clone(), projection: projection.clone() };
+        let mut mean = 0f64;
+        let rows = tokens.chunks(micro_batch * time).zip(targets.chunks(micro_batch * time));
+        for (tokens, targets) in rows {
+            let x = self.stream(tokens, tokens.len() / time, Some(&gradients.slots))?;
+            let loss = ops::cross_entropy(&x, flat, &place, &self.stack, targets, counted, Some(&head))?;
+            mean += f64::from(loss.to_scalar::<f32>()?);
+            loss.backward()?;
+        }
+        Ok((Loss { mean: mean as f32, counted }, gradients))
     }
 
     /// `ln p(target)` in nats of each position (B, T), 0 where the target is [`crate::IGNORE`]; keeps no graph.
@@ -50,8 +86,8 @@ impl Path {
     ) -> Result<Vec<f32>, ModelError> {
         self.check_batch(tokens, batch)?;
         self.check_targets(tokens, targets)?;
-        let x = self.detached().normed(tokens, batch)?;
-        Ok(ops::token_log_probs(&x, self.head(), targets)?)
+        let x = self.stream(tokens, batch, None)?;
+        Ok(ops::token_log_probs(&x, &self.head().flat, &self.head_place(), &self.stack, targets)?)
     }
 
     /// The router's features (arXiv:2403.10616 §2.4): the mean of the last block's output over each row's first
@@ -69,7 +105,7 @@ impl Path {
             return wrong(format!("{length} is not from 1 to {time}"));
         }
         let width = self.config.hidden_size;
-        let x = self.detached().stream(tokens, batch)?;
+        let x = self.stream(tokens, batch, None)?;
         let mean = |x: &[f32]| {
             let mut features = vec![0.0; batch * width];
             let rows = x.chunks_exact(time * width).zip(features.chunks_exact_mut(width)).zip(lengths);
@@ -89,32 +125,26 @@ impl Path {
         Ok(ops::with_slice(&x, mean)?)
     }
 
-    /// The last block's output (B, T, D), before the final norm.
-    fn stream(&self, tokens: &[u32], batch: usize) -> Result<Tensor, ModelError> {
-        let (heads, head_dim) = (self.config.heads, self.config.head_dim);
-        let epsilon = self.config.rms_norm_eps as f32;
-        let time = tokens.len() / batch;
-        let mut x = ops::embedding(self.embedding(), tokens, batch)?;
-        for block in (0..self.config.blocks).map(|i| self.block(i)) {
-            let h = ops::rms_norm(&x, block.input_norm, epsilon)?;
-            let project = |weight| -> Result<Tensor, ModelError> {
-                Ok(ops::linear(&h, weight)?.reshape((batch, time, heads, head_dim))?)
-            };
-            let q = ops::rope(&project(block.q)?, &self.rope, 0)?;
-            let k = ops::rope(&project(block.k)?, &self.rope, 0)?;
-            let y = ops::attention(&q, &k, &project(block.v)?)?.reshape((batch, time, heads * head_dim))?;
-            x = ops::add(&x, &ops::linear(&y, block.o)?)?;
-            let h = ops::rms_norm(&x, block.post_norm, epsilon)?;
-            let y = ops::swiglu(&ops::linear(&h, block.gate)?, &ops::linear(&h, block.up)?)?;
-            x = ops::add(&x, &ops::linear(&y, block.down)?)?;
+    /// The last block's output (B, T, D), before the final norm; with slots for the gradients of all parts, it can be
+    /// differentiated.
+    fn stream(
+        &self,
+        tokens: &[u32],
+        batch: usize,
+        slots: Option<&[GradientSlot]>,
+    ) -> Result<Tensor, ModelError> {
+        let (embedding, sizes) = (self.embedding(), (self.config.vocab_size, self.config.hidden_size));
+        let slot = slots.map(|slots| &slots[0]);
+        let mut x = ops::embedding(&embedding.flat, embedding.at, sizes, tokens, batch, slot)?;
+        let mut first = 0;
+        // Blocks whose parameters lie one after the other are one operation.
+        let follows = |a: &Place, b: &Place| a.flat.id() == b.flat.id() && b.at == a.at + a.parameters;
+        for run in self.blocks().chunk_by(follows) {
+            let slots = slots.map(|slots| &slots[1 + first..][..run.len()]);
+            x = ops::blocks(&x, &run[0].flat, run[0].at, run.len(), &self.stack, slots)?;
+            first += run.len();
         }
         Ok(x)
-    }
-
-    /// The final norm's output (B, T, D).
-    fn normed(&self, tokens: &[u32], batch: usize) -> Result<Tensor, ModelError> {
-        let x = self.stream(tokens, batch)?;
-        Ok(ops::rms_norm(&x, self.final_norm(), self.config.rms_norm_eps as f32)?)
     }
 
     /// Checks the tokens of a batch and gives T.
@@ -146,4 +176,8 @@ impl Path {
             None => Ok(()),
         }
     }
+}
+
+fn counted(targets: &[u32]) -> usize {
+    targets.iter().filter(|&&target| target != crate::IGNORE).count()
 }

@@ -1,44 +1,51 @@
 //! The gradients of a path's parameters.
 
-use candle_core::Tensor;
+use std::sync::Arc;
 
-use crate::ModelError;
+use dipaco_ops::GradientSlot;
 
-/// One gradient per tensor of a path, in the order of [`crate::path_specs`].
+use crate::{ModelError, TensorSpec};
+
+/// The gradient of every parameter of a path. Its memory goes back to the path when it is dropped, and the next step
+/// uses it again.
 #[derive(Debug)]
 pub struct Gradients {
-    tensors: Vec<Tensor>,
+    pub(crate) specs: Arc<[TensorSpec]>,
+    /// One per part in the order of the specs, each with the tensors of the part one after the other.
+    pub(crate) slots: Vec<GradientSlot>,
 }
 
 impl Gradients {
-    pub(crate) fn new(tensors: Vec<Tensor>) -> Self {
-        Self { tensors }
-    }
-
-    pub(crate) fn tensors(&self) -> &[Tensor] {
-        &self.tensors
-    }
-
-    /// How many tensors have a gradient: all of the path's.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.tensors.len()
-    }
-
-    /// Whether the path has no tensors.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.tensors.is_empty()
-    }
-
     /// Runs `f` on the gradient of each tensor in turn: the tensor's index in [`crate::path_specs`] and the elements.
     ///
     /// # Errors
-    /// When the device can't be read.
+    /// When a part of the path has no gradient.
     pub fn for_each(&self, mut f: impl FnMut(usize, &[f32])) -> Result<(), ModelError> {
-        for (index, tensor) in self.tensors.iter().enumerate() {
-            dipaco_ops::with_slice(tensor, |elements| f(index, elements))?;
+        let mut index = 0;
+        for slot in &self.slots {
+            let first = index;
+            index = slot.with(|gradient| {
+                let Some(mut rest) = gradient else {
+                    let tensor = self.specs.get(first).map_or_else(String::new, |spec| spec.name.clone());
+                    return Err(ModelError::NoGradient { tensor });
+                };
+                let mut index = first;
+                while let Some(spec) = self.specs.get(index).filter(|_| !rest.is_empty()) {
+                    let (tensor, after) = rest.split_at(spec.parameters());
+                    f(index, tensor);
+                    (rest, index) = (after, index + 1);
+                }
+                Ok(index)
+            })?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Gradients {
+    fn drop(&mut self) {
+        for slot in &self.slots {
+            slot.clear();
+        }
     }
 }

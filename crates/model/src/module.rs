@@ -6,11 +6,11 @@ use candle_core::{Device, Tensor, Var};
 
 use crate::{ModelError, ModuleWeights, TensorSpec};
 
-/// A module's tensors on the device, shared by all paths that use it.
+/// A module's parameters on the device as one flat tensor, shared by all paths that use it.
 #[derive(Clone, Debug)]
 pub struct Module {
     specs: Arc<[TensorSpec]>,
-    tensors: Vec<Tensor>,
+    flat: Tensor,
 }
 
 impl Module {
@@ -20,22 +20,20 @@ impl Module {
     /// When the weights do not fit their specs, or the device has no room.
     pub fn load(weights: &ModuleWeights, device: &Device) -> Result<Self, ModelError> {
         weights.check()?;
-        let tensor =
-            |(spec, values): (&TensorSpec, &[f32])| Tensor::from_slice(values, spec.shape.as_slice(), device);
-        let tensors = weights.tensors().map(tensor).collect::<Result<_, _>>()?;
-        Ok(Self { specs: weights.specs.clone(), tensors })
+        let flat = Tensor::from_slice(&weights.values, weights.values.len(), device)?;
+        Ok(Self { specs: weights.specs.clone(), flat })
     }
 
-    /// Loads weights that [`crate::Path::backward`] gives gradients for and [`crate::Path::update`] changes.
+    /// Loads weights that [`crate::Path::gradients`] gives gradients for and [`crate::Path::update`] changes.
     ///
     /// # Errors
     /// As [`Module::load`].
     pub fn load_trainable(weights: &ModuleWeights, device: &Device) -> Result<Self, ModelError> {
-        let mut module = Self::load(weights, device)?;
-        for tensor in &mut module.tensors {
-            *tensor = Var::from_tensor(tensor)?.as_tensor().clone();
-        }
-        Ok(module)
+        weights.check()?;
+        let flat = Tensor::from_slice(&weights.values, weights.values.len(), device)?;
+        // The tensor's storage becomes the variable's: nothing is copied.
+        let flat = Var::from_tensor(&flat)?.into_inner();
+        Ok(Self { specs: weights.specs.clone(), flat })
     }
 
     /// The tensors that the module has.
@@ -44,9 +42,9 @@ impl Module {
         &self.specs
     }
 
-    /// The tensors, in the order of the specs.
-    pub(crate) fn tensors(&self) -> &[Tensor] {
-        &self.tensors
+    /// All elements, one tensor after the other in the order of the specs.
+    pub(crate) fn flat(&self) -> &Tensor {
+        &self.flat
     }
 
     /// Copies the weights from the device.
@@ -54,10 +52,7 @@ impl Module {
     /// # Errors
     /// When the device can't be read.
     pub fn weights(&self) -> Result<ModuleWeights, ModelError> {
-        let mut values = Vec::with_capacity(crate::parameters(&self.specs));
-        for tensor in &self.tensors {
-            dipaco_ops::with_slice(tensor, |elements| values.extend_from_slice(elements))?;
-        }
+        let values = dipaco_ops::with_slice(&self.flat, <[f32]>::to_vec)?;
         ModuleWeights::new(self.specs.clone(), values)
     }
 }

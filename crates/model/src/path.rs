@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use dipaco_ops::RopeTable;
+use dipaco_ops::{BlockShape, HeadPlace, Precision, Profile, RopeTable, Stack, Workspace};
 use dipaco_topology::Topology;
 
-use crate::forward::Loss;
-use crate::specs::PER_BLOCK;
 use crate::split::places;
-use crate::{Gradients, KvCache, ModelConfig, ModelError, Module, ModuleWeights, TensorSpec, path_specs};
+use crate::{
+    Dtype, Gradients, KvCache, ModelConfig, ModelError, Module, ModuleWeights, TensorSpec, path_specs,
+};
 
 /// One module per level, put together to a transformer. Cheap to make and to clone: tensors are reference counted.
 /// All methods take `&self`, and several threads may use one path at the same time.
@@ -17,22 +17,18 @@ use crate::{Gradients, KvCache, ModelConfig, ModelError, Module, ModuleWeights, 
 pub struct Path {
     pub(crate) config: Arc<ModelConfig>,
     specs: Arc<[TensorSpec]>,
-    /// In the order of `specs`.
-    tensors: Vec<Tensor>,
-    pub(crate) rope: RopeTable,
+    /// The embedding, the blocks and the head: where the parameters of each are.
+    parts: Vec<Place>,
+    /// What the operations share.
+    pub(crate) stack: Stack,
 }
 
-/// The tensors of a block, in the order of [`path_specs`].
-pub(crate) struct Block<'a> {
-    pub(crate) input_norm: &'a Tensor,
-    pub(crate) q: &'a Tensor,
-    pub(crate) k: &'a Tensor,
-    pub(crate) v: &'a Tensor,
-    pub(crate) o: &'a Tensor,
-    pub(crate) post_norm: &'a Tensor,
-    pub(crate) gate: &'a Tensor,
-    pub(crate) up: &'a Tensor,
-    pub(crate) down: &'a Tensor,
+/// Where a part's parameters are: its tensors lie one after the other from `at` in a module's flat tensor.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) flat: Tensor,
+    pub(crate) at: usize,
+    pub(crate) parameters: usize,
 }
 
 impl Path {
@@ -47,10 +43,55 @@ impl Path {
     ) -> Result<Self, ModelError> {
         config.check_complete()?;
         let module_specs: Vec<&[TensorSpec]> = modules.iter().map(|module| &**module.specs()).collect();
-        let places = places(config, topology, &module_specs)?;
-        let tensors = places.iter().map(|&(level, index)| modules[level].tensors()[index].clone()).collect();
-        let rope = RopeTable::new(config.context, config.head_dim, config.rope_theta)?;
-        Ok(Self { config: Arc::new(config.clone()), specs: path_specs(config).into(), tensors, rope })
+        let specs = path_specs(config);
+        let mut parts: Vec<Place> = Vec::new();
+        let mut last = None;
+        for (spec, (level, index)) in specs.iter().zip(places(config, topology, &module_specs)?) {
+            // The first tensor of a part says where it begins; a level holds all tensors of a part in their order.
+            if last == Some(spec.part) {
+                if let Some(place) = parts.last_mut() {
+                    place.parameters += spec.parameters();
+                }
+                continue;
+            }
+            last = Some(spec.part);
+            let at = crate::parameters(&module_specs[level][..index]);
+            parts.push(Place { flat: modules[level].flat().clone(), at, parameters: spec.parameters() });
+        }
+        let shape = BlockShape {
+            width: config.hidden_size,
+            heads: config.heads,
+            ffn: config.ffn_size,
+            epsilon: config.rms_norm_eps as f32,
+            rope: RopeTable::new(config.context, config.head_dim, config.rope_theta)?,
+        };
+        let precision = match config.dtype {
+            Dtype::F32 => Precision::F32,
+            Dtype::Bf16 => Precision::Bf16,
+        };
+        let stack = Stack {
+            shape,
+            precision,
+            checkpointing: false,
+            workspace: Workspace::default(),
+            profile: Profile::default(),
+        };
+        Ok(Self { config: Arc::new(config.clone()), specs: specs.into(), parts, stack })
+    }
+
+    /// The same path, keeping only each block's input for the backward pass or not: less memory, a third more time, the
+    /// same bits.
+    #[must_use]
+    pub fn with_checkpointing(mut self, checkpointing: bool) -> Self {
+        self.stack.checkpointing = checkpointing;
+        self
+    }
+
+    /// The same path, adding up in `profile` where its time goes.
+    #[must_use]
+    pub fn with_profile(mut self, profile: Profile) -> Self {
+        self.stack.profile = profile;
+        self
     }
 
     /// The path's shape.
@@ -71,8 +112,8 @@ impl Path {
     /// When the device can't be read.
     pub fn weights(&self) -> Result<ModuleWeights, ModelError> {
         let mut values = Vec::with_capacity(crate::parameters(&self.specs));
-        for tensor in &self.tensors {
-            dipaco_ops::with_slice(tensor, |elements| values.extend_from_slice(elements))?;
+        for place in &self.parts {
+            place.with(|elements| values.extend_from_slice(elements))?;
         }
         ModuleWeights::new(self.specs.clone(), values)
     }
@@ -83,77 +124,66 @@ impl Path {
         KvCache::new(&self.config)
     }
 
-    /// The gradient of a loss for every parameter.
-    ///
-    /// # Errors
-    /// When a parameter has none, because its module was not loaded as trainable.
-    pub fn backward(&self, loss: &Loss) -> Result<Gradients, ModelError> {
-        let mut store = loss.tensor.backward()?;
-        let mut gradients = Vec::with_capacity(self.tensors.len());
-        for (spec, tensor) in self.specs.iter().zip(&self.tensors) {
-            let Some(gradient) = tensor.is_variable().then(|| store.remove(tensor)).flatten() else {
-                return Err(ModelError::NoGradient { tensor: spec.name.clone() });
-            };
-            gradients.push(gradient.contiguous()?);
-        }
-        Ok(Gradients::new(gradients))
-    }
-
     /// Changes the parameters in place: `f` gets each tensor's index in [`path_specs`], its spec, its elements and its
     /// gradient's, in order. Every path that shares a module sees the change; no copy is made.
     ///
     /// # Errors
-    /// When the device can't be written.
+    /// When the device can't be written, or a part of the path has no gradient.
     pub fn update(
         &self,
         gradients: &Gradients,
         mut f: impl FnMut(usize, &TensorSpec, &mut [f32], &[f32]),
     ) -> Result<(), ModelError> {
-        let tensors = self.specs.iter().zip(&self.tensors).zip(gradients.tensors());
-        for (index, ((spec, tensor), gradient)) in tensors.enumerate() {
-            dipaco_ops::update_in_place(tensor, gradient, |values, gradient| {
-                f(index, spec, values, gradient);
+        let mut index = 0;
+        for (place, slot) in self.parts.iter().zip(&gradients.slots) {
+            index = slot.with(|gradient| {
+                let Some(mut gradient) = gradient else {
+                    return Err(ModelError::NoGradient { tensor: self.specs[index].name.clone() });
+                };
+                let mut index = index;
+                dipaco_ops::update_in_place(&place.flat, |all| {
+                    let mut values = &mut all[place.at..place.at + place.parameters];
+                    while let Some(spec) = self.specs.get(index).filter(|_| !values.is_empty()) {
+                        let (own, rest) = std::mem::take(&mut values).split_at_mut(spec.parameters());
+                        let (own_gradient, rest_of_gradient) = gradient.split_at(spec.parameters());
+                        f(index, spec, own, own_gradient);
+                        (values, gradient, index) = (rest, rest_of_gradient, index + 1);
+                    }
+                })?;
+                Ok(index)
             })?;
         }
         Ok(())
     }
 
-    /// The same path for computations that need no gradient: they keep no graph.
-    pub(crate) fn detached(&self) -> Self {
-        let tensors = self.tensors.iter().map(Tensor::detach).collect();
-        Self { tensors, ..self.clone() }
+    pub(crate) fn embedding(&self) -> &Place {
+        &self.parts[0]
     }
 
-    pub(crate) fn embedding(&self) -> &Tensor {
-        &self.tensors[0]
+    pub(crate) fn blocks(&self) -> &[Place] {
+        &self.parts[1..=self.config.blocks]
     }
 
-    pub(crate) fn block(&self, block: usize) -> Block<'_> {
-        let first = 1 + block * PER_BLOCK;
-        let tensor = |i: usize| &self.tensors[first + i];
-        Block {
-            input_norm: tensor(0),
-            q: tensor(1),
-            k: tensor(2),
-            v: tensor(3),
-            o: tensor(4),
-            post_norm: tensor(5),
-            gate: tensor(6),
-            up: tensor(7),
-            down: tensor(8),
-        }
+    pub(crate) fn parts(&self) -> &[Place] {
+        &self.parts
     }
 
-    pub(crate) fn final_norm(&self) -> &Tensor {
-        &self.tensors[1 + self.config.blocks * PER_BLOCK]
+    /// The final norm and, unless it is the embedding, the output projection.
+    pub(crate) fn head(&self) -> &Place {
+        &self.parts[1 + self.config.blocks]
     }
 
-    /// The output projection: the embedding when tied.
-    pub(crate) fn head(&self) -> &Tensor {
-        if self.config.tie_embeddings {
-            &self.tensors[0]
-        } else {
-            &self.tensors[2 + self.config.blocks * PER_BLOCK]
-        }
+    /// Where the head's parts are in its module: the level that holds a tied head holds the embedding too.
+    pub(crate) fn head_place(&self) -> HeadPlace {
+        let (norm, width) = (self.head().at, self.config.hidden_size);
+        let projection = if self.config.tie_embeddings { self.embedding().at } else { norm + width };
+        HeadPlace { norm, projection, vocabulary: self.config.vocab_size }
+    }
+}
+
+impl Place {
+    /// Runs `f` on the part's parameters.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&[f32]) -> R) -> Result<R, ModelError> {
+        Ok(dipaco_ops::with_slice(&self.flat, |all| f(&all[self.at..self.at + self.parameters]))?)
     }
 }

@@ -25,9 +25,6 @@ impl TensorSpec {
     }
 }
 
-/// Tensors of a block in [`path_specs`], in this order.
-pub(crate) const PER_BLOCK: usize = 9;
-
 /// The tensors of a whole path in canonical order: embedding, blocks, final norm, output projection (absent when tied).
 #[must_use]
 pub fn path_specs(config: &ModelConfig) -> Vec<TensorSpec> {
@@ -43,7 +40,7 @@ pub fn path_specs(config: &ModelConfig) -> Vec<TensorSpec> {
     for i in 0..config.blocks {
         let part = Part::Block(i);
         let name = |tensor: &str| format!("model.layers.{i}.{tensor}.weight");
-        let block: [TensorSpec; PER_BLOCK] = [
+        let block = [
             norm(name("input_layernorm"), part),
             matrix(name("self_attn.q_proj"), a, d, part),
             matrix(name("self_attn.k_proj"), a, d, part),

@@ -95,13 +95,15 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
         let expected = &fixture[if tied { "tied" } else { "untied" }];
         let config = config(tied);
         let path = compose(&config, &topology, &weights(&config), true);
-        let loss = path.loss(&tokens(), &targets(), BATCH).unwrap();
+        let (loss, gradients) = path.gradients(&tokens(), &targets(), BATCH, BATCH).unwrap();
         assert_eq!(loss.counted, 20);
-        assert!((f64::from(loss.value().unwrap()) - expected["loss"].as_f64().unwrap()).abs() < 2e-6);
-
-        let gradients = path.backward(&loss).unwrap();
+        assert!((f64::from(loss.mean) - expected["loss"].as_f64().unwrap()).abs() < 2e-6);
+        assert_eq!(path.loss(&tokens(), &targets(), BATCH).unwrap(), loss);
+        let mut seen = 0;
         gradients
             .for_each(|i, gradient| {
+                assert_eq!(i, seen);
+                seen += 1;
                 let name = &path.specs()[i].name;
                 assert_eq!(gradient.len(), path.specs()[i].parameters());
                 assert!(gradient.iter().any(|&g| g != 0.0), "{name} has no gradient");
@@ -109,7 +111,7 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
                 assert_close(gradient.iter().step_by(stride).copied(), &expected, 2e-6, name);
             })
             .unwrap();
-        assert_eq!(gradients.len(), path.specs().len());
+        assert_eq!(seen, path.specs().len());
 
         let tokens = tokens();
         let logits =
@@ -125,7 +127,7 @@ fn decoding_in_any_pieces_scores_as_the_training_pass() {
     let (tokens, targets) = (tokens(), targets());
     let scores = path.token_log_probs(&tokens, &targets, BATCH).unwrap();
     let mean = -scores.iter().sum::<f32>() / 20.0;
-    assert!((mean - path.loss(&tokens, &targets, BATCH).unwrap().value().unwrap()).abs() < 1e-6);
+    assert!((mean - path.loss(&tokens, &targets, BATCH).unwrap().mean).abs() < 1e-6);
     for pieces in [vec![12], vec![1; 12], vec![5, 1, 6], vec![11, 1]] {
         let (mut cache, mut logits, mut rest) = (path.new_cache(), Vec::new(), &tokens[..TIME]);
         for piece in pieces {
@@ -193,13 +195,13 @@ fn a_training_step_has_the_same_bits_for_any_number_of_threads() {
     let tokens: Vec<u32> = (0..800).map(|i| (i * i * 31 + i * 17) % 1000).collect();
     let targets: Vec<u32> =
         tokens.iter().map(|t| if t % 9 == 0 { IGNORE } else { (t * 7 + 3) % 1000 }).collect();
-    let run = |threads| {
+    let run = |threads, dtype, checkpointing| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            let path = compose(&config, &two_levels(), &weights, true);
-            let loss = path.loss(&tokens, &targets, 8).unwrap();
-            let mut bits = vec![loss.value().unwrap().to_bits()];
-            let gradients = path.backward(&loss).unwrap();
+            let config = ModelConfig { dtype, ..config.clone() };
+            let path = compose(&config, &two_levels(), &weights, true).with_checkpointing(checkpointing);
+            let (loss, gradients) = path.gradients(&tokens, &targets, 8, 8).unwrap();
+            let mut bits = vec![loss.mean.to_bits()];
             gradients.for_each(|_, g| bits.extend(g.iter().map(|x| x.to_bits()))).unwrap();
             bits.extend(path.token_log_probs(&tokens, &targets, 8).unwrap().iter().map(|x| x.to_bits()));
             bits.extend(path.features(&tokens, &[32; 8], 8).unwrap().iter().map(|x| x.to_bits()));
@@ -209,8 +211,11 @@ fn a_training_step_has_the_same_bits_for_any_number_of_threads() {
             bits
         })
     };
-    let one = run(1);
-    assert!(one == run(2) && one == run(3));
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let one = run(1, dtype, false);
+        assert!(one == run(2, dtype, false) && one == run(3, dtype, false), "{dtype:?}");
+        assert!(one == run(2, dtype, true), "{dtype:?}: computing activations again changes bits");
+    }
 }
 
 #[test]
@@ -222,8 +227,7 @@ fn an_update_reaches_every_path_through_the_module() {
         modules.iter().map(|m| Arc::new(Module::load_trainable(m, &Device::Cpu).unwrap())).collect();
     let path = Path::compose(&config, &topology, &modules).unwrap();
     let other = path.clone();
-    let before = path.loss(&tokens(), &targets(), BATCH).unwrap();
-    let gradients = path.backward(&before).unwrap();
+    let (before, gradients) = path.gradients(&tokens(), &targets(), BATCH, BATCH).unwrap();
     let mut order = Vec::new();
     path.update(&gradients, |i, spec, params, gradient| {
         order.push((i, spec.clone()));
@@ -231,8 +235,8 @@ fn an_update_reaches_every_path_through_the_module() {
     })
     .unwrap();
     assert_eq!(order, path_specs(&config).into_iter().enumerate().collect::<Vec<_>>());
-    let after = other.loss(&tokens(), &targets(), BATCH).unwrap().value().unwrap();
-    assert!(after < before.value().unwrap() - 0.05, "{after}");
+    let after = other.loss(&tokens(), &targets(), BATCH).unwrap().mean;
+    assert!(after < before.mean - 0.05, "{after}");
     let joined: Vec<_> = modules.iter().map(|m| m.weights().unwrap()).collect();
     assert_eq!(join(&config, &topology, &joined).unwrap(), path.weights().unwrap());
 }
@@ -241,8 +245,49 @@ fn an_update_reaches_every_path_through_the_module() {
 fn weights_that_are_not_trainable_get_no_gradient() {
     let config = config(false);
     let path = compose(&config, &dense(), &weights(&config), false);
-    let loss = path.loss(&tokens(), &targets(), BATCH).unwrap();
-    assert!(matches!(path.backward(&loss), Err(ModelError::NoGradient { .. })));
+    let refused = path.gradients(&tokens(), &targets(), BATCH, BATCH);
+    assert!(
+        matches!(refused, Err(ModelError::NoGradient { tensor }) if tensor == "model.embed_tokens.weight")
+    );
+}
+
+#[test]
+fn gradients_of_micro_batches_add_up_to_those_of_the_batch() {
+    for tied in [false, true] {
+        let config = config(tied);
+        let path = compose(&config, &two_levels(), &weights(&config), true);
+        let all = |micro_batch| {
+            let (loss, gradients) = path.gradients(&tokens(), &targets(), BATCH, micro_batch).unwrap();
+            let mut all = vec![loss.mean];
+            gradients.for_each(|_, gradient| all.extend_from_slice(gradient)).unwrap();
+            all
+        };
+        let whole = all(BATCH);
+        for (one, other) in whole.iter().zip(all(1)) {
+            assert!((one - other).abs() < 1e-6, "{one} is not {other}");
+        }
+        assert_eq!(whole, all(BATCH), "memory of the step before changes nothing");
+        assert!(path.gradients(&tokens(), &targets(), BATCH, 0).is_err());
+    }
+}
+
+#[test]
+fn bf16_products_stay_close_to_f32() {
+    let config = config(false);
+    let bf16 = ModelConfig { dtype: Dtype::Bf16, ..config.clone() };
+    let run = |config: &ModelConfig| {
+        let path = compose(config, &dense(), &weights(config), true);
+        let (loss, gradients) = path.gradients(&tokens(), &targets(), BATCH, BATCH).unwrap();
+        let mut all = Vec::new();
+        gradients.for_each(|_, gradient| all.extend_from_slice(gradient)).unwrap();
+        (loss.mean, all)
+    };
+    let ((exact_loss, exact), (loss, found)) = (run(&config), run(&bf16));
+    assert!(loss != exact_loss && (loss - exact_loss).abs() < 0.01 * exact_loss, "{loss} {exact_loss}");
+    let norm = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+    let difference: Vec<f32> = exact.iter().zip(&found).map(|(a, b)| a - b).collect();
+    // 8 bits of precision per operand, through two blocks.
+    assert!(norm(&difference) < 0.02 * norm(&exact), "{} of {}", norm(&difference), norm(&exact));
 }
 
 #[test]
@@ -396,7 +441,7 @@ fn batches_that_do_not_fit_are_refused() {
     assert!(matches!(path.loss(&[70], &[1], 1), Err(ModelError::Token { token: 70, .. })));
     assert!(path.loss(&[1], &[64], 1).is_err());
     let none = path.loss(&[1; 4], &[IGNORE; 4], 1).unwrap();
-    assert_eq!((none.counted, none.value().unwrap()), (0, 0.0));
+    assert_eq!((none.counted, none.mean), (0, 0.0));
 }
 
 proptest! {

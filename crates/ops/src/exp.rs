@@ -30,6 +30,7 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
 }
 
 /// The sum of `exp(x - shift)`, in 16 running sums that are added in a fixed order.
+#[inline(always)]
 pub(crate) fn sum_exp(values: &[f32], shift: f32) -> f32 {
     let mut lanes = [0f32; 16];
     let mut chunks = values.chunks_exact(16);
@@ -43,6 +44,7 @@ pub(crate) fn sum_exp(values: &[f32], shift: f32) -> f32 {
 }
 
 /// The largest value; `f32::MIN` of none.
+#[inline(always)]
 pub(crate) fn maximum(values: &[f32]) -> f32 {
     let mut lanes = [f32::MIN; 16];
     let mut chunks = values.chunks_exact(16);
@@ -55,7 +57,7 @@ pub(crate) fn maximum(values: &[f32]) -> f32 {
 }
 
 /// The sum of products, in 16 running sums that are added in a fixed order.
-#[inline]
+#[inline(always)]
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0f32; 16];
     let (mut left, mut right) = (a.chunks_exact(16), b.chunks_exact(16));

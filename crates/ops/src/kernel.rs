@@ -5,10 +5,11 @@
 use rayon::prelude::*;
 
 pub use crate::attention::{KeyValues, attend};
+pub use crate::block::BlockWeights;
 
 use crate::RopeTable;
 use crate::exp::dot;
-use crate::matmul::Threads;
+use crate::vector;
 
 /// Outputs of one task of a product with a single row.
 const OUTPUTS: usize = 256;
@@ -22,13 +23,18 @@ const PARALLEL_WORK: usize = 1 << 19;
 /// When a slice is shorter than its sizes say.
 pub fn linear(x: &[f32], weight: &[f32], y: &mut [f32], (rows, inputs, outputs): (usize, usize, usize)) {
     if rows != 1 {
-        return crate::linear::forward(x, weight, y, (rows, inputs, outputs), Threads::All);
+        return crate::linear::forward(x, weight, y, (rows, inputs, outputs));
     }
     let (x, weight, y) = (&x[..inputs], &weight[..inputs * outputs], &mut y[..outputs]);
     let few = |y: &mut [f32], weight: &[f32]| {
-        for (y, row) in y.iter_mut().zip(weight.chunks_exact(inputs)) {
-            *y = dot(row, x);
-        }
+        vector::dispatch(
+            #[inline(always)]
+            || {
+                for (y, row) in y.iter_mut().zip(weight.chunks_exact(inputs)) {
+                    *y = dot(row, x);
+                }
+            },
+        );
     };
     if inputs * outputs < PARALLEL_WORK {
         few(y, weight);
@@ -73,5 +79,5 @@ pub fn embedding(weight: &[f32], tokens: &[u32], width: usize, y: &mut [f32]) {
 /// `ln Σ exp(x)` of one row of logits.
 #[must_use]
 pub fn log_sum_exp(row: &[f32]) -> f32 {
-    crate::cross_entropy::log_sum_exp(row)
+    crate::head::log_sum_exp(row)
 }

@@ -10,34 +10,40 @@
 //!
 //! This package knows no model: it holds no weights, draws no random numbers and does no I/O.
 
-mod add;
 mod attention;
-mod cross_entropy;
+mod block;
+mod buffer;
+mod element;
 mod embedding;
 mod error;
 mod exp;
+mod gradient_slot;
+mod graph;
+mod head;
 mod linear;
-mod matmul;
 mod memory;
+mod product;
+mod profile;
 mod rms_norm;
 mod rope;
 mod swiglu;
+mod vector;
 
 pub mod kernel;
 
 #[cfg(test)]
 mod test_support;
 
-pub use add::add;
-pub use attention::attention;
-pub use cross_entropy::{CrossEntropy, cross_entropy, token_log_probs};
-pub use embedding::embedding;
+pub use block::{BlockShape, Stack};
+pub use buffer::{Buffer, Workspace};
+pub use element::Precision;
 pub use error::OpsError;
-pub use linear::linear;
+pub use gradient_slot::GradientSlot;
+pub use graph::{HeadPlace, HeadSlots, blocks, cross_entropy, embedding, token_log_probs};
 pub use memory::{update_in_place, with_slice};
-pub use rms_norm::rms_norm;
-pub use rope::{RopeTable, rope};
-pub use swiglu::swiglu;
+pub use product::product_rate;
+pub use profile::{Phase, Phases, Profile};
+pub use rope::RopeTable;
 
 /// The target of a position that is not counted in the loss.
 pub const IGNORE: u32 = u32::MAX;

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use candle_core::{CpuStorage, InplaceOp2, Layout, Storage, Tensor};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor};
 
 use crate::OpsError;
 
@@ -41,44 +41,28 @@ pub(crate) fn scalar(tensor: &Tensor) -> candle_core::Result<f32> {
 
 struct Update<F>(RefCell<F>);
 
-impl<F: FnMut(&mut [f32], &[f32])> InplaceOp2 for Update<F> {
+impl<F: FnMut(&mut [f32])> InplaceOp1 for Update<F> {
     fn name(&self) -> &'static str {
         "update"
     }
 
-    fn cpu_fwd(
-        &self,
-        target: &mut CpuStorage,
-        target_layout: &Layout,
-        other: &CpuStorage,
-        other_layout: &Layout,
-    ) -> candle_core::Result<()> {
-        let other = elements(other, other_layout)?;
-        let (CpuStorage::F32(target), Some((start, end))) = (target, target_layout.contiguous_offsets())
-        else {
+    fn cpu_fwd(&self, target: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let (CpuStorage::F32(target), Some((start, end))) = (target, layout.contiguous_offsets()) else {
             candle_core::bail!("only a contiguous f32 tensor can be updated in place");
         };
         let Some(target) = target.get_mut(start..end) else {
             candle_core::bail!("the tensor's layout does not fit its storage");
         };
-        (self.0.borrow_mut())(target, other);
+        (self.0.borrow_mut())(target);
         Ok(())
     }
 }
 
-/// Changes a tensor's elements in place: `f` gets them, and those of `other`, both in row-major order.
-/// Every tensor that shares the storage sees the change.
+/// Changes a tensor's elements in place: `f` gets them in row-major order. Every tensor that shares the storage sees the
+/// change.
 ///
 /// # Errors
-/// When the shapes differ, or a tensor is not contiguous, not f32 or not on the CPU.
-pub fn update_in_place(
-    target: &Tensor,
-    other: &Tensor,
-    f: impl FnMut(&mut [f32], &[f32]),
-) -> Result<(), OpsError> {
-    if target.shape() != other.shape() {
-        let problem = format!("{:?} can't be updated from {:?}", target.dims(), other.dims());
-        return Err(crate::error::shape("update", problem));
-    }
-    Ok(target.inplace_op2(other, &Update(RefCell::new(f)))?)
+/// When the tensor is not contiguous, not f32 or not on the CPU.
+pub fn update_in_place(target: &Tensor, f: impl FnMut(&mut [f32])) -> Result<(), OpsError> {
+    Ok(target.inplace_op1(&Update(RefCell::new(f)))?)
 }

@@ -2,9 +2,6 @@
 
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
-use rayon::prelude::*;
-
 use crate::OpsError;
 use crate::error::shape;
 
@@ -45,7 +42,14 @@ impl RopeTable {
         self.positions
     }
 
+    /// Dh.
+    #[must_use]
+    pub fn head_dim(&self) -> usize {
+        2 * self.half
+    }
+
     /// Rotates all heads of one position; `row` holds them one after the other. `sign` is -1 for the inverse.
+    #[inline(always)]
     pub(crate) fn rotate(&self, row: &mut [f32], position: usize, sign: f32) {
         let at = position * self.half..(position + 1) * self.half;
         let (Some(cos), Some(sin)) = (self.cos.get(at.clone()), self.sin.get(at)) else { return };
@@ -57,54 +61,5 @@ impl RopeTable {
                 *high = b * cos + a * sin;
             }
         }
-    }
-}
-
-/// Rotates queries or keys x (B, T, H, Dh), f32; the first of the T positions is number `offset`.
-///
-/// # Errors
-/// When x does not have four dimensions or heads of the table's size, or the table has too few positions.
-pub fn rope(x: &Tensor, table: &RopeTable, offset: usize) -> Result<Tensor, OpsError> {
-    let fits = x.rank() == 4 && x.dims()[3] == 2 * table.half;
-    if !fits {
-        let problem = format!("x {:?} is not (B, T, H, {})", x.dims(), 2 * table.half);
-        return Err(shape("rope", problem));
-    }
-    if offset.saturating_add(x.dims()[1]) > table.positions {
-        let problem = format!(
-            "position {} is past the last of {}",
-            offset.saturating_add(x.dims()[1]),
-            table.positions
-        );
-        return Err(shape("rope", problem));
-    }
-    Ok(x.apply_op1(Rope { table: table.clone(), offset, sign: 1.0 })?)
-}
-
-#[derive(Clone)]
-struct Rope {
-    table: RopeTable,
-    offset: usize,
-    sign: f32,
-}
-
-impl CustomOp1 for Rope {
-    fn name(&self) -> &'static str {
-        "rope"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let (_, time, heads, width) = layout.shape().dims4()?;
-        let mut y = crate::memory::elements(x, layout)?.to_vec();
-        let row = (heads * width).max(1);
-        y.par_chunks_mut(row).with_min_len(32).enumerate().for_each(|(i, row)| {
-            self.table.rotate(row, self.offset + i % time, self.sign);
-        });
-        Ok((CpuStorage::F32(y), layout.shape().clone()))
-    }
-
-    fn bwd(&self, _x: &Tensor, _y: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        let inverse = Self { sign: -self.sign, ..self.clone() };
-        Ok(Some(gradient.contiguous()?.apply_op1_no_bwd(&inverse)?))
     }
 }

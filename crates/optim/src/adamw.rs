@@ -4,6 +4,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::config_error::require;
+use crate::vector::vectorized;
 use crate::{CHUNK, OptimConfigError};
 
 /// The inner optimizer. The defaults are DiPaCo's where it names them (arXiv:2403.10616 §4).
@@ -84,11 +85,16 @@ pub fn adamw_step(
     let state =
         params.par_chunks_mut(CHUNK).zip(first.par_chunks_mut(CHUNK)).zip(second.par_chunks_mut(CHUNK));
     state.zip(gradient.par_chunks(CHUNK)).for_each(|(((params, first), second), gradient)| {
-        for (((p, m), v), g) in params.iter_mut().zip(first).zip(second).zip(gradient) {
-            let g = g * scale;
-            *m = beta1 * *m + fresh1 * g;
-            *v = beta2 * *v + fresh2 * g * g;
-            *p = *p * keep - rate * *m / (v.sqrt() * root + epsilon);
-        }
+        vectorized(
+            #[inline(always)]
+            || {
+                for (((p, m), v), g) in params.iter_mut().zip(first).zip(second).zip(gradient) {
+                    let g = g * scale;
+                    *m = beta1 * *m + fresh1 * g;
+                    *v = beta2 * *v + fresh2 * g * g;
+                    *p = *p * keep - rate * *m / (v.sqrt() * root + epsilon);
+                }
+            },
+        );
     });
 }

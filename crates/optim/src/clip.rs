@@ -3,20 +3,28 @@
 use rayon::prelude::*;
 
 use crate::CHUNK;
+use crate::vector::vectorized;
 
 /// The sum of squares, in f64.
 #[must_use]
 pub fn squared_norm(values: &[f32]) -> f64 {
     let chunks = values.par_chunks(CHUNK).map(|chunk| {
-        let mut lanes = [0f64; 8];
-        let mut parts = chunk.chunks_exact(8);
-        for part in &mut parts {
-            for (lane, &value) in lanes.iter_mut().zip(part) {
-                *lane += f64::from(value) * f64::from(value);
-            }
-        }
-        let rest: f64 = parts.remainder().iter().map(|&value| f64::from(value) * f64::from(value)).sum();
-        lanes.iter().sum::<f64>() + rest
+        vectorized(
+            #[inline(always)]
+            || {
+                let mut lanes = [0f64; 16];
+                let (parts, rest) = chunk.as_chunks::<16>();
+                for part in parts {
+                    for (lane, &value) in lanes.iter_mut().zip(part) {
+                        *lane += f64::from(value) * f64::from(value);
+                    }
+                }
+                for (lane, &value) in lanes.iter_mut().zip(rest) {
+                    *lane += f64::from(value) * f64::from(value);
+                }
+                lanes.iter().sum::<f64>()
+            },
+        )
     });
     // Collected first: rayon's own sum would group the chunks by thread.
     chunks.collect::<Vec<f64>>().into_iter().sum()

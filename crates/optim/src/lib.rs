@@ -12,6 +12,7 @@ mod config_error;
 mod delayed_nesterov;
 mod nesterov;
 mod schedule;
+mod vector;
 
 pub use adamw::{AdamWConfig, adamw_step};
 pub use clip::{clip_scale, squared_norm};

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::config_error::require;
+use crate::vector::vectorized;
 use crate::{CHUNK, OptimConfigError};
 
 /// The outer optimizer. The defaults are DiLoCo's and DiPaCo's (arXiv:2403.10616 §4).
@@ -45,9 +46,14 @@ pub fn nesterov_step(
     let (rate, mu) = (config.learning_rate as f32, config.momentum as f32);
     let state = params.par_chunks_mut(CHUNK).zip(momentum.par_chunks_mut(CHUNK));
     state.zip(outer_gradient.par_chunks(CHUNK)).for_each(|((params, momentum), gradient)| {
-        for ((p, m), g) in params.iter_mut().zip(momentum).zip(gradient) {
-            *m = mu * *m + g;
-            *p -= rate * (g + mu * *m);
-        }
+        vectorized(
+            #[inline(always)]
+            || {
+                for ((p, m), g) in params.iter_mut().zip(momentum).zip(gradient) {
+                    *m = mu * *m + g;
+                    *p -= rate * (g + mu * *m);
+                }
+            },
+        );
     });
 }

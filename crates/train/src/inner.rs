@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use dipaco_config::TrainConfig;
-use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, path_specs};
+use dipaco_model::{
+    Device, Gradients, Loss, ModelConfig, Module, ModuleWeights, Path, Phase, Profile, path_specs,
+};
 use dipaco_optim::{AdamWConfig, ScheduleConfig, adamw_step, clip_scale, learning_rate, squared_norm};
 use dipaco_shards::Sampler;
 use dipaco_topology::{PathId, Topology};
@@ -22,13 +24,24 @@ pub struct InnerConfig {
     pub total_steps: u64,
     /// B, sequences per step.
     pub batch: usize,
+    /// Sequences per forward and backward pass; 0 takes the whole batch at once.
+    pub micro_batch: usize,
+    /// Whether blocks keep only their input for the backward pass.
+    pub activation_checkpointing: bool,
 }
 
 impl InnerConfig {
     /// The inner loop of a path's training.
     #[must_use]
     pub fn of_path(train: &TrainConfig, total_steps: u64) -> Self {
-        Self { adamw: train.adamw.clone(), schedule: train.schedule.clone(), total_steps, batch: train.batch }
+        Self {
+            adamw: train.adamw.clone(),
+            schedule: train.schedule.clone(),
+            total_steps,
+            batch: train.batch,
+            micro_batch: train.micro_batch,
+            activation_checkpointing: train.activation_checkpointing,
+        }
     }
 }
 
@@ -40,6 +53,7 @@ pub struct Trainer {
     offsets: Vec<usize>,
     config: InnerConfig,
     state: PathState,
+    profile: Profile,
 }
 
 impl std::fmt::Debug for Trainer {
@@ -83,7 +97,8 @@ impl Trainer {
         }
         let load = |weights| Module::load_trainable(weights, &Device::Cpu).map(Arc::new);
         let modules = weights.iter().map(load).collect::<Result<Vec<_>, _>>()?;
-        let path = Path::compose(model, topology, &modules)?;
+        let path =
+            Path::compose(model, topology, &modules)?.with_checkpointing(config.activation_checkpointing);
         let offsets = specs
             .iter()
             .scan(0, |next, spec| {
@@ -92,7 +107,7 @@ impl Trainer {
                 Some(offset)
             })
             .collect();
-        Ok(Self { path, modules, offsets, config, state })
+        Ok(Self { path, modules, offsets, config, state, profile: Profile::default() })
     }
 
     /// The path as it is now.
@@ -121,20 +136,46 @@ impl Trainer {
         Ok(self.modules.iter().map(|module| module.weights()).collect::<Result<_, _>>()?)
     }
 
+    /// The same trainer, adding up in `profile` where its time goes.
+    #[must_use]
+    pub fn with_profile(mut self, profile: Profile) -> Self {
+        self.path = self.path.with_profile(profile.clone());
+        self.profile = profile;
+        self
+    }
+
     /// Takes one AdamW step on the next batch of the shard.
     ///
     /// # Errors
     /// When the data can't be read, or the loss or the gradient is not finite; the weights are unchanged then.
     pub fn step(&mut self, sampler: &Sampler, path: PathId) -> Result<StepReport, TrainError> {
         let batch = sampler.batch(self.state.position, self.config.batch)?;
-        let computed = self.path.loss(&batch.tokens, &batch.targets, self.config.batch)?;
-        let gradients = self.path.backward(&computed)?;
-        let loss = computed.value()?;
+        self.step_batch(&batch.tokens, &batch.targets, path)
+    }
+
+    /// Takes one AdamW step on B sequences: `tokens` and `targets` are (B, T), row-major.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step), and when the sequences do not fit the model.
+    pub fn step_batch(
+        &mut self,
+        tokens: &[u32],
+        targets: &[u32],
+        path: PathId,
+    ) -> Result<StepReport, TrainError> {
+        let InnerConfig { batch, micro_batch, .. } = self.config;
+        let micro_batch = if micro_batch == 0 { batch } else { micro_batch };
+        let (loss, gradients) = self.path.gradients(tokens, targets, batch, micro_batch)?;
+        self.profile.clone().time(Phase::Optimizer, || self.apply(loss, &gradients, path))
+    }
+
+    /// Clips the gradients and lets AdamW take a step.
+    fn apply(&mut self, loss: Loss, gradients: &Gradients, path: PathId) -> Result<StepReport, TrainError> {
         let mut squared = 0.0;
         gradients.for_each(|_, gradient| squared += squared_norm(gradient))?;
-        let diverged = !loss.is_finite() || !squared.is_finite();
+        let diverged = !loss.mean.is_finite() || !squared.is_finite();
         if diverged {
-            return Err(TrainError::Diverged { path, step: self.state.step, loss });
+            return Err(TrainError::Diverged { path, step: self.state.step, loss: loss.mean });
         }
         let scale = clip_scale(squared, self.config.adamw.clip_norm);
         let rate = learning_rate(
@@ -146,7 +187,7 @@ impl Trainer {
         let step = self.state.step + 1;
         let (offsets, adamw) = (&self.offsets, &self.config.adamw);
         let (first, second) = (&mut self.state.first, &mut self.state.second);
-        self.path.update(&gradients, |index, spec, params, gradient| {
+        self.path.update(gradients, |index, spec, params, gradient| {
             let range = offsets[index]..offsets[index] + params.len();
             let (first, second) = (&mut first[range.clone()], &mut second[range]);
             adamw_step(params, gradient, first, second, step, rate, scale, spec.decay, adamw);
@@ -154,10 +195,10 @@ impl Trainer {
         self.state.step = step;
         self.state.position += self.config.batch as u64;
         Ok(StepReport {
-            loss,
+            loss: loss.mean,
             gradient_norm: squared.sqrt(),
             learning_rate: rate,
-            tokens: computed.counted as u64,
+            tokens: loss.counted as u64,
         })
     }
 }

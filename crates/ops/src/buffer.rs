@@ -1,0 +1,99 @@
+//! Aligned memory that is reused from step to step.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytemuck::{Pod, Zeroable};
+
+/// One cache line, the unit of a buffer: vector loads of packed operands then never cross a line.
+#[derive(Clone, Copy, Zeroable, Pod)]
+#[repr(C, align(64))]
+struct Line([f32; LINE]);
+
+/// f32 elements of a cache line.
+const LINE: usize = 16;
+
+/// A slice of f32 that starts on a cache line. Its contents are whatever its last user left.
+#[derive(Default)]
+pub struct Buffer {
+    lines: Vec<Line>,
+    length: usize,
+}
+
+impl Buffer {
+    /// Zeros.
+    fn new(length: usize) -> Self {
+        Self { lines: vec![Line::zeroed(); length.div_ceil(LINE)], length }
+    }
+
+    fn capacity(&self) -> usize {
+        self.lines.len() * LINE
+    }
+
+    /// Changes the length, and reserves more when it has to.
+    pub(crate) fn resize(&mut self, length: usize) {
+        if length > self.capacity() {
+            *self = Self::new(length);
+        }
+        self.length = length;
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer").field("length", &self.length).finish_non_exhaustive()
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &bytemuck::cast_slice(&self.lines)[..self.length]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.length]
+    }
+}
+
+/// Buffers between two uses. A training step takes the same sizes each time, so after the first step nothing is
+/// allocated and no page is touched for the first time, which costs more than the arithmetic on it.
+///
+/// Clones share the buffers. A path's gradients and its saved activations come from one workspace: the gradient of a
+/// block takes the memory that the activations of the block above it no longer need.
+#[derive(Clone, Debug, Default)]
+pub struct Workspace(Arc<Mutex<Vec<Buffer>>>);
+
+impl Workspace {
+    /// The smallest free buffer that is large enough, else a new one; its contents are arbitrary.
+    pub(crate) fn take(&self, length: usize) -> Buffer {
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fitting = free.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= length);
+        // A buffer more than twice as large is left to whoever needs it.
+        let best = fitting
+            .min_by_key(|(_, buffer)| buffer.capacity())
+            .filter(|(_, buffer)| buffer.capacity() <= 2 * length + 1024)
+            .map(|(index, _)| index);
+        let mut buffer = best.map_or_else(Buffer::default, |index| free.swap_remove(index));
+        drop(free);
+        buffer.resize(length);
+        buffer
+    }
+
+    /// Takes a buffer back.
+    pub(crate) fn give(&self, buffer: Buffer) {
+        if buffer.capacity() > 0 {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+        }
+    }
+
+    /// Bytes of the buffers that nobody uses now.
+    #[must_use]
+    pub fn free_bytes(&self) -> usize {
+        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        free.iter().map(|buffer| buffer.capacity() * size_of::<f32>()).sum()
+    }
+}

@@ -1,0 +1,119 @@
+//! The types that activations are kept in.
+
+use bytemuck::Pod;
+use half::bf16;
+
+/// How products are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// f32 throughout.
+    #[default]
+    F32,
+    /// Operands of products, and the activations that are kept for the backward pass, are bf16. Sums, norms, softmax,
+    /// the residual stream, weights, gradients and the optimizer stay f32.
+    Bf16,
+}
+
+/// A type that activations are kept in: f32 or bf16.
+pub(crate) trait Element: Pod + Send + Sync + std::fmt::Debug + Default {
+    /// Elements in the memory of one f32.
+    const PER_F32: usize;
+    /// The precision of products on this type.
+    const PRECISION: Precision;
+
+    fn from_f32(value: f32) -> Self;
+    fn to_f32(self) -> f32;
+
+    /// The bits of the pair `(low, high)` as bf16, as the pair products want it.
+    #[inline(always)]
+    fn pair(low: Self, high: Self) -> u32 {
+        u32::from(round(low.to_f32())) | u32::from(round(high.to_f32())) << 16
+    }
+
+    /// This memory as elements.
+    fn of(memory: &[f32]) -> &[Self] {
+        bytemuck::cast_slice(memory)
+    }
+
+    /// This memory as elements, to write.
+    fn of_mut(memory: &mut [f32]) -> &mut [Self] {
+        bytemuck::cast_slice_mut(memory)
+    }
+
+    /// f32 values that hold this many elements.
+    fn room(elements: usize) -> usize {
+        elements.div_ceil(Self::PER_F32)
+    }
+}
+
+impl Element for f32 {
+    const PER_F32: usize = 1;
+    const PRECISION: Precision = Precision::F32;
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Element for bf16 {
+    const PER_F32: usize = 2;
+    const PRECISION: Precision = Precision::Bf16;
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        Self::from_bits(round(value))
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    fn pair(low: Self, high: Self) -> u32 {
+        u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16
+    }
+}
+
+/// The bits of the nearest bf16, ties to even. Written without a branch so that a loop over it becomes vector code.
+#[inline(always)]
+fn round(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    // Rounding must not turn a NaN into an infinity: one bit of its payload is set.
+    let nan = bits >> 16 | 0x40;
+    (if value.is_nan() { nan } else { rounded }) as u16
+}
+
+/// Converts a slice.
+#[inline(always)]
+pub(crate) fn narrow<E: Element>(from: &[f32], to: &mut [E]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = E::from_f32(*from);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_is_that_of_the_half_crate() {
+        for bits in (0..u32::MAX).step_by(65_521 * 7) {
+            let value = f32::from_bits(bits);
+            let (ours, theirs) = (<bf16 as Element>::from_f32(value), bf16::from_f32(value));
+            assert!(ours == theirs || (ours.is_nan() && theirs.is_nan()), "{value}");
+        }
+        for (value, bits) in
+            [(f32::NAN, 0x7fc0), (f32::INFINITY, 0x7f80), (f32::MAX, 0x7f80), (1.003_906_3, 0x3f81)]
+        {
+            assert_eq!(<bf16 as Element>::from_f32(value).to_bits(), bits, "{value}");
+        }
+    }
+}

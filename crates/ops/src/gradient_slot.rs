@@ -1,0 +1,68 @@
+//! Where the gradient of a part of a module is summed.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::buffer::{Buffer, Workspace};
+
+/// The gradient of a flat group of parameters (the embedding, one block, the head), f32. Backward passes write it
+/// directly instead of handing a tensor to the graph, which would add it to zeros first; several of them add up
+/// (gradient accumulation). Clones share it; its memory comes from a workspace and goes back there.
+#[derive(Clone, Debug)]
+pub struct GradientSlot(Arc<Slot>);
+
+#[derive(Debug)]
+struct Slot {
+    workspace: Workspace,
+    length: usize,
+    sum: Mutex<Option<Buffer>>,
+}
+
+impl GradientSlot {
+    /// No gradient yet, for `length` parameters.
+    #[must_use]
+    pub fn new(workspace: &Workspace, length: usize) -> Self {
+        Self(Arc::new(Slot { workspace: workspace.clone(), length, sum: Mutex::default() }))
+    }
+
+    /// How many parameters the group has.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.0.length
+    }
+
+    /// Runs `f` on the gradient; `None` when no backward pass has reached it.
+    pub fn with<R>(&self, f: impl FnOnce(Option<&[f32]>) -> R) -> R {
+        f(self.lock().as_deref())
+    }
+
+    /// Forgets the gradient.
+    pub fn clear(&self) {
+        if let Some(sum) = self.lock().take() {
+            self.0.workspace.give(sum);
+        }
+    }
+
+    /// Whether both are one slot.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Adds to the gradient: `f` gets the sum so far and whether it is arbitrary memory to be written over.
+    pub(crate) fn add<R>(&self, f: impl FnOnce(&mut [f32], bool) -> R) -> R {
+        let mut sum = self.lock();
+        let fresh = sum.is_none();
+        f(sum.get_or_insert_with(|| self.0.workspace.take(self.0.length)), fresh)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Buffer>> {
+        self.0.sum.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(sum) = self.sum.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            self.workspace.give(sum);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The choice of a kernel, and the one that runs everywhere.
+
+use std::sync::OnceLock;
+
+use super::{Group, MR, NR};
+
+/// One tile of a product.
+pub(crate) struct Tile {
+    /// Groups to sum.
+    pub(crate) groups: usize,
+    /// Rows of the tile, 1 to [`MR`].
+    pub(crate) rows: usize,
+    /// Group (i, g) of A at `i * a_row + g * a_step`.
+    pub(crate) a: *const u32,
+    pub(crate) a_row: usize,
+    pub(crate) a_step: usize,
+    /// Group (g, j) of B at `g * NR + j`.
+    pub(crate) b: *const u32,
+    /// Element (i, j) of C at `i * c_row + j`.
+    pub(crate) c: *mut f32,
+    pub(crate) c_row: usize,
+    /// Whether the tile is added to C.
+    pub(crate) accumulate: bool,
+}
+
+/// Computes a tile.
+///
+/// # Safety
+/// What the tile says must be there, C exclusively, and the processor must have the kernel's instructions.
+pub(super) type Kernel = unsafe fn(&Tile);
+
+/// The kernels of this processor.
+struct Kernels {
+    single: Kernel,
+    pair: Option<Kernel>,
+}
+
+fn kernels() -> &'static Kernels {
+    static KERNELS: OnceLock<Kernels> = OnceLock::new();
+    KERNELS.get_or_init(detect)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect() -> Kernels {
+    use super::x86;
+    let single = if is_x86_feature_detected!("avx512f") {
+        x86::avx512
+    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        x86::avx2
+    } else {
+        portable
+    };
+    let pairs = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
+    Kernels { single, pair: pairs.then_some(x86::avx512_bf16 as Kernel) }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detect() -> Kernels {
+    Kernels { single: portable, pair: None }
+}
+
+/// Whether this processor multiplies pairs of bf16.
+pub(super) fn has_pairs() -> bool {
+    kernels().pair.is_some()
+}
+
+/// The kernel for these groups.
+pub(super) fn kernel(group: Group) -> Kernel {
+    match group {
+        Group::Single => kernels().single,
+        Group::Pair => kernels().pair.unwrap_or(pairs_portable),
+    }
+}
+
+/// Columns that the portable kernels sum at a time: few enough for the 16 or 32 vector registers of any processor.
+const COLUMNS: usize = 8;
+/// Rows likewise.
+const ROWS: usize = 4;
+
+/// Plain Rust; becomes vector code for the target's baseline (SSE2, NEON).
+///
+/// # Safety
+/// See [`Kernel`].
+pub(super) unsafe fn portable(tile: &Tile) {
+    // SAFETY: passed on.
+    unsafe { sum(tile, |sum, a, b| *sum += f32::from_bits(a) * f32::from_bits(b)) }
+}
+
+/// Pairs in plain Rust: the reference of the vector kernel.
+///
+/// # Safety
+/// See [`Kernel`].
+pub(super) unsafe fn pairs_portable(tile: &Tile) {
+    let halves = |pair: u32| (f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000));
+    // SAFETY: passed on.
+    unsafe {
+        sum(tile, |sum, a, b| {
+            let ((a0, a1), (b0, b1)) = (halves(a), halves(b));
+            *sum += a0 * b0;
+            *sum += a1 * b1;
+        });
+    }
+}
+
+/// # Safety
+/// See [`Kernel`].
+#[inline(always)]
+unsafe fn sum(tile: &Tile, add: impl Fn(&mut f32, u32, u32)) {
+    const { assert!(MR.is_multiple_of(ROWS) && NR.is_multiple_of(COLUMNS)) }
+    for i in (0..tile.rows).step_by(ROWS) {
+        let rows = ROWS.min(tile.rows - i);
+        for j in (0..NR).step_by(COLUMNS) {
+            let mut sums = [[0f32; COLUMNS]; ROWS];
+            for g in 0..tile.groups {
+                // SAFETY: group g of B and columns j to j + COLUMNS of it are there by the kernel's contract.
+                let b = unsafe { std::slice::from_raw_parts(tile.b.add(g * NR + j), COLUMNS) };
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    // A row past the last repeats it, so that the loop has a fixed length.
+                    let row = i + r.min(rows - 1);
+                    // SAFETY: group g of a row of A is there by the kernel's contract.
+                    let a = unsafe { *tile.a.add(row * tile.a_row + g * tile.a_step) };
+                    for (sum, b) in sums.iter_mut().zip(b) {
+                        add(sum, a, *b);
+                    }
+                }
+            }
+            for (r, sums) in sums.iter().enumerate().take(rows) {
+                // SAFETY: columns j to j + COLUMNS of row i + r of C are ours by the kernel's contract.
+                let c =
+                    unsafe { std::slice::from_raw_parts_mut(tile.c.add((i + r) * tile.c_row + j), COLUMNS) };
+                for (c, sum) in c.iter_mut().zip(sums) {
+                    *c = if tile.accumulate { *c + sum } else { *sum };
+                }
+            }
+        }
+    }
+}

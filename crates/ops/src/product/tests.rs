@@ -1,0 +1,133 @@
+//! Products of every layout and size against f64.
+
+use half::bf16;
+
+use super::*;
+use crate::test_support::{in_pool, numbers};
+
+/// A · B with A (m × k) and B (k × n) given as functions, in f64.
+fn exact(
+    sizes: (usize, usize, usize),
+    a: impl Fn(usize, usize) -> f64,
+    b: impl Fn(usize, usize) -> f64,
+) -> Vec<f64> {
+    let (m, k, n) = sizes;
+    let element = |i: usize, j: usize| (0..k).map(|l| a(i, l) * b(l, j)).sum();
+    (0..m).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| element(i, j)).collect()
+}
+
+/// Multiplies with both orders of both operands and compares; every operand lies in rows longer than it needs.
+fn check<E: Element>((m, k, n): (usize, usize, usize)) {
+    let elements = |seed, count| -> Vec<E> { numbers(seed, count).into_iter().map(E::from_f32).collect() };
+    let group = Group::of::<E>();
+    for (a_order, b_order) in
+        [(Order::Columns, Order::Columns), (Order::Columns, Order::Rows), (Order::Rows, Order::Rows)]
+    {
+        let stride = |order, lanes| if order == Order::Rows { lanes + 2 } else { k + k % 2 + 4 };
+        let (a_stride, b_stride) = (stride(a_order, m), stride(b_order, n));
+        let count = |order, stride, lanes| if order == Order::Rows { k * stride } else { lanes * stride };
+        let (a, b) = (elements(1, count(a_order, a_stride, m)), elements(2, count(b_order, b_stride, n)));
+        let at =
+            |order, stride, l, lane| if order == Order::Rows { l * stride + lane } else { lane * stride + l };
+        let expected = exact(
+            (m, k, n),
+            |i, l| f64::from(a[at(a_order, a_stride, l, i)].to_f32()),
+            |l, j| f64::from(b[at(b_order, b_stride, l, j)].to_f32()),
+        );
+        let mut packed = vec![0; packed_len(group, k, n, NR)];
+        pack(group, b_order, &b, b_stride, (k, n), NR, &mut packed);
+        let rhs = Rhs::new(&packed, group, k, n);
+        let mut left = vec![0; packed_len(group, k, m, PANEL)];
+        pack(group, a_order, &a, a_stride, (k, m), PANEL, &mut left);
+        let length = PANEL * group.count(k);
+        let panel = |p: usize| Lhs::packed(&left[p * length..], group, PANEL.min(m - p * PANEL), k, PANEL);
+        let run = |threads| {
+            in_pool(threads, || {
+                let mut c = vec![0.5; m * n];
+                multiply_all(panel, rhs, &mut c, (m, n), true);
+                c
+            })
+        };
+        let found = run(1);
+        assert_eq!(found, run(3), "{m} × {k} × {n}: threads change the result");
+        let same = |found: f32, expected: f64| (f64::from(found) - expected).abs() < 1e-6 * (4.0 + k as f64);
+        for (f, e) in found.iter().zip(&expected) {
+            assert!(
+                same(*f, e + 0.5),
+                "{:?} {m} × {k} × {n} {a_order:?} {b_order:?}: {f} is not {e}",
+                E::PRECISION
+            );
+        }
+        if a_order == Order::Columns && m * k > 0 {
+            let mut c = vec![f32::NAN; m * n];
+            with_rows(&a, (m, k, a_stride), |lhs| multiply(lhs, rhs, 0..n, &mut c, n, false));
+            assert!(
+                c.iter().zip(&expected).all(|(f, e)| same(*f, *e)),
+                "rows read in place: {m} × {k} × {n}"
+            );
+        }
+    }
+}
+
+#[test]
+fn products_of_all_shapes() {
+    for sizes in [
+        (1, 1, 1),
+        (5, 3, 7),
+        (12, 32, 32),
+        (13, 33, 31),
+        (47, 64, 65),
+        (50, 257, 33),
+        (100, 600, 70),
+        (49, 512, 600),
+        (3, 0, 4),
+        (0, 4, 3),
+    ] {
+        check::<f32>(sizes);
+        check::<bf16>(sizes);
+    }
+}
+
+#[test]
+fn every_kernel_computes_the_same_tile() {
+    // Operands with few bits, so that sums are exact in any order.
+    let values: Vec<u32> = (0..4096u32).map(|i| bf16::pair(small(i), small(i / 3 + 1))).collect();
+    let singles: Vec<u32> = (0..4096u32).map(|i| f32::from(small(i)).to_bits()).collect();
+    for rows in 1..=MR {
+        let run = |kernel: kernel::Kernel, data: &[u32], packed: bool| {
+            let mut c = vec![1.0; MR * 40];
+            let (a_row, a_step) = if packed { (1, MR) } else { (77, 1) };
+            let (a, b) = (data.as_ptr(), data[1000..].as_ptr());
+            let tile = Tile {
+                groups: 70,
+                rows,
+                a,
+                a_row,
+                a_step,
+                b,
+                c: c.as_mut_ptr(),
+                c_row: 40,
+                accumulate: true,
+            };
+            // SAFETY: the data has room for 70 groups of 12 rows and 32 columns, C for 12 rows of 40.
+            unsafe { kernel(&tile) };
+            c
+        };
+        for packed in [false, true] {
+            let portable = run(kernel::portable, &singles, packed);
+            assert_eq!(run(kernel::kernel(Group::Single), &singles, packed), portable);
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                assert_eq!(run(x86::avx2, &singles, packed), portable);
+            }
+            assert_eq!(
+                run(kernel::kernel(Group::Pair), &values, packed),
+                run(kernel::pairs_portable, &values, packed)
+            );
+        }
+    }
+}
+
+fn small(i: u32) -> bf16 {
+    bf16::from_f32(((i * 37 % 17) as f32 - 8.0) / 8.0)
+}

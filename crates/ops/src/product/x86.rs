@@ -1,0 +1,157 @@
+//! The kernels for x86-64: 12 × 32 tiles in 24 of the 32 registers of AVX-512, or in quarters with AVX2.
+
+use std::arch::x86_64::*;
+
+use super::{NR, Tile};
+
+/// A kernel of its own for every number of rows, so that all sums stay in registers.
+macro_rules! by_rows {
+    ($kernel:ident, $tile:expr) => {
+        match $tile.rows {
+            12 => $kernel::<12>($tile),
+            11 => $kernel::<11>($tile),
+            10 => $kernel::<10>($tile),
+            9 => $kernel::<9>($tile),
+            8 => $kernel::<8>($tile),
+            7 => $kernel::<7>($tile),
+            6 => $kernel::<6>($tile),
+            5 => $kernel::<5>($tile),
+            4 => $kernel::<4>($tile),
+            3 => $kernel::<3>($tile),
+            2 => $kernel::<2>($tile),
+            _ => $kernel::<1>($tile),
+        }
+    };
+}
+
+/// f32 with AVX-512.
+///
+/// # Safety
+/// See [`super::kernel::Kernel`]; needs AVX-512 F.
+pub(super) unsafe fn avx512(tile: &Tile) {
+    // SAFETY: passed on.
+    unsafe { by_rows!(single, tile) }
+}
+
+/// bf16 pairs with AVX-512.
+///
+/// # Safety
+/// See [`super::kernel::Kernel`]; needs AVX-512 F and BF16.
+pub(super) unsafe fn avx512_bf16(tile: &Tile) {
+    // SAFETY: passed on.
+    unsafe { by_rows!(pair, tile) }
+}
+
+/// A loop over the rows of a tile without a loop: sums that are reached by a variable index would live in memory.
+macro_rules! unrolled {
+    ($rows:ident, $i:ident => $body:block) => {
+        unrolled!(@ $rows, $i, $body, 0 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    (@ $rows:ident, $i:ident, $body:block, $($row:literal)*) => {
+        $(if $row < $rows {
+            #[allow(clippy::identity_op, clippy::erasing_op)]
+            let $i = $row;
+            $body
+        })*
+    };
+}
+
+macro_rules! avx512_kernel {
+    ($name:ident, $features:literal, $multiply:expr) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $name<const ROWS: usize>(tile: &Tile) {
+            let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+            let (row, step) = (tile.a_row, tile.a_step);
+            // Three rows share a pointer, as an address has an index scaled by 1, 2, 4 or 8: 12 would not fit the registers.
+            let group = |i: usize| tile.a.wrapping_add(3 * i * row);
+            let (mut a, mut b) = ([group(0), group(1), group(2), group(3)], tile.b);
+            for _ in 0..tile.groups {
+                // SAFETY: the groups of A and B are there by the kernel's contract.
+                unsafe {
+                    let low = _mm512_loadu_ps(b.cast());
+                    let high = _mm512_loadu_ps(b.add(16).cast());
+                    unrolled!(ROWS, i => {
+                        let value = _mm512_set1_ps(f32::from_bits(*a[i / 3].add(i % 3 * row)));
+                        sums[i][0] = $multiply(sums[i][0], value, low);
+                        sums[i][1] = $multiply(sums[i][1], value, high);
+                    });
+                    a = [a[0].add(step), a[1].add(step), a[2].add(step), a[3].add(step)];
+                    b = b.add(NR);
+                }
+            }
+            unrolled!(ROWS, i => {
+                // SAFETY: the rows of C are ours by the kernel's contract.
+                unsafe {
+                    let c = tile.c.add(i * tile.c_row);
+                    let [mut low, mut high] = sums[i];
+                    if tile.accumulate {
+                        low = _mm512_add_ps(low, _mm512_loadu_ps(c));
+                        high = _mm512_add_ps(high, _mm512_loadu_ps(c.add(16)));
+                    }
+                    _mm512_storeu_ps(c, low);
+                    _mm512_storeu_ps(c.add(16), high);
+                }
+            });
+        }
+    };
+}
+
+avx512_kernel!(single, "avx512f", |sum, a, b| _mm512_fmadd_ps(a, b, sum));
+avx512_kernel!(pair, "avx512f,avx512bf16", |sum, a, b| {
+    _mm512_dpbf16_ps(
+        sum,
+        std::mem::transmute::<__m512, __m512bh>(a),
+        std::mem::transmute::<__m512, __m512bh>(b),
+    )
+});
+
+/// f32 with AVX2 and FMA: 16 registers hold 6 × 16 sums.
+///
+/// # Safety
+/// See [`super::kernel::Kernel`]; needs AVX2 and FMA.
+pub(super) unsafe fn avx2(tile: &Tile) {
+    for first in (0..tile.rows).step_by(6) {
+        for column in (0..NR).step_by(16) {
+            // SAFETY: a part of the tile, so what it needs is there.
+            unsafe {
+                match tile.rows - first {
+                    1 => quarter::<1>(tile, first, column),
+                    2 => quarter::<2>(tile, first, column),
+                    3 => quarter::<3>(tile, first, column),
+                    4 => quarter::<4>(tile, first, column),
+                    5 => quarter::<5>(tile, first, column),
+                    _ => quarter::<6>(tile, first, column),
+                }
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn quarter<const ROWS: usize>(tile: &Tile, first: usize, column: usize) {
+    let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
+    // SAFETY: the groups of A and B, and the rows of C, are there by the kernel's contract.
+    unsafe {
+        let (mut a, mut b) = (tile.a.add(first * tile.a_row), tile.b.add(column));
+        for _ in 0..tile.groups {
+            let (low, high) = (_mm256_loadu_ps(b.cast()), _mm256_loadu_ps(b.add(8).cast()));
+            unrolled!(ROWS, i => {
+                let value = _mm256_set1_ps(f32::from_bits(*a.add(i * tile.a_row)));
+                sums[i][0] = _mm256_fmadd_ps(value, low, sums[i][0]);
+                sums[i][1] = _mm256_fmadd_ps(value, high, sums[i][1]);
+            });
+            a = a.add(tile.a_step);
+            b = b.add(NR);
+        }
+        for (i, sums) in sums.iter().enumerate() {
+            let c = tile.c.add((first + i) * tile.c_row + column);
+            let (mut low, mut high) = (sums[0], sums[1]);
+            if tile.accumulate {
+                low = _mm256_add_ps(low, _mm256_loadu_ps(c));
+                high = _mm256_add_ps(high, _mm256_loadu_ps(c.add(8)));
+            }
+            _mm256_storeu_ps(c, low);
+            _mm256_storeu_ps(c.add(8), high);
+        }
+    }
+}
