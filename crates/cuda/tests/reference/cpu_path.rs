@@ -46,8 +46,7 @@ impl CpuPath {
         rate: f64,
         adamw: &AdamWConfig,
     ) -> CpuStep {
-        let computed = self.path.loss(tokens, targets, batch).unwrap();
-        let gradients = self.path.backward(&computed).unwrap();
+        let (loss, gradients) = self.path.gradients(tokens, targets, batch, batch).unwrap();
         let mut gradient = Vec::new();
         gradients.for_each(|_, values| gradient.extend_from_slice(values)).unwrap();
         let squared = squared_norm(&gradient);
@@ -63,6 +62,6 @@ impl CpuPath {
                 adamw_step(values, gradient, first, second, step, rate, scale, spec.decay, adamw);
             })
             .unwrap();
-        CpuStep { loss: computed.value().unwrap(), gradient_norm: squared.sqrt(), gradient }
+        CpuStep { loss: loss.mean, gradient_norm: squared.sqrt(), gradient }
     }
 }
