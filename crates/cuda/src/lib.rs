@@ -29,7 +29,7 @@ mod update;
 
 pub use error::CudaError;
 pub use gpu::{Gpu, GpuInfo};
-pub use path::{AdamW, CudaOptions, CudaPath, PathState, StepReport};
+pub use path::{AdamW, CudaOptions, CudaPath, KernelTime, PathState, StepReport};
 pub use shape::{PathShape, Precision};
 
 /// The target of a position that does not count.

@@ -2,6 +2,7 @@
 
 mod compile;
 mod products;
+mod profile;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use cudarc::driver::{CudaFunction, CudaStream, DriverError, LaunchConfig, PushKe
 use crate::device::{Address, Argument, Device, Launch, Product};
 use crate::gpu::driver;
 use crate::nvidia::products::Products;
-use crate::{CudaError, Gpu, kernels};
+use crate::nvidia::profile::Profile;
+use crate::{CudaError, Gpu, KernelTime, kernels};
 
 /// A stream of a GPU with one allocation and the compiled kernels.
 pub(crate) struct Nvidia {
@@ -19,6 +21,8 @@ pub(crate) struct Nvidia {
     functions: HashMap<&'static str, CudaFunction>,
     stream: Arc<CudaStream>,
     arena: Memory,
+    /// What runs is timed while this is there.
+    profile: Option<Profile>,
 }
 
 /// An allocation on the GPU.
@@ -73,7 +77,17 @@ impl Nvidia {
         let functions = kernels::NAMES.into_iter().map(function).collect::<Result<_, CudaError>>()?;
         let workspace = Memory::new(gpu, &stream, products::WORKSPACE)?;
         let arena = Memory::new(gpu, &stream, bytes)?;
-        Ok(Self { products: Products::new(workspace)?, functions, stream, arena })
+        Ok(Self { products: Products::new(workspace)?, functions, stream, arena, profile: None })
+    }
+
+    /// Begins to time what runs.
+    pub(crate) fn begin_profile(&mut self) {
+        self.profile = Some(Profile::default());
+    }
+
+    /// Waits for the GPU and says what ran since [`Nvidia::begin_profile`], the longest first.
+    pub(crate) fn end_profile(&mut self) -> Result<Vec<KernelTime>, CudaError> {
+        self.profile.take().map_or(Ok(vec![]), |profile| profile.times(&self.stream))
     }
 
     fn bind(&self) -> Result<(), CudaError> {
@@ -128,14 +142,24 @@ impl Device for Nvidia {
             block_dim: (launch.threads as u32, 1, 1),
             shared_mem_bytes: 0,
         };
+        let begin = self.profile.as_ref().map(|_| profile::mark(&self.stream)).transpose()?;
         // SAFETY: the engine passes the arguments of the kernel's signature, with buffers of the arena that are as
         // large as the grid reaches; both are checked against the same kernels on the host (src/host.rs).
         unsafe { builder.launch(config) }.map_err(driver(launch.kernel))?;
+        if let (Some(profile), Some(begin)) = (&mut self.profile, begin) {
+            profile.add(launch.kernel.to_owned(), begin, &self.stream)?;
+        }
         Ok(())
     }
 
     fn multiply(&mut self, product: &Product) -> Result<(), CudaError> {
         self.bind()?;
-        self.products.multiply(product, &self.stream)
+        let begin = self.profile.as_ref().map(|_| profile::mark(&self.stream)).transpose()?;
+        self.products.multiply(product, &self.stream)?;
+        if let (Some(profile), Some(begin)) = (&mut self.profile, begin) {
+            let Product { rows, columns, inner, .. } = product;
+            profile.add(format!("product {rows} × {inner} × {columns}"), begin, &self.stream)?;
+        }
+        Ok(())
     }
 }

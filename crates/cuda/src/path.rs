@@ -61,6 +61,17 @@ pub struct StepReport {
     pub counted: u64,
 }
 
+/// What the GPU spent on one kernel or on one size of products.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelTime {
+    /// The kernel's name, or `product rows × inner × columns`.
+    pub what: String,
+    /// How often it ran.
+    pub runs: u32,
+    /// All its runs, in seconds.
+    pub seconds: f64,
+}
+
 /// One path on a GPU, with its gradient, its moments and all memory that its steps need.
 pub struct CudaPath {
     engine: Engine<Nvidia>,
@@ -132,6 +143,24 @@ impl CudaPath {
         adamw: &AdamW,
     ) -> Result<StepReport, CudaError> {
         self.engine.step(tokens, targets, batch, adamw)
+    }
+
+    /// [`CudaPath::step`], with the time that the GPU spent on each kernel, the longest first. Timing costs time itself:
+    /// measure the speed of steps without it.
+    ///
+    /// # Errors
+    /// As [`CudaPath::step`].
+    pub fn profiled_step(
+        &mut self,
+        tokens: &[u32],
+        targets: &[u32],
+        batch: usize,
+        adamw: &AdamW,
+    ) -> Result<(StepReport, Vec<KernelTime>), CudaError> {
+        self.engine.device.begin_profile();
+        let report = self.engine.step(tokens, targets, batch, adamw);
+        let times = self.engine.device.end_profile();
+        Ok((report?, times?))
     }
 
     /// Mean cross entropy of the targets in nats, and how many count; the mean of none is 0.

@@ -1,5 +1,11 @@
 //! A path on the GPU against the same path on the CPU; skipped where there is no GPU.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a failed unwrap is a failed test, and a skipped one says so"
+)]
+
 #[path = "reference/cpu_path.rs"]
 mod cpu_path;
 
@@ -115,7 +121,11 @@ fn five_steps_are_those_of_the_cpu() {
                     distance(&path.weights().unwrap(), &cpu.weights()),
                 ];
                 let within = off.iter().zip(tolerances).all(|(off, tolerance)| *off <= tolerance);
-                assert!(within, "{:?}, step {step}: loss, norm, gradient, weights off by {off:?}", options.precision);
+                assert!(
+                    within,
+                    "{:?}, step {step}: loss, norm, gradient, weights off by {off:?}",
+                    options.precision
+                );
             }
             assert_eq!(path.steps(), 5);
             let (first, second) = path.moments().unwrap();

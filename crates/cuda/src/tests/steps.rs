@@ -42,13 +42,13 @@ fn odd(tie_embeddings: bool) -> ModelConfig {
 /// Sizes that the tensor cores and 16-byte accesses take.
 fn even() -> ModelConfig {
     ModelConfig {
-        hidden_size: 64,
+        hidden_size: 32,
         blocks: 2,
         heads: 2,
-        head_dim: 32,
-        ffn_size: 96,
-        vocab_size: 120,
-        context: 72,
+        head_dim: 16,
+        ffn_size: 48,
+        vocab_size: 56,
+        context: 24,
         ..ModelConfig::default()
     }
 }
@@ -164,6 +164,23 @@ fn micro_batches_and_checkpointing_change_memory_and_not_the_step() {
         assert!((report.loss - whole.0.loss).abs() < 1e-6 * report.loss);
         assert_close("gradient", &gradient, &f64s(&whole.1), 2e-6);
     }
+}
+
+#[test]
+fn the_head_takes_rows_in_chunks() {
+    let config = odd(false);
+    let cpu = CpuPath::new(&config, 1);
+    let (tokens, targets) = data(&config, 3, 1);
+    let step = |head_rows| {
+        let mut engine = engine(&config, &cpu, F32)?;
+        engine.arena.head_rows = head_rows;
+        let report = engine.step(&tokens, &targets, 3, &numbers(&adamw())).unwrap();
+        Some((report.loss, engine.read(engine.arena.gradient).unwrap()))
+    };
+    let Some((loss, gradient)) = step(36) else { return };
+    let (in_chunks, gradient_in_chunks) = step(7).unwrap();
+    assert!((in_chunks - loss).abs() < 1e-6 * loss);
+    assert_close("gradient", &gradient_in_chunks, &f64s(&gradient), 2e-6);
 }
 
 #[test]
