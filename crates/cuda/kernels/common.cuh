@@ -19,17 +19,17 @@ typedef float element;
 #define QKV (3 * ATTENTION)  // the width of a row of queries, keys and values
 
 // Elements that lie next to each other, moved with one or two 16-byte accesses.
-template <class T>
-struct alignas(sizeof(T) * VECTOR) Pack {
-    T at[VECTOR];
+template <class T, int N = VECTOR>
+struct alignas(sizeof(T) * N) Pack {
+    T at[N];
 };
-template <class T>
-__device__ __forceinline__ Pack<T> load(const T* from) {
-    return *reinterpret_cast<const Pack<T>*>(from);
+template <int N = VECTOR, class T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+    return *reinterpret_cast<const Pack<T, N>*>(from);
 }
-template <class T>
-__device__ __forceinline__ void store(T* to, const Pack<T>& pack) {
-    *reinterpret_cast<Pack<T>*>(to) = pack;
+template <class T, int N>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+    *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
 __device__ __forceinline__ float warp_sum(float x) {

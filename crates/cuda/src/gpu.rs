@@ -59,7 +59,13 @@ impl Gpu {
         if let Some(&(_, library, remedy)) = libraries.iter().find(|(present, ..)| !present) {
             return Err(CudaError::NoLibrary { library, remedy });
         }
-        result::init().map_err(driver("starting"))?;
+        use cudarc::driver::sys::CUresult::{CUDA_ERROR_NO_DEVICE, CUDA_ERROR_STUB_LIBRARY};
+        match result::init() {
+            Err(DriverError(CUDA_ERROR_NO_DEVICE | CUDA_ERROR_STUB_LIBRARY)) => {
+                return Err(CudaError::NoDevice { ordinal, count: 0 });
+            }
+            started => started.map_err(driver("starting"))?,
+        }
         let count = result::device::get_count().map_err(driver("counting the GPUs"))?.max(0) as usize;
         if ordinal >= count {
             return Err(CudaError::NoDevice { ordinal, count });

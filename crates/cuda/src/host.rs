@@ -25,7 +25,7 @@ pub(crate) struct Host {
     library: Library,
     /// 256-byte units.
     arena: Vec<[u64; 32]>,
-    /// Whether threads and blocks run in descending order.
+    /// Whether threads and blocks run in descending order, and asynchronous copies are made at once.
     pub(crate) backwards: bool,
 }
 

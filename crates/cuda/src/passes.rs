@@ -129,7 +129,7 @@ impl<D: Device> Engine<D> {
         let Self { arena, .. } = self;
         let arguments =
             [qkv.into(), arena.cosines.into(), arena.sines.into(), (rows.time as i32).into(), sign.into()];
-        self.run("rope", (rows.count(), 1), 256, &arguments)
+        self.run("rope", (rows.count(), 1), 128, &arguments)
     }
 
     /// `weight` is the number of the norm's first parameter.

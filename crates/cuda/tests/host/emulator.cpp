@@ -39,6 +39,7 @@ jmp_buf scheduler;
 int current;
 void (*body)(void**);
 void** body_arguments;
+bool late_copies;
 
 // Jumps instead of swapcontext, which calls the kernel each time.
 void give_way(Fiber& fiber) {
@@ -97,20 +98,28 @@ void run_block(int threads, bool backwards) {
         fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, run_fiber, 0);
     }
+    // Each warp goes as far as it can before the next one begins: what it does too early, the others see.
+    const int count = (threads + 31) / 32;
     for (int left = threads; left > 0;) {
-        bool ran = false;
-        for (int i = 0; i < threads; i++) {
-            int t = backwards ? threads - 1 - i : i;
-            Fiber& fiber = fibers[t];
-            if (fiber.done || (fiber.barrier && fiber.barrier->round == fiber.round)) continue;
-            fiber.barrier = nullptr;
-            current = t;
-            threadIdx.x = t;
-            resume(fiber);
-            ran = true;
-            if (fiber.done) left--;
+        bool any = false;
+        for (int w = 0; w < count; w++) {
+            for (bool ran = true; ran;) {
+                ran = false;
+                for (int l = 0; l < 32; l++) {
+                    int t = (backwards ? count - 1 - w : w) * 32 + (backwards ? 31 - l : l);
+                    if (t >= threads) continue;
+                    Fiber& fiber = fibers[t];
+                    if (fiber.done || (fiber.barrier && fiber.barrier->round == fiber.round)) continue;
+                    fiber.barrier = nullptr;
+                    current = t;
+                    threadIdx.x = t;
+                    resume(fiber);
+                    any = ran = true;
+                    if (fiber.done) left--;
+                }
+            }
         }
-        if (!ran) fprintf(stderr, "threads wait for others that never come\n"), abort();
+        if (!any) fprintf(stderr, "threads wait for others that never come\n"), abort();
     }
 }
 
@@ -145,15 +154,17 @@ const Named kernels[] = {
 void wait_block() { wait(block); }
 void wait_warp() { wait(warps[current / 32]); }
 Exchange& exchange() { return exchanges[current / 32][fibers[current].exchanges++ % 2]; }
+bool copies_are_late() { return late_copies; }
 Copies& copies() { return fibers[current].copies; }
 
-// Threads and blocks run in ascending order, or descending when `backwards`: a kernel whose result depends on that
-// lacks a barrier. Gives 0, or 1 for an unknown kernel.
+// Threads and blocks run in ascending order and asynchronous copies are made as late as possible, or when `backwards`
+// in descending order and at once: a kernel whose result depends on that lacks a barrier or a wait. Gives 0, or 1 for an unknown kernel.
 extern "C" int launch(const char* name, int width, int height, int threads, void** arguments, int backwards) {
     for (const Named& kernel : kernels) {
         if (strcmp(kernel.name, name)) continue;
         body = kernel.body;
         body_arguments = arguments;
+        late_copies = !backwards;
         blockDim = {(unsigned)threads, 1, 1};
         gridDim = {(unsigned)width, (unsigned)height, 1};
         for (int i = 0; i < width * height; i++) {

@@ -120,7 +120,9 @@ inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
     }
 }
 
-// Asynchronous copies are made when they are waited for, and no earlier: a wait that is missing is seen.
+// Asynchronous copies are made either at once, which shows a missing barrier before them, or not before they are waited
+// for, which shows a missing wait.
+bool copies_are_late();
 struct Copy {
     void* to;
     const void* from;
@@ -133,9 +135,13 @@ struct Copies {
 };
 Copies& copies();  // of this thread
 
+inline void make(const Copy& copy) {
+    copy.valid ? (void)memcpy(copy.to, copy.from, copy.size) : (void)memset(copy.to, 0, copy.size);
+}
 inline void copy_async(void* to, const void* from, int size, bool valid) {
     if ((uintptr_t)to % size || (uintptr_t)from % size) fprintf(stderr, "cp.async: not aligned\n"), abort();
-    copies().open.push_back({to, from, size, valid});
+    Copy copy = {to, from, size, valid};
+    copies_are_late() ? copies().open.push_back(copy) : make(copy);
 }
 inline void copy_async_16(void* to, const void* from, bool valid) { copy_async(to, from, 16, valid); }
 inline void copy_async_4(void* to, const void* from, bool valid) { copy_async(to, from, 4, valid); }
@@ -146,9 +152,7 @@ inline void copy_commit() {
 template <int STILL_RUNNING>
 inline void copy_wait() {
     while (copies().groups.size() > STILL_RUNNING) {
-        for (const Copy& copy : copies().groups.front()) {
-            copy.valid ? (void)memcpy(copy.to, copy.from, copy.size) : (void)memset(copy.to, 0, copy.size);
-        }
+        for (const Copy& copy : copies().groups.front()) make(copy);
         copies().groups.pop_front();
     }
 }
