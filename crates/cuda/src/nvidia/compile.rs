@@ -32,3 +32,39 @@ pub(super) fn compile(capability: (i32, i32), defines: &[String]) -> Result<Ptx,
     compiled.insert(options, image.clone());
     Ok(image)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::compile;
+    use crate::{CudaError, PathShape, Precision, kernels};
+
+    #[test]
+    fn the_kernels_compile_where_nvrtc_is_installed() {
+        // SAFETY: looks for a shared library and closes it.
+        if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
+            eprintln!("SKIPPED: libnvrtc was not found");
+            return;
+        }
+        let shape = PathShape {
+            hidden_size: 256,
+            blocks: 2,
+            heads: 4,
+            head_dim: 64,
+            ffn_size: 704,
+            vocab_size: 1000,
+            context: 128,
+            rope_theta: 10_000.0,
+            rms_norm_eps: 1e-5,
+            tie_embeddings: false,
+        };
+        for precision in [Precision::F32, Precision::Bf16] {
+            let defines = kernels::defines(&shape, precision);
+            let image = compile((9, 0), &defines).unwrap().to_src();
+            for kernel in kernels::NAMES {
+                assert!(image.contains(&format!(".entry {kernel}(")), "{kernel} is missing");
+            }
+        }
+        let error = compile((9, 0), &["-DWIDTH=0".to_owned()]).unwrap_err();
+        assert!(matches!(&error, CudaError::Compile { log, .. } if log.contains("HEAD_DIM")), "{error}");
+    }
+}
