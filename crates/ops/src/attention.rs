@@ -64,7 +64,7 @@ pub(crate) fn forward_all<E: Element>(qkv: &[E], y: &mut [E], log_sums: &mut [f3
         forward::head(part(0), part(1), part(2), (time, time), log_sums, |t, row| {
             let at = (sequence * time + t) * width + head * head_dim;
             // SAFETY: each task writes the columns of its own sequence and head.
-            crate::element::narrow(row, unsafe { y.part(at..at + head_dim) });
+            crate::element::convert(row, unsafe { y.part(at..at + head_dim) });
         });
     });
 }

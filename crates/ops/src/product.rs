@@ -285,6 +285,7 @@ impl<T> Shared<T> {
     /// # Safety
     /// No two parts that exist at the same time may overlap, and the slice must still be borrowed.
     #[expect(clippy::mut_from_ref, reason = "the contract keeps parts disjoint")]
+    #[inline(always)]
     pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.1, "a part outside of the slice");
         // SAFETY: inside the slice by the assertion, disjoint by this function's contract.

@@ -1,7 +1,7 @@
 //! The backward pass of one head (arXiv:2205.14135 §3.1): scores are computed once more, block by block.
 
 use super::{Head, even, scale};
-use crate::element::{Element, narrow};
+use crate::element::{Element, convert, narrow};
 use crate::exp::exp;
 use crate::product::{
     Group, Lhs, NR, Order, PANEL, Rhs, multiply, pack, packed_len, with_rows, with_scratch,
@@ -92,7 +92,7 @@ pub(super) fn head<'a, E: Element>(
             for (i, (q, d)) in rows.take(count).enumerate() {
                 q.copy_from_slice(row(0, first + i));
                 d.copy_from_slice(dy.row(first + i));
-                deltas[i] = d.iter().zip(y.row(first + i)).map(|(a, b)| a.to_f32() * b.to_f32()).sum();
+                deltas[i] = dot(d, y.row(first + i));
                 sums[i] = log_sums[first + i];
             }
             let q_columns = packed(group, Order::Columns, q_block, (head_dim, count), q_columns);
@@ -140,18 +140,47 @@ pub(super) fn head<'a, E: Element>(
             let lhs = Lhs::packed(d_scores_packed, group, count, seen, BLOCK);
             multiply(lhs, k_rows, 0..head_dim, dq, head_dim, false);
             for (i, dq) in dq.chunks_exact_mut(head_dim).take(count).enumerate() {
-                rope.rotate(dq, first + i, -1.0);
-                narrow(dq, row(0, first + i));
+                rotate_back(rope, dq, first + i, row(0, first + i));
             }
         }
         for (t, (dk, dv)) in
             dk.chunks_exact_mut(head_dim).zip(dv.chunks_exact(head_dim)).take(time).enumerate()
         {
-            rope.rotate(dk, t, -1.0);
-            narrow(dk, row(1, t));
-            narrow(dv, row(2, t));
+            rotate_back(rope, dk, t, row(1, t));
+            convert(dv, row(2, t));
         }
     });
+}
+
+/// The sum of products, in 16 running sums that are added in a fixed order.
+fn dot<E: Element>(a: &[E], b: &[E]) -> f32 {
+    vector::dispatch(
+        #[inline(always)]
+        || {
+            let mut lanes = [0f32; 16];
+            let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
+            for (a, b) in a.iter().zip(b) {
+                for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+                    *lane += a.to_f32() * b.to_f32();
+                }
+            }
+            for ((lane, a), b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
+                *lane += a.to_f32() * b.to_f32();
+            }
+            lanes.iter().sum()
+        },
+    )
+}
+
+/// Turns the gradient of a rotated row back and stores it.
+fn rotate_back<E: Element>(rope: &RopeTable, gradient: &mut [f32], position: usize, row: &mut [E]) {
+    vector::dispatch(
+        #[inline(always)]
+        || {
+            rope.rotate(gradient, position, -1.0);
+            narrow(gradient, row);
+        },
+    );
 }
 
 /// Packs rows that lie one after the other.

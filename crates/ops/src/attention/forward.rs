@@ -67,7 +67,10 @@ pub(super) fn head<E: Element>(
             });
             for ((i, y), sum) in y.chunks_exact_mut(head_dim).take(count).enumerate().zip(sums) {
                 let inverse = 1.0 / sum;
-                y.iter_mut().for_each(|y| *y *= inverse);
+                vector::dispatch(
+                    #[inline(always)]
+                    || y.iter_mut().for_each(|y| *y *= inverse),
+                );
                 write(first + i, y);
             }
         }

@@ -13,11 +13,12 @@ use crate::{rms_norm, swiglu, vector};
 /// Columns whose f32 results wait in scratch memory for what is done with them.
 pub(super) const WIDTH: usize = 256;
 
-/// `x ← block(x)` for x (rows, D); fills `kept`.
+/// `y = block(x)` for x and y (rows, D); fills `kept`.
 pub(crate) fn forward<E: Element>(
     stack: &Stack,
     weights: BlockWeights<'_>,
-    x: &mut [f32],
+    x: &[f32],
+    y: &mut [f32],
     kept: &mut Kept<'_, E>,
     batch: Batch,
 ) {
@@ -37,8 +38,7 @@ pub(crate) fn forward<E: Element>(
     });
     stack.profile.time(Phase::Products, || {
         let packed = Packed::new::<E, f32>(workspace, Order::Columns, weights.o, a, (a, d));
-        kept.middle.copy_from_slice(x);
-        add_product(kept.y, packed.rhs(), kept.middle, (a, d));
+        add_product(x, kept.y, packed.rhs(), kept.middle, (a, d));
         workspace.give(packed.memory);
 
         rms_norm::forward_all(kept.middle, weights.post_norm, h, shape.epsilon);
@@ -52,8 +52,7 @@ pub(crate) fn forward<E: Element>(
         workspace.give(up.memory);
 
         let packed = Packed::new::<E, f32>(workspace, Order::Columns, weights.down, f, (f, d));
-        x.copy_from_slice(kept.middle);
-        add_product(gated, packed.rhs(), x, (f, d));
+        add_product(kept.middle, gated, packed.rhs(), y, (f, d));
         workspace.give(packed.memory);
         workspace.give(memory);
     });
@@ -99,10 +98,12 @@ fn chunk(rope: &RopeTable) -> usize {
     both * (WIDTH / both).max(1)
 }
 
-/// `y += x · B`: x (rows, k), y (rows, n).
-fn add_product<E: Element>(x: &[E], rhs: Rhs<'_>, y: &mut [f32], (k, n): (usize, usize)) {
-    y.par_chunks_mut(PANEL * n).zip(x.par_chunks(PANEL * k)).for_each(|(y, x)| {
-        with_rows(x, (x.len() / k, k, k), |x| multiply(x, rhs, 0..n, y, n, true));
+/// `z = y + x · B`: x (rows, k), y and z (rows, n).
+fn add_product<E: Element>(y: &[f32], x: &[E], rhs: Rhs<'_>, z: &mut [f32], (k, n): (usize, usize)) {
+    let panels = z.par_chunks_mut(PANEL * n).zip(y.par_chunks(PANEL * n)).zip(x.par_chunks(PANEL * k));
+    panels.for_each(|((z, y), x)| {
+        z.copy_from_slice(y);
+        with_rows(x, (x.len() / k, k, k), |x| multiply(x, rhs, 0..n, z, n, true));
     });
 }
 
