@@ -93,6 +93,6 @@ fn unsafe_code_has_its_places() {
     for folder in ["crates", "routing"] {
         walk(&root().join(folder), &mut found);
     }
-    found.retain(|file| !file.contains("crates/ops/"));
-    assert!(found.is_empty(), "unsafe code outside ops and shards: {found:?}");
+    found.retain(|file| !["crates/ops/", "crates/cuda/"].iter().any(|place| file.contains(place)));
+    assert!(found.is_empty(), "unsafe code outside ops, cuda and shards: {found:?}");
 }

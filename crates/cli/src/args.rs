@@ -69,6 +69,9 @@ pub(crate) enum Command {
     /// Say how far a run is.
     #[command(after_help = commands::status::EXAMPLES)]
     Status(commands::status::StatusOptions),
+    /// Measure how fast this machine trains.
+    #[command(subcommand)]
+    Bench(commands::bench::BenchCommand),
     /// Show, check or explain the configuration.
     #[command(subcommand)]
     Config(commands::config::ConfigCommand),

@@ -1,8 +1,10 @@
 //! The commands, one file each.
 
+pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod doctor;
+pub(crate) mod dry_run;
 pub(crate) mod evaluate;
 pub(crate) mod export;
 pub(crate) mod fetch_c4;

@@ -4,6 +4,7 @@ mod args;
 mod commands;
 mod error;
 mod interrupt;
+mod memory;
 mod output;
 mod run_directory;
 mod run_options;
@@ -50,6 +51,7 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Serve(options) => commands::serve::run(&options, progress),
         Command::Export(options) => commands::export::run(&options),
         Command::Status(options) => commands::status::run(&options),
+        Command::Bench(command) => commands::bench::run(&command, progress),
         Command::Config(command) => commands::config::run(command),
         Command::Doctor(options) => commands::doctor::run(&options),
         Command::Completions { shell } => commands::completions::run(shell),

@@ -9,7 +9,7 @@ use crate::element::Element;
 use crate::exp::{dot, exp, maximum};
 use crate::product::{Group, Shared};
 use crate::rope::RopeTable;
-use crate::vector;
+use crate::vector::{self, Units};
 
 /// The shape of a batch's attention but for the number of sequences: queries, keys and values of a position lie one after the other, (B, T, 3, H, Dh).
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ pub(crate) fn forward_all<E: Element>(qkv: &[E], y: &mut [E], log_sums: &mut [f3
         forward::head(part(0), part(1), part(2), (time, time), log_sums, |t, row| {
             let at = (sequence * time + t) * width + head * head_dim;
             // SAFETY: each task writes the columns of its own sequence and head.
-            crate::element::narrow(row, unsafe { y.part(at..at + head_dim) });
+            crate::element::convert(row, unsafe { y.part(at..at + head_dim) });
         });
     });
 }
@@ -127,9 +127,9 @@ pub fn attend(q: &[f32], past: KeyValues<'_>, y: &mut [f32]) {
         for head in 0..heads {
             let at = head * head_dim..(head + 1) * head_dim;
             let (keys, values) = (&keys[at.start..], &values[at.start..]);
-            vector::dispatch(
+            vector::dispatch_with(
                 #[inline(always)]
-                || attend_one(&q[at.clone()], keys, values, &mut scores, &mut y[at.clone()], row),
+                |units| attend_one(units, &q[at.clone()], keys, values, &mut scores, &mut y[at.clone()], row),
             );
         }
         return;
@@ -149,16 +149,24 @@ pub fn attend(q: &[f32], past: KeyValues<'_>, y: &mut [f32]) {
 
 /// One head of one query.
 #[inline(always)]
-fn attend_one(q: &[f32], keys: &[f32], values: &[f32], scores: &mut [f32], y: &mut [f32], row: usize) {
+fn attend_one(
+    units: Units,
+    q: &[f32],
+    keys: &[f32],
+    values: &[f32],
+    scores: &mut [f32],
+    y: &mut [f32],
+    row: usize,
+) {
     let scale = scale(q.len());
     for (score, key) in scores.iter_mut().zip(keys.chunks(row)) {
-        *score = dot(q, &key[..q.len()]) * scale;
+        *score = dot(units, q, &key[..q.len()]) * scale;
     }
     let largest = maximum(scores);
     let mut sum = 0.0;
     y.fill(0.0);
     for (score, value) in scores.iter().zip(values.chunks(row)) {
-        let weight = exp(score - largest);
+        let weight = exp(units, score - largest);
         sum += weight;
         for (y, value) in y.iter_mut().zip(value) {
             *y += weight * value;

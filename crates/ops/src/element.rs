@@ -99,6 +99,14 @@ pub(crate) fn narrow<E: Element>(from: &[f32], to: &mut [E]) {
     }
 }
 
+/// [`narrow`] as vector code of its own, for use outside of one.
+pub(crate) fn convert<E: Element>(from: &[f32], to: &mut [E]) {
+    crate::vector::dispatch(
+        #[inline(always)]
+        || narrow(from, to),
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

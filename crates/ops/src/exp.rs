@@ -1,88 +1,132 @@
-//! The exponential function, written so that a loop over it becomes vector code.
+//! The exponential function and reductions, written so that loops over them become vector code.
+
+use crate::element::Element;
+use crate::vector::Units;
 
 /// `exp(x)` to 2 units in the last place for `-87 ≤ x ≤ 88`; below that 0 or a tiny number, above it a huge number.
 /// Only additions, multiplications and integer operations: no call, no branch.
 #[inline(always)]
-pub(crate) fn exp(x: f32) -> f32 {
+pub(crate) fn exp(units: Units, x: f32) -> f32 {
     // Adding 1.5 · 2^23 rounds to an integer, which then sits in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.3, 88.3);
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let shifted = units.mul_add(x, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     // x - n ln 2 in two steps: the first constant has trailing zeros, so its product with n is exact.
-    let r = (x - n * 0.693_359_4) + n * 2.121_944_4e-4;
+    let r = units.mul_add(n, 2.121_944_4e-4, units.mul_add(n, -0.693_359_4, x));
     // Polynomial of Cephes' expf on [-ln 2 / 2, ln 2 / 2].
     let mut p = 1.987_569_2e-4;
-    p = p * r + 1.398_2e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_5e-1;
-    p = p * r + 0.5;
-    let p = p * (r * r) + r + 1.0;
+    for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = units.mul_add(p, r, coefficient);
+    }
+    let p = units.mul_add(p, r * r, r + 1.0);
     let power = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     p * f32::from_bits((power.wrapping_add(127) << 23) as u32)
 }
 
 /// The logistic function `1 / (1 + exp(-x))`.
 #[inline(always)]
-pub(crate) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
+pub(crate) fn sigmoid(units: Units, x: f32) -> f32 {
+    1.0 / (1.0 + exp(units, -x))
 }
 
-/// The sum of `exp(x - shift)`, in 16 running sums that are added in a fixed order.
+/// Running sums of a reduction, added up in a fixed order at its end: four vectors of the widest units, so that one
+/// addition does not wait for the one before.
+pub(crate) const LANES: usize = 64;
+
+/// The sum of `exp(x - shift)`.
 #[inline(always)]
-pub(crate) fn sum_exp(values: &[f32], shift: f32) -> f32 {
-    let mut lanes = [0f32; 16];
-    let mut chunks = values.chunks_exact(16);
-    for chunk in &mut chunks {
+pub(crate) fn sum_exp(units: Units, values: &[f32], shift: f32) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
         for (lane, &value) in lanes.iter_mut().zip(chunk) {
-            *lane += exp(value - shift);
+            *lane += exp(units, value - shift);
         }
     }
-    let rest: f32 = chunks.remainder().iter().map(|&value| exp(value - shift)).sum();
-    lanes.iter().sum::<f32>() + rest
+    for (lane, &value) in lanes.iter_mut().zip(rest) {
+        *lane += exp(units, value - shift);
+    }
+    total(&lanes)
 }
 
 /// The largest value; `f32::MIN` of none.
 #[inline(always)]
 pub(crate) fn maximum(values: &[f32]) -> f32 {
-    let mut lanes = [f32::MIN; 16];
-    let mut chunks = values.chunks_exact(16);
-    for chunk in &mut chunks {
+    let mut lanes = [f32::MIN; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
         for (lane, &value) in lanes.iter_mut().zip(chunk) {
             *lane = if value > *lane { value } else { *lane };
         }
     }
-    chunks.remainder().iter().chain(&lanes).fold(f32::MIN, |a, &b| a.max(b))
+    for (lane, &value) in lanes.iter_mut().zip(rest) {
+        *lane = if value > *lane { value } else { *lane };
+    }
+    lanes.iter().fold(f32::MIN, |a, &b| if b > a { b } else { a })
 }
 
-/// The sum of products, in 16 running sums that are added in a fixed order.
+/// The sum of products.
 #[inline(always)]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0f32; 16];
-    let (mut left, mut right) = (a.chunks_exact(16), b.chunks_exact(16));
-    for (x, y) in (&mut left).zip(&mut right) {
-        for ((lane, x), y) in lanes.iter_mut().zip(x).zip(y) {
-            *lane += x * y;
+pub(crate) fn dot<E: Element>(units: Units, a: &[E], b: &[E]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+            *lane = units.mul_add(a.to_f32(), b.to_f32(), *lane);
         }
     }
-    let rest: f32 = left.remainder().iter().zip(right.remainder()).map(|(x, y)| x * y).sum();
-    lanes.iter().sum::<f32>() + rest
+    for ((lane, a), b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
+        *lane = units.mul_add(a.to_f32(), b.to_f32(), *lane);
+    }
+    total(&lanes)
+}
+
+/// The sum of the lanes, halved again and again: each step is whole vectors.
+#[inline(always)]
+pub(crate) fn total(lanes: &[f32; LANES]) -> f32 {
+    let mut lanes = *lanes;
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vector::dispatch_with;
 
     #[test]
     fn exp_agrees_with_the_library() {
-        for i in -87_000..=88_000 {
-            let x = i as f32 / 1000.0;
-            let exact = f64::from(x).exp();
-            let error = (f64::from(exp(x)) - exact).abs() / exact;
-            assert!(error < 2.4e-7, "exp({x}) is off by {error:e}");
+        dispatch_with(|units| {
+            for i in -87_000..=88_000 {
+                let x = i as f32 / 1000.0;
+                let exact = f64::from(x).exp();
+                let error = (f64::from(exp(units, x)) - exact).abs() / exact;
+                assert!(error < 2.4e-7, "exp({x}) is off by {error:e}");
+            }
+            assert_eq!(exp(units, 0.0), 1.0);
+            assert!(exp(units, -1e30) < 2e-38 && exp(units, 1e30).is_finite());
+        });
+    }
+
+    #[test]
+    fn reductions_of_any_length() {
+        for length in [0, 1, 63, 64, 65, 200] {
+            let values: Vec<f32> = (0..length).map(|i| ((i * 37 % 101) as f32 - 50.0) / 8.0).collect();
+            let exact: f64 = values.iter().map(|&v| f64::from(v).powi(2)).sum();
+            let largest = values.iter().fold(f32::MIN, |a, &b| a.max(b));
+            dispatch_with(|units| {
+                assert!((f64::from(dot(units, &values, &values)) - exact).abs() <= 1e-6 * exact);
+                assert_eq!(maximum(&values), largest);
+                let exact: f64 = values.iter().map(|&v| f64::from(v - 7.0).exp()).sum();
+                assert!((f64::from(sum_exp(units, &values, 7.0)) - exact).abs() <= 1e-6 * exact);
+            });
         }
-        assert_eq!(exp(0.0), 1.0);
-        assert!(exp(-1e30) < 2e-38 && exp(1e30).is_finite());
     }
 }

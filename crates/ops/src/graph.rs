@@ -277,9 +277,10 @@ impl CustomOp1 for Embedding {
     }
 }
 
-/// What a run of blocks keeps for its backward pass.
+/// What a block keeps for its backward pass.
 struct KeptBlock {
-    input: Buffer,
+    /// Its output, the next block's input; empty for the last one, whose output is the tensor.
+    output: Buffer,
     /// `None` with activation checkpointing.
     activations: Option<Buffer>,
 }
@@ -306,55 +307,59 @@ impl Blocks {
         self.stack.workspace.take(if gradient <= 2 * length { length.max(gradient) } else { length })
     }
 
-    fn forward<E: Element>(&self, x: &mut [f32], weights: &[f32]) -> Vec<KeptBlock> {
-        let (stack, rows) = (&self.stack, self.batch.rows());
-        let mut kept = Vec::new();
+    fn forward<E: Element>(&self, x: &[f32], weights: &[f32]) -> (Vec<f32>, Vec<KeptBlock>) {
+        let (stack, rows, keep) = (&self.stack, self.batch.rows(), self.gradients.is_some());
+        let mut kept: Vec<KeptBlock> = Vec::new();
         let mut memory = self.memory();
+        let mut y = vec![0.0; x.len()];
         for block in 0..self.count {
-            let input = self.gradients.is_some().then(|| {
-                let mut input = stack.workspace.take(x.len());
-                input.copy_from_slice(x);
-                input
-            });
+            let last = block + 1 == self.count;
+            let mut output = if last { Buffer::default() } else { stack.workspace.take(x.len()) };
+            let input = kept.last().map_or(x, |below| &below.output);
+            let to = if last { &mut y[..] } else { &mut output };
             let mut own = Kept::<E>::new(&stack.shape, rows, self.batch.batch, &mut memory);
-            block::forward(stack, self.weights(weights, block), x, &mut own, self.batch);
-            if let Some(input) = input {
-                let activations = (!stack.checkpointing).then(|| {
-                    let next = if block + 1 < self.count { self.memory() } else { Buffer::default() };
-                    std::mem::replace(&mut memory, next)
-                });
-                kept.push(KeptBlock { input, activations });
+            block::forward(stack, self.weights(weights, block), input, to, &mut own, self.batch);
+            let activations = (keep && !stack.checkpointing).then(|| {
+                let next = if last { Buffer::default() } else { self.memory() };
+                std::mem::replace(&mut memory, next)
+            });
+            if !keep {
+                // Only the block above needs an output that is not kept.
+                kept.drain(..).for_each(|below| stack.workspace.give(below.output));
             }
+            kept.push(KeptBlock { output, activations });
         }
         stack.workspace.give(memory);
-        kept
+        (y, if keep { kept } else { Vec::new() })
     }
 
     fn backward<E: Element>(
         &self,
+        x: &[f32],
         dx: &mut [f32],
         weights: &[f32],
-        kept: Vec<KeptBlock>,
+        mut kept: Vec<KeptBlock>,
         slots: &[GradientSlot],
     ) {
         let (stack, rows) = (&self.stack, self.batch.rows());
-        for (block, KeptBlock { mut input, activations }) in kept.into_iter().enumerate().rev() {
+        while let Some(KeptBlock { output, activations }) = kept.pop() {
+            stack.workspace.give(output);
+            let block = kept.len();
             let own = self.weights(weights, block);
+            let input = kept.last().map_or(x, |below| &below.output);
             let mut memory = activations.unwrap_or_else(|| {
                 let mut memory = self.memory();
-                let mut x = stack.workspace.take(input.len());
-                x.copy_from_slice(&input);
+                let mut y = stack.workspace.take(x.len());
                 let mut kept = Kept::<E>::new(&stack.shape, rows, self.batch.batch, &mut memory);
-                block::forward(stack, own, &mut x, &mut kept, self.batch);
-                stack.workspace.give(x);
+                block::forward(stack, own, input, &mut y, &mut kept, self.batch);
+                stack.workspace.give(y);
                 memory
             });
-            let mut kept = Kept::<E>::new(&stack.shape, rows, self.batch.batch, &mut memory);
+            let mut kept_here = Kept::<E>::new(&stack.shape, rows, self.batch.batch, &mut memory);
             slots[block].add(|gradients, fresh| {
-                block::backward(stack, own, &mut input, &mut kept, dx, gradients, fresh, self.batch);
+                block::backward(stack, own, input, &mut kept_here, dx, gradients, fresh, self.batch);
             });
             stack.workspace.give(memory);
-            stack.workspace.give(input);
         }
     }
 }
@@ -362,7 +367,7 @@ impl Blocks {
 impl Drop for Blocks {
     fn drop(&mut self) {
         for block in self.kept.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            self.stack.workspace.give(block.input);
+            self.stack.workspace.give(block.output);
             self.stack.workspace.give(block.activations.unwrap_or_default());
         }
     }
@@ -380,11 +385,10 @@ impl CustomOp2 for Blocks {
         weights: &CpuStorage,
         weights_layout: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let mut y = elements(x, x_layout)?.to_vec();
-        let weights = elements(weights, weights_layout)?;
-        let kept = match self.stack.precision {
-            Precision::F32 => self.forward::<f32>(&mut y, weights),
-            Precision::Bf16 => self.forward::<bf16>(&mut y, weights),
+        let (x, weights) = (elements(x, x_layout)?, elements(weights, weights_layout)?);
+        let (y, kept) = match self.stack.precision {
+            Precision::F32 => self.forward::<f32>(x, weights),
+            Precision::Bf16 => self.forward::<bf16>(x, weights),
         };
         *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = kept;
         Ok((CpuStorage::F32(y), x_layout.shape().clone()))
@@ -402,10 +406,12 @@ impl CustomOp2 for Blocks {
             candle_core::bail!("blocks have no forward pass to differentiate");
         };
         let mut dx = read(&dy.contiguous()?, <[f32]>::to_vec)?;
-        read(weights, |weights| match self.stack.precision {
-            Precision::F32 => self.backward::<f32>(&mut dx, weights, kept, slots),
-            Precision::Bf16 => self.backward::<bf16>(&mut dx, weights, kept, slots),
-        })?;
+        read(x, |x| {
+            read(weights, |weights| match self.stack.precision {
+                Precision::F32 => self.backward::<f32>(x, &mut dx, weights, kept, slots),
+                Precision::Bf16 => self.backward::<bf16>(x, &mut dx, weights, kept, slots),
+            })
+        })??;
         Ok((Some(Tensor::from_vec(dx, x.shape(), x.device())?), None))
     }
 }

@@ -10,12 +10,14 @@ use crate::buffer::Workspace;
 use crate::element::Element;
 use crate::exp::{exp, maximum, sum_exp};
 use crate::product::{
-    Group, Lhs, NR, Order, PANEL, Rhs, Shared, multiply, pack_all, packed_len, with_rows, with_scratch,
+    Group, NR, Order, PANEL, Rhs, Shared, multiply, multiply_shared, outer_product, pack_all, packed_len,
+    with_rows, with_scratch,
 };
 use crate::{rms_norm, vector};
 
-/// Positions whose logits are in memory at the same time; the projection's gradient is summed in this unit.
-const ROWS: usize = 512;
+/// Positions whose logits are in memory at the same time, at most: many, as the projection's weights are packed and its
+/// gradient is read for each such chunk.
+const ROWS: usize = 1024;
 /// Entries of the vocabulary whose weights are packed at the same time.
 const ENTRIES: usize = 2048;
 
@@ -64,11 +66,13 @@ impl Head<'_> {
     fn run<E: Element>(&self, log_probs: &mut [f32], mut gradients: Option<HeadGradients<'_>>) {
         let (width, rows) = (self.norm.len(), self.targets.len());
         let vocabulary = self.projection.len() / width;
-        let mut h_memory = self.workspace.take(E::room(ROWS.min(rows) * width));
+        // At least two chunks, so that the logits of all positions are never there at once.
+        let chunk = ROWS.min(rows.div_ceil(2).next_multiple_of(PANEL)).max(1);
+        let mut h_memory = self.workspace.take(E::room(chunk.min(rows) * width));
         let h = E::of_mut(&mut h_memory);
-        let mut logits = self.workspace.take(ROWS.min(rows) * vocabulary.next_multiple_of(2));
-        for first in (0..rows).step_by(ROWS) {
-            let count = ROWS.min(rows - first);
+        let mut logits = self.workspace.take(chunk.min(rows) * row_stride(vocabulary));
+        for first in (0..rows).step_by(chunk) {
+            let count = chunk.min(rows - first);
             let x = &self.x[first * width..][..count * width];
             let targets = &self.targets[first..first + count];
             let h = &mut h[..count * width];
@@ -106,7 +110,7 @@ impl Head<'_> {
                 with_rows(&h[rows.start * width..], (rows.len(), width, width), |h| {
                     let at = rows.start * stride + entries.start + columns.start;
                     // SAFETY: blocks of rows and columns are disjoint.
-                    unsafe { crate::product::multiply_shared(h, rhs, columns, &shared, at, stride) };
+                    unsafe { multiply_shared(h, rhs, columns, &shared, at, stride, false) };
                 });
             });
         }
@@ -132,7 +136,6 @@ impl Head<'_> {
         let most = ENTRIES.min(vocabulary);
         let mut dh = workspace.take(count * width);
         let mut weights = workspace.take(packed_len(group, most, width, NR));
-        let mut left = workspace.take(packed_len(group, count, most, PANEL));
         let mut right = workspace.take(packed_len(group, count, width, NR));
         let right: &mut [u32] = {
             let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut right);
@@ -151,16 +154,9 @@ impl Head<'_> {
                     multiply(d_logits, rhs, 0..width, dh, width, entries.start > 0);
                 });
             });
-            let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut left);
-            let lanes = (count, entries.len());
-            pack_all(group, Order::Rows, &d_logits[entries.start..], stride, lanes, PANEL, packed);
-            let (packed, length) = (&*packed, PANEL * group.count(count));
-            let panel = |p: usize| {
-                let rows = PANEL.min(entries.len() - p * PANEL);
-                Lhs::packed(&packed[p * length..][..length], group, rows, count, PANEL)
-            };
             let dw = &mut gradients.projection[entries.start * width..entries.end * width];
-            crate::product::multiply_all(panel, right, dw, (entries.len(), width), !fresh);
+            let own = (&d_logits[entries.start..], stride);
+            outer_product(own, (count, entries.len()), right, dw, !fresh);
         }
         let dx = &mut gradients.dx[first * width..][..count * width];
         let chunk = PANEL * width;
@@ -172,7 +168,7 @@ impl Head<'_> {
             rms_norm::backward(x, self.norm, dh, dx, partial, self.epsilon);
         });
         rms_norm::add_partials(&partials, gradients.norm);
-        for buffer in [dh, weights, left, partials] {
+        for buffer in [dh, weights, partials] {
             workspace.give(buffer);
         }
     }
@@ -215,16 +211,16 @@ fn softmax<E: Element>(
             }
             return;
         }
-        vector::dispatch(
+        vector::dispatch_with(
             #[inline(always)]
-            || {
+            |units| {
                 let logits = &mut row[..vocabulary];
                 let largest = maximum(logits);
-                let log_sum = largest + sum_exp(logits, largest).ln();
+                let log_sum = largest + sum_exp(units, logits, largest).ln();
                 *log_prob = logits[target as usize] - log_sum;
                 let Some(scale) = scale else { return };
                 for logit in logits.iter_mut() {
-                    *logit = exp(*logit - log_sum) * scale;
+                    *logit = exp(units, *logit - log_sum) * scale;
                 }
                 logits[target as usize] -= scale;
             },
@@ -243,11 +239,11 @@ fn softmax<E: Element>(
 
 /// `ln Σ exp(logit)` of one row.
 pub(crate) fn log_sum_exp(row: &[f32]) -> f32 {
-    vector::dispatch(
+    vector::dispatch_with(
         #[inline(always)]
-        || {
+        |units| {
             let largest = maximum(row);
-            largest + sum_exp(row, largest).ln()
+            largest + sum_exp(units, row, largest).ln()
         },
     )
 }

@@ -27,11 +27,11 @@ pub fn linear(x: &[f32], weight: &[f32], y: &mut [f32], (rows, inputs, outputs):
     }
     let (x, weight, y) = (&x[..inputs], &weight[..inputs * outputs], &mut y[..outputs]);
     let few = |y: &mut [f32], weight: &[f32]| {
-        vector::dispatch(
+        vector::dispatch_with(
             #[inline(always)]
-            || {
+            |units| {
                 for (y, row) in y.iter_mut().zip(weight.chunks_exact(inputs)) {
-                    *y = dot(row, x);
+                    *y = dot(units, row, x);
                 }
             },
         );

@@ -44,7 +44,7 @@ pub use element::Precision;
 pub use error::OpsError;
 pub use gradient_slot::GradientSlot;
 pub use graph::{HeadPlace, HeadSlots, blocks, cross_entropy, embedding, token_log_probs};
-pub use memory::{update_in_place, with_slice};
+pub use memory::{keep_freed_memory, update_in_place, with_slice};
 pub use product::{instructions, product_rate};
 pub use profile::{Phase, Phases, Profile};
 pub use rope::RopeTable;

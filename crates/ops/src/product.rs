@@ -38,8 +38,6 @@ pub(crate) const NR: usize = 32;
 pub(crate) const PANEL: usize = 4 * MR;
 /// Groups summed before the next column of tiles: a panel of B of this depth stays in the first-level cache.
 const DEPTH: usize = 256;
-/// Columns of one task of a product that has no epilogue.
-const WIDTH: usize = 512;
 
 /// What one group is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,12 +54,17 @@ impl Group {
         if E::PRECISION == Precision::Bf16 && kernel::has_pairs() { Self::Pair } else { Self::Single }
     }
 
+    /// Elements of a group.
+    fn elements(self) -> usize {
+        match self {
+            Self::Single => 1,
+            Self::Pair => 2,
+        }
+    }
+
     /// Groups of this many elements.
     pub(crate) fn count(self, elements: usize) -> usize {
-        match self {
-            Self::Single => elements,
-            Self::Pair => elements.div_ceil(2),
-        }
+        elements.div_ceil(self.elements())
     }
 }
 
@@ -70,7 +73,10 @@ impl Group {
 pub(crate) struct Rhs<'a> {
     data: &'a [u32],
     group: Group,
+    /// Groups of a panel.
     groups: usize,
+    /// The first of them that a product uses.
+    first: usize,
     columns: usize,
 }
 
@@ -79,7 +85,12 @@ impl<'a> Rhs<'a> {
     pub(crate) fn new(data: &'a [u32], group: Group, depth: usize, columns: usize) -> Self {
         let groups = group.count(depth);
         assert!(data.len() >= columns.div_ceil(NR) * NR * groups, "the packed operand is too short");
-        Self { data, group, groups, columns }
+        Self { data, group, groups, first: 0, columns }
+    }
+
+    /// The same columns from group `first` on.
+    fn from(self, first: usize) -> Self {
+        Self { first, ..self }
     }
 }
 
@@ -173,7 +184,7 @@ unsafe fn multiply_into(
     accumulate: bool,
 ) {
     assert!(columns.start.is_multiple_of(NR) && columns.end <= rhs.columns, "columns that B does not have");
-    assert!(lhs.groups <= rhs.groups && lhs.group == rhs.group, "operands that do not fit");
+    assert!(rhs.first + lhs.groups <= rhs.groups && lhs.group == rhs.group, "operands that do not fit");
     if lhs.rows == 0 || columns.is_empty() {
         return;
     }
@@ -194,7 +205,7 @@ unsafe fn multiply_into(
         let accumulate = accumulate || first > 0;
         for j in columns.clone().step_by(NR) {
             let valid = NR.min(columns.end - j);
-            let b = &rhs.data[j * rhs.groups + first * NR..][..groups * NR];
+            let b = &rhs.data[j * rhs.groups + (rhs.first + first) * NR..][..groups * NR];
             for i in (0..lhs.rows).step_by(MR) {
                 let rows = MR.min(lhs.rows - i);
                 let a = &lhs.data[i * lhs.row + first * lhs.step..];
@@ -254,11 +265,12 @@ pub(crate) unsafe fn multiply_shared(
     c: &Shared<f32>,
     at: usize,
     c_row: usize,
+    accumulate: bool,
 ) {
     let end = at + lhs.rows.saturating_sub(1) * c_row + columns.len();
     assert!(lhs.rows == 0 || end <= c.1, "the result is too short");
     // SAFETY: the elements lie in the slice by the assertion and are ours by this function's contract.
-    unsafe { multiply_into(lhs, rhs, columns, c.at(at), c_row, false) }
+    unsafe { multiply_into(lhs, rhs, columns, c.at(at), c_row, accumulate) }
 }
 
 /// A pointer that tasks share to write disjoint parts.
@@ -286,6 +298,7 @@ impl<T> Shared<T> {
     /// # Safety
     /// No two parts that exist at the same time may overlap, and the slice must still be borrowed.
     #[expect(clippy::mut_from_ref, reason = "the contract keeps parts disjoint")]
+    #[inline(always)]
     pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.1, "a part outside of the slice");
         // SAFETY: inside the slice by the assertion, disjoint by this function's contract.
@@ -293,31 +306,43 @@ impl<T> Shared<T> {
     }
 }
 
-/// `C = A · B` or `C += A · B` with all threads: A (m × k) in panels, C (m × n) row-major.
+/// `C = Aᵀ · B` or `C += Aᵀ · B` with all threads: A (k × m) with rows `stride` apart, C (m × n) row-major. The gradient of
+/// a matrix of weights is such a product.
 ///
 /// # Panics
 /// When operands and `c` do not fit together.
-pub(crate) fn multiply_all<'a>(
-    panel: impl Fn(usize) -> Lhs<'a> + Sync,
+pub(crate) fn outer_product<E: Element>(
+    (a, stride): (&[E], usize),
+    (depth, rows): (usize, usize),
     rhs: Rhs<'_>,
     c: &mut [f32],
-    (rows, c_row): (usize, usize),
     accumulate: bool,
 ) {
-    let columns = rhs.columns;
-    assert!(
-        rows == 0 || c.len() >= (rows - 1) * c_row + columns && c_row >= columns,
-        "the result is too short"
-    );
-    let (down, across) = (rows.div_ceil(PANEL), columns.div_ceil(WIDTH));
+    let (group, columns) = (Group::of::<E>(), rhs.columns);
+    assert!(c.len() >= rows * columns, "the result is too short");
+    let down = rows.div_ceil(PANEL);
+    // Columns are shared out too when there are few panels, although each task packs its part of A: results have the same
+    // bits however they are.
+    let most = (8 * rayon::current_num_threads()).div_ceil(down.max(1));
+    let width = columns.div_ceil(most).next_multiple_of(NR);
+    let across = columns.div_ceil(width.max(1));
+    let per_group = group.elements();
     let c = Shared::new(c);
     (0..down * across).into_par_iter().for_each(|task| {
-        let (p, first) = (task / across, task % across * WIDTH);
-        let lhs = panel(p);
-        assert!(p * PANEL + lhs.rows <= rows, "a panel past the last row");
-        let range = first..columns.min(first + WIDTH);
-        // SAFETY: tasks are disjoint blocks of rows and columns of C, which lie in the slice by the assertions.
-        unsafe { multiply_into(lhs, rhs, range, c.at(p * PANEL * c_row + first), c_row, accumulate) };
+        let (row, first) = (task / across * PANEL, task % across * width);
+        let own = PANEL.min(rows - row);
+        let range = first..columns.min(first + width);
+        with_scratch(DEPTH * PANEL, |scratch| {
+            let packed: &mut [u32] = bytemuck::cast_slice_mut(scratch);
+            for k in (0..depth).step_by(DEPTH * per_group) {
+                let depth = (DEPTH * per_group).min(depth - k);
+                pack(group, Order::Rows, &a[k * stride + row..], stride, (depth, own), PANEL, packed);
+                let lhs = Lhs::packed(packed, group, own, depth, PANEL);
+                let (rhs, at) = (rhs.from(k / per_group), row * columns + first);
+                // SAFETY: tasks are disjoint blocks of rows and columns of C.
+                unsafe { multiply_shared(lhs, rhs, range.clone(), &c, at, columns, accumulate || k > 0) };
+            }
+        });
     });
 }
 
@@ -336,7 +361,7 @@ pub(crate) fn with_scratch<R>(length: usize, f: impl FnOnce(&mut [f32]) -> R) ->
 }
 
 /// Measures the product rate that this engine reaches with all threads of the current pool, in FLOP/s: the best of
-/// `tries` products of two 1,536 × 1,536 matrices, packed beforehand. `now` gives the time in seconds.
+/// `tries` products of two 1,536 × 1,536 matrices, the right one packed beforehand. `now` gives the time in seconds.
 pub fn product_rate(precision: Precision, tries: usize, now: impl Fn() -> f64) -> f64 {
     match precision {
         Precision::F32 => rate::<f32>(tries, now),
@@ -355,18 +380,12 @@ fn rate<E: Element>(tries: usize, now: impl Fn() -> f64) -> f64 {
     let rhs = Rhs::new(packed, group, SIZE, SIZE);
     let mut c = Buffer::default();
     c.resize(SIZE * SIZE);
-    let mut lhs_memory = Buffer::default();
-    lhs_memory.resize(packed_len(group, SIZE, SIZE, PANEL));
-    let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut lhs_memory);
-    pack(group, Order::Columns, &values, SIZE, (SIZE, SIZE), PANEL, packed);
-    let panel = |p: usize| {
-        let length = PANEL * group.count(SIZE);
-        Lhs::packed(&packed[p * length..][..length], group, PANEL, SIZE, PANEL)
-    };
     let mut best = f64::MAX;
     for _ in 0..tries.max(1) {
         let start = now();
-        multiply_all(panel, rhs, &mut c, (SIZE, SIZE), false);
+        c.par_chunks_mut(PANEL * SIZE).zip(values.par_chunks(PANEL * SIZE)).for_each(|(c, a)| {
+            with_rows(a, (PANEL, SIZE, SIZE), |a| multiply(a, rhs, 0..SIZE, c, SIZE, false));
+        });
         best = best.min(now() - start);
     }
     2.0 * (SIZE as f64).powi(3) / best

@@ -28,25 +28,30 @@ pub struct Phases {
     pub optimizer: f64,
 }
 
+/// A clock and what it measured.
+struct Measured {
+    now: fn() -> f64,
+    phases: Mutex<Phases>,
+}
+
 /// Adds up the time of phases when a clock is given; clones share the sums.
 #[derive(Clone, Default)]
-pub struct Profile(Option<Arc<(fn() -> f64, Mutex<Phases>)>>);
+pub struct Profile(Option<Arc<Measured>>);
 
 impl Profile {
     /// A profile that reads the time in seconds from `now`. The default profile measures nothing.
     #[must_use]
     pub fn new(now: fn() -> f64) -> Self {
-        Self(Some(Arc::new((now, Mutex::default()))))
+        Self(Some(Arc::new(Measured { now, phases: Mutex::default() })))
     }
 
     /// Runs a part of a phase.
     pub fn time<R>(&self, phase: Phase, f: impl FnOnce() -> R) -> R {
         let Some(shared) = &self.0 else { return f() };
-        let (now, phases) = &**shared;
-        let start = now();
+        let start = (shared.now)();
         let result = f();
-        let seconds = now() - start;
-        let mut phases = phases.lock().unwrap_or_else(PoisonError::into_inner);
+        let seconds = (shared.now)() - start;
+        let mut phases = shared.phases.lock().unwrap_or_else(PoisonError::into_inner);
         match phase {
             Phase::Products => phases.products += seconds,
             Phase::Attention => phases.attention += seconds,
@@ -60,7 +65,7 @@ impl Profile {
     #[must_use]
     pub fn take(&self) -> Phases {
         let Some(shared) = &self.0 else { return Phases::default() };
-        std::mem::take(&mut shared.1.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut shared.phases.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -3,23 +3,23 @@
 use rayon::prelude::*;
 
 use crate::element::Element;
-use crate::exp::dot;
+use crate::exp::{LANES, dot, total};
 use crate::product::PANEL;
-use crate::vector;
+use crate::vector::{self, Units};
 
 /// The factor that brings a row to a root mean square of 1.
 #[inline(always)]
-fn inverse_rms(row: &[f32], epsilon: f32) -> f32 {
-    1.0 / (dot(row, row) / row.len() as f32 + epsilon).sqrt()
+fn inverse_rms(units: Units, row: &[f32], epsilon: f32) -> f32 {
+    1.0 / (dot(units, row, row) / row.len() as f32 + epsilon).sqrt()
 }
 
 /// Normalises rows: x and y are (rows, D), the weight has D elements.
 pub(crate) fn forward<E: Element>(x: &[f32], weight: &[f32], y: &mut [E], epsilon: f32) {
-    vector::dispatch(
+    vector::dispatch_with(
         #[inline(always)]
-        || {
+        |units| {
             for (y, x) in y.chunks_exact_mut(weight.len()).zip(x.chunks_exact(weight.len())) {
-                let scale = inverse_rms(x, epsilon);
+                let scale = inverse_rms(units, x, epsilon);
                 for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
                     *y = E::from_f32(x * scale * w);
                 }
@@ -37,29 +37,30 @@ pub(crate) fn forward_all<E: Element>(x: &[f32], weight: &[f32], y: &mut [E], ep
 /// The gradients of rows: adds x's to `dx` and the weight's to `dw`.
 pub(crate) fn backward(x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32], dw: &mut [f32], epsilon: f32) {
     let width = weight.len();
-    vector::dispatch(
+    vector::dispatch_with(
         #[inline(always)]
-        || {
+        |units| {
             let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
             for ((x, dy), dx) in rows {
-                let scale = inverse_rms(x, epsilon);
-                let mut lanes = [0f32; 16];
-                let mut add = |lane: usize, dw: &mut f32, x: f32, dy: f32, w: f32| {
-                    *dw += dy * x * scale;
-                    lanes[lane] += dy * w * x;
+                let scale = inverse_rms(units, x, epsilon);
+                let mut lanes = [0f32; LANES];
+                let add = |lane: &mut f32, dw: &mut f32, x: f32, dy: f32, w: f32| {
+                    *dw = units.mul_add(dy * x, scale, *dw);
+                    *lane = units.mul_add(dy * w, x, *lane);
                 };
-                let whole = width / 16 * 16;
-                for at in (0..whole).step_by(16) {
-                    let (dw, x) = (&mut dw[at..at + 16], &x[at..at + 16]);
-                    let (dy, w) = (&dy[at..at + 16], &weight[at..at + 16]);
-                    for lane in 0..16 {
-                        add(lane, &mut dw[lane], x[lane], dy[lane], w[lane]);
+                let (dw_lines, dw_rest) = dw.as_chunks_mut::<LANES>();
+                let (x_lines, x_rest) = x.as_chunks::<LANES>();
+                let (dy_lines, dy_rest) = dy.as_chunks::<LANES>();
+                let (w_lines, w_rest) = weight.as_chunks::<LANES>();
+                for (((dw, x), dy), w) in dw_lines.iter_mut().zip(x_lines).zip(dy_lines).zip(w_lines) {
+                    for i in 0..LANES {
+                        add(&mut lanes[i], &mut dw[i], x[i], dy[i], w[i]);
                     }
                 }
-                for at in whole..width {
-                    add(0, &mut dw[at], x[at], dy[at], weight[at]);
+                for i in 0..x_rest.len() {
+                    add(&mut lanes[i], &mut dw_rest[i], x_rest[i], dy_rest[i], w_rest[i]);
                 }
-                let pull = lanes.iter().sum::<f32>() * scale * scale * scale / width as f32;
+                let pull = total(&lanes) * scale * scale * scale / width as f32;
                 for (((dx, dy), x), w) in dx.iter_mut().zip(dy).zip(x).zip(weight) {
                     *dx += dy * w * scale - x * pull;
                 }

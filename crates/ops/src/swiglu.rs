@@ -6,11 +6,11 @@ use crate::vector;
 
 /// `y = silu(gate) · up`.
 pub(crate) fn forward<E: Element>(gate: &[f32], up: &[f32], y: &mut [E]) {
-    vector::dispatch(
+    vector::dispatch_with(
         #[inline(always)]
-        || {
+        |units| {
             for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
-                *y = E::from_f32(gate * sigmoid(*gate) * up);
+                *y = E::from_f32(gate * sigmoid(units, *gate) * up);
             }
         },
     );
@@ -18,12 +18,12 @@ pub(crate) fn forward<E: Element>(gate: &[f32], up: &[f32], y: &mut [E]) {
 
 /// Replaces gate and up by their gradients, given that of y, and computes y once more.
 pub(crate) fn backward<E: Element>(dy: &[f32], gate: &mut [E], up: &mut [E], y: &mut [E]) {
-    vector::dispatch(
+    vector::dispatch_with(
         #[inline(always)]
-        || {
+        |units| {
             for (((dy, gate), up), y) in dy.iter().zip(gate).zip(up).zip(y) {
                 let (g, u) = (gate.to_f32(), up.to_f32());
-                let s = sigmoid(g);
+                let s = sigmoid(units, g);
                 let silu = g * s;
                 *gate = E::from_f32(dy * u * (s + silu * (1.0 - s)));
                 *up = E::from_f32(dy * silu);

@@ -2,10 +2,26 @@
 
 use pulp::{Arch, NullaryFnOnce};
 
+/// What the processor has beyond vector units of some width.
+#[derive(Clone, Copy)]
+pub(crate) struct Units {
+    /// Whether `a · b + c` is one instruction. Where it is not, [`f32::mul_add`] is a slow function.
+    fused: bool,
+}
+
+impl Units {
+    /// `a · b + c`, rounded once where that is one instruction and twice elsewhere.
+    #[inline(always)]
+    pub(crate) fn mul_add(self, a: f32, b: f32, c: f32) -> f32 {
+        if self.fused { a.mul_add(b, c) } else { a * b + c }
+    }
+}
+
 /// Runs a loop compiled for the widest vector units of this processor (AVX-512, AVX2, or what the target has anyway).
-/// What `f` calls must be `#[inline(always)]`, or it is compiled for the plain target.
+/// What `f` calls must be `#[inline(always)]`, or it is compiled for the plain target. `f` gets its units as a value
+/// that is a constant in each of the compiled versions.
 #[inline(always)]
-pub(crate) fn dispatch<R>(f: impl FnOnce() -> R) -> R {
+pub(crate) fn dispatch_with<R>(f: impl FnOnce(Units) -> R) -> R {
     struct Loop<F>(F);
 
     impl<R, F: FnOnce() -> R> NullaryFnOnce for Loop<F> {
@@ -17,5 +33,29 @@ pub(crate) fn dispatch<R>(f: impl FnOnce() -> R) -> R {
         }
     }
 
-    Arch::new().dispatch(Loop(f))
+    match Arch::new() {
+        #[cfg(target_arch = "x86_64")]
+        Arch::V4(v4) => v4.vectorize(Loop(
+            #[inline(always)]
+            || f(Units { fused: true }),
+        )),
+        #[cfg(target_arch = "x86_64")]
+        Arch::V3(v3) => v3.vectorize(Loop(
+            #[inline(always)]
+            || f(Units { fused: true }),
+        )),
+        arch => arch.dispatch(Loop(
+            #[inline(always)]
+            || f(Units { fused: cfg!(target_arch = "aarch64") }),
+        )),
+    }
+}
+
+/// [`dispatch_with`] for loops that do not ask.
+#[inline(always)]
+pub(crate) fn dispatch<R>(f: impl FnOnce() -> R) -> R {
+    dispatch_with(
+        #[inline(always)]
+        |_| f(),
+    )
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use dipaco_config::TrainConfig;
 use dipaco_model::{
-    Device, Gradients, Loss, ModelConfig, Module, ModuleWeights, Path, Phase, Profile, path_specs,
+    Device, Gradients, Loss, ModelConfig, Module, ModuleWeights, Path, Phase, Profile, keep_freed_memory,
+    path_specs,
 };
 use dipaco_optim::{AdamWConfig, ScheduleConfig, adamw_step, clip_scale, learning_rate, squared_norm};
 use dipaco_shards::Sampler;
@@ -95,6 +96,7 @@ impl Trainer {
         if state.first.len() != expected || state.second.len() != expected {
             return Err(TrainError::PathStateLength { expected, found: state.first.len() });
         }
+        keep_freed_memory();
         let load = |weights| Module::load_trainable(weights, &Device::Cpu).map(Arc::new);
         let modules = weights.iter().map(load).collect::<Result<Vec<_>, _>>()?;
         let path =

@@ -121,10 +121,14 @@ pub async fn train_seed(
     let task = progress.task("seed", Some(steps), Unit::Count("steps"));
     let first = trainer.state().step;
     task.resume_at(first);
+    let (validate_every, checkpoint_every) =
+        (config.seed_model.validate_every, config.seed_model.checkpoint_every.max(1));
     let mut tokens = 0;
     let mut validation_loss = None;
     while trainer.state().step < steps && !cancel.load(Ordering::Relaxed) {
-        let until = (trainer.state().step + config.seed_model.checkpoint_every.max(1)).min(steps);
+        let step = trainer.state().step;
+        let next = |every: u64| step.checked_div(every).map_or(steps, |done| (done + 1) * every);
+        let until = next(validate_every).min(next(checkpoint_every)).min(steps);
         let (sampler, log, task, cancel) = (sampler.clone(), events.clone(), task.clone(), cancel.clone());
         let trained: Result<_, TrainError> = blocking(move || {
             let mut counted = 0;
@@ -153,9 +157,9 @@ pub async fn train_seed(
         (trainer, counted) = trained?;
         tokens += counted;
         let step = trainer.state().step;
-        if step == steps
-            && let Some(file) = options.validation.clone()
-        {
+        validation_loss = None;
+        let due = step == steps || (validate_every > 0 && step.is_multiple_of(validate_every));
+        if due && let Some(file) = options.validation.clone() {
             let (path, config) = (trainer.path().clone(), config.clone());
             validation_loss = blocking(move || validate(&path, file, &config)).await??;
             if let Some(loss) = validation_loss {

@@ -68,6 +68,29 @@ async fn an_interrupted_seed_goes_on_to_the_same_weights() {
     assert!(matches!(error, TrainError::OtherSeed), "{error}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seed_is_validated_as_often_as_configured_and_at_the_end() {
+    for (every, steps) in [(3, vec![3, 4]), (2, vec![2, 4]), (0, vec![4])] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = config();
+        config.seed_model.validate_every = every;
+        let store = RunStore::create(&folder.path().join("store").to_string_lossy()).unwrap();
+        let started = open_run(&store, || "test-run".to_owned()).await.unwrap();
+        let train = support::tokens(&folder.path().join("train.h5"), 0, 60);
+        let validation = Some(support::tokens(&folder.path().join("validation.h5"), 0, 10));
+        let options = SeedOptions { config, store, train, validation, restart: false };
+        let log = folder.path().join("metrics.jsonl");
+        let (events, never) = (Arc::new(Events::create(&log).unwrap()), Arc::new(AtomicBool::new(false)));
+        let (summary, _) = train_seed(options, started, events, &Progress::hidden(), never).await.unwrap();
+        let lines = std::fs::read_to_string(log).unwrap();
+        let lines = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let validated = lines.filter(|line| line["event"] == "seed_validated").collect::<Vec<_>>();
+        let at = validated.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>();
+        assert_eq!(at, steps);
+        assert_eq!(validated.last().unwrap()["loss"].as_f64(), summary.validation_loss);
+    }
+}
+
 #[tokio::test]
 async fn a_run_is_started_once_and_only_as_itself() {
     let mut run = Run::seeded(config()).await;

@@ -7,6 +7,7 @@ use dipaco_config::RunConfig;
 use dipaco_telemetry::{Progress, human};
 use dipaco_train::CoordinatorSummary;
 
+use crate::commands::dry_run;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
@@ -16,7 +17,8 @@ use crate::{output, runtime, steps};
 pub(crate) const TRAIN_EXAMPLES: &str = "\
 Examples:
   dipaco train --run runs/tiny --workers 2             coordinator here, two worker processes on this machine
-  dipaco train --run runs/tiny --resume                go on after an interruption";
+  dipaco train --run runs/tiny --resume                go on after an interruption
+  dipaco train --config configs/small.toml --dry-run   sizes, memory, traffic and speed, before anything is started";
 pub(crate) const COORDINATOR_EXAMPLES: &str = "\
 Examples:
   dipaco coordinator --run runs/big --listen 0.0.0.0:7440 --advertise host.example:7440
@@ -36,6 +38,10 @@ pub(crate) struct TrainOptions {
     /// Go on with a run that has begun.
     #[arg(long)]
     resume: bool,
+    /// Print what training would be: modules, memory, traffic, expected speed. Starts nothing, writes nothing, and needs
+    /// no prepared text.
+    #[arg(long, conflicts_with = "resume")]
+    dry_run: bool,
     /// Print what was done as JSON.
     #[arg(long)]
     json: bool,
@@ -66,6 +72,9 @@ pub(crate) fn run(options: &TrainOptions, progress: &Progress) -> Result<(), Cli
             message: "--workers 0 leaves nobody to train".into(),
             remedy: "give at least 1, or start `dipaco coordinator` for workers on other machines".into(),
         });
+    }
+    if options.dry_run {
+        return dry_run::run(&options.run, options.workers, options.json, progress);
     }
     let how = Options {
         workers: options.workers,

@@ -112,6 +112,7 @@ impl StepError {
             Self::Config(_)
                 | Self::Topology(_)
                 | Self::NoSuchPath { .. }
+                | Self::Model(dipaco_model::ModelError::Config { .. })
                 | Self::Routing(dipaco_routing::RoutingError::Config { .. })
                 | Self::Eval(dipaco_eval::EvalError::Config { .. })
                 | Self::Server(dipaco_server::ServerError::Config(_))

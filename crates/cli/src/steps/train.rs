@@ -65,7 +65,7 @@ pub(crate) async fn train(
 }
 
 /// The share of the cores that each of several workers on this machine gets.
-fn threads_per_worker(config: &RunConfig, workers: usize) -> usize {
+pub(crate) fn threads_per_worker(config: &RunConfig, workers: usize) -> usize {
     match config.train.threads_per_worker {
         0 => {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);

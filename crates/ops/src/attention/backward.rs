@@ -1,13 +1,13 @@
 //! The backward pass of one head (arXiv:2205.14135 §3.1): scores are computed once more, block by block.
 
 use super::{Head, even, scale};
-use crate::element::{Element, narrow};
-use crate::exp::exp;
+use crate::element::{Element, convert, narrow};
+use crate::exp::{dot, exp};
 use crate::product::{
     Group, Lhs, NR, Order, PANEL, Rhs, multiply, pack, packed_len, with_rows, with_scratch,
 };
 use crate::rope::RopeTable;
-use crate::vector;
+use crate::vector::{self, Units};
 
 /// Queries whose weights are in memory at the same time.
 const BLOCK: usize = 2 * NR;
@@ -92,7 +92,10 @@ pub(super) fn head<'a, E: Element>(
             for (i, (q, d)) in rows.take(count).enumerate() {
                 q.copy_from_slice(row(0, first + i));
                 d.copy_from_slice(dy.row(first + i));
-                deltas[i] = d.iter().zip(y.row(first + i)).map(|(a, b)| a.to_f32() * b.to_f32()).sum();
+                deltas[i] = vector::dispatch_with(
+                    #[inline(always)]
+                    |units| dot(units, d, y.row(first + i)),
+                );
                 sums[i] = log_sums[first + i];
             }
             let q_columns = packed(group, Order::Columns, q_block, (head_dim, count), q_columns);
@@ -104,22 +107,22 @@ pub(super) fn head<'a, E: Element>(
                 let panel = PANEL.min(seen - key);
                 let sizes = (panel, head_dim, head_dim);
                 with_rows(&k[key * head_dim..], sizes, |k| {
-                    multiply(k, q_columns, 0..count, scores, BLOCK, false)
+                    multiply(k, q_columns, 0..count, scores, BLOCK, false);
                 });
                 with_rows(&v[key * head_dim..], sizes, |v| {
                     multiply(v, dy_columns, 0..count, d_weights, BLOCK, false);
                 });
                 let d_scores = &mut d_scores[key * BLOCK..][..panel * BLOCK];
-                vector::dispatch(
+                vector::dispatch_with(
                     #[inline(always)]
-                    || {
+                    |units| {
                         let rows = scores.as_chunks::<BLOCK>().0.iter().zip(d_weights.as_chunks::<BLOCK>().0);
                         let results = weights.as_chunks_mut::<BLOCK>().0.iter_mut();
                         let results = results.zip(d_scores.as_chunks_mut::<BLOCK>().0);
                         for (i, ((s, d), (w, ds))) in rows.zip(results).take(panel).enumerate() {
                             // Queries before this key do not see it; those past the last have no weights.
                             let hidden = (key + i).saturating_sub(first);
-                            softmax_gradient(s, d, &sums, &deltas, scale(head_dim), w, ds);
+                            softmax_gradient(units, s, d, &sums, &deltas, scale(head_dim), w, ds);
                             w[..hidden.min(BLOCK)].fill(E::default());
                             ds[..hidden.min(BLOCK)].fill(E::default());
                             w[count..].fill(E::default());
@@ -140,18 +143,27 @@ pub(super) fn head<'a, E: Element>(
             let lhs = Lhs::packed(d_scores_packed, group, count, seen, BLOCK);
             multiply(lhs, k_rows, 0..head_dim, dq, head_dim, false);
             for (i, dq) in dq.chunks_exact_mut(head_dim).take(count).enumerate() {
-                rope.rotate(dq, first + i, -1.0);
-                narrow(dq, row(0, first + i));
+                rotate_back(rope, dq, first + i, row(0, first + i));
             }
         }
         for (t, (dk, dv)) in
             dk.chunks_exact_mut(head_dim).zip(dv.chunks_exact(head_dim)).take(time).enumerate()
         {
-            rope.rotate(dk, t, -1.0);
-            narrow(dk, row(1, t));
-            narrow(dv, row(2, t));
+            rotate_back(rope, dk, t, row(1, t));
+            convert(dv, row(2, t));
         }
     });
+}
+
+/// Turns the gradient of a rotated row back and stores it.
+fn rotate_back<E: Element>(rope: &RopeTable, gradient: &mut [f32], position: usize, row: &mut [E]) {
+    vector::dispatch(
+        #[inline(always)]
+        || {
+            rope.rotate(gradient, position, -1.0);
+            narrow(gradient, row);
+        },
+    );
 }
 
 /// Packs rows that lie one after the other.
@@ -173,7 +185,9 @@ fn packed<'a, E: Element>(
 
 /// One key: the weights `exp(scale · s - log_sum)` of the queries and the gradients of their scores.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one row of everything")]
 fn softmax_gradient<E: Element>(
+    units: Units,
     scores: &[f32; BLOCK],
     d_weights: &[f32; BLOCK],
     log_sums: &[f32; BLOCK],
@@ -183,7 +197,7 @@ fn softmax_gradient<E: Element>(
     d_scores: &mut [E; BLOCK],
 ) {
     for j in 0..BLOCK {
-        let weight = exp(scores[j] * scale - log_sums[j]);
+        let weight = exp(units, units.mul_add(scores[j], scale, -log_sums[j]));
         weights[j] = E::from_f32(weight);
         d_scores[j] = E::from_f32(weight * (d_weights[j] - deltas[j]) * scale);
     }

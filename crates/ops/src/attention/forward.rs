@@ -2,9 +2,9 @@
 
 use super::{Head, even, scale};
 use crate::element::Element;
-use crate::exp::{exp, maximum};
+use crate::exp::{LANES, exp, maximum, total};
 use crate::product::{Group, NR, Order, PANEL, Rhs, multiply, pack, packed_len, with_rows, with_scratch};
-use crate::vector;
+use crate::vector::{self, Units};
 
 /// Queries of the same task.
 const BLOCK: usize = PANEL;
@@ -49,13 +49,14 @@ pub(super) fn head<E: Element>(
             });
             let depth = even(group, seen);
             let rows = scores.chunks_exact(wide).zip(weights.chunks_exact_mut(wide)).take(count);
-            let sums: [f32; BLOCK] = vector::dispatch(
+            let sums: [f32; BLOCK] = vector::dispatch_with(
                 #[inline(always)]
-                || {
+                |units| {
                     let mut sums = [0.0; BLOCK];
                     for (i, (scores, weights)) in rows.enumerate() {
                         let own = seen - (count - 1 - i);
-                        let (sum, log_sum) = softmax(&scores[..own], &mut weights[..depth], scale(head_dim));
+                        let (sum, log_sum) =
+                            softmax(units, &scores[..own], &mut weights[..depth], scale(head_dim));
                         sums[i] = sum;
                         log_sums[first + i] = log_sum;
                     }
@@ -67,7 +68,10 @@ pub(super) fn head<E: Element>(
             });
             for ((i, y), sum) in y.chunks_exact_mut(head_dim).take(count).enumerate().zip(sums) {
                 let inverse = 1.0 / sum;
-                y.iter_mut().for_each(|y| *y *= inverse);
+                vector::dispatch(
+                    #[inline(always)]
+                    || y.iter_mut().for_each(|y| *y *= inverse),
+                );
                 write(first + i, y);
             }
         }
@@ -77,25 +81,26 @@ pub(super) fn head<E: Element>(
 /// The exponentials of one row of scores, not divided by their sum, and zeros after them; gives the sum and the logarithm
 /// of the sum of `exp(scale · score)`.
 #[inline(always)]
-fn softmax<E: Element>(scores: &[f32], weights: &mut [E], scale: f32) -> (f32, f32) {
+fn softmax<E: Element>(units: Units, scores: &[f32], weights: &mut [E], scale: f32) -> (f32, f32) {
     let largest = maximum(scores);
-    let mut lanes = [0f32; 16];
+    let mut lanes = [0f32; LANES];
     let (weights, hidden) = weights.split_at_mut(scores.len());
-    let (score_lines, score_rest) = scores.as_chunks::<16>();
-    let (weight_lines, weight_rest) = weights.as_chunks_mut::<16>();
+    let (score_lines, score_rest) = scores.as_chunks::<LANES>();
+    let (weight_lines, weight_rest) = weights.as_chunks_mut::<LANES>();
+    let one = |lane: &mut f32, score: f32, weight: &mut E| {
+        let value = exp(units, (score - largest) * scale);
+        *lane += value;
+        *weight = E::from_f32(value);
+    };
     for (scores, weights) in score_lines.iter().zip(weight_lines) {
         for ((lane, score), weight) in lanes.iter_mut().zip(scores).zip(weights) {
-            let value = exp((score - largest) * scale);
-            *lane += value;
-            *weight = E::from_f32(value);
+            one(lane, *score, weight);
         }
     }
     for ((lane, score), weight) in lanes.iter_mut().zip(score_rest).zip(weight_rest) {
-        let value = exp((score - largest) * scale);
-        *lane += value;
-        *weight = E::from_f32(value);
+        one(lane, *score, weight);
     }
     hidden.fill(E::default());
-    let sum = lanes.iter().sum::<f32>();
+    let sum = total(&lanes);
     (sum, largest * scale + sum.ln())
 }

@@ -7,9 +7,7 @@ use super::{Batch, BlockGradients, BlockWeights, Kept, Packed, Stack};
 use crate::attention;
 use crate::buffer::Workspace;
 use crate::element::{Element, narrow};
-use crate::product::{
-    Group, Lhs, Order, PANEL, Rhs, multiply, multiply_all, pack_all, packed_len, with_rows, with_scratch,
-};
+use crate::product::{Order, PANEL, Rhs, multiply, outer_product, with_rows, with_scratch};
 use crate::profile::Phase;
 use crate::{rms_norm, swiglu, vector};
 
@@ -45,18 +43,18 @@ pub(crate) fn backward<E: Element>(
         let gated = &mut E::of_mut(&mut memory)[..rows * f];
         gate_and_up(narrowed, packed.rhs(), kept.gate_up, gated, (d, f));
         workspace.give(packed.memory);
-        outer_product(workspace, (narrowed, d), (gated, f), rows, gradients.down, fresh);
+        weight_gradient(workspace, (narrowed, d), (gated, f), rows, gradients.down, fresh);
         workspace.give(memory);
 
         rms_norm::forward_all(kept.middle, weights.post_norm, h, shape.epsilon);
-        outer_product(workspace, (kept.gate_up, 2 * f), (h, d), rows, gradients.gate_up, fresh);
+        weight_gradient(workspace, (kept.gate_up, 2 * f), (h, d), rows, gradients.gate_up, fresh);
         let packed = Packed::new::<E, f32>(workspace, Order::Rows, weights.gate_up, d, (2 * f, d));
         let norm = Norm { x: kept.middle, weight: weights.post_norm, epsilon: shape.epsilon };
         norm.backward(workspace, (kept.gate_up, 2 * f), packed.rhs(), dx, gradients.post_norm);
         workspace.give(packed.memory);
 
         narrow_all(dx, narrowed);
-        outer_product(workspace, (narrowed, d), (kept.y, a), rows, gradients.o, fresh);
+        weight_gradient(workspace, (narrowed, d), (kept.y, a), rows, gradients.o, fresh);
         let packed = Packed::new::<E, f32>(workspace, Order::Rows, weights.o, a, (d, a));
         let mut dy_memory = workspace.take(E::room(rows * a));
         project(narrowed, packed.rhs(), &mut E::of_mut(&mut dy_memory)[..rows * a], (d, a));
@@ -71,7 +69,7 @@ pub(crate) fn backward<E: Element>(
     workspace.give(dy_memory);
     stack.profile.time(Phase::Products, || {
         rms_norm::forward_all(x, weights.input_norm, h, shape.epsilon);
-        outer_product(workspace, (kept.qkv, 3 * a), (h, d), rows, gradients.qkv, fresh);
+        weight_gradient(workspace, (kept.qkv, 3 * a), (h, d), rows, gradients.qkv, fresh);
         let packed = Packed::new::<E, f32>(workspace, Order::Rows, weights.qkv, d, (3 * a, d));
         let norm = Norm { x, weight: weights.input_norm, epsilon: shape.epsilon };
         norm.backward(workspace, (kept.qkv, 3 * a), packed.rhs(), dx, gradients.input_norm);
@@ -92,8 +90,8 @@ fn narrow_all<E: Element>(from: &[f32], to: &mut [E]) {
     });
 }
 
-/// `C = Aᵀ · B` or `C += …`: A (rows, m), B (rows, n), C (m, n); the gradient of a matrix of weights.
-pub(crate) fn outer_product<E: Element>(
+/// `C = Aᵀ · B` or `C += …`: A (rows, m), B (rows, n), C (m, n).
+fn weight_gradient<E: Element>(
     workspace: &Workspace,
     (a, m): (&[E], usize),
     (b, n): (&[E], usize),
@@ -101,18 +99,9 @@ pub(crate) fn outer_product<E: Element>(
     c: &mut [f32],
     fresh: bool,
 ) {
-    let group = Group::of::<E>();
-    let mut memory = workspace.take(packed_len(group, rows, m, PANEL));
-    let left: &mut [u32] = bytemuck::cast_slice_mut(&mut memory);
-    pack_all(group, Order::Rows, a, m, (rows, m), PANEL, left);
     let packed = Packed::new::<E, E>(workspace, Order::Rows, b, n, (rows, n));
-    let length = PANEL * group.count(rows);
-    let left = &*left;
-    let panel =
-        |p: usize| Lhs::packed(&left[p * length..][..length], group, PANEL.min(m - p * PANEL), rows, PANEL);
-    multiply_all(panel, packed.rhs(), c, (m, n), !fresh);
+    outer_product((a, m), (rows, m), packed.rhs(), c, !fresh);
     workspace.give(packed.memory);
-    workspace.give(memory);
 }
 
 /// Replaces gate and up (rows, 2, F) by their gradients, given that of the output (rows, D), and computes

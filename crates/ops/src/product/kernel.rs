@@ -33,13 +33,24 @@ pub(super) type Kernel = unsafe fn(&Tile);
 struct Kernels {
     single: Kernel,
     pair: Option<Kernel>,
+    transpose: Transpose,
     name: &'static str,
 }
+
+/// Transposes a block in place.
+///
+/// # Safety
+/// The processor must have its instructions.
+type Transpose = unsafe fn(&mut [[u32; BLOCK]; BLOCK]);
+
+/// Lanes and groups that are transposed together: as many as a cache line holds.
+pub(super) const BLOCK: usize = 16;
 
 /// The environment variable that holds products back from some instructions.
 const LIMIT: &str = "DIPACO_SIMD";
 
-const PORTABLE: Kernels = Kernels { single: portable, pair: None, name: "portable" };
+const PORTABLE: Kernels =
+    Kernels { single: portable, pair: None, transpose: transpose_portable, name: "portable" };
 
 fn kernels() -> &'static Kernels {
     static KERNELS: OnceLock<Kernels> = OnceLock::new();
@@ -54,14 +65,15 @@ fn detect(limit: &str) -> Kernels {
         return PORTABLE;
     }
     if limit != "avx2" && is_x86_feature_detected!("avx512f") {
+        let wide = Kernels { single: x86::avx512, pair: None, transpose: x86::transpose, name: "AVX-512" };
         return if limit != "avx512" && is_x86_feature_detected!("avx512bf16") {
-            Kernels { single: x86::avx512, pair: Some(x86::avx512_bf16), name: "AVX-512 with BF16" }
+            Kernels { pair: Some(x86::avx512_bf16), name: "AVX-512 with BF16", ..wide }
         } else {
-            Kernels { single: x86::avx512, pair: None, name: "AVX-512" }
+            wide
         };
     }
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        return Kernels { single: x86::avx2, pair: None, name: "AVX2" };
+        return Kernels { single: x86::avx2, name: "AVX2", ..PORTABLE };
     }
     PORTABLE
 }
@@ -89,6 +101,22 @@ pub(super) fn kernel(group: Group) -> Kernel {
     match group {
         Group::Single => kernels().single,
         Group::Pair => kernels().pair.unwrap_or(pairs_portable),
+    }
+}
+
+/// Transposes a block in place.
+pub(super) fn transpose(block: &mut [[u32; BLOCK]; BLOCK]) {
+    // SAFETY: chosen for this processor.
+    unsafe { (kernels().transpose)(block) }
+}
+
+/// [`transpose`] in plain Rust.
+pub(super) fn transpose_portable(block: &mut [[u32; BLOCK]; BLOCK]) {
+    for i in 1..BLOCK {
+        let (above, row) = block.split_at_mut(i);
+        for (j, above) in above.iter_mut().enumerate() {
+            std::mem::swap(&mut row[0][j], &mut above[i]);
+        }
     }
 }
 

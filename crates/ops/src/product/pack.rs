@@ -2,7 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::Group;
+use super::kernel::{BLOCK, transpose};
+use super::{Group, NR, PANEL, Shared};
 use crate::element::Element;
 use crate::vector;
 
@@ -61,10 +62,9 @@ pub(crate) fn pack_panel<E: Element>(
     match order {
         Order::Rows => {
             let matrix = &matrix[first.min(matrix.len())..];
-            vector::dispatch(
-                #[inline(always)]
-                || rows(group, matrix, stride, (depth, valid), width, panel),
-            );
+            let panel = Shared::new(panel);
+            // SAFETY: the panel is borrowed exclusively.
+            unsafe { rows_by_width(group, matrix, stride, (depth, valid), width, &panel, (0, 0)) };
         }
         Order::Columns => {
             let matrix = &matrix[(first * stride).min(matrix.len())..];
@@ -76,47 +76,98 @@ pub(crate) fn pack_panel<E: Element>(
     }
 }
 
-#[inline(always)]
-fn rows<E: Element>(
+/// [`rows`] with the width known to the compiler where it is one that products use.
+///
+/// # Safety
+/// As [`rows`].
+unsafe fn rows_by_width<E: Element>(
     group: Group,
     matrix: &[E],
     stride: usize,
-    (depth, valid): (usize, usize),
+    sizes: (usize, usize),
     width: usize,
-    panel: &mut [u32],
+    packed: &Shared<u32>,
+    place: (usize, usize),
 ) {
-    match group {
-        Group::Single => {
-            for (k, to) in panel.chunks_exact_mut(width).enumerate() {
-                let (to, rest) = to.split_at_mut(valid);
-                for (to, from) in to.iter_mut().zip(&matrix[k * stride..][..valid]) {
-                    *to = from.to_f32().to_bits();
-                }
-                rest.fill(0);
+    vector::dispatch(
+        #[inline(always)]
+        // SAFETY: passed on.
+        || unsafe {
+            match width {
+                NR => rows(group, matrix, stride, sizes, NR, packed, place),
+                PANEL => rows(group, matrix, stride, sizes, PANEL, packed, place),
+                _ => rows(group, matrix, stride, sizes, width, packed, place),
             }
-        }
-        Group::Pair => {
-            for (g, to) in panel.chunks_exact_mut(width).enumerate() {
-                let (to, rest) = to.split_at_mut(valid);
-                let low = &matrix[2 * g * stride..][..valid];
-                if 2 * g + 1 < depth {
-                    let high = &matrix[(2 * g + 1) * stride..][..valid];
-                    for ((to, low), high) in to.iter_mut().zip(low).zip(high) {
-                        *to = E::pair(*low, *high);
-                    }
-                } else {
-                    for (to, low) in to.iter_mut().zip(low) {
-                        *to = E::pair(*low, E::default());
-                    }
-                }
+        },
+    );
+}
+
+/// Packs all lanes of a few groups: group g of panel p goes to `p * length + (first + g) * width`, where place is
+/// (first, length). Rows are read one after the other, as far as they go, which is the order that the processor fetches
+/// memory ahead in.
+///
+/// # Safety
+/// Nobody else may use these groups of the panels meanwhile.
+#[inline(always)]
+unsafe fn rows<E: Element>(
+    group: Group,
+    matrix: &[E],
+    stride: usize,
+    (depth, lanes): (usize, usize),
+    width: usize,
+    packed: &Shared<u32>,
+    (first_group, length): (usize, usize),
+) {
+    for (p, first) in (0..lanes).step_by(width).enumerate() {
+        for g in 0..group.count(depth) {
+            let at = p * length + (first_group + g) * width;
+            // SAFETY: this group of this panel is ours by this function's contract.
+            let to = unsafe { packed.part(at..at + width) };
+            // Whole panels have a length that the compiler knows.
+            if first + width <= lanes {
+                pack_group(group, matrix, stride, depth, g, first, to);
+            } else {
+                let (to, rest) = to.split_at_mut(lanes - first);
+                pack_group(group, matrix, stride, depth, g, first, to);
                 rest.fill(0);
             }
         }
     }
 }
 
-/// Lanes that are transposed together: as many f32 as a cache line holds.
-const BLOCK: usize = 16;
+/// Packs group g of the lanes from `first` on.
+#[inline(always)]
+fn pack_group<E: Element>(
+    group: Group,
+    matrix: &[E],
+    stride: usize,
+    depth: usize,
+    g: usize,
+    first: usize,
+    to: &mut [u32],
+) {
+    match group {
+        Group::Single => {
+            let from = &matrix[g * stride + first..][..to.len()];
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = from.to_f32().to_bits();
+            }
+        }
+        Group::Pair => {
+            let low = &matrix[2 * g * stride + first..][..to.len()];
+            if 2 * g + 1 < depth {
+                let high = &matrix[(2 * g + 1) * stride + first..][..to.len()];
+                for ((to, low), high) in to.iter_mut().zip(low).zip(high) {
+                    *to = E::pair(*low, *high);
+                }
+            } else {
+                for (to, low) in to.iter_mut().zip(low) {
+                    *to = E::pair(*low, E::default());
+                }
+            }
+        }
+    }
+}
 
 #[inline(always)]
 fn columns<E: Element>(
@@ -153,10 +204,13 @@ fn columns<E: Element>(
                     }
                 }
             }
-            for j in 0..wide {
+            transpose(&mut block);
+            for (j, from) in block.iter().enumerate().take(wide) {
                 let to = &mut panel[(g + j) * width + lane..][..high];
-                for (to, row) in to.iter_mut().zip(&block) {
-                    *to = row[j];
+                if let Ok(to) = <&mut [u32; BLOCK]>::try_from(&mut *to) {
+                    *to = *from;
+                } else {
+                    to.copy_from_slice(&from[..high]);
                 }
             }
         }
@@ -173,14 +227,35 @@ pub(crate) fn pack_all<E: Element>(
     width: usize,
     packed: &mut [u32],
 ) {
-    let length = width * group.count(depth);
-    assert!(packed.len() >= packed_len(group, depth, lanes, width), "no room for the packed operand");
+    let (groups, panels) = (group.count(depth), lanes.div_ceil(width));
+    let length = width * groups;
+    assert!(packed.len() >= panels * length, "no room for the packed operand");
     if length == 0 {
         return;
     }
-    let panels = packed.par_chunks_exact_mut(length).take(lanes.div_ceil(width)).enumerate();
-    // A task of at least 32,768 groups: below that waking a thread costs more than it saves.
-    panels.with_min_len((32_768 / length).max(1)).for_each(|(p, panel)| {
-        pack_panel(group, order, matrix, stride, (depth, lanes), width, p, panel);
-    });
+    match order {
+        // A task takes a few rows across all panels.
+        Order::Rows => {
+            let per_group = group.elements();
+            let packed = Shared::new(&mut packed[..panels * length]);
+            let tasks = (0..groups.div_ceil(BLOCK)).into_par_iter();
+            tasks.with_min_len((TASK / (BLOCK * lanes)).max(1)).for_each(|task| {
+                let first = task * BLOCK;
+                let depth = (BLOCK * per_group).min(depth - first * per_group);
+                let matrix = &matrix[first * per_group * stride..];
+                let sizes = (depth, lanes);
+                // SAFETY: each task writes its own groups of every panel.
+                unsafe { rows_by_width(group, matrix, stride, sizes, width, &packed, (first, length)) };
+            });
+        }
+        Order::Columns => {
+            let panels = packed.par_chunks_exact_mut(length).take(panels).enumerate();
+            panels.with_min_len((TASK / length).max(1)).for_each(|(p, panel)| {
+                pack_panel(group, order, matrix, stride, (depth, lanes), width, p, panel);
+            });
+        }
+    }
 }
+
+/// Groups of a task: with fewer, waking a thread costs more than it saves.
+const TASK: usize = 1 << 15;

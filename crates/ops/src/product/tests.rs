@@ -37,14 +37,18 @@ fn check<E: Element>((m, k, n): (usize, usize, usize)) {
         let mut packed = vec![0; packed_len(group, k, n, NR)];
         pack(group, b_order, &b, b_stride, (k, n), NR, &mut packed);
         let rhs = Rhs::new(&packed, group, k, n);
-        let mut left = vec![0; packed_len(group, k, m, PANEL)];
-        pack(group, a_order, &a, a_stride, (k, m), PANEL, &mut left);
-        let length = PANEL * group.count(k);
-        let panel = |p: usize| Lhs::packed(&left[p * length..], group, PANEL.min(m - p * PANEL), k, PANEL);
         let run = |threads| {
             in_pool(threads, || {
                 let mut c = vec![0.5; m * n];
-                multiply_all(panel, rhs, &mut c, (m, n), true);
+                if a_order == Order::Rows {
+                    outer_product((&a, a_stride), (k, m), rhs, &mut c, true);
+                } else {
+                    c.par_chunks_mut(PANEL * n.max(1)).enumerate().for_each(|(p, c)| {
+                        let rows = PANEL.min(m - p * PANEL);
+                        let a = &a[p * PANEL * a_stride..];
+                        with_rows(a, (rows, k, a_stride), |lhs| multiply(lhs, rhs, 0..n, c, n, true));
+                    });
+                }
                 c
             })
         };
@@ -134,4 +138,14 @@ fn every_kernel_computes_the_same_tile() {
 
 fn small(i: u32) -> bf16 {
     bf16::from_f32(((i * 37 % 17) as f32 - 8.0) / 8.0)
+}
+
+#[test]
+fn blocks_are_transposed() {
+    let block: [[u32; 16]; 16] = std::array::from_fn(|i| std::array::from_fn(|j| (16 * i + j) as u32));
+    let expected: [[u32; 16]; 16] = std::array::from_fn(|i| std::array::from_fn(|j| (16 * j + i) as u32));
+    let (mut found, mut portable) = (block, block);
+    kernel::transpose(&mut found);
+    kernel::transpose_portable(&mut portable);
+    assert_eq!((found, portable), (expected, expected));
 }

@@ -157,3 +157,46 @@ unsafe fn quarter<const ROWS: usize>(tile: &Tile, first: usize, column: usize) {
         }
     }
 }
+
+/// Transposes 16 × 16 groups with AVX-512.
+///
+/// # Safety
+/// Needs AVX-512 F.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn transpose(block: &mut [[u32; 16]; 16]) {
+    let mut rows = [_mm512_setzero_si512(); 16];
+    for (register, row) in rows.iter_mut().zip(&*block) {
+        // SAFETY: a row is 16 groups.
+        *register = unsafe { _mm512_loadu_si512(row.as_ptr().cast()) };
+    }
+    // Pairs of rows, then fours: each quarter of a register then holds a column of four rows.
+    let mut pairs = [_mm512_setzero_si512(); 16];
+    for i in 0..8 {
+        pairs[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+        pairs[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+    }
+    let mut fours = [_mm512_setzero_si512(); 16];
+    for i in 0..4 {
+        for half in 0..2 {
+            let (a, b) = (pairs[4 * i + half], pairs[4 * i + 2 + half]);
+            fours[4 * i + 2 * half] = _mm512_unpacklo_epi64(a, b);
+            fours[4 * i + 2 * half + 1] = _mm512_unpackhi_epi64(a, b);
+        }
+    }
+    // Quarters of four registers become quarters of one.
+    for column in 0..4 {
+        let [a, b, c, d] = [0, 4, 8, 12].map(|first| fours[first + column]);
+        let (ab_low, ab_high) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+        let (cd_low, cd_high) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+        let columns = [
+            _mm512_shuffle_i32x4::<0x88>(ab_low, cd_low),
+            _mm512_shuffle_i32x4::<0x88>(ab_high, cd_high),
+            _mm512_shuffle_i32x4::<0xdd>(ab_low, cd_low),
+            _mm512_shuffle_i32x4::<0xdd>(ab_high, cd_high),
+        ];
+        for (quarter, register) in columns.into_iter().enumerate() {
+            // SAFETY: a row is 16 groups.
+            unsafe { _mm512_storeu_si512(block[4 * quarter + column].as_mut_ptr().cast(), register) };
+        }
+    }
+}

@@ -44,15 +44,10 @@ fn features() -> Finding {
 }
 
 fn memory() -> Finding {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = |name: &str| -> Option<u64> {
-        text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
-    };
-    let Some((total, free)) = kib("MemTotal:").zip(kib("MemAvailable:")) else {
+    let Some((total, free)) = crate::memory::of_machine() else {
         let remedy = "make sure of at least 2 GB by hand";
         return Finding::warn("memory", "its size is not known on this system", remedy);
     };
-    let (total, free) = (total.saturating_mul(1024), free.saturating_mul(1024));
     let found = format!("{} free of {}", human::bytes(free), human::bytes(total));
     if free < LITTLE_MEMORY {
         return Finding::warn(

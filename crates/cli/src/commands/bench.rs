@@ -1,0 +1,336 @@
+//! `dipaco bench`: how fast this machine trains.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use dipaco_config::{RunConfig, Sources, TrainConfig};
+use dipaco_model::{Dtype, ModelConfig, parameters, path_specs, step_memory};
+use dipaco_telemetry::{Align, Progress, Table, Unit, human};
+use serde::Serialize;
+
+use crate::error::CliError;
+use crate::interrupt::Interrupt;
+use crate::steps::product_rate::product_rate;
+use crate::steps::step_speed::{Effort, Phases, StepSpeed, Subject, measure, shape};
+use crate::steps::vocabulary;
+use crate::{memory, output, steps};
+
+/// Steps before those that count.
+const WARM_UP: usize = 3;
+/// More threads than any machine has.
+const MOST_THREADS: usize = 4096;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Measure the training step of one path, on random tokens.
+    #[command(after_help = STEP_EXAMPLES)]
+    Step(StepOptions),
+}
+
+const STEP_EXAMPLES: &str = "\
+Examples:
+  dipaco bench step --size s                           4 blocks of width 256, f32, all cores
+  dipaco bench step --size l --dtype bf16 --json       the paper's path
+  dipaco bench step --config configs/small.toml        the step of your own run
+
+Sizes:
+  s   4 blocks, D 256, V  4096, 8 x  256 tokens
+  m   8 blocks, D 512, V  8192, 4 x  512 tokens
+  l  12 blocks, D 896, V 32000, 1 x 1024 tokens
+Rates count 6 operations per matrix parameter and token, and causal attention.";
+
+/// Options of `dipaco bench step`.
+#[derive(Debug, Args)]
+pub(crate) struct StepOptions {
+    /// A path of a size that is easily compared with other programs.
+    #[arg(long, value_enum, default_value_t, conflicts_with = "config")]
+    size: Size,
+    /// The path of this run configuration, trained as it says.
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The numbers that products multiply; the configuration's, or f32, without it.
+    #[arg(long, value_enum, value_name = "TYPE")]
+    dtype: Option<DtypeOption>,
+    /// Threads to compute with; the number of cores without it.
+    #[arg(short, long, value_name = "N")]
+    threads: Option<usize>,
+    /// Steps that are measured, after 3 that are not.
+    #[arg(long, default_value_t = 10, value_name = "N")]
+    steps: usize,
+    /// Sequences per forward and backward pass; must divide the batch, 0 takes all at once.
+    #[arg(long, value_name = "N")]
+    micro_batch: Option<usize>,
+    /// Keep only the input of each block for the backward pass and compute the rest again.
+    #[arg(long)]
+    activation_checkpointing: bool,
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The values of `--size`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Size {
+    /// 5.3M parameters.
+    #[default]
+    S,
+    /// 34M parameters.
+    M,
+    /// 180M parameters: a path of the paper.
+    L,
+}
+
+/// The values of `--dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DtypeOption {
+    F32,
+    Bf16,
+}
+
+impl From<DtypeOption> for Dtype {
+    fn from(option: DtypeOption) -> Self {
+        match option {
+            DtypeOption::F32 => Self::F32,
+            DtypeOption::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+impl Size {
+    fn name(self) -> &'static str {
+        match self {
+            Self::S => "s",
+            Self::M => "m",
+            Self::L => "l",
+        }
+    }
+
+    fn subject(self) -> Subject {
+        let (blocks, hidden_size, heads, vocab_size, sequence_tokens, batch) = match self {
+            Self::S => (4, 256, 4, 4096, 256, 8),
+            Self::M => (8, 512, 8, 8192, 512, 4),
+            Self::L => (12, 896, 16, 32_000, 1024, 1),
+        };
+        let model = ModelConfig {
+            hidden_size,
+            blocks,
+            heads,
+            head_dim: 64,
+            // 8/3 D, rounded up to 64.
+            ffn_size: (8 * hidden_size).div_ceil(3 * 64) * 64,
+            vocab_size,
+            context: sequence_tokens,
+            ..ModelConfig::default()
+        };
+        Subject { model, train: TrainConfig { batch, sequence_tokens, ..TrainConfig::default() } }
+    }
+}
+
+/// What was measured, as JSON.
+#[derive(Debug, Serialize)]
+struct Report {
+    what: String,
+    size: String,
+    params: usize,
+    dtype: Dtype,
+    threads: usize,
+    batch: usize,
+    sequence_tokens: usize,
+    micro_batch: usize,
+    activation_checkpointing: bool,
+    steps: usize,
+    /// The median.
+    ms_per_step: f64,
+    ms_min: f64,
+    ms_max: f64,
+    tokens_per_s: f64,
+    gflops: f64,
+    /// The rate of this machine's products, measured in the same run.
+    product_gflops: f64,
+    /// `gflops` over `product_gflops`.
+    share: f64,
+    /// Milliseconds per step.
+    phases: Phases,
+    /// The most memory that the program held during the steps; absent where the system does not tell.
+    peak_mib: Option<u64>,
+    loss: f32,
+}
+
+pub(crate) fn run(command: &BenchCommand, progress: &Progress) -> Result<(), CliError> {
+    match command {
+        BenchCommand::Step(options) => step(options, progress),
+    }
+}
+
+fn step(options: &StepOptions, progress: &Progress) -> Result<(), CliError> {
+    let (name, subject) = subject(options)?;
+    check_memory(&subject, memory::of_machine().map(|(_, available)| available))?;
+    let interrupt = Interrupt::listen()?;
+    steps::threads::limit(options.threads.unwrap_or(0))?;
+    let effort = Effort { warm_up: WARM_UP, steps: options.steps, seconds: f64::MAX };
+    let task = progress.task("steps", Some((WARM_UP + options.steps) as u64), Unit::Count("steps"));
+    let found = measure(&subject, effort, &task, || interrupt.is_set())?.ok_or(CliError::Interrupted)?;
+    task.finish();
+    // Before the products of the comparison take memory of their own.
+    let peak = memory::peak();
+    let report = report(name, &subject, &found, product_rate(subject.model.dtype), peak);
+    if options.json { output::print_json(&report) } else { output::print(&describe(&report, &subject)) }
+}
+
+/// What the options ask for, with the name that the report gives it.
+fn subject(options: &StepOptions) -> Result<(String, Subject), CliError> {
+    let usage = |message: String, remedy: &str| Err(CliError::Usage { message, remedy: remedy.into() });
+    if options.steps == 0 {
+        return usage("--steps 0 measures nothing".into(), "give at least 1");
+    }
+    if let Some(threads) = options.threads.filter(|threads| !(1..=MOST_THREADS).contains(threads)) {
+        return usage(
+            format!("--threads {threads}: it must be from 1 to {MOST_THREADS}"),
+            "leave it out for one thread per core",
+        );
+    }
+    let (name, mut subject) = match &options.config {
+        None => (options.size.name().to_owned(), options.size.subject()),
+        Some(file) => {
+            let sources = Sources::with_environment(Some(file.clone()), Vec::new());
+            let config = RunConfig::load(&sources)?.config;
+            let (config, _) = vocabulary::expected(&config)?;
+            (file.display().to_string(), Subject { model: config.model, train: config.train })
+        }
+    };
+    if let Some(dtype) = options.dtype {
+        subject.model.dtype = dtype.into();
+    }
+    subject.train.activation_checkpointing |= options.activation_checkpointing;
+    if let Some(micro_batch) = options.micro_batch {
+        let batch = subject.train.batch;
+        if micro_batch != 0 && !batch.is_multiple_of(micro_batch) {
+            return usage(
+                format!("--micro-batch {micro_batch} does not divide the batch of {batch} sequences"),
+                "give a number that does, or 0 for all at once",
+            );
+        }
+        subject.train.micro_batch = micro_batch;
+    }
+    Ok((name, subject))
+}
+
+/// Refuses what would only end by the system's hand.
+fn check_memory(subject: &Subject, available: Option<u64>) -> Result<(), CliError> {
+    let needs = step_memory(&subject.model, &shape(&subject.train)).total();
+    match available {
+        Some(available) if needs > available => Err(CliError::Usage {
+            message: format!(
+                "this step needs {} of memory, and {} are available",
+                human::bytes(needs),
+                human::bytes(available)
+            ),
+            remedy: "give --micro-batch 1, --activation-checkpointing or --dtype bf16, or a smaller path"
+                .into(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn report(
+    size: String,
+    subject: &Subject,
+    found: &StepSpeed,
+    product_rate: f64,
+    peak: Option<u64>,
+) -> Report {
+    let Subject { model, train } = subject;
+    let median = found.median();
+    let rate = subject.flops() / median;
+    Report {
+        what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
+        size,
+        params: parameters(&path_specs(model)),
+        dtype: model.dtype,
+        threads: rayon::current_num_threads(),
+        batch: train.batch,
+        sequence_tokens: train.sequence_tokens,
+        micro_batch: train.micro_batch,
+        activation_checkpointing: train.activation_checkpointing,
+        steps: found.seconds.len(),
+        ms_per_step: median * 1e3,
+        ms_min: found.seconds.first().map_or(0.0, |seconds| seconds * 1e3),
+        ms_max: found.seconds.last().map_or(0.0, |seconds| seconds * 1e3),
+        tokens_per_s: subject.tokens() as f64 / median,
+        gflops: rate / 1e9,
+        product_gflops: product_rate / 1e9,
+        share: rate / product_rate,
+        phases: found.phases.in_milliseconds(),
+        peak_mib: peak.map(|bytes| bytes >> 20),
+        loss: found.loss,
+    }
+}
+
+fn describe(report: &Report, subject: &Subject) -> String {
+    let Subject { model, train } = subject;
+    let passes = match train.micro_batch {
+        0 => String::new(),
+        micro_batch => format!(", {micro_batch} at once"),
+    };
+    let checkpointing = if train.activation_checkpointing { ", activation checkpointing" } else { "" };
+    let plural = if report.threads == 1 { "" } else { "s" };
+    let mut text = format!(
+        "{}: {} parameters in {} blocks, D {}, {} heads of {}, F {}, V {}\n{} x {} tokens{passes}, {}, {} \
+         thread{plural}{checkpointing}\n\n",
+        report.size,
+        human::count(report.params as f64),
+        model.blocks,
+        model.hidden_size,
+        model.heads,
+        model.head_dim,
+        model.ffn_size,
+        human::integer(model.vocab_size as u64),
+        report.batch,
+        report.sequence_tokens,
+        report.dtype,
+        report.threads,
+    );
+    let right = Align::Right;
+    let mut table = Table::new(&[("step", Align::Left), ("ms", right), ("share", right)]);
+    let whole: f64 = report.phases.named().iter().map(|(_, milliseconds)| milliseconds).sum();
+    for (phase, milliseconds) in report.phases.named() {
+        let share = 100.0 * milliseconds / whole;
+        table.row([phase.to_owned(), format!("{milliseconds:.2}"), format!("{share:.1} %")]);
+    }
+    table.row(["median".to_owned(), format!("{:.2}", report.ms_per_step)]);
+    table.row(["fastest".to_owned(), format!("{:.2}", report.ms_min)]);
+    table.row([format!("slowest of {}", report.steps), format!("{:.2}", report.ms_max)]);
+    text += &table.to_string();
+    text += &format!(
+        "\n{} tokens/s, {:.1} GFLOP/s: {:.1} % of the {:.1} GFLOP/s of this machine's {} products\n",
+        human::integer(report.tokens_per_s.round() as u64),
+        report.gflops,
+        100.0 * report.share,
+        report.product_gflops,
+        report.dtype,
+    );
+    let peak = report.peak_mib.map(|mib| format!("peak memory {} MiB, ", human::integer(mib)));
+    text + &format!("{}loss {:.4}\n", peak.unwrap_or_default(), report.loss)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_before_it_is_begun() {
+        let subject = Size::S.subject();
+        assert!(check_memory(&subject, None).is_ok() && check_memory(&subject, Some(1 << 40)).is_ok());
+        let error = check_memory(&subject, Some(1_000_000)).unwrap_err();
+        assert!(error.exit_code() == 2 && error.to_string().contains("1.0 MB are available"), "{error}");
+    }
+
+    #[test]
+    fn the_sizes_are_those_of_the_comparison() {
+        let sizes = [Size::S, Size::M, Size::L].map(|size| {
+            let model = size.subject().model;
+            (model.ffn_size, parameters(&path_specs(&model)))
+        });
+        assert_eq!(sizes, [(704, 5_310_720), (1408, 34_087_424), (2432, 179_853_184)]);
+    }
+}

@@ -1,0 +1,161 @@
+//! `dipaco train --dry-run`: what a training would be.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use dipaco_telemetry::{Align, Progress, Table, human};
+
+use crate::error::CliError;
+use crate::interrupt::Interrupt;
+use crate::run_options::RunOptions;
+use crate::steps::dry_run::{DryRun, Memory, measured};
+use crate::steps::train::threads_per_worker;
+use crate::steps::vocabulary;
+use crate::{memory, output, steps};
+
+/// Prints what training would be. Starts nothing and writes nothing.
+pub(crate) fn run(
+    options: &RunOptions,
+    workers: usize,
+    json: bool,
+    progress: &Progress,
+) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    let (run, config) = options.open()?;
+    let (config, vocabulary_from) = vocabulary::of_run(&run, &config)?;
+    let threads = threads_per_worker(&config, workers);
+    let available = memory::of_machine().map(|(_, available)| available);
+    let plan = DryRun::new(&config, vocabulary_from, workers, threads, available)?;
+    steps::threads::limit(threads)?;
+    let speed = measured(&config, available, progress, || interrupt.is_set())?;
+    let plan = plan.with_speed(&config, speed.ok_or(CliError::Interrupted)?);
+    if json { output::print_json(&plan) } else { output::print(&describe(&plan)) }
+}
+
+fn describe(plan: &DryRun) -> String {
+    let mut text = format!(
+        "run {}: {} paths through {} modules, V {} (from {})\n\n",
+        plan.run,
+        human::integer(plan.paths.into()),
+        human::integer(plan.levels.iter().map(|level| u64::from(level.modules)).sum()),
+        human::integer(plan.vocab_size as u64),
+        plan.vocab_size_from,
+    );
+    text += &levels(plan);
+    let _ = writeln!(
+        text,
+        "\na path has {} parameters, all modules together {}\n",
+        human::count(plan.parameters.path as f64),
+        human::count(plan.parameters.all_modules as f64)
+    );
+    text += &memory_table(&plan.memory);
+    text += &verdict(plan);
+    let _ = writeln!(
+        text,
+        "\non the wire {} to and {} from each worker per round",
+        human::bytes(plan.wire.to_worker),
+        human::bytes(plan.wire.from_worker)
+    );
+    let _ = writeln!(
+        text,
+        "tokens: {} per inner step of a path, {} per round, {} in all",
+        human::integer(plan.tokens.step),
+        human::count(plan.tokens.round as f64),
+        human::count(plan.tokens.all as f64)
+    );
+    let plural = if plan.threads_per_worker == 1 { "" } else { "s" };
+    match (plan.speed, plan.seconds) {
+        (Some(speed), Some(seconds)) => {
+            let _ = writeln!(
+                text,
+                "speed: {} for a worker of {} thread{plural} ({})",
+                human::rate(speed.tokens_per_second, "tokens"),
+                plan.threads_per_worker,
+                plan.speed_from
+            );
+            // More seconds than any clock counts are as good as forever.
+            let time = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+            let _ = writeln!(
+                text,
+                "time: {} of inner steps with {} worker{}; {} per round",
+                human::remaining(time),
+                plan.workers,
+                if plan.workers == 1 { "" } else { "s" },
+                per_worker(plan.paths_per_worker),
+            );
+        }
+        _ => {
+            let _ = writeln!(text, "speed: {}", plan.speed_from);
+        }
+    }
+    text
+}
+
+fn per_worker(paths: u64) -> String {
+    match paths {
+        1 => "each trains 1 path".to_owned(),
+        paths => format!("the busiest trains {} paths", human::integer(paths)),
+    }
+}
+
+fn levels(plan: &DryRun) -> String {
+    let right = Align::Right;
+    let mut table = Table::new(&[
+        ("level", right),
+        ("modules", right),
+        ("paths through each", right),
+        ("parameters of each", right),
+        ("holds", Align::Left),
+    ]);
+    for (number, level) in plan.levels.iter().enumerate() {
+        table.row([
+            number.to_string(),
+            human::integer(level.modules.into()),
+            human::integer(level.paths_per_module.into()),
+            human::integer(level.parameters),
+            level.holds.clone(),
+        ]);
+    }
+    table.to_string()
+}
+
+fn memory_table(memory: &Memory) -> String {
+    let step = &memory.step;
+    let mut table = Table::new(&[("memory of a worker", Align::Left), ("", Align::Right)]);
+    for (what, bytes) in [
+        ("weights", step.weights),
+        ("gradients", step.gradients),
+        ("AdamW's moments", step.moments),
+        ("activations", step.activations),
+        ("logits of the head", step.head),
+        ("workspace", step.workspace),
+        ("the round's first weights", memory.round),
+    ] {
+        table.row([what.to_owned(), human::bytes(bytes)]);
+    }
+    if step.shared > 0 {
+        table
+            .row(["gradients in place of activations".to_owned(), format!("-{}", human::bytes(step.shared))]);
+    }
+    table.row(["all".to_owned(), human::bytes(memory.worker)]);
+    table.to_string()
+}
+
+/// Whether it fits, and what to do when it does not.
+fn verdict(plan: &DryRun) -> String {
+    let memory = &plan.memory;
+    let busy = if memory.all_workers == memory.worker { "one worker needs" } else { "all workers here need" };
+    let needs = human::bytes(memory.all_workers);
+    let Some((available, fits)) = memory.available.map(human::bytes).zip(memory.fits) else {
+        return format!("{busy} {needs}; this system does not tell how much is available\n");
+    };
+    if fits {
+        return format!("{busy} {needs} of {available} that are available\n");
+    }
+    let mut text = format!("this does not fit: {busy} {needs}, and {available} are available\n");
+    for remedy in &memory.remedies {
+        let verdict = if remedy.fits { "" } else { ", still too much" };
+        let _ = writeln!(text, "  try: {} needs {}{verdict}", remedy.set, human::bytes(remedy.all_workers));
+    }
+    text + "  or: a smaller model, or workers on other machines\n"
+}

@@ -1,0 +1,32 @@
+// AdamW (arXiv:1711.05101) over all parameters in one pass, with PyTorch's order of operations.
+
+// A run of parameters that are decayed alike.
+struct Segment {
+    unsigned long long first;
+    unsigned length;
+    unsigned decays;
+};
+
+// One block per segment. keep = 1 - rate · weight decay, rate = rate / (1 - beta1^step), root = 1 / sqrt(1 - beta2^step),
+// fresh = 1 - beta. `copy` gets the new parameters as bf16 when it is not null. Nothing changes when the loss
+// (report[0]) or the squared gradient norm (report[1]) is not finite; report[2] scales the gradient.
+extern "C" __global__ void adamw(float* parameters, float* first, float* second, bf16* copy, const float* gradient,
+                                 const Segment* segments, const double* report, float keep, float rate, float root,
+                                 float beta1, float fresh1, float beta2, float fresh2, float epsilon) {
+    if (report[0] - report[0] != 0 || report[1] - report[1] != 0) return;
+    Segment segment = segments[blockIdx.x];
+    float scale = (float)report[2];
+    if (!segment.decays) keep = 1;
+#pragma unroll 4
+    for (unsigned at = thread(); at < segment.length; at += threads()) {
+        size_t i = segment.first + at;
+        float g = gradient[i] * scale;
+        float m = beta1 * first[i] + fresh1 * g;
+        float v = beta2 * second[i] + fresh2 * g * g;
+        float p = parameters[i] * keep - rate * m / (sqrtf(v) * root + epsilon);
+        first[i] = m;
+        second[i] = v;
+        parameters[i] = p;
+        if (copy) from_float(copy[i], p);
+    }
+}

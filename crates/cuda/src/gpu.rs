@@ -1,0 +1,93 @@
+//! Finding a GPU.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, DriverError, result};
+
+use crate::CudaError;
+
+/// A GPU that a path can be trained on.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    context: Arc<CudaContext>,
+}
+
+/// What a GPU is, for reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// The card's name.
+    pub name: String,
+    /// Its compute capability, such as (9, 0).
+    pub capability: (i32, i32),
+    /// Free memory, in bytes.
+    pub free: usize,
+    /// All memory, in bytes.
+    pub total: usize,
+}
+
+/// Makes a driver's error one of ours.
+pub(crate) fn driver(what: &'static str) -> impl FnOnce(DriverError) -> CudaError {
+    move |source| CudaError::Driver { what, source }
+}
+
+impl Gpu {
+    /// Opens GPU number `ordinal`, from 0.
+    ///
+    /// # Errors
+    /// When the driver, NVRTC or cuBLASLt is not installed, there is no such GPU, or the driver refuses.
+    pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        let libraries = [
+            // SAFETY: looks for a shared library and closes it; NVIDIA's libraries may be loaded from any thread.
+            (
+                unsafe { cudarc::driver::sys::is_culib_present() },
+                "libcuda",
+                "install NVIDIA's driver, or train on the CPU",
+            ),
+            (
+                // SAFETY: as above.
+                unsafe { cudarc::nvrtc::sys::is_culib_present() },
+                "libnvrtc",
+                "install CUDA 13's NVRTC (or the wheel nvidia-cuda-nvrtc) and put its folder on LD_LIBRARY_PATH",
+            ),
+            (
+                // SAFETY: as above.
+                unsafe { cudarc::cublaslt::sys::is_culib_present() },
+                "libcublasLt",
+                "install CUDA 13's cuBLAS (or the wheel nvidia-cublas) and put its folder on LD_LIBRARY_PATH",
+            ),
+        ];
+        if let Some(&(_, library, remedy)) = libraries.iter().find(|(present, ..)| !present) {
+            return Err(CudaError::NoLibrary { library, remedy });
+        }
+        use cudarc::driver::sys::CUresult::{CUDA_ERROR_NO_DEVICE, CUDA_ERROR_STUB_LIBRARY};
+        match result::init() {
+            Err(DriverError(CUDA_ERROR_NO_DEVICE | CUDA_ERROR_STUB_LIBRARY)) => {
+                return Err(CudaError::NoDevice { ordinal, count: 0 });
+            }
+            started => started.map_err(driver("starting"))?,
+        }
+        let count = result::device::get_count().map_err(driver("counting the GPUs"))?.max(0) as usize;
+        if ordinal >= count {
+            return Err(CudaError::NoDevice { ordinal, count });
+        }
+        Ok(Self { context: CudaContext::new(ordinal).map_err(driver("opening the GPU"))? })
+    }
+
+    /// What the GPU is and how much memory is free now.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn info(&self) -> Result<GpuInfo, CudaError> {
+        let (free, total) = self.context.mem_get_info().map_err(driver("asking for the free memory"))?;
+        Ok(GpuInfo {
+            name: self.context.name().map_err(driver("asking for the card's name"))?,
+            capability: self.context.compute_capability().map_err(driver("asking for the capability"))?,
+            free,
+            total,
+        })
+    }
+
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+}

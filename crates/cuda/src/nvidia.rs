@@ -1,0 +1,165 @@
+//! An NVIDIA GPU as the device of a step.
+
+mod compile;
+mod products;
+mod profile;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg as _, result, sys};
+
+use crate::device::{Address, Argument, Device, Launch, Product};
+use crate::gpu::driver;
+use crate::nvidia::products::Products;
+use crate::nvidia::profile::Profile;
+use crate::{CudaError, Gpu, KernelTime, kernels};
+
+/// A stream of a GPU with one allocation and the compiled kernels.
+pub(crate) struct Nvidia {
+    products: Products,
+    functions: HashMap<&'static str, CudaFunction>,
+    stream: Arc<CudaStream>,
+    arena: Memory,
+    /// What runs is timed while this is there.
+    profile: Option<Profile>,
+}
+
+/// An allocation on the GPU.
+pub(crate) struct Memory {
+    address: Address,
+    stream: Arc<CudaStream>,
+}
+
+impl Memory {
+    /// Takes `bytes` of the GPU's memory; they are not set.
+    fn new(gpu: &Gpu, stream: &Arc<CudaStream>, bytes: usize) -> Result<Self, CudaError> {
+        gpu.context().bind_to_thread().map_err(driver("binding the GPU to the thread"))?;
+        // SAFETY: the GPU's context is current; the memory is only given to kernels and copies, which take any bytes.
+        let address = unsafe { result::malloc_sync(bytes) };
+        match address {
+            Ok(address) => Ok(Self { address: Address(address), stream: stream.clone() }),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
+                let info = gpu.info()?;
+                let [needed, free, total] = [bytes, info.free, info.total].map(|bytes| bytes >> 20);
+                Err(CudaError::Memory { needed, free, total })
+            }
+            Err(error) => Err(driver("taking memory")(error)),
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // What fails here is reported by the context's next use; a drop can't return it.
+        let context = self.stream.context();
+        context.record_err(context.bind_to_thread());
+        context.record_err(self.stream.synchronize());
+        // SAFETY: the address came from `malloc_sync`, is freed once, and no work on the stream uses it any more.
+        context.record_err(unsafe { result::free_sync(self.address.0) });
+    }
+}
+
+impl Nvidia {
+    /// Takes the memory and compiles the kernels.
+    pub(crate) fn new(gpu: &Gpu, bytes: usize, defines: &[String]) -> Result<Self, CudaError> {
+        let context = gpu.context();
+        let stream = context.new_stream().map_err(driver("making a stream"))?;
+        let capability = context.compute_capability().map_err(driver("asking for the capability"))?;
+        let image = compile::compile(capability, defines)?;
+        let module = context.load_module(image).map_err(driver(
+            "loading the kernels (is NVRTC newer than the driver? CUDA 13.0's goes with driver 580)",
+        ))?;
+        let function = |name| {
+            let function = module.load_function(name).map_err(driver("looking a kernel up"))?;
+            Ok((name, function))
+        };
+        let functions = kernels::NAMES.into_iter().map(function).collect::<Result<_, CudaError>>()?;
+        let workspace = Memory::new(gpu, &stream, products::WORKSPACE)?;
+        let arena = Memory::new(gpu, &stream, bytes)?;
+        Ok(Self { products: Products::new(workspace)?, functions, stream, arena, profile: None })
+    }
+
+    /// Begins to time what runs.
+    pub(crate) fn begin_profile(&mut self) {
+        self.profile = Some(Profile::default());
+    }
+
+    /// Waits for the GPU and says what ran since [`Nvidia::begin_profile`], the longest first.
+    pub(crate) fn end_profile(&mut self) -> Result<Vec<KernelTime>, CudaError> {
+        self.profile.take().map_or(Ok(vec![]), |profile| profile.times(&self.stream))
+    }
+
+    fn bind(&self) -> Result<(), CudaError> {
+        self.stream.context().bind_to_thread().map_err(driver("binding the GPU to the thread"))
+    }
+}
+
+impl Device for Nvidia {
+    fn arena(&self) -> Address {
+        self.arena.address
+    }
+
+    fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: callers stay within the arena. The bytes are pageable memory, which the driver has read when this
+        // returns, so the slice may end then.
+        unsafe { result::memcpy_htod_async(to.0, bytes, self.stream.cu_stream()) }
+            .map_err(driver("copying to the GPU"))
+    }
+
+    fn download(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: callers stay within the arena; the stream is waited for before the slice ends.
+        unsafe { result::memcpy_dtoh_async(bytes, from.0, self.stream.cu_stream()) }
+            .map_err(driver("copying from the GPU"))?;
+        self.stream.synchronize().map_err(driver("waiting for the GPU"))
+    }
+
+    fn zero(&mut self, at: Address, bytes: usize) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: callers stay within the arena.
+        unsafe { result::memset_d8_async(at.0, 0, bytes, self.stream.cu_stream()) }
+            .map_err(driver("filling memory with zeros"))
+    }
+
+    fn launch(&mut self, launch: Launch, arguments: &[Argument]) -> Result<(), CudaError> {
+        let Some(function) = self.functions.get(launch.kernel) else {
+            let problem = "is not among the kernels".to_owned();
+            return Err(CudaError::Argument { what: launch.kernel, problem });
+        };
+        let mut builder = self.stream.launch_builder(function);
+        for argument in arguments {
+            match argument {
+                Argument::Address(Address(value)) | Argument::U64(value) => builder.arg(value),
+                Argument::I32(value) => builder.arg(value),
+                Argument::F32(value) => builder.arg(value),
+                Argument::F64(value) => builder.arg(value),
+            };
+        }
+        let config = LaunchConfig {
+            grid_dim: (launch.grid.0 as u32, launch.grid.1 as u32, 1),
+            block_dim: (launch.threads as u32, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        let begin = self.profile.as_ref().map(|_| profile::mark(&self.stream)).transpose()?;
+        // SAFETY: the engine passes the arguments of the kernel's signature, with buffers of the arena that are as
+        // large as the grid reaches; both are checked against the same kernels on the host (src/host.rs).
+        unsafe { builder.launch(config) }.map_err(driver(launch.kernel))?;
+        if let (Some(profile), Some(begin)) = (&mut self.profile, begin) {
+            profile.add(launch.kernel.to_owned(), begin, &self.stream)?;
+        }
+        Ok(())
+    }
+
+    fn multiply(&mut self, product: &Product) -> Result<(), CudaError> {
+        self.bind()?;
+        let begin = self.profile.as_ref().map(|_| profile::mark(&self.stream)).transpose()?;
+        self.products.multiply(product, &self.stream)?;
+        if let (Some(profile), Some(begin)) = (&mut self.profile, begin) {
+            let Product { rows, columns, inner, .. } = product;
+            profile.add(format!("product {rows} × {inner} × {columns}"), begin, &self.stream)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,237 @@
+//! Matrix products with cuBLASLt.
+//!
+//! A description and an algorithm are looked up once per kind of product and kept. cuBLASLt counts columns first, so a
+//! row-major `left · right` is its `rightᵀ · leftᵀ`. Sums in place, whose order depends on timing, are not allowed.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys;
+use cudarc::driver::CudaStream;
+
+use super::Memory;
+use crate::CudaError;
+use crate::device::{Address, Number, Product};
+
+/// Bytes of scratch memory for cuBLASLt: what NVIDIA advises for Hopper.
+pub(super) const WORKSPACE: usize = 32 << 20;
+
+/// What an algorithm depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Kind {
+    rows: usize,
+    columns: usize,
+    inner: usize,
+    factors: Number,
+    left_transposed: bool,
+    right_transposed: bool,
+    result: Number,
+    added: bool,
+    /// Of right, left, added and result, in bytes, at most 256.
+    alignments: [u32; 4],
+}
+
+/// cuBLASLt with its scratch memory and the kinds of products seen so far.
+pub(super) struct Products {
+    plans: HashMap<Kind, Plan>,
+    handle: Handle,
+    workspace: Memory,
+}
+
+// SAFETY: cuBLASLt's handle and descriptions may be used by any thread, one at a time; `&mut self` says so.
+unsafe impl Send for Products {}
+
+/// cuBLASLt's handle.
+struct Handle(sys::cublasLtHandle_t);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: made by `create_handle` and destroyed once. There is nobody to tell of a failure.
+        let _ = unsafe { result::destroy_handle(self.0) };
+    }
+}
+
+/// The layout of a matrix.
+struct Layout(sys::cublasLtMatrixLayout_t);
+
+impl Layout {
+    /// A row-major matrix, which is a column-major one of `columns` × `rows`.
+    fn new(number: Number, rows: usize, columns: usize) -> Result<Self, CublasError> {
+        result::create_matrix_layout(data_type(number), columns as u64, rows as u64, columns as i64).map(Self)
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: made by `create_matrix_layout` and destroyed once.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// The description of a product.
+struct Description(sys::cublasLtMatmulDesc_t);
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: made by `create_matmul_desc` and destroyed once.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+/// The demands on an algorithm.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn set<T: bytemuck::NoUninit>(
+        &self,
+        key: sys::cublasLtMatmulPreferenceAttributes_t,
+        value: T,
+    ) -> Result<(), CublasError> {
+        let (at, size) = ((&raw const value).cast::<c_void>(), size_of::<T>());
+        // SAFETY: the preference lives, and cuBLASLt copies `size` bytes of the value before it returns.
+        unsafe { result::set_matmul_pref_attribute(self.0, key, at, size) }
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: made by `create_matmul_pref` and destroyed once.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+/// All that cuBLASLt wants to know of a kind of product.
+struct Plan {
+    description: Description,
+    right: Layout,
+    left: Layout,
+    result: Layout,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Plan {
+    fn new(handle: &Handle, kind: &Kind) -> Result<Self, CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t::{CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB};
+        use sys::cublasLtMatmulPreferenceAttributes_t as Key;
+
+        let f32 = data_type(Number::F32);
+        let description =
+            Description(result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, f32)?);
+        let transposed = [
+            (CUBLASLT_MATMUL_DESC_TRANSA, kind.right_transposed),
+            (CUBLASLT_MATMUL_DESC_TRANSB, kind.left_transposed),
+        ];
+        for (key, transposed) in transposed {
+            let value = i32::from(transposed);
+            let at = (&raw const value).cast::<c_void>();
+            // SAFETY: the description lives, and cuBLASLt copies the four bytes before it returns.
+            unsafe { result::set_matmul_desc_attribute(description.0, key, at, size_of::<i32>()) }?;
+        }
+        let stored = |rows, columns, transposed| if transposed { (columns, rows) } else { (rows, columns) };
+        let (rows, columns) = stored(kind.inner, kind.columns, kind.right_transposed);
+        let right = Layout::new(kind.factors, rows, columns)?;
+        let (rows, columns) = stored(kind.rows, kind.inner, kind.left_transposed);
+        let left = Layout::new(kind.factors, rows, columns)?;
+        let layout = Layout::new(kind.result, kind.rows, kind.columns)?;
+
+        let preference = Preference(result::create_matmul_pref()?);
+        preference.set(Key::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64)?;
+        let in_order = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        preference.set(Key::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, in_order)?;
+        let keys = [
+            Key::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Key::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Key::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Key::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ];
+        for (key, alignment) in keys.into_iter().zip(kind.alignments) {
+            preference.set(key, alignment)?;
+        }
+        // SAFETY: the handle and all descriptions live and describe one product.
+        let found = unsafe {
+            result::get_matmul_algo_heuristic(
+                handle.0,
+                description.0,
+                right.0,
+                left.0,
+                layout.0,
+                layout.0,
+                preference.0,
+            )
+        }?;
+        Ok(Self { description, right, left, result: layout, algorithm: found.algo })
+    }
+}
+
+impl Products {
+    pub(super) fn new(workspace: Memory) -> Result<Self, CudaError> {
+        let handle = result::create_handle()
+            .map_err(|source| CudaError::Product { what: "starting".to_owned(), source })?;
+        Ok(Self { plans: HashMap::new(), handle: Handle(handle), workspace })
+    }
+
+    /// Puts a product on the stream, whose context must be current.
+    pub(super) fn multiply(&mut self, product: &Product, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        let added = product.added.unwrap_or(product.result);
+        let kind = Kind {
+            rows: product.rows,
+            columns: product.columns,
+            inner: product.inner,
+            factors: product.factors,
+            left_transposed: product.left_transposed,
+            right_transposed: product.right_transposed,
+            result: product.result_type,
+            added: product.added.is_some(),
+            alignments: [product.right, product.left, added, product.result].map(alignment),
+        };
+        let Product { rows, columns, inner, .. } = *product;
+        let error = |source| CudaError::Product {
+            what: format!("a product of {rows} × {inner} × {columns}"),
+            source,
+        };
+        let plan = match self.plans.entry(kind) {
+            Entry::Occupied(plan) => plan.into_mut(),
+            Entry::Vacant(place) => place.insert(Plan::new(&self.handle, &kind).map_err(error)?),
+        };
+        let (one, beta) = (1f32, f32::from(u8::from(kind.added)));
+        let pointer = |address: Address| address.0 as *mut c_void;
+        // SAFETY: all descriptions live; the engine's buffers have the sizes of the product; the two scalars are read
+        // before this returns; the workspace belongs to this stream alone.
+        unsafe {
+            result::matmul(
+                self.handle.0,
+                plan.description.0,
+                (&raw const one).cast(),
+                (&raw const beta).cast(),
+                pointer(product.right),
+                plan.right.0,
+                pointer(product.left),
+                plan.left.0,
+                pointer(added),
+                plan.result.0,
+                pointer(product.result),
+                plan.result.0,
+                &raw const plan.algorithm,
+                pointer(self.workspace.address),
+                WORKSPACE,
+                stream.cu_stream().cast(),
+            )
+        }
+        .map_err(error)
+    }
+}
+
+fn data_type(number: Number) -> sys::cudaDataType {
+    match number {
+        Number::F32 => sys::cudaDataType::CUDA_R_32F,
+        Number::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+    }
+}
+
+/// What power of two an address is a multiple of, at most 256.
+fn alignment(address: Address) -> u32 {
+    1 << address.0.trailing_zeros().min(8)
+}

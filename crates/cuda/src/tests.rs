@@ -1,0 +1,119 @@
+//! The kernels and whole steps on the host, against f64 and the CPU path.
+
+mod attention;
+#[path = "../tests/reference/cpu_path.rs"]
+mod cpu_path;
+mod operations;
+mod steps;
+
+use crate::device::{Address, Argument, Device as _, Launch};
+use crate::engine::to_bf16;
+use crate::host::{Host, address};
+use crate::{PathShape, Precision};
+
+/// A shape for a kernel that needs only some of it.
+fn shape(hidden_size: usize, heads: usize, head_dim: usize) -> PathShape {
+    PathShape {
+        hidden_size,
+        blocks: 2,
+        heads,
+        head_dim,
+        ffn_size: 2 * hidden_size,
+        vocab_size: 3 * hidden_size,
+        context: 64,
+        rope_theta: 10_000.0,
+        rms_norm_eps: 1e-5,
+        tie_embeddings: false,
+    }
+}
+
+/// Reproducible numbers in -1 to 1.
+fn random(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Numbers as kernels read them: f32, or bf16 in the same memory, from an address that is a multiple of 32.
+struct Buffer {
+    precision: Precision,
+    memory: Vec<[f32; 8]>,
+    skip: usize,
+    count: usize,
+}
+
+impl Buffer {
+    fn new(precision: Precision, values: &[f32]) -> Self {
+        let memory = vec![[0.0; 8]; values.len() / 8 + 2];
+        let skip = (32 - memory.as_ptr() as usize % 32) % 32;
+        let mut buffer = Self { precision, memory, skip, count: values.len() };
+        let bits: Vec<u16> = values.iter().map(|&value| to_bf16(value)).collect();
+        let bytes: &[u8] = match precision {
+            Precision::F32 => bytemuck::cast_slice(values),
+            Precision::Bf16 => bytemuck::cast_slice(&bits),
+        };
+        let memory: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer.memory);
+        memory[skip..skip + bytes.len()].copy_from_slice(bytes);
+        buffer
+    }
+
+    fn f32(values: &[f32]) -> Self {
+        Self::new(Precision::F32, values)
+    }
+
+    fn zeros(precision: Precision, count: usize) -> Self {
+        Self::new(precision, &vec![0.0; count])
+    }
+
+    fn argument(&mut self) -> Argument {
+        self.address().into()
+    }
+
+    fn address(&mut self) -> Address {
+        address(&mut self.memory).plus(self.skip)
+    }
+
+    fn values(&self) -> Vec<f32> {
+        let memory: &[u8] = bytemuck::cast_slice(&self.memory);
+        match self.precision {
+            Precision::F32 => bytemuck::cast_slice(&memory[self.skip..][..4 * self.count]).to_vec(),
+            Precision::Bf16 => {
+                let bits: &[u16] = bytemuck::cast_slice(&memory[self.skip..][..2 * self.count]);
+                bits.iter().map(|&bits| f32::from_bits(u32::from(bits) << 16)).collect()
+            }
+        }
+    }
+
+    fn f64(&self) -> Vec<f64> {
+        self.values().into_iter().map(f64::from).collect()
+    }
+}
+
+fn run(host: &mut Host, kernel: &'static str, grid: (usize, usize), threads: usize, arguments: &[Argument]) {
+    host.launch(Launch { kernel, grid, threads }, arguments).unwrap();
+}
+
+/// Asserts that the largest difference is within `tolerance` of the largest number.
+#[track_caller]
+fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len());
+    let largest = expected.iter().fold(1e-30f64, |most, value| most.max(value.abs()));
+    for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        let error = (f64::from(found) - expected).abs() / largest;
+        assert!(
+            error <= tolerance,
+            "{what}[{i}]: {found} is not {expected}, off by {error:e} of the largest"
+        );
+    }
+}
+
+/// Rounding of results: f32's with some sums, or bf16's.
+fn tolerance(precision: Precision) -> f64 {
+    match precision {
+        Precision::F32 => 2e-6,
+        Precision::Bf16 => 4e-3,
+    }
+}

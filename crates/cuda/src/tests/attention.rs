@@ -1,0 +1,117 @@
+use super::{Buffer, assert_close, random, run, shape};
+use crate::Precision::{self, Bf16, F32};
+use crate::host::Host;
+use crate::kernels::attention_rows;
+
+/// y, the logarithms of sums to base 2 and the gradient of qkv, in f64.
+fn reference(
+    qkv: &[f64],
+    dy: &[f64],
+    time: usize,
+    heads: usize,
+    dim: usize,
+) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    let width = heads * dim;
+    let batch = qkv.len() / (3 * width * time);
+    let (mut y, mut log_sums, mut dqkv) =
+        (vec![0.0; batch * time * width], vec![0.0; batch * heads * time], vec![0.0; qkv.len()]);
+    let scale = 1.0 / (dim as f64).sqrt();
+    for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+        let at = |part: usize, t: usize| (b * time + t) * 3 * width + part * width + h * dim;
+        let out = |t: usize| (b * time + t) * width + h * dim;
+        for i in 0..time {
+            let dot = |x: &[f64], xs: usize, y: &[f64], ys: usize| -> f64 {
+                (0..dim).map(|e| x[xs + e] * y[ys + e]).sum()
+            };
+            let scores: Vec<f64> = (0..=i).map(|j| dot(qkv, at(0, i), qkv, at(1, j)) * scale).collect();
+            let sum: f64 = scores.iter().map(|score| score.exp()).sum();
+            log_sums[(b * heads + h) * time + i] = sum.log2();
+            let p: Vec<f64> = scores.iter().map(|score| score.exp() / sum).collect();
+            for (j, p) in p.iter().enumerate() {
+                for e in 0..dim {
+                    y[out(i) + e] += p * qkv[at(2, j) + e];
+                }
+            }
+            let dp: Vec<f64> = (0..=i).map(|j| dot(dy, out(i), qkv, at(2, j))).collect();
+            let pull: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+            for j in 0..=i {
+                let ds = p[j] * (dp[j] - pull) * scale;
+                for e in 0..dim {
+                    dqkv[at(0, i) + e] += ds * qkv[at(1, j) + e];
+                    dqkv[at(1, j) + e] += ds * qkv[at(0, i) + e];
+                    dqkv[at(2, j) + e] += p[j] * dy[out(i) + e];
+                }
+            }
+        }
+    }
+    (y, log_sums, dqkv)
+}
+
+fn check(precision: Precision, batch: usize, time: usize, heads: usize, dim: usize, tolerance: f64) {
+    let shape = shape(64, heads, dim);
+    let Some(mut host) = Host::new(&shape, precision, 0) else { return };
+    let width = heads * dim;
+    let rows = batch * time;
+    // Scores that differ by several units.
+    let numbers: Vec<f32> = random(3, rows * 3 * width).iter().map(|x| 2.0 * x).collect();
+    let mut qkv = Buffer::new(precision, &numbers);
+    let mut dy = Buffer::new(precision, &random(4, rows * width));
+    let (y_expected, log_sums_expected, dqkv_expected) = reference(&qkv.f64(), &dy.f64(), time, heads, dim);
+    let mut runs = Vec::new();
+    for backwards in [false, true] {
+        host.backwards = backwards;
+        let mut y = Buffer::zeros(precision, rows * width);
+        let mut log_sums = Buffer::zeros(F32, rows * heads);
+        let mut delta = Buffer::zeros(F32, rows * heads);
+        let mut dqkv = Buffer::zeros(precision, rows * 3 * width);
+        let (forward, backward) = attention_rows(&shape, precision);
+        let time_argument = (time as i32).into();
+        let grid = |rows: usize| (time.div_ceil(rows), batch * heads);
+        let arguments = [y.argument(), log_sums.argument(), qkv.argument(), time_argument];
+        run(&mut host, "attention_forward", grid(forward), 128, &arguments);
+        let arguments = [delta.argument(), y.argument(), dy.argument(), (rows as i32).into(), time_argument];
+        run(&mut host, "attention_delta", ((rows * heads).div_ceil(8), 1), 256, &arguments);
+        let arguments = [
+            dqkv.argument(),
+            qkv.argument(),
+            dy.argument(),
+            log_sums.argument(),
+            delta.argument(),
+            time_argument,
+        ];
+        run(&mut host, "attention_query_gradient", grid(backward), 128, &arguments);
+        run(&mut host, "attention_key_value_gradient", grid(backward), 128, &arguments);
+        assert_close("y", &y.values(), &y_expected, tolerance);
+        assert_close("log_sums", &log_sums.values(), &log_sums_expected, 2e-6);
+        assert_close("dqkv", &dqkv.values(), &dqkv_expected, tolerance);
+        runs.push((y.values(), dqkv.values()));
+    }
+    assert_eq!(runs[0], runs[1], "the result depends on the order in which threads run");
+}
+
+#[test]
+fn plain_attention_is_exact_in_f32_for_odd_sizes() {
+    check(F32, 2, 45, 3, 18, 3e-6);
+    check(F32, 1, 33, 1, 64, 3e-6);
+    check(F32, 1, 9, 1, 256, 3e-6);
+}
+
+#[test]
+fn plain_attention_takes_bf16_heads_that_tensor_cores_do_not() {
+    check(Bf16, 2, 37, 2, 10, 1e-2);
+}
+
+#[test]
+fn tensor_core_attention_matches_at_each_head_size() {
+    check(Bf16, 2, 150, 2, 16, 1e-2);
+    check(Bf16, 1, 129, 1, 48, 1e-2);
+    check(Bf16, 2, 200, 1, 64, 1e-2);
+    check(Bf16, 1, 100, 2, 96, 1e-2);
+    check(Bf16, 1, 70, 1, 128, 1e-2);
+}
+
+#[test]
+fn tensor_core_attention_takes_sequences_shorter_than_a_tile() {
+    check(Bf16, 2, 1, 2, 32, 1e-2);
+    check(Bf16, 1, 17, 1, 64, 1e-2);
+}

@@ -1,0 +1,235 @@
+//! How much memory it takes to train a path.
+
+use dipaco_topology::Part;
+use serde::Serialize;
+
+use crate::{ModelConfig, path_specs};
+
+/// Rows of the logits that the head holds at a time; B·T × V is never held whole.
+const HEAD_ROWS: u64 = 512;
+/// Entries of the vocabulary whose weights the head arranges at a time.
+const HEAD_ENTRIES: u64 = 2048;
+/// Bytes of what is f32 whatever `model.dtype` says: weights, gradients, moments, the residual stream, logits.
+const F32: u64 = 4;
+
+/// How a path's step is computed, as far as memory depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepShape {
+    /// B, sequences per step.
+    pub batch: usize,
+    /// Sequences per forward and backward pass; 0 for all at once.
+    pub micro_batch: usize,
+    /// T, tokens per sequence.
+    pub sequence_tokens: usize,
+    /// Whether blocks keep only their input for the backward pass.
+    pub activation_checkpointing: bool,
+}
+
+impl StepShape {
+    /// Sequences per forward and backward pass.
+    #[must_use]
+    pub fn at_once(&self) -> usize {
+        if self.micro_batch == 0 { self.batch } else { self.micro_batch.min(self.batch) }
+    }
+}
+
+/// What a training step holds in memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct StepMemory {
+    /// The weights.
+    pub weights: u64,
+    /// The gradients.
+    pub gradients: u64,
+    /// AdamW's two moments.
+    pub moments: u64,
+    /// What the blocks keep of the forward pass for the backward pass.
+    pub activations: u64,
+    /// The part of the logits that the head works on.
+    pub head: u64,
+    /// Intermediate results, and operands of products arranged for the processor.
+    pub workspace: u64,
+    /// What of `gradients` lies in memory that `activations` have left, so that it is counted once.
+    pub shared: u64,
+}
+
+impl StepMemory {
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        [self.weights, self.gradients, self.moments, self.activations, self.head, self.workspace]
+            .into_iter()
+            .fold(0, u64::saturating_add)
+            .saturating_sub(self.shared)
+    }
+}
+
+/// The memory of a training step, by formula. With R = B·T rows of a pass, A = H·Dh, and e bytes per element of
+/// `model.dtype`:
+///
+/// - weights and gradients take 4 bytes per parameter, moments 8.
+/// - a block keeps its input R·D·4, and for the backward pass queries, keys and values 3·R·A·e, the attention's output
+///   R·A·e, gate and up 2·R·F·e, the residual stream after the attention R·D·4, and the softmax's normaliser of each row
+///   and head B·H·T·4. With checkpointing each block keeps only its input, and one block at a time has the rest.
+/// - the head works on min(R, 512) rows of logits: 4·V bytes each.
+/// - the workspace holds the intermediate results and packed operands of one block's backward pass, those of the head
+///   for 2,048 entries of the vocabulary, and the residual stream and its gradient between the operations.
+/// - the backward pass goes from the last block to the first. In a step of one pass, a block's gradients take the place
+///   of what the block after it had kept, when the one is at most twice as large as the other. In a step of several
+///   passes the gradients are there all the time.
+///
+/// What the program itself needs, some tens of megabytes, is not counted.
+#[must_use]
+pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
+    let number = |value: usize| value as u64;
+    let (b, t) = (number(shape.at_once()), number(shape.sequence_tokens));
+    let (d, a, f, v) = (
+        number(config.hidden_size),
+        number(config.attention_size()),
+        number(config.ffn_size),
+        number(config.vocab_size),
+    );
+    let (rows, e, blocks) = (b.saturating_mul(t), number(config.dtype.bytes()), number(config.blocks));
+    let head_rows = rows.min(HEAD_ROWS);
+    let parameters_of = |wanted: &dyn Fn(Part) -> bool| -> u64 {
+        let own = path_specs(config).into_iter().filter(|spec| wanted(spec.part));
+        own.map(|spec| number(spec.parameters())).fold(0, u64::saturating_add)
+    };
+    let parameters = parameters_of(&|_| true);
+    let gradients = parameters.saturating_mul(F32);
+    let gradient = parameters_of(&|part| part == Part::Block(0)).saturating_mul(F32);
+
+    let input = product(&[rows, d, F32]);
+    let kept = sum(&[
+        product(&[4, rows, a, e]),
+        product(&[2, rows, f, e]),
+        input,
+        product(&[b, number(config.heads), t, F32]),
+    ]);
+    // What a block keeps and its gradient can take each other's place when their sizes are alike.
+    let alike = gradient <= kept.saturating_mul(2) && kept <= gradient.saturating_mul(2);
+    let kept = if gradient <= kept.saturating_mul(2) { kept.max(gradient) } else { kept };
+    let inputs = blocks.saturating_mul(input);
+    let (activations, shared) = if shape.activation_checkpointing {
+        (sum(&[inputs, input, kept]), 0)
+    } else {
+        // The first gradient finds no memory that was left, so one block's stays over at the end.
+        let one_pass = shape.at_once() >= shape.batch;
+        let shared = if one_pass && alike { blocks.saturating_mul(gradient).saturating_sub(kept) } else { 0 };
+        (inputs.saturating_add(blocks.saturating_mul(kept)), shared)
+    };
+    let head_entries = v.min(HEAD_ENTRIES);
+    let workspace = sum(&[
+        product(&[rows, 3 * d + a + 3 * f, e]),
+        product(&[2, f, d, e]),
+        product(&[4, input]),
+        product(&[head_rows, d, F32 + e]),
+        product(&[head_entries, head_rows + d, e]),
+    ]);
+    StepMemory {
+        weights: parameters.saturating_mul(F32),
+        gradients,
+        moments: parameters.saturating_mul(2 * F32),
+        activations,
+        head: product(&[head_rows, v, F32]),
+        workspace,
+        shared,
+    }
+}
+
+fn product(factors: &[u64]) -> u64 {
+    factors.iter().fold(1, |product, &factor| product.saturating_mul(factor))
+}
+
+fn sum(parts: &[u64]) -> u64 {
+    parts.iter().fold(0, |sum, &part| sum.saturating_add(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Dtype;
+
+    /// Size l of `dipaco bench step`.
+    fn large() -> ModelConfig {
+        ModelConfig {
+            hidden_size: 896,
+            blocks: 12,
+            heads: 16,
+            head_dim: 64,
+            ffn_size: 2432,
+            vocab_size: 32_000,
+            context: 1024,
+            ..ModelConfig::default()
+        }
+    }
+
+    const SHAPE: StepShape =
+        StepShape { batch: 4, micro_batch: 0, sequence_tokens: 1024, activation_checkpointing: false };
+
+    #[test]
+    fn the_parts_are_those_of_the_formula() {
+        let memory = step_memory(&large(), &SHAPE);
+        // Counted by hand: V·D twice, and of each block 4·A·D + 3·F·D + 2·D, and the last norm.
+        let parameters = 2 * 32_000 * 896 + 12 * (4 * 1024 * 896 + 3 * 2432 * 896 + 2 * 896) + 896;
+        assert_eq!((memory.weights, memory.moments), (4 * parameters, 8 * parameters));
+        let rows = 4096;
+        let block = 4 * rows * 1024 * 4 + 2 * rows * 2432 * 4 + 2 * rows * 896 * 4 + 4 * 16 * 1024 * 4;
+        assert_eq!(memory.activations, 12 * block);
+        assert_eq!(memory.head, 512 * 32_000 * 4);
+        // What a block keeps is four times as large as its gradient, so neither takes the other's place.
+        assert_eq!(memory.shared, 0);
+    }
+
+    /// Peaks in MiB of `dipaco bench step`, of which the program itself has about 22.
+    #[test]
+    fn the_total_is_what_was_measured() {
+        let path = |blocks, width: usize, vocab_size| ModelConfig {
+            hidden_size: width,
+            blocks,
+            heads: width / 64,
+            ffn_size: (8 * width).div_ceil(192) * 64,
+            vocab_size,
+            ..large()
+        };
+        let (s, m) = (path(4, 256, 4096), path(8, 512, 8192));
+        let shape = |batch, sequence_tokens| StepShape { batch, sequence_tokens, ..SHAPE };
+        let narrow = ModelConfig { dtype: Dtype::Bf16, ..large() };
+        let small = shape(8, 256);
+        for (model, shape, measured) in [
+            (&s, small, 246),
+            (&s, StepShape { micro_batch: 1, ..small }, 123),
+            (&s, StepShape { activation_checkpointing: true, ..small }, 180),
+            (&m, shape(4, 512), 1006),
+            (&large(), shape(1, 1024), 2961),
+            (&narrow, shape(1, 1024), 2937),
+        ] {
+            let total = (step_memory(model, &shape).total() >> 20) + 22;
+            assert!(total.abs_diff(measured) * 16 <= measured, "{total} MiB instead of {measured}");
+        }
+    }
+
+    #[test]
+    fn each_remedy_lowers_the_total() {
+        let total = |config: &ModelConfig, shape: &StepShape| step_memory(config, shape).total();
+        let whole = total(&large(), &SHAPE);
+        let halved = total(&large(), &StepShape { micro_batch: 1, ..SHAPE });
+        let checkpointed = StepShape { activation_checkpointing: true, ..SHAPE };
+        let narrow = ModelConfig { dtype: Dtype::Bf16, ..large() };
+        assert!(halved < whole && total(&large(), &checkpointed) < whole && total(&narrow, &SHAPE) < whole);
+        assert_eq!(step_memory(&large(), &StepShape { micro_batch: 1, ..SHAPE }).shared, 0);
+        assert_eq!(
+            step_memory(&large(), &StepShape { micro_batch: 4, ..SHAPE }),
+            step_memory(&large(), &SHAPE),
+            "the whole batch at once, said in two ways"
+        );
+    }
+
+    #[test]
+    fn a_step_never_needs_less_than_its_weights_gradients_and_moments() {
+        for tokens in [1, 16, 1024] {
+            let shape = StepShape { batch: 1, sequence_tokens: tokens, ..SHAPE };
+            let memory = step_memory(&large(), &shape);
+            assert!(memory.total() >= memory.weights + memory.gradients + memory.moments, "{memory:?}");
+        }
+    }
+}

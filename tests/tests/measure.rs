@@ -1,0 +1,123 @@
+//! `bench step` and `train --dry-run`: what is said before hours are spent.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+
+use dipaco_tests::run::{Run, dipaco as dipaco_words, routed, snapshot};
+use serde_json::Value;
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+/// Parameters of the tests' run: V 384, D 32, A 32, F 64, two blocks.
+const PARAMETERS: u64 = 2 * 384 * 32 + 2 * (4 * 32 * 32 + 3 * 64 * 32 + 2 * 32) + 32;
+
+#[test]
+fn the_step_of_a_configuration_is_measured() {
+    let run = Run::new("");
+    let words = format!("bench step --config {} --steps 3 --threads 1", run.config().display());
+    let report = dipaco_words(&format!("{words} --json")).succeeded().json();
+    assert_eq!(report["params"], PARAMETERS);
+    assert_eq!(
+        (&report["dtype"], &report["threads"], &report["steps"]),
+        (&"f32".into(), &1.into(), &3.into())
+    );
+    assert_eq!((&report["batch"], &report["sequence_tokens"]), (&4.into(), &64.into()));
+    let [median, least, most] = ["ms_per_step", "ms_min", "ms_max"].map(|name| number(&report[name]));
+    assert!(0.0 < least && least <= median && median <= most, "{report}");
+    let tokens = number(&report["tokens_per_s"]);
+    assert!((tokens * median / 1e3 / 256.0 - 1.0).abs() < 1e-9, "4 x 64 tokens a step: {report}");
+    let share = number(&report["gflops"]) / number(&report["product_gflops"]);
+    assert!((number(&report["share"]) / share - 1.0).abs() < 1e-9, "{report}");
+    let phases = ["products", "attention", "head", "optimizer", "rest"];
+    let phases: f64 = phases.iter().map(|phase| number(&report["phases"][phase])).sum();
+    assert!(least * 0.999 <= phases && phases <= most * 1.001, "the phases make up a step: {report}");
+    // Nothing has been learnt from random tokens: the loss is about ln V.
+    assert!((number(&report["loss"]) - 384f64.ln()).abs() < 0.5, "{report}");
+
+    let text = dipaco_words(&words).succeeded();
+    for says in ["4 x 64 tokens, f32, 1 thread\n", "products", "slowest of 3", "tokens/s", "GFLOP/s", "loss"]
+    {
+        let _ = text.clone().says(says);
+    }
+}
+
+#[test]
+fn what_can_not_be_measured_is_refused_as_usage() {
+    let run = Run::new("");
+    let config = run.config().display().to_string();
+    for (words, says) in [
+        ("--steps 0", &["--steps 0", "at least 1"][..]),
+        ("--threads 0", &["--threads 0", "one thread per core"]),
+        ("--size x", &["--size", "s, m, l"]),
+        ("--dtype f16", &["--dtype", "f32, bf16"]),
+        ("--micro-batch 3", &["does not divide the batch of 8", "or 0"]),
+        (&format!("--size m --config {config}"), &["--size", "--config", "cannot be used with"]),
+        ("--config nowhere.toml", &["nowhere.toml"]),
+    ] {
+        let _ = dipaco_words(&format!("bench step {words}")).failed(2, says);
+    }
+    fs::write(run.config(), "[model]\nwidth = 3\n").unwrap();
+    let _ = dipaco_words(&format!("bench step --config {config}")).failed(2, &["model.width"]);
+}
+
+#[test]
+fn a_training_is_foretold_before_anything_is_prepared() {
+    let run = Run::new("");
+    let plan = run.dipaco("train --dry-run --json").succeeded().json();
+    assert!(!run.directory().exists(), "nothing is written");
+    assert_eq!((&plan["paths"], &plan["vocab_size"]), (&4.into(), &384.into()));
+    assert!(plan["vocab_size_from"].as_str().unwrap().starts_with("prepare.vocab_size"), "{plan}");
+    assert_eq!(plan["parameters"]["path"], PARAMETERS);
+    assert_eq!(plan["parameters"]["all_modules"], 2 * PARAMETERS);
+    let levels = plan["levels"].as_array().unwrap();
+    let shared: Vec<_> = levels.iter().map(|level| (&level["modules"], &level["paths_per_module"])).collect();
+    assert_eq!(shared, [(&2.into(), &2.into()), (&2.into(), &2.into())]);
+    assert_eq!(levels[0]["holds"], "embedding, blocks 0");
+    // Two workers for four paths: 5 steps of 4 x 64 tokens of each, three times.
+    assert_eq!((&plan["tokens"]["round"], &plan["tokens"]["all"]), (&5120.into(), &15360.into()));
+    assert_eq!(plan["wire"]["from_worker"], 2 * 12 * PARAMETERS);
+    assert_eq!(plan["memory"]["step"]["weights"], 4 * PARAMETERS);
+    assert!(plan["memory"]["worker"].as_u64().unwrap() > 16 * PARAMETERS, "{plan}");
+    let seconds = 3.0 * 5120.0 / 2.0 / number(&plan["speed"]["tokens_per_second"]);
+    assert!((number(&plan["seconds"]) / seconds - 1.0).abs() < 1e-9, "{plan}");
+
+    let text = run.dipaco("train --dry-run --workers 1").succeeded();
+    for says in [
+        "run e2e: 4 paths through 4 modules",
+        "paths through each",
+        "on the wire",
+        "in all",
+        "one worker needs",
+    ] {
+        let _ = text.clone().says(says);
+    }
+}
+
+#[test]
+fn a_dry_run_changes_nothing_and_takes_the_tokenizer_that_is_there() {
+    let run = routed().copy();
+    let before = snapshot(&run.directory());
+    let plan = run.dipaco("train --dry-run --json --set train.rounds=7").succeeded().json();
+    assert!(plan["vocab_size_from"].as_str().unwrap().ends_with("tokenizer.json"), "{plan}");
+    assert_eq!(plan["tokens"]["all"], 7 * 5120);
+    assert_eq!(snapshot(&run.directory()), before);
+    let _ = run
+        .dipaco("train --dry-run --set model.vocab_size=400 --set prepare.vocab_size=400")
+        .failed(2, &["model.vocab_size", "384"]);
+}
+
+#[test]
+fn a_path_that_does_not_fit_is_told_with_what_would_help() {
+    let run = Run::new("");
+    // A million sequences at once need terabytes.
+    let plan = run.dipaco("train --dry-run --set train.batch=1048576").succeeded();
+    for says in ["this does not fit", "try: train.micro_batch=", "train.activation_checkpointing=true"] {
+        let _ = plan.clone().says(says);
+    }
+    let _ =
+        run.dipaco("train --dry-run --set train.micro_batch=3").failed(2, &["train.micro_batch", "divides"]);
+    let _ = run.dipaco("train --dry-run --set train.ronds=3").failed(2, &["train.rounds"]);
+    let _ = run.dipaco("train --dry-run --resume").failed(2, &["--dry-run", "--resume"]);
+}
