@@ -36,6 +36,7 @@ check "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-
 check "build of the program under test" cargo build --locked --quiet --bin dipaco
 check "python for the clients' tests" python_clients
 suite "tests" cargo test --workspace --locked --no-fail-fast --quiet
+check "unsafe code under AddressSanitizer" scripts/check-unsafe.sh
 
 printf '\n%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]
