@@ -273,6 +273,14 @@ pub(crate) unsafe fn multiply_shared(
     unsafe { multiply_into(lhs, rhs, columns, c.at(at), c_row, accumulate) }
 }
 
+/// Rows of a task whose columns are taken a few at a time: many, so that the columns of B that are at hand serve several
+/// panels before they leave the second-level cache, but as many tasks for each thread. Results do not depend on it.
+pub(crate) fn task_rows(rows: usize) -> usize {
+    const MOST: usize = 4 * PANEL;
+    let tasks = rows.div_ceil(MOST).next_multiple_of(rayon::current_num_threads().max(1));
+    rows.div_ceil(tasks.max(1)).next_multiple_of(4).max(4)
+}
+
 /// A pointer that tasks share to write disjoint parts.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<T>(*mut T, usize);

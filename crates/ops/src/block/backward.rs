@@ -6,10 +6,10 @@ use super::forward::WIDTH;
 use super::{Batch, BlockGradients, BlockWeights, Kept, Packed, Stack};
 use crate::attention;
 use crate::buffer::Workspace;
-use crate::element::{Element, narrow};
-use crate::product::{Order, PANEL, Rhs, multiply, outer_product, with_rows, with_scratch};
+use crate::element::{Element, convert};
+use crate::product::{Order, PANEL, Rhs, multiply, outer_product, task_rows, with_rows, with_scratch};
 use crate::profile::Phase;
-use crate::{rms_norm, swiglu, vector};
+use crate::{rms_norm, swiglu};
 
 /// Replaces the gradient of the block's output, `dx` (rows, D), by that of its input x; overwrites what was kept.
 /// The gradients of the parameters are added to `gradients` (`fresh`: written over it).
@@ -83,10 +83,7 @@ pub(crate) fn backward<E: Element>(
 fn narrow_all<E: Element>(from: &[f32], to: &mut [E]) {
     const CHUNK: usize = 1 << 15;
     to.par_chunks_mut(CHUNK).zip(from.par_chunks(CHUNK)).for_each(|(to, from)| {
-        vector::dispatch(
-            #[inline(always)]
-            || narrow(from, to),
-        );
+        convert(from, to);
     });
 }
 
@@ -113,52 +110,46 @@ fn gate_and_up<E: Element>(
     gated: &mut [E],
     (d, f): (usize, usize),
 ) {
-    let panels = gate_up.par_chunks_mut(PANEL * 2 * f).zip(gated.par_chunks_mut(PANEL * f));
-    panels.zip(dx.par_chunks(PANEL * d)).for_each(|((gate_up, gated), dx)| {
-        let rows = dx.len() / d;
-        with_rows(dx, (rows, d, d), |dx| {
-            with_scratch(PANEL * WIDTH, |scratch| {
-                for first in (0..f).step_by(WIDTH) {
-                    let columns = first..f.min(first + WIDTH);
-                    let width = columns.len();
-                    multiply(dx, down, columns.clone(), scratch, width, false);
-                    let kept = gate_up.chunks_exact_mut(2 * f).zip(gated.chunks_exact_mut(f));
-                    for ((kept, gated), dy) in kept.zip(scratch.chunks_exact(width)).take(rows) {
+    let height = task_rows(dx.len() / d);
+    let tasks = gate_up.par_chunks_mut(height * 2 * f).zip(gated.par_chunks_mut(height * f));
+    tasks.zip(dx.par_chunks(height * d)).for_each(|((gate_up, gated), dx)| {
+        with_scratch(PANEL * WIDTH, |scratch| {
+            for first in (0..f).step_by(WIDTH) {
+                let columns = first..f.min(first + WIDTH);
+                let width = columns.len();
+                let kept = gate_up.chunks_mut(PANEL * 2 * f).zip(gated.chunks_mut(PANEL * f));
+                for (dx, (kept, gated)) in dx.chunks(PANEL * d).zip(kept) {
+                    with_rows(dx, (dx.len() / d, d, d), |dx| {
+                        multiply(dx, down, columns.clone(), scratch, width, false);
+                    });
+                    let kept = kept.chunks_exact_mut(2 * f).zip(gated.chunks_exact_mut(f));
+                    for ((kept, gated), dy) in kept.zip(scratch.chunks_exact(width)) {
                         let (gate, up) = kept.split_at_mut(f);
-                        let columns = columns.clone();
-                        swiglu::backward(
-                            dy,
-                            &mut gate[columns.clone()],
-                            &mut up[columns.clone()],
-                            &mut gated[columns],
-                        );
+                        let (gate, up) = (&mut gate[columns.clone()], &mut up[columns.clone()]);
+                        swiglu::backward(dy, gate, up, &mut gated[columns.clone()]);
                     }
                 }
-            });
+            }
         });
     });
 }
 
 /// `y = x · B`, rounded: x (rows, k), y (rows, n).
 fn project<E: Element>(x: &[E], rhs: Rhs<'_>, y: &mut [E], (k, n): (usize, usize)) {
-    y.par_chunks_mut(PANEL * n).zip(x.par_chunks(PANEL * k)).for_each(|(y, x)| {
-        let rows = x.len() / k;
-        with_rows(x, (rows, k, k), |x| {
-            with_scratch(PANEL * WIDTH, |scratch| {
-                for first in (0..n).step_by(WIDTH) {
-                    let width = WIDTH.min(n - first);
-                    multiply(x, rhs, first..first + width, scratch, width, false);
-                    vector::dispatch(
-                        #[inline(always)]
-                        || {
-                            let results = scratch.chunks_exact(width).zip(y.chunks_exact_mut(n));
-                            for (result, y) in results.take(rows) {
-                                narrow(result, &mut y[first..first + width]);
-                            }
-                        },
-                    );
+    let height = task_rows(x.len() / k);
+    y.par_chunks_mut(height * n).zip(x.par_chunks(height * k)).for_each(|(y, x)| {
+        with_scratch(PANEL * WIDTH, |scratch| {
+            for first in (0..n).step_by(WIDTH) {
+                let width = WIDTH.min(n - first);
+                for (y, x) in y.chunks_mut(PANEL * n).zip(x.chunks(PANEL * k)) {
+                    with_rows(x, (x.len() / k, k, k), |x| {
+                        multiply(x, rhs, first..first + width, scratch, width, false);
+                    });
+                    for (result, y) in scratch.chunks_exact(width).zip(y.chunks_exact_mut(n)) {
+                        convert(result, &mut y[first..first + width]);
+                    }
                 }
-            });
+            }
         });
     });
 }
@@ -182,17 +173,28 @@ impl Norm<'_> {
         dw: &mut [f32],
     ) {
         let d = self.weight.len();
+        let height = task_rows(self.x.len() / d);
+        let mut dh = workspace.take(self.x.len());
+        dh.par_chunks_mut(height * d).zip(dy.par_chunks(height * k)).for_each(|(dh, dy)| {
+            for first in (0..d).step_by(WIDTH) {
+                let columns = first..d.min(first + WIDTH);
+                for (dh, dy) in dh.chunks_mut(PANEL * d).zip(dy.chunks(PANEL * k)) {
+                    with_rows(dy, (dy.len() / k, k, k), |dy| {
+                        multiply(dy, rhs, columns.clone(), &mut dh[first..], d, false);
+                    });
+                }
+            }
+        });
+        // The weight's gradient is summed in panels of a fixed size, whatever the tasks are.
         let chunk = PANEL * d;
         let mut partials = workspace.take(self.x.len().div_ceil(chunk) * d);
-        let panels = dx.par_chunks_mut(chunk).zip(self.x.par_chunks(chunk)).zip(dy.par_chunks(PANEL * k));
-        panels.zip(partials.par_chunks_mut(d)).for_each(|(((dx, x), dy), partial)| {
+        let panels = dx.par_chunks_mut(chunk).zip(self.x.par_chunks(chunk)).zip(dh.par_chunks(chunk));
+        panels.zip(partials.par_chunks_mut(d)).for_each(|(((dx, x), dh), partial)| {
             partial.fill(0.0);
-            with_scratch(chunk, |dh| {
-                with_rows(dy, (dy.len() / k, k, k), |dy| multiply(dy, rhs, 0..d, dh, d, false));
-                rms_norm::backward(x, self.weight, dh, dx, partial, self.epsilon);
-            });
+            rms_norm::backward(x, self.weight, dh, dx, partial, self.epsilon);
         });
         rms_norm::add_partials(&partials, dw);
+        workspace.give(dh);
         workspace.give(partials);
     }
 }

@@ -4,8 +4,8 @@ use rayon::prelude::*;
 
 use super::{Batch, BlockWeights, Kept, Packed, Stack};
 use crate::attention;
-use crate::element::{Element, narrow};
-use crate::product::{Lhs, NR, Order, PANEL, Rhs, multiply, with_rows, with_scratch};
+use crate::element::{Element, convert, narrow};
+use crate::product::{NR, Order, PANEL, Rhs, multiply, task_rows, with_rows, with_scratch};
 use crate::profile::Phase;
 use crate::rope::RopeTable;
 use crate::{rms_norm, swiglu, vector};
@@ -64,39 +64,44 @@ fn project_qkv<E: Element>(
 ) {
     let shape = &stack.shape;
     let (d, a, rope) = (shape.width, shape.attention(), &shape.rope);
-    let step = chunk(rope);
-    let panels = qkv.par_chunks_mut(PANEL * 3 * a).zip(x.par_chunks(PANEL * d)).enumerate();
-    panels.for_each(|(p, (qkv, x))| {
-        let rows = x.len() / d;
+    let (step, height) = (chunk(rope), task_rows(x.len() / d));
+    let tasks = qkv.par_chunks_mut(height * 3 * a).zip(x.par_chunks(height * d)).enumerate();
+    tasks.for_each(|(task, (qkv, x))| {
         with_normed::<E>(x, norm, shape.epsilon, |h| {
             with_scratch(PANEL * step, |scratch| {
                 for first in (0..3 * a).step_by(step) {
                     let width = step.min(3 * a - first);
-                    multiply(h, weights, first..first + width, scratch, width, false);
-                    vector::dispatch(
-                        #[inline(always)]
-                        || {
-                            for (i, row) in scratch.chunks_exact_mut(width).take(rows).enumerate() {
+                    let panels = h.chunks(PANEL * d).zip(qkv.chunks_mut(PANEL * 3 * a)).enumerate();
+                    for (p, (h, qkv)) in panels {
+                        with_rows(h, (h.len() / d, d, d), |h| {
+                            multiply(h, weights, first..first + width, scratch, width, false);
+                        });
+                        vector::dispatch(
+                            #[inline(always)]
+                            || {
                                 // Values are not rotated.
                                 let rotated = width.min((2 * a).saturating_sub(first));
-                                rope.rotate(&mut row[..rotated], (p * PANEL + i) % time, 1.0);
-                                narrow(row, &mut qkv[i * 3 * a + first..][..width]);
-                            }
-                        },
-                    );
+                                let rows = scratch.chunks_exact_mut(width).zip(qkv.chunks_exact_mut(3 * a));
+                                for (i, (row, qkv)) in rows.enumerate() {
+                                    let position = (task * height + p * PANEL + i) % time;
+                                    rope.rotate(&mut row[..rotated], position, 1.0);
+                                    narrow(row, &mut qkv[first..first + width]);
+                                }
+                            },
+                        );
+                    }
                 }
             });
         });
     });
 }
 
-/// Runs `f` on rows of x (rows, D) after their norm, as a left operand.
-fn with_normed<E: Element>(x: &[f32], norm: &[f32], epsilon: f32, f: impl FnOnce(Lhs<'_>)) {
-    let d = norm.len();
+/// Runs `f` on rows of x (rows, D) after their norm.
+fn with_normed<E: Element>(x: &[f32], norm: &[f32], epsilon: f32, f: impl FnOnce(&[E])) {
     with_scratch(E::room(x.len()), |memory| {
         let h = &mut E::of_mut(memory)[..x.len()];
         rms_norm::forward(x, norm, h, epsilon);
-        with_rows(h, (x.len() / d, d, d), f);
+        f(h);
     });
 }
 
@@ -111,10 +116,18 @@ fn chunk(rope: &RopeTable) -> usize {
 
 /// `z = y + x · B`: x (rows, k), y and z (rows, n).
 fn add_product<E: Element>(y: &[f32], x: &[E], rhs: Rhs<'_>, z: &mut [f32], (k, n): (usize, usize)) {
-    let panels = z.par_chunks_mut(PANEL * n).zip(y.par_chunks(PANEL * n)).zip(x.par_chunks(PANEL * k));
-    panels.for_each(|((z, y), x)| {
+    let height = task_rows(z.len() / n);
+    let tasks = z.par_chunks_mut(height * n).zip(y.par_chunks(height * n)).zip(x.par_chunks(height * k));
+    tasks.for_each(|((z, y), x)| {
         z.copy_from_slice(y);
-        with_rows(x, (x.len() / k, k, k), |x| multiply(x, rhs, 0..n, z, n, true));
+        for first in (0..n).step_by(WIDTH) {
+            let columns = first..n.min(first + WIDTH);
+            for (z, x) in z.chunks_mut(PANEL * n).zip(x.chunks(PANEL * k)) {
+                with_rows(x, (x.len() / k, k, k), |x| {
+                    multiply(x, rhs, columns.clone(), &mut z[first..], n, true);
+                });
+            }
+        }
     });
 }
 
@@ -128,28 +141,29 @@ fn gate_and_up<E: Element>(
     gated: &mut [E],
 ) {
     let (d, f) = (stack.shape.width, stack.shape.ffn);
-    let panels = gate_up.par_chunks_mut(PANEL * 2 * f).zip(gated.par_chunks_mut(PANEL * f));
-    panels.zip(x.par_chunks(PANEL * d)).for_each(|((gate_up, gated), x)| {
-        let rows = x.len() / d;
+    let height = task_rows(x.len() / d);
+    let tasks = gate_up.par_chunks_mut(height * 2 * f).zip(gated.par_chunks_mut(height * f));
+    tasks.zip(x.par_chunks(height * d)).for_each(|((gate_up, gated), x)| {
         with_normed::<E>(x, norm, stack.shape.epsilon, |h| {
             with_scratch(2 * PANEL * WIDTH, |scratch| {
                 let (g, u) = scratch.split_at_mut(PANEL * WIDTH);
                 for first in (0..f).step_by(WIDTH) {
                     let columns = first..f.min(first + WIDTH);
                     let width = columns.len();
-                    multiply(h, gate, columns.clone(), g, width, false);
-                    multiply(h, up, columns, u, width, false);
-                    let kept = gate_up.chunks_exact_mut(2 * f).zip(gated.chunks_exact_mut(f));
-                    let results = g.chunks_exact(width).zip(u.chunks_exact(width));
-                    for ((kept, gated), (g, u)) in kept.zip(results).take(rows) {
-                        swiglu::forward(g, u, &mut gated[first..first + width]);
-                        vector::dispatch(
-                            #[inline(always)]
-                            || {
-                                narrow(g, &mut kept[first..first + width]);
-                                narrow(u, &mut kept[f + first..][..width]);
-                            },
-                        );
+                    let kept = gate_up.chunks_mut(PANEL * 2 * f).zip(gated.chunks_mut(PANEL * f));
+                    for (h, (kept, gated)) in h.chunks(PANEL * d).zip(kept) {
+                        with_rows(h, (h.len() / d, d, d), |h| {
+                            multiply(h, gate, columns.clone(), g, width, false);
+                            multiply(h, up, columns.clone(), u, width, false);
+                        });
+                        let kept = kept.chunks_exact_mut(2 * f).zip(gated.chunks_exact_mut(f));
+                        let results = g.chunks_exact(width).zip(u.chunks_exact(width));
+                        for ((kept, gated), (g, u)) in kept.zip(results) {
+                            swiglu::forward(g, u, &mut gated[columns.clone()]);
+                            let (kept_gate, kept_up) = kept.split_at_mut(f);
+                            convert(g, &mut kept_gate[columns.clone()]);
+                            convert(u, &mut kept_up[columns.clone()]);
+                        }
                     }
                 }
             });
