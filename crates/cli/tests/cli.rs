@@ -127,7 +127,7 @@ fn doctor_finds_this_machine_fit_and_leaves_nothing() {
     let checks: Vec<&str> = findings.iter().map(|finding| finding["check"].as_str().unwrap()).collect();
     assert_eq!(
         checks,
-        ["cores", "processor", "memory", "open files", "disk", "directory", "HDF5", "UDP", "QUIC"]
+        ["cores", "processor", "memory", "open files", "GPU", "disk", "directory", "HDF5", "UDP", "QUIC"]
     );
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
@@ -151,8 +151,8 @@ fn a_reader_that_goes_away_is_no_failure() {
 }
 
 /// A path that trains in a moment.
-const TINY: &str = "[model]\nhidden_size = 16\nblocks = 2\nheads = 2\nhead_dim = 8\nffn_size = 24\ncontext = 16\n\
-    vocab_size = 40\n[train]\nbatch = 2\nsequence_tokens = 16\n[seed_model]\nsequence_tokens = 16\n";
+const TINY: &str = "[model]\nhidden_size = 16\nheads = 2\nhead_dim = 8\nffn_size = 24\ncontext = 64\n\
+    [train]\nbatch = 2\nsequence_tokens = 64\n[seed_model]\nsequence_tokens = 64\n";
 
 /// Measures a step on a device.
 fn step_on(device: &str) -> (i32, String, String) {

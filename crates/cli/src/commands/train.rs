@@ -81,7 +81,7 @@ pub(crate) fn run(options: &TrainOptions, progress: &Progress) -> Result<(), Cli
     }
     if options.device.choice() == DeviceChoice::Cuda {
         // What the workers would fail at is told before they start; the device is theirs.
-        drop(options.device.open()?);
+        let _ = options.device.open()?;
     }
     let how = Options {
         workers: options.workers,
