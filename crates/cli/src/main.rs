@@ -2,6 +2,7 @@
 
 mod args;
 mod commands;
+mod device;
 mod error;
 mod interrupt;
 mod memory;

@@ -9,6 +9,7 @@ fn dipaco(arguments: &[&str]) -> Command {
         .args(arguments)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env_remove("RUST_LOG")
+        .env_remove("DIPACO_DEVICE")
         .stdin(Stdio::null());
     command
 }
@@ -126,7 +127,7 @@ fn doctor_finds_this_machine_fit_and_leaves_nothing() {
     let checks: Vec<&str> = findings.iter().map(|finding| finding["check"].as_str().unwrap()).collect();
     assert_eq!(
         checks,
-        ["cores", "processor", "memory", "open files", "disk", "directory", "HDF5", "UDP", "QUIC"]
+        ["cores", "processor", "memory", "open files", "GPU", "disk", "directory", "HDF5", "UDP", "QUIC"]
     );
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
@@ -147,4 +148,49 @@ fn a_reader_that_goes_away_is_no_failure() {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success());
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A path that trains in a moment.
+const TINY: &str = "[model]\nhidden_size = 16\nheads = 2\nhead_dim = 8\nffn_size = 24\ncontext = 64\n\
+    [train]\nbatch = 2\nsequence_tokens = 64\n[seed_model]\nsequence_tokens = 64\n";
+
+/// Measures a step on a device.
+fn step_on(device: &str) -> (i32, String, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tiny.toml");
+    std::fs::write(&file, TINY).unwrap();
+    run(&["bench", "step", "--config", file.to_str().unwrap(), "--steps", "1", "--device", device, "--json"])
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused_and_auto_trains_on_the_cpu() {
+    let (code, out, err) = step_on("cpu");
+    assert!(code == 0 && out.contains("\"device\": \"CPU\""), "{out}{err}");
+    let (code, out, err) = step_on("cuda");
+    if code == 0 {
+        assert!(cfg!(feature = "cuda") && out.contains("compute capability"), "{out}{err}");
+        return;
+    }
+    let auto = step_on("auto");
+    if !cfg!(feature = "cuda") {
+        assert_eq!(code, 2, "{err}");
+        assert!(err.contains("build it with --features cuda, or give --device cpu"), "{err}");
+        let (code, _, err) = run(&["train", "--device", "cuda"]);
+        assert!(code == 2 && err.contains("--features cuda"), "{err}");
+    } else if err.contains("libcuda was not found") || err.contains("there is no GPU number 0") {
+        assert_eq!(code, 1, "{err}");
+        assert!(auto.2.contains("training on the CPU: "), "{}", auto.2);
+    } else {
+        assert!(auto.0 == 1 && auto.2 == err, "a GPU that can't be used is not hidden: {}{err}", auto.2);
+        return;
+    }
+    assert!(auto.0 == 0 && auto.1.contains("\"device\": \"CPU\""), "{}{}", auto.1, auto.2);
+}
+
+#[test]
+fn doctor_says_whether_there_is_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, out, _) = run(&["doctor", "--run", folder.path().to_str().unwrap()]);
+    assert!(out.contains("GPU"), "{out}");
+    assert_eq!(out.contains("built without --features cuda"), !cfg!(feature = "cuda"), "{out}");
 }

@@ -219,4 +219,27 @@ pub enum TrainError {
     /// The event file can't be written.
     #[error(transparent)]
     Events(#[from] dipaco_telemetry::EventsError),
+    /// A GPU is asked for, and this program can't use any.
+    #[error("this dipaco can't train on a GPU: build it with --features cuda, or give --device cpu")]
+    BuiltWithoutCuda,
+    /// A GPU can't be used.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] dipaco_cuda::CudaError),
+}
+
+impl TrainError {
+    /// Whether this says that the machine has no GPU or no driver for one, rather than one that fails.
+    #[must_use]
+    pub fn is_no_gpu(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        if let Self::Cuda(error) = self {
+            use dipaco_cuda::CudaError;
+            return matches!(
+                error,
+                CudaError::NoLibrary { library: "libcuda", .. } | CudaError::NoDevice { .. }
+            );
+        }
+        false
+    }
 }

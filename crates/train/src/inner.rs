@@ -1,17 +1,14 @@
 //! The inner loop: AdamW steps of one path.
 
-use std::sync::Arc;
-
 use dipaco_config::TrainConfig;
-use dipaco_model::{
-    Device, Gradients, Loss, ModelConfig, Module, ModuleWeights, Path, Phase, Profile, keep_freed_memory,
-    path_specs,
-};
-use dipaco_optim::{AdamWConfig, ScheduleConfig, adamw_step, clip_scale, learning_rate, squared_norm};
+use dipaco_model::{ModelConfig, ModuleWeights, Profile, path_specs};
+use dipaco_optim::{AdamWConfig, ScheduleConfig, learning_rate};
 use dipaco_shards::Sampler;
 use dipaco_topology::{PathId, Topology};
 
 use crate::TrainError;
+use crate::compute::Compute;
+use crate::device::TrainDevice;
 use crate::path_state::PathState;
 
 /// What the inner loop needs to know besides the model.
@@ -44,17 +41,19 @@ impl InnerConfig {
             activation_checkpointing: train.activation_checkpointing,
         }
     }
+
+    /// Sequences of a forward and backward pass.
+    pub(crate) fn at_once(&self) -> usize {
+        if self.micro_batch == 0 { self.batch } else { self.micro_batch }
+    }
 }
 
 /// One path being trained: its weights on the device and its state.
 pub struct Trainer {
-    path: Path,
-    modules: Vec<Arc<Module>>,
-    /// Where each tensor's moments begin in the state's flat arrays, in `path_specs` order.
-    offsets: Vec<usize>,
+    compute: Compute,
     config: InnerConfig,
+    /// Its moments may be behind those on the device.
     state: PathState,
-    profile: Profile,
 }
 
 impl std::fmt::Debug for Trainer {
@@ -79,77 +78,92 @@ pub struct StepReport {
     pub tokens: u64,
 }
 
+impl StepReport {
+    /// Whether loss and gradient are finite.
+    pub(crate) fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.gradient_norm.is_finite()
+    }
+}
+
 impl Trainer {
-    /// Composes a trainable path from its modules, one per level.
+    /// Composes a trainable path from its modules, one per level, on a device.
     ///
     /// # Errors
-    /// When modules, state and model do not fit together.
+    /// When modules, state and model do not fit together, or the device can't take the path.
     pub fn new(
+        device: &TrainDevice,
         model: &ModelConfig,
         topology: &Topology,
         weights: &[ModuleWeights],
         state: PathState,
         config: InnerConfig,
     ) -> Result<Self, TrainError> {
-        let specs = path_specs(model);
-        let expected = dipaco_model::parameters(&specs);
+        let expected = dipaco_model::parameters(&path_specs(model));
         if state.first.len() != expected || state.second.len() != expected {
             return Err(TrainError::PathStateLength { expected, found: state.first.len() });
         }
-        keep_freed_memory();
-        let load = |weights| Module::load_trainable(weights, &Device::Cpu).map(Arc::new);
-        let modules = weights.iter().map(load).collect::<Result<Vec<_>, _>>()?;
-        let path =
-            Path::compose(model, topology, &modules)?.with_checkpointing(config.activation_checkpointing);
-        let offsets = specs
-            .iter()
-            .scan(0, |next, spec| {
-                let offset = *next;
-                *next += spec.parameters();
-                Some(offset)
-            })
-            .collect();
-        Ok(Self { path, modules, offsets, config, state, profile: Profile::default() })
+        let compute = Compute::new(device, model, topology, weights, &state, &config)?;
+        Ok(Self { compute, config, state })
     }
 
-    /// The path as it is now.
+    /// Steps taken so far, those before this trainer included.
     #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn steps(&self) -> u64 {
+        self.state.step
     }
 
     /// The state after the steps so far.
-    #[must_use]
-    pub fn state(&self) -> &PathState {
-        &self.state
+    ///
+    /// # Errors
+    /// When the moments can't be copied from the device.
+    pub fn state(&mut self) -> Result<&PathState, TrainError> {
+        self.compute.refresh(&mut self.state)?;
+        Ok(&self.state)
     }
 
     /// Consumes the trainer and keeps its state.
-    #[must_use]
-    pub fn into_state(self) -> PathState {
-        self.state
+    ///
+    /// # Errors
+    /// When the moments can't be copied from the device.
+    pub fn into_state(mut self) -> Result<PathState, TrainError> {
+        self.compute.refresh(&mut self.state)?;
+        Ok(self.state)
     }
 
     /// The weights of the modules as they are now, one per level.
     ///
     /// # Errors
     /// When a tensor can't be read back.
-    pub fn weights(&self) -> Result<Vec<ModuleWeights>, TrainError> {
-        Ok(self.modules.iter().map(|module| module.weights()).collect::<Result<_, _>>()?)
+    pub fn weights(&mut self) -> Result<Vec<ModuleWeights>, TrainError> {
+        self.compute.weights()
     }
 
-    /// The same trainer, adding up in `profile` where its time goes.
+    /// The same trainer, adding up in `profile` where the CPU's time goes; nothing on a GPU.
     #[must_use]
     pub fn with_profile(mut self, profile: Profile) -> Self {
-        self.path = self.path.with_profile(profile.clone());
-        self.profile = profile;
+        self.compute = self.compute.with_profile(profile);
         self
+    }
+
+    /// `ln p(target)` in nats of each position, 0 where the target is [`dipaco_shards::IGNORE`]: `tokens` and `targets`
+    /// are (B, T), row-major, B = `rows`.
+    ///
+    /// # Errors
+    /// When the sequences do not fit the model, or the device fails.
+    pub fn token_log_probs(
+        &mut self,
+        tokens: &[u32],
+        targets: &[u32],
+        rows: usize,
+    ) -> Result<Vec<f32>, TrainError> {
+        self.compute.token_log_probs(tokens, targets, rows)
     }
 
     /// Takes one AdamW step on the next batch of the shard.
     ///
     /// # Errors
-    /// When the data can't be read, or the loss or the gradient is not finite; the weights are unchanged then.
+    /// When the data can't be read, the device fails, or the loss or the gradient is not finite; the weights are
+    /// unchanged then.
     pub fn step(&mut self, sampler: &Sampler, path: PathId) -> Result<StepReport, TrainError> {
         let batch = sampler.batch(self.state.position, self.config.batch)?;
         self.step_batch(&batch.tokens, &batch.targets, path)
@@ -165,42 +179,14 @@ impl Trainer {
         targets: &[u32],
         path: PathId,
     ) -> Result<StepReport, TrainError> {
-        let InnerConfig { batch, micro_batch, .. } = self.config;
-        let micro_batch = if micro_batch == 0 { batch } else { micro_batch };
-        let (loss, gradients) = self.path.gradients(tokens, targets, batch, micro_batch)?;
-        self.profile.clone().time(Phase::Optimizer, || self.apply(loss, &gradients, path))
-    }
-
-    /// Clips the gradients and lets AdamW take a step.
-    fn apply(&mut self, loss: Loss, gradients: &Gradients, path: PathId) -> Result<StepReport, TrainError> {
-        let mut squared = 0.0;
-        gradients.for_each(|_, gradient| squared += squared_norm(gradient))?;
-        let diverged = !loss.mean.is_finite() || !squared.is_finite();
-        if diverged {
-            return Err(TrainError::Diverged { path, step: self.state.step, loss: loss.mean });
+        let InnerConfig { adamw, schedule, total_steps, .. } = &self.config;
+        let rate = learning_rate(self.state.step, *total_steps, adamw.learning_rate, schedule);
+        let report = self.compute.step(tokens, targets, &self.config, rate, &mut self.state)?;
+        if !report.is_finite() {
+            return Err(TrainError::Diverged { path, step: self.state.step, loss: report.loss });
         }
-        let scale = clip_scale(squared, self.config.adamw.clip_norm);
-        let rate = learning_rate(
-            self.state.step,
-            self.config.total_steps,
-            self.config.adamw.learning_rate,
-            &self.config.schedule,
-        );
-        let step = self.state.step + 1;
-        let (offsets, adamw) = (&self.offsets, &self.config.adamw);
-        let (first, second) = (&mut self.state.first, &mut self.state.second);
-        self.path.update(gradients, |index, spec, params, gradient| {
-            let range = offsets[index]..offsets[index] + params.len();
-            let (first, second) = (&mut first[range.clone()], &mut second[range]);
-            adamw_step(params, gradient, first, second, step, rate, scale, spec.decay, adamw);
-        })?;
-        self.state.step = step;
+        self.state.step += 1;
         self.state.position += self.config.batch as u64;
-        Ok(StepReport {
-            loss: loss.mean,
-            gradient_norm: squared.sqrt(),
-            learning_rate: rate,
-            tokens: loss.counted as u64,
-        })
+        Ok(report)
     }
 }

@@ -5,10 +5,14 @@
 //! the dense path that every path starts from, [`start_training`] cuts it into modules, [`coordinate`] hands paths out
 //! and takes the outer steps, and [`work`] trains them.
 //!
+//! Paths are trained on a [`TrainDevice`]: the CPU, or with the feature `cuda` an NVIDIA GPU.
+//!
 //! There is no command line here and no choice of directories.
 
+mod compute;
 mod coordinator;
 mod desk;
+mod device;
 mod error;
 mod inner;
 mod ledger;
@@ -25,6 +29,7 @@ mod synchronizer;
 mod worker;
 
 pub use coordinator::{CoordinatorOptions, CoordinatorSummary, coordinate};
+pub use device::{DeviceChoice, TrainDevice};
 pub use error::TrainError;
 pub use inner::{InnerConfig, StepReport, Trainer};
 pub use path_state::PathState;

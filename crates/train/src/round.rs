@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-use dipaco_model::{ModuleWeights, Path};
+use dipaco_model::ModuleWeights;
 use dipaco_shards::{Sampler, SamplerConfig, ShardsError, TokenFile};
 use dipaco_topology::{PathId, Topology};
 
 use crate::TrainError;
+use crate::device::TrainDevice;
 use crate::inner::{InnerConfig, Trainer};
 use crate::path_state::PathState;
 use crate::plan::WorkerPlan;
@@ -85,16 +86,16 @@ impl PathData {
     /// Mean loss of a path on the held-out documents, in nats per token; `None` when nothing is held out.
     ///
     /// # Errors
-    /// When the data can't be read.
-    pub fn held_out_loss(&self, path: &Path, batch: usize) -> Result<Option<f64>, TrainError> {
+    /// When the data can't be read, or the device fails.
+    pub fn held_out_loss(&self, trainer: &mut Trainer, batch: usize) -> Result<Option<f64>, TrainError> {
         let Some(sampler) = &self.held_out else { return Ok(None) };
-        mean_loss(path, sampler, self.sequences, batch)
+        mean_loss(trainer, sampler, self.sequences, batch)
     }
 }
 
 /// Mean loss over the first `sequences` sequences of a sampler, in nats per token; `None` when they hold no target.
 pub(crate) fn mean_loss(
-    path: &Path,
+    trainer: &mut Trainer,
     sampler: &Sampler,
     sequences: u64,
     batch: usize,
@@ -104,7 +105,7 @@ pub(crate) fn mean_loss(
     while position < sequences {
         let rows = usize::try_from(sequences - position).unwrap_or(usize::MAX).min(batch);
         let drawn = sampler.batch(position, rows)?;
-        let log_probs = path.token_log_probs(&drawn.tokens, &drawn.targets, rows)?;
+        let log_probs = trainer.token_log_probs(&drawn.tokens, &drawn.targets, rows)?;
         for (log_prob, _) in
             log_probs.iter().zip(&drawn.targets).filter(|&(_, &t)| t != dipaco_shards::IGNORE)
         {
@@ -154,6 +155,8 @@ pub struct RoundResult {
 /// What a round of a path is made from, besides the path's state.
 #[derive(Clone, Copy)]
 pub struct Round<'a> {
+    /// Where to compute.
+    pub device: &'a TrainDevice,
     /// The run's configuration.
     pub plan: &'a WorkerPlan,
     /// The run's topology.
@@ -179,11 +182,11 @@ pub fn train_round(
     state: PathState,
     watch: &RoundWatch,
 ) -> Result<Option<RoundResult>, TrainError> {
-    let Round { plan, topology, path, modules, data, inner_steps } = round;
+    let Round { device, plan, topology, path, modules, data, inner_steps } = round;
     let config = InnerConfig::of_path(&plan.train, plan.total_steps());
-    let mut trainer = Trainer::new(&plan.model, topology, modules, state, config)?;
-    let mut report =
-        Report { held_out_loss: data.held_out_loss(trainer.path(), plan.train.batch)?, ..Report::default() };
+    let mut trainer = Trainer::new(device, &plan.model, topology, modules, state, config)?;
+    let held_out_loss = data.held_out_loss(&mut trainer, plan.train.batch)?;
+    let mut report = Report { held_out_loss, ..Report::default() };
     let begun = Instant::now();
     let mut loss_sum = 0.0;
     for step in 0..inner_steps {
@@ -210,7 +213,7 @@ pub fn train_round(
             outer_gradients.push(after);
         }
     }
-    Ok(Some(RoundResult { outer_gradients, state: trainer.into_state(), report }))
+    Ok(Some(RoundResult { outer_gradients, state: trainer.into_state()?, report }))
 }
 
 /// Opens a token file and checks that it is the one that the run was started with.

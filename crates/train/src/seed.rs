@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use dipaco_config::RunConfig;
-use dipaco_model::{ModelConfig, Path, path_specs};
+use dipaco_model::{ModelConfig, path_specs};
 use dipaco_shards::{Sampler, SamplerConfig, TokenFile};
 use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, names};
 use dipaco_telemetry::{Event, Events, Progress, Unit};
 use dipaco_topology::{PathId, Topology};
 use serde::Serialize;
 
+use crate::device::TrainDevice;
 use crate::inner::{InnerConfig, Trainer};
 use crate::path_state::PathState;
 use crate::round::mean_loss;
@@ -32,6 +33,8 @@ pub struct SeedOptions {
     pub validation: Option<Arc<TokenFile>>,
     /// Start over when the store holds a seed of another configuration or data.
     pub restart: bool,
+    /// Where to train; it enters nothing that is saved.
+    pub device: TrainDevice,
 }
 
 /// What pretraining did.
@@ -106,7 +109,7 @@ pub async fn train_seed(
         micro_batch: config.seed_model.micro_batch,
         activation_checkpointing: config.seed_model.activation_checkpointing,
     };
-    let mut trainer = Trainer::new(&config.model, &topology, &[weights], state, inner)?;
+    let mut trainer = Trainer::new(&options.device, &config.model, &topology, &[weights], state, inner)?;
     let order = SamplerConfig {
         sequence_length: config.seed_model.sequence_tokens,
         seed: config.run.seed,
@@ -119,24 +122,24 @@ pub async fn train_seed(
     }
 
     let task = progress.task("seed", Some(steps), Unit::Count("steps"));
-    let first = trainer.state().step;
+    let first = trainer.steps();
     task.resume_at(first);
     let (validate_every, checkpoint_every) =
         (config.seed_model.validate_every, config.seed_model.checkpoint_every.max(1));
     let mut tokens = 0;
     let mut validation_loss = None;
-    while trainer.state().step < steps && !cancel.load(Ordering::Relaxed) {
-        let step = trainer.state().step;
+    while trainer.steps() < steps && !cancel.load(Ordering::Relaxed) {
+        let step = trainer.steps();
         let next = |every: u64| step.checked_div(every).map_or(steps, |done| (done + 1) * every);
         let until = next(validate_every).min(next(checkpoint_every)).min(steps);
         let (sampler, log, task, cancel) = (sampler.clone(), events.clone(), task.clone(), cancel.clone());
         let trained: Result<_, TrainError> = blocking(move || {
             let mut counted = 0;
-            while trainer.state().step < until && !cancel.load(Ordering::Relaxed) {
+            while trainer.steps() < until && !cancel.load(Ordering::Relaxed) {
                 let at = Instant::now();
                 let done = trainer.step(&sampler, PathId(0))?;
                 counted += done.tokens;
-                let step = trainer.state().step;
+                let step = trainer.steps();
                 task.note(format!("loss {:.3}", done.loss));
                 task.set(step);
                 // Counts of tokens are far below 2^53.
@@ -156,12 +159,17 @@ pub async fn train_seed(
         let counted;
         (trainer, counted) = trained?;
         tokens += counted;
-        let step = trainer.state().step;
+        let step = trainer.steps();
         validation_loss = None;
         let due = step == steps || (validate_every > 0 && step.is_multiple_of(validate_every));
         if due && let Some(file) = options.validation.clone() {
-            let (path, config) = (trainer.path().clone(), config.clone());
-            validation_loss = blocking(move || validate(&path, file, &config)).await??;
+            let config = config.clone();
+            let validated: Result<_, TrainError> = blocking(move || {
+                let loss = validate(&mut trainer, file, &config)?;
+                Ok((trainer, loss))
+            })
+            .await?;
+            (trainer, validation_loss) = validated?;
             if let Some(loss) = validation_loss {
                 events.write(Event::SeedValidated { step, loss, tokens })?;
             }
@@ -169,7 +177,7 @@ pub async fn train_seed(
         let weights = trainer.weights()?.pop().ok_or(TrainError::NoSeed)?;
         let weights =
             store.put_replacing(&names::seed_weights(step), module_files::encode(&weights)?).await?;
-        let state = trainer.state().encode(&config.model)?;
+        let state = trainer.state()?.encode(&config.model)?;
         let state = store.put_replacing(&names::seed_state(step), state.into()).await?;
         let record =
             SeedRecord { origin: origin.clone(), step, steps, weights, state: Some(state), validation_loss };
@@ -183,7 +191,7 @@ pub async fn train_seed(
         }
     }
     task.finish();
-    let step = trainer.state().step;
+    let step = trainer.steps();
     let summary = SeedSummary {
         finished: step >= steps,
         step,
@@ -223,7 +231,11 @@ pub async fn adopt_seed(
 }
 
 /// Mean loss on validation text, in nats per token.
-fn validate(path: &Path, file: Arc<TokenFile>, config: &RunConfig) -> Result<Option<f64>, TrainError> {
+fn validate(
+    trainer: &mut Trainer,
+    file: Arc<TokenFile>,
+    config: &RunConfig,
+) -> Result<Option<f64>, TrainError> {
     let in_turn = SamplerConfig {
         sequence_length: config.seed_model.sequence_tokens,
         seed: config.run.seed,
@@ -232,7 +244,7 @@ fn validate(path: &Path, file: Arc<TokenFile>, config: &RunConfig) -> Result<Opt
     let documents = 0..file.documents();
     let sampler = Sampler::new(file, documents, in_turn)?;
     let sequences = sampler.sequences().min(config.seed_model.validation_sequences);
-    mean_loss(path, &sampler, sequences, config.seed_model.batch)
+    mean_loss(trainer, &sampler, sequences, config.seed_model.batch)
 }
 
 /// Hash of everything that the seed's weights depend on.

@@ -13,6 +13,7 @@ use dipaco_store::{ObjectRef, ShardRecord};
 use dipaco_topology::{ModuleId, PathId, Topology};
 use tokio_util::sync::CancellationToken;
 
+use crate::device::TrainDevice;
 use crate::path_state::PathState;
 use crate::protocol::{Item, Request, Response, SHARD_PIECE_BYTES, Work};
 use crate::round::{PathData, Round, RoundResult, RoundWatch, open_shard, train_round};
@@ -33,6 +34,8 @@ pub struct WorkerOptions {
     pub cache: PathBuf,
     /// How long to try when the coordinator can't be reached.
     pub patience: Duration,
+    /// Where to train.
+    pub device: TrainDevice,
 }
 
 /// What a worker did.
@@ -165,9 +168,11 @@ impl Worker {
         };
         let data = self.data(&work).await?;
         let (plan, topology) = (self.session.plan().clone(), self.topology.clone());
+        let device = self.options.device.clone();
         let (path, steps, own_watch) = (work.path, work.inner_steps, watch.clone());
         let training = blocking(move || {
             let round = Round {
+                device: &device,
                 plan: &plan,
                 topology: &topology,
                 path,

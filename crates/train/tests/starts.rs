@@ -13,8 +13,8 @@ use dipaco_store::RunStore;
 use dipaco_telemetry::{Events, Progress};
 use dipaco_topology::{LevelConfig, Modules, PathId, TopologyConfig};
 use dipaco_train::{
-    PathData, PathState, Round, RoundWatch, SeedOptions, SeedSummary, TrainError, WorkerPlan, open_run,
-    train_round, train_seed,
+    PathData, PathState, Round, RoundWatch, SeedOptions, SeedSummary, TrainDevice, TrainError, WorkerPlan,
+    open_run, train_round, train_seed,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -41,7 +41,8 @@ async fn seed(
         }
         None => Events::off(),
     };
-    let options = SeedOptions { config, store, train, validation: None, restart: false };
+    let options =
+        SeedOptions { config, store, train, validation: None, restart: false, device: TrainDevice::Cpu };
     Ok(train_seed(options, started, Arc::new(events), &Progress::hidden(), cancel).await?.0)
 }
 
@@ -78,7 +79,8 @@ async fn a_seed_is_validated_as_often_as_configured_and_at_the_end() {
         let started = open_run(&store, || "test-run".to_owned()).await.unwrap();
         let train = support::tokens(&folder.path().join("train.h5"), 0, 60);
         let validation = Some(support::tokens(&folder.path().join("validation.h5"), 0, 10));
-        let options = SeedOptions { config, store, train, validation, restart: false };
+        let options =
+            SeedOptions { config, store, train, validation, restart: false, device: TrainDevice::Cpu };
         let log = folder.path().join("metrics.jsonl");
         let (events, never) = (Arc::new(Events::create(&log).unwrap()), Arc::new(AtomicBool::new(false)));
         let (summary, _) = train_seed(options, started, events, &Progress::hidden(), never).await.unwrap();
@@ -138,6 +140,7 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     // All three rounds as one.
     let modules = split(&config.model, &topology, &start).unwrap();
     let round = Round {
+        device: &TrainDevice::Cpu,
         plan: &plan,
         topology: &topology,
         path: PathId(0),

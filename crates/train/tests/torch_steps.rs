@@ -9,7 +9,7 @@ use std::sync::Arc;
 use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, join, path_specs, split};
 use dipaco_optim::{AdamWConfig, ScheduleConfig, clip_scale};
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
-use dipaco_train::{InnerConfig, PathState, StepReport, Trainer};
+use dipaco_train::{InnerConfig, PathState, StepReport, TrainDevice, Trainer};
 use safetensors::{Dtype, SafeTensors};
 
 const BATCH: usize = 3;
@@ -123,12 +123,13 @@ fn train(reference: &Reference, topology: &Topology, way: Way) -> Trained {
     let state = PathState::start(dipaco_model::parameters(&path_specs(&reference.model)));
     let Way { micro_batch, activation_checkpointing } = way;
     let config = InnerConfig { micro_batch, activation_checkpointing, ..reference.inner() };
-    let mut trainer = Trainer::new(&reference.model, topology, &initial, state, config).unwrap();
+    let mut trainer =
+        Trainer::new(&TrainDevice::Cpu, &reference.model, topology, &initial, state, config).unwrap();
     let (mut reports, mut moments) = (Vec::new(), Vec::new());
     for (tokens, targets) in reference.ids("tokens").iter().zip(reference.ids("targets")) {
         reports.push(trainer.step_batch(tokens, &targets, PathId(0)).unwrap());
         if reports.len() == 1 {
-            moments.clone_from(&trainer.state().first);
+            moments.clone_from(&trainer.state().unwrap().first);
         }
     }
     let weights = trainer.weights().unwrap();

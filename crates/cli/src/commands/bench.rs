@@ -8,6 +8,7 @@ use dipaco_model::{Dtype, ModelConfig, parameters, path_specs, step_memory};
 use dipaco_telemetry::{Align, Progress, Table, Unit, human};
 use serde::Serialize;
 
+use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::steps::product_rate::product_rate;
@@ -63,6 +64,8 @@ pub(crate) struct StepOptions {
     /// Keep only the input of each block for the backward pass and compute the rest again.
     #[arg(long)]
     activation_checkpointing: bool,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
@@ -133,6 +136,8 @@ struct Report {
     size: String,
     params: usize,
     dtype: Dtype,
+    /// `CPU`, or the GPU.
+    device: String,
     threads: usize,
     batch: usize,
     sequence_tokens: usize,
@@ -145,11 +150,11 @@ struct Report {
     ms_max: f64,
     tokens_per_s: f64,
     gflops: f64,
-    /// The rate of this machine's products, measured in the same run.
-    product_gflops: f64,
+    /// The rate of this machine's products, measured in the same run; `null` on a GPU.
+    product_gflops: Option<f64>,
     /// `gflops` over `product_gflops`.
-    share: f64,
-    /// Milliseconds per step.
+    share: Option<f64>,
+    /// Milliseconds per step; on a GPU all of it is the rest.
     phases: Phases,
     /// The most memory that the program held during the steps; absent where the system does not tell.
     peak_mib: Option<u64>,
@@ -164,16 +169,21 @@ pub(crate) fn run(command: &BenchCommand, progress: &Progress) -> Result<(), Cli
 
 fn step(options: &StepOptions, progress: &Progress) -> Result<(), CliError> {
     let (name, subject) = subject(options)?;
-    check_memory(&subject, memory::of_machine().map(|(_, available)| available))?;
+    let device = options.device.open()?;
+    if device.is_cpu() {
+        check_memory(&subject, memory::of_machine().map(|(_, available)| available))?;
+    }
     let interrupt = Interrupt::listen()?;
     steps::threads::limit(options.threads.unwrap_or(0))?;
     let effort = Effort { warm_up: WARM_UP, steps: options.steps, seconds: f64::MAX };
     let task = progress.task("steps", Some((WARM_UP + options.steps) as u64), Unit::Count("steps"));
-    let found = measure(&subject, effort, &task, || interrupt.is_set())?.ok_or(CliError::Interrupted)?;
+    let found =
+        measure(&device, &subject, effort, &task, || interrupt.is_set())?.ok_or(CliError::Interrupted)?;
     task.finish();
     // Before the products of the comparison take memory of their own.
     let peak = memory::peak();
-    let report = report(name, &subject, &found, product_rate(subject.model.dtype), peak);
+    let product_rate = device.is_cpu().then(|| product_rate(subject.model.dtype));
+    let report = report(name, &subject, device.describe()?, &found, product_rate, peak);
     if options.json { output::print_json(&report) } else { output::print(&describe(&report, &subject)) }
 }
 
@@ -235,8 +245,9 @@ fn check_memory(subject: &Subject, available: Option<u64>) -> Result<(), CliErro
 fn report(
     size: String,
     subject: &Subject,
+    device: String,
     found: &StepSpeed,
-    product_rate: f64,
+    product_rate: Option<f64>,
     peak: Option<u64>,
 ) -> Report {
     let Subject { model, train } = subject;
@@ -247,6 +258,7 @@ fn report(
         size,
         params: parameters(&path_specs(model)),
         dtype: model.dtype,
+        device,
         threads: rayon::current_num_threads(),
         batch: train.batch,
         sequence_tokens: train.sequence_tokens,
@@ -258,8 +270,8 @@ fn report(
         ms_max: found.seconds.last().map_or(0.0, |seconds| seconds * 1e3),
         tokens_per_s: subject.tokens() as f64 / median,
         gflops: rate / 1e9,
-        product_gflops: product_rate / 1e9,
-        share: rate / product_rate,
+        product_gflops: product_rate.map(|product_rate| product_rate / 1e9),
+        share: product_rate.map(|product_rate| rate / product_rate),
         phases: found.phases.in_milliseconds(),
         peak_mib: peak.map(|bytes| bytes >> 20),
         loss: found.loss,
@@ -275,7 +287,7 @@ fn describe(report: &Report, subject: &Subject) -> String {
     let checkpointing = if train.activation_checkpointing { ", activation checkpointing" } else { "" };
     let plural = if report.threads == 1 { "" } else { "s" };
     let mut text = format!(
-        "{}: {} parameters in {} blocks, D {}, {} heads of {}, F {}, V {}\n{} x {} tokens{passes}, {}, {} \
+        "{}: {} parameters in {} blocks, D {}, {} heads of {}, F {}, V {}\n{}: {} x {} tokens{passes}, {}, {} \
          thread{plural}{checkpointing}\n\n",
         report.size,
         human::count(report.params as f64),
@@ -285,6 +297,7 @@ fn describe(report: &Report, subject: &Subject) -> String {
         model.head_dim,
         model.ffn_size,
         human::integer(model.vocab_size as u64),
+        report.device,
         report.batch,
         report.sequence_tokens,
         report.dtype,
@@ -302,13 +315,18 @@ fn describe(report: &Report, subject: &Subject) -> String {
     table.row([format!("slowest of {}", report.steps), format!("{:.2}", report.ms_max)]);
     text += &table.to_string();
     text += &format!(
-        "\n{} tokens/s, {:.1} GFLOP/s: {:.1} % of the {:.1} GFLOP/s of this machine's {} products\n",
+        "\n{} tokens/s, {:.1} GFLOP/s",
         human::integer(report.tokens_per_s.round() as u64),
         report.gflops,
-        100.0 * report.share,
-        report.product_gflops,
-        report.dtype,
     );
+    if let (Some(share), Some(product_gflops)) = (report.share, report.product_gflops) {
+        let share = 100.0 * share;
+        text += &format!(
+            ": {share:.1} % of the {product_gflops:.1} GFLOP/s of this machine's {} products",
+            report.dtype
+        );
+    }
+    text += "\n";
     let peak = report.peak_mib.map(|mib| format!("peak memory {} MiB, ", human::integer(mib)));
     text + &format!("{}loss {:.4}\n", peak.unwrap_or_default(), report.loss)
 }

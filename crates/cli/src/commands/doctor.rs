@@ -1,6 +1,7 @@
 //! `dipaco doctor`: whether this machine can train and serve.
 
 mod directory;
+mod gpu;
 mod machine;
 mod network;
 
@@ -61,6 +62,7 @@ impl Finding {
 
 pub(crate) fn run(options: &DoctorOptions) -> Result<(), CliError> {
     let mut findings = machine::check();
+    findings.push(gpu::check());
     findings.extend(directory::check(&options.run));
     findings.extend(network::check());
     if options.json {

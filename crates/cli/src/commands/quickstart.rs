@@ -11,6 +11,7 @@ use dipaco_sync::Rescale;
 use dipaco_telemetry::{Progress, human};
 use dipaco_topology::{PathId, TopologyConfig};
 
+use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_directory::RunDirectory;
@@ -44,6 +45,8 @@ pub(crate) struct QuickstartOptions {
     /// Worker processes.
     #[arg(short, long, env = "DIPACO_WORKERS", default_value_t = 2, value_name = "N")]
     workers: usize,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Override a key, as in --set train.rounds=20; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -53,6 +56,7 @@ pub(crate) struct QuickstartOptions {
 struct Quickstart<'a> {
     run: RunDirectory,
     config: RunConfig,
+    device: DeviceOptions,
     progress: &'a Progress,
     interrupt: Interrupt,
     begun: Instant,
@@ -65,7 +69,8 @@ pub(crate) fn run(options: &QuickstartOptions, progress: &Progress) -> Result<()
 
 fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) -> Result<(), CliError> {
     let (run, config) = configure(options)?;
-    let mut quickstart = Quickstart { run, config, progress, interrupt, begun: Instant::now() };
+    let mut quickstart =
+        Quickstart { run, config, device: options.device, progress, interrupt, begun: Instant::now() };
     quickstart.prepare(options)?;
     quickstart.config = steps::seed::with_vocabulary(&quickstart.run, &quickstart.config)?;
     quickstart.seed_and_route()?;
@@ -129,8 +134,9 @@ impl Quickstart<'_> {
             "pretraining the seed, the dense path that every path starts from: {steps} steps"
         ))?;
         let flag = self.interrupt.flag();
+        let how = steps::seed::SeedHow { restart: false, device: self.device.open()? };
         let summary = runtime::run(async {
-            Ok(steps::seed::seed(&self.run, &self.config, false, self.progress, flag.clone()).await?)
+            Ok(steps::seed::seed(&self.run, &self.config, how, self.progress, flag.clone()).await?)
         })?;
         if !summary.finished {
             return Err(CliError::Interrupted);
@@ -166,7 +172,13 @@ impl Quickstart<'_> {
 
     fn train_run(&self, run: &RunDirectory, config: &RunConfig, workers: usize) -> Result<(), CliError> {
         let listen = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
-        let how = TrainOptions { workers: workers.max(1), listen, advertise: Vec::new(), resume: true };
+        let how = TrainOptions {
+            workers: workers.max(1),
+            listen,
+            advertise: Vec::new(),
+            resume: true,
+            device: self.device.choice(),
+        };
         let token = self.interrupt.token();
         let summary = runtime::run(async { Ok(train(run, config, &how, self.progress, token).await?) })?;
         if !summary.finished {

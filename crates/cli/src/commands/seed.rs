@@ -3,6 +3,7 @@
 use clap::Args;
 use dipaco_telemetry::{Progress, human};
 
+use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
@@ -24,6 +25,8 @@ pub(crate) struct SeedOptions {
     /// Take the finished seed of another run over instead of training one.
     #[arg(long, value_name = "DIR", conflicts_with = "restart")]
     from: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Print what was done as JSON.
     #[arg(long)]
     json: bool,
@@ -37,9 +40,9 @@ pub(crate) fn run(options: &SeedOptions, progress: &Progress) -> Result<(), CliE
         let from = crate::run_directory::RunDirectory::new(from);
         return runtime::run(async { Ok(steps::seed::adopt(&run, &config, &from).await?) });
     }
-    let summary = runtime::run(async {
-        Ok(steps::seed::seed(&run, &config, options.restart, progress, interrupt.flag()).await?)
-    })?;
+    let how = steps::seed::SeedHow { restart: options.restart, device: options.device.open()? };
+    let summary =
+        runtime::run(async { Ok(steps::seed::seed(&run, &config, how, progress, interrupt.flag()).await?) })?;
     if options.json {
         output::print_json(&summary)?;
     } else {

@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use clap::Args;
 use dipaco_config::RunConfig;
 use dipaco_telemetry::{Progress, human};
-use dipaco_train::CoordinatorSummary;
+use dipaco_train::{CoordinatorSummary, DeviceChoice};
 
 use crate::commands::dry_run;
+use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
@@ -38,10 +39,12 @@ pub(crate) struct TrainOptions {
     /// Go on with a run that has begun.
     #[arg(long)]
     resume: bool,
-    /// Print what training would be: modules, memory, traffic, expected speed. Starts nothing, writes nothing, and needs
+    /// Print what training would be: modules, memory, traffic, expected speed on the CPU. Starts nothing, writes nothing, and needs
     /// no prepared text.
     #[arg(long, conflicts_with = "resume")]
     dry_run: bool,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Print what was done as JSON.
     #[arg(long)]
     json: bool,
@@ -76,11 +79,16 @@ pub(crate) fn run(options: &TrainOptions, progress: &Progress) -> Result<(), Cli
     if options.dry_run {
         return dry_run::run(&options.run, options.workers, options.json, progress);
     }
+    if options.device.choice() == DeviceChoice::Cuda {
+        // What the workers would fail at is told before they start; the device is theirs.
+        let _ = options.device.open()?;
+    }
     let how = Options {
         workers: options.workers,
         listen: options.listen,
         advertise: Vec::new(),
         resume: options.resume,
+        device: options.device.choice(),
     };
     lead(&options.run, &how, options.json, progress)
 }
@@ -97,6 +105,7 @@ pub(crate) fn run_coordinator(options: &CoordinatorOptions, progress: &Progress)
         listen: options.listen,
         advertise: options.advertise.clone(),
         resume: options.resume,
+        device: DeviceChoice::default(),
     };
     lead(&options.run, &how, options.json, progress)
 }

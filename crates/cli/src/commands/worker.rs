@@ -9,6 +9,7 @@ use dipaco_net::JoinToken;
 use dipaco_train::{WorkerOptions as Setup, WorkerSummary, work};
 use tokio_util::sync::CancellationToken;
 
+use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::{output, runtime, steps};
@@ -39,6 +40,8 @@ pub(crate) struct WorkerOptions {
     /// Seconds to go on trying when the coordinator can't be reached.
     #[arg(long, env = "DIPACO_PATIENCE", default_value_t = 600, value_name = "SECONDS")]
     patience: u64,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Leave when standard input is closed: how `dipaco train` ends its workers, however it ends itself.
     #[arg(long, hide = true)]
     leave_with_stdin: bool,
@@ -56,6 +59,7 @@ pub(crate) fn run(options: &WorkerOptions) -> Result<(), CliError> {
         shards: options.shards.clone(),
         cache: options.cache.clone(),
         patience: Duration::from_secs(options.patience),
+        device: options.device.open()?,
     };
     let cancel = interrupt.token();
     if options.leave_with_stdin {

@@ -111,6 +111,7 @@ impl StepError {
             self,
             Self::Config(_)
                 | Self::Topology(_)
+                | Self::Train(dipaco_train::TrainError::BuiltWithoutCuda)
                 | Self::NoSuchPath { .. }
                 | Self::Model(dipaco_model::ModelError::Config { .. })
                 | Self::Routing(dipaco_routing::RoutingError::Config { .. })

@@ -7,7 +7,7 @@ use dipaco_config::RunConfig;
 use dipaco_shards::{TokenFile, Tokenizer};
 use dipaco_store::RunStore;
 use dipaco_telemetry::{Events, Progress};
-use dipaco_train::{SeedOptions, SeedSummary, adopt_seed, open_run, train_seed};
+use dipaco_train::{SeedOptions, SeedSummary, TrainDevice, adopt_seed, open_run, train_seed};
 
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
@@ -38,11 +38,20 @@ pub(crate) fn token_file(run: &RunDirectory, file: &std::path::Path) -> Result<A
     Ok(Arc::new(opened))
 }
 
+/// How the seed is pretrained.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SeedHow {
+    /// Start over when the run has a seed of another configuration or text.
+    pub(crate) restart: bool,
+    /// Where to compute.
+    pub(crate) device: TrainDevice,
+}
+
 /// Pretrains the seed, or continues it; a finished one is left as it is. `config` has its vocabulary.
 pub(crate) async fn seed(
     run: &RunDirectory,
     config: &RunConfig,
-    restart: bool,
+    how: SeedHow,
     progress: &Progress,
     cancel: Arc<AtomicBool>,
 ) -> Result<SeedSummary, StepError> {
@@ -52,7 +61,8 @@ pub(crate) async fn seed(
     let store = open_store(run)?;
     let started = open_run(&store, || run_id(&config.run.name)).await?;
     let events = Arc::new(Events::create(&run.events())?);
-    let options = SeedOptions { config: config.clone(), store, train, validation, restart };
+    let SeedHow { restart, device } = how;
+    let options = SeedOptions { config: config.clone(), store, train, validation, restart, device };
     let (summary, _) = train_seed(options, started, events, progress, cancel).await?;
     Ok(summary)
 }

@@ -9,7 +9,7 @@ use dipaco_config::TrainConfig;
 use dipaco_model::{ModelConfig, ModuleWeights, Profile, StepShape, parameters, path_specs};
 use dipaco_telemetry::Task;
 use dipaco_topology::{PathId, Topology, TopologyConfig};
-use dipaco_train::{InnerConfig, PathState, Trainer};
+use dipaco_train::{InnerConfig, PathState, TrainDevice, Trainer};
 
 pub(crate) use self::phases::Phases;
 use crate::steps::error::StepError;
@@ -94,6 +94,7 @@ impl StepSpeed {
 /// Trains a fresh path on random tokens and takes the time of each step. `task` counts the steps; `None` when `stop`
 /// said so in between.
 pub(crate) fn measure(
+    device: &TrainDevice,
     subject: &Subject,
     effort: Effort,
     task: &Task,
@@ -101,7 +102,7 @@ pub(crate) fn measure(
 ) -> Result<Option<StepSpeed>, StepError> {
     let begin = Instant::now();
     let profile = Profile::new(now);
-    let mut trainer = trainer(subject, effort)?.with_profile(profile.clone());
+    let mut trainer = trainer(device, subject, effort)?.with_profile(profile.clone());
     let (tokens, targets) = batch(subject);
     let mut seconds = Vec::new();
     let mut loss = 0.0;
@@ -131,13 +132,13 @@ pub(crate) fn measure(
 }
 
 /// A dense path with random weights. What making it needs is given back before the first step.
-fn trainer(subject: &Subject, effort: Effort) -> Result<Trainer, StepError> {
+fn trainer(device: &TrainDevice, subject: &Subject, effort: Effort) -> Result<Trainer, StepError> {
     let model = &subject.model;
     let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks)?;
     let weights: ModuleWeights = dipaco_model::init(model, SEED)?;
     let state = PathState::start(weights.values.len());
     let inner = InnerConfig::of_path(&subject.train, (effort.warm_up + effort.steps) as u64);
-    Ok(Trainer::new(model, &topology, &[weights], state, inner)?)
+    Ok(Trainer::new(device, model, &topology, &[weights], state, inner)?)
 }
 
 /// Random tokens and what follows each of them, (B, T) each.
@@ -194,13 +195,20 @@ mod tests {
         let progress = Progress::hidden();
         let task = progress.task("measure", None, Unit::Count("steps"));
         let effort = Effort { warm_up: 1, steps: 3, seconds: f64::MAX };
-        let found = measure(&subject(false), effort, &task, || false).unwrap().unwrap();
+        let found = measure(&TrainDevice::Cpu, &subject(false), effort, &task, || false).unwrap().unwrap();
         assert_eq!(found.seconds.len(), 3);
         assert!(found.seconds.is_sorted() && found.median() == found.seconds[1]);
-        let again = measure(&subject(false), effort, &task, || false).unwrap().unwrap();
+        let again = measure(&TrainDevice::Cpu, &subject(false), effort, &task, || false).unwrap().unwrap();
         assert_eq!(found.loss, again.loss, "the same weights and tokens each time");
         let brief = Effort { seconds: 0.0, ..effort };
-        assert_eq!(measure(&subject(false), brief, &task, || false).unwrap().unwrap().seconds.len(), 1);
-        assert!(measure(&subject(false), effort, &task, || true).unwrap().is_none());
+        assert_eq!(
+            measure(&TrainDevice::Cpu, &subject(false), brief, &task, || false)
+                .unwrap()
+                .unwrap()
+                .seconds
+                .len(),
+            1
+        );
+        assert!(measure(&TrainDevice::Cpu, &subject(false), effort, &task, || true).unwrap().is_none());
     }
 }

@@ -8,7 +8,9 @@ use dipaco_config::RunConfig;
 use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
 use dipaco_store::RunStore;
 use dipaco_telemetry::{Events, Progress};
-use dipaco_train::{CoordinatorOptions, CoordinatorSummary, Started, coordinate, start_training};
+use dipaco_train::{
+    CoordinatorOptions, CoordinatorSummary, DeviceChoice, Started, coordinate, start_training,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::run_directory::RunDirectory;
@@ -30,6 +32,8 @@ pub(crate) struct TrainOptions {
     pub(crate) advertise: Vec<String>,
     /// Continue a run that has begun.
     pub(crate) resume: bool,
+    /// Where the workers of this machine train.
+    pub(crate) device: DeviceChoice,
 }
 
 /// Trains until the run is complete or `cancel` is triggered.
@@ -54,7 +58,8 @@ pub(crate) async fn train(
         progress: progress.clone(),
     };
     let threads = threads_per_worker(config, options.workers);
-    let setup_workers = WorkerSetup { run: run.clone(), workers: options.workers, threads };
+    let setup_workers =
+        WorkerSetup { run: run.clone(), workers: options.workers, threads, device: options.device };
     let mut workers = Workers::start(setup_workers)?;
     let result = tokio::select! {
         result = coordinate(setup, server, cancel) => result.map_err(StepError::from),

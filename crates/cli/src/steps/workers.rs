@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use dipaco_train::DeviceChoice;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
@@ -26,6 +27,8 @@ pub(crate) struct WorkerSetup {
     pub(crate) workers: usize,
     /// Threads of each; they share the machine's cores.
     pub(crate) threads: usize,
+    /// Where they train.
+    pub(crate) device: DeviceChoice,
 }
 
 /// Worker processes. They end with this one, however it ends: their standard input is a pipe that it holds, and a
@@ -60,6 +63,7 @@ impl Workers {
             .arg("--join")
             .arg(self.setup.run.join_token())
             .args(["--name", &name, "--threads", &threads, "--leave-with-stdin"])
+            .args(["--device", self.setup.device.name()])
             .arg("--shards")
             .arg(self.setup.run.train_shards())
             .arg("--cache")

@@ -17,8 +17,8 @@ use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_telemetry::{Clock, Events, Progress};
 use dipaco_topology::Topology;
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, Request, Response, SeedOptions, Started, TrainError, Work,
-    WorkerOptions, WorkerSummary, coordinate, open_run, start_training, train_seed, work,
+    CoordinatorOptions, CoordinatorSummary, Request, Response, SeedOptions, Started, TrainDevice, TrainError,
+    Work, WorkerOptions, WorkerSummary, coordinate, open_run, start_training, train_seed, work,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -124,6 +124,7 @@ impl Run {
             train,
             validation: None,
             restart: false,
+            device: TrainDevice::Cpu,
         };
         let (events, never) = (Arc::new(Events::off()), Arc::new(AtomicBool::new(false)));
         let (summary, _) = train_seed(options, started, events, &Progress::hidden(), never).await.unwrap();
@@ -174,6 +175,7 @@ impl Run {
             shards: None,
             cache: self.folder.path().join("cache").join(name),
             patience: Duration::from_secs(20),
+            device: TrainDevice::Cpu,
         }
     }
 

@@ -3,6 +3,7 @@
 use dipaco_config::{RunConfig, TrainConfig};
 use dipaco_model::{ModelConfig, step_memory};
 use dipaco_telemetry::{Progress, Unit, human};
+use dipaco_train::TrainDevice;
 use serde::Serialize;
 
 use crate::steps::error::StepError;
@@ -80,7 +81,9 @@ pub(crate) fn measured(
     let task = progress.task("measure", Some(all as u64), Unit::Count("steps"));
     let mut costs = Vec::new();
     for blocks in measurements {
-        let Some(found) = measure(&of(blocks), EFFORT, &task, &stop)? else { return Ok(None) };
+        let Some(found) = measure(&TrainDevice::Cpu, &of(blocks), EFFORT, &task, &stop)? else {
+            return Ok(None);
+        };
         let optimizer = found.phases.optimizer;
         costs.push(Cost { passes: (found.median() - optimizer).max(0.0), optimizer });
     }

@@ -1,0 +1,20 @@
+//! Whether there is a GPU to train on.
+
+use dipaco_train::{DeviceChoice, TrainDevice, TrainError};
+
+use super::Finding;
+
+pub(super) fn check() -> Finding {
+    match TrainDevice::open(DeviceChoice::Cuda).and_then(|gpu| gpu.describe()) {
+        Ok(gpu) => Finding::ok("GPU", gpu),
+        Err(TrainError::BuiltWithoutCuda) => {
+            Finding::ok("GPU", "not looked for: built without --features cuda")
+        }
+        Err(error) if error.is_no_gpu() => Finding::ok("GPU", format!("none: {error}")),
+        Err(error) => {
+            let source = std::error::Error::source(&error).map(|source| format!(" ({source})"));
+            let found = format!("it can't be used: {error}{}", source.unwrap_or_default());
+            Finding::warn("GPU", found, "until then, train with --device cpu")
+        }
+    }
+}
