@@ -274,7 +274,7 @@ fn gradients_of_micro_batches_add_up_to_those_of_the_batch() {
 #[test]
 fn bf16_products_stay_close_to_f32() {
     let config = config(false);
-    let bf16 = ModelConfig { dtype: Dtype::Bf16, ..config.clone() };
+    let bf16 = ModelConfig { dtype: Dtype::Bf16, ..config };
     let run = |config: &ModelConfig| {
         let path = compose(config, &dense(), &weights(config), true);
         let (loss, gradients) = path.gradients(&tokens(), &targets(), BATCH, BATCH).unwrap();
