@@ -15,7 +15,7 @@ const LINE: usize = 16;
 
 /// A slice of f32 that starts on a cache line. Its contents are whatever its last user left.
 #[derive(Default)]
-pub struct Buffer {
+pub(crate) struct Buffer {
     lines: Vec<Line>,
     length: usize,
 }
@@ -88,12 +88,5 @@ impl Workspace {
         if buffer.capacity() > 0 {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
         }
-    }
-
-    /// Bytes of the buffers that nobody uses now.
-    #[must_use]
-    pub fn free_bytes(&self) -> usize {
-        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        free.iter().map(|buffer| buffer.capacity() * size_of::<f32>()).sum()
     }
 }

@@ -116,8 +116,8 @@ pub struct HeadSlots {
 /// x (B, T, D) and `targets` (B × T), positions whose target is [`IGNORE`] left out. `mean_over` is the number of counted
 /// targets, or that of all micro-batches whose gradients are added up.
 ///
-/// Logits are made for 512 positions at a time. With slots, gradients are computed in the same pass, so memory holds
-/// 512 × V logits and never B × T × V, and no product is done twice. The result must then be the root of the backward
+/// Logits are made for at most 1,024 positions at a time. With slots, gradients are computed in the same pass, so
+/// memory never holds B × T × V logits, and no product is done twice. The result must then be the root of the backward
 /// pass.
 ///
 /// # Errors

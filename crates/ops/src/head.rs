@@ -38,7 +38,7 @@ pub(crate) struct Head<'a> {
 
 /// Where the gradients of a head go.
 pub(crate) struct HeadGradients<'a> {
-    /// The gradient of x (rows, D), written over.
+    /// The gradient of x (rows, D), added to.
     pub(crate) dx: &'a mut [f32],
     /// The norm's (D), added to.
     pub(crate) norm: &'a mut [f32],
@@ -66,11 +66,10 @@ impl Head<'_> {
     fn run<E: Element>(&self, log_probs: &mut [f32], mut gradients: Option<HeadGradients<'_>>) {
         let (width, rows) = (self.norm.len(), self.targets.len());
         let vocabulary = self.projection.len() / width;
-        // At least two chunks, so that the logits of all positions are never there at once.
-        let chunk = ROWS.min(rows.div_ceil(2).next_multiple_of(PANEL)).max(1);
-        let mut h_memory = self.workspace.take(E::room(chunk.min(rows) * width));
+        let chunk = head_rows(rows);
+        let mut h_memory = self.workspace.take(E::room(chunk * width));
         let h = E::of_mut(&mut h_memory);
-        let mut logits = self.workspace.take(chunk.min(rows) * row_stride(vocabulary));
+        let mut logits = self.workspace.take(chunk * row_stride(vocabulary));
         for first in (0..rows).step_by(chunk) {
             let count = chunk.min(rows - first);
             let x = &self.x[first * width..][..count * width];
@@ -159,19 +158,16 @@ impl Head<'_> {
             outer_product(own, (count, entries.len()), right, dw, !fresh);
         }
         let dx = &mut gradients.dx[first * width..][..count * width];
-        let chunk = PANEL * width;
-        let mut partials = workspace.take(count.div_ceil(PANEL) * width);
-        let panels = dx.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).zip(dh.par_chunks(chunk));
-        panels.zip(partials.par_chunks_mut(width)).for_each(|(((dx, x), dh), partial)| {
-            dx.fill(0.0);
-            partial.fill(0.0);
-            rms_norm::backward(x, self.norm, dh, dx, partial, self.epsilon);
-        });
-        rms_norm::add_partials(&partials, gradients.norm);
-        for buffer in [dh, weights, partials] {
+        rms_norm::backward_all(workspace, x, self.norm, &dh, dx, gradients.norm, self.epsilon);
+        for buffer in [dh, weights] {
             workspace.give(buffer);
         }
     }
+}
+
+/// Positions of `rows` whose logits are in memory at the same time: all of them never are but for a handful.
+fn head_rows(rows: usize) -> usize {
+    ROWS.min(rows.div_ceil(2).next_multiple_of(PANEL)).min(rows).max(1)
 }
 
 /// f32 from one row of logits to the next: even, so that pairs of bf16 stay whole.

@@ -39,7 +39,7 @@ pub mod kernel;
 mod test_support;
 
 pub use block::{BlockShape, Stack};
-pub use buffer::{Buffer, Workspace};
+pub use buffer::Workspace;
 pub use element::Precision;
 pub use error::OpsError;
 pub use gradient_slot::GradientSlot;

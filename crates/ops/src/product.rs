@@ -143,9 +143,11 @@ pub(crate) fn with_rows<E: Element, R>(
         return f(lhs);
     }
     let group = Group::of::<E>();
-    let mut packed = vec![0; packed_len(group, depth, rows, rows.max(1))];
-    pack(group, Order::Columns, data, stride, (depth, rows), rows.max(1), &mut packed);
-    f(Lhs::packed(&packed, group, rows, depth, rows.max(1)))
+    with_scratch(packed_len(group, depth, rows, rows.max(1)), |memory| {
+        let packed: &mut [u32] = bytemuck::cast_slice_mut(memory);
+        pack(group, Order::Columns, data, stride, (depth, rows), rows.max(1), packed);
+        f(Lhs::packed(packed, group, rows, depth, rows.max(1)))
+    })
 }
 
 /// `C = A · B`, or `C += A · B`, for A's rows and a range of B's columns that starts at a multiple of [`NR`].
@@ -271,6 +273,24 @@ pub(crate) unsafe fn multiply_shared(
     assert!(lhs.rows == 0 || end <= c.1, "the result is too short");
     // SAFETY: the elements lie in the slice by the assertion and are ours by this function's contract.
     unsafe { multiply_into(lhs, rhs, columns, c.at(at), c_row, accumulate) }
+}
+
+/// Runs `f` on the tiles of a task: a few of the `n` columns of the result at a time, at most `step`, and for these one
+/// panel of the rows of x (rows, k) after the other. `f` gets the panel's rows, the columns and the left operand.
+pub(crate) fn for_each_tile<E: Element>(
+    x: &[E],
+    k: usize,
+    (n, step): (usize, usize),
+    mut f: impl FnMut(Range<usize>, Range<usize>, Lhs<'_>),
+) {
+    let count = x.len() / k;
+    for first in (0..n).step_by(step) {
+        for row in (0..count).step_by(PANEL) {
+            let rows = row..count.min(row + PANEL);
+            let sizes = (rows.len(), k, k);
+            with_rows(&x[row * k..], sizes, |lhs| f(rows, first..n.min(first + step), lhs));
+        }
+    }
 }
 
 /// Rows of a task whose columns are taken a few at a time: many, so that the columns of B that are at hand serve several

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use crate::buffer::Workspace;
 use crate::element::Element;
 use crate::exp::{LANES, dot, total};
 use crate::product::PANEL;
@@ -69,11 +70,28 @@ pub(crate) fn backward(x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32], dw
     );
 }
 
-/// Adds the weight's gradients of several panels, in their order, to `dw`.
-pub(crate) fn add_partials(partials: &[f32], dw: &mut [f32]) {
-    for partial in partials.chunks_exact(dw.len()) {
+/// [`backward`] with all threads. The weight's gradient is summed in panels of a fixed size and in their order, whatever
+/// the threads are.
+pub(crate) fn backward_all(
+    workspace: &Workspace,
+    x: &[f32],
+    weight: &[f32],
+    dy: &[f32],
+    dx: &mut [f32],
+    dw: &mut [f32],
+    epsilon: f32,
+) {
+    let (width, chunk) = (weight.len(), PANEL * weight.len());
+    let mut partials = workspace.take(x.len().div_ceil(chunk) * width);
+    let panels = dx.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).zip(dy.par_chunks(chunk));
+    panels.zip(partials.par_chunks_mut(width)).for_each(|(((dx, x), dy), partial)| {
+        partial.fill(0.0);
+        backward(x, weight, dy, dx, partial, epsilon);
+    });
+    for partial in partials.chunks_exact(width) {
         for (dw, partial) in dw.iter_mut().zip(partial) {
             *dw += partial;
         }
     }
+    workspace.give(partials);
 }

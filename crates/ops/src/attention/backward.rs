@@ -23,7 +23,7 @@ pub(super) fn head<'a, E: Element>(
 ) {
     let (time, head_dim) = (log_sums.len(), y.head_dim);
     let group = Group::of::<E>();
-    // The head's rows, close together: two elements more than Dh would need keep pairs whole in any case.
+    // Keys and values are copied together, as the gradients take their place.
     let elements = E::room(time * head_dim);
     let sizes = [
         elements,

@@ -7,7 +7,7 @@ use super::{Batch, BlockGradients, BlockWeights, Kept, Packed, Stack};
 use crate::attention;
 use crate::buffer::Workspace;
 use crate::element::{Element, convert};
-use crate::product::{Order, PANEL, Rhs, multiply, outer_product, task_rows, with_rows, with_scratch};
+use crate::product::{Order, PANEL, Rhs, for_each_tile, multiply, outer_product, task_rows, with_scratch};
 use crate::profile::Phase;
 use crate::{rms_norm, swiglu};
 
@@ -114,22 +114,17 @@ fn gate_and_up<E: Element>(
     let tasks = gate_up.par_chunks_mut(height * 2 * f).zip(gated.par_chunks_mut(height * f));
     tasks.zip(dx.par_chunks(height * d)).for_each(|((gate_up, gated), dx)| {
         with_scratch(PANEL * WIDTH, |scratch| {
-            for first in (0..f).step_by(WIDTH) {
-                let columns = first..f.min(first + WIDTH);
+            for_each_tile(dx, d, (f, WIDTH), |rows, columns, dx| {
                 let width = columns.len();
-                let kept = gate_up.chunks_mut(PANEL * 2 * f).zip(gated.chunks_mut(PANEL * f));
-                for (dx, (kept, gated)) in dx.chunks(PANEL * d).zip(kept) {
-                    with_rows(dx, (dx.len() / d, d, d), |dx| {
-                        multiply(dx, down, columns.clone(), scratch, width, false);
-                    });
-                    let kept = kept.chunks_exact_mut(2 * f).zip(gated.chunks_exact_mut(f));
-                    for ((kept, gated), dy) in kept.zip(scratch.chunks_exact(width)) {
-                        let (gate, up) = kept.split_at_mut(f);
-                        let (gate, up) = (&mut gate[columns.clone()], &mut up[columns.clone()]);
-                        swiglu::backward(dy, gate, up, &mut gated[columns.clone()]);
-                    }
+                multiply(dx, down, columns.clone(), scratch, width, false);
+                let kept = gate_up[rows.start * 2 * f..rows.end * 2 * f].chunks_exact_mut(2 * f);
+                let kept = kept.zip(gated[rows.start * f..rows.end * f].chunks_exact_mut(f));
+                for ((kept, gated), dy) in kept.zip(scratch.chunks_exact(width)) {
+                    let (gate, up) = kept.split_at_mut(f);
+                    let (gate, up) = (&mut gate[columns.clone()], &mut up[columns.clone()]);
+                    swiglu::backward(dy, gate, up, &mut gated[columns.clone()]);
                 }
-            }
+            });
         });
     });
 }
@@ -139,17 +134,14 @@ fn project<E: Element>(x: &[E], rhs: Rhs<'_>, y: &mut [E], (k, n): (usize, usize
     let height = task_rows(x.len() / k);
     y.par_chunks_mut(height * n).zip(x.par_chunks(height * k)).for_each(|(y, x)| {
         with_scratch(PANEL * WIDTH, |scratch| {
-            for first in (0..n).step_by(WIDTH) {
-                let width = WIDTH.min(n - first);
-                for (y, x) in y.chunks_mut(PANEL * n).zip(x.chunks(PANEL * k)) {
-                    with_rows(x, (x.len() / k, k, k), |x| {
-                        multiply(x, rhs, first..first + width, scratch, width, false);
-                    });
-                    for (result, y) in scratch.chunks_exact(width).zip(y.chunks_exact_mut(n)) {
-                        convert(result, &mut y[first..first + width]);
-                    }
+            for_each_tile(x, k, (n, WIDTH), |rows, columns, x| {
+                let width = columns.len();
+                multiply(x, rhs, columns.clone(), scratch, width, false);
+                let results = y[rows.start * n..rows.end * n].chunks_exact_mut(n);
+                for (result, y) in scratch.chunks_exact(width).zip(results) {
+                    convert(result, &mut y[columns.clone()]);
                 }
-            }
+            });
         });
     });
 }
@@ -176,25 +168,11 @@ impl Norm<'_> {
         let height = task_rows(self.x.len() / d);
         let mut dh = workspace.take(self.x.len());
         dh.par_chunks_mut(height * d).zip(dy.par_chunks(height * k)).for_each(|(dh, dy)| {
-            for first in (0..d).step_by(WIDTH) {
-                let columns = first..d.min(first + WIDTH);
-                for (dh, dy) in dh.chunks_mut(PANEL * d).zip(dy.chunks(PANEL * k)) {
-                    with_rows(dy, (dy.len() / k, k, k), |dy| {
-                        multiply(dy, rhs, columns.clone(), &mut dh[first..], d, false);
-                    });
-                }
-            }
+            for_each_tile(dy, k, (d, WIDTH), |rows, columns, dy| {
+                multiply(dy, rhs, columns.clone(), &mut dh[rows.start * d + columns.start..], d, false);
+            });
         });
-        // The weight's gradient is summed in panels of a fixed size, whatever the tasks are.
-        let chunk = PANEL * d;
-        let mut partials = workspace.take(self.x.len().div_ceil(chunk) * d);
-        let panels = dx.par_chunks_mut(chunk).zip(self.x.par_chunks(chunk)).zip(dh.par_chunks(chunk));
-        panels.zip(partials.par_chunks_mut(d)).for_each(|(((dx, x), dh), partial)| {
-            partial.fill(0.0);
-            rms_norm::backward(x, self.weight, dh, dx, partial, self.epsilon);
-        });
-        rms_norm::add_partials(&partials, dw);
+        rms_norm::backward_all(workspace, self.x, self.weight, &dh, dx, dw, self.epsilon);
         workspace.give(dh);
-        workspace.give(partials);
     }
 }

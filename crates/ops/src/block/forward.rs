@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::{Batch, BlockWeights, Kept, Packed, Stack};
 use crate::attention;
 use crate::element::{Element, convert, narrow};
-use crate::product::{NR, Order, PANEL, Rhs, multiply, task_rows, with_rows, with_scratch};
+use crate::product::{NR, Order, PANEL, Rhs, for_each_tile, multiply, task_rows, with_scratch};
 use crate::profile::Phase;
 use crate::rope::RopeTable;
 use crate::{rms_norm, swiglu, vector};
@@ -69,28 +69,23 @@ fn project_qkv<E: Element>(
     tasks.for_each(|(task, (qkv, x))| {
         with_normed::<E>(x, norm, shape.epsilon, |h| {
             with_scratch(PANEL * step, |scratch| {
-                for first in (0..3 * a).step_by(step) {
-                    let width = step.min(3 * a - first);
-                    let panels = h.chunks(PANEL * d).zip(qkv.chunks_mut(PANEL * 3 * a)).enumerate();
-                    for (p, (h, qkv)) in panels {
-                        with_rows(h, (h.len() / d, d, d), |h| {
-                            multiply(h, weights, first..first + width, scratch, width, false);
-                        });
-                        vector::dispatch(
-                            #[inline(always)]
-                            || {
-                                // Values are not rotated.
-                                let rotated = width.min((2 * a).saturating_sub(first));
-                                let rows = scratch.chunks_exact_mut(width).zip(qkv.chunks_exact_mut(3 * a));
-                                for (i, (row, qkv)) in rows.enumerate() {
-                                    let position = (task * height + p * PANEL + i) % time;
-                                    rope.rotate(&mut row[..rotated], position, 1.0);
-                                    narrow(row, &mut qkv[first..first + width]);
-                                }
-                            },
-                        );
-                    }
-                }
+                for_each_tile(h, d, (3 * a, step), |rows, columns, h| {
+                    let width = columns.len();
+                    multiply(h, weights, columns.clone(), scratch, width, false);
+                    // Values are not rotated.
+                    let rotated = width.min((2 * a).saturating_sub(columns.start));
+                    let first = task * height + rows.start;
+                    let results = qkv[rows.start * 3 * a..rows.end * 3 * a].chunks_exact_mut(3 * a);
+                    vector::dispatch(
+                        #[inline(always)]
+                        || {
+                            for (i, (row, qkv)) in scratch.chunks_exact_mut(width).zip(results).enumerate() {
+                                rope.rotate(&mut row[..rotated], (first + i) % time, 1.0);
+                                narrow(row, &mut qkv[columns.clone()]);
+                            }
+                        },
+                    );
+                });
             });
         });
     });
@@ -120,14 +115,9 @@ fn add_product<E: Element>(y: &[f32], x: &[E], rhs: Rhs<'_>, z: &mut [f32], (k, 
     let tasks = z.par_chunks_mut(height * n).zip(y.par_chunks(height * n)).zip(x.par_chunks(height * k));
     tasks.for_each(|((z, y), x)| {
         z.copy_from_slice(y);
-        for first in (0..n).step_by(WIDTH) {
-            let columns = first..n.min(first + WIDTH);
-            for (z, x) in z.chunks_mut(PANEL * n).zip(x.chunks(PANEL * k)) {
-                with_rows(x, (x.len() / k, k, k), |x| {
-                    multiply(x, rhs, columns.clone(), &mut z[first..], n, true);
-                });
-            }
-        }
+        for_each_tile(x, k, (n, WIDTH), |rows, columns, x| {
+            multiply(x, rhs, columns.clone(), &mut z[rows.start * n + columns.start..], n, true);
+        });
     });
 }
 
@@ -147,25 +137,20 @@ fn gate_and_up<E: Element>(
         with_normed::<E>(x, norm, stack.shape.epsilon, |h| {
             with_scratch(2 * PANEL * WIDTH, |scratch| {
                 let (g, u) = scratch.split_at_mut(PANEL * WIDTH);
-                for first in (0..f).step_by(WIDTH) {
-                    let columns = first..f.min(first + WIDTH);
+                for_each_tile(h, d, (f, WIDTH), |rows, columns, h| {
                     let width = columns.len();
-                    let kept = gate_up.chunks_mut(PANEL * 2 * f).zip(gated.chunks_mut(PANEL * f));
-                    for (h, (kept, gated)) in h.chunks(PANEL * d).zip(kept) {
-                        with_rows(h, (h.len() / d, d, d), |h| {
-                            multiply(h, gate, columns.clone(), g, width, false);
-                            multiply(h, up, columns.clone(), u, width, false);
-                        });
-                        let kept = kept.chunks_exact_mut(2 * f).zip(gated.chunks_exact_mut(f));
-                        let results = g.chunks_exact(width).zip(u.chunks_exact(width));
-                        for ((kept, gated), (g, u)) in kept.zip(results) {
-                            swiglu::forward(g, u, &mut gated[columns.clone()]);
-                            let (kept_gate, kept_up) = kept.split_at_mut(f);
-                            convert(g, &mut kept_gate[columns.clone()]);
-                            convert(u, &mut kept_up[columns.clone()]);
-                        }
+                    multiply(h, gate, columns.clone(), g, width, false);
+                    multiply(h, up, columns.clone(), u, width, false);
+                    let kept = gate_up[rows.start * 2 * f..rows.end * 2 * f].chunks_exact_mut(2 * f);
+                    let kept = kept.zip(gated[rows.start * f..rows.end * f].chunks_exact_mut(f));
+                    let results = g.chunks_exact(width).zip(u.chunks_exact(width));
+                    for ((kept, gated), (g, u)) in kept.zip(results) {
+                        swiglu::forward(g, u, &mut gated[columns.clone()]);
+                        let (kept_gate, kept_up) = kept.split_at_mut(f);
+                        convert(g, &mut kept_gate[columns.clone()]);
+                        convert(u, &mut kept_up[columns.clone()]);
                     }
-                }
+                });
             });
         });
     });
