@@ -4,9 +4,8 @@ mod backward;
 mod forward;
 
 use crate::attention;
-use crate::buffer::{Buffer, Workspace};
+use crate::buffer::Workspace;
 use crate::element::{Element, Precision};
-use crate::product::{Group, NR, Order, Rhs, pack_all, packed_len};
 use crate::profile::Profile;
 use crate::rope::RopeTable;
 
@@ -196,33 +195,5 @@ impl Batch {
 impl Stack {
     fn attention_shape(&self, batch: Batch) -> attention::Shape {
         attention::Shape { time: batch.time, heads: self.shape.heads, head_dim: self.shape.rope.head_dim() }
-    }
-}
-
-/// A right operand that owns its memory until it is given back.
-struct Packed {
-    memory: Buffer,
-    group: Group,
-    depth: usize,
-    columns: usize,
-}
-
-impl Packed {
-    /// Packs a matrix of `depth` × `columns` whose rows or columns (`order`) lie `stride` apart, with all threads.
-    fn new<E: Element, W: Element>(
-        workspace: &Workspace,
-        order: Order,
-        matrix: &[W],
-        stride: usize,
-        (depth, columns): (usize, usize),
-    ) -> Self {
-        let group = Group::of::<E>();
-        let mut memory = workspace.take(packed_len(group, depth, columns, NR));
-        pack_all(group, order, matrix, stride, (depth, columns), NR, bytemuck::cast_slice_mut(&mut memory));
-        Self { memory, group, depth, columns }
-    }
-
-    fn rhs(&self) -> Rhs<'_> {
-        Rhs::new(bytemuck::cast_slice(&self.memory), self.group, self.depth, self.columns)
     }
 }

@@ -10,8 +10,8 @@ use crate::buffer::Workspace;
 use crate::element::Element;
 use crate::exp::{exp, maximum, sum_exp};
 use crate::product::{
-    Group, NR, Order, PANEL, Rhs, Shared, multiply, multiply_shared, outer_product, pack_all, packed_len,
-    with_rows, with_scratch,
+    Group, NR, Order, OuterProduct, PANEL, Rhs, RightOperand, Shared, multiply, multiply_shared,
+    outer_products, pack_all, packed_len, with_rows, with_scratch,
 };
 use crate::{rms_norm, vector};
 
@@ -129,39 +129,34 @@ impl Head<'_> {
         gradients: &mut HeadGradients<'_>,
         fresh: bool,
     ) {
-        let (group, workspace) = (Group::of::<E>(), self.workspace);
+        let workspace = self.workspace;
         let stride = row_stride(vocabulary) * E::PER_F32;
         let d_logits = &E::of(d_logits)[..count * stride];
-        let most = ENTRIES.min(vocabulary);
         let mut dh = workspace.take(count * width);
-        let mut weights = workspace.take(packed_len(group, most, width, NR));
-        let mut right = workspace.take(packed_len(group, count, width, NR));
-        let right: &mut [u32] = {
-            let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut right);
-            pack_all(group, Order::Rows, h, width, (count, width), NR, packed);
-            packed
-        };
-        let right = Rhs::new(right, group, count, width);
+        let h = RightOperand::new::<E, E>(workspace, Order::Rows, h, width, (count, width));
         for entries in chunks(vocabulary) {
-            let own = &self.projection[entries.start * width..];
-            let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut weights);
-            pack_all(group, Order::Rows, own, width, (entries.len(), width), NR, packed);
-            let rhs = Rhs::new(packed, group, entries.len(), width);
+            let own = &self.projection[entries.start * width..entries.end * width];
+            let weights =
+                RightOperand::new::<E, f32>(workspace, Order::Rows, own, width, (entries.len(), width));
             dh.par_chunks_mut(PANEL * width).enumerate().for_each(|(p, dh)| {
                 let rows = &d_logits[p * PANEL * stride + entries.start..];
                 with_rows(rows, (dh.len() / width, entries.len(), stride), |d_logits| {
-                    multiply(d_logits, rhs, 0..width, dh, width, entries.start > 0);
+                    multiply(d_logits, weights.rhs(), 0..width, dh, width, entries.start > 0);
                 });
             });
-            let dw = &mut gradients.projection[entries.start * width..entries.end * width];
-            let own = (&d_logits[entries.start..], stride);
-            outer_product(own, (count, entries.len()), right, dw, !fresh);
+            weights.give(workspace);
+            let c = &mut gradients.projection[entries.start * width..entries.end * width];
+            let a = &d_logits[entries.start..];
+            outer_products(
+                &mut [OuterProduct { a, stride, rows: entries.len(), rhs: h.rhs(), c }],
+                count,
+                !fresh,
+            );
         }
+        h.give(workspace);
         let dx = &mut gradients.dx[first * width..][..count * width];
         rms_norm::backward_all(workspace, x, self.norm, &dh, dx, gradients.norm, self.epsilon);
-        for buffer in [dh, weights] {
-            workspace.give(buffer);
-        }
+        workspace.give(dh);
     }
 }
 

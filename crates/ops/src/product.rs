@@ -2,8 +2,8 @@
 //!
 //! A product `C = A · B` sums over *groups*: one f32 of each operand, or a pair of neighbouring bf16 where the processor
 //! multiplies such pairs and adds them up in f32 (AVX-512 BF16). A group is 4 bytes either way, so one set of loops
-//! serves both. B is packed first, in panels of [`NR`] columns; A is read where it lies when its groups are contiguous,
-//! else packed too. C is computed in tiles of [`MR`] × [`NR`] that stay in registers (arXiv:1609.00076 describes the
+//! serves both. A is read where it lies when the kernels can, B too when it is small; else they are packed first, B in
+//! panels of [`NR`] columns. C is computed in tiles of [`MR`] × [`NR`] that stay in registers (arXiv:1609.00076 describes the
 //! scheme, Goto's), with a kernel chosen once for the processor at hand.
 //!
 //! Every element of C is summed in the order of the groups by one thread, so results have the same bits for any number
@@ -12,6 +12,7 @@
 
 mod kernel;
 mod pack;
+mod right;
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -24,11 +25,12 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Workspace};
 use crate::element::{Element, Precision};
 pub(crate) use kernel::Tile;
 pub use kernel::instructions;
 pub(crate) use pack::{Order, pack, pack_all, packed_len};
+pub(crate) use right::RightOperand;
 
 /// Rows of a tile.
 pub(crate) const MR: usize = 12;
@@ -68,15 +70,17 @@ impl Group {
     }
 }
 
-/// Packed columns of a matrix B (k × n): panels of [`NR`] columns, each with all groups one after the other.
+/// Columns of a matrix B (k × n), in panels of [`NR`] of them: group `(g, j)` is at
+/// `j / NR * panel + g * step + j % NR`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rhs<'a> {
     data: &'a [u32],
     group: Group,
-    /// Groups of a panel.
+    /// From the beginning of one panel to the next.
+    panel: usize,
+    /// From one group to the next.
+    step: usize,
     groups: usize,
-    /// The first of them that a product uses.
-    first: usize,
     columns: usize,
 }
 
@@ -85,12 +89,43 @@ impl<'a> Rhs<'a> {
     pub(crate) fn new(data: &'a [u32], group: Group, depth: usize, columns: usize) -> Self {
         let groups = group.count(depth);
         assert!(data.len() >= columns.div_ceil(NR) * NR * groups, "the packed operand is too short");
-        Self { data, group, groups, first: 0, columns }
+        Self { data, group, panel: NR * groups, step: NR, groups, columns }
     }
 
-    /// The same columns from group `first` on.
-    fn from(self, first: usize) -> Self {
-        Self { first, ..self }
+    /// Rows of `columns` neighbours, `stride` elements from one to the next, read where they are. `None` when the kernels
+    /// can't: bf16, or a last panel that would reach over the end.
+    pub(crate) fn direct<E: Element>(
+        group: Group,
+        data: &'a [E],
+        stride: usize,
+        (depth, columns): (usize, usize),
+    ) -> Option<Self> {
+        if group != Group::Single || E::PRECISION != Precision::F32 || !columns.is_multiple_of(NR) {
+            return None;
+        }
+        assert!(depth == 0 || data.len() >= (depth - 1) * stride + columns, "the right operand is too short");
+        Some(Self {
+            data: bytemuck::try_cast_slice(data).ok()?,
+            group,
+            panel: NR,
+            step: stride,
+            groups: depth,
+            columns,
+        })
+    }
+
+    /// `count` of the groups of all columns, from `first` on.
+    fn part(self, first: usize, count: usize) -> Self {
+        assert!(first + count <= self.groups, "groups that B does not have");
+        let data = &self.data[(first * self.step).min(self.data.len())..];
+        Self { data, groups: count, ..self }
+    }
+
+    /// The panel that begins with this column.
+    fn panel(&self, column: usize) -> &'a [u32] {
+        let panel = &self.data[column / NR * self.panel..];
+        assert!(self.groups == 0 || panel.len() >= (self.groups - 1) * self.step + NR, "B is too short");
+        panel
     }
 }
 
@@ -121,6 +156,16 @@ impl<'a> Lhs<'a> {
         let whole = data.len() / per_group * per_group;
         let data: &[u32] = bytemuck::try_cast_slice(&data[..whole]).ok()?;
         Some(Self { data, group, row: stride / per_group, step: 1, rows, groups: depth / per_group })
+    }
+
+    /// Rows whose elements lie `stride` apart, neighbours in memory being of neighbouring rows: Aᵀ of a matrix A whose rows
+    /// are f32. `None` when this is not.
+    fn transposed<E: Element>(data: &'a [E], rows: usize, depth: usize, stride: usize) -> Option<Self> {
+        if Group::of::<E>() != Group::Single || E::PRECISION != Precision::F32 {
+            return None;
+        }
+        let data: &[u32] = bytemuck::try_cast_slice(data).ok()?;
+        Some(Self { data, group: Group::Single, row: 1, step: stride, rows, groups: depth })
     }
 
     /// What [`pack`] wrote for panels of `width` rows: this one.
@@ -186,7 +231,7 @@ unsafe fn multiply_into(
     accumulate: bool,
 ) {
     assert!(columns.start.is_multiple_of(NR) && columns.end <= rhs.columns, "columns that B does not have");
-    assert!(rhs.first + lhs.groups <= rhs.groups && lhs.group == rhs.group, "operands that do not fit");
+    assert!(lhs.groups <= rhs.groups && lhs.group == rhs.group, "operands that do not fit");
     if lhs.rows == 0 || columns.is_empty() {
         return;
     }
@@ -205,9 +250,10 @@ unsafe fn multiply_into(
     for first in (0..lhs.groups).step_by(DEPTH) {
         let groups = DEPTH.min(lhs.groups - first);
         let accumulate = accumulate || first > 0;
+        let rhs = rhs.part(first, groups);
         for j in columns.clone().step_by(NR) {
             let valid = NR.min(columns.end - j);
-            let b = &rhs.data[j * rhs.groups + (rhs.first + first) * NR..][..groups * NR];
+            let b = rhs.panel(j);
             for i in (0..lhs.rows).step_by(MR) {
                 let rows = MR.min(lhs.rows - i);
                 let a = &lhs.data[i * lhs.row + first * lhs.step..];
@@ -218,13 +264,14 @@ unsafe fn multiply_into(
                     a_row: lhs.row,
                     a_step: lhs.step,
                     b: b.as_ptr(),
+                    b_step: rhs.step,
                     c,
                     c_row,
                     accumulate,
                 };
                 if valid == NR {
                     // SAFETY: the kernel reads `rows` rows of `groups` groups of A, inside its slice by the assertion
-                    // above, `groups` × NR groups of B, inside `b`, and writes `rows` × NR elements of C, which are
+                    // above, `groups` times NR groups of B, inside `b`, and writes `rows` × NR elements of C, which are
                     // valid by this function's contract.
                     unsafe {
                         tile.c = c.add(i * c_row + (j - columns.start));
@@ -275,30 +322,54 @@ pub(crate) unsafe fn multiply_shared(
     unsafe { multiply_into(lhs, rhs, columns, c.at(at), c_row, accumulate) }
 }
 
-/// Runs `f` on the tiles of a task: a few of the `n` columns of the result at a time, at most `step`, and for these one
-/// panel of the rows of x (rows, k) after the other. `f` gets the panel's rows, the columns and the left operand.
-pub(crate) fn for_each_tile<E: Element>(
+/// Runs `f` on the rows of x (rows, k) as a left operand and on a few of the `n` columns of the result at a time, at most
+/// `step`: what is done with a result finds it in the first cache then.
+pub(crate) fn by_columns<E: Element>(
     x: &[E],
     k: usize,
     (n, step): (usize, usize),
-    mut f: impl FnMut(Range<usize>, Range<usize>, Lhs<'_>),
+    mut f: impl FnMut(Range<usize>, Lhs<'_>),
 ) {
-    let count = x.len() / k;
-    for first in (0..n).step_by(step) {
-        for row in (0..count).step_by(PANEL) {
-            let rows = row..count.min(row + PANEL);
-            let sizes = (rows.len(), k, k);
-            with_rows(&x[row * k..], sizes, |lhs| f(rows, first..n.min(first + step), lhs));
+    with_rows(x, (x.len() / k, k, k), |lhs| {
+        for first in (0..n).step_by(step) {
+            f(first..n.min(first + step), lhs);
         }
-    }
+    });
 }
 
-/// Rows of a task whose columns are taken a few at a time: many, so that the columns of B that are at hand serve several
-/// panels before they leave the second-level cache, but as many tasks for each thread. Results do not depend on it.
-pub(crate) fn task_rows(rows: usize) -> usize {
+/// The rows of each task when every task takes a few of `rows` through several products: whole tiles, and many, so that the
+/// columns of B that are at hand serve several panels before they leave the second-level cache, but as many tasks for each
+/// thread. Results do not depend on it.
+pub(crate) fn row_tasks(rows: usize) -> Vec<Range<usize>> {
     const MOST: usize = 4 * PANEL;
-    let tasks = rows.div_ceil(MOST).next_multiple_of(rayon::current_num_threads().max(1));
-    rows.div_ceil(tasks.max(1)).next_multiple_of(4).max(4)
+    let tiles = rows.div_ceil(MR);
+    let tasks = rows.div_ceil(MOST).next_multiple_of(rayon::current_num_threads().max(1)).min(tiles);
+    (0..tasks).map(|task| tiles * task / tasks * MR..rows.min(tiles * (task + 1) / tasks * MR)).collect()
+}
+
+/// The parts of a matrix with rows of `width` elements that belong to tasks.
+///
+/// # Panics
+/// When the matrix has other rows than the tasks.
+pub(crate) fn parts<'a, T>(tasks: &[Range<usize>], matrix: &'a [T], width: usize) -> Vec<&'a [T]> {
+    tasks.iter().map(|rows| &matrix[rows.start * width..rows.end * width]).collect()
+}
+
+/// [`parts`] to write.
+///
+/// # Panics
+/// As [`parts`].
+pub(crate) fn parts_mut<'a, T>(
+    tasks: &[Range<usize>],
+    mut matrix: &'a mut [T],
+    width: usize,
+) -> Vec<&'a mut [T]> {
+    let mut part = |rows: &Range<usize>| {
+        let (part, rest) = std::mem::take(&mut matrix).split_at_mut(rows.len() * width);
+        matrix = rest;
+        part
+    };
+    tasks.iter().map(&mut part).collect()
 }
 
 /// A pointer that tasks share to write disjoint parts.
@@ -334,43 +405,83 @@ impl<T> Shared<T> {
     }
 }
 
-/// `C = Aᵀ · B` or `C += Aᵀ · B` with all threads: A (k × m) with rows `stride` apart, C (m × n) row-major. The gradient of
-/// a matrix of weights is such a product.
+/// A product `C = Aᵀ · B`: A (k × m) with rows `stride` apart, C (m × n) row-major. The gradient of a matrix of weights is
+/// such a product, summed over positions.
+pub(crate) struct OuterProduct<'a, E> {
+    pub(crate) a: &'a [E],
+    pub(crate) stride: usize,
+    /// m.
+    pub(crate) rows: usize,
+    /// B (k × n).
+    pub(crate) rhs: Rhs<'a>,
+    pub(crate) c: &'a mut [f32],
+}
+
+/// Computes several products of the same depth k with all threads, or adds them to what is there.
 ///
 /// # Panics
-/// When operands and `c` do not fit together.
-pub(crate) fn outer_product<E: Element>(
-    (a, stride): (&[E], usize),
-    (depth, rows): (usize, usize),
-    rhs: Rhs<'_>,
-    c: &mut [f32],
+/// When operands and results do not fit together.
+pub(crate) fn outer_products<E: Element>(
+    products: &mut [OuterProduct<'_, E>],
+    depth: usize,
     accumulate: bool,
 ) {
-    let (group, columns) = (Group::of::<E>(), rhs.columns);
-    assert!(c.len() >= rows * columns, "the result is too short");
-    let down = rows.div_ceil(PANEL);
-    // Columns are shared out too when there are few panels, although each task packs its part of A: results have the same
-    // bits however they are.
-    let most = (8 * rayon::current_num_threads()).div_ceil(down.max(1));
-    let width = columns.div_ceil(most).next_multiple_of(NR);
-    let across = columns.div_ceil(width.max(1));
-    let per_group = group.elements();
-    let c = Shared::new(c);
-    (0..down * across).into_par_iter().for_each(|task| {
-        let (row, first) = (task / across * PANEL, task % across * width);
-        let own = PANEL.min(rows - row);
-        let range = first..columns.min(first + width);
-        with_scratch(DEPTH * PANEL, |scratch| {
-            let packed: &mut [u32] = bytemuck::cast_slice_mut(scratch);
-            for k in (0..depth).step_by(DEPTH * per_group) {
-                let depth = (DEPTH * per_group).min(depth - k);
-                pack(group, Order::Rows, &a[k * stride + row..], stride, (depth, own), PANEL, packed);
-                let lhs = Lhs::packed(packed, group, own, depth, PANEL);
-                let (rhs, at) = (rhs.from(k / per_group), row * columns + first);
-                // SAFETY: tasks are disjoint blocks of rows and columns of C.
-                unsafe { multiply_shared(lhs, rhs, range.clone(), &c, at, columns, accumulate || k > 0) };
+    let panels = |height| products.iter().map(|product| product.rows.div_ceil(height)).sum::<usize>();
+    let enough = 8 * rayon::current_num_threads();
+    // Results have the same bits however rows and columns are shared out.
+    let height = if panels(2 * PANEL) < enough { PANEL } else { 2 * PANEL };
+    let most = enough.div_ceil(panels(height).max(1));
+    let mut tasks = Vec::new();
+    for OuterProduct { a, stride, rows, rhs, c } in products {
+        assert!(c.len() >= *rows * rhs.columns, "the result is too short");
+        assert!(depth == 0 || a.len() >= (depth - 1) * *stride + *rows, "the left operand is too short");
+        let (a, c): (&[E], _) = (a, Shared::new(c));
+        let width = rhs.columns.div_ceil(most).next_multiple_of(NR);
+        for row in (0..*rows).step_by(height) {
+            let own = height.min(*rows - row);
+            for first in (0..rhs.columns).step_by(width) {
+                let columns = first..rhs.columns.min(first + width);
+                tasks.push((
+                    &a[row.min(a.len())..],
+                    *stride,
+                    own,
+                    *rhs,
+                    columns,
+                    c,
+                    row * rhs.columns + first,
+                ));
             }
+        }
+    }
+    tasks.into_par_iter().with_max_len(1).for_each(|(a, stride, rows, rhs, columns, c, at)| {
+        with_columns(a, stride, (rows, depth), |lhs, first| {
+            let (rhs, accumulate) = (rhs.part(first, lhs.groups), accumulate || first > 0);
+            // SAFETY: tasks are disjoint blocks of rows and columns of C.
+            unsafe { multiply_shared(lhs, rhs, columns.clone(), &c, at, rhs.columns, accumulate) };
         });
+    });
+}
+
+/// Runs `f` on `rows` columns of a matrix A (depth, …) with rows `stride` apart as rows of a left operand: where they lie,
+/// or packed some groups at a time; `f` gets the number of the first of them.
+fn with_columns<E: Element>(
+    a: &[E],
+    stride: usize,
+    (rows, depth): (usize, usize),
+    mut f: impl FnMut(Lhs<'_>, usize),
+) {
+    let group = Group::of::<E>();
+    if let Some(lhs) = Lhs::transposed(a, rows, depth, stride) {
+        return f(lhs, 0);
+    }
+    with_scratch(DEPTH * rows, |scratch| {
+        let packed: &mut [u32] = bytemuck::cast_slice_mut(scratch);
+        let some = DEPTH * group.elements();
+        for k in (0..depth.max(1)).step_by(some) {
+            let own = some.min(depth - k);
+            pack(group, Order::Rows, &a[k * stride..], stride, (own, rows), rows, packed);
+            f(Lhs::packed(packed, group, rows, own, rows), k / group.elements());
+        }
     });
 }
 
@@ -389,7 +500,7 @@ pub(crate) fn with_scratch<R>(length: usize, f: impl FnOnce(&mut [f32]) -> R) ->
 }
 
 /// Measures the product rate that this engine reaches with all threads of the current pool, in FLOP/s: the best of
-/// `tries` products of two 1,536 × 1,536 matrices, the right one packed beforehand. `now` gives the time in seconds.
+/// `tries` products of two 1,536 × 1,536 matrices as a library is asked for them, from operands that are not packed.
 pub fn product_rate(precision: Precision, tries: usize, now: impl Fn() -> f64) -> f64 {
     match precision {
         Precision::F32 => rate::<f32>(tries, now),
@@ -400,20 +511,16 @@ pub fn product_rate(precision: Precision, tries: usize, now: impl Fn() -> f64) -
 fn rate<E: Element>(tries: usize, now: impl Fn() -> f64) -> f64 {
     const SIZE: usize = 1536;
     let values: Vec<E> = (0..SIZE * SIZE).map(|i| E::from_f32((i % 7) as f32 * 0.25 - 0.5)).collect();
-    let group = Group::of::<E>();
-    let mut memory = Buffer::default();
-    memory.resize(packed_len(group, SIZE, SIZE, NR));
-    let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut memory);
-    pack(group, Order::Columns, &values, SIZE, (SIZE, SIZE), NR, packed);
-    let rhs = Rhs::new(packed, group, SIZE, SIZE);
-    let mut c = Buffer::default();
-    c.resize(SIZE * SIZE);
+    let workspace = Workspace::default();
+    let mut c = workspace.take(SIZE * SIZE);
     let mut best = f64::MAX;
     for _ in 0..tries.max(1) {
         let start = now();
+        let rhs = RightOperand::new::<E, E>(&workspace, Order::Columns, &values, SIZE, (SIZE, SIZE));
         c.par_chunks_mut(PANEL * SIZE).zip(values.par_chunks(PANEL * SIZE)).for_each(|(c, a)| {
-            with_rows(a, (PANEL, SIZE, SIZE), |a| multiply(a, rhs, 0..SIZE, c, SIZE, false));
+            with_rows(a, (PANEL, SIZE, SIZE), |a| multiply(a, rhs.rhs(), 0..SIZE, c, SIZE, false));
         });
+        rhs.give(&workspace);
         best = best.min(now() - start);
     }
     2.0 * (SIZE as f64).powi(3) / best

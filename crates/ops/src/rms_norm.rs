@@ -1,11 +1,13 @@
 //! Root-mean-square normalisation (arXiv:1910.07467): `y = x / sqrt(mean(x²) + epsilon) · weight` over rows of D.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
-use crate::buffer::Workspace;
+use crate::buffer::{Buffer, Workspace};
 use crate::element::Element;
 use crate::exp::{LANES, dot, total};
-use crate::product::PANEL;
+use crate::product::{MR, PANEL, parts, parts_mut, row_tasks};
 use crate::vector::{self, Units};
 
 /// The factor that brings a row to a root mean square of 1.
@@ -35,8 +37,29 @@ pub(crate) fn forward_all<E: Element>(x: &[f32], weight: &[f32], y: &mut [E], ep
     y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| forward(x, weight, y, epsilon));
 }
 
-/// The gradients of rows: adds x's to `dx` and the weight's to `dw`.
-pub(crate) fn backward(x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32], dw: &mut [f32], epsilon: f32) {
+/// Positions whose contributions to the weight's gradient are one sum: fixed, so that threads change no bit of it.
+const SUMMED: usize = MR;
+
+/// The gradients of rows: adds x's to `dx`, and writes the weight's to `sums`, one row of D for every [`SUMMED`] positions.
+pub(crate) fn backward(
+    x: &[f32],
+    weight: &[f32],
+    dy: &[f32],
+    dx: &mut [f32],
+    sums: &mut [f32],
+    epsilon: f32,
+) {
+    let width = weight.len();
+    let some = SUMMED * width;
+    let rows = x.chunks(some).zip(dy.chunks(some)).zip(dx.chunks_mut(some));
+    for (((x, dy), dx), sum) in rows.zip(sums.chunks_exact_mut(width)) {
+        sum.fill(0.0);
+        add_gradients(x, weight, dy, dx, sum, epsilon);
+    }
+}
+
+/// Adds x's gradient to `dx` and the weight's to `dw`.
+fn add_gradients(x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32], dw: &mut [f32], epsilon: f32) {
     let width = weight.len();
     vector::dispatch_with(
         #[inline(always)]
@@ -70,8 +93,7 @@ pub(crate) fn backward(x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32], dw
     );
 }
 
-/// [`backward`] with all threads. The weight's gradient is summed in panels of a fixed size and in their order, whatever
-/// the threads are.
+/// [`backward`] with all threads; adds the weight's gradient to `dw`.
 pub(crate) fn backward_all(
     workspace: &Workspace,
     x: &[f32],
@@ -81,17 +103,46 @@ pub(crate) fn backward_all(
     dw: &mut [f32],
     epsilon: f32,
 ) {
-    let (width, chunk) = (weight.len(), PANEL * weight.len());
-    let mut partials = workspace.take(x.len().div_ceil(chunk) * width);
-    let panels = dx.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).zip(dy.par_chunks(chunk));
-    panels.zip(partials.par_chunks_mut(width)).for_each(|(((dx, x), dy), partial)| {
-        partial.fill(0.0);
-        backward(x, weight, dy, dx, partial, epsilon);
+    let width = weight.len();
+    let tasks = row_tasks(x.len() / width);
+    let mut sums = WeightSums::take(workspace, x.len() / width, width);
+    let rows = parts(&tasks, x, width).into_par_iter().zip(parts(&tasks, dy, width));
+    rows.zip(parts_mut(&tasks, dx, width)).zip(sums.parts(&tasks)).for_each(|(((x, dy), dx), sums)| {
+        backward(x, weight, dy, dx, sums, epsilon);
     });
-    for partial in partials.chunks_exact(width) {
-        for (dw, partial) in dw.iter_mut().zip(partial) {
-            *dw += partial;
-        }
+    sums.add_to(dw, workspace);
+}
+
+/// The sums of the weight's gradient that [`backward`] writes.
+pub(crate) struct WeightSums {
+    memory: Buffer,
+    width: usize,
+}
+
+impl WeightSums {
+    /// Room for the sums of this many positions.
+    pub(crate) fn take(workspace: &Workspace, rows: usize, width: usize) -> Self {
+        Self { memory: workspace.take(rows.div_ceil(SUMMED) * width), width }
     }
-    workspace.give(partials);
+
+    /// Those of each task; tasks begin at multiples of [`SUMMED`].
+    pub(crate) fn parts(&mut self, tasks: &[Range<usize>]) -> Vec<&mut [f32]> {
+        let sums: Vec<_> = tasks.iter().map(|rows| rows.start / SUMMED..rows.end.div_ceil(SUMMED)).collect();
+        parts_mut(&sums, &mut self.memory, self.width)
+    }
+
+    /// Adds them up in their order.
+    pub(crate) fn add_to(self, dw: &mut [f32], workspace: &Workspace) {
+        vector::dispatch(
+            #[inline(always)]
+            || {
+                for sum in self.memory.chunks_exact(self.width) {
+                    for (dw, sum) in dw.iter_mut().zip(sum) {
+                        *dw += sum;
+                    }
+                }
+            },
+        );
+        workspace.give(self.memory);
+    }
 }

@@ -14,8 +14,9 @@ pub(crate) struct Tile {
     pub(crate) a: *const u32,
     pub(crate) a_row: usize,
     pub(crate) a_step: usize,
-    /// Group (g, j) of B at `g * NR + j`.
+    /// Group (g, j) of B at `g * b_step + j`.
     pub(crate) b: *const u32,
+    pub(crate) b_step: usize,
     /// Element (i, j) of C at `i * c_row + j`.
     pub(crate) c: *mut f32,
     pub(crate) c_row: usize,
@@ -161,7 +162,7 @@ unsafe fn sum(tile: &Tile, add: impl Fn(&mut f32, u32, u32)) {
             let mut sums = [[0f32; COLUMNS]; ROWS];
             for g in 0..tile.groups {
                 // SAFETY: group g of B and columns j to j + COLUMNS of it are there by the kernel's contract.
-                let b = unsafe { std::slice::from_raw_parts(tile.b.add(g * NR + j), COLUMNS) };
+                let b = unsafe { std::slice::from_raw_parts(tile.b.add(g * tile.b_step + j), COLUMNS) };
                 for (r, sums) in sums.iter_mut().enumerate() {
                     // A row past the last repeats it, so that the loop has a fixed length.
                     let row = i + r.min(rows - 1);

@@ -96,6 +96,7 @@ unsafe fn rows_by_width<E: Element>(
             match width {
                 NR => rows(group, matrix, stride, sizes, NR, packed, place),
                 PANEL => rows(group, matrix, stride, sizes, PANEL, packed, place),
+                TALL => rows(group, matrix, stride, sizes, TALL, packed, place),
                 _ => rows(group, matrix, stride, sizes, width, packed, place),
             }
         },
@@ -256,6 +257,9 @@ pub(crate) fn pack_all<E: Element>(
         }
     }
 }
+
+/// Rows of the tall panels of an outer product.
+const TALL: usize = 2 * PANEL;
 
 /// Groups of a task: with fewer, waking a thread costs more than it saves.
 const TASK: usize = 1 << 15;

@@ -36,12 +36,14 @@ fn check<E: Element>((m, k, n): (usize, usize, usize)) {
         );
         let mut packed = vec![0; packed_len(group, k, n, NR)];
         pack(group, b_order, &b, b_stride, (k, n), NR, &mut packed);
-        let rhs = Rhs::new(&packed, group, k, n);
-        let run = |threads| {
+        let packed = Rhs::new(&packed, group, k, n);
+        let direct = (b_order == Order::Rows).then(|| Rhs::direct(group, &b, b_stride, (k, n))).flatten();
+        let run = |threads, rhs| {
             in_pool(threads, || {
                 let mut c = vec![0.5; m * n];
                 if a_order == Order::Rows {
-                    outer_product((&a, a_stride), (k, m), rhs, &mut c, true);
+                    let product = OuterProduct { a: &a, stride: a_stride, rows: m, rhs, c: &mut c };
+                    outer_products(&mut [product], k, true);
                 } else {
                     c.par_chunks_mut(PANEL * n.max(1)).enumerate().for_each(|(p, c)| {
                         let rows = PANEL.min(m - p * PANEL);
@@ -52,8 +54,11 @@ fn check<E: Element>((m, k, n): (usize, usize, usize)) {
                 c
             })
         };
-        let found = run(1);
-        assert_eq!(found, run(3), "{m} × {k} × {n}: threads change the result");
+        let found = run(1, packed);
+        assert_eq!(found, run(3, packed), "{m} × {k} × {n}: threads change the result");
+        if let Some(direct) = direct {
+            assert_eq!(found, run(2, direct), "{m} × {k} × {n}: reading in place changes the result");
+        }
         let same = |found: f32, expected: f64| (f64::from(found) - expected).abs() < 1e-6 * (4.0 + k as f64);
         for (f, e) in found.iter().zip(&expected) {
             assert!(
@@ -64,7 +69,7 @@ fn check<E: Element>((m, k, n): (usize, usize, usize)) {
         }
         if a_order == Order::Columns && m * k > 0 {
             let mut c = vec![f32::NAN; m * n];
-            with_rows(&a, (m, k, a_stride), |lhs| multiply(lhs, rhs, 0..n, &mut c, n, false));
+            with_rows(&a, (m, k, a_stride), |lhs| multiply(lhs, packed, 0..n, &mut c, n, false));
             assert!(
                 c.iter().zip(&expected).all(|(f, e)| same(*f, *e)),
                 "rows read in place: {m} × {k} × {n}"
@@ -113,6 +118,7 @@ fn every_kernel_computes_the_same_tile() {
                 a_row,
                 a_step,
                 b,
+                b_step: NR,
                 c: c.as_mut_ptr(),
                 c_row: 40,
                 accumulate: true,

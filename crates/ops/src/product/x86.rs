@@ -56,6 +56,9 @@ macro_rules! unrolled {
     };
 }
 
+/// Groups that operands are fetched ahead: those that lie in rows a page apart are not fetched ahead by the processor.
+const AHEAD: usize = 24;
+
 macro_rules! avx512_kernel {
     ($name:ident, $features:literal, $multiply:expr) => {
         #[target_feature(enable = $features)]
@@ -69,6 +72,12 @@ macro_rules! avx512_kernel {
             for _ in 0..tile.groups {
                 // SAFETY: the groups of A and B are there by the kernel's contract.
                 unsafe {
+                    let ahead = b.wrapping_add(AHEAD * tile.b_step);
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(16).cast());
+                    if step != 1 {
+                        _mm_prefetch::<_MM_HINT_T0>(a[0].wrapping_add(AHEAD * step).cast());
+                    }
                     let low = _mm512_loadu_ps(b.cast());
                     let high = _mm512_loadu_ps(b.add(16).cast());
                     unrolled!(ROWS, i => {
@@ -78,7 +87,7 @@ macro_rules! avx512_kernel {
                     });
                     let next = |a: *const u32| a.wrapping_add(step);
                     a = [next(a[0]), next(a[1]), next(a[2]), next(a[3])];
-                    b = b.wrapping_add(NR);
+                    b = b.wrapping_add(tile.b_step);
                 }
             }
             unrolled!(ROWS, i => {
@@ -143,7 +152,7 @@ unsafe fn quarter<const ROWS: usize>(tile: &Tile, first: usize, column: usize) {
                 sums[i][1] = _mm256_fmadd_ps(value, high, sums[i][1]);
             });
             a = a.wrapping_add(tile.a_step);
-            b = b.wrapping_add(NR);
+            b = b.wrapping_add(tile.b_step);
         }
         for (i, sums) in sums.iter().enumerate() {
             let c = tile.c.add((first + i) * tile.c_row + column);
