@@ -6,6 +6,7 @@ pub(crate) mod config;
 pub(crate) mod doctor;
 pub(crate) mod dry_run;
 pub(crate) mod evaluate;
+pub(crate) mod experiment;
 pub(crate) mod export;
 pub(crate) mod fetch_c4;
 pub(crate) mod prepare;

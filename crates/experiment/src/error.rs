@@ -56,3 +56,11 @@ pub enum ExperimentError {
         source: serde_json::Error,
     },
 }
+
+impl ExperimentError {
+    /// Whether the experiment file is at fault.
+    #[must_use]
+    pub fn is_configuration(&self) -> bool {
+        matches!(self, Self::Toml { .. } | Self::Experiment { .. } | Self::Configuration { .. })
+    }
+}

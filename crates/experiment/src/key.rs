@@ -17,9 +17,15 @@ pub fn data_key(config: &RunConfig, inputs: &[PathBuf], validation: &[PathBuf]) 
     key(&only, &["data", &places(inputs), &places(validation)])
 }
 
-/// The key of a seed model: everything its weights depend on. `data` is the content hash of the training text.
+/// The key of a seed model. `data` is the content hash of the training text.
 #[must_use]
 pub fn seed_key(config: &RunConfig, data: &str) -> String {
+    key(&seed_config(config), &["seed", data])
+}
+
+/// The configuration of a seed model's own run: everything that its weights depend on, and defaults for the rest.
+#[must_use]
+pub fn seed_config(config: &RunConfig) -> RunConfig {
     let mut only = RunConfig {
         model: config.model.clone(),
         topology: TopologyConfig::dense(config.model.blocks),
@@ -28,7 +34,7 @@ pub fn seed_key(config: &RunConfig, data: &str) -> String {
         ..RunConfig::default()
     };
     only.run.seed = config.run.seed;
-    key(&only, &["seed", data])
+    only
 }
 
 /// The key of a trained cell. `data` are content hashes of training and validation text.

@@ -114,3 +114,20 @@ fn a_mistake_is_told_with_its_place() {
         assert!(message(&error).contains(says), "{says}: {}", message(&error));
     }
 }
+
+#[test]
+fn every_experiment_that_is_shipped_can_be_resolved() {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/experiments"));
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut count = 0;
+    for file in files.filter(|file| !file.ends_with("base.toml")) {
+        let experiment = Experiment::load(&file).unwrap();
+        assert_eq!(experiment.name(), file.file_stem().unwrap().to_string_lossy());
+        let cells = experiment.cells().unwrap_or_else(|error| panic!("{}", message(&error)));
+        let keys: BTreeSet<String> = cells.iter().map(|cell| cell_key(&cell.config, "")).collect();
+        assert_eq!(keys.len(), cells.len(), "{}: two cells are the same", file.display());
+        assert!(cells.iter().any(|cell| cell.run == experiment.baseline()), "{}", file.display());
+        count += 1;
+    }
+    assert!(count > 0);
+}
