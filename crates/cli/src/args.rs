@@ -63,6 +63,9 @@ pub(crate) enum Command {
     /// Train and compare many runs: configurations × routers × seeds.
     #[command(subcommand)]
     Experiment(commands::experiment::ExperimentCommand),
+    /// Draw charts of runs and experiments, as SVG and PNG.
+    #[command(after_help = commands::plot::EXAMPLES)]
+    Plot(commands::plot::PlotOptions),
     /// Serve a trained run over HTTP.
     #[command(after_help = commands::serve::EXAMPLES)]
     Serve(commands::serve::ServeOptions),

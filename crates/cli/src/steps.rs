@@ -1,5 +1,6 @@
 //! The steps of a run. Commands call one of them, `quickstart` calls them in turn.
 
+pub(crate) mod charts;
 pub(crate) mod crate_text;
 pub(crate) mod dry_run;
 pub(crate) mod error;

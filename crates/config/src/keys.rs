@@ -302,7 +302,8 @@ pub const KEYS: &[KeyDoc] = &[
         "outer.rescale",
         "name",
         "\"sqrt-paths\" multiplies the mean by the root of the number of paths through the module, because the mean \
-         of unlike gradients is that much shorter; \"none\" does not.",
+         of unlike gradients is that much shorter; \"rda\" averages directions and lengths apart, so that the length does \
+         not depend on the number of paths; \"none\" takes the mean as it is.",
     ),
     key(
         "outer.nesterov.learning_rate",

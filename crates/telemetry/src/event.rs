@@ -128,6 +128,9 @@ pub enum Event {
         /// Norm of the averaged and rescaled outer gradient.
         #[serde(deserialize_with = "nan_if_null")]
         outer_gradient_norm: f64,
+        /// Mean cosine between the outer gradients of two paths, weighted by their norms; absent for one path.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cosine: Option<f64>,
     },
     /// A lease ran out and its path waits for another worker.
     LeaseExpired {

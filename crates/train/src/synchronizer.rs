@@ -100,7 +100,7 @@ impl Synchronizer {
         let tokens = |path: PathId| self.shard_tokens.get(path.index()).copied().unwrap_or(0);
         let shards: Vec<_> = self.topology.paths_through(module).map(|path| (path, tokens(path))).collect();
         let weights = merge_weights(self.outer.weighting, &shards)?;
-        Ok(Fold::new(parameters(&self.specs(module)?), weights))
+        Ok(Fold::new(parameters(&self.specs(module)?), weights, self.outer.rescale))
     }
 
     /// Merges every contribution whose turn has come, and steps the module when it was the last.
@@ -122,9 +122,8 @@ impl Synchronizer {
             return Ok(());
         }
         self.arrived.retain(|&(held, _), _| held != module);
-        let rescale = self.outer.rescale;
-        let gradient = blocking(move || fold.finish(rescale)).await??;
-        self.step(module, specs, gradient, paths).await
+        let (cosine, gradient) = blocking(move || (fold.cosine(), fold.finish())).await?;
+        self.step(module, specs, gradient?, paths, cosine).await
     }
 
     async fn step(
@@ -133,6 +132,7 @@ impl Synchronizer {
         specs: Arc<[TensorSpec]>,
         gradient: Vec<f32>,
         paths: usize,
+        cosine: Option<f64>,
     ) -> Result<(), TrainError> {
         let record = self.ledger.lock().await.training()?.module(module).cloned();
         let record = record.ok_or_else(|| TrainError::ManifestLacks { what: format!("module {module}") })?;
@@ -163,6 +163,7 @@ impl Synchronizer {
             version: version.into(),
             paths: u32::try_from(paths).unwrap_or(u32::MAX),
             outer_gradient_norm: norm,
+            cosine,
         })?;
         self.changed.notify_waiters();
         Ok(())

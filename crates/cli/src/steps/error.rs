@@ -101,6 +101,8 @@ pub(crate) enum StepError {
     #[error(transparent)]
     Server(#[from] dipaco_server::ServerError),
     #[error(transparent)]
+    Plot(#[from] dipaco_plot::PlotError),
+    #[error(transparent)]
     Eval(#[from] dipaco_eval::EvalError),
 }
 

@@ -18,6 +18,7 @@ use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_directory::RunDirectory;
 use crate::steps;
+use crate::steps::charts::of_results;
 
 /// What the cells of all experiments share.
 pub(crate) struct Bench<'a> {
@@ -104,6 +105,9 @@ impl<'a> Bench<'a> {
             }
         }
         self.publish(&results)?;
+        for chart in of_results(&results) {
+            chart.write(&self.out)?;
+        }
         Ok((results, failed))
     }
 
