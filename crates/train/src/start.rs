@@ -98,7 +98,15 @@ pub async fn start_training(
         }
     }
     let paths = topology.path_ids().map(|_| PathRecord::default()).collect();
-    manifest.training = Some(TrainingRecord { origin, rounds: config.train.rounds, shards, modules, paths });
+    manifest.training = Some(TrainingRecord {
+        origin,
+        rounds: config.train.rounds,
+        boundaries: Vec::new(),
+        phase: 0,
+        shards,
+        modules,
+        paths,
+    });
     let sequence = store.replace(&manifest, sequence).await?;
     Ok(Started { manifest, sequence })
 }
