@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::RoutingError;
+use crate::phase::{self, PhaseConfig};
 
 /// Which rule turns a document's features into a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +41,9 @@ pub struct RouterConfig {
     pub seed: u64,
     /// Documents whose features are computed at once; default 64. Costs memory, changes no result beyond rounding.
     pub batch_documents: usize,
+    /// When the text is divided anew, by which router; none by default. Each phase changes the shards of the rounds
+    /// that follow it and nothing else.
+    pub phases: Vec<PhaseConfig>,
 }
 
 impl Default for RouterConfig {
@@ -53,11 +57,18 @@ impl Default for RouterConfig {
             tolerance: 1e-4,
             seed: 0,
             batch_documents: 64,
+            phases: Vec::new(),
         }
     }
 }
 
 impl RouterConfig {
+    /// What a router depends on: the phases say when routers are used, not what they are.
+    #[must_use]
+    pub fn of_router(&self) -> Self {
+        Self { phases: Vec::new(), ..self.clone() }
+    }
+
     /// Checks each value by itself; whether the prefix fits the model's context is checked where both are known.
     ///
     /// # Errors
@@ -95,7 +106,7 @@ impl RouterConfig {
                 problem: "must be at least 0 and below 1",
             });
         }
-        Ok(())
+        phase::check(&self.phases)
     }
 }
 
@@ -106,6 +117,10 @@ mod tests {
     #[test]
     fn defaults_pass() {
         RouterConfig::default().check().unwrap();
+    }
+
+    fn phases(rounds: &[u32]) -> Vec<PhaseConfig> {
+        rounds.iter().map(|&round| PhaseConfig { round, ..PhaseConfig::default() }).collect()
     }
 
     #[test]
@@ -120,6 +135,8 @@ mod tests {
             (RouterConfig { batch_documents: usize::MAX, ..default() }, "routing.batch_documents"),
             (RouterConfig { tolerance: f64::NAN, ..default() }, "routing.tolerance = NaN"),
             (RouterConfig { tolerance: 1.0, ..default() }, "routing.tolerance = 1"),
+            (RouterConfig { phases: phases(&[0]), ..default() }, "routing.phases[].round = 0"),
+            (RouterConfig { phases: phases(&[2, 2]), ..default() }, "routing.phases[].round = 2"),
         ];
         for (config, named) in bad {
             let message = config.check().unwrap_err().to_string();

@@ -86,6 +86,13 @@ impl RunConfig {
     }
 
     fn check_together(&self, problems: &mut Problems) {
+        if let Some(phase) = self.routing.phases.iter().find(|phase| phase.round >= self.train.rounds) {
+            problems.add(format!(
+                "routing.phases[].round is {} but train.rounds is {}: no round would be left for the phase, so begin it \
+                 earlier or train longer",
+                phase.round, self.train.rounds
+            ));
+        }
         let context = self.model.context;
         problems.at_most_context("routing.prefix_tokens", self.routing.prefix_tokens, context);
         if self.evaluation.prefix_tokens < self.routing.prefix_tokens {
