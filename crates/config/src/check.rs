@@ -86,6 +86,13 @@ impl RunConfig {
     }
 
     fn check_together(&self, problems: &mut Problems) {
+        if !self.routing.phases.is_empty() && self.routing.router_share == 0.0 {
+            problems.add(
+                "routing.phases are set but routing.router_share is 0: reserve documents that the routers of the phases can \
+                 be fitted on, 0.005 of a large corpus or 0.02 of a small one"
+                    .to_owned(),
+            );
+        }
         if let Some(phase) = self.routing.phases.iter().find(|phase| phase.round >= self.train.rounds) {
             problems.add(format!(
                 "routing.phases[].round is {} but train.rounds is {}: no round would be left for the phase, so begin it \
@@ -118,11 +125,19 @@ impl RunConfig {
         }
         match Topology::new(&self.topology, self.model.blocks) {
             Err(error) => problems.add(error.to_string()),
-            // The model's own values have been reported above.
-            Ok(topology) if self.model.check().is_ok() => {
-                problems.result(self.model.check_topology(&topology));
+            Ok(topology) => {
+                // The model's own values have been reported above.
+                if self.model.check().is_ok() {
+                    problems.result(self.model.check_topology(&topology));
+                }
+                let (overlap, paths) = (self.routing.overlap, topology.paths());
+                if overlap > paths as usize {
+                    problems.add(format!(
+                        "routing.overlap is {overlap} but the topology has {paths} paths: a document can't go to more shards \
+                         than there are paths"
+                    ));
+                }
             }
-            Ok(_) => {}
         }
     }
 }

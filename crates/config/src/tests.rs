@@ -68,15 +68,19 @@ fn every_key_is_documented_and_every_documented_key_exists() {
 
 #[test]
 fn phases_are_read_written_and_checked() {
-    let text = "[[routing.phases]]\nround = 2\n[[routing.phases]]\nround = 5\nkind = \"discriminative\"\n";
+    let text = "[routing]\nrouter_share = 0.1\n[[routing.phases]]\nround = 2\n[[routing.phases]]\nround = 5\nkind = \"discriminative\"\n";
     let config = load_text(text).unwrap().config;
     assert_eq!(config.routing.phases.iter().map(|phase| phase.round).collect::<Vec<_>>(), [2, 5]);
     assert_eq!(RunConfig::from_toml(&config.to_toml(), Path::new("again.toml")).unwrap(), config);
-    assert_eq!(set(&["routing.phases.0.round=2"]).unwrap().config.routing.phases.len(), 1);
+    assert_eq!(
+        set(&["routing.phases.0.round=2", "routing.router_share=0.1"]).unwrap().config.routing.phases.len(),
+        1
+    );
     let (late, none) =
         ("[[routing.phases]]\nround = 10\n", "[[routing.phases]]\nkind = \"discriminative\"\n");
     let message = load_text(late).unwrap_err().to_string();
     assert!(message.contains("routing.phases[].round is 10 but train.rounds is 10"), "{message}");
+    assert!(message.contains("routing.phases are set but routing.router_share is 0"), "{message}");
     assert_eq!(problems(none), [":2: routing.phases[0]: missing field `round`"]);
 }
 

@@ -20,6 +20,7 @@ const PHASES: [u32; 2] = [1, 2];
 
 fn phased() -> RunConfig {
     let mut config = config();
+    config.routing.router_share = 0.1;
     config.routing.phases =
         PHASES.iter().map(|&round| PhaseConfig { round, ..PhaseConfig::default() }).collect();
     config
