@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::RoutingError;
+use crate::phase::{self, PhaseConfig};
 
 /// Which rule turns a document's features into a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +48,9 @@ pub struct RouterConfig {
     /// Share of the training documents that no path is trained on, which paths score to fit a discriminative router
     /// ([`crate::is_router_document`]); default 0, at most 0.5. The paper takes 0.005 (arXiv:2403.10616 §2.4.2).
     pub router_share: f64,
+    /// When the text is divided anew, by which router; none by default. Each phase changes the shards of the rounds
+    /// that follow it and nothing else.
+    pub phases: Vec<PhaseConfig>,
 }
 
 impl Default for RouterConfig {
@@ -62,11 +66,19 @@ impl Default for RouterConfig {
             batch_documents: 64,
             overlap: 1,
             router_share: 0.0,
+            phases: Vec::new(),
         }
     }
 }
 
 impl RouterConfig {
+    /// What a router depends on: phases and overlap say how routers are used, not what they are.
+    #[must_use]
+    pub fn of_router(&self) -> Self {
+        let Self { phases, overlap, .. } = Self::default();
+        Self { phases, overlap, ..self.clone() }
+    }
+
     /// Checks each value by itself; whether the prefix fits the model's context is checked where both are known.
     ///
     /// # Errors
@@ -112,7 +124,7 @@ impl RouterConfig {
                 problem: "must be at least 0 and at most 0.5: it is taken from the training text",
             });
         }
-        Ok(())
+        phase::check(&self.phases)
     }
 }
 
@@ -123,6 +135,10 @@ mod tests {
     #[test]
     fn defaults_pass() {
         RouterConfig::default().check().unwrap();
+    }
+
+    fn phases(rounds: &[u32]) -> Vec<PhaseConfig> {
+        rounds.iter().map(|&round| PhaseConfig { round, ..PhaseConfig::default() }).collect()
     }
 
     #[test]
@@ -140,6 +156,8 @@ mod tests {
             (RouterConfig { router_share: f64::NAN, ..default() }, "routing.router_share = NaN"),
             (RouterConfig { tolerance: f64::NAN, ..default() }, "routing.tolerance = NaN"),
             (RouterConfig { tolerance: 1.0, ..default() }, "routing.tolerance = 1"),
+            (RouterConfig { phases: phases(&[0]), ..default() }, "routing.phases[].round = 0"),
+            (RouterConfig { phases: phases(&[2, 2]), ..default() }, "routing.phases[].round = 2"),
         ];
         for (config, named) in bad {
             let message = config.check().unwrap_err().to_string();

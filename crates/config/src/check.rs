@@ -86,6 +86,20 @@ impl RunConfig {
     }
 
     fn check_together(&self, problems: &mut Problems) {
+        if !self.routing.phases.is_empty() && self.routing.router_share == 0.0 {
+            problems.add(
+                "routing.phases are set but routing.router_share is 0: reserve documents that the routers of the phases can \
+                 be fitted on, 0.005 of a large corpus or 0.02 of a small one"
+                    .to_owned(),
+            );
+        }
+        if let Some(phase) = self.routing.phases.iter().find(|phase| phase.round >= self.train.rounds) {
+            problems.add(format!(
+                "routing.phases[].round is {} but train.rounds is {}: no round would be left for the phase, so begin it \
+                 earlier or train longer",
+                phase.round, self.train.rounds
+            ));
+        }
         let context = self.model.context;
         problems.at_most_context("routing.prefix_tokens", self.routing.prefix_tokens, context);
         if self.evaluation.prefix_tokens < self.routing.prefix_tokens {

@@ -37,6 +37,11 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("seed_model.adamw", "The optimizer of the seed."),
     ("seed_model.schedule", "The learning rate of the seed: a linear warm-up, then a cosine."),
     ("routing", "Which document goes to which path."),
+    (
+        "routing.phases[]",
+        "Phases: after some rounds the paths as they are then decide anew which document goes to which path, and training \
+         goes on with other shards. Without any, documents stay where the first router puts them.",
+    ),
     ("train", "Training of the paths: rounds of inner steps."),
     ("train.adamw", "The inner optimizer of every path."),
     ("train.schedule", "The learning rate over all inner steps of the run: a linear warm-up, then a cosine."),
@@ -257,6 +262,18 @@ pub const KEYS: &[KeyDoc] = &[
          The paper takes 0.005 of 365 million; a small corpus needs more.",
     ),
     key(
+        "routing.phases[].round",
+        "rounds",
+        "Rounds before the phase begins, counted from the start of the training: at least 1, below `train.rounds`, and \
+         above that of the phase before. Too early and the paths are too alike to say much about a document.",
+    ),
+    key(
+        "routing.phases[].kind",
+        "name",
+        "The router of the phase: \"discriminative\", a linear classifier of the seed's features, fitted on which path \
+         gives each reserved document (`routing.router_share`) the highest likelihood.",
+    ),
+    key(
         "train.rounds",
         "rounds",
         "Rounds: in each, every path takes its inner steps and every module one outer step.",
@@ -296,6 +313,13 @@ pub const KEYS: &[KeyDoc] = &[
         "train.threads_per_worker",
         "threads",
         "Threads of one worker process; 0 shares the cores evenly among the workers of the machine.",
+    ),
+    key(
+        "train.schedule_at_phase",
+        "name",
+        "What the learning rate does where a phase of `routing.phases` begins: \"continue\" goes on as if nothing had \
+         happened; \"restart\" warms up again and lets the cosine span the rest of the run, as in the paper's alternating \
+         phases. Moments and weights are carried over in both.",
     ),
     key("train.adamw.learning_rate", "number", LEARNING_RATE),
     key("train.adamw.beta1", "number", BETA1),

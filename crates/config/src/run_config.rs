@@ -154,6 +154,17 @@ impl SeedConfig {
     }
 }
 
+/// What the learning rate does where a phase of routing begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScheduleAtPhase {
+    /// One schedule spans the whole run, whatever the shards (arXiv:2311.08105 §6.1 counts the steps of all rounds).
+    #[default]
+    Continue,
+    /// The schedule begins anew, warm-up included, and spans the rest of the run (arXiv:2403.10616, Fig. 10).
+    Restart,
+}
+
 /// Section `[train]`: rounds of inner steps of every path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -180,6 +191,8 @@ pub struct TrainConfig {
     pub lease_seconds: u64,
     /// Threads of one worker process; 0 shares the cores evenly among the workers of the machine.
     pub threads_per_worker: usize,
+    /// What the learning rate does where a phase of routing begins.
+    pub schedule_at_phase: ScheduleAtPhase,
     /// AdamW's numbers.
     pub adamw: AdamWConfig,
     /// The learning rate over all inner steps of the run.
@@ -200,6 +213,7 @@ impl Default for TrainConfig {
             packing: false,
             lease_seconds: 60,
             threads_per_worker: 0,
+            schedule_at_phase: ScheduleAtPhase::default(),
             adamw: AdamWConfig::default(),
             schedule: ScheduleConfig::default(),
         }

@@ -92,7 +92,7 @@ pub struct TrainingRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardRecord {
-    /// The token file's name in the folder of the phase's training shards.
+    /// The token file's place in the run's routing folder, as in `phase-1/train/path-000.h5`.
     pub file: String,
     /// The token file's content hash.
     pub hash: String,
@@ -138,13 +138,15 @@ pub struct PathRecord {
     pub measured: bool,
     /// Moments, step and data position at the end of its last round; absent before the first.
     pub state: Option<ObjectRef>,
-    /// The version of its modules with the lowest loss on its held-out documents.
+    /// The version of its modules with the lowest loss on its held-out documents in this phase.
     pub best: Option<Best>,
+    /// The version that was measured last in this phase.
+    pub last: Option<Best>,
     /// Outer gradients that wait for the outer step of their module.
     pub contribution: Option<Contribution>,
 }
 
-/// The early-stopping best of a path (arXiv:2403.10616 §2.7).
+/// A loss on a path's held-out documents; the lowest is its early-stopping best (arXiv:2403.10616 §2.7).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
