@@ -22,6 +22,7 @@ mod shard_set;
 mod statistics;
 #[cfg(test)]
 mod testing;
+mod transformer;
 
 pub use assign::{Assigned, assign};
 pub use config::{RouterConfig, RouterKind};
@@ -35,3 +36,4 @@ pub use reserve::is_router_document;
 pub use router::{FittedOn, Route, Router};
 pub use shard_set::{Example, Shard, ShardManifest, ShardSet, shard_file_name};
 pub use statistics::{ShardExample, ShardStatistics, ShardStatisticsRow, inspect};
+pub use transformer::{TransformerFittedOn, TransformerRouter};

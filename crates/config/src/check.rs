@@ -21,6 +21,7 @@ impl RunConfig {
         problems.result(self.prepare.check());
         problems.result(self.serve.check());
         self.check_seed(&mut problems);
+        self.check_transformer_router(&mut problems);
         self.check_train(&mut problems);
         problems.result(self.routing.check());
         problems.result(self.evaluation.check());
@@ -54,6 +55,21 @@ impl RunConfig {
         problems.of_section("seed_model.adamw", seed.adamw.check());
         problems.of_section("seed_model.schedule", seed.schedule.check());
         problems.at_most_context("seed_model.sequence_tokens", seed.sequence_tokens, self.model.context);
+    }
+
+    fn check_transformer_router(&self, problems: &mut Problems) {
+        let router = &self.transformer_router;
+        problems.at_least_one("transformer_router.steps", router.steps);
+        problems.at_least_one("transformer_router.batch", router.batch as u64);
+        problems.at_least_one("transformer_router.validate_every", router.validate_every);
+        problems.of_section("transformer_router.adamw", router.adamw.check());
+        problems.of_section("transformer_router.schedule", router.schedule.check());
+        if !(0.0..1.0).contains(&router.holdout_fraction) {
+            problems.add(format!(
+                "transformer_router.holdout_fraction is {}: use at least 0 and below 1",
+                router.holdout_fraction
+            ));
+        }
     }
 
     fn check_train(&self, problems: &mut Problems) {

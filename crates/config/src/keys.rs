@@ -42,6 +42,12 @@ pub const SECTIONS: &[(&str, &str)] = &[
         "Phases: after some rounds the paths as they are then decide anew which document goes to which path, and training \
          goes on with other shards. Without any, documents stay where the first router puts them.",
     ),
+    (
+        "transformer_router",
+        "The router that decides during a text: the seed, fine-tuned to predict which path goes on best.",
+    ),
+    ("transformer_router.adamw", "The optimizer of that router."),
+    ("transformer_router.schedule", "The learning rate of that router."),
     ("train", "Training of the paths: rounds of inner steps."),
     ("train.adamw", "The inner optimizer of every path."),
     ("train.schedule", "The learning rate over all inner steps of the run: a linear warm-up, then a cosine."),
@@ -273,6 +279,29 @@ pub const KEYS: &[KeyDoc] = &[
         "The router of the phase: \"discriminative\", a linear classifier of the seed's features, fitted on which path \
          gives each reserved document (`routing.router_share`) the highest likelihood.",
     ),
+    key("transformer_router.steps", "steps", "Optimizer steps; the paper takes about 2,000."),
+    key("transformer_router.batch", "sequences", "B, sequences per step, as long as `model.context`."),
+    key(
+        "transformer_router.score_tokens",
+        "tokens",
+        "Tokens over which the paths' scores are summed up to tell which one goes on best; 0 sums to the end of the \
+         sequence, so that one router serves every distance between choices.",
+    ),
+    key(
+        "transformer_router.holdout_fraction",
+        "share",
+        "Share of the reserved documents on which the router's loss is measured; the best weights are kept. With 0 the \
+         last ones are, and nothing tells when it overfits.",
+    ),
+    key("transformer_router.validate_every", "steps", "Steps between two measurements of the held-out loss."),
+    key("transformer_router.adamw.learning_rate", "number", LEARNING_RATE),
+    key("transformer_router.adamw.beta1", "number", BETA1),
+    key("transformer_router.adamw.beta2", "number", BETA2),
+    key("transformer_router.adamw.epsilon", "number", EPSILON),
+    key("transformer_router.adamw.weight_decay", "number", WEIGHT_DECAY),
+    key("transformer_router.adamw.clip_norm", "norm", CLIP_NORM),
+    key("transformer_router.schedule.warmup_steps", "steps", WARMUP),
+    key("transformer_router.schedule.final_fraction", "share", FINAL_FRACTION),
     key(
         "train.rounds",
         "rounds",
@@ -358,6 +387,18 @@ pub const KEYS: &[KeyDoc] = &[
         "Tokens of a sequence; longer documents are cut into several. 0 takes the model's context.",
     ),
     free("evaluation.batch_sequences", "sequences", "Sequences that are scored at once; costs memory."),
+    key(
+        "evaluation.reroute_tokens",
+        "tokens",
+        "Tokens between two choices of a path during a sequence, by the transformer router; 0 keeps the path that the \
+         document was routed to. The first path scores the first so many tokens.",
+    ),
+    free(
+        "evaluation.parallel_paths",
+        "paths",
+        "Paths that are evaluated at the same time, which bounds the memory for weights; 0 takes as many as there are \
+         threads.",
+    ),
     key(
         "evaluation.max_documents",
         "documents",

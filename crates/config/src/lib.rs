@@ -32,7 +32,9 @@ pub use error::{ConfigError, Problem};
 pub use keys::{KEYS, KeyDoc, SECTIONS, key_doc};
 pub use load::{Resolved, Sources};
 pub use origin::Origin;
-pub use run_config::{OuterConfig, RunConfig, RunSection, ScheduleAtPhase, SeedConfig, TrainConfig};
+pub use run_config::{
+    OuterConfig, RunConfig, RunSection, ScheduleAtPhase, SeedConfig, TrainConfig, TransformerRouterConfig,
+};
 pub use write::reference;
 
 #[cfg(test)]

@@ -120,3 +120,17 @@ fn best(scores: &[f32]) -> Option<PathId> {
     }
     Some(best.0)
 }
+
+impl TokenRouter for dipaco_routing::TransformerRouter {
+    fn paths(&self) -> u32 {
+        self.paths()
+    }
+
+    fn context(&self) -> usize {
+        self.context()
+    }
+
+    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, Source> {
+        self.scores(tokens, batch, positions)
+    }
+}

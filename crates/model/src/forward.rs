@@ -110,7 +110,9 @@ impl Path {
         let x = self.stream(tokens, batch, None)?;
         let gather = |x: &[f32]| -> Vec<f32> {
             let rows = x.chunks_exact(time * width);
-            rows.flat_map(|row| positions.iter().flat_map(|&at| &row[at * width..][..width])).copied().collect()
+            rows.flat_map(|row| positions.iter().flat_map(|&at| &row[at * width..][..width]))
+                .copied()
+                .collect()
         };
         self.logits(&ops::with_slice(&x, gather)?)
     }
