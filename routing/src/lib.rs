@@ -24,14 +24,14 @@ mod statistics;
 mod testing;
 
 pub use assign::{Assigned, assign};
-pub use config::{RouterConfig, RouterKind};
+pub use config::{ClassifierConfig, RouterConfig, RouterKind};
 pub use error::{RoutingError, Source};
 pub use features::{FeatureExtractor, silent};
-pub use fit::{Fit, fit};
+pub use fit::{Fit, Origin, fit, fit_points};
 pub use kmeans::{Clustering, kmeans};
 pub use phase::{PhaseConfig, PhaseKind};
 pub use progress::{Progress, ProgressFn};
 pub use reserve::is_router_document;
-pub use router::{FittedOn, Route, Router};
+pub use router::{FittedOn, Route, Router, TargetsFrom};
 pub use shard_set::{Example, Shard, ShardManifest, ShardSet, shard_file_name};
 pub use statistics::{ShardExample, ShardStatistics, ShardStatisticsRow, inspect};

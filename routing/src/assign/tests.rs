@@ -7,7 +7,7 @@ use crate::testing::{Histogram, TOPICS, corpus};
 use crate::{RouterConfig, fit, inspect, shard_file_name};
 
 fn fitted(file: &TokenFile, paths: u32) -> Router {
-    fit(&Histogram, "seed", file, paths, &RouterConfig::default(), &mut silent).unwrap().router
+    fit(&Histogram, "seed", file, &[paths], &RouterConfig::default(), &mut silent).unwrap().router
 }
 
 #[test]
