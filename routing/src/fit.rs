@@ -183,7 +183,7 @@ pub(crate) fn warn_of_dominance(sizes: &[u64]) {
 
 /// `wanted` of the numbers below `total`, ascending, each set of them equally likely (Knuth's algorithm S); all of them
 /// when there are no more.
-fn sample(total: u64, wanted: u64, seed: u64) -> Vec<u64> {
+pub(crate) fn sample(total: u64, wanted: u64, seed: u64) -> Vec<u64> {
     if total <= wanted {
         return (0..total).collect();
     }
