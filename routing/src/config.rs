@@ -40,6 +40,13 @@ pub struct RouterConfig {
     pub seed: u64,
     /// Documents whose features are computed at once; default 64. Costs memory, changes no result beyond rounding.
     pub batch_documents: usize,
+    /// How many shards a training document goes to, those of its best paths ([`crate::Router::ranked`]); default 1. More
+    /// makes shards larger, which keeps many small paths from overfitting, and paths less special (top-n sharding,
+    /// arXiv:2403.10616 §2.4.4; the paper takes 2 for 256 paths). Validation documents always go to one.
+    pub overlap: usize,
+    /// Share of the training documents that no path is trained on, which paths score to fit a discriminative router
+    /// ([`crate::is_router_document`]); default 0, at most 0.5. The paper takes 0.005 (arXiv:2403.10616 §2.4.2).
+    pub router_share: f64,
 }
 
 impl Default for RouterConfig {
@@ -53,6 +60,8 @@ impl Default for RouterConfig {
             tolerance: 1e-4,
             seed: 0,
             batch_documents: 64,
+            overlap: 1,
+            router_share: 0.0,
         }
     }
 }
@@ -70,6 +79,7 @@ impl RouterConfig {
             ("restarts", self.restarts, 1 << 16),
             ("iterations", self.iterations, 1 << 20),
             ("batch_documents", self.batch_documents, 1 << 16),
+            ("overlap", self.overlap, 1 << 16),
         ];
         for (key, value, most) in counts {
             if value == 0 {
@@ -95,6 +105,13 @@ impl RouterConfig {
                 problem: "must be at least 0 and below 1",
             });
         }
+        if !(0.0..=0.5).contains(&self.router_share) {
+            return Err(RoutingError::Config {
+                key: "router_share",
+                value: self.router_share.to_string(),
+                problem: "must be at least 0 and at most 0.5: it is taken from the training text",
+            });
+        }
         Ok(())
     }
 }
@@ -118,6 +135,9 @@ mod tests {
             (RouterConfig { iterations: 0, ..default() }, "routing.iterations = 0"),
             (RouterConfig { batch_documents: 0, ..default() }, "routing.batch_documents = 0"),
             (RouterConfig { batch_documents: usize::MAX, ..default() }, "routing.batch_documents"),
+            (RouterConfig { overlap: 0, ..default() }, "routing.overlap = 0"),
+            (RouterConfig { router_share: -0.1, ..default() }, "routing.router_share = -0.1"),
+            (RouterConfig { router_share: f64::NAN, ..default() }, "routing.router_share = NaN"),
             (RouterConfig { tolerance: f64::NAN, ..default() }, "routing.tolerance = NaN"),
             (RouterConfig { tolerance: 1.0, ..default() }, "routing.tolerance = 1"),
         ];

@@ -166,6 +166,25 @@ impl Router {
         Ok(Route { path, distances: squared.into_iter().map(|squared| squared.sqrt() as f32).collect() })
     }
 
+    /// The `n` best paths for a document's `features` (D), best first, the lowest id of equal ones first; all of them
+    /// when there are no more than `n`. The first one is that of [`Self::route`]. A score is higher the better the path
+    /// fits, and comparable between the paths of one document.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Shape`] when there are not D features, [`RoutingError::NotFinite`] for a NaN or an infinity.
+    pub fn ranked(&self, features: &[f32], n: usize) -> Result<Vec<(PathId, f32)>, RoutingError> {
+        let squared = self.squared_distances(features)?;
+        let mut paths: Vec<(PathId, f64)> = (0u32..).map(PathId).zip(squared).collect();
+        let order = |a: &(PathId, f64), b: &(PathId, f64)| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0));
+        if n < paths.len() {
+            paths.select_nth_unstable_by(n, order);
+            paths.truncate(n);
+        }
+        paths.sort_unstable_by(order);
+        Ok(paths.into_iter().map(|(path, squared)| (path, -squared.sqrt() as f32)).collect())
+    }
+
     /// The path and the squared distance to its centroid.
     pub(crate) fn nearest(&self, features: &[f32]) -> Result<(PathId, f64), RoutingError> {
         Ok(nearest(&self.squared_distances(features)?))

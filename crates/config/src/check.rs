@@ -111,11 +111,19 @@ impl RunConfig {
         }
         match Topology::new(&self.topology, self.model.blocks) {
             Err(error) => problems.add(error.to_string()),
-            // The model's own values have been reported above.
-            Ok(topology) if self.model.check().is_ok() => {
-                problems.result(self.model.check_topology(&topology));
+            Ok(topology) => {
+                // The model's own values have been reported above.
+                if self.model.check().is_ok() {
+                    problems.result(self.model.check_topology(&topology));
+                }
+                let (overlap, paths) = (self.routing.overlap, topology.paths());
+                if overlap > paths as usize {
+                    problems.add(format!(
+                        "routing.overlap is {overlap} but the topology has {paths} paths: a document can't go to more shards \
+                         than there are paths"
+                    ));
+                }
             }
-            Ok(_) => {}
         }
     }
 }

@@ -245,6 +245,18 @@ pub const KEYS: &[KeyDoc] = &[
         "Documents whose features are computed at once; costs memory.",
     ),
     key(
+        "routing.overlap",
+        "shards",
+        "Shards that a training document goes to, those of its best paths; at most as many as there are paths. More makes \
+         shards larger, which keeps many small paths from overfitting, and paths less special.",
+    ),
+    key(
+        "routing.router_share",
+        "share",
+        "Share of the training documents that no path is trained on, kept for fitting a discriminative router; 0 to 0.5. \
+         The paper takes 0.005 of 365 million; a small corpus needs more.",
+    ),
+    key(
         "train.rounds",
         "rounds",
         "Rounds: in each, every path takes its inner steps and every module one outer step.",

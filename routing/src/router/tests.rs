@@ -27,6 +27,20 @@ fn the_nearest_centroid_wins_and_the_lowest_of_equal_ones() {
 }
 
 #[test]
+fn ranked_paths_are_the_nearest_ones_best_first() {
+    let router = router();
+    let all = [(PathId(1), -3.0), (PathId(2), -4.0), (PathId(0), -5.0)];
+    for n in 0..5 {
+        assert_eq!(router.ranked(&[4.0, 3.0], n).unwrap(), all[..n.min(3)]);
+    }
+    // Paths 0 and 1 are equally near: the lower one comes first, as in `route`.
+    assert_eq!(router.ranked(&[2.0, 0.0], 1).unwrap(), [(PathId(0), -2.0)]);
+    assert_eq!(router.ranked(&[2.0, 0.0], 2).unwrap()[1].0, PathId(1));
+    assert!(router.ranked(&[2.0], 2).is_err());
+    assert!(router.ranked(&[f32::NAN, 0.0], 2).is_err());
+}
+
+#[test]
 fn bad_features_are_refused() {
     let router = router();
     assert!(matches!(router.route(&[1.0]), Err(RoutingError::Shape { expected: 2, actual: 1, .. })));
