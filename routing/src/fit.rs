@@ -71,7 +71,7 @@ pub fn fit(
 
 /// `wanted` of the numbers below `total`, ascending, each set of them equally likely (Knuth's algorithm S); all of them
 /// when there are no more.
-fn sample(total: u64, wanted: u64, seed: u64) -> Vec<u64> {
+pub(crate) fn sample(total: u64, wanted: u64, seed: u64) -> Vec<u64> {
     if total <= wanted {
         return (0..total).collect();
     }

@@ -9,20 +9,23 @@
 
 mod assign;
 mod config;
+mod decisions;
 mod error;
 mod features;
 mod fit;
 mod kmeans;
 mod model;
+mod part_file;
 mod progress;
 mod reserve;
 mod router;
+mod sample_features;
 mod shard_set;
 mod statistics;
 #[cfg(test)]
 mod testing;
 
-pub use assign::{Assigned, assign};
+pub use assign::{Assigned, Assignment, assign};
 pub use config::{RouterConfig, RouterKind};
 pub use error::{RoutingError, Source};
 pub use features::{FeatureExtractor, silent};
@@ -31,5 +34,6 @@ pub use kmeans::{Clustering, kmeans};
 pub use progress::{Progress, ProgressFn};
 pub use reserve::is_router_document;
 pub use router::{FittedOn, Route, Router};
-pub use shard_set::{Example, Shard, ShardManifest, ShardSet, shard_file_name};
+pub use sample_features::SampleFeatures;
+pub use shard_set::{Example, Reserved, Shard, ShardManifest, ShardSet, shard_file_name};
 pub use statistics::{ShardExample, ShardStatistics, ShardStatisticsRow, inspect};

@@ -185,11 +185,6 @@ impl Router {
         Ok(paths.into_iter().map(|(path, squared)| (path, -squared.sqrt() as f32)).collect())
     }
 
-    /// The path and the squared distance to its centroid.
-    pub(crate) fn nearest(&self, features: &[f32]) -> Result<(PathId, f64), RoutingError> {
-        Ok(nearest(&self.squared_distances(features)?))
-    }
-
     fn squared_distances(&self, features: &[f32]) -> Result<Vec<f64>, RoutingError> {
         let dimension = self.dimension();
         if features.len() != dimension {

@@ -156,8 +156,8 @@ mod tests {
             }
             prop_assert_eq!(next, total);
             for number in 0..60 {
-                let dealt: Vec<&Part> = parts.iter().filter(|part| part.deals(number)).collect();
-                prop_assert_eq!(dealt, vec![&Part::dealt(number, count)]);
+                let dealt: Vec<Part> = parts.iter().copied().filter(|part| part.deals(number)).collect();
+                prop_assert_eq!(dealt, vec![Part::dealt(number, count)]);
             }
         }
     }

@@ -104,14 +104,23 @@ pub fn prepare(
         let missing: Vec<usize> = (0..pieces.len()).filter(|&number| records[number].is_none()).collect();
         pieces::check_all_there(&pieces, &missing, parts, &folder)?;
     }
-    let mut missing = Vec::new();
-    let mut done = Vec::new();
+    let (mut missing, mut done) = (Vec::new(), Vec::new());
+    let recorded = pieces.iter().zip(&records).filter(|(piece, record)| mine(piece) && record.is_some());
+    let compared: u64 = recorded.map(|(piece, _)| piece.bytes()).sum();
+    if compared > 0 && !merging {
+        progress.begin("compare inputs", compared);
+    }
     for (piece, record) in pieces.iter().zip(records).filter(|(piece, _)| mine(piece)) {
         match record {
             // The machine that merges need not hold what the others have read.
-            Some(record) if merging || piece.is_done(&record, &folder, progress, cancel)? => done.push((piece, record)),
+            Some(record) if merging || piece.is_done(&record, &folder, progress, cancel)? => {
+                done.push((piece, record));
+            }
             _ => missing.push(piece),
         }
+    }
+    if compared > 0 && !merging {
+        progress.end();
     }
     if !missing.is_empty() {
         progress.begin("tokenise", missing.iter().map(|piece| piece.bytes()).sum());
@@ -122,17 +131,19 @@ pub fn prepare(
         progress.end();
     }
     done.sort_by_key(|(piece, _)| piece.number());
-    for (_, record) in &done {
-        report.merge(record.report.clone());
+    let mut own = PrepareReport::default();
+    for (piece, record) in done {
+        if piece.is_validation() { &mut own } else { &mut report }.merge(record.report);
     }
     if part.is_some() {
+        report.merge(own);
         report.seconds = start.elapsed().as_secs_f64();
         return Ok(report);
     }
-    for list in [Some(&list.train), list.validation.as_ref()].into_iter().flatten() {
-        report.skip(&list.skipped);
-    }
-    check_documents(config, &report, inputs, validation_inputs)?;
+    report.skip(&list.train.skipped);
+    own.skip(&list.validation.unwrap_or_default().skipped);
+    check_documents(config, (&report, inputs), (&own, validation_inputs))?;
+    report.merge(own);
     merge::merge(&pieces, &tokenizer, &folder, out, &mut report, progress, cancel)?;
     report.seconds = start.elapsed().as_secs_f64();
     write_json(&out.join(REPORT), &report)?;
@@ -141,26 +152,24 @@ pub fn prepare(
     Ok(report)
 }
 
-/// Checks that both splits have a document.
+/// Checks that both splits have a document. `own` is of a validation set of its own.
 fn check_documents(
     config: &PrepareConfig,
-    report: &PrepareReport,
-    inputs: &[PathBuf],
-    validation_inputs: &[PathBuf],
+    (report, inputs): (&PrepareReport, &[PathBuf]),
+    (own, own_inputs): (&PrepareReport, &[PathBuf]),
 ) -> Result<(), ShardsError> {
     let (train, validation) = (report.train.documents, report.validation.documents);
     let fraction = config.validation_fraction;
-    let own = !validation_inputs.is_empty();
-    if train == 0 && (own || validation == 0) {
-        return Err(report.no_documents(inputs, false));
+    if train + validation == 0 {
+        return Err(report.no_documents(inputs));
     }
     if train == 0 {
         return Err(ShardsError::EmptyTrain { documents: validation, fraction });
     }
-    if validation == 0 && own {
-        return Err(report.no_documents(validation_inputs, true));
+    if !own_inputs.is_empty() && own.validation.documents == 0 {
+        return Err(own.no_documents(own_inputs));
     }
-    if validation == 0 && Split::new(config, own).validates() {
+    if validation == 0 && Split::new(config, !own_inputs.is_empty()).validates() {
         return Err(ShardsError::EmptyValidation { documents: train, fraction });
     }
     Ok(())

@@ -74,9 +74,11 @@ pub(super) fn up_to_date(
         return Ok(None);
     };
     let now: Vec<_> = inputs.files().collect();
+    // Folders may have moved, or be mounted elsewhere; the content tells.
     let same_names = now.len() == manifest.inputs.len()
         && now.iter().zip(&manifest.inputs).all(|((file, validation), input)| {
-            (&file.path, file.bytes, *validation) == (&input.path, input.bytes, input.validation)
+            (file.path.file_name(), file.bytes, *validation)
+                == (input.path.file_name(), input.bytes, input.validation)
         });
     if manifest.version != VERSION || manifest.config != comparable(config) || !same_names {
         return Ok(None);
@@ -103,7 +105,10 @@ pub(super) fn up_to_date(
         .filter(|(number, _)| compare(*number))
         .map(|(_, ((file, _), input))| (*file, input.blake3.as_str()))
         .collect();
-    Ok(same_content(&compared, progress, cancel)?.then_some(report))
+    progress.begin("compare inputs", compared.iter().map(|(file, _)| file.bytes).sum());
+    let same = same_content(&compared, progress, cancel)?;
+    progress.end();
+    Ok(same.then_some(report))
 }
 
 /// Whether files still have the content that their hashes were taken of. One that could not be read to its end has no
@@ -113,18 +118,14 @@ pub(super) fn same_content(
     progress: &dyn Progress,
     cancel: &AtomicBool,
 ) -> Result<bool, ShardsError> {
-    progress.begin("compare inputs", files.iter().map(|(file, _)| file.bytes).sum());
-    let mut same = true;
     for (file, hash) in files {
         check_cancelled(cancel)?;
-        same = hash_file(&file.path).is_some_and(|found| found == *hash);
-        if !same {
-            break;
+        if hash_file(&file.path).is_none_or(|found| found != *hash) {
+            return Ok(false);
         }
         progress.advance(file.bytes, 0);
     }
-    progress.end();
-    Ok(same)
+    Ok(true)
 }
 
 pub(super) fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Option<T> {

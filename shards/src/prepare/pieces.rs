@@ -19,7 +19,8 @@ use crate::{InputFile, Part, Progress, ShardsError, TokenFileInfo, TokenFileWrit
 /// Name of the folder in the output folder.
 pub(super) const FOLDER: &str = "pieces";
 
-/// Files are put together until a piece has so many bytes as stored: each piece costs two files and a few syncs.
+/// A file of so many bytes as stored is a piece of its own, and smaller ones are put together until they have as many:
+/// each piece costs two files and a few syncs.
 const PIECE_BYTES: u64 = 2 << 20;
 
 /// Version of the records.
@@ -64,6 +65,9 @@ impl Inputs {
                 }
             };
             for file in &list.files {
+                if file.bytes >= PIECE_BYTES {
+                    close(&mut files);
+                }
                 files.push(file.clone());
                 if files.iter().map(|file| file.bytes).sum::<u64>() >= PIECE_BYTES {
                     close(&mut files);
@@ -105,6 +109,11 @@ impl Piece {
         self.files.bytes()
     }
 
+    /// Whether it is of a validation set of its own.
+    pub(super) fn is_validation(&self) -> bool {
+        self.split == Split::AllValidation
+    }
+
     pub(super) fn first_file(&self) -> PathBuf {
         self.files.files.first().map(|file| file.path.clone()).unwrap_or_default()
     }
@@ -115,8 +124,7 @@ impl Piece {
     }
 
     pub(super) fn train_file(&self, folder: &Path) -> Option<PathBuf> {
-        let gives = self.split != Split::AllValidation;
-        gives.then(|| folder.join(format!("{:05}-train.h5", self.number)))
+        (!self.is_validation()).then(|| folder.join(format!("{:05}-train.h5", self.number)))
     }
 
     pub(super) fn validation_file(&self, folder: &Path) -> Option<PathBuf> {

@@ -130,11 +130,9 @@ impl PrepareReport {
         serde_json::Value::from(files).to_string()
     }
 
-    /// Why there is no document in the inputs, which are those of the validation set or the others.
-    pub(super) fn no_documents(&self, inputs: &[PathBuf], validation: bool) -> ShardsError {
+    pub(super) fn no_documents(&self, inputs: &[PathBuf]) -> ShardsError {
         let mut reasons: Vec<String> = self
             .damaged()
-            .filter(|(file, _)| file.validation == validation)
             .take(3)
             .map(|(file, damage)| format!("{}: {damage}", file.path.display()))
             .collect();
