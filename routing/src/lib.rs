@@ -9,31 +9,37 @@
 
 mod assign;
 mod config;
+mod decisions;
 mod error;
 mod features;
 mod fit;
 mod kmeans;
 mod model;
+mod part_file;
 mod phase;
 mod progress;
+mod refit;
 mod reserve;
 mod router;
+mod sample_features;
 mod shard_set;
 mod statistics;
 #[cfg(test)]
 mod testing;
 mod transformer;
 
-pub use assign::{Assigned, assign};
-pub use config::{RouterConfig, RouterKind};
+pub use assign::{Assigned, Assignment, assign};
+pub use config::{ClassifierConfig, RouterConfig, RouterKind};
 pub use error::{RoutingError, Source};
 pub use features::{FeatureExtractor, silent};
-pub use fit::{Fit, fit};
+pub use fit::{Fit, Origin, fit, fit_points};
 pub use kmeans::{Clustering, kmeans};
 pub use phase::{PhaseConfig, PhaseKind};
 pub use progress::{Progress, ProgressFn};
+pub use refit::{refit, refit_sample};
 pub use reserve::is_router_document;
-pub use router::{FittedOn, Route, Router};
-pub use shard_set::{Example, Shard, ShardManifest, ShardSet, shard_file_name};
+pub use router::{FittedOn, Route, Router, TargetsFrom};
+pub use sample_features::SampleFeatures;
+pub use shard_set::{Example, Reserved, Shard, ShardManifest, ShardSet, shard_file_name};
 pub use statistics::{ShardExample, ShardStatistics, ShardStatisticsRow, inspect};
 pub use transformer::{TransformerFittedOn, TransformerRouter};

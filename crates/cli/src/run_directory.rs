@@ -113,6 +113,11 @@ impl RoutingFolder {
         self.root.join("router.bin")
     }
 
+    /// The documents that no path is trained on and the next router is fitted on.
+    pub(crate) fn reserved(&self) -> PathBuf {
+        self.train().join("router.h5")
+    }
+
     /// One training shard per path, and the reserved documents.
     pub(crate) fn train(&self) -> PathBuf {
         self.root.join("train")

@@ -71,6 +71,12 @@ impl ScoreHeader {
             hash: String::new(),
         })
     }
+
+    /// Whether scores with the other header are those that this one asks for.
+    #[must_use]
+    pub fn is_answered_by(&self, other: &Self) -> bool {
+        *other == Self { hash: other.hash.clone(), ..self.clone() }
+    }
 }
 
 /// A part of a document: its tokens from `start` on predict each the next one.
@@ -80,6 +86,15 @@ struct Window {
     start: u64,
     /// Tokens that are predicted, at least 1.
     predicted: usize,
+}
+
+/// Whether a folder holds the scores that `header` asks for.
+///
+/// # Errors
+/// When the folder can't be read.
+pub fn scores_are_there(folder: &FilePath, header: &ScoreHeader) -> Result<bool, TrainError> {
+    let found = Place::new(folder, header.path).header()?;
+    Ok(found.is_some_and(|found| header.is_answered_by(&found)))
 }
 
 /// Scores every token of `tokens` with a path and writes what `header` names into `folder`. Returns whether there was
@@ -99,10 +114,7 @@ pub fn write_scores(
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<bool, TrainError> {
     let place = Place::new(folder, header.path);
-    if place
-        .header()?
-        .is_some_and(|found| found == ScoreHeader { hash: found.hash.clone(), ..header.clone() })
-    {
+    if scores_are_there(folder, header)? {
         return Ok(false);
     }
     std::fs::create_dir_all(folder).map_err(|source| place.failed("create the folder of", source))?;

@@ -34,6 +34,9 @@ pub(super) fn plus_plus(
         });
         let total: f64 = distances.iter().sum();
         if total <= 0.0 {
+            if drawn == 1 && count > 1 {
+                return Err(RoutingError::Identical { points: count });
+            }
             // Every point coincides with a drawn one, and those all differ.
             return Err(RoutingError::TooFewPoints { clusters, points: count, distinct: drawn });
         }

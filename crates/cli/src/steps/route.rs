@@ -54,7 +54,7 @@ pub(crate) fn fit(
         &seed,
         seed_hash,
         &file,
-        paths,
+        &weights.topology().radices(),
         &config.routing,
         &mut shown(progress, "route fit", cancel),
     )?;

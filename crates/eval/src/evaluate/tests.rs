@@ -77,7 +77,7 @@ fn run(model: &dyn LanguageModel, file: &TokenFile, config: &EvaluationConfig) -
 
 fn shards(folder: &std::path::Path, file: &TokenFile, paths: u32) -> ShardSet {
     let seed = tiny(5);
-    let fitted = fit(&seed, "seed", file, paths, &RouterConfig::default(), &mut silent).unwrap();
+    let fitted = fit(&seed, "seed", file, &[paths], &RouterConfig::default(), &mut silent).unwrap();
     assign(&seed, "seed", &fitted.router, file, &folder.join("shards"), &mut silent).unwrap().shards
 }
 
