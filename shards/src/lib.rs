@@ -46,7 +46,7 @@ pub use prepare::{
 pub use progress::{NoProgress, Progress};
 pub use readers::{
     FileEnd, InputFile, InputList, ReadLimits, Record, Refusal, Refusals, Refused, Skipped, crate_sources,
-    list_inputs, read_documents,
+    list_inputs, read_documents, read_lines,
 };
 pub use sampler::{Batch, IGNORE, Permutation, Sampler, SamplerConfig, WindowPlace};
 pub use token_file::{

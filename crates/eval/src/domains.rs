@@ -2,47 +2,60 @@
 
 use std::collections::HashMap;
 
-use dipaco_shards::Tokens;
+use dipaco_shards::{TokenFile, Tokens};
 
 /// Name of the domain of documents without a label.
 pub const UNLABELLED: &str = "(no label)";
 
-/// The domains of documents. A document is known by its tokens, so it keeps its label wherever a router puts it and
-/// however its file was made. For measuring only: nothing that chooses a path sees it.
-#[derive(Clone, Debug, Default)]
+/// The domains of the documents of a token file. A document is known by its tokens, so it keeps its label wherever a
+/// router puts it and however its file was made. For measuring only: nothing that chooses a path sees it.
+#[derive(Clone, Debug)]
 pub struct Domains {
     names: Vec<String>,
-    known: HashMap<[u8; 16], u32>,
+    known: HashMap<[u8; 16], Option<usize>>,
+    unlabelled: usize,
 }
 
 impl Domains {
-    /// Labels a document. The first label of a document that comes several times counts.
-    pub fn insert(&mut self, tokens: impl Iterator<Item = u32>, domain: &str) {
+    /// The documents of a file, none of which has a label yet. Memory: some 40 bytes for each.
+    #[must_use]
+    pub fn of_documents(file: &TokenFile) -> Self {
+        let keys = (0..file.documents()).map(|document| (key(file.document(document).iter()), None));
+        let known: HashMap<_, _> = keys.collect();
+        Self { names: Vec::new(), unlabelled: known.len(), known }
+    }
+
+    /// Labels a document with these tokens, its end-of-text token included. One that is not among the documents is left
+    /// out; of several labels of equal documents the first counts.
+    pub fn label(&mut self, tokens: &[u32], domain: &str) {
+        let Some(own) = self.known.get_mut(&key(tokens.iter().copied())).filter(|own| own.is_none()) else {
+            return;
+        };
         let index = self.names.iter().position(|name| name == domain).unwrap_or_else(|| {
             self.names.push(domain.to_owned());
             self.names.len() - 1
         });
-        // Far fewer than 2^32 names fit into the memory that holds them.
-        self.known.entry(key(tokens)).or_insert(u32::try_from(index).unwrap_or(u32::MAX));
+        *own = Some(index);
+        self.unlabelled -= 1;
     }
 
-    /// The domain of a document with these tokens, its end-of-text token included.
+    /// The domain of a document.
     #[must_use]
     pub fn of(&self, tokens: Tokens<'_>) -> Option<&str> {
-        let index = *self.known.get(&key(tokens.iter()))?;
-        self.names.get(index as usize).map(String::as_str)
+        let index = self.known.get(&key(tokens.iter())).copied()??;
+        self.names.get(index).map(String::as_str)
     }
 
-    /// How many documents have a label.
+    /// How many different documents there are.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn documents(&self) -> usize {
         self.known.len()
     }
 
-    /// Whether no document has a label.
+    /// How many of them have no label.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.known.is_empty()
+    pub fn unlabelled(&self) -> usize {
+        self.unlabelled
     }
 }
 

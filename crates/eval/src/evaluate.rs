@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use dipaco_routing::ShardSet;
+use dipaco_routing::{Contingency, ShardSet};
 use dipaco_shards::TokenFile;
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 
 use crate::domains::UNLABELLED;
-use crate::evaluation::{DomainEvaluation, Evaluation, Rerouted, Totals};
+use crate::evaluation::{Agreement, DomainEvaluation, Evaluation, Rerouted, Totals};
 use crate::score::{Score, Scorer};
 use crate::sequences::{Piece, Plan, Text, longest_first};
 use crate::{Domains, EvalError, EvaluationConfig, LanguageModel, PathSource, Reroute, Source};
@@ -187,6 +187,7 @@ fn evaluate<S: PathSource>(
     evaluation.reroute = reroute.map(|reroute| summarise(&plan, reroute.tokens));
     if let Some(domains) = domains {
         evaluation.per_domain = by_domain(texts, &sums.documents, domains, paths);
+        evaluation.agreement = agreement(&evaluation.per_domain, paths);
     }
     Ok(evaluation)
 }
@@ -306,6 +307,19 @@ fn by_domain(
         }
     }
     rows.into_iter().map(|(name, (totals, routed))| totals.of_domain(name.to_owned(), routed)).collect()
+}
+
+/// How well paths and domains agree, over the documents with a label.
+fn agreement(rows: &[DomainEvaluation], paths: usize) -> Option<Agreement> {
+    let labelled: Vec<_> = rows.iter().filter(|row| row.domain != UNLABELLED).collect();
+    let mut table = Contingency::new(paths, labelled.len());
+    for (label, row) in labelled.iter().enumerate() {
+        for (path, &documents) in row.documents_of_path.iter().enumerate() {
+            // Every path and label has its place in the table.
+            (0..documents).try_for_each(|_| table.add(path, label)).ok()?;
+        }
+    }
+    (table.documents() > 0).then(|| Agreement { purity: table.purity(), nmi: table.nmi() })
 }
 
 #[cfg(test)]

@@ -36,6 +36,18 @@ pub struct Evaluation {
     /// What came of each domain, by name; empty without labels.
     #[serde(default)]
     pub per_domain: Vec<DomainEvaluation>,
+    /// How well the paths of whole documents agree with their labels; absent without labels or paths.
+    #[serde(default)]
+    pub agreement: Option<Agreement>,
+}
+
+/// How well a router, which sees no labels, agrees with them; over the documents that have one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Agreement {
+    /// The share of documents whose domain is the most frequent one of their path.
+    pub purity: f64,
+    /// Normalised mutual information of paths and domains.
+    pub nmi: f64,
 }
 
 /// How often paths were chosen during sequences.
@@ -162,6 +174,7 @@ impl Totals {
             per_path: Vec::new(),
             reroute: None,
             per_domain: Vec::new(),
+            agreement: None,
         })
     }
 }
@@ -174,6 +187,9 @@ impl fmt::Display for Evaluation {
         }
         if !self.per_domain.is_empty() {
             self.write_domains(f)?;
+            if let Some(Agreement { purity, nmi }) = self.agreement {
+                writeln!(f, "paths and domains: purity {purity:.3}, normalised mutual information {nmi:.3}")?;
+            }
             writeln!(f)?;
         }
         if let Some(Rerouted { tokens, choices, switches }) = self.reroute {

@@ -32,6 +32,6 @@ pub use error::{EvalError, Source};
 pub use evaluate::{
     EvaluationProgress, ProgressFn, Protocol, Stage, evaluate_dense, evaluate_path, evaluate_routed,
 };
-pub use evaluation::{DomainEvaluation, Evaluation, PathEvaluation, Rerouted};
+pub use evaluation::{Agreement, DomainEvaluation, Evaluation, PathEvaluation, Rerouted};
 pub use model::{LanguageModel, PathSource};
 pub use reroute::{Reroute, TokenRouter};

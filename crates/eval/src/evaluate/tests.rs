@@ -317,10 +317,15 @@ fn domains_divide_the_documents() {
     let folder = tempfile::tempdir().unwrap();
     let file = token_file(folder.path(), &LENGTHS.repeat(3));
     let shards = shards(folder.path(), &file, 3);
-    let mut domains = Domains::default();
+    let mut domains = Domains::of_documents(&file);
+    assert_eq!((domains.documents(), domains.unlabelled()), (36, 36));
     for document in 0..30 {
-        domains.insert(file.document(document).iter(), if document < 12 { "first" } else { "second" });
+        let tokens = file.document(document).to_vec();
+        domains.label(&tokens, if document < 12 { "first" } else { "second" });
+        domains.label(&tokens, "too late");
     }
+    domains.label(&[1, 2, 3], "not among them");
+    assert_eq!(domains.unlabelled(), 6);
     let config = EvaluationConfig::default();
     let bytes = vec![3; VOCABULARY];
     let protocol = Protocol { config: &config, token_bytes: Some(&bytes), domains: Some(&domains) };
@@ -343,7 +348,11 @@ fn domains_divide_the_documents() {
     assert_eq!(row.tokens_counted, first.tokens_counted);
     assert!((row.nll_sum - first.nll_sum).abs() < 1e-5 * first.nll_sum);
     assert!(row.documents_of_path.is_empty());
-    assert!(found.to_string().contains("second"), "{found}");
+    assert!(found.to_string().contains("purity"), "{found}");
+    // Random documents say nothing about their place in the file.
+    let Agreement { purity, nmi } = found.agreement.unwrap();
+    assert!((0.6..0.9).contains(&purity) && (0.0..0.3).contains(&nmi), "{purity} {nmi}");
+    assert_eq!(dense.agreement, None);
 }
 
 mod reroute;
