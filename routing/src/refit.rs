@@ -3,10 +3,10 @@
 use dipaco_shards::TokenFile;
 use dipaco_topology::PathId;
 
-use crate::features::{FeatureExtractor, Featurizer};
 use crate::fit::{Fit, Origin, sample};
 use crate::progress::ProgressFn;
 use crate::router::{FittedOn, TargetsFrom};
+use crate::sample_features::SampleFeatures;
 use crate::{Router, RouterConfig, RoutingError};
 
 /// The reserved documents that a router is fitted on: all, or `routing.sample_documents` of them, drawn evenly.
@@ -15,38 +15,25 @@ pub fn refit_sample(file: &TokenFile, config: &RouterConfig) -> Vec<u64> {
     sample(file.documents(), config.sample_documents as u64, config.seed)
 }
 
-/// Fits a discriminative router (arXiv:2403.10616 §2.4.2) on the seed's features of `documents` of `file`, whose
-/// `scores` (N, P), row-major, are the log-likelihoods that the paths give them, in nats. `from` says which router and
-/// scores the targets came from. Memory: features and scores of the documents, f32.
+/// Fits a discriminative router (arXiv:2403.10616 §2.4.2) on the seed's features of the documents of
+/// [`refit_sample`], whose `scores` (N, P), row-major, are the log-likelihoods that the paths give them, in nats. `from`
+/// says which router and scores the targets come from. Features are kept in `folder` until the router is fitted. Memory:
+/// features and scores of the documents, f32.
 ///
 /// # Errors
 ///
 /// As [`fit()`](crate::fit()), and when there are not N × P scores or one is not finite.
 pub fn refit(
-    model: &dyn FeatureExtractor,
-    seed_hash: &str,
-    file: &TokenFile,
-    documents: &[u64],
+    features: &SampleFeatures<'_>,
+    dimension: usize,
+    origin: Origin,
     scores: &[f32],
     paths: u32,
     from: TargetsFrom,
     config: &RouterConfig,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Fit, RoutingError> {
-    let dimension = model.dimension();
-    let mut points = Vec::with_capacity(documents.len().saturating_mul(dimension));
-    let featurizer =
-        Featurizer { model, prefix_tokens: config.prefix_tokens, batch_documents: config.batch_documents };
-    let total = documents.len() as u64;
-    featurizer.for_each(file, documents.iter().copied(), total, progress, |_, features| {
-        points.extend_from_slice(features);
-        Ok(())
-    })?;
-    let origin = Origin {
-        tokens_hash: file.content_hash().to_owned(),
-        tokenizer_hash: file.tokenizer_hash().to_owned(),
-        seed_hash: seed_hash.to_owned(),
-    };
+    let points = features.all(progress)?;
     let targets: Vec<PathId> = scores
         .chunks_exact(paths as usize)
         .map(|scores| {
