@@ -8,6 +8,7 @@
 //! token ids, and the model is anything that implements [`FeatureExtractor`].
 
 mod assign;
+mod classifier;
 mod config;
 mod error;
 mod features;
@@ -15,6 +16,7 @@ mod fit;
 mod kmeans;
 mod model;
 mod progress;
+mod quality;
 mod reserve;
 mod router;
 mod shard_set;
@@ -23,12 +25,14 @@ mod statistics;
 mod testing;
 
 pub use assign::{Assigned, assign};
+pub use classifier::{Discriminative, document_features, fit_discriminative, targets_of};
 pub use config::{ClassifierConfig, RouterConfig, RouterKind};
 pub use error::{RoutingError, Source};
 pub use features::{FeatureExtractor, silent};
 pub use fit::{Fit, Origin, fit, fit_points};
-pub use kmeans::{Clustering, kmeans};
+pub use kmeans::{Clustering, kmeans, kmeans_from};
 pub use progress::{Progress, ProgressFn};
+pub use quality::Contingency;
 pub use reserve::is_router_document;
 pub use router::{FittedOn, Route, Router, TargetsFrom};
 pub use shard_set::{Example, Shard, ShardManifest, ShardSet, shard_file_name};
