@@ -1,8 +1,9 @@
 //! Routers: document prefix to path (arXiv:2403.10616 §2.4).
 //!
 //! A document's *features* are the mean of the seed model's last block over its first tokens. [`fit()`] learns from the
-//! features of a sample which of them belong together, [`assign()`] divides a whole token file into one shard per path,
-//! and [`Router::route`] says at inference which path an input belongs to.
+//! features of a sample which of them belong together, [`fit_discriminative`] which path is best for them, [`assign()`]
+//! divides a whole token file into one shard per path, and [`Router::route`] says at inference which path an input
+//! belongs to.
 //!
 //! Routing is hard, offline and by document. This package trains no model and knows nothing of text: documents are
 //! token ids, and the model is anything that implements [`FeatureExtractor`].
