@@ -55,20 +55,6 @@ impl RunDirectory {
         RoutingFolder { root: if phase == 0 { root } else { root.join(format!("phase-{phase}")) } }
     }
 
-    pub(crate) fn router(&self) -> PathBuf {
-        self.routing(0).router()
-    }
-
-    /// One training shard per path.
-    pub(crate) fn train_shards(&self) -> PathBuf {
-        self.routing(0).train()
-    }
-
-    /// The validation documents by path.
-    pub(crate) fn validation_shards(&self) -> PathBuf {
-        self.routing(0).validation()
-    }
-
     pub(crate) fn store(&self) -> PathBuf {
         self.root.join("store")
     }

@@ -6,20 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_routing::{Router, TargetsFrom};
-use dipaco_shards::TokenFile;
+use dipaco_routing::{Origin, Router, SampleFeatures, TargetsFrom};
+use dipaco_shards::{Part, TokenFile};
 use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_telemetry::{Progress, Unit};
 use dipaco_topology::PathId;
-use dipaco_train::{PathScores, Reroute, ScoreHeader, TrainError, scores_are_there, small_shards, write_scores};
+use dipaco_train::{
+    PathScores, Reroute, ScoreHeader, TrainError, scores_are_there, small_shards, write_scores,
+};
 
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::steps::error::StepError;
-use crate::steps::part::Part;
+use crate::steps::files;
 use crate::steps::route::{assign, router, shard_records, shown};
 use crate::steps::seed::token_file;
 use crate::steps::weights::{Version, Weights};
-use crate::steps::files;
 
 /// The phase of routing that a run is in.
 pub(crate) async fn current(run: &RunDirectory) -> Result<u32, StepError> {
@@ -60,8 +61,7 @@ pub(crate) fn score(
     let tokens = reserved(run, &routing)?;
     let paths: Vec<_> = weights.topology().path_ids().filter(|path| part.deals(path.index())).collect();
     let documents = tokens.documents();
-    let task =
-        progress.task("route score", Some(documents * paths.len() as u64), Unit::Count("documents"));
+    let task = progress.task("route score", Some(documents * paths.len() as u64), Unit::Count("documents"));
     let mut scored = Scored { phase: training.phase, documents, tokens: tokens.tokens(), new: 0, skipped: 0 };
     for (number, &path) in (0u64..).zip(&paths) {
         let header = header(training, config, weights, path, &tokens)?;
@@ -72,7 +72,11 @@ pub(crate) fn score(
             weights.keep_only(path);
             let mut show = |done| {
                 task.set(number * documents + done);
-                if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                if cancel.load(Ordering::Relaxed) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
             };
             let batch = config.evaluation.batch_sequences;
             write_scores(&routing.scores(), &header, &model, &tokens, batch, &mut show)?;
@@ -129,25 +133,23 @@ pub(crate) fn refit(
     for (path, scores) in scores.into_iter().enumerate() {
         let sums = scores.sums(&tokens)?;
         for (&document, row) in documents.iter().zip(likelihoods.chunks_exact_mut(paths)) {
-            // The number of a document below that of a file's documents.
+            // A sample is of the file's documents.
             row[path] = sums[document as usize] as f32;
         }
     }
-    let mut show = shown(progress, "route refit", cancel);
-    let paths = weights.topology().paths();
     let seed = weights.seed()?;
-    let fitted = dipaco_routing::refit(
-        &seed,
-        seed_hash,
-        &tokens,
-        &documents,
-        &likelihoods,
-        paths,
-        from,
-        &settings,
-        &mut show,
-    )?;
+    let features = SampleFeatures::new(&seed, seed_hash, &tokens, &settings, &new.root().join("features"))?;
+    let origin = Origin {
+        tokens_hash: tokens.content_hash().to_owned(),
+        tokenizer_hash: tokens.tokenizer_hash().to_owned(),
+        seed_hash: seed_hash.to_owned(),
+    };
+    let mut show = shown(progress, "route refit", cancel);
+    let (dimension, paths) = (weights.model().hidden_size, weights.topology().paths());
+    let fitted =
+        dipaco_routing::refit(&features, dimension, origin, &likelihoods, paths, from, &settings, &mut show)?;
     files::write(&new.router(), fitted.router.to_bytes())?;
+    features.remove()?;
     Ok((fitted.router, true))
 }
 
@@ -163,14 +165,25 @@ fn reroute(
     let phase = training.phase + 1;
     let scored = score(run, config, weights, Part::WHOLE, progress, cancel)?;
     let (router, _) = refit(run, config, weights, progress, cancel)?;
-    tracing::info!(phase, documents = scored.documents, router = router.hash(), "the paths chose their router");
-    assign(run, phase, weights, progress, cancel)?;
-    let shards = shard_records(run, phase)?;
-    let end = training.boundaries.get(phase as usize).copied().unwrap_or(training.rounds);
-    if let Some(warning) = small_shards(&shards, config, end - training.phase_end()) {
+    tracing::info!(
+        phase,
+        documents = scored.documents,
+        router = router.hash(),
+        "the paths chose their router"
+    );
+    assign(run, config, phase, weights, progress, cancel)?;
+    if let Some(warning) = small(run, config, phase)? {
         tracing::warn!("phase {phase}: {warning}");
     }
-    Ok(shards)
+    shard_records(run, phase)
+}
+
+/// The warning about the shards of a phase being small for the rounds that they are trained on.
+pub(crate) fn small(run: &RunDirectory, config: &RunConfig, phase: u32) -> Result<Option<String>, StepError> {
+    let boundaries: Vec<u32> = config.routing.phases.iter().map(|phase| phase.round).collect();
+    let begin = (phase as usize).checked_sub(1).and_then(|index| boundaries.get(index)).copied().unwrap_or(0);
+    let end = boundaries.get(phase as usize).copied().unwrap_or(config.train.rounds);
+    Ok(small_shards(&shard_records(run, phase)?, config, end.saturating_sub(begin)))
 }
 
 /// How a coordinator on this machine begins a phase. Nobody stops it but its own end: when the coordinator ends before,
