@@ -6,6 +6,7 @@ pub(crate) mod dry_run;
 pub(crate) mod error;
 pub(crate) mod evaluate;
 pub(crate) mod files;
+pub(crate) mod phases;
 pub(crate) mod prepare;
 pub(crate) mod product_rate;
 pub(crate) mod prompts;

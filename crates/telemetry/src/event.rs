@@ -79,6 +79,15 @@ pub enum Event {
         /// Seconds since the round's first lease.
         seconds: f64,
     },
+    /// The text was divided among the paths anew, and training goes on with other shards.
+    PhaseStarted {
+        /// The phase, counted from 0, which no event announces.
+        phase: u32,
+        /// The round that it begins with, counted from 0.
+        round: u64,
+        /// Seconds that the division took.
+        seconds: f64,
+    },
     /// One inner step of a path.
     InnerStep {
         /// The path.

@@ -29,6 +29,12 @@ pub(crate) enum StepError {
     NoSeed,
     #[error("the paths of this run have not been trained: run `dipaco train` first")]
     NotTrained,
+    #[error("{} holds no reserved documents: set routing.router_share, and run `dipaco route assign` before training begins", file.display())]
+    NoReserved { file: PathBuf },
+    #[error(
+        "the run is in phase {phase} of routing, and its configuration has no later one: list it in [[routing.phases]]"
+    )]
+    NoPhase { phase: u32 },
     #[error("there is no path {path}: this run has paths 0 to {}", paths.saturating_sub(1))]
     NoSuchPath { path: PathId, paths: u32 },
     #[error("the store of this run lacks {what}: it is damaged or of another run; go back to a copy of it")]

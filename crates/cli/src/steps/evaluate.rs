@@ -49,10 +49,11 @@ pub(crate) fn evaluate(
             evaluate_path(path, &weights.path(path)?, &*file()?, setting, Some(&bytes), &mut show)?
         }
         Subject::Routed => {
-            if !run.validation_shards().exists() {
-                return Err(StepError::NotRouted { folder: run.validation_shards() });
+            let folder = run.routing(weights.manifest().phase()).validation();
+            if !folder.exists() {
+                return Err(StepError::NotRouted { folder });
             }
-            let shards = ShardSet::open(&run.validation_shards())?;
+            let shards = ShardSet::open(&folder)?;
             let load = |path| weights.path(path).map_err(|error| Source::from(error.to_string()));
             evaluate_routed(&shards, load, setting, Some(&bytes), &mut show)?
         }

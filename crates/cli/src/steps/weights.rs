@@ -109,6 +109,14 @@ impl Weights {
         Ok(Path::compose(&self.config.model, &self.topology, &modules)?)
     }
 
+    /// Forgets the modules that a path does not use, for work that takes the paths in turn. Paths that were composed keep
+    /// theirs.
+    pub(crate) fn keep_only(&self, path: PathId) {
+        let used = self.topology.modules_of(path);
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.retain(|(module, _), _| used.contains(module));
+    }
+
     fn module(&self, module: ModuleId, version: u32, object: &ObjectRef) -> Result<Arc<Module>, StepError> {
         // Held while loading: two paths that want the same module at the same time load it once.
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
