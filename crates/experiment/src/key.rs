@@ -43,6 +43,7 @@ pub fn cell_key(config: &RunConfig, data: &str) -> String {
     let mut only = config.clone();
     only.prepare = RunConfig::default().prepare;
     only.evaluation = RunConfig::default().evaluation;
+    only.transformer_router = RunConfig::default().transformer_router;
     only.seed_model = config.seed_model.of_weights();
     only.train = config.train.of_weights();
     key(&only, &["cell", data])

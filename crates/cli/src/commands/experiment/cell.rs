@@ -30,7 +30,8 @@ pub(crate) fn finish(bench: &mut Bench<'_>, cell: &Cell) -> Result<CellResult, C
         Some(facts) => facts.clone(),
         None => {
             train_cell(bench, &run, &config, &data)?;
-            let facts = facts(&run, &config)?;
+            let phase = runtime::run(async { Ok(steps::phases::current(&run).await?) })?;
+            let facts = facts(&run, &config, phase)?;
             record.trained = Some(facts.clone());
             record.save(run.root())?;
             facts
@@ -114,7 +115,7 @@ fn train_cell(
         let weights = Weights::open(&own, &own_config, Version::Current).await?;
         runtime::blocking(move || {
             steps::route::fit(&own, &own_config, &weights, &progress, &flag)?;
-            steps::route::assign(&own, &weights, &progress, &flag)?;
+            steps::route::assign(&own, &own_config, 0, &weights, &progress, &flag)?;
             Ok(())
         })
         .await
@@ -124,6 +125,7 @@ fn train_cell(
         listen: std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
         advertise: Vec::new(),
         resume: true,
+        stop_at_phase: false,
         device: bench.options.device.choice(),
     };
     let token = bench.interrupt.token();
@@ -168,13 +170,16 @@ fn remove_what_only_training_needs(run: &RunDirectory) -> Result<(), CliError> {
     for folder in [run.store().join("paths"), run.shard_cache()] {
         gone(&folder, fs::remove_dir_all(&folder))?;
     }
-    let shards = run.train_shards();
-    let failed = |source| CliError::Io { action: "list", path: shards.clone(), source };
-    for entry in fs::read_dir(&shards).map_err(failed)? {
-        let file = entry.map_err(failed)?.path();
-        let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        if name.starts_with("path-") {
-            gone(&file, fs::remove_file(&file))?;
+    for phase in (0..).map(|phase| run.routing(phase)).take_while(|phase| phase.root().exists()) {
+        let shards = phase.train();
+        let failed = |source| CliError::Io { action: "list", path: shards.clone(), source };
+        for entry in fs::read_dir(&shards).map_err(failed)? {
+            let file = entry.map_err(failed)?.path();
+            let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            // The reserved documents stay: the transformer router is fitted on them.
+            if name.starts_with("path-") {
+                gone(&file, fs::remove_file(&file))?;
+            }
         }
     }
     Ok(())

@@ -13,14 +13,14 @@ use crate::error::CliError;
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
 
-/// Reads what a trained run says of itself. `config` has its vocabulary.
-pub(crate) fn facts(run: &RunDirectory, config: &RunConfig) -> Result<Facts, CliError> {
+/// Reads what a trained run says of itself in its last phase of routing. `config` has its vocabulary.
+pub(crate) fn facts(run: &RunDirectory, config: &RunConfig, phase: u32) -> Result<Facts, CliError> {
     let topology = Topology::new(&config.topology, config.model.blocks).map_err(StepError::from)?;
     let all = (0..topology.levels()).map(|level| {
         u64::from(topology.modules_in(level))
             * parameters(&level_specs(&config.model, &topology, level)) as u64
     });
-    let shards = ShardSet::open(&run.train_shards())?;
+    let shards = ShardSet::open(&run.routing(phase).train())?;
     let (seconds, heldout) = told(run)?;
     Ok(Facts {
         paths: topology.paths(),
@@ -52,6 +52,8 @@ fn told(run: &RunDirectory) -> Result<(f64, Option<Heldout>), CliError> {
             Event::RoundCompleted { round, seconds, .. } => {
                 rounds.insert(round, seconds);
             }
+            // Other held-out documents: their losses are not to be compared with those before.
+            Event::PhaseStarted { .. } => losses.clear(),
             Event::PathCompleted { path, heldout_loss: Some(loss), .. } => {
                 let entry = losses.entry(path).or_insert((loss, loss));
                 *entry = (entry.0.min(loss), loss);

@@ -1,5 +1,7 @@
 //! Charts of runs: loss, shard sizes, how alike outer gradients are.
 
+use std::path::Path;
+
 use dipaco_plot::{Axis, BarChart, Line, LineChart};
 use dipaco_routing::ShardSet;
 
@@ -22,8 +24,9 @@ pub(crate) fn of_runs(runs: &[(RunDirectory, Told)]) -> Result<Vec<Chart>, StepE
     }
     for (run, told) in runs {
         let name = plain(&told.name);
-        if run.train_shards().join("shards.json").exists() {
-            charts.extend(shards(run, told, &name)?);
+        let phases = (0..).map(|phase| run.routing(phase).train());
+        for (phase, folder) in phases.take_while(|folder| folder.join("shards.json").exists()).enumerate() {
+            charts.extend(shards(&folder, phase, told, &name)?);
         }
         if !told.cosines.is_empty() {
             charts.push(Chart::lines(format!("cosine-{name}"), &cosines(told)));
@@ -70,13 +73,17 @@ fn seed(runs: &[&Told]) -> LineChart {
 }
 
 /// Sizes of the training shards, in documents and in tokens, largest first.
-fn shards(run: &RunDirectory, told: &Told, name: &str) -> Result<Vec<Chart>, StepError> {
-    let set = ShardSet::open(&run.train_shards())?;
+fn shards(folder: &Path, phase: usize, told: &Told, name: &str) -> Result<Vec<Chart>, StepError> {
+    let set = ShardSet::open(folder)?;
+    let (name, of) = match phase {
+        0 => (name.to_owned(), told.name.clone()),
+        phase => (format!("{name}-phase-{phase}"), format!("{}, phase {phase}", told.name)),
+    };
     let sorted = |quantity: &str, size: fn(&dipaco_routing::Shard) -> u64| {
         let mut bars: Vec<(u32, u64)> = set.shards().iter().map(|shard| (shard.path.0, size(shard))).collect();
         bars.sort_by_key(|&(path, size)| (std::cmp::Reverse(size), path));
         BarChart {
-            title: format!("Training shards of {}", told.name),
+            title: format!("Training shards of {of}"),
             x: "path, largest shard first".into(),
             y: quantity.into(),
             bars: bars.into_iter().map(|(path, size)| (path.to_string(), size as f64)).collect(),
