@@ -219,9 +219,10 @@ impl Quickstart<'_> {
             runtime::blocking(move || {
                 let mut comparison = Comparison::default();
                 let only = Subject::Path(PathId(0));
-                let dense = evaluate(&dense_run, &dense_config, &dense_weights, only, &progress, &flag)?;
+                let dense =
+                    evaluate(&dense_run, &dense_config, &dense_weights, only, None, &progress, &flag)?;
                 comparison.push("dense", dense);
-                let routed = evaluate(&run, &config, &weights, Subject::Routed, &progress, &flag)?;
+                let routed = evaluate(&run, &config, &weights, Subject::Routed, None, &progress, &flag)?;
                 comparison.push("routed", routed);
                 Ok(comparison)
             })

@@ -1,5 +1,7 @@
 //! `dipaco route`: fits the router, divides the text, shows the shards.
 
+mod fit_transformer;
+
 use clap::{Args, Subcommand};
 use dipaco_routing::{ShardSet, inspect};
 use dipaco_shards::Part;
@@ -27,6 +29,9 @@ pub(crate) enum RouteCommand {
     /// Fit the router of the next phase on the scores, and divide the text by it.
     #[command(after_help = REFIT_EXAMPLES)]
     Refit(RefitOptions),
+    /// Fine-tune the seed to the router that decides during a text.
+    #[command(after_help = fit_transformer::EXAMPLES)]
+    FitTransformer(fit_transformer::FitTransformerOptions),
     /// Show the shards: sizes, balance, examples.
     #[command(after_help = INSPECT_EXAMPLES)]
     Inspect(InspectOptions),
@@ -124,6 +129,7 @@ pub(crate) fn run(command: &RouteCommand, progress: &Progress) -> Result<(), Cli
         RouteCommand::Assign(options) => assign(options, progress),
         RouteCommand::Score(options) => score(options, progress),
         RouteCommand::Refit(options) => refit(options, progress),
+        RouteCommand::FitTransformer(options) => fit_transformer::run(options, progress),
         RouteCommand::Inspect(options) => show(options),
     }
 }
