@@ -53,6 +53,11 @@ impl RunDirectory {
         self.root.join("routing").join("router.bin")
     }
 
+    /// Features of the documents that the router is fitted on, until it is.
+    pub(crate) fn features(&self) -> PathBuf {
+        self.root.join("routing").join("features")
+    }
+
     /// One training shard per path.
     pub(crate) fn train_shards(&self) -> PathBuf {
         self.root.join("routing").join("train")

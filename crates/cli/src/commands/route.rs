@@ -2,6 +2,7 @@
 
 use clap::{Args, Subcommand};
 use dipaco_routing::{ShardSet, inspect};
+use dipaco_shards::Part;
 use dipaco_telemetry::{Progress, human};
 
 use crate::error::CliError;
@@ -13,6 +14,9 @@ use crate::{output, runtime, steps};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RouteCommand {
+    /// Compute the features that the router is fitted on, to divide that work among machines.
+    #[command(after_help = FEATURES_EXAMPLES)]
+    Features(FeaturesOptions),
     /// Fit the router on features of the seed.
     #[command(after_help = FIT_EXAMPLES)]
     Fit(FitOptions),
@@ -24,17 +28,38 @@ pub(crate) enum RouteCommand {
     Inspect(InspectOptions),
 }
 
+const FEATURES_EXAMPLES: &str = "\
+Examples:
+  dipaco route features --run runs/c4 --part 2/8       on the second of eight machines
+  dipaco route fit --run runs/c4                       takes them, or says which part is missing
+
+`route fit` alone does the same in one go. The parts are in routing/features; every machine needs data/train.h5 and the
+seed in store/ (docs/scale.md).";
 const FIT_EXAMPLES: &str = "\
 Examples:
   dipaco route fit --run runs/tiny
   dipaco route fit --run runs/tiny --set routing.seed=1";
 const ASSIGN_EXAMPLES: &str = "\
 Examples:
-  dipaco route assign --run runs/tiny";
+  dipaco route assign --run runs/tiny
+  dipaco route assign --run runs/c4 --part 2/8         on the second of eight machines, then without --part to write
+                                                       the shards, or to hear which part is missing
+
+A command that was stopped, or found the disk full, goes on when it is repeated. The decisions of the parts are in
+routing/train/parts and routing/validation/parts (docs/scale.md).";
 const INSPECT_EXAMPLES: &str = "\
 Examples:
   dipaco route inspect --run runs/tiny --examples 2
   dipaco route inspect --run runs/tiny --json";
+
+#[derive(Debug, Args)]
+pub(crate) struct FeaturesOptions {
+    #[command(flatten)]
+    run: RunOptions,
+    /// Only part I of N of the documents.
+    #[arg(long, value_name = "I/N")]
+    part: Option<Part>,
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct FitOptions {
@@ -49,6 +74,9 @@ pub(crate) struct FitOptions {
 pub(crate) struct AssignOptions {
     #[command(flatten)]
     run: RunOptions,
+    /// Only decide about part I of N of the documents, and write no shard.
+    #[arg(long, value_name = "I/N")]
+    part: Option<Part>,
     /// Print what was done as JSON.
     #[arg(long)]
     json: bool,
@@ -74,10 +102,26 @@ pub(crate) struct InspectOptions {
 
 pub(crate) fn run(command: &RouteCommand, progress: &Progress) -> Result<(), CliError> {
     match command {
+        RouteCommand::Features(options) => features(options, progress),
         RouteCommand::Fit(options) => fit(options, progress),
         RouteCommand::Assign(options) => assign(options, progress),
         RouteCommand::Inspect(options) => show(options),
     }
+}
+
+fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    let (run, config) = options.run.open_to_write()?;
+    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part.unwrap_or_default());
+    let documents = interrupt.judge(runtime::run(async {
+        let weights = Weights::open(&run, &config, Version::Current).await?;
+        runtime::blocking(move || {
+            Ok(steps::route::features_part(&run, &config, &weights, part, &progress, &flag)?)
+        })
+        .await
+    }))?;
+    output::print(&format!("part {part} is done: features of {} documents\n", human::integer(documents)))
 }
 
 fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
@@ -109,6 +153,18 @@ fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> 
     let (run, config) = options.run.open_to_write()?;
     let config = steps::seed::with_vocabulary(&run, &config)?;
     let (flag, progress) = (interrupt.flag(), progress.clone());
+    if let Some(part) = options.part {
+        let documents = interrupt.judge(runtime::run(async {
+            let weights = Weights::open(&run, &config, Version::Current).await?;
+            runtime::blocking(move || Ok(steps::route::assign_part(&run, &weights, part, &progress, &flag)?))
+                .await
+        }))?;
+        let documents: u64 = documents.iter().sum();
+        if options.json {
+            return output::print_json(&serde_json::json!({ "part": part, "documents": documents }));
+        }
+        return output::print(&format!("part {part} is done: {} documents\n", human::integer(documents)));
+    }
     let division = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
         runtime::blocking(move || Ok(steps::route::assign(&run, &weights, &progress, &flag)?)).await
