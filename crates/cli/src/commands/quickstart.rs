@@ -152,7 +152,7 @@ impl Quickstart<'_> {
             let weights = Weights::open(&run, &config, Version::Current).await?;
             runtime::blocking(move || {
                 steps::route::fit(&run, &config, &weights, &progress, &flag)?;
-                let division = steps::route::assign(&run, &config, 0, &weights, &progress, &flag)?;
+                let division = steps::route::assign(&run, 0, &weights, &progress, &flag)?;
                 let sizes: Vec<_> =
                     division.train.shards().iter().map(|shard| human::integer(shard.documents)).collect();
                 progress.line(&format!("shards of {} documents", sizes.join(", ")));

@@ -58,6 +58,11 @@ impl Weights {
         })
     }
 
+    /// The run's configuration.
+    pub(crate) fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
     pub(crate) fn topology(&self) -> &Topology {
         &self.topology
     }
