@@ -248,7 +248,7 @@ fn wanted_shares(target_sizes: &[u64], least: f64) -> Vec<f64> {
 
 /// The path of each document.
 fn choices(router: &Router, features: &[f32]) -> Result<Vec<PathId>, RoutingError> {
-    features.par_chunks_exact(router.dimension()).map(|features| Ok(router.nearest(features)?.0)).collect()
+    features.par_chunks_exact(router.dimension()).map(|features| Ok(router.route(features)?.path)).collect()
 }
 
 fn histogram(choices: &[PathId], paths: u32) -> Vec<u64> {

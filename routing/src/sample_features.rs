@@ -54,6 +54,12 @@ impl<'a> SampleFeatures<'a> {
         Ok(Self { featurizer, file, documents, files })
     }
 
+    /// The numbers of the sample's documents in the token file, ascending.
+    #[must_use]
+    pub fn numbers(&self) -> &[u64] {
+        &self.documents
+    }
+
     /// Documents of the sample.
     #[must_use]
     pub fn documents(&self) -> u64 {

@@ -99,6 +99,11 @@ impl RoutingFolder {
         self.root.join("router.bin")
     }
 
+    /// Features of the documents that the router is fitted on, until it is.
+    pub(crate) fn features(&self) -> PathBuf {
+        self.root.join("features")
+    }
+
     /// The documents that no path is trained on and the next router is fitted on.
     pub(crate) fn reserved(&self) -> PathBuf {
         self.train().join("router.h5")

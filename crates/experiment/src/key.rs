@@ -49,10 +49,11 @@ pub fn cell_key(config: &RunConfig, data: &str) -> String {
     key(&only, &["cell", data])
 }
 
-/// The key of an evaluation of a cell.
+/// The key of an evaluation of a cell. `labels` is the hash of the label file, when results by domain are wanted.
 #[must_use]
-pub fn evaluation_key(config: &RunConfig, early_stopping: bool) -> String {
-    key(config, &["evaluation", if early_stopping { "best" } else { "last" }])
+pub fn evaluation_key(config: &RunConfig, early_stopping: bool, labels: Option<&str>) -> String {
+    let version = if early_stopping { "best" } else { "last" };
+    key(config, &["evaluation", version, labels.unwrap_or("no labels")])
 }
 
 /// Only what differs from the defaults enters, so that a key that a later version adds leaves old identities alone.

@@ -75,12 +75,6 @@ pub struct Facts {
     /// Losses on the paths' held-out documents; absent when there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heldout: Option<Heldout>,
-    /// Share of validation documents whose domain is that of most documents of their path; absent without labels.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub purity: Option<f64>,
-    /// Normalised mutual information of path and domain over validation documents; absent without labels.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nmi: Option<f64>,
 }
 
 /// Sizes of the training shards, in path order.
@@ -116,6 +110,12 @@ pub struct Measurement {
     pub tokens_counted: u64,
     /// Documents that were read.
     pub documents: u64,
+    /// Share of validation documents whose domain is that of most documents of their path; absent without labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub purity: Option<f64>,
+    /// Normalised mutual information of path and domain over validation documents; absent without labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nmi: Option<f64>,
 }
 
 impl Results {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::results::{CellResult, Facts, Results};
+use crate::results::{CellResult, Facts, Measurement, Results};
 use crate::spread::Spread;
 
 /// One line for each run, router and evaluation, in the order in which they were first met.
@@ -79,17 +79,16 @@ impl Table {
 fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow> {
     let cells: Vec<&CellResult> =
         results.cells.iter().filter(|cell| cell.run == of.run && cell.router == of.router).collect();
-    let measured: Vec<(&CellResult, f64, Option<f64>)> = cells
+    let measured: Vec<(&CellResult, &Measurement)> = cells
         .iter()
         .filter_map(|cell| {
             let found = cell.measurements.iter().find(|found| found.evaluation == evaluation)?;
-            Some((*cell, found.perplexity, found.bits_per_byte))
+            Some((*cell, found))
         })
         .collect();
     let perplexities: Vec<(u64, f64)> =
-        measured.iter().map(|(cell, perplexity, _)| (cell.seed, *perplexity)).collect();
+        measured.iter().map(|(cell, found)| (cell.seed, found.perplexity)).collect();
     let numbers: Vec<f64> = perplexities.iter().map(|(_, perplexity)| *perplexity).collect();
-    let bits: Vec<f64> = measured.iter().filter_map(|(_, _, bits)| *bits).collect();
     // The baseline as it is evaluated first: the same tokens, whatever the evaluation of this line.
     let base = |seed: u64| {
         let base = results.cells.iter().find(|cell| cell.run == results.baseline && cell.seed == seed)?;
@@ -99,8 +98,8 @@ fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow>
         .iter()
         .filter_map(|(seed, perplexity)| base(*seed).map(|base| perplexity / base - 1.0))
         .collect();
-    let over = |get: fn(&Facts) -> Option<f64>| {
-        Spread::of(&measured.iter().filter_map(|(cell, ..)| get(&cell.facts)).collect::<Vec<_>>())
+    let over = |get: fn(&Measurement) -> Option<f64>| {
+        Spread::of(&measured.iter().filter_map(|(_, found)| get(found)).collect::<Vec<_>>())
     };
     let mut warnings = Vec::new();
     for (cell, ..) in &measured {
@@ -116,9 +115,9 @@ fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow>
         perplexity: Spread::of(&numbers)?,
         perplexities,
         change: Spread::of(&changes),
-        bits_per_byte: Spread::of(&bits),
-        purity: over(|facts| facts.purity),
-        nmi: over(|facts| facts.nmi),
+        bits_per_byte: over(|found| found.bits_per_byte),
+        purity: over(|found| found.purity),
+        nmi: over(|found| found.nmi),
         warnings,
     })
 }

@@ -56,6 +56,9 @@ pub(crate) struct RunExperiment {
     /// Text to evaluate on; a part of the data without it.
     #[arg(long, value_name = "PATH")]
     validation: Vec<PathBuf>,
+    /// What the documents are about, one JSON object with `url` and `domain` a line: tables then have purity and NMI.
+    #[arg(long, value_name = "FILE")]
+    labels: Option<PathBuf>,
     /// Where cells and results are kept.
     #[arg(short, long, default_value = "runs/experiments", value_name = "DIR")]
     out: PathBuf,

@@ -152,7 +152,7 @@ impl Quickstart<'_> {
             let weights = Weights::open(&run, &config, Version::Current).await?;
             runtime::blocking(move || {
                 steps::route::fit(&run, &config, &weights, &progress, &flag)?;
-                let division = steps::route::assign(&run, &config, 0, &weights, &progress, &flag)?;
+                let division = steps::route::assign(&run, 0, &weights, &progress, &flag)?;
                 let sizes: Vec<_> =
                     division.train.shards().iter().map(|shard| human::integer(shard.documents)).collect();
                 progress.line(&format!("shards of {} documents", sizes.join(", ")));
@@ -219,9 +219,10 @@ impl Quickstart<'_> {
             runtime::blocking(move || {
                 let mut comparison = Comparison::default();
                 let only = Subject::Path(PathId(0));
-                let dense = evaluate(&dense_run, &dense_config, &dense_weights, only, &progress, &flag)?;
+                let dense =
+                    evaluate(&dense_run, &dense_config, &dense_weights, only, None, &progress, &flag)?;
                 comparison.push("dense", dense);
-                let routed = evaluate(&run, &config, &weights, Subject::Routed, &progress, &flag)?;
+                let routed = evaluate(&run, &config, &weights, Subject::Routed, None, &progress, &flag)?;
                 comparison.push("routed", routed);
                 Ok(comparison)
             })

@@ -1,5 +1,7 @@
 //! `dipaco route`: fits the router, divides the text, shows the shards.
 
+mod fit_transformer;
+
 use clap::{Args, Subcommand};
 use dipaco_routing::{ShardSet, inspect};
 use dipaco_shards::Part;
@@ -15,6 +17,9 @@ use crate::{output, runtime, steps};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RouteCommand {
+    /// Compute the features that the router is fitted on, to divide that work among machines.
+    #[command(after_help = FEATURES_EXAMPLES)]
+    Features(FeaturesOptions),
     /// Fit the router on features of the seed.
     #[command(after_help = FIT_EXAMPLES)]
     Fit(FitOptions),
@@ -27,11 +32,21 @@ pub(crate) enum RouteCommand {
     /// Fit the router of the next phase on the scores, and divide the text by it.
     #[command(after_help = REFIT_EXAMPLES)]
     Refit(RefitOptions),
+    /// Fine-tune the seed to the router that decides during a text.
+    #[command(after_help = fit_transformer::EXAMPLES)]
+    FitTransformer(fit_transformer::FitTransformerOptions),
     /// Show the shards: sizes, balance, examples.
     #[command(after_help = INSPECT_EXAMPLES)]
     Inspect(InspectOptions),
 }
 
+const FEATURES_EXAMPLES: &str = "\
+Examples:
+  dipaco route features --run runs/c4 --part 2/8       on the second of eight machines
+  dipaco route fit --run runs/c4                       takes them, or says which part is missing
+
+`route fit` alone does the same in one go. The parts are in routing/features; every machine needs data/train.h5 and the
+seed in store/ (docs/scale.md).";
 const FIT_EXAMPLES: &str = "\
 Examples:
   dipaco route fit --run runs/tiny
@@ -39,7 +54,12 @@ Examples:
 const ASSIGN_EXAMPLES: &str = "\
 Examples:
   dipaco route assign --run runs/tiny
-  dipaco route assign --run runs/tiny --phase 1        by the router that `dipaco route refit` fitted";
+  dipaco route assign --run runs/tiny --phase 1        by the router that `dipaco route refit` fitted
+  dipaco route assign --run runs/c4 --part 2/8         on the second of eight machines, then without --part to write
+                                                       the shards, or to hear which part is missing
+
+A command that was stopped, or found the disk full, goes on when it is repeated. The decisions of the parts are in
+routing/train/parts and routing/validation/parts (docs/scale.md).";
 const SCORE_EXAMPLES: &str = "\
 Examples:
   dipaco route score --run runs/tiny                   every path; `dipaco train` does it where a phase begins
@@ -54,6 +74,15 @@ const INSPECT_EXAMPLES: &str = "\
 Examples:
   dipaco route inspect --run runs/tiny --examples 2
   dipaco route inspect --run runs/tiny --json";
+
+#[derive(Debug, Args)]
+pub(crate) struct FeaturesOptions {
+    #[command(flatten)]
+    run: RunOptions,
+    /// Only part I of N of the documents.
+    #[arg(long, value_name = "I/N")]
+    part: Option<Part>,
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct FitOptions {
@@ -71,6 +100,9 @@ pub(crate) struct AssignOptions {
     /// The phase whose router divides the text.
     #[arg(long, default_value_t = 0, value_name = "N")]
     phase: u32,
+    /// Only decide about part I of N of the documents, and write no shard.
+    #[arg(long, value_name = "I/N")]
+    part: Option<Part>,
     /// Print what was done as JSON.
     #[arg(long)]
     json: bool,
@@ -120,12 +152,29 @@ pub(crate) struct InspectOptions {
 
 pub(crate) fn run(command: &RouteCommand, progress: &Progress) -> Result<(), CliError> {
     match command {
+        RouteCommand::Features(options) => features(options, progress),
         RouteCommand::Fit(options) => fit(options, progress),
         RouteCommand::Assign(options) => assign(options, progress),
         RouteCommand::Score(options) => score(options, progress),
         RouteCommand::Refit(options) => refit(options, progress),
+        RouteCommand::FitTransformer(options) => fit_transformer::run(options, progress),
         RouteCommand::Inspect(options) => show(options),
     }
+}
+
+fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    let (run, config) = options.run.open_to_write()?;
+    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part.unwrap_or_default());
+    let documents = interrupt.judge(runtime::run(async {
+        let weights = Weights::open(&run, &config, Version::Current).await?;
+        runtime::blocking(move || {
+            Ok(steps::route::features_part(&run, &config, &weights, part, &progress, &flag)?)
+        })
+        .await
+    }))?;
+    output::print(&format!("part {part} is done: features of {} documents\n", human::integer(documents)))
 }
 
 fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
@@ -145,10 +194,10 @@ fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
     }
     let done = if new { "is fitted" } else { "was there already" };
     output::print(&format!(
-        "the router {done}: {} paths, {} documents, mean squared distance {:.4}\n",
+        "the router {done}: {} paths, {} documents, loss {:.4}\n",
         router.paths(),
         human::integer(fitted.documents),
-        fitted.mean_squared_distance
+        fitted.loss
     ))
 }
 
@@ -157,10 +206,23 @@ fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> 
     let (run, config) = options.run.open_to_write()?;
     let config = steps::seed::with_vocabulary(&run, &config)?;
     let (flag, progress, phase) = (interrupt.flag(), progress.clone(), options.phase);
+    if let Some(part) = options.part {
+        let documents = interrupt.judge(runtime::run(async {
+            let weights = Weights::open(&run, &config, Version::Current).await?;
+            runtime::blocking(move || {
+                Ok(steps::route::assign_part(&run, phase, &weights, part, &progress, &flag)?)
+            })
+            .await
+        }))?;
+        let documents: u64 = documents.iter().sum();
+        if options.json {
+            return output::print_json(&serde_json::json!({ "part": part, "documents": documents }));
+        }
+        return output::print(&format!("part {part} is done: {} documents\n", human::integer(documents)));
+    }
     let division = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
-        runtime::blocking(move || Ok(steps::route::assign(&run, &config, phase, &weights, &progress, &flag)?))
-            .await
+        runtime::blocking(move || Ok(steps::route::assign(&run, phase, &weights, &progress, &flag)?)).await
     }))?;
     print_division(&division, options.json)
 }
@@ -212,7 +274,7 @@ fn refit(options: &RefitOptions, progress: &Progress) -> Result<(), CliError> {
         runtime::blocking(move || {
             let (router, _) = steps::phases::refit(&run, &config, &weights, &progress, &flag)?;
             let phase = weights.manifest().phase() + 1;
-            let division = steps::route::assign(&run, &config, phase, &weights, &progress, &flag)?;
+            let division = steps::route::assign(&run, phase, &weights, &progress, &flag)?;
             Ok((router, division))
         })
         .await

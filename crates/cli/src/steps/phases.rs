@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_routing::{Origin, Router, SampleFeatures, TargetsFrom};
+use dipaco_routing::{Origin, Router, SampleFeatures, TargetsFrom, fit_discriminative, targets_of};
 use dipaco_shards::{Part, TokenFile};
 use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_telemetry::{Progress, Unit};
@@ -81,6 +81,7 @@ pub(crate) fn score(
             let batch = config.evaluation.batch_sequences;
             write_scores(&routing.scores(), &header, &model, &tokens, batch, &mut show)?;
             scored.new += 1;
+            tracing::debug!(%path, "the reserved documents are scored");
         }
         task.set((number + 1) * documents);
     }
@@ -127,27 +128,36 @@ pub(crate) fn refit(
             return Ok((known, false));
         }
     }
-    let documents = dipaco_routing::refit_sample(&tokens, &settings);
-    let paths = scores.len();
-    let mut likelihoods = vec![0f32; documents.len() * paths];
+    let seed = weights.seed()?;
+    let features = SampleFeatures::new(&seed, seed_hash, &tokens, &settings, &new.features())?;
+    let documents = features.numbers();
+    let mut likelihoods = vec![0f64; documents.len() * scores.len()];
+    let paths = weights.topology().paths();
     for (path, scores) in scores.into_iter().enumerate() {
         let sums = scores.sums(&tokens)?;
-        for (&document, row) in documents.iter().zip(likelihoods.chunks_exact_mut(paths)) {
+        for (&document, row) in documents.iter().zip(likelihoods.chunks_exact_mut(paths as usize)) {
             // A sample is of the file's documents.
-            row[path] = sums[document as usize] as f32;
+            row[path] = sums[document as usize];
         }
     }
-    let seed = weights.seed()?;
-    let features = SampleFeatures::new(&seed, seed_hash, &tokens, &settings, &new.root().join("features"))?;
+    let targets = targets_of(&likelihoods, paths)?;
     let origin = Origin {
         tokens_hash: tokens.content_hash().to_owned(),
         tokenizer_hash: tokens.tokenizer_hash().to_owned(),
         seed_hash: seed_hash.to_owned(),
     };
     let mut show = shown(progress, "route refit", cancel);
-    let (dimension, paths) = (weights.model().hidden_size, weights.topology().paths());
-    let fitted =
-        dipaco_routing::refit(&features, dimension, origin, &likelihoods, paths, from, &settings, &mut show)?;
+    let points = features.all(&mut show)?;
+    let dimension = weights.model().hidden_size;
+    let fitted = fit_discriminative(&points, dimension, &targets, paths, origin, from, &settings, &mut show)?;
+    tracing::info!(
+        accuracy = fitted.accuracy,
+        penalty = fitted.penalty,
+        targets = ?fitted.target_sizes,
+        sizes = ?fitted.sizes,
+        uncalibrated = ?fitted.uncalibrated_sizes,
+        "a discriminative router is fitted"
+    );
     files::write(&new.router(), fitted.router.to_bytes())?;
     features.remove()?;
     Ok((fitted.router, true))
@@ -171,7 +181,7 @@ fn reroute(
         router = router.hash(),
         "the paths chose their router"
     );
-    assign(run, config, phase, weights, progress, cancel)?;
+    assign(run, phase, weights, progress, cancel)?;
     if let Some(warning) = small(run, config, phase)? {
         tracing::warn!("phase {phase}: {warning}");
     }

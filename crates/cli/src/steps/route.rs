@@ -1,13 +1,13 @@
 //! Fitting the router of a run and dividing its text among the paths.
 
 use std::ops::ControlFlow;
-use std::path::Path as FilePath;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_routing::{Assignment, Progress as Step, Router, RouterConfig, ShardSet};
+use dipaco_routing::{Assignment, Progress as Step, Router, SampleFeatures, ShardSet};
+use dipaco_shards::Part;
 use dipaco_store::ShardRecord;
-use dipaco_telemetry::{Progress, Unit};
+use dipaco_telemetry::{Progress, Task, Unit};
 
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::steps::error::StepError;
@@ -73,38 +73,79 @@ pub(crate) struct Division {
     pub(crate) skipped: bool,
 }
 
-/// Writes one shard per path of the training and of the validation text, by the router of a phase.
+/// Writes one shard per path of the training and of the validation text, by the router of a phase. Training documents go to as many shards as
+/// `routing.overlap` says, and some are kept for the router; a validation document goes to one.
 pub(crate) fn assign(
     run: &RunDirectory,
-    config: &RunConfig,
     phase: u32,
     weights: &Weights,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Division, StepError> {
+    let mut skipped = true;
+    let mut shards = divide(run, phase, weights, |assignment, name| {
+        let assigned = assignment.run(&mut shown(progress, name, cancel))?;
+        skipped &= assigned.skipped;
+        Ok(assigned.shards)
+    })?
+    .into_iter();
+    let Some(train) = shards.next() else { return Err(StepError::NotPrepared { folder: run.data() }) };
+    Ok(Division { train, validation: shards.next(), skipped })
+}
+
+/// Decides about a part of the training and of the validation text and writes no shard; returns the documents of each.
+pub(crate) fn assign_part(
+    run: &RunDirectory,
+    phase: u32,
+    weights: &Weights,
+    part: Part,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<Vec<u64>, StepError> {
+    divide(run, phase, weights, |assignment, name| {
+        Ok(assignment.part(part, &mut shown(progress, name, cancel))?)
+    })
+}
+
+/// Does something with the division of the training text and, when there is any, of the validation text.
+fn divide<T>(
+    run: &RunDirectory,
+    phase: u32,
+    weights: &Weights,
+    mut act: impl FnMut(Assignment<'_>, &str) -> Result<T, StepError>,
+) -> Result<Vec<T>, StepError> {
     let routing = run.routing(phase);
     let router = router(&routing)?;
     let seed = weights.seed()?;
     let seed_hash = weights.seed_hash()?;
-    let divide = |file: &FilePath, folder: &FilePath, name: &str, train: bool| {
-        let file = token_file(run, file)?;
-        let mut assignment = Assignment::new(&seed, seed_hash, &router, &file, folder);
-        if train {
-            let RouterConfig { overlap, router_share, seed, .. } = config.routing;
-            assignment = assignment.overlap(overlap).reserve(router_share, seed);
-        }
-        Ok::<_, StepError>(assignment.run(&mut shown(progress, name, cancel))?)
-    };
-    let train = divide(&run.train_tokens(), &routing.train(), "route train", true)?;
-    let mut skipped = train.skipped;
-    let validation = if run.validation_tokens().exists() {
-        let divided = divide(&run.validation_tokens(), &routing.validation(), "route valid", false)?;
-        skipped &= divided.skipped;
-        Some(divided.shards)
-    } else {
-        None
-    };
-    Ok(Division { train: train.shards, validation, skipped })
+    let config = &weights.config().routing;
+    let train = token_file(run, &run.train_tokens())?;
+    let folder = routing.train();
+    let assignment = Assignment::new(&seed, seed_hash, &router, &train, &folder)
+        .overlap(config.overlap)
+        .reserve(config.router_share, config.seed);
+    let mut results = vec![act(assignment, "route train")?];
+    if run.validation_tokens().exists() {
+        let validation = token_file(run, &run.validation_tokens())?;
+        let folder = routing.validation();
+        results.push(act(Assignment::new(&seed, seed_hash, &router, &validation, &folder), "route valid")?);
+    }
+    Ok(results)
+}
+
+/// Computes a part of the features that the router is fitted on; returns how many documents the part has.
+pub(crate) fn features_part(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    part: Part,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<u64, StepError> {
+    let file = token_file(run, &run.train_tokens())?;
+    let (seed, seed_hash) = (weights.seed()?, weights.seed_hash()?);
+    let features = SampleFeatures::new(&seed, seed_hash, &file, &config.routing, &run.routing(0).features())?;
+    Ok(features.part(part, &mut shown(progress, "features", cancel))?)
 }
 
 /// Checks that the tokenizer of a run is the one that it was routed with, when it was routed.
@@ -152,20 +193,26 @@ pub(crate) fn shown<'a>(
     name: &'a str,
     cancel: &'a AtomicBool,
 ) -> impl FnMut(Step) -> ControlFlow<()> + 'a {
-    let mut task: Option<dipaco_telemetry::Task> = None;
+    let mut tasks: [Option<Task>; 2] = [None, None];
+    let mut show = move |which: usize, name: String, done: u64, total: u64| {
+        let task = tasks[which].get_or_insert_with(|| {
+            let task = progress.task(&name, Some(total), Unit::Count("documents"));
+            // What an earlier call has done says nothing about the speed of this one.
+            task.resume_at(done);
+            task
+        });
+        task.set(done);
+        if done == total {
+            task.finish();
+        }
+    };
     move |step| {
         if cancel.load(Ordering::Relaxed) {
             return ControlFlow::Break(());
         }
         match step {
-            Step::Documents { done, total } => {
-                let task =
-                    task.get_or_insert_with(|| progress.task(name, Some(total), Unit::Count("documents")));
-                task.set(done);
-                if done == total {
-                    task.finish();
-                }
-            }
+            Step::Documents { done, total } => show(0, name.to_owned(), done, total),
+            Step::Shards { done, total } => show(1, format!("{name}: shards"), done, total),
             Step::KMeans { restart, iteration, inertia } => {
                 tracing::debug!(restart, iteration, inertia, "k-means");
             }

@@ -93,8 +93,10 @@ fn cells_of_one_seed_share_the_seed_model() {
 fn an_evaluation_is_known_by_its_settings() {
     let cells = parse(TWO).unwrap().cells().unwrap();
     let [once, best] = &cells[1].evaluations[..] else { panic!("two evaluations") };
-    assert_ne!(evaluation_key(&once.config, false), evaluation_key(&once.config, true));
-    assert_eq!(evaluation_key(&once.config, false), evaluation_key(&best.config, false));
+    let key = evaluation_key(&once.config, false, None);
+    assert_ne!(key, evaluation_key(&once.config, true, None));
+    assert_ne!(key, evaluation_key(&once.config, false, Some("labels")));
+    assert_eq!(key, evaluation_key(&best.config, false, None), "how much is scored at once changes no result");
 }
 
 #[test]

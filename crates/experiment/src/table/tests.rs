@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
-use crate::results::{Heldout, Measurement, Shards};
+use crate::results::{Heldout, Shards};
 
 fn cell(run: &str, router: &str, seed: u64, perplexities: &[(&str, f64)]) -> CellResult {
     let measurement = |&(name, perplexity): &(&str, f64)| Measurement {
@@ -9,6 +9,8 @@ fn cell(run: &str, router: &str, seed: u64, perplexities: &[(&str, f64)]) -> Cel
         bits_per_byte: Some(2.0),
         tokens_counted: 10,
         documents: 1,
+        purity: None,
+        nmi: None,
     };
     let facts = Facts { paths: 2, path_parameters: 1_300_000, steps: 100, step_tokens: 10, ..Facts::default() };
     CellResult {

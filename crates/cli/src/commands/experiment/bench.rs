@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use dipaco_config::RunConfig;
+use dipaco_eval::Domains;
 use dipaco_experiment::{Cell, CellResult, Experiment, Results, Table, data_key};
 use dipaco_shards::TokenFile;
 use dipaco_telemetry::{Progress, human};
@@ -29,6 +31,10 @@ pub(crate) struct Bench<'a> {
     pub(crate) out: PathBuf,
     begun: Instant,
     prepared: BTreeMap<String, Data>,
+    /// Hash of the label file.
+    pub(crate) labels: Option<String>,
+    /// Labels of the validation documents, by folder of prepared text.
+    domains: BTreeMap<PathBuf, Arc<Domains>>,
     /// Held while this process works in the folder.
     _lock: File,
 }
@@ -63,8 +69,16 @@ impl<'a> Bench<'a> {
                 remedy: "wait for it, or give another folder with --out".into(),
             });
         }
-        let (begun, prepared) = (Instant::now(), BTreeMap::new());
-        Ok(Self { options, progress, interrupt, out, begun, prepared, _lock: lock })
+        let labels = match &options.labels {
+            Some(file) => {
+                let read = std::fs::read(file);
+                let failed = |source| CliError::Io { action: "read", path: file.clone(), source };
+                Some(blake3::hash(&read.map_err(failed)?).to_hex().to_string())
+            }
+            None => None,
+        };
+        let (begun, prepared, domains) = (Instant::now(), BTreeMap::new(), BTreeMap::new());
+        Ok(Self { options, progress, interrupt, out, begun, prepared, labels, domains, _lock: lock })
     }
 
     /// Finishes the cells of an experiment; gives the results and how many cells failed.
@@ -137,6 +151,19 @@ impl<'a> Bench<'a> {
         let data = Data { folder, train, all };
         self.prepared.insert(key, data.clone());
         Ok(data)
+    }
+
+    /// What the validation documents are about; `None` without a label file.
+    pub(crate) fn domains(&mut self, data: &Data) -> Result<Option<Arc<Domains>>, CliError> {
+        let Some(labels) = &self.options.labels else { return Ok(None) };
+        if let Some(known) = self.domains.get(&data.folder) {
+            return Ok(Some(known.clone()));
+        }
+        let run = RunDirectory::new(&self.out).with_data(Some(&data.folder));
+        let flag = self.interrupt.flag();
+        let found = Arc::new(steps::labels::domains(&run, labels, &[], self.progress, &flag)?);
+        self.domains.insert(data.folder.clone(), found.clone());
+        Ok(Some(found))
     }
 
     pub(crate) fn say(&self, text: &str) -> Result<(), CliError> {

@@ -3,8 +3,10 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use dipaco_config::RunConfig;
+use dipaco_eval::Domains;
 use dipaco_experiment::{Cell, CellResult, Measurement, cell_key, evaluation_key, seed_config, seed_key};
 
 use super::bench::{Bench, Data};
@@ -43,10 +45,11 @@ pub(crate) fn finish(bench: &mut Bench<'_>, cell: &Cell) -> Result<CellResult, C
     let mut measurements = Vec::new();
     for evaluation in &cell.evaluations {
         let config = prepared(&evaluation.config, &data, &config.run.name)?;
-        let key = evaluation_key(&config, evaluation.early_stopping);
+        let key = evaluation_key(&config, evaluation.early_stopping, bench.labels.as_deref());
         if !record.evaluations.contains_key(&key) {
             let version = if evaluation.early_stopping { Version::Best } else { Version::Current };
-            let found = measure(bench, &run, &config, version)?;
+            let domains = bench.domains(&data)?;
+            let found = measure(bench, &run, &config, version, domains)?;
             record.evaluations.insert(key.clone(), found);
             record.save(run.root())?;
         }
@@ -57,7 +60,12 @@ pub(crate) fn finish(bench: &mut Bench<'_>, cell: &Cell) -> Result<CellResult, C
             bits_per_byte: found.bits_per_byte,
             tokens_counted: found.tokens_counted,
             documents: found.documents,
+            purity: found.agreement.map(|agreement| agreement.purity),
+            nmi: found.agreement.map(|agreement| agreement.nmi),
         });
+    }
+    if !bench.options.keep_all {
+        remove_scores(&run)?;
     }
     let (run, router) = (cell.run.clone(), cell.router.clone());
     Ok(CellResult { run, router, seed: cell.seed, key, facts, measurements })
@@ -115,7 +123,7 @@ fn train_cell(
         let weights = Weights::open(&own, &own_config, Version::Current).await?;
         runtime::blocking(move || {
             steps::route::fit(&own, &own_config, &weights, &progress, &flag)?;
-            steps::route::assign(&own, &own_config, 0, &weights, &progress, &flag)?;
+            steps::route::assign(&own, 0, &weights, &progress, &flag)?;
             Ok(())
         })
         .await
@@ -154,14 +162,39 @@ fn measure(
     run: &RunDirectory,
     config: &RunConfig,
     version: Version,
+    domains: Option<Arc<Domains>>,
 ) -> Result<dipaco_eval::Evaluation, CliError> {
     let flag = bench.interrupt.flag();
     let (run, config, progress) = (run.clone(), config.clone(), bench.progress.clone());
     runtime::run(async {
+        let subject = match config.evaluation.reroute_tokens {
+            0 => Subject::Routed,
+            tokens => {
+                // The router learns from the paths as they are now, whichever versions are evaluated.
+                let weights = Weights::open(&run, &config, Version::Current).await?;
+                let (run, config, progress, flag) =
+                    (run.clone(), config.clone(), progress.clone(), flag.clone());
+                let fit = move || {
+                    Ok(steps::transformer_router::fit(&run, &config, &weights, &progress, &flag).map(|_| ())?)
+                };
+                runtime::blocking(fit).await?;
+                Subject::Rerouted(tokens)
+            }
+        };
         let weights = Weights::open(&run, &config, version).await?;
-        runtime::blocking(move || Ok(evaluate(&run, &config, &weights, Subject::Routed, &progress, &flag)?))
-            .await
+        let work = move || {
+            Ok(evaluate(&run, &config, &weights, subject, domains.as_deref(), &progress, &flag)?)
+        };
+        runtime::blocking(work).await
     })
+}
+
+/// Removes what paths made of the reserved documents, once every router that learns from it is there.
+fn remove_scores(run: &RunDirectory) -> Result<(), CliError> {
+    for phase in (0..).map(|phase| run.routing(phase)).take_while(|phase| phase.root().exists()) {
+        gone(&phase.scores(), fs::remove_dir_all(phase.scores()))?;
+    }
+    Ok(())
 }
 
 /// Removes training shards and the paths' moments, which take most of a finished run's space. Evaluating, serving and

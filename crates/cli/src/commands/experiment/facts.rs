@@ -35,8 +35,6 @@ pub(crate) fn facts(run: &RunDirectory, config: &RunConfig, phase: u32) -> Resul
             tokens: shards.shards().iter().map(|shard| shard.tokens).collect(),
         }),
         heldout,
-        purity: None,
-        nmi: None,
     })
 }
 
