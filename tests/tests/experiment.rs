@@ -109,7 +109,8 @@ fn an_experiment_becomes_a_table_and_is_not_repeated() {
     let again = bench.run("").succeeded();
     assert_eq!(again.stdout, first.stdout);
     assert_eq!(snapshot(&bench.out()), before);
-    let table = command(["experiment", "table"]).arg(bench.file()).arg("--out").arg(bench.out()).output().unwrap();
+    let table =
+        command(["experiment", "table"]).arg(bench.file()).arg("--out").arg(bench.out()).output().unwrap();
     assert_eq!(String::from_utf8(table.stdout).unwrap(), first.stdout);
 }
 
@@ -125,11 +126,46 @@ fn a_cell_is_a_run_that_every_command_takes() {
 }
 
 #[test]
+fn cells_and_results_become_pictures() {
+    let bench = Bench::new();
+    let _ = bench.run("--seed 1").succeeded();
+    let cell = bench.results()["cells"][1]["key"].as_str().unwrap().to_owned();
+    let out = bench.out();
+    let (cell, results, pictures) =
+        (out.join("cells").join(cell), out.join("tiny.json"), out.join("pictures"));
+    let words = format!(
+        "plot --json --run {} --results {} --out {}",
+        cell.display(),
+        results.display(),
+        pictures.display()
+    );
+    let drawn = dipaco(&words).succeeded().json();
+    let names = [
+        "loss-steps",
+        "loss-tokens",
+        "shards-documents-2---2-s1",
+        "shards-tokens-2---2-s1",
+        "cosine-2---2-s1",
+        "tiny",
+    ];
+    let expected: Vec<String> =
+        names.iter().map(|name| pictures.join(format!("{name}.png")).display().to_string()).collect();
+    assert_eq!(drawn, serde_json::json!(expected));
+    for file in expected {
+        assert!(fs::read(&file).unwrap().starts_with(b"\x89PNG"), "{file}");
+        assert!(fs::read_to_string(file.replace(".png", ".svg")).unwrap().starts_with("<svg"), "{file}");
+    }
+    let _ = dipaco(&format!("plot --run {}", bench.folder.path().display())).failed(2, &["is no run"]);
+}
+
+#[test]
 fn an_interrupted_experiment_goes_on_to_the_same_numbers() {
     let whole = Bench::new();
     let _ = whole.run("--seed 1").succeeded();
     let bench = Bench::new();
-    for (signal, moment) in [(Signal::KILL, "cell 1 of 2"), (Signal::TERM, "cell 2 of 2"), (Signal::KILL, "joined")] {
+    for (signal, moment) in
+        [(Signal::KILL, "cell 1 of 2"), (Signal::TERM, "cell 2 of 2"), (Signal::KILL, "joined")]
+    {
         let mut running = Running::start(bench.command("--seed 1"));
         let _ = running.line_with(moment);
         running.signal(signal);

@@ -175,8 +175,7 @@ impl Experiment {
 
     fn check(&self) -> Result<(), ExperimentError> {
         let file = &self.file;
-        let wrong =
-            |problem: String| Err(ExperimentError::Experiment { path: self.path.clone(), problem });
+        let wrong = |problem: String| Err(ExperimentError::Experiment { path: self.path.clone(), problem });
         if file.name.is_empty() || !file.name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)) {
             return wrong(format!("`{}` is no name: use letters, digits, - and _", file.name));
         }

@@ -106,7 +106,11 @@ impl Fitted {
     /// Round values within the axis with their labels, about one for each `spacing` pixels.
     pub(crate) fn ticks(&self, spacing: f64) -> Vec<(f64, String)> {
         if !self.wanted.is_empty() {
-            return self.wanted.iter().map(|&value| (value, number::label(value, steps(&self.wanted)))).collect();
+            return self
+                .wanted
+                .iter()
+                .map(|&value| (value, number::label(value, steps(&self.wanted))))
+                .collect();
         }
         let count = (self.length / spacing).max(2.0);
         match self.scale {
@@ -141,7 +145,8 @@ impl Fitted {
         } else {
             // Within a few percent a logarithm is nearly a straight line.
             let (from, to) = (10f64.powf(self.from), 10f64.powf(self.to));
-            return Self { scale: Scale::Linear, from, to, length: self.length, wanted: Vec::new() }.linear(count);
+            return Self { scale: Scale::Linear, from, to, length: self.length, wanted: Vec::new() }
+                .linear(count);
         };
         // Between -300 and 300.
         #[allow(clippy::cast_possible_truncation)]

@@ -29,8 +29,11 @@ impl BarChart {
     /// The picture as SVG.
     #[must_use]
     pub fn svg(&self) -> String {
-        let heights: Vec<f64> =
-            self.bars.iter().map(|(_, height)| if height.is_finite() { height.max(0.0) } else { 0.0 }).collect();
+        let heights: Vec<f64> = self
+            .bars
+            .iter()
+            .map(|(_, height)| if height.is_finite() { height.max(0.0) } else { 0.0 })
+            .collect();
         let count = heights.len().max(1) as f64;
         let mean = heights.iter().sum::<f64>() / count;
         let y = Axis::linear(&*self.y).over(heights.iter().copied().chain([0.0]), HEIGHT);

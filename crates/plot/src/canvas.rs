@@ -91,7 +91,15 @@ impl Canvas {
         self.styled(at, size, anchor, colour, "", text);
     }
 
-    fn styled(&mut self, (x, y): (f64, f64), size: f64, anchor: Anchor, colour: &str, more: &str, text: &str) {
+    fn styled(
+        &mut self,
+        (x, y): (f64, f64),
+        size: f64,
+        anchor: Anchor,
+        colour: &str,
+        more: &str,
+        text: &str,
+    ) {
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",

@@ -2,9 +2,9 @@
 
 use crate::axis::Axis;
 use crate::canvas::{Anchor, Canvas, FAINT, INK};
+use crate::colour;
 use crate::font;
 use crate::frame::{Frame, TICK};
-use crate::colour;
 
 /// A line of labels on the left, and the measurements of each on a common axis.
 #[derive(Clone, Debug, Default, PartialEq)]

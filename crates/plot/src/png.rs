@@ -22,8 +22,7 @@ pub fn png(svg: &str, scale: f32) -> Result<Vec<u8>, PlotError> {
     let family = family.unwrap_or_default();
     fonts.set_sans_serif_family(family.clone());
     let options = Options { fontdb: Arc::new(fonts), font_family: family, ..Options::default() };
-    let tree =
-        Tree::from_str(svg, &options).map_err(|source| PlotError::Svg { source: Box::new(source) })?;
+    let tree = Tree::from_str(svg, &options).map_err(|source| PlotError::Svg { source: Box::new(source) })?;
     // A float that is too large or NaN becomes a size that is refused.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let pixels = |length: f32| (length * scale).ceil() as u32;

@@ -23,7 +23,9 @@ fn all() -> Vec<(&'static str, String)> {
         y: "domain".into(),
         value: "share".into(),
         columns: (0..16).map(|path| path.to_string()).collect(),
-        rows: (0..4).map(|row| (format!("domain {row}"), (0..16).map(|c| f64::from(c * row)).collect())).collect(),
+        rows: (0..4)
+            .map(|row| (format!("domain {row}"), (0..16).map(|c| f64::from(c * row)).collect()))
+            .collect(),
         range: None,
     };
     let bars = BarChart {
@@ -37,7 +39,11 @@ fn all() -> Vec<(&'static str, String)> {
         x: Axis::linear("perplexity"),
         rows: vec![
             DotRow { label: "dense".into(), values: vec![40.0, 41.0, 42.5], colour: 0 },
-            DotRow { label: "a name that is much too long to fit ".repeat(8), values: vec![f64::NAN], colour: 1 },
+            DotRow {
+                label: "a name that is much too long to fit ".repeat(8),
+                values: vec![f64::NAN],
+                colour: 1,
+            },
         ],
     };
     vec![("lines", lines().svg()), ("bars", bars.svg()), ("heat", heat.svg()), ("dots", dots.svg())]

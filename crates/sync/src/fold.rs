@@ -295,7 +295,8 @@ mod tests {
     fn the_cosine_says_how_alike_contributions_are() {
         let cosine = |gradients: &[[f32; 2]]| {
             let sizes = vec![1; gradients.len()];
-            let mut fold = Fold::new(2, merge_weights(Weighting::Uniform, &shards(&sizes)).unwrap(), Rescale::None);
+            let mut fold =
+                Fold::new(2, merge_weights(Weighting::Uniform, &shards(&sizes)).unwrap(), Rescale::None);
             for (path, gradient) in (0..).map(PathId).zip(gradients) {
                 fold.announce(path).unwrap();
                 fold.merge(path, gradient).unwrap();

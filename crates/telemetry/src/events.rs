@@ -159,7 +159,13 @@ mod tests {
         let events = Events::with_clock(&path, Box::new(Fixed)).unwrap();
         let module = ModuleId { level: 0, index: 3 };
         events
-            .write(Event::ModuleStepped { module, version: 2, paths: 4, outer_gradient_norm: 1.5, cosine: Some(0.25) })
+            .write(Event::ModuleStepped {
+                module,
+                version: 2,
+                paths: 4,
+                outer_gradient_norm: 1.5,
+                cosine: Some(0.25),
+            })
             .unwrap();
         assert_eq!(
             std::fs::read_to_string(&path).unwrap(),

@@ -96,7 +96,11 @@ fn an_evaluation_is_known_by_its_settings() {
     let key = evaluation_key(&once.config, false, None);
     assert_ne!(key, evaluation_key(&once.config, true, None));
     assert_ne!(key, evaluation_key(&once.config, false, Some("labels")));
-    assert_eq!(key, evaluation_key(&best.config, false, None), "how much is scored at once changes no result");
+    assert_eq!(
+        key,
+        evaluation_key(&best.config, false, None),
+        "how much is scored at once changes no result"
+    );
 }
 
 #[test]

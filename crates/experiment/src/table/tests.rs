@@ -12,7 +12,8 @@ fn cell(run: &str, router: &str, seed: u64, perplexities: &[(&str, f64)]) -> Cel
         purity: None,
         nmi: None,
     };
-    let facts = Facts { paths: 2, path_parameters: 1_300_000, steps: 100, step_tokens: 10, ..Facts::default() };
+    let facts =
+        Facts { paths: 2, path_parameters: 1_300_000, steps: 100, step_tokens: 10, ..Facts::default() };
     CellResult {
         run: run.into(),
         router: router.into(),

@@ -58,8 +58,7 @@ impl<'a> Bench<'a> {
         interrupt: Interrupt,
     ) -> Result<Self, CliError> {
         let folder = &options.out;
-        let failed =
-            |action| move |source| CliError::Io { action, path: folder.clone(), source };
+        let failed = |action| move |source| CliError::Io { action, path: folder.clone(), source };
         std::fs::create_dir_all(folder).map_err(failed("create"))?;
         let out = folder.canonicalize().map_err(failed("find"))?;
         let lock = File::create(out.join("lock")).map_err(failed("lock"))?;

@@ -102,7 +102,10 @@ fn check_defaults(run: &RunDirectory, data: &Data, key: &str) -> Result<(), CliE
         return Ok(());
     }
     Err(CliError::Usage {
-        message: format!("{} was made by a version of this program with other defaults", run.root().display()),
+        message: format!(
+            "{} was made by a version of this program with other defaults",
+            run.root().display()
+        ),
         remedy: "remove this folder; it is then trained again".into(),
     })
 }
@@ -175,16 +178,16 @@ fn measure(
                 let (run, config, progress, flag) =
                     (run.clone(), config.clone(), progress.clone(), flag.clone());
                 let fit = move || {
-                    Ok(steps::transformer_router::fit(&run, &config, &weights, &progress, &flag).map(|_| ())?)
+                    Ok(steps::transformer_router::fit(&run, &config, &weights, &progress, &flag)
+                        .map(|_| ())?)
                 };
                 runtime::blocking(fit).await?;
                 Subject::Rerouted(tokens)
             }
         };
         let weights = Weights::open(&run, &config, version).await?;
-        let work = move || {
-            Ok(evaluate(&run, &config, &weights, subject, domains.as_deref(), &progress, &flag)?)
-        };
+        let work =
+            move || Ok(evaluate(&run, &config, &weights, subject, domains.as_deref(), &progress, &flag)?);
         runtime::blocking(work).await
     })
 }

@@ -12,7 +12,8 @@ pub(crate) fn domains(name: &str, json: &Value) -> Option<Chart> {
     let paths = rows.iter().map(|(_, documents)| documents.len()).max()?;
     // Domains of the same path lie together.
     let most = |documents: &[f64]| {
-        let best = |best: usize, (path, count): (usize, &f64)| if *count > documents[best] { path } else { best };
+        let best =
+            |best: usize, (path, count): (usize, &f64)| if *count > documents[best] { path } else { best };
         documents.iter().enumerate().fold(0, best)
     };
     rows.sort_by_key(|(_, documents)| most(documents));
@@ -67,7 +68,10 @@ mod tests {
         ]);
         let chart = domains("a b", &json).unwrap();
         assert_eq!(chart.name, "domains-a-b");
-        assert!(chart.svg.find("law").unwrap() < chart.svg.find("news").unwrap(), "in the order of the paths");
+        assert!(
+            chart.svg.find("law").unwrap() < chart.svg.find("news").unwrap(),
+            "in the order of the paths"
+        );
         assert!(domains("a", &json[0]).is_none());
     }
 }

@@ -80,7 +80,8 @@ fn shards(folder: &Path, phase: usize, told: &Told, name: &str) -> Result<Vec<Ch
         phase => (format!("{name}-phase-{phase}"), format!("{}, phase {phase}", told.name)),
     };
     let sorted = |quantity: &str, size: fn(&dipaco_routing::Shard) -> u64| {
-        let mut bars: Vec<(u32, u64)> = set.shards().iter().map(|shard| (shard.path.0, size(shard))).collect();
+        let mut bars: Vec<(u32, u64)> =
+            set.shards().iter().map(|shard| (shard.path.0, size(shard))).collect();
         bars.sort_by_key(|&(path, size)| (std::cmp::Reverse(size), path));
         BarChart {
             title: format!("Training shards of {of}"),

@@ -1,7 +1,6 @@
 //! What a run's events say, thinned out to what a chart can show.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use dipaco_config::RunConfig;
 use dipaco_telemetry::{Event, read_events};
@@ -18,10 +17,6 @@ const POINTS: u64 = 200;
 pub(crate) struct Told {
     /// The run's name.
     pub(crate) name: String,
-    /// Its directory.
-    pub(crate) folder: PathBuf,
-    /// P.
-    pub(crate) paths: u32,
     /// Tokens of one inner step of all paths, padding included.
     pub(crate) step_tokens: f64,
     /// Mean training loss over the paths in nats per token, by inner step.
@@ -98,8 +93,6 @@ impl Told {
         let mean = |losses: &BTreeMap<u32, f64>| losses.values().sum::<f64>() / losses.len() as f64;
         Ok(Self {
             name: config.run.name.clone(),
-            folder: run.root().to_owned(),
-            paths: topology.paths(),
             step_tokens: f64::from(topology.paths())
                 * (config.train.batch as f64 * config.train.sequence_tokens as f64),
             training: training.points(),
