@@ -1,25 +1,25 @@
 //! Dividing a token file into one shard per path.
 
-use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+mod shards;
+
 use std::path::Path;
 
-use dipaco_shards::{ShardsError, TokenFile, TokenFileInfo, TokenFileWriter};
+use dipaco_shards::{Part, TokenFile};
 use dipaco_topology::PathId;
 
-use crate::features::{FeatureExtractor, Featurizer};
-use crate::progress::{Progress, ProgressFn, report};
-use crate::shard_set::{Example, Shard, ShardManifest, ShardSet};
+use crate::decisions::{Decider, Decision, Reserve};
+use crate::features::FeatureExtractor;
+use crate::progress::ProgressFn;
+use crate::shard_set::{Example, Reserved, Shard, ShardManifest, ShardSet};
 use crate::{Router, RoutingError};
+use shards::ShardWriting;
 
-/// Shards that are written at once: each one in progress holds two files and two buffers.
-const WRITERS: u32 = 128;
-/// Documents nearest to their centroid that the manifest keeps for each path.
+/// Documents of the best score that the manifest keeps for each path.
 const EXAMPLES: usize = 16;
-/// Documents between two reports while shards are written.
-const REPORT_EVERY: u64 = 4096;
+/// A shard of so many times the mean is worth a warning.
+const DOMINATING: f64 = 4.0;
 
-/// What [`assign()`] did.
+/// What [`Assignment::run`] did.
 #[derive(Clone, Debug)]
 pub struct Assigned {
     /// The shards.
@@ -28,18 +28,193 @@ pub struct Assigned {
     pub skipped: bool,
 }
 
-/// Divides `file` into one token file per path, `path-000.h5` and so on, in `folder`, which is made if need be.
+/// A token file that is to be divided among the paths: into `path-000.h5` and so on, in a folder.
 ///
-/// Each document goes to the path that `router` gives it, in the order of the corpus, and to no other. `shards.json` is
-/// written last; when the folder already holds the shards of the same text and router, nothing is done. Paths without
-/// documents get an empty shard and a warning in the log: see [`ShardSet::empty_paths`] and
-/// [`ShardSet::check_trainable`]. Memory is bounded whatever the number of documents and paths.
+/// Each document goes to the best path that the router gives it, in the order of the corpus, and to no other unless
+/// [`Self::overlap`] says so. `shards.json` is written last; when the folder already holds the shards of the same text
+/// and router, nothing is done.
+///
+/// The decisions, for which the model reads the beginning of every document, are kept in the folder `parts` until the
+/// shards are there: a call that was stopped, or found the disk full, is continued by the next one, and machines can
+/// share the work ([`Self::part`]). Shards are the same whatever the number of parts, threads and interruptions. Memory
+/// is bounded whatever the number of documents and paths.
+pub struct Assignment<'a> {
+    model: &'a dyn FeatureExtractor,
+    seed_hash: &'a str,
+    router: &'a Router,
+    file: &'a TokenFile,
+    folder: &'a Path,
+    overlap: usize,
+    reserve: Option<Reserve>,
+}
+
+impl<'a> Assignment<'a> {
+    /// The division of `file` by `router` into shards in `folder`, which is made if need be. `seed_hash` names the
+    /// weights of `model`.
+    #[must_use]
+    pub fn new(
+        model: &'a dyn FeatureExtractor,
+        seed_hash: &'a str,
+        router: &'a Router,
+        file: &'a TokenFile,
+        folder: &'a Path,
+    ) -> Self {
+        Self { model, seed_hash, router, file, folder, overlap: 1, reserve: None }
+    }
+
+    /// Gives each document to its `shards` best paths, of which there may be fewer (top-n sharding, arXiv:2403.10616
+    /// §2.4.4).
+    #[must_use]
+    pub fn overlap(self, shards: usize) -> Self {
+        Self { overlap: shards.clamp(1, self.router.paths() as usize), ..self }
+    }
+
+    /// Keeps a share of the documents from the shards and puts them into `router.h5` of the same folder
+    /// ([`crate::is_router_document`]).
+    #[must_use]
+    pub fn reserve(self, share: f64, seed: u64) -> Self {
+        Self { reserve: (share > 0.0).then_some(Reserve { share, seed }), ..self }
+    }
+
+    /// Decides about a part of the documents and writes no shard; returns how many documents the part has. What has been
+    /// done is not done again. Any number of machines may do their parts at a time, in one folder or in copies of it;
+    /// [`Self::run`] puts them together when all files of `parts` are in one folder.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::run`].
+    pub fn part(&self, part: Part, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
+        self.check()?;
+        let decider = self.decider();
+        if self.finished().is_some() {
+            let range = decider.files().range(part);
+            return Ok(range.end - range.start);
+        }
+        decider.decide(part, progress)
+    }
+
+    /// Decides about all documents, unless parts have, and writes the shards. Paths without documents get an empty shard
+    /// and a warning in the log: see [`ShardSet::empty_paths`] and [`ShardSet::check_trainable`].
+    ///
+    /// # Errors
+    ///
+    /// A router that was made for another seed model or tokenizer, an empty document, features that can't be computed or
+    /// are not finite, parts that are missing, files that can't be written, or [`RoutingError::Cancelled`]. A folder that
+    /// is left half written has no manifest.
+    pub fn run(&self, progress: &mut ProgressFn<'_>) -> Result<Assigned, RoutingError> {
+        self.check()?;
+        let decider = self.decider();
+        if let Some(shards) = self.finished() {
+            decider.files().remove()?;
+            return Ok(Assigned { shards, skipped: true });
+        }
+        let decisions = decider.all(progress)?;
+        let mut tallies = vec![Tally::default(); self.router.paths() as usize];
+        let mut reserved = 0;
+        let decisions_hash = decisions.for_each(&mut |document, decision| {
+            match decision {
+                Decision::Paths(choices) => {
+                    choices.iter().for_each(|&(path, score)| tallies[path.index()].add(document, score));
+                }
+                Decision::Reserved => reserved += 1,
+            }
+            Ok(())
+        })?;
+        ShardSet::retract(self.folder)?;
+        let counts: Vec<u64> = tallies.iter().map(|tally| tally.documents).collect();
+        let writing = ShardWriting {
+            file: self.file,
+            folder: self.folder,
+            decisions: &decisions,
+            origin: serde_json::json!({
+                "paths": self.router.paths(),
+                "router": self.router.hash(),
+                "tokens": self.file.content_hash(),
+                "decisions": decisions_hash,
+            }),
+        };
+        let (summaries, router_documents) =
+            writing.write(&counts, self.reserve.is_some().then_some(reserved), progress)?;
+        let shards = summaries
+            .into_iter()
+            .zip(tallies)
+            .zip(0..)
+            .map(|((summary, tally), path)| Shard {
+                path: PathId(path),
+                documents: summary.documents,
+                tokens: summary.tokens,
+                bytes: summary.bytes,
+                content_hash: summary.content_hash,
+                score: tally.score,
+                nearest: tally.nearest,
+            })
+            .collect();
+        let reserved = self.reserve.zip(router_documents).map(|(reserve, summary)| Reserved {
+            documents: summary.documents,
+            tokens: summary.tokens,
+            content_hash: summary.content_hash,
+            share: reserve.share,
+            seed: reserve.seed,
+        });
+        ShardSet::remove_others(self.folder, self.router.paths(), reserved.is_some())?;
+        let manifest = ShardManifest::new(self.router, self.file, self.overlap as u32, shards, reserved);
+        let shards = ShardSet::publish(self.folder, manifest)?;
+        decider.files().remove()?;
+        self.warn(&shards);
+        Ok(Assigned { shards, skipped: false })
+    }
+
+    fn check(&self) -> Result<(), RoutingError> {
+        self.router.check_seed(self.model.dimension(), self.seed_hash)?;
+        self.router.check_tokenizer(self.file.tokenizer_hash())
+    }
+
+    fn decider(&self) -> Decider<'a> {
+        Decider::new(self.model, self.router, self.file, self.overlap, self.reserve, self.folder)
+    }
+
+    /// The shards in the folder, when they are whole and made of this text by this router in this way.
+    fn finished(&self) -> Option<ShardSet> {
+        let known = ShardSet::open(self.folder).ok()?;
+        let manifest = known.manifest();
+        let reserved = manifest.reserved.as_ref().map(|reserved| (reserved.share, reserved.seed));
+        let same = manifest.router_hash == self.router.hash()
+            && manifest.tokens_hash == self.file.content_hash()
+            && manifest.overlap as usize == self.overlap
+            && reserved == self.reserve.map(|reserve| (reserve.share, reserve.seed));
+        let whole = || {
+            (0..known.paths()).all(|path| known.open_shard(PathId(path)).is_ok())
+                && (self.reserve.is_none() || known.open_router_documents().is_ok_and(|file| file.is_some()))
+        };
+        (same && known.paths() == self.router.paths() && whole()).then_some(known)
+    }
+
+    /// Tells what will train badly.
+    fn warn(&self, shards: &ShardSet) {
+        let folder = self.folder.display();
+        for path in shards.empty_paths() {
+            tracing::warn!(%path, %folder, "path got no document");
+        }
+        let documents: u64 = shards.shards().iter().map(|shard| shard.documents).sum();
+        let mean = documents as f64 / f64::from(shards.paths());
+        if let Some(largest) = shards.shards().iter().max_by_key(|shard| shard.documents)
+            && largest.documents as f64 > DOMINATING * mean
+        {
+            let times = largest.documents as f64 / mean;
+            tracing::warn!(
+                path = %largest.path, documents = largest.documents, %folder,
+                "the largest shard has {times:.1} times the mean: one kind of text dominates; more paths, another \
+                 routing.kind or a larger seed model divide it better"
+            );
+        }
+    }
+}
+
+/// Divides `file` into one shard per path, each document to one of them: [`Assignment`] without options.
 ///
 /// # Errors
 ///
-/// A router that was made for another seed model or tokenizer, an empty document, features that can't be computed or are
-/// not finite, files that can't be written, or [`RoutingError::Cancelled`]. A folder that is left half written has no
-/// manifest.
+/// As [`Assignment::run`].
 pub fn assign(
     model: &dyn FeatureExtractor,
     seed_hash: &str,
@@ -48,140 +223,28 @@ pub fn assign(
     folder: &Path,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Assigned, RoutingError> {
-    router.check_seed(model.dimension(), seed_hash)?;
-    router.check_tokenizer(file.tokenizer_hash())?;
-    if let Some(shards) = finished(router, file, folder) {
-        return Ok(Assigned { shards, skipped: true });
-    }
-    let io = |action| move |source| RoutingError::Io { action, path: folder.to_owned(), source };
-    std::fs::create_dir_all(folder).map_err(io("create the folder of the shards"))?;
-
-    // The decisions go to a file, so that many shards can be written in several passes without computing features anew.
-    let mut decisions = BufWriter::new(tempfile::tempfile_in(folder).map_err(io("create a temporary file"))?);
-    let mut tallies = vec![Tally::default(); router.paths() as usize];
-    let batch_documents = router.fitted_on().config.batch_documents;
-    let featurizer = Featurizer { model, prefix_tokens: router.prefix_tokens(), batch_documents };
-    let total = file.documents();
-    featurizer.for_each(file, 0..total, total, progress, |documents, features| {
-        for (&document, features) in documents.iter().zip(features.chunks_exact(router.dimension())) {
-            let (path, squared_distance) = router.nearest(features)?;
-            tallies[path.index()].add(document, squared_distance);
-            decisions.write_all(&path.0.to_le_bytes()).map_err(io("write a temporary file"))?;
-        }
-        Ok(())
-    })?;
-    let mut decisions =
-        decisions.into_inner().map_err(|error| io("write a temporary file")(error.into_error()))?;
-
-    ShardSet::retract(folder)?;
-    let mut shards = Vec::with_capacity(tallies.len());
-    for first in (0..router.paths()).step_by(WRITERS as usize) {
-        let paths = first..router.paths().min(first + WRITERS);
-        let passes = u64::from(router.paths().div_ceil(WRITERS));
-        let done_before = u64::from(first / WRITERS) * total;
-        let mut report_written =
-            |done| report(progress, Progress::Shards { done: done_before + done, total: passes * total });
-        let summaries = write_shards(router, file, folder, &mut decisions, paths, &mut report_written)?;
-        shards.extend(summaries.into_iter().map(|(path, summary)| {
-            let tally = std::mem::take(&mut tallies[path.index()]);
-            Shard {
-                path,
-                documents: summary.documents,
-                tokens: summary.tokens,
-                bytes: summary.bytes,
-                content_hash: summary.content_hash,
-                squared_distance: tally.squared_distance,
-                nearest: tally.nearest,
-            }
-        }));
-    }
-    ShardSet::remove_others(folder, router.paths())?;
-    let shards = ShardSet::publish(folder, ShardManifest::new(router, file, shards))?;
-    for path in shards.empty_paths() {
-        tracing::warn!(%path, folder = %folder.display(), "path got no document");
-    }
-    Ok(Assigned { shards, skipped: false })
+    Assignment::new(model, seed_hash, router, file, folder).run(progress)
 }
 
-/// The shards in the folder, when they are whole and made of this text by this router.
-fn finished(router: &Router, file: &TokenFile, folder: &Path) -> Option<ShardSet> {
-    let known = ShardSet::open(folder).ok()?;
-    let manifest = known.manifest();
-    let same = manifest.router_hash == router.hash() && manifest.tokens_hash == file.content_hash();
-    let whole = || (0..known.paths()).all(|path| known.open_shard(PathId(path)).is_ok());
-    (same && known.paths() == router.paths() && whole()).then_some(known)
-}
-
-/// What is counted of a path's documents while they are assigned.
+/// What is counted of a path's documents.
 #[derive(Clone, Debug, Default)]
 struct Tally {
     documents: u64,
-    squared_distance: f64,
+    score: f64,
     nearest: Vec<Example>,
 }
 
 impl Tally {
-    fn add(&mut self, source_document: u64, squared_distance: f64) {
+    fn add(&mut self, source_document: u64, score: f32) {
         let document = self.documents;
         self.documents += 1;
-        self.squared_distance += squared_distance;
-        let place = self.nearest.partition_point(|example| example.squared_distance <= squared_distance);
+        self.score += f64::from(score);
+        let place = self.nearest.partition_point(|example| example.score >= score);
         if place < EXAMPLES {
             self.nearest.truncate(EXAMPLES - 1);
-            self.nearest.insert(place, Example { document, source_document, squared_distance });
+            self.nearest.insert(place, Example { document, source_document, score });
         }
     }
-}
-
-/// Copies the documents of some paths into their shards.
-fn write_shards(
-    router: &Router,
-    file: &TokenFile,
-    folder: &Path,
-    decisions: &mut File,
-    paths: std::ops::Range<u32>,
-    report: &mut dyn FnMut(u64) -> Result<(), RoutingError>,
-) -> Result<Vec<(PathId, dipaco_shards::TokenFileSummary)>, RoutingError> {
-    let tokens_error = |path: u32| {
-        move |source: ShardsError| RoutingError::Tokens {
-            what: format!("the shard of path {path} could not be written; nothing was published"),
-            source,
-        }
-    };
-    let io =
-        |source| RoutingError::Io { action: "read a temporary file back", path: folder.to_owned(), source };
-    let mut writers = Vec::with_capacity(paths.len());
-    for path in paths.clone() {
-        let origin = serde_json::json!({
-            "path": path,
-            "paths": router.paths(),
-            "router": router.hash(),
-            "tokens": file.content_hash(),
-        });
-        let info = TokenFileInfo { origin: origin.to_string(), ..file.metadata().info.clone() };
-        let name = folder.join(crate::shard_file_name(PathId(path)));
-        writers.push((path, TokenFileWriter::create(name, info).map_err(tokens_error(path))?));
-    }
-    decisions.seek(SeekFrom::Start(0)).map_err(io)?;
-    let mut decided = BufReader::new(decisions);
-    for document in 0..file.documents() {
-        if document % REPORT_EVERY == 0 {
-            report(document)?;
-        }
-        let mut path = [0; 4];
-        decided.read_exact(&mut path).map_err(io)?;
-        let path = u32::from_le_bytes(path);
-        if let Some((path, writer)) =
-            path.checked_sub(paths.start).and_then(|at| writers.get_mut(at as usize))
-        {
-            writer.push_document(&file.document(document).to_vec()).map_err(tokens_error(*path))?;
-        }
-    }
-    report(file.documents())?;
-    writers
-        .into_iter()
-        .map(|(path, writer)| Ok((PathId(path), writer.finish().map_err(tokens_error(path))?)))
-        .collect()
 }
 
 #[cfg(test)]

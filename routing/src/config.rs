@@ -1,8 +1,12 @@
 //! The section `[routing]` of a run's configuration.
 
+mod classifier;
+
 use serde::{Deserialize, Serialize};
 
+pub use self::classifier::ClassifierConfig;
 use crate::RoutingError;
+use crate::phase::{self, PhaseConfig};
 
 /// Which rule turns a document's features into a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,13 +17,20 @@ pub enum RouterKind {
     #[default]
     #[serde(rename = "kmeans")]
     KMeans,
+    /// The feature is cut into one part per level of modules, each with centroids of its own; the nearest of each part
+    /// together name the path (arXiv:2403.10616 §7.3). Written `"product-kmeans"`.
+    #[serde(rename = "product-kmeans")]
+    ProductKMeans,
+    /// A linear classifier of which path scores a document best (arXiv:2403.10616 §2.4.2). It needs trained paths, so no
+    /// run starts with it. Written `"discriminative"`.
+    Discriminative,
 }
 
 /// Section `[routing]`: how documents are given to paths. The number of paths is the topology's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterConfig {
-    /// The rule: `"kmeans"`, the default and the only one so far.
+    /// The rule that a run starts with: `"kmeans"`, the default, or `"product-kmeans"`.
     pub kind: RouterKind,
     /// Tokens at the start of a document that the router reads; default 32, as in the paper. A shorter document is
     /// routed by what it has. More is slower and must be known before the first token can be generated; very few say
@@ -40,6 +51,18 @@ pub struct RouterConfig {
     pub seed: u64,
     /// Documents whose features are computed at once; default 64. Costs memory, changes no result beyond rounding.
     pub batch_documents: usize,
+    /// How many shards a training document goes to, those of its best paths ([`crate::Router::ranked`]); default 1. More
+    /// makes shards larger, which keeps many small paths from overfitting, and paths less special (top-n sharding,
+    /// arXiv:2403.10616 §2.4.4; the paper takes 2 for 256 paths). Validation documents always go to one.
+    pub overlap: usize,
+    /// Share of the training documents that no path is trained on, which paths score to fit a discriminative router
+    /// ([`crate::is_router_document`]); default 0, at most 0.5. The paper takes 0.005 (arXiv:2403.10616 §2.4.2).
+    pub router_share: f64,
+    /// How a discriminative router is fitted.
+    pub classifier: ClassifierConfig,
+    /// When the text is divided anew, by which router; none by default. Each phase changes the shards of the rounds
+    /// that follow it and nothing else.
+    pub phases: Vec<PhaseConfig>,
 }
 
 impl Default for RouterConfig {
@@ -53,11 +76,39 @@ impl Default for RouterConfig {
             tolerance: 1e-4,
             seed: 0,
             batch_documents: 64,
+            overlap: 1,
+            router_share: 0.0,
+            classifier: ClassifierConfig::default(),
+            phases: Vec::new(),
         }
     }
 }
 
 impl RouterConfig {
+    /// What a router depends on: phases and overlap say how routers are used, not what they are.
+    #[must_use]
+    pub fn of_router(&self) -> Self {
+        let Self { phases, overlap, .. } = Self::default();
+        Self { phases, overlap, ..self.clone() }
+    }
+
+    /// Checks that a run can start with this rule.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Config`] for the discriminative one, which needs paths that have been trained.
+    pub fn check_start(&self) -> Result<(), RoutingError> {
+        if self.kind == RouterKind::Discriminative {
+            return Err(RoutingError::Config {
+                key: "kind",
+                value: "\"discriminative\"".into(),
+                problem: "no run can start with it, because it asks trained paths which documents they are good at: start \
+                          with \"kmeans\" or \"product-kmeans\", and re-route later",
+            });
+        }
+        Ok(())
+    }
+
     /// Checks each value by itself; whether the prefix fits the model's context is checked where both are known.
     ///
     /// # Errors
@@ -70,6 +121,7 @@ impl RouterConfig {
             ("restarts", self.restarts, 1 << 16),
             ("iterations", self.iterations, 1 << 20),
             ("batch_documents", self.batch_documents, 1 << 16),
+            ("overlap", self.overlap, 1 << 16),
         ];
         for (key, value, most) in counts {
             if value == 0 {
@@ -95,7 +147,15 @@ impl RouterConfig {
                 problem: "must be at least 0 and below 1",
             });
         }
-        Ok(())
+        if !(0.0..=0.5).contains(&self.router_share) {
+            return Err(RoutingError::Config {
+                key: "router_share",
+                value: self.router_share.to_string(),
+                problem: "must be at least 0 and at most 0.5: it is taken from the training text",
+            });
+        }
+        self.classifier.check()?;
+        phase::check(&self.phases)
     }
 }
 
@@ -108,6 +168,18 @@ mod tests {
         RouterConfig::default().check().unwrap();
     }
 
+    fn phases(rounds: &[u32]) -> Vec<PhaseConfig> {
+        rounds.iter().map(|&round| PhaseConfig { round, ..PhaseConfig::default() }).collect()
+    }
+
+    #[test]
+    fn no_run_starts_with_a_rule_that_needs_trained_paths() {
+        RouterConfig { kind: RouterKind::ProductKMeans, ..RouterConfig::default() }.check_start().unwrap();
+        let config = RouterConfig { kind: RouterKind::Discriminative, ..RouterConfig::default() };
+        let message = config.check_start().unwrap_err().to_string();
+        assert!(message.contains("routing.kind") && message.contains("product-kmeans"), "{message}");
+    }
+
     #[test]
     fn each_bad_value_is_named() {
         let default = RouterConfig::default;
@@ -118,8 +190,13 @@ mod tests {
             (RouterConfig { iterations: 0, ..default() }, "routing.iterations = 0"),
             (RouterConfig { batch_documents: 0, ..default() }, "routing.batch_documents = 0"),
             (RouterConfig { batch_documents: usize::MAX, ..default() }, "routing.batch_documents"),
+            (RouterConfig { overlap: 0, ..default() }, "routing.overlap = 0"),
+            (RouterConfig { router_share: -0.1, ..default() }, "routing.router_share = -0.1"),
+            (RouterConfig { router_share: f64::NAN, ..default() }, "routing.router_share = NaN"),
             (RouterConfig { tolerance: f64::NAN, ..default() }, "routing.tolerance = NaN"),
             (RouterConfig { tolerance: 1.0, ..default() }, "routing.tolerance = 1"),
+            (RouterConfig { phases: phases(&[0]), ..default() }, "routing.phases[].round = 0"),
+            (RouterConfig { phases: phases(&[2, 2]), ..default() }, "routing.phases[].round = 2"),
         ];
         for (config, named) in bad {
             let message = config.check().unwrap_err().to_string();
@@ -131,6 +208,13 @@ mod tests {
     fn the_rule_has_its_usual_name() {
         let config: RouterConfig = serde_json::from_str(r#"{"kind":"kmeans"}"#).unwrap();
         assert_eq!(config, RouterConfig::default());
+        for (name, kind) in [
+            ("kmeans", RouterKind::KMeans),
+            ("product-kmeans", RouterKind::ProductKMeans),
+            ("discriminative", RouterKind::Discriminative),
+        ] {
+            assert_eq!(serde_json::to_value(kind).unwrap(), name);
+        }
         assert!(serde_json::from_str::<RouterConfig>(r#"{"kind":"k-means"}"#).is_err());
         assert!(serde_json::from_str::<RouterConfig>(r#"{"cluster":3}"#).is_err());
     }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use dipaco_shards::Part;
+
 /// An error of another package, kept as the source of ours.
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
@@ -54,6 +56,21 @@ pub enum RoutingError {
         points: usize,
         /// How many of them differ.
         distinct: usize,
+    },
+    /// All points are the same.
+    #[error(
+        "k-means: all {points} points are the same: the seed model is untrained or damaged, or the text is one document \
+         over and over; check the seed's validation loss and the text"
+    )]
+    Identical {
+        /// How many points there are.
+        points: usize,
+    },
+    /// There are fewer documents or targets than a classifier needs.
+    #[error("discriminative router: {problem}")]
+    Targets {
+        /// What is wrong, and what to do.
+        problem: String,
     },
     /// A document has no token to route by.
     #[error("document {document} is empty: a router needs at least one token; run prepare again")]
@@ -122,6 +139,31 @@ pub enum RoutingError {
         #[source]
         source: dipaco_shards::ShardsError,
     },
+    /// Parts of a divided computation have not been done, or not been copied here.
+    #[error(
+        "{}: {} of {} parts are missing or not finished ({}): run `{command} --part {}` with this run, or copy what such a \
+         run wrote in that folder here; remove the folder to do everything in one go",
+        folder.display(), parts.len(), parts.first().map_or(0, |part| part.count()), list_parts(parts),
+        parts.first().copied().unwrap_or_default()
+    )]
+    MissingParts {
+        /// Where the parts put what they make.
+        folder: PathBuf,
+        /// The parts that are missing.
+        parts: Vec<Part>,
+        /// The command that makes them.
+        command: &'static str,
+    },
+    /// What a part has made was changed afterwards.
+    #[error("{} is damaged: copy it again from where it is whole, or run `{command} --part {part}` again", path.display())]
+    DamagedPart {
+        /// The file.
+        path: PathBuf,
+        /// Its part.
+        part: Part,
+        /// The command that makes it.
+        command: &'static str,
+    },
     /// A manifest of shards can't be used.
     #[error("{}: {problem}", path.display())]
     Manifest {
@@ -133,6 +175,16 @@ pub enum RoutingError {
     /// The caller asked to stop.
     #[error("stopped on request; nothing was published")]
     Cancelled,
+}
+
+/// The first few parts of a list, and how many more there are.
+fn list_parts(parts: &[Part]) -> String {
+    const SHOWN: usize = 8;
+    let mut text = parts.iter().take(SHOWN).map(|part| format!("part {part}")).collect::<Vec<_>>().join(", ");
+    if parts.len() > SHOWN {
+        text.push_str(&format!(" and {} more", parts.len() - SHOWN));
+    }
+    text
 }
 
 /// The first few numbers of a list, and how many more there are.

@@ -43,13 +43,7 @@ impl Featurizer<'_> {
         progress: &mut ProgressFn<'_>,
         mut visit: impl FnMut(&[u64], &[f32]) -> Result<(), RoutingError>,
     ) -> Result<(), RoutingError> {
-        if self.prefix_tokens > self.model.context() {
-            return Err(RoutingError::Config {
-                key: "prefix_tokens",
-                value: self.prefix_tokens.to_string(),
-                problem: "is larger than model.context: make it smaller, or the context larger",
-            });
-        }
+        self.check()?;
         let mut documents = documents.peekable();
         let mut done = 0;
         report(progress, Progress::Documents { done, total })?;
@@ -63,7 +57,20 @@ impl Featurizer<'_> {
         Ok(())
     }
 
-    fn batch(&self, file: &TokenFile, documents: &[u64]) -> Result<Vec<f32>, RoutingError> {
+    /// Checks that the model can read the prefix.
+    pub(crate) fn check(&self) -> Result<(), RoutingError> {
+        if self.prefix_tokens > self.model.context() {
+            return Err(RoutingError::Config {
+                key: "prefix_tokens",
+                value: self.prefix_tokens.to_string(),
+                problem: "is larger than model.context: make it smaller, or the context larger",
+            });
+        }
+        Ok(())
+    }
+
+    /// The features (B, D) of some documents.
+    pub(crate) fn batch(&self, file: &TokenFile, documents: &[u64]) -> Result<Vec<f32>, RoutingError> {
         let prefixes: Vec<_> = documents
             .iter()
             .map(|&document| file.document(document).slice(0..self.prefix_tokens as u64))

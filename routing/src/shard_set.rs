@@ -14,9 +14,14 @@ use crate::{Router, RoutingError};
 /// Name of the manifest in the folder of the shards.
 const MANIFEST: &str = "shards.json";
 const FORMAT: &str = "dipaco-shard-set";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// What to do about shards that are not those of the manifest.
+const ASSIGN_AGAIN: &str = "run route assign again";
 /// The most bytes of a manifest that are read; 256 paths need 300 KB.
 const LARGEST_MANIFEST: u64 = 256 << 20;
+
+/// Name of the file of the documents that are reserved for the router.
+pub(crate) const ROUTER_DOCUMENTS: &str = "router.h5";
 
 /// The file name of a path's shard.
 #[must_use]
@@ -40,8 +45,30 @@ pub struct ShardManifest {
     pub tokens_hash: String,
     /// Hash of the tokenizer of all token files.
     pub tokenizer_hash: String,
+    /// Documents of the token file that was divided.
+    pub source_documents: u64,
+    /// To how many shards a document goes.
+    pub overlap: u32,
+    /// The documents that go to no shard, when some are reserved for the router.
+    pub reserved: Option<Reserved>,
     /// A shard for each path, in the order of the paths.
     pub shards: Vec<Shard>,
+}
+
+/// Documents that are reserved for the router, in the file `router.h5`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reserved {
+    /// Number of documents.
+    pub documents: u64,
+    /// Number of tokens, end-of-text tokens included.
+    pub tokens: u64,
+    /// Content hash of the token file.
+    pub content_hash: String,
+    /// The share of all documents that was asked for.
+    pub share: f64,
+    /// The seed that chose them.
+    pub seed: u64,
 }
 
 /// The shard of one path.
@@ -58,13 +85,13 @@ pub struct Shard {
     pub bytes: u64,
     /// Content hash of the token file.
     pub content_hash: String,
-    /// Sum over the documents of the squared distance between their features and the centroid.
-    pub squared_distance: f64,
-    /// The documents nearest to the centroid, nearest first.
+    /// Sum over the documents of the path's score ([`Router::ranked`]): for k-means minus the distance to the centroid.
+    pub score: f64,
+    /// The documents with the best scores, best first.
     pub nearest: Vec<Example>,
 }
 
-/// A document and how far it is from its centroid.
+/// A document and how well it fits its path.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Example {
@@ -72,8 +99,8 @@ pub struct Example {
     pub document: u64,
     /// Its number in the token file that was divided.
     pub source_document: u64,
-    /// Squared distance to the centroid.
-    pub squared_distance: f64,
+    /// The path's score for it.
+    pub score: f32,
 }
 
 /// A folder of shards whose manifest has been read and checked.
@@ -135,15 +162,16 @@ impl ShardSet {
         }
     }
 
-    /// Removes shards of paths that no longer exist.
-    pub(crate) fn remove_others(folder: &Path, paths: u32) -> Result<(), RoutingError> {
+    /// Removes shards of paths that no longer exist, and documents of the router unless `reserved`.
+    pub(crate) fn remove_others(folder: &Path, paths: u32, reserved: bool) -> Result<(), RoutingError> {
         let io = |source| RoutingError::Io { action: "remove old shards", path: folder.to_owned(), source };
         let kept: BTreeSet<String> = (0..paths).map(|path| shard_file_name(PathId(path))).collect();
         for entry in fs::read_dir(folder).map_err(io)? {
             let entry = entry.map_err(io)?;
             let name = entry.file_name().to_string_lossy().into_owned();
             let number = name.strip_prefix("path-").and_then(|name| name.strip_suffix(".h5"));
-            if number.is_some_and(|number| number.parse::<u32>().is_ok()) && !kept.contains(&name) {
+            let shard = number.is_some_and(|number| number.parse::<u32>().is_ok()) && !kept.contains(&name);
+            if shard || name == ROUTER_DOCUMENTS && !reserved {
                 fs::remove_file(entry.path()).map_err(io)?;
             }
         }
@@ -180,6 +208,28 @@ impl ShardSet {
         self.folder.join(shard_file_name(path))
     }
 
+    /// The file of the documents that are reserved for the router; it exists when the manifest says so.
+    #[must_use]
+    pub fn router_documents_file(&self) -> PathBuf {
+        self.folder.join(ROUTER_DOCUMENTS)
+    }
+
+    /// Opens the file of the documents that are reserved for the router and checks that it is the one that the manifest
+    /// describes; `None` when none are reserved.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Tokens`] when it can't be opened, [`RoutingError::Mismatch`] when it is another one.
+    pub fn open_router_documents(&self) -> Result<Option<TokenFile>, RoutingError> {
+        let Some(reserved) = &self.manifest.reserved else { return Ok(None) };
+        let file = TokenFile::open(self.router_documents_file()).map_err(|source| RoutingError::Tokens {
+            what: "the documents that are reserved for the router can't be opened".to_owned(),
+            source,
+        })?;
+        self.check_file(&file, &reserved.content_hash)?;
+        Ok(Some(file))
+    }
+
     /// Opens a path's shard and checks that it is the one that the manifest describes.
     ///
     /// # Errors
@@ -187,30 +237,35 @@ impl ShardSet {
     /// [`RoutingError::Tokens`] when it can't be opened, [`RoutingError::Mismatch`] when it is another one or there is no
     /// such path.
     pub fn open_shard(&self, path: PathId) -> Result<TokenFile, RoutingError> {
-        let remedy = "run route assign again";
         let Some(shard) = self.manifest.shards.get(path.index()) else {
             let (expected, actual) = (format!("a path below {}", self.paths()), path.to_string());
             return Err(RoutingError::Mismatch {
                 what: "the shards' number of paths",
                 expected,
                 actual,
-                remedy,
+                remedy: ASSIGN_AGAIN,
             });
         };
         let file = TokenFile::open(self.file(path)).map_err(|source| RoutingError::Tokens {
             what: format!("the shard of path {path} can't be opened"),
             source,
         })?;
+        self.check_file(&file, &shard.content_hash)?;
+        Ok(file)
+    }
+
+    fn check_file(&self, file: &TokenFile, content_hash: &str) -> Result<(), RoutingError> {
         for (what, expected, actual) in [
-            ("the content hash of a shard", &shard.content_hash, file.content_hash()),
-            ("the tokenizer of a shard", &self.manifest.tokenizer_hash, file.tokenizer_hash()),
+            ("the content hash of a shard", content_hash, file.content_hash()),
+            ("the tokenizer of a shard", self.manifest.tokenizer_hash.as_str(), file.tokenizer_hash()),
         ] {
             if expected != actual {
-                let (expected, actual) = (expected.clone(), format!("{actual} in {}", file.path().display()));
-                return Err(RoutingError::Mismatch { what, expected, actual, remedy });
+                let (expected, actual) =
+                    (expected.to_owned(), format!("{actual} in {}", file.path().display()));
+                return Err(RoutingError::Mismatch { what, expected, actual, remedy: ASSIGN_AGAIN });
             }
         }
-        Ok(file)
+        Ok(())
     }
 
     /// Checks that the shards were made by a router.
@@ -247,7 +302,13 @@ impl ShardSet {
 }
 
 impl ShardManifest {
-    pub(crate) fn new(router: &Router, file: &TokenFile, shards: Vec<Shard>) -> Self {
+    pub(crate) fn new(
+        router: &Router,
+        file: &TokenFile,
+        overlap: u32,
+        shards: Vec<Shard>,
+        reserved: Option<Reserved>,
+    ) -> Self {
         Self {
             format: FORMAT.into(),
             version: VERSION,
@@ -255,6 +316,9 @@ impl ShardManifest {
             seed_hash: router.fitted_on().seed_hash.clone(),
             tokens_hash: file.content_hash().into(),
             tokenizer_hash: file.tokenizer_hash().into(),
+            source_documents: file.documents(),
+            overlap,
+            reserved,
             shards,
         }
     }
@@ -285,8 +349,12 @@ fn decode(bytes: &[u8]) -> Result<ShardManifest, String> {
     let summable = |count: fn(&Shard) -> u64| {
         manifest.shards.iter().try_fold(0u64, |sum, s| sum.checked_add(count(s))).is_some()
     };
-    let finite = manifest.shards.iter().all(|shard| shard.squared_distance >= 0.0);
-    if !finite || !summable(|shard| shard.documents) || !summable(|shard| shard.tokens) {
+    let finite = manifest.shards.iter().all(|shard| shard.score.is_finite());
+    if !finite
+        || manifest.overlap == 0
+        || !summable(|shard| shard.documents)
+        || !summable(|shard| shard.tokens)
+    {
         return Err("its counts are impossible; run route assign again".into());
     }
     Ok(manifest)
@@ -309,8 +377,8 @@ mod tests {
     fn other_formats_and_versions_are_named() {
         for (json, named) in [
             (r#"{"format":"x","version":1}"#, "\"x\""),
-            (r#"{"format":"dipaco-shard-set","version":2}"#, "version 2"),
-            (r#"{"format":"dipaco-shard-set","version":1}"#, "router_hash"),
+            (r#"{"format":"dipaco-shard-set","version":1}"#, "version 1"),
+            (r#"{"format":"dipaco-shard-set","version":2}"#, "router_hash"),
             ("[1", "can't be read"),
         ] {
             let message = decode(json.as_bytes()).unwrap_err();

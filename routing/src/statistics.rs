@@ -12,7 +12,7 @@ use crate::{RoutingError, ShardSet};
 pub struct ShardStatistics {
     /// Hash of the router.
     pub router_hash: String,
-    /// Documents in all shards.
+    /// Documents in all shards; one that is in several counts as often.
     pub documents: u64,
     /// Tokens in all shards.
     pub tokens: u64,
@@ -21,6 +21,10 @@ pub struct ShardStatistics {
     pub balance: f64,
     /// Documents of the largest shard, divided by the mean.
     pub largest_over_mean: f64,
+    /// To how many shards a document goes.
+    pub overlap: u32,
+    /// Documents that go to no shard, because they are reserved for the router.
+    pub reserved_documents: u64,
     /// Paths without a document.
     pub empty_paths: Vec<PathId>,
     /// One for each path, in their order.
@@ -40,11 +44,9 @@ pub struct ShardStatisticsRow {
     pub share: f64,
     /// Share of all tokens, 0 to 1.
     pub token_share: f64,
-    /// Mean squared distance of its documents to the centroid; 0 for an empty shard.
-    pub mean_squared_distance: f64,
-    /// Share of the sum of all squared distances, 0 to 1.
-    pub inertia_share: f64,
-    /// The documents nearest to the centroid.
+    /// Mean of the path's score for its documents: for k-means minus the distance to the centroid; 0 for an empty shard.
+    pub mean_score: f64,
+    /// The documents with the best scores.
     pub examples: Vec<ShardExample>,
 }
 
@@ -53,8 +55,8 @@ pub struct ShardStatisticsRow {
 pub struct ShardExample {
     /// Its number in the shard.
     pub document: u64,
-    /// Squared distance to the centroid.
-    pub squared_distance: f64,
+    /// The path's score for it.
+    pub score: f32,
     /// Its first tokens.
     pub tokens: Vec<u32>,
 }
@@ -73,7 +75,6 @@ pub fn inspect(
     let all = shards.shards();
     let documents: u64 = all.iter().map(|shard| shard.documents).sum();
     let tokens: u64 = all.iter().map(|shard| shard.tokens).sum();
-    let inertia: f64 = all.iter().map(|shard| shard.squared_distance).sum();
     let mut rows = Vec::with_capacity(all.len());
     for shard in all {
         let file = shards.open_shard(shard.path)?;
@@ -84,15 +85,14 @@ pub fn inspect(
             tokens: shard.tokens,
             share: ratio(shard.documents as f64, documents as f64),
             token_share: ratio(shard.tokens as f64, tokens as f64),
-            mean_squared_distance: ratio(shard.squared_distance, shard.documents as f64),
-            inertia_share: ratio(shard.squared_distance, inertia),
+            mean_score: ratio(shard.score, shard.documents as f64),
             examples: shard
                 .nearest
                 .iter()
                 .take(examples)
                 .map(|example| ShardExample {
                     document: example.document,
-                    squared_distance: example.squared_distance,
+                    score: example.score,
                     tokens: beginning(example.document),
                 })
                 .collect(),
@@ -103,6 +103,8 @@ pub fn inspect(
         router_hash: shards.manifest().router_hash.clone(),
         documents,
         tokens,
+        overlap: shards.manifest().overlap,
+        reserved_documents: shards.manifest().reserved.as_ref().map_or(0, |reserved| reserved.documents),
         balance: balance(rows.iter().map(|row| row.share)),
         largest_over_mean: ratio(largest as f64 * all.len() as f64, documents as f64),
         empty_paths: shards.empty_paths().collect(),
@@ -125,21 +127,20 @@ impl fmt::Display for ShardStatistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:>5} {:>12} {:>8} {:>14} {:>8} {:>10} {:>9} {:>13}",
-            "path", "documents", "share", "tokens", "share", "tokens/doc", "inertia", "rms distance"
+            "{:>5} {:>12} {:>8} {:>14} {:>8} {:>10} {:>11}",
+            "path", "documents", "share", "tokens", "share", "tokens/doc", "mean score"
         )?;
         for row in &self.rows {
             writeln!(
                 f,
-                "{:>5} {:>12} {:>6.1} % {:>14} {:>6.1} % {:>10.0} {:>7.1} % {:>13.4}",
+                "{:>5} {:>12} {:>6.1} % {:>14} {:>6.1} % {:>10.0} {:>11.4}",
                 row.path,
                 row.documents,
                 100.0 * row.share,
                 row.tokens,
                 100.0 * row.token_share,
                 ratio(row.tokens as f64, row.documents as f64),
-                100.0 * row.inertia_share,
-                row.mean_squared_distance.sqrt()
+                row.mean_score
             )?;
         }
         write!(
@@ -153,6 +154,17 @@ impl fmt::Display for ShardStatistics {
             self.largest_over_mean,
             self.empty_paths.len(),
             self.rows.len()
-        )
+        )?;
+        if self.overlap > 1 {
+            write!(f, "\neach document is in the shards of its {} best paths", self.overlap)?;
+        }
+        if self.reserved_documents > 0 {
+            write!(
+                f,
+                "\n{} documents are in no shard: they are reserved for the router",
+                self.reserved_documents
+            )?;
+        }
+        Ok(())
     }
 }

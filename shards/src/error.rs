@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::Part;
+
 /// An error of this package. Its message names the thing, the place and the remedy; the cause is its `source`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -165,6 +167,30 @@ pub enum ShardsError {
         /// The fraction asked for.
         fraction: f64,
     },
+    /// A part of a divided job finds no tokenizer that is the same for all parts.
+    #[error("part {part} needs the tokenizer that all parts share, and {} {}: run `dipaco prepare --tokenizer-only` once, with the same inputs and settings, and copy that folder to every machine; or name a tokenizer with prepare.tokenizer", path.display(), if *other { "was made for other inputs or settings" } else { "is not there" })]
+    NoSharedTokenizer {
+        /// Where it would be.
+        path: PathBuf,
+        /// The part.
+        part: Part,
+        /// Whether there is one, of something else.
+        other: bool,
+    },
+    /// Parts of a divided job have not been done, or not been copied here.
+    #[error("{} of {total} pieces of text are missing in {}, the first of {}: they belong to {}. Run `dipaco prepare --part {}` with the same inputs and settings, or copy what such a run wrote in that folder here; remove the folder to do everything in one go", pieces, folder.display(), first.display(), list_parts(parts), parts.first().copied().unwrap_or_default())]
+    MissingParts {
+        /// Where the parts put what they make.
+        folder: PathBuf,
+        /// Pieces that are missing.
+        pieces: usize,
+        /// Pieces in all.
+        total: usize,
+        /// The first input whose tokens are missing.
+        first: PathBuf,
+        /// The parts that they belong to, ascending.
+        parts: Vec<Part>,
+    },
     /// A file could not be downloaded. What has arrived is kept, and a later attempt continues there.
     #[error("cannot download {url}: {reason}")]
     Fetch {
@@ -209,4 +235,12 @@ impl ShardsError {
         let path = path.into();
         move |source| Self::Hdf5 { action, path, source }
     }
+}
+
+/// Parts in words: the first few of many.
+fn list_parts(parts: &[Part]) -> String {
+    const SHOWN: usize = 8;
+    let names: Vec<String> = parts.iter().take(SHOWN).map(|part| format!("part {part}")).collect();
+    let more = parts.len().saturating_sub(SHOWN);
+    if more > 0 { format!("{} and {more} more", names.join(", ")) } else { names.join(", ") }
 }

@@ -28,6 +28,7 @@
 
 mod error;
 mod fetch;
+mod part;
 mod prepare;
 mod progress;
 mod readers;
@@ -38,14 +39,18 @@ mod tokenizer;
 
 pub use error::ShardsError;
 pub use fetch::{C4Split, FetchConfig, FetchReport, FetchedFile, fetch_c4};
-pub use prepare::{FileReport, PrepareConfig, PrepareReport, SplitReport, TokenizerReport, prepare};
+pub use part::Part;
+pub use prepare::{
+    FileReport, PrepareConfig, PrepareReport, PrepareWork, SplitReport, TokenizerReport, prepare,
+};
 pub use progress::{NoProgress, Progress};
 pub use readers::{
     FileEnd, InputFile, InputList, ReadLimits, Record, Refusal, Refusals, Refused, Skipped, crate_sources,
-    list_inputs, read_documents,
+    list_inputs, read_documents, read_lines,
 };
 pub use sampler::{Batch, IGNORE, Permutation, Sampler, SamplerConfig, WindowPlace};
 pub use token_file::{
     FORMAT_VERSION, TokenFile, TokenFileInfo, TokenFileMetadata, TokenFileSummary, TokenFileWriter, Tokens,
+    concatenate,
 };
 pub use tokenizer::{END_OF_TEXT, IncrementalDecoder, Tokenizer, TokenizerTrainer};

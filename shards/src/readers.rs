@@ -16,10 +16,11 @@ mod list;
 use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Progress;
+use crate::{NoProgress, Progress, ShardsError};
 use compression::Content;
 use lines::{Line, Lines};
 
@@ -166,6 +167,38 @@ pub fn read_documents(
         end.damage = Some("it holds no text".to_owned());
     }
     end
+}
+
+/// Reads the lines of a file, decompressed by its name, and hands them to `sink` with their number, from 1, until it
+/// breaks: for files beside the text, such as labels. Lines over `max_line_bytes` are left out.
+///
+/// # Errors
+/// What is wrong with the file; the lines before the damage have been handed over.
+pub fn read_lines(
+    path: &Path,
+    max_line_bytes: usize,
+    sink: &mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>,
+) -> Result<(), ShardsError> {
+    let bytes = std::fs::metadata(path).map_err(ShardsError::io("open", path))?.len();
+    let damaged = |reason| ShardsError::Damaged { path: path.to_owned(), reason };
+    let mut content = Content::open(&InputFile::new(path.to_owned(), bytes), &NoProgress).map_err(damaged)?;
+    let mut number = 0;
+    let mut lines = Lines::new(content.reader(), max_line_bytes);
+    let error = loop {
+        match lines.next() {
+            Ok(None) => return Ok(()),
+            Err(error) => break error,
+            Ok(Some(line)) => {
+                number += 1;
+                if let Line::Whole(line) = line
+                    && sink(number, line).is_break()
+                {
+                    return Ok(());
+                }
+            }
+        }
+    };
+    Err(damaged(format!("line {}: {}", number + 1, content.describe(&error))))
 }
 
 type Flow = std::io::Result<ControlFlow<()>>;

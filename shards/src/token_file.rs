@@ -6,6 +6,8 @@
 //! 512 bytes, which HDF5 leaves to the application ("user block"), hold a [`Header`]: where the data sets are and a
 //! checksum of HDF5's own structures, so that the HDF5 library, which trusts its input, never sees a damaged file.
 
+mod assembly;
+mod concatenate;
 mod header;
 mod tokens;
 mod writer;
@@ -20,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::{ShardsError, Tokenizer};
 use header::Header;
 
+pub use concatenate::concatenate;
 pub use tokens::Tokens;
 pub use writer::{TokenFileSummary, TokenFileWriter};
 
@@ -28,6 +31,9 @@ compile_error!("token files are little-endian and are mapped as they are");
 
 /// Version of the token file format that this program writes and reads.
 pub const FORMAT_VERSION: u64 = 1;
+
+/// Bytes that [`TokenFile::verify`] holds in memory.
+const VERIFY_BYTES: u64 = 16 << 20;
 
 /// Attribute `format` of a token file.
 const FORMAT: &str = "dipaco-tokens";
@@ -175,13 +181,47 @@ impl TokenFile {
     /// # Errors
     /// The file is damaged.
     pub fn verify(&self) -> Result<(), ShardsError> {
-        let tokens = blake3::Hasher::new().update_rayon(self.region(self.header.tokens_range())).finalize();
-        let documents =
-            blake3::Hasher::new().update_rayon(self.region(self.header.documents_range())).finalize();
+        let hash = |range: Range<u64>, see: &dyn Fn(Range<u64>)| {
+            let mut hasher = blake3::Hasher::new();
+            for start in range.clone().step_by(VERIFY_BYTES as usize) {
+                let block = start..range.end.min(start + VERIFY_BYTES);
+                hasher.update_rayon(self.region(block.clone()));
+                see(block.clone());
+                self.release_bytes(block);
+            }
+            hasher.finalize()
+        };
+        let tokens_range = self.header.tokens_range();
+        let (first, bytes) = (tokens_range.start, self.header.token_bytes);
+        // A token that the vocabulary lacks is told only of a file that is otherwise what was written.
+        let outside = std::cell::Cell::new(None);
+        let tokens = hash(tokens_range, &|block| {
+            let start = (block.start - first) / bytes;
+            let tokens = self.slice(start..(block.end - first) / bytes);
+            if let Err(error) = tokens.check_vocabulary(self.vocab_size(), &self.path, start) {
+                outside.set(outside.take().or(Some(error)));
+            }
+        });
+        let documents = hash(self.header.documents_range(), &|_| ());
         if content_hash(&tokens, &documents) != self.metadata.content_hash {
             return Err(self.damaged("its content does not have the hash that it was written with"));
         }
-        self.all_tokens().check_vocabulary(self.vocab_size(), &self.path, 0)
+        outside.take().map_or(Ok(()), Err)
+    }
+
+    /// Gives the memory back that reading some documents took; they are read from the file again when they are needed.
+    /// For whoever reads a large file through once.
+    pub fn release(&self, documents: Range<u64>) {
+        let end =
+            |document: u64| self.offsets().get(usize::try_from(document).unwrap_or(usize::MAX)).copied();
+        if let (Some(start), Some(end)) = (end(documents.start), end(documents.end)) {
+            let (first, bytes) = (self.header.tokens_offset, self.header.token_bytes);
+            self.release_bytes(first + start * bytes..first + end * bytes);
+        }
+        let first = self.header.documents_offset;
+        self.release_bytes(
+            first + documents.start.saturating_mul(8)..first.saturating_add(documents.end.saturating_mul(8)),
+        );
     }
 
     fn check_structure(&self) -> Result<(), ShardsError> {
@@ -193,6 +233,7 @@ impl TokenFile {
         if !offsets.is_sorted() {
             return Err(self.damaged("the document offsets are not ascending"));
         }
+        self.release_bytes(self.header.documents_range());
         Ok(())
     }
 
@@ -222,9 +263,38 @@ impl TokenFile {
         bounds.and_then(|(start, end)| self.map.get(start..end)).unwrap_or_default()
     }
 
+    /// Takes bytes of the file out of this process's memory.
+    #[allow(clippy::unused_self, reason = "where there is no such advice")]
+    fn release_bytes(&self, range: Range<u64>) {
+        #[cfg(unix)]
+        {
+            let length = self.map.len() as u64;
+            let (start, end) = (range.start.min(length), range.end.min(length));
+            // SAFETY: the map is of a file and is never written, so that its pages come back from the file as they
+            // were.
+            let advised = unsafe {
+                self.map.unchecked_advise_range(
+                    memmap2::UncheckedAdvice::DontNeed,
+                    start as usize,
+                    end.saturating_sub(start) as usize,
+                )
+            };
+            if let Err(error) = advised {
+                tracing::debug!(path = %self.path.display(), %error, "the system keeps the pages of a token file");
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+
     fn damaged(&self, reason: &str) -> ShardsError {
         ShardsError::Damaged { path: self.path.clone(), reason: reason.to_owned() }
     }
+}
+
+/// Whether tokens take 4 bytes, not 2.
+fn is_wide(vocab_size: u32) -> bool {
+    vocab_size > 1 << 16
 }
 
 fn content_hash(tokens: &blake3::Hash, documents: &blake3::Hash) -> String {

@@ -60,6 +60,12 @@ pub(crate) enum Command {
     /// Measure perplexity on validation text.
     #[command(after_help = commands::evaluate::EXAMPLES)]
     Evaluate(commands::evaluate::EvaluateOptions),
+    /// Train and compare many runs: configurations × routers × seeds.
+    #[command(subcommand)]
+    Experiment(commands::experiment::ExperimentCommand),
+    /// Draw charts of runs and experiments, as SVG and PNG.
+    #[command(after_help = commands::plot::EXAMPLES)]
+    Plot(commands::plot::PlotOptions),
     /// Serve a trained run over HTTP.
     #[command(after_help = commands::serve::EXAMPLES)]
     Serve(commands::serve::ServeOptions),

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use dipaco_config::ConfigError;
+use dipaco_experiment::ExperimentError;
 use dipaco_telemetry::LogsError;
 use thiserror::Error;
 
@@ -61,6 +62,17 @@ pub(crate) enum CliError {
     /// A step of a run.
     #[error(transparent)]
     Step(#[from] StepError),
+    /// An experiment, or its results.
+    #[error(transparent)]
+    Experiment(#[from] ExperimentError),
+    /// Cells of experiments that failed, each told when it did.
+    #[error("{failed} of {of} cells failed")]
+    Cells {
+        /// How many.
+        failed: usize,
+        /// Of how many.
+        of: usize,
+    },
     /// `doctor` found what will not work.
     #[error("{failed} of the checks failed")]
     Doctor {
@@ -75,7 +87,13 @@ impl CliError {
             Self::Config(_) | Self::Usage { .. } | Self::Logs(_) => USAGE,
             Self::Interrupted => INTERRUPTED,
             Self::Step(step) if step.is_configuration() => USAGE,
-            Self::Step(_) | Self::Io { .. } | Self::Listen { .. } | Self::Doctor { .. } => FAILURE,
+            Self::Experiment(error) if error.is_configuration() => USAGE,
+            Self::Step(_)
+            | Self::Io { .. }
+            | Self::Listen { .. }
+            | Self::Experiment(_)
+            | Self::Cells { .. }
+            | Self::Doctor { .. } => FAILURE,
         }
     }
 
@@ -93,7 +111,12 @@ impl CliError {
                 }
                 kind => Some(format!("name an address of this machine with --address ({kind})")),
             },
-            Self::Logs(_) | Self::Interrupted | Self::Step(_) => None,
+            Self::Cells { .. } => Some("run the same command again: what is finished is not repeated".into()),
+            Self::Experiment(ExperimentError::Read { source, .. }) => io_remedy(source).map(str::to_owned),
+            Self::Experiment(ExperimentError::Configuration { .. }) => {
+                Some("`dipaco config keys` explains every key".into())
+            }
+            Self::Logs(_) | Self::Interrupted | Self::Step(_) | Self::Experiment(_) => None,
         }
     }
 

@@ -49,6 +49,8 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Coordinator(options) => commands::train::run_coordinator(&options, progress),
         Command::Worker(options) => commands::worker::run(&options),
         Command::Evaluate(options) => commands::evaluate::run(&options, progress),
+        Command::Experiment(command) => commands::experiment::run(&command, progress),
+        Command::Plot(options) => commands::plot::run(&options),
         Command::Serve(options) => commands::serve::run(&options, progress),
         Command::Export(options) => commands::export::run(&options),
         Command::Status(options) => commands::status::run(&options),

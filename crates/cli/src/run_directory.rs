@@ -49,18 +49,10 @@ impl RunDirectory {
         self.data().join("validation.h5")
     }
 
-    pub(crate) fn router(&self) -> PathBuf {
-        self.root.join("routing").join("router.bin")
-    }
-
-    /// One training shard per path.
-    pub(crate) fn train_shards(&self) -> PathBuf {
-        self.root.join("routing").join("train")
-    }
-
-    /// The validation documents by path.
-    pub(crate) fn validation_shards(&self) -> PathBuf {
-        self.root.join("routing").join("validation")
+    /// The router and the shards of a phase of routing; the current one is `RunManifest::phase`.
+    pub(crate) fn routing(&self, phase: u32) -> RoutingFolder {
+        let root = self.root.join("routing");
+        RoutingFolder { root: if phase == 0 { root } else { root.join(format!("phase-{phase}")) } }
     }
 
     pub(crate) fn store(&self) -> PathBuf {
@@ -88,5 +80,47 @@ impl RunDirectory {
 
     pub(crate) fn worker_log(&self, worker: &str) -> PathBuf {
         self.root.join("logs").join(format!("{worker}.log"))
+    }
+}
+
+/// What a phase of routing keeps. The first phase is 0; each that is listed in the configuration has a folder of its
+/// own below it.
+#[derive(Clone, Debug)]
+pub(crate) struct RoutingFolder {
+    root: PathBuf,
+}
+
+impl RoutingFolder {
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn router(&self) -> PathBuf {
+        self.root.join("router.bin")
+    }
+
+    /// Features of the documents that the router is fitted on, until it is.
+    pub(crate) fn features(&self) -> PathBuf {
+        self.root.join("features")
+    }
+
+    /// The documents that no path is trained on and the next router is fitted on.
+    pub(crate) fn reserved(&self) -> PathBuf {
+        self.train().join("router.h5")
+    }
+
+    /// One training shard per path, and the reserved documents.
+    pub(crate) fn train(&self) -> PathBuf {
+        self.root.join("train")
+    }
+
+    /// The validation documents by path.
+    pub(crate) fn validation(&self) -> PathBuf {
+        self.root.join("validation")
+    }
+
+    /// What the paths of this phase make of the reserved documents: the next phase's router is fitted on it.
+    pub(crate) fn scores(&self) -> PathBuf {
+        self.root.join("scores")
     }
 }

@@ -21,8 +21,10 @@ impl RunConfig {
         problems.result(self.prepare.check());
         problems.result(self.serve.check());
         self.check_seed(&mut problems);
+        self.check_transformer_router(&mut problems);
         self.check_train(&mut problems);
         problems.result(self.routing.check());
+        problems.result(self.routing.check_start());
         problems.result(self.evaluation.check());
         self.check_together(&mut problems);
         problems.0
@@ -56,6 +58,21 @@ impl RunConfig {
         problems.at_most_context("seed_model.sequence_tokens", seed.sequence_tokens, self.model.context);
     }
 
+    fn check_transformer_router(&self, problems: &mut Problems) {
+        let router = &self.transformer_router;
+        problems.at_least_one("transformer_router.steps", router.steps);
+        problems.at_least_one("transformer_router.batch", router.batch as u64);
+        problems.at_least_one("transformer_router.validate_every", router.validate_every);
+        problems.of_section("transformer_router.adamw", router.adamw.check());
+        problems.of_section("transformer_router.schedule", router.schedule.check());
+        if !(0.0..1.0).contains(&router.holdout_fraction) {
+            problems.add(format!(
+                "transformer_router.holdout_fraction is {}: use at least 0 and below 1",
+                router.holdout_fraction
+            ));
+        }
+    }
+
     fn check_train(&self, problems: &mut Problems) {
         let train = &self.train;
         problems.at_least_one("train.rounds", u64::from(train.rounds));
@@ -86,6 +103,20 @@ impl RunConfig {
     }
 
     fn check_together(&self, problems: &mut Problems) {
+        if !self.routing.phases.is_empty() && self.routing.router_share == 0.0 {
+            problems.add(
+                "routing.phases are set but routing.router_share is 0: reserve documents that the routers of the phases can \
+                 be fitted on, 0.005 of a large corpus or 0.02 of a small one"
+                    .to_owned(),
+            );
+        }
+        if let Some(phase) = self.routing.phases.iter().find(|phase| phase.round >= self.train.rounds) {
+            problems.add(format!(
+                "routing.phases[].round is {} but train.rounds is {}: no round would be left for the phase, so begin it \
+                 earlier or train longer",
+                phase.round, self.train.rounds
+            ));
+        }
         let context = self.model.context;
         problems.at_most_context("routing.prefix_tokens", self.routing.prefix_tokens, context);
         if self.evaluation.prefix_tokens < self.routing.prefix_tokens {
@@ -111,11 +142,19 @@ impl RunConfig {
         }
         match Topology::new(&self.topology, self.model.blocks) {
             Err(error) => problems.add(error.to_string()),
-            // The model's own values have been reported above.
-            Ok(topology) if self.model.check().is_ok() => {
-                problems.result(self.model.check_topology(&topology));
+            Ok(topology) => {
+                // The model's own values have been reported above.
+                if self.model.check().is_ok() {
+                    problems.result(self.model.check_topology(&topology));
+                }
+                let (overlap, paths) = (self.routing.overlap, topology.paths());
+                if overlap > paths as usize {
+                    problems.add(format!(
+                        "routing.overlap is {overlap} but the topology has {paths} paths: a document can't go to more shards \
+                         than there are paths"
+                    ));
+                }
             }
-            Ok(_) => {}
         }
     }
 }

@@ -37,6 +37,22 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("seed_model.adamw", "The optimizer of the seed."),
     ("seed_model.schedule", "The learning rate of the seed: a linear warm-up, then a cosine."),
     ("routing", "Which document goes to which path."),
+    (
+        "routing.classifier",
+        "How a discriminative router is fitted: a linear classifier of the seed's features that predicts which path scores \
+         a document best.",
+    ),
+    (
+        "routing.phases[]",
+        "Phases: after some rounds the paths as they are then decide anew which document goes to which path, and training \
+         goes on with other shards. Without any, documents stay where the first router puts them.",
+    ),
+    (
+        "transformer_router",
+        "The router that decides during a text: the seed, fine-tuned to predict which path goes on best.",
+    ),
+    ("transformer_router.adamw", "The optimizer of that router."),
+    ("transformer_router.schedule", "The learning rate of that router."),
     ("train", "Training of the paths: rounds of inner steps."),
     ("train.adamw", "The inner optimizer of every path."),
     ("train.schedule", "The learning rate over all inner steps of the run: a linear warm-up, then a cosine."),
@@ -210,7 +226,8 @@ pub const KEYS: &[KeyDoc] = &[
     key(
         "routing.kind",
         "name",
-        "The rule: \"kmeans\" takes the nearest of as many centroids as there are paths.",
+        "The rule that the run starts with. \"kmeans\" takes the nearest of as many centroids as there are paths; \
+         \"product-kmeans\" cuts the feature into a part for each level, whose nearest centroids together name the path.",
     ),
     key(
         "routing.prefix_tokens",
@@ -244,6 +261,75 @@ pub const KEYS: &[KeyDoc] = &[
         "documents",
         "Documents whose features are computed at once; costs memory.",
     ),
+    key(
+        "routing.overlap",
+        "shards",
+        "Shards that a training document goes to, those of its best paths; at most as many as there are paths. More makes \
+         shards larger, which keeps many small paths from overfitting, and paths less special.",
+    ),
+    key(
+        "routing.router_share",
+        "share",
+        "Share of the training documents that no path is trained on, kept for fitting a discriminative router; 0 to 0.5. \
+         The paper takes 0.005 of 365 million; a small corpus needs more.",
+    ),
+    key(
+        "routing.classifier.penalties",
+        "numbers",
+        "Strengths of the penalty on squared weights that are tried; the one that predicts a fifth of the documents best \
+         wins. Weak ones learn few documents by heart, strong ones learn only which paths are frequent.",
+    ),
+    key(
+        "routing.classifier.iterations",
+        "iterations",
+        "The most iterations of a fit. Too few leave the classifier unsettled.",
+    ),
+    key(
+        "routing.classifier.tolerance",
+        "share",
+        "A fit ends when two iterations in a row lower the loss by less than this share.",
+    ),
+    key(
+        "routing.classifier.least_share",
+        "share",
+        "What a path that is hardly ever the best one gets of the documents, as a part of an equal share; 0 to 1. At 0 such a \
+         path gets no text to train on.",
+    ),
+    key(
+        "routing.phases[].round",
+        "rounds",
+        "Rounds before the phase begins, counted from the start of the training: at least 1, below `train.rounds`, and \
+         above that of the phase before. Too early and the paths are too alike to say much about a document.",
+    ),
+    key(
+        "routing.phases[].kind",
+        "name",
+        "The router of the phase: \"discriminative\", a linear classifier of the seed's features, fitted on which path \
+         gives each reserved document (`routing.router_share`) the highest likelihood.",
+    ),
+    key("transformer_router.steps", "steps", "Optimizer steps; the paper takes about 2,000."),
+    key("transformer_router.batch", "sequences", "B, sequences per step, as long as `model.context`."),
+    key(
+        "transformer_router.score_tokens",
+        "tokens",
+        "Tokens over which the paths' scores are summed up to tell which one goes on best; 0 sums to the end of the \
+         sequence, so that one router serves every distance between choices.",
+    ),
+    key(
+        "transformer_router.holdout_fraction",
+        "share",
+        "Share of the reserved documents on which the router's loss is measured; the best weights are kept. With 0 the \
+         last ones are, and nothing tells when it overfits.",
+    ),
+    key("transformer_router.validate_every", "steps", "Steps between two measurements of the held-out loss."),
+    key("transformer_router.adamw.learning_rate", "number", LEARNING_RATE),
+    key("transformer_router.adamw.beta1", "number", BETA1),
+    key("transformer_router.adamw.beta2", "number", BETA2),
+    key("transformer_router.adamw.epsilon", "number", EPSILON),
+    key("transformer_router.adamw.weight_decay", "number", WEIGHT_DECAY),
+    key("transformer_router.adamw.clip_norm", "norm", CLIP_NORM),
+    key("transformer_router.schedule.warmup_steps", "steps", WARMUP),
+    key("transformer_router.schedule.final_fraction", "share", FINAL_FRACTION),
     key(
         "train.rounds",
         "rounds",
@@ -285,6 +371,13 @@ pub const KEYS: &[KeyDoc] = &[
         "threads",
         "Threads of one worker process; 0 shares the cores evenly among the workers of the machine.",
     ),
+    key(
+        "train.schedule_at_phase",
+        "name",
+        "What the learning rate does where a phase of `routing.phases` begins: \"continue\" goes on as if nothing had \
+         happened; \"restart\" warms up again and lets the cosine span the rest of the run, as in the paper's alternating \
+         phases. Moments and weights are carried over in both.",
+    ),
     key("train.adamw.learning_rate", "number", LEARNING_RATE),
     key("train.adamw.beta1", "number", BETA1),
     key("train.adamw.beta2", "number", BETA2),
@@ -302,7 +395,8 @@ pub const KEYS: &[KeyDoc] = &[
         "outer.rescale",
         "name",
         "\"sqrt-paths\" multiplies the mean by the root of the number of paths through the module, because the mean \
-         of unlike gradients is that much shorter; \"none\" does not.",
+         of unlike gradients is that much shorter; \"rda\" averages directions and lengths apart, so that the length does \
+         not depend on the number of paths; \"none\" takes the mean as it is.",
     ),
     key(
         "outer.nesterov.learning_rate",
@@ -322,6 +416,18 @@ pub const KEYS: &[KeyDoc] = &[
         "Tokens of a sequence; longer documents are cut into several. 0 takes the model's context.",
     ),
     free("evaluation.batch_sequences", "sequences", "Sequences that are scored at once; costs memory."),
+    key(
+        "evaluation.reroute_tokens",
+        "tokens",
+        "Tokens between two choices of a path during a sequence, by the transformer router; 0 keeps the path that the \
+         document was routed to. The first path scores the first so many tokens.",
+    ),
+    free(
+        "evaluation.parallel_paths",
+        "paths",
+        "Paths that are evaluated at the same time, which bounds the memory for weights; 0 takes as many as there are \
+         threads.",
+    ),
     key(
         "evaluation.max_documents",
         "documents",

@@ -26,11 +26,15 @@ mod resolve;
 mod run_config;
 mod write;
 
+/// Element of `[[routing.phases]]`.
+pub use dipaco_routing::PhaseConfig;
 pub use error::{ConfigError, Problem};
 pub use keys::{KEYS, KeyDoc, SECTIONS, key_doc};
 pub use load::{Resolved, Sources};
 pub use origin::Origin;
-pub use run_config::{OuterConfig, RunConfig, RunSection, SeedConfig, TrainConfig};
+pub use run_config::{
+    OuterConfig, RunConfig, RunSection, ScheduleAtPhase, SeedConfig, TrainConfig, TransformerRouterConfig,
+};
 pub use write::reference;
 
 #[cfg(test)]

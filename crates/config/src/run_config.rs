@@ -30,6 +30,8 @@ pub struct RunConfig {
     pub seed_model: SeedConfig,
     /// The router and its fitting.
     pub routing: RouterConfig,
+    /// Fine-tuning of the router that decides during a text.
+    pub transformer_router: TransformerRouterConfig,
     /// Training of the paths.
     pub train: TrainConfig,
     /// The outer step of each module.
@@ -58,6 +60,7 @@ impl Default for RunConfig {
             prepare: PrepareConfig::default(),
             seed_model: SeedConfig::default(),
             routing: RouterConfig::default(),
+            transformer_router: TransformerRouterConfig::default(),
             train: TrainConfig::default(),
             outer: OuterConfig::default(),
             evaluation: EvaluationConfig::default(),
@@ -154,6 +157,52 @@ impl SeedConfig {
     }
 }
 
+/// What the learning rate does where a phase of routing begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScheduleAtPhase {
+    /// One schedule spans the whole run, whatever the shards (arXiv:2311.08105 §6.1 counts the steps of all rounds).
+    #[default]
+    Continue,
+    /// The schedule begins anew, warm-up included, and spans the rest of the run (arXiv:2403.10616, Fig. 10).
+    Restart,
+}
+
+/// Section `[transformer_router]`: fine-tuning the seed to a router that decides at any token which path goes on
+/// (arXiv:2403.10616 §7.2.2).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TransformerRouterConfig {
+    /// Optimizer steps; the paper takes about 2,000.
+    pub steps: u64,
+    /// B, sequences per step.
+    pub batch: usize,
+    /// Lw, tokens over which the paths' scores are summed up; 0 sums to the end of the sequence, as in the paper.
+    pub score_tokens: usize,
+    /// Share of the reserved documents on which the loss is measured, from 0 to below 1.
+    pub holdout_fraction: f64,
+    /// Steps between two measurements of the held-out loss; the best weights are kept.
+    pub validate_every: u64,
+    /// AdamW's numbers.
+    pub adamw: AdamWConfig,
+    /// The learning rate over the steps; no warm-up in the paper.
+    pub schedule: ScheduleConfig,
+}
+
+impl Default for TransformerRouterConfig {
+    fn default() -> Self {
+        Self {
+            steps: 400,
+            batch: 8,
+            score_tokens: 0,
+            holdout_fraction: 0.1,
+            validate_every: 50,
+            adamw: AdamWConfig::default(),
+            schedule: ScheduleConfig { warmup_steps: 0, ..ScheduleConfig::default() },
+        }
+    }
+}
+
 /// Section `[train]`: rounds of inner steps of every path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -180,6 +229,8 @@ pub struct TrainConfig {
     pub lease_seconds: u64,
     /// Threads of one worker process; 0 shares the cores evenly among the workers of the machine.
     pub threads_per_worker: usize,
+    /// What the learning rate does where a phase of routing begins.
+    pub schedule_at_phase: ScheduleAtPhase,
     /// AdamW's numbers.
     pub adamw: AdamWConfig,
     /// The learning rate over all inner steps of the run.
@@ -200,6 +251,7 @@ impl Default for TrainConfig {
             packing: false,
             lease_seconds: 60,
             threads_per_worker: 0,
+            schedule_at_phase: ScheduleAtPhase::default(),
             adamw: AdamWConfig::default(),
             schedule: ScheduleConfig::default(),
         }

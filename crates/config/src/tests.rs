@@ -49,7 +49,9 @@ fn every_key_is_documented_and_every_documented_key_exists() {
         }
     }
     let mut exist = BTreeSet::new();
-    collect(&serde_json::to_value(RunConfig::default()).unwrap(), "", &mut exist);
+    let mut config = RunConfig::default();
+    config.routing.phases.push(PhaseConfig::default());
+    collect(&serde_json::to_value(config).unwrap(), "", &mut exist);
     let documented: BTreeSet<String> = KEYS.iter().map(|doc| doc.key.to_owned()).collect();
     assert_eq!(exist, documented);
     assert_eq!(KEYS.len(), documented.len(), "a key is documented twice");
@@ -62,6 +64,24 @@ fn every_key_is_documented_and_every_documented_key_exists() {
             doc.key
         );
     }
+}
+
+#[test]
+fn phases_are_read_written_and_checked() {
+    let text = "[routing]\nrouter_share = 0.1\n[[routing.phases]]\nround = 2\n[[routing.phases]]\nround = 5\nkind = \"discriminative\"\n";
+    let config = load_text(text).unwrap().config;
+    assert_eq!(config.routing.phases.iter().map(|phase| phase.round).collect::<Vec<_>>(), [2, 5]);
+    assert_eq!(RunConfig::from_toml(&config.to_toml(), Path::new("again.toml")).unwrap(), config);
+    assert_eq!(
+        set(&["routing.phases.0.round=2", "routing.router_share=0.1"]).unwrap().config.routing.phases.len(),
+        1
+    );
+    let (late, none) =
+        ("[[routing.phases]]\nround = 10\n", "[[routing.phases]]\nkind = \"discriminative\"\n");
+    let message = load_text(late).unwrap_err().to_string();
+    assert!(message.contains("routing.phases[].round is 10 but train.rounds is 10"), "{message}");
+    assert!(message.contains("routing.phases are set but routing.router_share is 0"), "{message}");
+    assert_eq!(problems(none), [":2: routing.phases[0]: missing field `round`"]);
 }
 
 #[test]
@@ -245,6 +265,7 @@ fn free_keys_do_not_count_for_the_weights() {
     for doc in KEYS.iter().filter(|doc| doc.key.starts_with("train.") || doc.key.starts_with("seed_model.")) {
         let other = match default.value(doc.key).unwrap().as_str() {
             "false" => "true".to_owned(),
+            "\"continue\"" => "restart".to_owned(),
             number => format!("{}", number.parse::<f64>().unwrap() / 2.0 + 2.0).replace(".5", ""),
         };
         let other = if number_below_one(doc.key) { "0.5".to_owned() } else { other };

@@ -17,6 +17,13 @@ pub struct EvaluationConfig {
     pub sequence_tokens: usize,
     /// Sequences that are scored at once; default 8. Costs memory, changes no result beyond rounding.
     pub batch_sequences: usize,
+    /// W, tokens between two choices of a path during a sequence, by the transformer router; default 0: each document
+    /// keeps the path that it was routed to. The first W tokens are scored by that path. Smaller is better and slower;
+    /// 64 in the paper.
+    pub reroute_tokens: usize,
+    /// Paths that are evaluated at the same time, which bounds the memory for weights: those of so many paths, and the
+    /// modules that they share with paths whose turn comes later. Default 0: as many as there are threads.
+    pub parallel_paths: usize,
     /// The most documents of a token file that are scored, from its beginning; default 0: all. A routed model has a file
     /// for each path, so with a limit it is scored on other documents than a dense one.
     pub max_documents: u64,
@@ -24,7 +31,14 @@ pub struct EvaluationConfig {
 
 impl Default for EvaluationConfig {
     fn default() -> Self {
-        Self { prefix_tokens: 32, sequence_tokens: 0, batch_sequences: 8, max_documents: 0 }
+        Self {
+            prefix_tokens: 32,
+            sequence_tokens: 0,
+            batch_sequences: 8,
+            reroute_tokens: 0,
+            parallel_paths: 0,
+            max_documents: 0,
+        }
     }
 }
 
@@ -44,6 +58,9 @@ impl EvaluationConfig {
             let problem =
                 "leaves nothing to count: make it larger than evaluation.prefix_tokens, or 0 for the context";
             return wrong("sequence_tokens", self.sequence_tokens, problem);
+        }
+        if self.parallel_paths > 1 << 16 {
+            return wrong("parallel_paths", self.parallel_paths, "must be at most 65536");
         }
         Ok(())
     }

@@ -61,6 +61,38 @@ pub enum EvalError {
         /// What it gave.
         value: f32,
     },
+    /// The router failed on a sequence.
+    #[error("{file}: choosing paths during the sequences from document {document} on failed")]
+    Router {
+        /// The token file.
+        file: String,
+        /// The first document of the batch.
+        document: u64,
+        /// The router's error.
+        #[source]
+        source: Source,
+    },
+    /// The router gave a score that is not a number.
+    #[error(
+        "{file}: the router gives document {document} a score that is not a number: it is damaged or its training \
+         diverged; fit it again"
+    )]
+    RouterNotFinite {
+        /// The token file.
+        file: String,
+        /// The document.
+        document: u64,
+    },
+    /// The router was made for other paths.
+    #[error(
+        "the router that chooses during a text has {router} paths, the shards have {shards}: fit it again for this run"
+    )]
+    RouterPaths {
+        /// Paths of the router.
+        router: u32,
+        /// Paths of the shards.
+        shards: u32,
+    },
     /// The model gave another number of scores than it was asked for.
     #[error("the model gave {actual} scores for {expected} positions")]
     Shape {

@@ -1,31 +1,54 @@
 //! Scoring token files.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use dipaco_routing::ShardSet;
+use dipaco_routing::{Contingency, ShardSet};
 use dipaco_shards::TokenFile;
 use dipaco_topology::PathId;
+use rayon::prelude::*;
 
-use crate::evaluation::{Evaluation, Totals};
-use crate::sequences::{GROUP, Scorer, Sequence, cut};
-use crate::{EvalError, EvaluationConfig, LanguageModel, Source};
+use crate::domains::UNLABELLED;
+use crate::evaluation::{Agreement, DomainEvaluation, Evaluation, Rerouted, Totals};
+use crate::score::{Score, Scorer};
+use crate::sequences::{Piece, Plan, Text, longest_first};
+use crate::{Domains, EvalError, EvaluationConfig, LanguageModel, PathSource, Reroute, Source};
+
+/// How text is scored, the same for all models that are compared.
+#[derive(Clone, Copy, Debug)]
+pub struct Protocol<'a> {
+    /// The settings.
+    pub config: &'a EvaluationConfig,
+    /// The length in bytes of each token of the vocabulary, for [`Evaluation::bits_per_byte`].
+    pub token_bytes: Option<&'a [u32]>,
+    /// What documents are about, for [`Evaluation::per_domain`].
+    pub domains: Option<&'a Domains>,
+}
+
+/// What is being done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Paths are chosen during sequences.
+    Routing,
+    /// Sequences are scored. One that several paths score is counted once for each.
+    Scoring,
+}
 
 /// How far an evaluation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvaluationProgress {
-    /// The path that is being scored; absent for a dense model.
-    pub path: Option<PathId>,
-    /// Documents that are done, in all shards.
+    /// What is being done.
+    pub stage: Stage,
+    /// Sequences that are done.
     pub done: u64,
-    /// Documents in all.
+    /// Sequences in all.
     pub total: u64,
 }
 
 /// Told each step; `Break` stops the evaluation with [`EvalError::Cancelled`].
 pub type ProgressFn<'a> = dyn FnMut(EvaluationProgress) -> ControlFlow<()> + 'a;
 
-/// The perplexity of one model on a token file. `token_bytes` has the length in bytes of each token of the vocabulary,
-/// for [`Evaluation::bits_per_byte`].
+/// The perplexity of one model on a token file.
 ///
 /// # Errors
 ///
@@ -34,11 +57,11 @@ pub type ProgressFn<'a> = dyn FnMut(EvaluationProgress) -> ControlFlow<()> + 'a;
 pub fn evaluate_dense(
     model: &dyn LanguageModel,
     file: &TokenFile,
-    config: &EvaluationConfig,
-    token_bytes: Option<&[u32]>,
+    protocol: &Protocol<'_>,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
-    evaluate_file(None, model, file, config, token_bytes, progress)
+    let evaluation = evaluate_path(PathId(0), model, file, protocol, progress)?;
+    Ok(Evaluation { per_path: Vec::new(), ..evaluation })
 }
 
 /// The perplexity of one path on a token file, whatever a router says: its own shard, another one's, or all text.
@@ -50,99 +73,253 @@ pub fn evaluate_path(
     path: PathId,
     model: &dyn LanguageModel,
     file: &TokenFile,
-    config: &EvaluationConfig,
-    token_bytes: Option<&[u32]>,
+    protocol: &Protocol<'_>,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
-    evaluate_file(Some(path), model, file, config, token_bytes, progress)
+    let texts = [Text { file, path, documents: limited(file.documents(), protocol.config) }];
+    evaluate(&texts, 0, &mut One(model), None, protocol, progress)
 }
 
-/// The perplexity of a routed model: each path is scored on its own validation shard, and all tokens count alike.
+/// The perplexity of a routed model: each path is scored on its own validation shard, or with a [`Reroute`] on the chunks
+/// that it is chosen for; all tokens count alike.
 ///
-/// `load` is called once for each path that has documents, in their order, and its model is dropped before the next is
-/// loaded; whoever gives it shares the modules that several paths have.
+/// A path is loaded once, and at most `evaluation.parallel_paths` are in memory at the same time.
 ///
 /// # Errors
 ///
-/// As [`evaluate_dense`]; further [`EvalError::Load`] and [`EvalError::Shard`].
-pub fn evaluate_routed<M: LanguageModel>(
+/// As [`evaluate_dense`]; further [`EvalError::Load`], [`EvalError::Shard`], and what a router can do wrong.
+pub fn evaluate_routed<S: PathSource>(
     shards: &ShardSet,
-    mut load: impl FnMut(PathId) -> Result<M, Source>,
-    config: &EvaluationConfig,
-    token_bytes: Option<&[u32]>,
+    source: &mut S,
+    reroute: Option<Reroute<'_>>,
+    protocol: &Protocol<'_>,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
-    config.check()?;
-    let total = shards.shards().iter().map(|shard| limited(shard.documents, config)).sum();
-    let mut all = Totals::default();
-    let mut per_path = Vec::with_capacity(shards.shards().len());
-    let mut sequence_tokens = config.sequence_tokens;
-    for shard in shards.shards() {
-        let path = shard.path;
-        let mut own = Totals::default();
-        if shard.documents > 0 {
-            let file = shards.open_shard(path).map_err(|source| EvalError::Shard { path, source })?;
-            let model = load(path).map_err(|source| EvalError::Load { path, source })?;
-            sequence_tokens = config.resolve_sequence(model.context())?;
-            let done_before = all.documents;
-            let report = |done| EvaluationProgress { path: Some(path), done: done_before + done, total };
-            own = score_file(&model, &file, config, token_bytes, &mut |done, _| progress(report(done)))?;
-        }
-        all.merge(&own);
-        per_path.push(own.of_path(path));
-    }
-    all.finish(config.prefix_tokens, sequence_tokens, per_path)
-}
-
-fn evaluate_file(
-    path: Option<PathId>,
-    model: &dyn LanguageModel,
-    file: &TokenFile,
-    config: &EvaluationConfig,
-    token_bytes: Option<&[u32]>,
-    progress: &mut ProgressFn<'_>,
-) -> Result<Evaluation, EvalError> {
-    let sequence_tokens = config.resolve_sequence(model.context())?;
-    let mut report = |done, total| progress(EvaluationProgress { path, done, total });
-    let totals = score_file(model, file, config, token_bytes, &mut report)?;
-    let per_path = path.map(|path| totals.of_path(path)).into_iter().collect();
-    totals.finish(config.prefix_tokens, sequence_tokens, per_path)
-}
-
-/// Scores the documents of a file, a group of batches at a time.
-fn score_file(
-    model: &dyn LanguageModel,
-    file: &TokenFile,
-    config: &EvaluationConfig,
-    token_bytes: Option<&[u32]>,
-    report: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<Totals, EvalError> {
-    let sequence_tokens = config.resolve_sequence(model.context())?;
-    let prefix = config.prefix_tokens;
-    let documents = limited(file.documents(), config);
-    let scorer = Scorer { model, file, prefix, batch: config.batch_sequences, token_bytes };
-    let mut totals = Totals { documents, ..Totals::default() };
-    let mut sequences = (0..documents).flat_map(|document| {
-        let range = file.document_range(document);
-        cut(document, range.end - range.start, sequence_tokens, prefix)
-    });
-    let mut alive = |done| match report(done, documents) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(EvalError::Cancelled),
+    protocol.config.check()?;
+    let open = |path| shards.open_shard(path).map_err(|source| EvalError::Shard { path, source });
+    let files: Vec<TokenFile> =
+        shards.shards().iter().map(|shard| open(shard.path)).collect::<Result<_, _>>()?;
+    let text = |(file, shard): (_, &dipaco_routing::Shard)| Text {
+        file,
+        path: shard.path,
+        documents: limited(shard.documents, protocol.config),
     };
-    alive(0)?;
-    loop {
-        let group: Vec<Sequence> = sequences.by_ref().take(GROUP * config.batch_sequences).collect();
-        let Some(last) = group.last() else { break };
-        scorer.score(&group)?.iter().for_each(|score| totals.add(score));
-        alive(last.document)?;
+    let texts: Vec<Text<'_>> = files.iter().zip(shards.shards()).map(text).collect();
+    if let Some(reroute) = &reroute
+        && reroute.router.paths() != shards.paths()
+    {
+        return Err(EvalError::RouterPaths { router: reroute.router.paths(), shards: shards.paths() });
     }
-    alive(documents)?;
-    Ok(totals)
+    evaluate(&texts, files.len(), source, reroute, protocol, progress)
 }
 
 fn limited(documents: u64, config: &EvaluationConfig) -> u64 {
     if config.max_documents == 0 { documents } else { documents.min(config.max_documents) }
+}
+
+/// A single model as a source of paths.
+struct One<'a>(&'a dyn LanguageModel);
+
+impl<'a> PathSource for One<'a> {
+    type Model = &'a dyn LanguageModel;
+
+    fn context(&self) -> usize {
+        self.0.context()
+    }
+
+    fn expect(&mut self, _: &[PathId]) {}
+
+    fn load(&mut self, _: PathId) -> Result<Self::Model, Source> {
+        Ok(self.0)
+    }
+}
+
+/// Evaluates on texts that a router divided among `paths` paths; 0 when none did.
+fn evaluate<S: PathSource>(
+    texts: &[Text<'_>],
+    paths: usize,
+    source: &mut S,
+    reroute: Option<Reroute<'_>>,
+    protocol: &Protocol<'_>,
+    progress: &mut ProgressFn<'_>,
+) -> Result<Evaluation, EvalError> {
+    let Protocol { config, domains, .. } = *protocol;
+    let sequence_tokens = config.resolve_sequence(source.context())?;
+    // Without choices during a sequence, its only chunk is longer than any sequence.
+    let chunk_tokens = reroute.as_ref().map_or(usize::MAX, |reroute| reroute.tokens);
+    if chunk_tokens == 0 {
+        let problem = "must be at least 1 when paths are chosen during a text".to_owned();
+        return Err(EvalError::Config { key: "reroute_tokens", value: 0, problem });
+    }
+    let mut plan = Plan::new(texts, sequence_tokens, config.prefix_tokens, chunk_tokens);
+    let mut report = |stage, done: usize, total: usize| match progress(EvaluationProgress {
+        stage,
+        done: done as u64,
+        total: total as u64,
+    }) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(EvalError::Cancelled),
+    };
+    if let Some(reroute) = &reroute {
+        check_router(reroute, sequence_tokens)?;
+        let total = plan.several_chunks();
+        let mut report = |done| report(Stage::Routing, done, total);
+        plan.reroute(reroute.router, config.batch_sequences, &mut report)?;
+    }
+    let pieces = plan.pieces();
+    let total = pieces.values().map(Vec::len).sum();
+    let mut report = |done| report(Stage::Scoring, done, total);
+    let sums = score(&plan, &pieces, source, protocol, &mut report)?;
+
+    let mut all = Totals::default();
+    let mut per_path = Vec::new();
+    let mut routed: BTreeMap<PathId, u64> = BTreeMap::new();
+    texts.iter().for_each(|text| *routed.entry(text.path).or_default() += text.documents);
+    for (&path, &documents) in &routed {
+        let own = Totals { documents, ..sums.paths.get(&path).copied().unwrap_or_default() };
+        all.merge(&own);
+        per_path.push(own.of_path(path));
+    }
+    // A sequence that several paths score is one sequence.
+    all.sequences = plan.sequences.len() as u64;
+    let mut evaluation = all.finish(config.prefix_tokens, sequence_tokens)?;
+    evaluation.per_path = per_path;
+    evaluation.reroute = reroute.map(|reroute| summarise(&plan, reroute.tokens));
+    if let Some(domains) = domains {
+        evaluation.per_domain = by_domain(texts, &sums.documents, domains, paths);
+        evaluation.agreement = agreement(&evaluation.per_domain, paths);
+    }
+    Ok(evaluation)
+}
+
+/// Checks that the router can read as far as choices are made.
+fn check_router(reroute: &Reroute<'_>, sequence_tokens: usize) -> Result<(), EvalError> {
+    let read = (sequence_tokens - 1) / reroute.tokens * reroute.tokens;
+    let context = reroute.router.context();
+    if read > context {
+        let problem = format!("is more than the router can read, {context} tokens: make it smaller");
+        return Err(EvalError::Config { key: "sequence_tokens", value: sequence_tokens, problem });
+    }
+    Ok(())
+}
+
+fn summarise(plan: &Plan<'_>, tokens: usize) -> Rerouted {
+    let mut summary = Rerouted { tokens, choices: 0, switches: 0 };
+    for sequence in &plan.sequences {
+        let chunks = plan.chunks(sequence);
+        summary.choices += chunks.len() as u64 - 1;
+        summary.switches += chunks.windows(2).filter(|pair| pair[0] != pair[1]).count() as u64;
+    }
+    summary
+}
+
+/// What was summed up.
+struct Sums {
+    paths: BTreeMap<PathId, Totals>,
+    /// Of each document of each text; empty without labels.
+    documents: Vec<Vec<Totals>>,
+}
+
+/// Scores all pieces, some paths at a time.
+fn score<S: PathSource>(
+    plan: &Plan<'_>,
+    pieces: &BTreeMap<PathId, Vec<Piece>>,
+    source: &mut S,
+    protocol: &Protocol<'_>,
+    report: &mut dyn FnMut(usize) -> Result<(), EvalError>,
+) -> Result<Sums, EvalError> {
+    let Protocol { config, token_bytes, domains } = *protocol;
+    let threads = rayon::current_num_threads();
+    let at_once = if config.parallel_paths == 0 { threads } else { config.parallel_paths };
+    let documents = |text: &Text<'_>| vec![Totals::default(); text.documents as usize];
+    let mut sums = Sums {
+        paths: BTreeMap::new(),
+        documents: if domains.is_some() { plan.texts.iter().map(documents).collect() } else { Vec::new() },
+    };
+    let paths: Vec<(PathId, &Vec<Piece>)> = pieces.iter().map(|(&path, pieces)| (path, pieces)).collect();
+    source.expect(&pieces.keys().copied().collect::<Vec<_>>());
+    let mut done = 0;
+    report(done)?;
+    for wave in paths.chunks(at_once) {
+        let load =
+            |&(path, _): &(PathId, _)| source.load(path).map_err(|source| EvalError::Load { path, source });
+        let models: Vec<S::Model> = wave.iter().map(load).collect::<Result<_, _>>()?;
+        let scorers: Vec<Scorer<'_>> = wave
+            .iter()
+            .zip(&models)
+            .map(|(&(path, _), model)| Scorer { plan, path, model, token_bytes })
+            .collect();
+        let orders: Vec<Vec<usize>> =
+            wave.iter().map(|(_, pieces)| longest_first(pieces, |piece| piece.length)).collect();
+        let batches: Vec<(usize, &[usize])> = orders
+            .iter()
+            .enumerate()
+            .flat_map(|(index, order)| {
+                order.chunks(config.batch_sequences).map(move |places| (index, places))
+            })
+            .collect();
+        let mut scores: Vec<Vec<Score>> =
+            wave.iter().map(|(_, pieces)| vec![Score::default(); pieces.len()]).collect();
+        for group in batches.chunks(threads * 4) {
+            let scored: Vec<Vec<Score>> = group
+                .par_iter()
+                .map(|&(index, places)| {
+                    let own: Vec<Piece> = places.iter().map(|&place| wave[index].1[place]).collect();
+                    scorers[index].score(&own)
+                })
+                .collect::<Result<_, _>>()?;
+            for (&(index, places), scored) in group.iter().zip(scored) {
+                done += places.len();
+                places.iter().zip(scored).for_each(|(&place, score)| scores[index][place] = score);
+            }
+            report(done)?;
+        }
+        for (&(path, pieces), scores) in wave.iter().zip(&scores) {
+            let totals = sums.paths.entry(path).or_default();
+            for (piece, score) in pieces.iter().zip(scores) {
+                totals.add(score);
+                let sequence = &plan.sequences[piece.sequence];
+                if let Some(text) = sums.documents.get_mut(sequence.text as usize) {
+                    text[sequence.document as usize].add(score);
+                }
+            }
+        }
+    }
+    Ok(sums)
+}
+
+/// The rows of all domains, by name.
+fn by_domain(
+    texts: &[Text<'_>],
+    documents: &[Vec<Totals>],
+    domains: &Domains,
+    paths: usize,
+) -> Vec<DomainEvaluation> {
+    let mut rows: BTreeMap<&str, (Totals, Vec<u64>)> = BTreeMap::new();
+    for (text, documents) in texts.iter().zip(documents) {
+        for (sums, document) in documents.iter().zip(0..) {
+            let domain = domains.of(text.file.document(document)).unwrap_or(UNLABELLED);
+            let (totals, routed) = rows.entry(domain).or_insert_with(|| (Totals::default(), vec![0; paths]));
+            totals.merge(&Totals { documents: 1, ..*sums });
+            if let Some(routed) = routed.get_mut(text.path.index()) {
+                *routed += 1;
+            }
+        }
+    }
+    rows.into_iter().map(|(name, (totals, routed))| totals.of_domain(name.to_owned(), routed)).collect()
+}
+
+/// How well paths and domains agree, over the documents with a label.
+fn agreement(rows: &[DomainEvaluation], paths: usize) -> Option<Agreement> {
+    let labelled: Vec<_> = rows.iter().filter(|row| row.domain != UNLABELLED).collect();
+    let mut table = Contingency::new(paths, labelled.len());
+    for (label, row) in labelled.iter().enumerate() {
+        for (path, &documents) in row.documents_of_path.iter().enumerate() {
+            // Every path and label has its place in the table.
+            (0..documents).try_for_each(|_| table.add(path, label)).ok()?;
+        }
+    }
+    (table.documents() > 0).then(|| Agreement { purity: table.purity(), nmi: table.nmi() })
 }
 
 #[cfg(test)]

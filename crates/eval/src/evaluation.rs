@@ -6,7 +6,7 @@ use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
-use crate::sequences::Score;
+use crate::score::Score;
 
 /// Held-out perplexity of a model; its `Display` is a table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,6 +30,54 @@ pub struct Evaluation {
     pub sequence_tokens: usize,
     /// What each path contributed, in their order; empty for a dense model.
     pub per_path: Vec<PathEvaluation>,
+    /// How paths were chosen during a sequence; absent when each document had one path.
+    #[serde(default)]
+    pub reroute: Option<Rerouted>,
+    /// What came of each domain, by name; empty without labels.
+    #[serde(default)]
+    pub per_domain: Vec<DomainEvaluation>,
+    /// How well the paths of whole documents agree with their labels; absent without labels or paths.
+    #[serde(default)]
+    pub agreement: Option<Agreement>,
+}
+
+/// How well a router, which sees no labels, agrees with them; over the documents that have one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Agreement {
+    /// The share of documents whose domain is the most frequent one of their path.
+    pub purity: f64,
+    /// Normalised mutual information of paths and domains.
+    pub nmi: f64,
+}
+
+/// How often paths were chosen during sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rerouted {
+    /// Tokens between two choices.
+    pub tokens: usize,
+    /// Choices that were made; a sequence's first path is not among them.
+    pub choices: u64,
+    /// Choices of another path than the one before.
+    pub switches: u64,
+}
+
+/// The result on the documents of one domain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DomainEvaluation {
+    /// Its name, or [`crate::UNLABELLED`].
+    pub domain: String,
+    /// Its documents.
+    pub documents: u64,
+    /// Tokens that were counted.
+    pub tokens_counted: u64,
+    /// Sum of `-ln p` of the counted tokens, in nats.
+    pub nll_sum: f64,
+    /// `exp(nll_sum / tokens_counted)`; absent when nothing was counted.
+    pub perplexity: Option<f64>,
+    /// `nll_sum` in bits, divided by the bytes of the counted tokens; absent when the tokens' lengths were not given.
+    pub bits_per_byte: Option<f64>,
+    /// How many of its documents were routed to each path (P); empty for a dense model.
+    pub documents_of_path: Vec<u64>,
 }
 
 /// The contribution of one path.
@@ -37,13 +85,13 @@ pub struct Evaluation {
 pub struct PathEvaluation {
     /// The path.
     pub path: PathId,
-    /// Documents that it read.
+    /// Documents that were routed to it.
     pub documents: u64,
-    /// Sequences that had something to count.
+    /// Sequences of which it scored a part.
     pub sequences: u64,
-    /// Tokens that were counted.
+    /// Tokens that it scored.
     pub tokens_counted: u64,
-    /// Sum of `-ln p` of the counted tokens, in nats.
+    /// Sum of `-ln p` of these tokens, in nats.
     pub nll_sum: f64,
     /// `exp(nll_sum / tokens_counted)`; absent when nothing was counted.
     pub perplexity: Option<f64>,
@@ -90,11 +138,27 @@ impl Totals {
         }
     }
 
+    fn bits_per_byte(&self) -> Option<f64> {
+        (self.bytes > 0).then(|| self.nll / std::f64::consts::LN_2 / self.bytes as f64)
+    }
+
+    pub(crate) fn of_domain(&self, domain: String, documents_of_path: Vec<u64>) -> DomainEvaluation {
+        DomainEvaluation {
+            domain,
+            documents: self.documents,
+            tokens_counted: self.tokens,
+            nll_sum: self.nll,
+            perplexity: self.perplexity(),
+            bits_per_byte: self.bits_per_byte(),
+            documents_of_path,
+        }
+    }
+
+    /// The result, with no paths and no domains yet.
     pub(crate) fn finish(
         &self,
         prefix_tokens: usize,
         sequence_tokens: usize,
-        per_path: Vec<PathEvaluation>,
     ) -> Result<Evaluation, EvalError> {
         let documents = self.documents;
         let perplexity = self.perplexity().ok_or(EvalError::NothingToCount { documents, prefix_tokens })?;
@@ -104,38 +168,101 @@ impl Totals {
             tokens_counted: self.tokens,
             nll_sum: self.nll,
             perplexity,
-            bits_per_byte: (self.bytes > 0).then(|| self.nll / std::f64::consts::LN_2 / self.bytes as f64),
+            bits_per_byte: self.bits_per_byte(),
             prefix_tokens,
             sequence_tokens,
-            per_path,
+            per_path: Vec::new(),
+            reroute: None,
+            per_domain: Vec::new(),
+            agreement: None,
         })
     }
 }
 
 impl fmt::Display for Evaluation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.per_path.len() > 1 {
+            self.write_paths(f)?;
+            writeln!(f)?;
+        }
+        if !self.per_domain.is_empty() {
+            self.write_domains(f)?;
+            if let Some(Agreement { purity, nmi }) = self.agreement {
+                writeln!(f, "paths and domains: purity {purity:.3}, normalised mutual information {nmi:.3}")?;
+            }
+            writeln!(f)?;
+        }
+        if let Some(Rerouted { tokens, choices, switches }) = self.reroute {
+            writeln!(
+                f,
+                "every {tokens} tokens a path was chosen: {choices} times, {switches} of them another one"
+            )?;
+        }
+        write!(
+            f,
+            "{} documents, {} sequences, {} tokens counted, perplexity {:.3}",
+            self.documents, self.sequences, self.tokens_counted, self.perplexity
+        )?;
+        match self.bits_per_byte {
+            Some(bits) => write!(f, ", {bits:.4} bits per byte"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Evaluation {
+    fn write_paths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
             "{:>5} {:>12} {:>12} {:>14} {:>12}",
             "path", "documents", "sequences", "tokens", "perplexity"
         )?;
         for row in &self.per_path {
-            let perplexity =
-                row.perplexity.map_or_else(|| "-".into(), |perplexity| format!("{perplexity:.3}"));
+            let perplexity = decimals(row.perplexity, 3);
             writeln!(
                 f,
                 "{:>5} {:>12} {:>12} {:>14} {perplexity:>12}",
                 row.path, row.documents, row.sequences, row.tokens_counted
             )?;
         }
-        write!(
+        Ok(())
+    }
+
+    fn write_domains(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.per_domain.iter().map(|row| row.domain.chars().count());
+        let width = names.max().unwrap_or(0).max("domain".len());
+        writeln!(
             f,
-            "{:>5} {:>12} {:>12} {:>14} {:>12.3}",
-            "all", self.documents, self.sequences, self.tokens_counted, self.perplexity
+            "{:<width$} {:>12} {:>14} {:>12} {:>10}  paths of most documents",
+            "domain", "documents", "tokens", "perplexity", "bits/byte"
         )?;
-        if let Some(bits) = self.bits_per_byte {
-            write!(f, "  ({bits:.4} bits per byte)")?;
+        for row in &self.per_domain {
+            let (perplexity, bits) = (decimals(row.perplexity, 3), decimals(row.bits_per_byte, 4));
+            write!(
+                f,
+                "{:<width$} {:>12} {:>14} {perplexity:>12} {bits:>10} ",
+                row.domain, row.documents, row.tokens_counted
+            )?;
+            for (path, share) in row.main_paths(3) {
+                write!(f, " {path}: {:.0} %", 100.0 * share)?;
+            }
+            writeln!(f)?;
         }
         Ok(())
     }
+}
+
+impl DomainEvaluation {
+    /// The paths that most of the domain's documents go to, with their shares of the documents.
+    fn main_paths(&self, most: usize) -> Vec<(PathId, f64)> {
+        let mut paths: Vec<(PathId, u64)> =
+            (0..).map(PathId).zip(self.documents_of_path.iter().copied()).collect();
+        paths.sort_by_key(|&(path, documents)| (std::cmp::Reverse(documents), path));
+        let share = |(path, documents)| (path, documents as f64 / self.documents.max(1) as f64);
+        paths.into_iter().filter(|&(_, documents)| documents > 0).take(most).map(share).collect()
+    }
+}
+
+fn decimals(number: Option<f64>, decimals: usize) -> String {
+    number.map_or_else(|| "-".into(), |number| format!("{number:.decimals$}"))
 }

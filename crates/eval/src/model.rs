@@ -1,4 +1,6 @@
-//! The model as an evaluation needs it.
+//! The models as an evaluation needs them.
+
+use dipaco_topology::PathId;
 
 use crate::Source;
 
@@ -23,5 +25,35 @@ impl LanguageModel for dipaco_model::Path {
 
     fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, Source> {
         Ok(Self::token_log_probs(self, tokens, targets, batch)?)
+    }
+}
+
+/// Where the paths of a routed model come from.
+pub trait PathSource {
+    /// A loaded path.
+    type Model: LanguageModel;
+
+    /// The most tokens of a row (T), the same for all paths.
+    fn context(&self) -> usize;
+
+    /// Called once, before the first path is loaded, with the paths that will be, in this order and each once: a source
+    /// that keeps modules for several paths knows from it when a module has been used for the last time.
+    fn expect(&mut self, paths: &[PathId]);
+
+    /// Loads a path.
+    ///
+    /// # Errors
+    ///
+    /// Whatever keeps it from being loaded.
+    fn load(&mut self, path: PathId) -> Result<Self::Model, Source>;
+}
+
+impl<M: LanguageModel + ?Sized> LanguageModel for &M {
+    fn context(&self) -> usize {
+        (**self).context()
+    }
+
+    fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, Source> {
+        (**self).token_log_probs(tokens, targets, batch)
     }
 }

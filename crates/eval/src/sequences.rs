@@ -1,128 +1,130 @@
-//! Cutting documents into sequences, and scoring them.
+//! Cutting documents into sequences, and who scores which part of them.
 
-use dipaco_shards::{IGNORE, TokenFile};
-use rayon::prelude::*;
+use std::collections::BTreeMap;
 
-use crate::{EvalError, LanguageModel};
+use dipaco_shards::{TokenFile, Tokens};
+use dipaco_topology::PathId;
 
-/// Batches that are sorted by length together and may be scored at the same time.
-pub(crate) const GROUP: usize = 16;
+/// A token file of which the first documents are scored, and the path that its documents were routed to.
+#[derive(Clone, Copy)]
+pub(crate) struct Text<'a> {
+    pub(crate) file: &'a TokenFile,
+    pub(crate) path: PathId,
+    pub(crate) documents: u64,
+}
 
 /// A part of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sequence {
+    /// Place of its token file in the list of texts.
+    pub(crate) text: u32,
     pub(crate) document: u64,
     /// Place of its first token in the document.
     pub(crate) start: u64,
     /// Number of tokens, more than the prefix and at least 2.
     pub(crate) length: usize,
+    /// Place of its first chunk in [`Plan::paths`].
+    pub(crate) chunk: usize,
 }
 
-/// The score of a sequence.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Score {
-    pub(crate) tokens: u64,
-    /// Sum of `-ln p` in nats.
-    pub(crate) nll: f64,
-    /// Bytes of the counted tokens, when their lengths are known.
-    pub(crate) bytes: u64,
+/// The part of a sequence that a path reads: from its beginning to the end of the last chunk that the path scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Place in [`Plan::sequences`].
+    pub(crate) sequence: usize,
+    /// Number of tokens.
+    pub(crate) length: usize,
 }
 
-/// The sequences of a document of `tokens` tokens that have something to count.
-pub(crate) fn cut(
-    document: u64,
-    tokens: u64,
-    sequence: usize,
-    prefix: usize,
-) -> impl Iterator<Item = Sequence> + use<> {
+/// All sequences and the path of each of their chunks. It takes some 40 bytes for each sequence, a small share of the
+/// token file that is mapped beside it.
+pub(crate) struct Plan<'a> {
+    pub(crate) texts: &'a [Text<'a>],
+    pub(crate) sequences: Vec<Sequence>,
+    /// The paths of all chunks, one sequence after the other.
+    pub(crate) paths: Vec<PathId>,
+    /// Tokens of a chunk; the last one of a sequence may have fewer.
+    pub(crate) chunk_tokens: usize,
+    /// Tokens at the start of each sequence that are not counted.
+    pub(crate) prefix: usize,
+}
+
+impl<'a> Plan<'a> {
+    /// Cuts all documents; every chunk goes to the path that the document was routed to.
+    pub(crate) fn new(
+        texts: &'a [Text<'a>],
+        sequence_tokens: usize,
+        prefix: usize,
+        chunk_tokens: usize,
+    ) -> Self {
+        let mut plan = Self { texts, sequences: Vec::new(), paths: Vec::new(), chunk_tokens, prefix };
+        for (text, place) in texts.iter().zip(0u32..) {
+            for document in 0..text.documents {
+                let range = text.file.document_range(document);
+                for (start, length) in cut(range.end - range.start, sequence_tokens, prefix) {
+                    let chunk = plan.paths.len();
+                    plan.sequences.push(Sequence { text: place, document, start, length, chunk });
+                    plan.paths.resize(chunk + length.div_ceil(chunk_tokens), text.path);
+                }
+            }
+        }
+        plan
+    }
+
+    /// The tokens at the beginning of a sequence.
+    pub(crate) fn tokens(&self, sequence: &Sequence, length: usize) -> Tokens<'a> {
+        let file = self.texts[sequence.text as usize].file;
+        file.document(sequence.document).slice(sequence.start..sequence.start + length as u64)
+    }
+
+    /// The paths of a sequence's chunks.
+    pub(crate) fn chunks(&self, sequence: &Sequence) -> &[PathId] {
+        &self.paths[sequence.chunk..][..sequence.length.div_ceil(self.chunk_tokens)]
+    }
+
+    /// Whether a path scores the token at a place of a sequence.
+    pub(crate) fn counts(&self, sequence: &Sequence, path: PathId, place: usize) -> bool {
+        place >= self.prefix.max(1) && self.paths[sequence.chunk + place / self.chunk_tokens] == path
+    }
+
+    /// What each path has to read, in the order of the sequences. Parts in which nothing is counted are left out.
+    pub(crate) fn pieces(&self) -> BTreeMap<PathId, Vec<Piece>> {
+        let mut pieces: BTreeMap<PathId, Vec<Piece>> = BTreeMap::new();
+        let mut ends: Vec<(PathId, usize)> = Vec::new();
+        for (sequence, place) in self.sequences.iter().zip(0..) {
+            ends.clear();
+            for (&path, chunk) in self.chunks(sequence).iter().zip(1..) {
+                let end = sequence.length.min(chunk * self.chunk_tokens);
+                if end > self.prefix.max(1) {
+                    match ends.iter_mut().find(|(known, _)| *known == path) {
+                        Some((_, known)) => *known = end,
+                        None => ends.push((path, end)),
+                    }
+                }
+            }
+            for &(path, length) in &ends {
+                pieces.entry(path).or_default().push(Piece { sequence: place, length });
+            }
+        }
+        pieces
+    }
+}
+
+/// The sequences of a document of `tokens` tokens that have something to count: place of the first token, and length.
+fn cut(tokens: u64, sequence: usize, prefix: usize) -> impl Iterator<Item = (u64, usize)> + use<> {
     let whole = sequence as u64;
     (0..tokens)
         .step_by(sequence)
-        .map(move |start| Sequence { document, start, length: (tokens - start).min(whole) as usize })
-        .filter(move |sequence| sequence.length > prefix.max(1))
+        .map(move |start| (start, (tokens - start).min(whole) as usize))
+        .filter(move |&(_, length)| length > prefix.max(1))
 }
 
-/// Scores sequences with one model.
-pub(crate) struct Scorer<'a> {
-    pub(crate) model: &'a dyn LanguageModel,
-    pub(crate) file: &'a TokenFile,
-    pub(crate) prefix: usize,
-    pub(crate) batch: usize,
-    pub(crate) token_bytes: Option<&'a [u32]>,
-}
-
-impl Scorer<'_> {
-    /// The scores of sequences, in their order. Which ones share a batch depends on nothing but the sequences and the
-    /// batch size.
-    pub(crate) fn score(&self, sequences: &[Sequence]) -> Result<Vec<Score>, EvalError> {
-        // Rows of similar length need little padding.
-        let mut order: Vec<usize> = (0..sequences.len()).collect();
-        order.sort_by_key(|&index| std::cmp::Reverse(sequences[index].length));
-        let batches: Vec<Vec<Score>> = order
-            .par_chunks(self.batch)
-            .map(|batch| self.score_batch(sequences, batch))
-            .collect::<Result<_, _>>()?;
-        let mut scores = vec![Score::default(); sequences.len()];
-        for (index, score) in order.into_iter().zip(batches.into_iter().flatten()) {
-            scores[index] = score;
-        }
-        Ok(scores)
-    }
-
-    /// Scores the sequences at some places.
-    fn score_batch(&self, sequences: &[Sequence], places: &[usize]) -> Result<Vec<Score>, EvalError> {
-        let rows: Vec<Sequence> = places.iter().map(|&place| sequences[place]).collect();
-        let width = rows.iter().map(|row| row.length - 1).max().unwrap_or(0);
-        let mut tokens = Vec::with_capacity(width * rows.len());
-        let mut targets = Vec::with_capacity(width * rows.len());
-        for row in &rows {
-            let text = self.file.document(row.document).slice(row.start..row.start + row.length as u64);
-            let padding = width + 1 - row.length;
-            tokens.extend(text.iter().take(row.length - 1));
-            tokens.extend(std::iter::repeat_n(self.file.end_of_text(), padding));
-            let counted = |(place, token)| if place < self.prefix { IGNORE } else { token };
-            targets.extend(text.iter().enumerate().skip(1).map(counted));
-            targets.extend(std::iter::repeat_n(IGNORE, padding));
-        }
-        let file = || self.file.path().display().to_string();
-        let log_probs =
-            self.model.token_log_probs(&tokens, &targets, rows.len()).map_err(|source| EvalError::Model {
-                file: file(),
-                document: rows.iter().map(|row| row.document).min().unwrap_or(0),
-                source,
-            })?;
-        if log_probs.len() != targets.len() {
-            return Err(EvalError::Shape { expected: targets.len(), actual: log_probs.len() });
-        }
-        let scored = targets.chunks_exact(width).zip(log_probs.chunks_exact(width)).zip(&rows);
-        scored
-            .map(|((targets, log_probs), row)| {
-                let mut score = Score::default();
-                for (&target, &log_prob) in
-                    targets.iter().zip(log_probs).filter(|(target, _)| **target != IGNORE)
-                {
-                    if !log_prob.is_finite() {
-                        return Err(EvalError::NotFinite {
-                            file: file(),
-                            document: row.document,
-                            value: log_prob,
-                        });
-                    }
-                    score.tokens += 1;
-                    score.nll -= f64::from(log_prob);
-                    score.bytes += self.bytes_of(target)?;
-                }
-                Ok(score)
-            })
-            .collect()
-    }
-
-    fn bytes_of(&self, token: u32) -> Result<u64, EvalError> {
-        let Some(lengths) = self.token_bytes else { return Ok(0) };
-        let length =
-            lengths.get(token as usize).ok_or(EvalError::TokenBytes { token, tokens: lengths.len() })?;
-        Ok(u64::from(*length))
-    }
+/// Places of items in the order in which they are put into batches: longest first, so that rows of a batch need little
+/// padding, and equal ones as they come. Depends on nothing but the lengths.
+pub(crate) fn longest_first<T>(items: &[T], length: impl Fn(&T) -> usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..items.len()).collect();
+    order.sort_by_key(|&place| std::cmp::Reverse(length(&items[place])));
+    order
 }
 
 #[cfg(test)]
@@ -131,14 +133,36 @@ mod tests {
 
     #[test]
     fn documents_are_cut_and_what_counts_nothing_is_left_out() {
-        let lengths = |tokens, sequence, prefix| -> Vec<(u64, usize)> {
-            cut(3, tokens, sequence, prefix).map(|s| (s.start, s.length)).collect()
-        };
+        let lengths =
+            |tokens, sequence, prefix| -> Vec<(u64, usize)> { cut(tokens, sequence, prefix).collect() };
         assert_eq!(lengths(100, 40, 32), [(0, 40), (40, 40)]);
         assert_eq!(lengths(113, 40, 32), [(0, 40), (40, 40), (80, 33)]);
         assert_eq!(lengths(32, 40, 32), []);
         assert_eq!(lengths(33, 40, 32), [(0, 33)]);
         assert_eq!(lengths(3, 2, 0), [(0, 2)]);
         assert_eq!(lengths(0, 40, 32), []);
+    }
+
+    #[test]
+    fn a_path_reads_up_to_its_last_chunk_and_counts_its_own() {
+        let [a, b] = [PathId(0), PathId(1)];
+        let sequence = Sequence { text: 0, document: 0, start: 0, length: 45, chunk: 0 };
+        let plan = Plan {
+            texts: &[],
+            sequences: vec![sequence],
+            paths: vec![a, b, a, b, b],
+            chunk_tokens: 10,
+            prefix: 12,
+        };
+        let pieces = plan.pieces();
+        assert_eq!(pieces[&a], [Piece { sequence: 0, length: 30 }]);
+        assert_eq!(pieces[&b], [Piece { sequence: 0, length: 45 }]);
+        let counted =
+            |path| -> Vec<usize> { (0..45).filter(|&at| plan.counts(&sequence, path, at)).collect() };
+        assert_eq!(counted(a), (20..30).collect::<Vec<_>>());
+        assert_eq!(counted(b), (12..20).chain(30..45).collect::<Vec<_>>());
+        // The first chunk of path a alone would count nothing.
+        let plan = Plan { paths: vec![a, b, b, b, b], ..plan };
+        assert_eq!(plan.pieces().keys().copied().collect::<Vec<_>>(), [b]);
     }
 }

@@ -73,6 +73,10 @@ pub struct ModelConfig {
     pub init_std: f64,
     /// The numbers that matrix products multiply in training (default f32).
     pub dtype: Dtype,
+    /// Outputs of the head when they are not the tokens of the vocabulary; 0 when they are. Not a key of the
+    /// configuration: a router has as many outputs as there are paths ([`ModelConfig::with_outputs`]).
+    #[serde(skip)]
+    pub outputs: usize,
 }
 
 impl Default for ModelConfig {
@@ -90,6 +94,7 @@ impl Default for ModelConfig {
             tie_embeddings: false,
             init_std: 0.02,
             dtype: Dtype::F32,
+            outputs: 0,
         }
     }
 }
@@ -122,6 +127,10 @@ impl ModelConfig {
                 "model.vocab_size",
                 format!("is {}: it must be at most {}", self.vocab_size, 1 << 24),
             );
+        }
+        if self.outputs > LARGEST || (self.outputs > 0 && self.tie_embeddings) {
+            let problem = format!("are {}: at most {LARGEST}, and not with tied embeddings", self.outputs);
+            return error("the head's outputs", problem);
         }
         if !self.head_dim.is_multiple_of(2) {
             let problem =
@@ -181,6 +190,18 @@ impl ModelConfig {
             return Err(ModelError::Config { key: "model.vocab_size", problem });
         }
         Ok(Self { vocab_size: vocabulary, ..self.clone() })
+    }
+
+    /// The same transformer with a head of its own that has `outputs` outputs instead of one for each token.
+    #[must_use]
+    pub fn with_outputs(&self, outputs: usize) -> Self {
+        Self { outputs, tie_embeddings: false, ..self.clone() }
+    }
+
+    /// Rows of the head: the outputs when they are given, else V.
+    #[must_use]
+    pub fn head_size(&self) -> usize {
+        if self.outputs == 0 { self.vocab_size } else { self.outputs }
     }
 
     /// [`ModelConfig::check`], and V must be known.

@@ -36,16 +36,20 @@ impl Path {
             })?;
         }
         cache.advance(rows);
-        let x = if all_positions { &x[..] } else { &x[(rows - 1) * width..] };
-        let rows = x.len() / width;
+        self.logits(if all_positions { &x[..] } else { &x[(rows - 1) * width..] })
+    }
+
+    /// The head's outputs (rows, V) for rows of the last block's output (rows, D).
+    pub(crate) fn logits(&self, x: &[f32]) -> Result<Vec<f32>, ModelError> {
+        let (width, place) = (self.config.hidden_size, self.head_place());
+        let (rows, outputs) = (x.len() / width, place.vocabulary);
         let mut normed = vec![0.0; x.len()];
-        let mut logits = vec![0.0; rows * config.vocab_size];
-        let place = self.head_place();
+        let mut logits = vec![0.0; rows * outputs];
         with_slice(&self.head().flat, |weights| {
             let norm = &weights[place.norm..][..width];
-            let projection = &weights[place.projection..][..config.vocab_size * width];
-            kernel::rms_norm(x, norm, &mut normed, config.rms_norm_eps as f32);
-            kernel::linear(&normed, projection, &mut logits, (rows, width, config.vocab_size));
+            let projection = &weights[place.projection..][..outputs * width];
+            kernel::rms_norm(x, norm, &mut normed, self.config.rms_norm_eps as f32);
+            kernel::linear(&normed, projection, &mut logits, (rows, width, outputs));
         })?;
         Ok(logits)
     }

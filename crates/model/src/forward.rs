@@ -90,6 +90,33 @@ impl Path {
         Ok(ops::token_log_probs(&x, &self.head().flat, &self.head_place(), &self.stack, targets)?)
     }
 
+    /// The head's outputs after some positions of each row: (B, positions, V), row-major, where V is
+    /// [`crate::ModelConfig::head_size`]. `tokens` is (B, T); keeps no graph.
+    ///
+    /// # Errors
+    /// When the lengths do not fit, a position is not below T, T is over the context, or an id is not in the vocabulary.
+    pub fn position_logits(
+        &self,
+        tokens: &[u32],
+        batch: usize,
+        positions: &[usize],
+    ) -> Result<Vec<f32>, ModelError> {
+        let time = self.check_batch(tokens, batch)?;
+        if let Some(position) = positions.iter().find(|&&position| position >= time) {
+            let problem = format!("{position} is not below the {time} tokens of a row");
+            return Err(ModelError::Batch { what: "positions", problem });
+        }
+        let width = self.config.hidden_size;
+        let x = self.stream(tokens, batch, None)?;
+        let gather = |x: &[f32]| -> Vec<f32> {
+            let rows = x.chunks_exact(time * width);
+            rows.flat_map(|row| positions.iter().flat_map(|&at| &row[at * width..][..width]))
+                .copied()
+                .collect()
+        };
+        self.logits(&ops::with_slice(&x, gather)?)
+    }
+
     /// The router's features (arXiv:2403.10616 §2.4): the mean of the last block's output over each row's first
     /// `lengths` tokens, before the final norm. `tokens` is (B, T), rows padded on the right; gives (B, D), row-major.
     ///

@@ -86,7 +86,7 @@ pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
         number(config.hidden_size),
         number(config.attention_size()),
         number(config.ffn_size),
-        number(config.vocab_size),
+        number(config.head_size()),
     );
     let (rows, e, blocks) = (b.saturating_mul(t), number(config.dtype.bytes()), number(config.blocks));
     let head_rows = rows.min(HEAD_ROWS);

@@ -177,7 +177,7 @@ impl Path {
     pub(crate) fn head_place(&self) -> HeadPlace {
         let (norm, width) = (self.head().at, self.config.hidden_size);
         let projection = if self.config.tie_embeddings { self.embedding().at } else { norm + width };
-        HeadPlace { norm, projection, vocabulary: self.config.vocab_size }
+        HeadPlace { norm, projection, vocabulary: self.config.head_size() }
     }
 }
 

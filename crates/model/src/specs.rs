@@ -55,7 +55,7 @@ pub fn path_specs(config: &ModelConfig) -> Vec<TensorSpec> {
     }
     specs.push(norm("model.norm.weight".into(), Part::Head));
     if !config.tie_embeddings {
-        specs.push(matrix("lm_head.weight".into(), v, d, Part::Head));
+        specs.push(matrix("lm_head.weight".into(), config.head_size(), d, Part::Head));
     }
     specs
 }

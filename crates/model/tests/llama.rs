@@ -291,6 +291,32 @@ fn bf16_products_stay_close_to_f32() {
 }
 
 #[test]
+fn outputs_at_positions_are_those_of_decoding_and_see_nothing_behind() {
+    let config = config(true).with_outputs(5);
+    let path = compose(&config, &dense(), &weights(&config), false);
+    assert_eq!(path_specs(&config).last().unwrap().shape, [5, 32]);
+    let mut tokens = tokens();
+    let found = path.position_logits(&tokens, BATCH, &[4, 7]).unwrap();
+    assert_eq!(found.len(), BATCH * 2 * 5);
+    for (row, found) in tokens.chunks_exact(TIME).zip(found.chunks_exact(10)) {
+        let all = path.decode(row, &mut path.new_cache(), true).unwrap();
+        for (at, found) in [4, 7].into_iter().zip(found.chunks_exact(5)) {
+            let expected = &all[at * 5..][..5];
+            assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-4), "{found:?} {expected:?}");
+        }
+    }
+    tokens[8..TIME].fill(1);
+    tokens[TIME + 8..].fill(2);
+    assert_eq!(path.position_logits(&tokens, BATCH, &[4, 7]).unwrap(), found);
+    assert!(path.position_logits(&tokens, BATCH, &[TIME]).is_err());
+    let gradients = compose(&config, &dense(), &weights(&config), true);
+    let targets = vec![4; tokens.len()];
+    let (loss, _) = gradients.gradients(&tokens, &targets, BATCH, BATCH).unwrap();
+    assert_eq!(loss.mean, path.loss(&tokens, &targets, BATCH).unwrap().mean);
+    assert!(path.loss(&tokens, &[5; 2 * TIME], BATCH).is_err(), "there is no output 5");
+}
+
+#[test]
 fn features_are_of_the_first_tokens_only() {
     let config = config(false);
     let path = compose(&config, &dense(), &weights(&config), false);

@@ -24,7 +24,7 @@ pub struct RunManifest {
 
 impl ManifestSchema for RunManifest {
     const SCHEMA: &'static str = "dipaco-run";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
 }
 
 impl RunManifest {
@@ -32,6 +32,12 @@ impl RunManifest {
     #[must_use]
     pub fn new(run: String) -> Self {
         Self { run, incarnation: 0, seed: None, training: None }
+    }
+
+    /// The phase of routing that the run is in, counted from 0: which router and which shards are its own.
+    #[must_use]
+    pub fn phase(&self) -> u32 {
+        self.training.as_ref().map_or(0, |training| training.phase)
     }
 }
 
@@ -65,11 +71,16 @@ impl SeedRecord {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainingRecord {
-    /// Hash of everything that the weights depend on: configuration, seed, shards.
+    /// Hash of everything that the weights depend on besides the shards: configuration and seed.
     pub origin: String,
     /// Outer steps that each module takes in all.
     pub rounds: u32,
-    /// The shard of each path, in path order.
+    /// The rounds after which the text is divided anew, ascending: phase k + 1 begins at version `boundaries[k]` of
+    /// every module.
+    pub boundaries: Vec<u32>,
+    /// The phase that the run is in, counted from 0.
+    pub phase: u32,
+    /// The shard of each path in this phase, in path order.
     pub shards: Vec<ShardRecord>,
     /// Every module, level by level.
     pub modules: Vec<ModuleRecord>,
@@ -81,7 +92,7 @@ pub struct TrainingRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardRecord {
-    /// The token file's name in the routing folder.
+    /// The token file's place in the run's routing folder, as in `phase-1/train/path-000.h5`.
     pub file: String,
     /// The token file's content hash.
     pub hash: String,
@@ -127,13 +138,15 @@ pub struct PathRecord {
     pub measured: bool,
     /// Moments, step and data position at the end of its last round; absent before the first.
     pub state: Option<ObjectRef>,
-    /// The version of its modules with the lowest loss on its held-out documents.
+    /// The version of its modules with the lowest loss on its held-out documents in this phase.
     pub best: Option<Best>,
+    /// The version that was measured last in this phase.
+    pub last: Option<Best>,
     /// Outer gradients that wait for the outer step of their module.
     pub contribution: Option<Contribution>,
 }
 
-/// The early-stopping best of a path (arXiv:2403.10616 §2.7).
+/// A loss on a path's held-out documents; the lowest is its early-stopping best (arXiv:2403.10616 §2.7).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
@@ -164,6 +177,28 @@ pub struct ModuleGradient {
 }
 
 impl TrainingRecord {
+    /// The round with which the current phase began.
+    #[must_use]
+    pub fn phase_begin(&self) -> u32 {
+        let before = self.phase.checked_sub(1).and_then(|index| self.boundaries.get(index as usize));
+        before.copied().unwrap_or(0)
+    }
+
+    /// The round with which the current phase ends: the next boundary, or the end of the run.
+    #[must_use]
+    pub fn phase_end(&self) -> u32 {
+        self.boundaries.get(self.phase as usize).copied().unwrap_or(self.rounds)
+    }
+
+    /// Whether the current phase is over and another one is to begin: all paths have contributed to its last round and
+    /// every module has stepped.
+    #[must_use]
+    pub fn at_boundary(&self) -> bool {
+        let end = self.phase_end();
+        (self.phase as usize) < self.boundaries.len()
+            && self.modules.iter().all(|module| module.version == end)
+    }
+
     /// The record of a module.
     #[must_use]
     pub fn module(&self, module: ModuleId) -> Option<&ModuleRecord> {

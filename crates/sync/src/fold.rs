@@ -17,26 +17,30 @@ pub enum Weighting {
     Uniform,
 }
 
-/// What the merged outer gradient is multiplied by.
+/// What makes up for the length that a mean of unlike outer gradients loses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rescale {
     /// The square root of the number of paths through the module: the norm of a mean of unlike gradients falls by it.
     #[default]
     SqrtPaths,
-    /// Nothing.
+    /// Nothing does.
     None,
+    /// Directions and lengths are averaged apart: the result points where the mean of the directions points, and is as
+    /// long as the outer gradients are on average (radial-directional averaging). Its length depends neither on the
+    /// number of paths nor on how alike they are.
+    Rda,
 }
 
 impl Rescale {
-    /// The factor for a module with this many paths.
+    /// The factor on the weighted mean for a module with this many paths; that of RDA follows from the gradients.
     #[must_use]
     pub fn factor(self, paths: usize) -> f32 {
         match self {
             // The number of paths is at most 2^20, which f32 holds exactly.
             #[allow(clippy::cast_precision_loss)]
             Self::SqrtPaths => (paths as f32).sqrt(),
-            Self::None => 1.0,
+            Self::None | Self::Rda => 1.0,
         }
     }
 }
@@ -117,14 +121,29 @@ pub struct Fold {
     weights: Vec<(PathId, f32)>,
     waiting: BTreeSet<PathId>,
     merged: usize,
+    rescale: Rescale,
     sum: Vec<f32>,
+    /// Of what is summed up: the sum of the norms, and of the squares of these.
+    norms: f64,
+    squares: f64,
+    /// The weighted mean of the contributions' norms.
+    length: f64,
 }
 
 impl Fold {
     /// A fold over a module of `length` values with the weights of [`merge_weights`].
     #[must_use]
-    pub fn new(length: usize, weights: Vec<(PathId, f32)>) -> Self {
-        Self { weights, waiting: BTreeSet::new(), merged: 0, sum: vec![0.0; length] }
+    pub fn new(length: usize, weights: Vec<(PathId, f32)>, rescale: Rescale) -> Self {
+        Self {
+            weights,
+            waiting: BTreeSet::new(),
+            merged: 0,
+            rescale,
+            sum: vec![0.0; length],
+            norms: 0.0,
+            squares: 0.0,
+            length: 0.0,
+        }
     }
 
     /// Says that a path's contribution is in the store.
@@ -152,28 +171,63 @@ impl Fold {
         }
         check_contribution(path, self.sum.len(), outer_gradient)?;
         let (_, weight) = self.weights[self.merged];
+        let norm = norm(outer_gradient);
+        let scale = match self.rescale {
+            // A gradient without length has no direction.
+            Rescale::Rda if norm > 0.0 => (f64::from(weight) / norm) as f32,
+            _ => weight,
+        };
         for (sum, value) in self.sum.iter_mut().zip(outer_gradient) {
-            *sum += weight * value;
+            *sum += scale * value;
         }
+        let summed = norm * f64::from(scale);
+        self.norms += summed;
+        self.squares += summed.powi(2);
+        self.length += f64::from(weight) * norm;
         self.waiting.remove(&path);
         self.merged += 1;
         Ok(())
+    }
+
+    /// How alike the contributions are that have been merged: the mean cosine between two of them, each pair weighted
+    /// by the product of its weighted norms (of its weights with [`Rescale::Rda`]). 1 when all point the same way, near
+    /// 0 when they have nothing in common; `None` for fewer than two, or when one has all the weight.
+    ///
+    /// With `u_i` what is summed up, `|sum u_i|²` is the sum of all `u_i · u_j`, so the norms of the `u_i` are enough.
+    #[must_use]
+    pub fn cosine(&self) -> Option<f64> {
+        let pairs = self.norms.powi(2) - self.squares;
+        // What rounding leaves of a single contribution is no pair.
+        (self.merged > 1 && pairs > 1e-9 * self.squares)
+            .then(|| ((norm(&self.sum).powi(2) - self.squares) / pairs).clamp(-1.0, 1.0))
     }
 
     /// The merged outer gradient, rescaled.
     ///
     /// # Errors
     /// When a path is missing.
-    pub fn finish(mut self, rescale: Rescale) -> Result<Vec<f32>, FoldError> {
+    pub fn finish(mut self) -> Result<Vec<f32>, FoldError> {
         if let Some(&(path, _)) = self.weights.get(self.merged) {
             return Err(FoldError::Missing { path });
         }
-        let factor = rescale.factor(self.weights.len());
+        let factor = match self.rescale {
+            Rescale::Rda => match norm(&self.sum) {
+                // Directions that cancel leave none to go.
+                0.0 => 0.0,
+                norm => (self.length / norm) as f32,
+            },
+            rescale => rescale.factor(self.weights.len()),
+        };
         for value in &mut self.sum {
             *value *= factor;
         }
         Ok(self.sum)
     }
+}
+
+/// The Euclidean norm, summed up in f64 in the order of the values.
+fn norm(values: &[f32]) -> f64 {
+    values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt()
 }
 
 /// Checks one contribution: its length, and that every value is finite.
@@ -220,7 +274,7 @@ mod tests {
     #[test]
     fn what_can_not_be_merged_is_refused_and_changes_nothing() {
         let weights = merge_weights(Weighting::Uniform, &shards(&[1, 1])).unwrap();
-        let mut fold = Fold::new(2, weights);
+        let mut fold = Fold::new(2, weights, Rescale::None);
         assert_eq!(fold.announce(PathId(7)).unwrap_err(), FoldError::Unexpected { path: PathId(7) });
         fold.announce(PathId(0)).unwrap();
         assert_eq!(fold.announce(PathId(0)).unwrap_err(), FoldError::Unexpected { path: PathId(0) });
@@ -233,14 +287,60 @@ mod tests {
         assert_eq!(fold.next(), None);
         fold.announce(PathId(1)).unwrap();
         fold.merge(PathId(1), &[4.0, 0.0]).unwrap();
-        let mean = fold.finish(Rescale::None).unwrap();
+        let mean = fold.finish().unwrap();
         assert_eq!(mean, [3.0, 2.0]);
     }
 
     #[test]
+    fn the_cosine_says_how_alike_contributions_are() {
+        let cosine = |gradients: &[[f32; 2]]| {
+            let sizes = vec![1; gradients.len()];
+            let mut fold =
+                Fold::new(2, merge_weights(Weighting::Uniform, &shards(&sizes)).unwrap(), Rescale::None);
+            for (path, gradient) in (0..).map(PathId).zip(gradients) {
+                fold.announce(path).unwrap();
+                fold.merge(path, gradient).unwrap();
+            }
+            fold.cosine()
+        };
+        let near = |found: Option<f64>, expected: f64| (found.unwrap() - expected).abs() < 1e-6;
+        assert!(near(cosine(&[[3.0, 0.0], [5.0, 0.0]]), 1.0));
+        assert!(near(cosine(&[[3.0, 0.0], [0.0, 2.0]]), 0.0));
+        assert!(near(cosine(&[[1.0, 0.0], [-1.0, 0.0]]), -1.0));
+        assert!(near(cosine(&[[1.0, 0.0], [1.0, 1.0]]), 0.5f64.sqrt()));
+        // The pairs have cosines 0, -1 and 0.
+        assert!(near(cosine(&[[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]), -1.0 / 3.0));
+        assert_eq!(cosine(&[[1.0, 0.0]]), None);
+        assert_eq!(cosine(&[[1.0, 0.0], [0.0, 0.0]]), None);
+    }
+
+    #[test]
+    fn rda_keeps_the_mean_length_whatever_the_directions() {
+        let merged = |sizes: &[u64], gradients: &[[f32; 2]]| {
+            let weights = merge_weights(Weighting::ShardSize, &shards(sizes)).unwrap();
+            let mut fold = Fold::new(2, weights, Rescale::Rda);
+            for (path, gradient) in (0..).map(PathId).zip(gradients) {
+                fold.announce(path).unwrap();
+                fold.merge(path, gradient).unwrap();
+            }
+            fold.finish().unwrap()
+        };
+        // Lengths 3 and 4 at right angles: 3.5 along the diagonal.
+        let half = 3.5 * 0.5f32.sqrt();
+        let found = merged(&[1, 1], &[[3.0, 0.0], [0.0, 4.0]]);
+        assert!(found.iter().all(|value| (value - half).abs() < 1e-6), "{found:?}");
+        // Weights 1/4 and 3/4: 3.75 along (1, 3).
+        let found = merged(&[1, 3], &[[3.0, 0.0], [0.0, 4.0]]);
+        assert!((found[0] - 3.75 / 10f32.sqrt()).abs() < 1e-6 && (found[1] - 3.0 * found[0]).abs() < 1e-5);
+        assert_eq!(merged(&[1], &[[3.0, 4.0]]), [3.0, 4.0]);
+        assert_eq!(merged(&[1, 1], &[[2.0, 0.0], [-2.0, 0.0]]), [0.0, 0.0]);
+        assert_eq!(merged(&[1, 1], &[[0.0, 0.0], [0.0, 0.0]]), [0.0, 0.0]);
+    }
+
+    #[test]
     fn a_mean_without_all_paths_is_refused() {
-        let fold = Fold::new(1, merge_weights(Weighting::Uniform, &shards(&[1])).unwrap());
-        assert_eq!(fold.finish(Rescale::None).unwrap_err(), FoldError::Missing { path: PathId(0) });
+        let fold = Fold::new(1, merge_weights(Weighting::Uniform, &shards(&[1])).unwrap(), Rescale::None);
+        assert_eq!(fold.finish().unwrap_err(), FoldError::Missing { path: PathId(0) });
     }
 
     proptest! {
@@ -248,18 +348,19 @@ mod tests {
         fn the_order_of_arrival_does_not_change_a_bit(
             gradients in prop::collection::vec(prop::collection::vec(-1e3f32..1e3, 5), 2..6),
             keys in prop::collection::vec(any::<u32>(), 6),
+            rescale in prop::sample::select(vec![Rescale::SqrtPaths, Rescale::None, Rescale::Rda]),
         ) {
             let sizes: Vec<u64> = (1..=gradients.len() as u64).collect();
             let weights = merge_weights(Weighting::ShardSize, &shards(&sizes)).unwrap();
             let run = |order: &[usize]| {
-                let mut fold = Fold::new(5, weights.clone());
+                let mut fold = Fold::new(5, weights.clone(), rescale);
                 for &i in order {
                     fold.announce(PathId(u32::try_from(i).unwrap())).unwrap();
                     while let Some(path) = fold.next() {
                         fold.merge(path, &gradients[path.index()]).unwrap();
                     }
                 }
-                fold.finish(Rescale::SqrtPaths).unwrap().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+                fold.finish().unwrap().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
             };
             let sorted: Vec<usize> = (0..gradients.len()).collect();
             let mut shuffled = sorted.clone();

@@ -15,6 +15,8 @@ use crate::{Fence, Lease, LeaseError, Task};
 pub struct Plan {
     /// Outer steps that each module takes in all.
     pub rounds: u32,
+    /// Rounds after which every path waits, at most `rounds`: the end of the phase. [`Rounds::go_on`] moves it.
+    pub until: u32,
     /// How long a lease lasts without a heartbeat.
     pub lease: Duration,
 }
@@ -98,6 +100,11 @@ pub enum Reason {
         /// The first paths that it waits for, with the holder of their lease.
         paths: Vec<(PathId, Option<String>)>,
     },
+    /// Every path has done the last round of its phase, and the next phase has not begun.
+    PhaseEnds {
+        /// The rounds done.
+        rounds: u32,
+    },
 }
 
 impl fmt::Display for Reason {
@@ -116,6 +123,9 @@ impl fmt::Display for Reason {
                     }
                 }
                 Ok(())
+            }
+            Self::PhaseEnds { rounds } => {
+                write!(f, "{rounds} rounds are done, and the text is being divided among the paths anew")
             }
         }
     }
@@ -213,6 +223,18 @@ impl Rounds {
         self.progress.paths.iter().all(|path| path.rounds == self.plan.rounds && path.measured)
     }
 
+    /// Whether every path and module has done the last round of a phase that is not the run's last.
+    #[must_use]
+    pub fn at_boundary(&self) -> bool {
+        let until = self.plan.until;
+        until < self.plan.rounds && self.progress.modules.values().all(|&version| version == until)
+    }
+
+    /// Lets the paths train up to `until` rounds, at most those of the run: the next phase has begun.
+    pub fn go_on(&mut self, until: u32) {
+        self.plan.until = until.min(self.plan.rounds);
+    }
+
     /// Gives a worker a path to work on: of those that can run the one that is furthest behind, and among equals one
     /// of `held` (paths whose state the worker still has) before the lowest number.
     pub fn grant(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Grant {
@@ -246,14 +268,21 @@ impl Rounds {
         let done = self.progress.paths[path.index()];
         let current =
             self.topology.modules_of(path).iter().all(|module| self.progress.modules[module] == done.rounds);
-        match (current, done.rounds < self.plan.rounds, done.measured) {
-            (true, true, _) => Some(Task::Train),
-            (true, false, false) => Some(Task::Measure),
-            _ => None,
+        if !current {
+            None
+        } else if done.rounds < self.plan.until {
+            Some(Task::Train)
+        } else if done.rounds == self.plan.rounds && !done.measured {
+            Some(Task::Measure)
+        } else {
+            None
         }
     }
 
     fn reason(&self) -> Reason {
+        if self.at_boundary() {
+            return Reason::PhaseEnds { rounds: self.plan.until };
+        }
         let behind = self
             .progress
             .modules
@@ -404,7 +433,7 @@ mod tests {
     fn start(rounds: u32) -> Rounds {
         let topology = grid();
         let progress = Progress::start(&topology);
-        Rounds::new(topology, Plan { rounds, lease: LEASE }, progress, 1).unwrap()
+        Rounds::new(topology, Plan { rounds, until: rounds, lease: LEASE }, progress, 1).unwrap()
     }
 
     fn lease(grant: Grant) -> Lease {
@@ -469,7 +498,7 @@ mod tests {
     fn a_restarted_coordinator_never_reuses_a_fence() {
         let mut before = start(1);
         let old = lease(before.grant(at(0), "w", &[]));
-        let plan = Plan { rounds: 1, lease: LEASE };
+        let plan = Plan { rounds: 1, until: 1, lease: LEASE };
         let mut after = Rounds::new(grid(), plan, before.progress().clone(), 2).unwrap();
         let new = lease(after.grant(at(0), "w", &[]));
         assert!(new.fence > old.fence);
@@ -484,8 +513,35 @@ mod tests {
     }
 
     #[test]
+    fn at_the_end_of_a_phase_every_path_waits_and_goes_on_when_the_next_begins() {
+        let topology = grid();
+        let progress = Progress::start(&topology);
+        let plan = Plan { rounds: 2, until: 1, lease: LEASE };
+        let mut rounds = Rounds::new(topology, plan, progress, 1).unwrap();
+        for _ in 0..4 {
+            let lease = lease(rounds.grant(at(0), "w", &[]));
+            rounds.commit(lease.path, lease.round, lease.fence);
+        }
+        assert!(!rounds.at_boundary(), "no module has stepped");
+        let Grant::Wait(Reason::ModuleWaits { .. } | Reason::AllLeased { .. }) =
+            rounds.grant(at(0), "w", &[])
+        else {
+            panic!()
+        };
+        for module in rounds.ready() {
+            rounds.stepped(module);
+        }
+        assert!(rounds.at_boundary() && !rounds.finished());
+        let Grant::Wait(reason) = rounds.grant(at(0), "w", &[]) else { panic!() };
+        assert_eq!(reason, Reason::PhaseEnds { rounds: 1 });
+        rounds.go_on(u32::MAX);
+        assert!(!rounds.at_boundary());
+        assert_eq!(lease(rounds.grant(at(0), "w", &[])).round, 1);
+    }
+
+    #[test]
     fn progress_of_another_run_is_refused() {
-        let plan = Plan { rounds: 1, lease: LEASE };
+        let plan = Plan { rounds: 1, until: 1, lease: LEASE };
         let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
         let error = Rounds::new(grid(), plan, Progress::start(&dense), 1).unwrap_err();
         assert!(matches!(error, ProgressError::Topology { saved_paths: 1, paths: 4, .. }));
@@ -526,7 +582,7 @@ mod tests {
         /// paths are in, and the run can always be brought to its end.
         #[test]
         fn every_contribution_counts_exactly_once(events in prop::collection::vec(event(), 0..120)) {
-            let plan = Plan { rounds: 3, lease: LEASE };
+            let plan = Plan { rounds: 3, until: 3, lease: LEASE };
             let mut rounds = start(3);
             let mut now = at(0);
             let mut incarnation = 1;

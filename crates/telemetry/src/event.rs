@@ -79,6 +79,15 @@ pub enum Event {
         /// Seconds since the round's first lease.
         seconds: f64,
     },
+    /// The text was divided among the paths anew, and training goes on with other shards.
+    PhaseStarted {
+        /// The phase, counted from 0, which no event announces.
+        phase: u32,
+        /// The round that it begins with, counted from 0.
+        round: u64,
+        /// Seconds that the division took.
+        seconds: f64,
+    },
     /// One inner step of a path.
     InnerStep {
         /// The path.
@@ -128,6 +137,9 @@ pub enum Event {
         /// Norm of the averaged and rescaled outer gradient.
         #[serde(deserialize_with = "nan_if_null")]
         outer_gradient_norm: f64,
+        /// Mean cosine between the outer gradients of two paths, weighted by their norms; absent for one path.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cosine: Option<f64>,
     },
     /// A lease ran out and its path waits for another worker.
     LeaseExpired {

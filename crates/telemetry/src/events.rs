@@ -159,12 +159,18 @@ mod tests {
         let events = Events::with_clock(&path, Box::new(Fixed)).unwrap();
         let module = ModuleId { level: 0, index: 3 };
         events
-            .write(Event::ModuleStepped { module, version: 2, paths: 4, outer_gradient_norm: 1.5 })
+            .write(Event::ModuleStepped {
+                module,
+                version: 2,
+                paths: 4,
+                outer_gradient_norm: 1.5,
+                cosine: Some(0.25),
+            })
             .unwrap();
         assert_eq!(
             std::fs::read_to_string(&path).unwrap(),
             "{\"time\":\"2023-11-14T22:13:20.123Z\",\"event\":\"module_stepped\",\"module\":{\"level\":0,\"index\":3},\
-             \"version\":2,\"paths\":4,\"outer_gradient_norm\":1.5}\n"
+             \"version\":2,\"paths\":4,\"outer_gradient_norm\":1.5,\"cosine\":0.25}\n"
         );
     }
 

@@ -1,13 +1,15 @@
 //! The coordinator's process: accepts workers, answers them, watches leases and runs the synchronizer.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
 use dipaco_net::{Exchange, Peer, Server};
-use dipaco_store::RunStore;
+use dipaco_store::{RunStore, ShardRecord};
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
 use serde::Serialize;
@@ -32,6 +34,14 @@ const HELLO: Duration = Duration::from_secs(10);
 /// The longest name of a worker, in bytes.
 const NAME_BYTES: usize = 256;
 
+/// Divides the text anew for the phase whose number it is given, and returns the shards of its paths. The paths wait
+/// with the weights that the store has then. What it did is done again, or found done, when the coordinator stops
+/// before it has been noted.
+pub type Reroute = Box<dyn Fn(u32) -> Rerouting + Send + Sync>;
+/// What a [`Reroute`] returns.
+pub type Rerouting =
+    Pin<Box<dyn Future<Output = Result<Vec<ShardRecord>, Box<dyn Error + Send + Sync>>> + Send>>;
+
 /// What a coordinator works with.
 pub struct CoordinatorOptions {
     /// The run's configuration, with the vocabulary set.
@@ -40,8 +50,10 @@ pub struct CoordinatorOptions {
     pub store: RunStore,
     /// The run as the store has it.
     pub started: Started,
-    /// The folder of the training shards.
+    /// The routing folder: the places of shards are relative to it.
     pub shards: PathBuf,
+    /// Begins the phases of routing; without it the coordinator ends where the next one is to begin.
+    pub reroute: Option<Reroute>,
     /// The event file.
     pub events: Events,
     /// Where progress goes.
@@ -53,6 +65,8 @@ pub struct CoordinatorOptions {
 pub struct CoordinatorSummary {
     /// Whether the run is complete.
     pub finished: bool,
+    /// Whether it waits for its next phase of routing.
+    pub at_boundary: bool,
     /// Rounds that every path has contributed to, those before this coordinator included.
     pub rounds: u32,
     /// Rounds of single paths that were contributed to this coordinator, divided by the number of paths.
@@ -75,7 +89,7 @@ pub async fn coordinate(
     server: Server,
     cancel: CancellationToken,
 ) -> Result<CoordinatorSummary, TrainError> {
-    let CoordinatorOptions { config, store, started, shards, events, progress } = options;
+    let CoordinatorOptions { config, store, started, shards, reroute, events, progress } = options;
     let begun = Instant::now();
     let topology = Topology::new(&config.topology, config.model.blocks)?;
     let lease = Duration::from_secs(config.train.lease_seconds);
@@ -102,19 +116,20 @@ pub async fn coordinate(
         started: begun,
         progress: progress.clone(),
     });
-    let synchronizer = Synchronizer::new(&desk, config.outer.clone()).await?;
+    let synchronizer = Synchronizer::new(&desk, config.outer.clone());
     let farewell = CancellationToken::new();
     let accepting = accept(&server, &desk, &farewell);
     tokio::pin!(accepting);
     // A failure anywhere ends the coordinator: what it has told its workers is on the disk, and `--resume` goes on.
-    let finished = tokio::select! {
-        result = synchronizer.run(commits) => result.map(|()| false),
-        result = watch_leases(&desk) => result.map(|()| false),
-        result = &mut accepting => result.map(|()| false),
-        result = completion(&desk) => result.map(|()| true),
-        () = cancel.cancelled() => Ok(false),
+    let ended = tokio::select! {
+        result = synchronizer.run(commits) => result.map(|()| Ended::Stopped),
+        result = watch_leases(&desk) => result.map(|()| Ended::Stopped),
+        result = &mut accepting => result.map(|()| Ended::Stopped),
+        result = conduct(&desk, reroute.as_ref()) => result,
+        () = cancel.cancelled() => Ok(Ended::Stopped),
     };
-    let finished = finished?;
+    let ended = ended?;
+    let finished = ended == Ended::Complete;
     if finished {
         // Workers ask once more and hear that the run is complete; one that is gone is not waited for.
         farewell.cancel();
@@ -134,6 +149,7 @@ pub async fn coordinate(
     let new_rounds = (contributed(&books) - done) as f64 / paths.len() as f64;
     Ok(CoordinatorSummary {
         finished,
+        at_boundary: ended == Ended::Boundary,
         rounds: paths.iter().map(|path| path.rounds).min().unwrap_or(0),
         new_rounds,
         bytes_sent: traffic.udp_sent,
@@ -147,16 +163,42 @@ fn contributed(ledger: &Ledger) -> u64 {
     ledger.rounds().progress().paths.iter().map(|path| u64::from(path.rounds)).sum()
 }
 
-/// Ends when every path is done.
-async fn completion(desk: &Desk) -> Result<(), TrainError> {
+/// Why a coordinator ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// Every path is done.
+    Complete,
+    /// The next phase of routing is to begin, and somebody else does that.
+    Boundary,
+    /// It was asked to.
+    Stopped,
+}
+
+/// Leads from phase to phase until every path is done.
+async fn conduct(desk: &Desk, reroute: Option<&Reroute>) -> Result<Ended, TrainError> {
     loop {
         let changed = desk.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        if desk.ledger.lock().await.rounds().finished() {
-            return Ok(());
-        }
-        changed.await;
+        let boundary = {
+            let ledger = desk.ledger.lock().await;
+            if ledger.rounds().finished() {
+                return Ok(Ended::Complete);
+            }
+            let training = ledger.training()?;
+            ledger.rounds().at_boundary().then(|| (training.phase + 1, training.phase_end()))
+        };
+        let Some((phase, round)) = boundary else {
+            changed.await;
+            continue;
+        };
+        let Some(reroute) = reroute else { return Ok(Ended::Boundary) };
+        let begun = Instant::now();
+        tracing::info!(phase, round, "the text is divided among the paths anew");
+        let shards = reroute(phase).await.map_err(|source| TrainError::Reroute { source })?;
+        desk.begin_phase(shards).await?;
+        let seconds = begun.elapsed().as_secs_f64();
+        desk.progress.event(Event::PhaseStarted { phase, round: round.into(), seconds })?;
     }
 }
 

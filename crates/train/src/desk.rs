@@ -33,7 +33,7 @@ pub(crate) struct Desk {
     pub(crate) plan: WorkerPlan,
     pub(crate) topology: Topology,
     pub(crate) lease: Duration,
-    /// The folder of the training shards.
+    /// The routing folder, in which the shards of all phases are.
     pub(crate) shards: PathBuf,
     /// Woken when work may have become available.
     pub(crate) changed: Arc<Notify>,
@@ -118,7 +118,7 @@ impl Desk {
                 })
             }
             Request::Fetch { object } => self.fetch(&object).await,
-            Request::FetchShard { path, offset } => self.shard_piece(path, offset).await,
+            Request::FetchShard { path, hash, offset } => self.shard_piece(path, &hash, offset).await,
             Request::Submit { item: Item::OuterGradient(module), path, .. }
                 if !self.goes_through(path, module) =>
             {
@@ -231,6 +231,7 @@ impl Desk {
             fence: lease.fence,
             lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
             inner_steps: if lease.task == Task::Train { self.plan.train.inner_steps } else { 0 },
+            phase_step: u64::from(training.phase_begin()) * self.plan.train.inner_steps,
             modules,
             state: path.state.clone(),
             shard: self.shard(ledger, lease.path)?.clone(),
@@ -264,8 +265,12 @@ impl Desk {
             || training.paths.iter().any(|record| record.state.as_ref() == Some(object)))
     }
 
-    async fn shard_piece(&self, path: PathId, offset: u64) -> Result<Answer, TrainError> {
+    async fn shard_piece(&self, path: PathId, hash: &str, offset: u64) -> Result<Answer, TrainError> {
         let file = match self.shard(&*self.ledger.lock().await, path) {
+            Ok(shard) if shard.hash != hash => {
+                let reason = format!("the shard of path {path} is that of an earlier phase");
+                return Ok((Response::Lost { reason }, None));
+            }
             Ok(shard) => self.shards.join(&shard.file),
             Err(error) => return Ok(refused(error.to_string())),
         };
@@ -369,6 +374,16 @@ impl Desk {
                 Ok((Response::Done, None))
             }
         }
+    }
+
+    /// Begins the next phase of routing with these shards.
+    pub(crate) async fn begin_phase(&self, shards: Vec<ShardRecord>) -> Result<(), TrainError> {
+        // A task of its own: the books must not be left ahead of the disk when the coordinator is stopped here.
+        let mut books = self.ledger.clone().lock_owned().await;
+        let beginning = tokio::spawn(async move { books.begin_phase(shards).await });
+        beginning.await.map_err(|source| TrainError::Thread { source })??;
+        self.changed.notify_waiters();
+        Ok(())
     }
 
     /// Ends the leases whose time is over.

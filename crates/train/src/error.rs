@@ -58,6 +58,44 @@ pub enum TrainError {
         /// The path.
         path: PathId,
     },
+    /// A phase of routing can't begin yet.
+    #[error(
+        "the next phase begins after {round} rounds of every path, and the run is not there yet: train on first"
+    )]
+    NotAtBoundary {
+        /// The round with which the phase ends.
+        round: u32,
+    },
+    /// The text could not be divided anew.
+    #[error(transparent)]
+    Reroute {
+        /// Why not.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A path has not scored the reserved documents.
+    #[error("{} holds no scores of path {path} for the run's reserved documents: run `dipaco route score`", folder.display())]
+    NoScores {
+        /// The path.
+        path: PathId,
+        /// Where they were looked for.
+        folder: PathBuf,
+    },
+    /// A score is not finite.
+    #[error(
+        "path {path} gives token {token} of the reserved documents no finite probability: its weights diverged"
+    )]
+    ScoreNotFinite {
+        /// The path.
+        path: PathId,
+        /// The token's place in the token file.
+        token: u64,
+    },
+    /// A file of scores is damaged.
+    #[error("{} is damaged: delete it, and run `dipaco route score` again", file.display())]
+    ScoresDamaged {
+        /// The file.
+        file: PathBuf,
+    },
     /// There is no text at all.
     #[error("{} holds no sequence to train on: give `dipaco prepare` more text", file.display())]
     NoText {

@@ -18,6 +18,8 @@ pub struct InnerConfig {
     pub adamw: AdamWConfig,
     /// The learning rate over the whole run.
     pub schedule: ScheduleConfig,
+    /// The step with which the schedule begins, counted from the start of the run.
+    pub first_step: u64,
     /// Inner steps that the schedule spans.
     pub total_steps: u64,
     /// B, sequences per step.
@@ -35,6 +37,7 @@ impl InnerConfig {
         Self {
             adamw: train.adamw.clone(),
             schedule: train.schedule.clone(),
+            first_step: 0,
             total_steps,
             batch: train.batch,
             micro_batch: train.micro_batch,
@@ -179,8 +182,9 @@ impl Trainer {
         targets: &[u32],
         path: PathId,
     ) -> Result<StepReport, TrainError> {
-        let InnerConfig { adamw, schedule, total_steps, .. } = &self.config;
-        let rate = learning_rate(self.state.step, *total_steps, adamw.learning_rate, schedule);
+        let InnerConfig { adamw, schedule, first_step, total_steps, .. } = &self.config;
+        let step = self.state.step.saturating_sub(*first_step);
+        let rate = learning_rate(step, *total_steps, adamw.learning_rate, schedule);
         let report = self.compute.step(tokens, targets, &self.config, rate, &mut self.state)?;
         if !report.is_finite() {
             return Err(TrainError::Diverged { path, step: self.state.step, loss: report.loss });

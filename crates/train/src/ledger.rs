@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use dipaco_store::{
     Best, Contribution, KeptVersion, ModuleGradient, ModuleRecord, ObjectRef, RunManifest, RunStore,
-    Sequence, TrainingRecord, names,
+    Sequence, ShardRecord, TrainingRecord, names,
 };
 use dipaco_sync::{Commit, Fence, Grant, Lease, LeaseError, PathProgress, Plan, Progress, Rounds, Task};
 use dipaco_topology::{ModuleId, PathId, Topology};
 
 use crate::TrainError;
 use crate::protocol::{Item, Report};
+use crate::start::check_shards;
 
 /// The state machine of the run beside the manifest that records it.
 ///
@@ -73,7 +74,7 @@ impl Ledger {
                 .map(|path| PathProgress { rounds: path.rounds, measured: path.measured })
                 .collect(),
         };
-        let plan = Plan { rounds: training.rounds, lease };
+        let plan = Plan { rounds: training.rounds, until: training.phase_end(), lease };
         let rounds = Rounds::new(topology, plan, progress, manifest.incarnation)?;
         // Listed before the manifest is replaced: what is there now can't belong to a coordinator after this one.
         let stored = stored(&store).await?;
@@ -232,6 +233,9 @@ impl Ledger {
         if let Some(loss) = best {
             record.best = Some(Best { version: round, loss });
         }
+        if let Some(loss) = report.held_out_loss.filter(|loss| loss.is_finite()) {
+            record.last = Some(Best { version: round, loss });
+        }
         let mut superseded = None;
         let task = if let Some(mut items) = items {
             let state = items.remove(&Item::State);
@@ -293,6 +297,35 @@ impl Ledger {
         self.save().await?;
         self.delete(&obsolete).await?;
         Ok(version)
+    }
+
+    /// Begins the next phase with these shards. Paths keep their states; their early-stopping bests are forgotten, with
+    /// the versions that only those needed, because they were measured on other documents.
+    ///
+    /// # Errors
+    /// When the run is not at a boundary, or the shards are not those of its paths.
+    pub(crate) async fn begin_phase(&mut self, shards: Vec<ShardRecord>) -> Result<(), TrainError> {
+        if self.closed {
+            return Err(TrainError::Cancelled);
+        }
+        check_shards(self.rounds.topology(), &shards)?;
+        let training = Self::training_mut(&mut self.manifest)?;
+        if !training.at_boundary() {
+            return Err(TrainError::NotAtBoundary { round: training.phase_end() });
+        }
+        training.phase += 1;
+        training.shards = shards;
+        for path in &mut training.paths {
+            (path.best, path.last) = (None, None);
+        }
+        let until = training.phase_end();
+        let mut obsolete = Vec::new();
+        for module in self.rounds.topology().module_ids() {
+            obsolete.extend(prune_module(self.rounds.topology(), training, module)?);
+        }
+        self.save().await?;
+        self.rounds.go_on(until);
+        self.delete(&obsolete).await
     }
 
     /// Forgets the earlier versions of a path's modules that no early-stopping best needs any more.

@@ -11,6 +11,7 @@
 
 mod compute;
 mod coordinator;
+mod data_per_path;
 mod desk;
 mod device;
 mod error;
@@ -21,14 +22,18 @@ mod path_state;
 mod plan;
 mod protocol;
 mod round;
+mod router_targets;
+mod router_training;
 mod run_progress;
+mod scores;
 mod seed;
 mod session;
 mod start;
 mod synchronizer;
 mod worker;
 
-pub use coordinator::{CoordinatorOptions, CoordinatorSummary, coordinate};
+pub use coordinator::{CoordinatorOptions, CoordinatorSummary, Reroute, Rerouting, coordinate};
+pub use data_per_path::{rising_losses, shard_repeats, small_shards};
 pub use device::{DeviceChoice, TrainDevice};
 pub use error::TrainError;
 pub use inner::{InnerConfig, StepReport, Trainer};
@@ -36,6 +41,9 @@ pub use path_state::PathState;
 pub use plan::WorkerPlan;
 pub use protocol::{Item, Report, Request, Response, Work};
 pub use round::{PathData, Round, RoundResult, RoundWatch, train_round};
+pub use router_targets::router_targets;
+pub use router_training::{RouterStep, RouterTraining, TrainedRouter, train_router};
+pub use scores::{PathScores, ScoreHeader, scores_are_there, write_scores};
 pub use seed::{SeedOptions, SeedSummary, adopt_seed, train_seed};
 pub use start::{Started, open_run, start_training, training_origin};
 pub use worker::{WorkerOptions, WorkerSummary, work};

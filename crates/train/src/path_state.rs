@@ -16,7 +16,7 @@ use crate::TrainError;
 pub struct PathState {
     /// Inner steps taken since the start of the run.
     pub step: u64,
-    /// Sequences drawn from the shard since the start of the run.
+    /// Sequences drawn from the shard since the start of the phase.
     pub position: u64,
     /// AdamW's first moments, flat, in the order of [`path_specs`].
     pub first: Vec<f32>,

@@ -1,9 +1,11 @@
 //! The part of the configuration that workers need.
 
-use dipaco_config::{RunConfig, TrainConfig};
+use dipaco_config::{RunConfig, ScheduleAtPhase, TrainConfig};
 use dipaco_model::ModelConfig;
 use dipaco_topology::{Topology, TopologyConfig, TopologyError};
 use serde::{Deserialize, Serialize};
+
+use crate::inner::InnerConfig;
 
 /// What a worker needs to know of the run's configuration. It comes from the coordinator with the welcome, so workers
 /// have no configuration file that could differ.
@@ -39,9 +41,39 @@ impl WorkerPlan {
         Topology::new(&self.topology, self.model.blocks)
     }
 
-    /// Inner steps of a path over the whole run: what the learning-rate schedule spans.
+    /// Inner steps of a path over the whole run.
     #[must_use]
     pub fn total_steps(&self) -> u64 {
         u64::from(self.train.rounds) * self.train.inner_steps
+    }
+
+    /// The inner loop in a phase that begins after `phase_step` inner steps.
+    #[must_use]
+    pub(crate) fn inner(&self, phase_step: u64) -> InnerConfig {
+        let first_step = match self.train.schedule_at_phase {
+            ScheduleAtPhase::Continue => 0,
+            ScheduleAtPhase::Restart => phase_step,
+        };
+        let inner = InnerConfig::of_path(&self.train, self.total_steps().saturating_sub(first_step));
+        InnerConfig { first_step, ..inner }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schedule_that_restarts_spans_the_rest_of_the_run() {
+        let mut config = RunConfig::default();
+        (config.train.rounds, config.train.inner_steps) = (10, 30);
+        let spans = |config: &RunConfig, phase_step| {
+            let inner = WorkerPlan::new(config).inner(phase_step);
+            (inner.first_step, inner.total_steps)
+        };
+        assert_eq!(spans(&config, 60), (0, 300));
+        config.train.schedule_at_phase = ScheduleAtPhase::Restart;
+        assert_eq!(spans(&config, 0), (0, 300));
+        assert_eq!(spans(&config, 60), (60, 240));
     }
 }

@@ -54,6 +54,8 @@ pub enum Request {
     FetchShard {
         /// The path.
         path: PathId,
+        /// The shard's content hash: a path has another shard in every phase.
+        hash: String,
         /// Where the piece begins, in bytes.
         offset: u64,
     },
@@ -173,10 +175,12 @@ pub struct Work {
     pub lease_ms: u64,
     /// Inner steps to train; 0 to measure only.
     pub inner_steps: u64,
+    /// Inner steps of the path before the phase of routing that it is in.
+    pub phase_step: u64,
     /// The global weights of the path's modules, one per level.
     pub modules: Vec<(ModuleId, ObjectRef)>,
     /// The path's state; absent before its first round.
     pub state: Option<ObjectRef>,
-    /// The path's shard.
+    /// The path's shard in this phase.
     pub shard: ShardRecord,
 }

@@ -11,7 +11,7 @@ use dipaco_topology::{PathId, Topology};
 
 use crate::TrainError;
 use crate::device::TrainDevice;
-use crate::inner::{InnerConfig, Trainer};
+use crate::inner::Trainer;
 use crate::path_state::PathState;
 use crate::plan::WorkerPlan;
 use crate::protocol::Report;
@@ -167,11 +167,14 @@ pub struct Round<'a> {
     pub modules: &'a [ModuleWeights],
     /// The path's data.
     pub data: &'a PathData,
+    /// Inner steps of the path before the phase of routing that it is in.
+    pub phase_step: u64,
     /// Inner steps to train; 0 to measure only.
     pub inner_steps: u64,
 }
 
-/// Measures the held-out loss of the round's first weights and trains its inner steps.
+/// Measures the held-out loss of the round's first weights and trains its inner steps. In the first round of a phase
+/// the path begins its new shard; moments and steps go on.
 ///
 /// Returns `None` when `watch` was cancelled.
 ///
@@ -179,11 +182,14 @@ pub struct Round<'a> {
 /// When training fails or diverges.
 pub fn train_round(
     round: Round<'_>,
-    state: PathState,
+    mut state: PathState,
     watch: &RoundWatch,
 ) -> Result<Option<RoundResult>, TrainError> {
-    let Round { device, plan, topology, path, modules, data, inner_steps } = round;
-    let config = InnerConfig::of_path(&plan.train, plan.total_steps());
+    let Round { device, plan, topology, path, modules, data, phase_step, inner_steps } = round;
+    let config = plan.inner(phase_step);
+    if state.step == phase_step {
+        state.position = 0;
+    }
     let mut trainer = Trainer::new(device, &plan.model, topology, modules, state, config)?;
     let held_out_loss = data.held_out_loss(&mut trainer, plan.train.batch)?;
     let mut report = Report { held_out_loss, ..Report::default() };

@@ -104,6 +104,7 @@ pub async fn train_seed(
     let inner = InnerConfig {
         adamw: config.seed_model.adamw.clone(),
         schedule: config.seed_model.schedule.clone(),
+        first_step: 0,
         total_steps: steps,
         batch: config.seed_model.batch,
         micro_batch: config.seed_model.micro_batch,

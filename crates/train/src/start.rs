@@ -34,25 +34,22 @@ pub async fn open_run(store: &RunStore, new_run: impl FnOnce() -> String) -> Res
     Ok(Started { manifest: RunManifest::new(new_run()), sequence: Sequence::NONE })
 }
 
-/// Hash of everything that the trained weights depend on: the configuration of model, topology, training and outer
-/// step, the run's seed, the seed model and the shards.
+/// Hash of everything that the trained weights depend on besides the shards: the configuration of model, topology,
+/// training, phases and outer step, the run's seed and the seed model.
 ///
 /// # Errors
 /// When the configuration can't be written as JSON.
-pub fn training_origin(
-    config: &RunConfig,
-    seed_weights: &str,
-    shards: &[ShardRecord],
-) -> Result<String, TrainError> {
-    let what = (&config.model, &config.topology, &config.train.of_weights(), &config.outer, config.run.seed);
-    let text =
-        serde_json::to_string(&(what, seed_weights, shards)).map_err(|source| TrainError::Json { source })?;
+pub fn training_origin(config: &RunConfig, seed_weights: &str) -> Result<String, TrainError> {
+    let RunConfig { model, topology, train, routing, outer, run, .. } = config;
+    let what = (model, topology, &train.of_weights(), &routing.phases, outer, run.seed);
+    let text = serde_json::to_string(&(what, seed_weights)).map_err(|source| TrainError::Json { source })?;
     Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
 }
 
 /// Begins training: cuts the seed model into modules and writes version 0 of each.
 ///
-/// A run that has begun before is continued when `resume` is given and everything its weights depend on is the same.
+/// A run that has begun before is continued when `resume` is given and everything its weights depend on is the same;
+/// `shards` are those of the phase that it is in.
 ///
 /// # Errors
 /// When there is no finished seed, when the run has begun and may not be continued, or when the store can't be written.
@@ -69,9 +66,9 @@ pub async fn start_training(
         tracing::warn!("{warning}");
     }
     let seed = manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(TrainError::NoSeed)?;
-    let origin = training_origin(config, &seed.weights.hash, &shards)?;
+    let origin = training_origin(config, &seed.weights.hash)?;
     if let Some(training) = &manifest.training {
-        if training.origin != origin {
+        if training.origin != origin || training.shards != shards {
             return Err(TrainError::OtherTraining);
         }
         if !resume {
@@ -81,12 +78,7 @@ pub async fn start_training(
         return Ok(Started { manifest, sequence });
     }
     let topology = Topology::new(&config.topology, config.model.blocks)?;
-    if shards.len() != topology.paths() as usize {
-        return Err(TrainError::ShardCount { shards: shards.len(), paths: topology.paths() });
-    }
-    if let Some(path) = topology.path_ids().find(|path| shards[path.index()].documents == 0) {
-        return Err(TrainError::EmptyShard { path });
-    }
+    check_shards(&topology, &shards)?;
     let dense: Arc<[_]> = path_specs(&config.model).into();
     let weights = module_files::read(store, &seed.weights, dense).await?;
     let mut modules = Vec::new();
@@ -98,9 +90,28 @@ pub async fn start_training(
         }
     }
     let paths = topology.path_ids().map(|_| PathRecord::default()).collect();
-    manifest.training = Some(TrainingRecord { origin, rounds: config.train.rounds, shards, modules, paths });
+    manifest.training = Some(TrainingRecord {
+        origin,
+        rounds: config.train.rounds,
+        boundaries: config.routing.phases.iter().map(|phase| phase.round).collect(),
+        phase: 0,
+        shards,
+        modules,
+        paths,
+    });
     let sequence = store.replace(&manifest, sequence).await?;
     Ok(Started { manifest, sequence })
+}
+
+/// Checks that there is a shard for each path, with something in it.
+pub(crate) fn check_shards(topology: &Topology, shards: &[ShardRecord]) -> Result<(), TrainError> {
+    if shards.len() != topology.paths() as usize {
+        return Err(TrainError::ShardCount { shards: shards.len(), paths: topology.paths() });
+    }
+    match topology.path_ids().find(|path| shards[path.index()].documents == 0) {
+        Some(path) => Err(TrainError::EmptyShard { path }),
+        None => Ok(()),
+    }
 }
 
 /// The topology of a dense path of the configured model: what the seed is.

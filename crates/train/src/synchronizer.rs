@@ -26,8 +26,6 @@ pub(crate) struct Synchronizer {
     topology: Topology,
     /// The tensors of a module of each level.
     specs: Vec<Arc<[TensorSpec]>>,
-    /// Tokens in each path's shard.
-    shard_tokens: Vec<u64>,
     /// Modules with at least one contribution to their current round.
     folds: BTreeMap<ModuleId, Fold>,
     arrived: BTreeMap<(ModuleId, PathId), ObjectRef>,
@@ -38,25 +36,22 @@ pub(crate) struct Synchronizer {
 
 impl Synchronizer {
     /// The synchronizer of the run that `desk` gives out.
-    pub(crate) async fn new(desk: &Desk, outer: OuterConfig) -> Result<Self, TrainError> {
+    pub(crate) fn new(desk: &Desk, outer: OuterConfig) -> Self {
         let topology = desk.topology.clone();
         let specs = (0..topology.levels())
             .map(|level| level_specs(&desk.plan.model, &topology, level).into())
             .collect();
-        let shard_tokens =
-            desk.ledger.lock().await.training()?.shards.iter().map(|shard| shard.tokens).collect();
-        Ok(Self {
+        Self {
             ledger: desk.ledger.clone(),
             store: desk.store.clone(),
             outer,
             topology,
             specs,
-            shard_tokens,
             folds: BTreeMap::new(),
             arrived: BTreeMap::new(),
             changed: desk.changed.clone(),
             progress: desk.progress.clone(),
-        })
+        }
     }
 
     /// Folds what committed paths have contributed, beginning with what the manifest already holds, until the sender
@@ -80,7 +75,7 @@ impl Synchronizer {
                 continue;
             }
             if !self.folds.contains_key(&module) {
-                let fold = self.start(module)?;
+                let fold = self.start(module).await?;
                 self.folds.insert(module, fold);
             }
             let Some(fold) = self.folds.get_mut(&module) else { continue };
@@ -96,11 +91,16 @@ impl Synchronizer {
         self.specs.get(usize::from(module.level)).cloned().ok_or_else(lacks)
     }
 
-    fn start(&self, module: ModuleId) -> Result<Fold, TrainError> {
-        let tokens = |path: PathId| self.shard_tokens.get(path.index()).copied().unwrap_or(0);
-        let shards: Vec<_> = self.topology.paths_through(module).map(|path| (path, tokens(path))).collect();
+    async fn start(&self, module: ModuleId) -> Result<Fold, TrainError> {
+        // Read for each round: the shards change with the phase.
+        let shards: Vec<_> = {
+            let ledger = self.ledger.lock().await;
+            let shards = &ledger.training()?.shards;
+            let tokens = |path: PathId| shards.get(path.index()).map_or(0, |shard| shard.tokens);
+            self.topology.paths_through(module).map(|path| (path, tokens(path))).collect()
+        };
         let weights = merge_weights(self.outer.weighting, &shards)?;
-        Ok(Fold::new(parameters(&self.specs(module)?), weights))
+        Ok(Fold::new(parameters(&self.specs(module)?), weights, self.outer.rescale))
     }
 
     /// Merges every contribution whose turn has come, and steps the module when it was the last.
@@ -122,9 +122,8 @@ impl Synchronizer {
             return Ok(());
         }
         self.arrived.retain(|&(held, _), _| held != module);
-        let rescale = self.outer.rescale;
-        let gradient = blocking(move || fold.finish(rescale)).await??;
-        self.step(module, specs, gradient, paths).await
+        let (cosine, gradient) = blocking(move || (fold.cosine(), fold.finish())).await?;
+        self.step(module, specs, gradient?, paths, cosine).await
     }
 
     async fn step(
@@ -133,6 +132,7 @@ impl Synchronizer {
         specs: Arc<[TensorSpec]>,
         gradient: Vec<f32>,
         paths: usize,
+        cosine: Option<f64>,
     ) -> Result<(), TrainError> {
         let record = self.ledger.lock().await.training()?.module(module).cloned();
         let record = record.ok_or_else(|| TrainError::ManifestLacks { what: format!("module {module}") })?;
@@ -163,6 +163,7 @@ impl Synchronizer {
             version: version.into(),
             paths: u32::try_from(paths).unwrap_or(u32::MAX),
             outer_gradient_norm: norm,
+            cosine,
         })?;
         self.changed.notify_waiters();
         Ok(())

@@ -28,7 +28,7 @@ pub struct WorkerOptions {
     pub token: JoinToken,
     /// The worker's name, unique in the run.
     pub name: String,
-    /// A folder in which shards may already lie, as on the coordinator's own machine.
+    /// The run's routing folder or a copy, where shards may already lie, as on the coordinator's own machine.
     pub shards: Option<PathBuf>,
     /// Where shards that were fetched are kept.
     pub cache: PathBuf,
@@ -103,8 +103,8 @@ struct Worker {
     modules: BTreeMap<ModuleId, (ObjectRef, ModuleWeights)>,
     /// The state of the last path, and the object that it is equal to.
     state: Option<(PathId, ObjectRef, PathState)>,
-    /// The shard of the last path.
-    data: Option<(PathId, Arc<PathData>)>,
+    /// The shard of the last path, with its content hash.
+    data: Option<(PathId, String, Arc<PathData>)>,
     summary: WorkerSummary,
 }
 
@@ -166,10 +166,14 @@ impl Worker {
             Ok(state) => state,
             Err(reason) => return Ok(Outcome::Lost(reason)),
         };
-        let data = self.data(&work).await?;
+        let data = match self.data(&work).await? {
+            Ok(data) => data,
+            Err(reason) => return Ok(Outcome::Lost(reason)),
+        };
         let (plan, topology) = (self.session.plan().clone(), self.topology.clone());
         let device = self.options.device.clone();
-        let (path, steps, own_watch) = (work.path, work.inner_steps, watch.clone());
+        let (path, steps, phase_step, own_watch) =
+            (work.path, work.inner_steps, work.phase_step, watch.clone());
         let training = blocking(move || {
             let round = Round {
                 device: &device,
@@ -178,6 +182,7 @@ impl Worker {
                 path,
                 modules: &modules,
                 data: &data,
+                phase_step,
                 inner_steps: steps,
             };
             train_round(round, state, &own_watch)
@@ -300,32 +305,44 @@ impl Worker {
     }
 
     /// The shard of a lease: the last one, one that lies in the folder of the options, or a fetched one.
-    async fn data(&mut self, work: &Work) -> Result<Arc<PathData>, TrainError> {
-        if let Some((path, data)) = &self.data
+    async fn data(&mut self, work: &Work) -> Result<Result<Arc<PathData>, String>, TrainError> {
+        if let Some((path, hash, data)) = &self.data
             && *path == work.path
+            && *hash == work.shard.hash
         {
-            return Ok(data.clone());
+            return Ok(Ok(data.clone()));
         }
-        let file = self.shard_file(work.path, &work.shard).await?;
+        let file = match self.shard_file(work.path, &work.shard).await? {
+            Ok(file) => file,
+            Err(reason) => return Ok(Err(reason)),
+        };
         let (path, plan) = (work.path, self.session.plan().clone());
         let data = Arc::new(blocking(move || PathData::open(file, path, &plan)).await??);
-        self.data = Some((path, data.clone()));
-        Ok(data)
+        self.data = Some((path, work.shard.hash.clone(), data.clone()));
+        Ok(Ok(data))
     }
 
-    async fn shard_file(&mut self, path: PathId, shard: &ShardRecord) -> Result<Arc<TokenFile>, TrainError> {
+    /// Opens a shard; the inner error is why the lease is lost.
+    async fn shard_file(
+        &mut self,
+        path: PathId,
+        shard: &ShardRecord,
+    ) -> Result<Result<Arc<TokenFile>, String>, TrainError> {
         if let Some(folder) = &self.options.shards {
             let file = folder.join(&shard.file);
             if file.exists() {
-                return open_shard(&file, &shard.hash);
+                return open_shard(&file, &shard.hash).map(Ok);
             }
         }
         // Named by its hash: another run's shard of the same path is another file.
         let file = self.options.cache.join(format!("{}.h5", shard.hash));
         if file.exists() {
-            return open_shard(&file, &shard.hash);
+            return open_shard(&file, &shard.hash).map(Ok);
         }
-        let fetched = self.fetch_shard(path, &file).await?;
+        let fetched = match self.fetch_shard(path, &shard.hash, &file).await? {
+            Ok(fetched) => fetched,
+            Err(reason) => return Ok(Err(reason)),
+        };
         // Verified before it gets its name: a wrong one must not stand in the way of the right one.
         let verified = open_shard(fetched.path(), &shard.hash)?;
         blocking(move || verified.verify()).await??;
@@ -334,24 +351,26 @@ impl Worker {
             file: file.clone(),
             source: error.error,
         })?;
-        open_shard(&file, &shard.hash)
+        open_shard(&file, &shard.hash).map(Ok)
     }
 
     /// Fetches a shard into a temporary file beside `file`.
     async fn fetch_shard(
         &mut self,
         path: PathId,
+        hash: &str,
         file: &FilePath,
-    ) -> Result<tempfile::NamedTempFile, TrainError> {
+    ) -> Result<Result<tempfile::NamedTempFile, String>, TrainError> {
         let io = |action| move |source| TrainError::Io { action, file: file.to_owned(), source };
         std::fs::create_dir_all(&self.options.cache).map_err(io("create the folder of"))?;
         let mut temporary = tempfile::NamedTempFile::new_in(&self.options.cache).map_err(io("create"))?;
         let mut offset = 0;
         loop {
-            let request = Request::FetchShard { path, offset };
+            let request = Request::FetchShard { path, hash: hash.to_owned(), offset };
             let (answer, piece) = self.session.call(&request, None, SHARD_PIECE_BYTES, LONG_CALL).await?;
             let (total, piece) = match (answer, piece) {
                 (Response::ShardPiece { total }, Some(piece)) if !piece.is_empty() => (total, piece),
+                (Response::Lost { reason }, _) => return Ok(Err(reason)),
                 (Response::Refused { reason }, _) => return Err(TrainError::Refused { reason }),
                 _ => return Err(TrainError::UnexpectedAnswer { request: "fetch of a shard" }),
             };
@@ -362,7 +381,7 @@ impl Worker {
             }
         }
         temporary.as_file().sync_all().map_err(io("write"))?;
-        Ok(temporary)
+        Ok(Ok(temporary))
     }
 }
 

@@ -89,7 +89,13 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     assert!(refusal(puppet.ask(&complete, None).await.unwrap().0).contains("missing"));
     let object = dipaco_store::ObjectRef { name: "run/authority.pem".into(), ..object };
     assert!(matches!(puppet.ask(&Request::Fetch { object }, None).await.unwrap().0, Response::Lost { .. }));
-    refusal(puppet.ask(&Request::FetchShard { path: PathId(99), offset: 0 }, None).await.unwrap().0);
+    refusal(
+        puppet
+            .ask(&Request::FetchShard { path: PathId(99), hash: String::new(), offset: 0 }, None)
+            .await
+            .unwrap()
+            .0,
+    );
     let beat =
         Request::Heartbeat { path: work.path, fence: work.fence, step: u64::MAX, loss: Some(f32::NAN) };
     assert_eq!(puppet.ask(&beat, None).await.unwrap().0, Response::Done);

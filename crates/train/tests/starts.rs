@@ -146,6 +146,7 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
         path: PathId(0),
         modules: &modules,
         data: &data,
+        phase_step: 0,
         inner_steps: 12,
     };
     let plain = train_round(round, state, &RoundWatch::default()).unwrap().unwrap();

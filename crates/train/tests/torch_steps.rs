@@ -92,6 +92,7 @@ impl Reference {
         InnerConfig {
             adamw: AdamWConfig { learning_rate: 1e-2, ..AdamWConfig::default() },
             schedule: ScheduleConfig { warmup_steps: 2, final_fraction: 0.1 },
+            first_step: 0,
             total_steps: STEPS as u64,
             batch: BATCH,
             micro_batch: 0,

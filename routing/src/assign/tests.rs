@@ -3,11 +3,12 @@ use std::ops::ControlFlow;
 
 use super::*;
 use crate::features::silent;
+use crate::progress::Progress;
 use crate::testing::{Histogram, TOPICS, corpus};
 use crate::{RouterConfig, fit, inspect, shard_file_name};
 
 fn fitted(file: &TokenFile, paths: u32) -> Router {
-    fit(&Histogram, "seed", file, paths, &RouterConfig::default(), &mut silent).unwrap().router
+    fit(&Histogram, "seed", file, &[paths], &RouterConfig::default(), &mut silent).unwrap().router
 }
 
 #[test]
@@ -39,7 +40,7 @@ fn every_document_is_in_the_shard_of_its_path_in_corpus_order() {
         assert_eq!((shard.documents, shard.tokens), (tokens.documents(), tokens.tokens()));
         assert!(tokens.metadata().info.origin.contains(router.hash()));
         assert_eq!(shard.nearest.len(), EXAMPLES);
-        assert!(shard.nearest.is_sorted_by(|a, b| a.squared_distance <= b.squared_distance));
+        assert!(shard.nearest.is_sorted_by(|a, b| a.score >= b.score));
         for example in &shard.nearest {
             assert_eq!(tokens.document(example.document), file.document(example.source_document));
         }
@@ -135,7 +136,8 @@ fn a_stopped_run_publishes_nothing() {
         };
         let error = assign(&Histogram, "seed", &router, &file, &out, &mut stop).unwrap_err();
         assert!(matches!(error, RoutingError::Cancelled), "{error}");
-        assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0, "stage {stage}");
+        let left: Vec<_> = std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["parts"], "stage {stage}: the decisions are kept, nothing else");
     }
 }
 
@@ -145,7 +147,7 @@ fn more_paths_than_writers_take_several_passes() {
     let file = corpus(folder.path(), 30);
     let fitted_on = fitted(&file, 2).fitted_on().clone();
     let dimension = Histogram.dimension();
-    let paths = WRITERS + 2;
+    let paths = shards::WRITERS as u32 + 2;
     let mut centroids = vec![50.0; paths as usize * dimension];
     centroids[..dimension].fill(0.0);
     let last = centroids.len() - dimension;
@@ -172,7 +174,6 @@ fn statistics_say_sizes_balance_and_examples() {
     assert_eq!((statistics.documents, statistics.tokens), (200, file.tokens()));
     assert!((statistics.balance - 1.0).abs() < 1e-12, "{}", statistics.balance);
     assert!((statistics.largest_over_mean - 1.0).abs() < 1e-12);
-    assert!((statistics.rows.iter().map(|row| row.inertia_share).sum::<f64>() - 1.0).abs() < 1e-12);
     for row in &statistics.rows {
         assert_eq!(row.documents, 50);
         assert_eq!(row.examples.len(), 3);
@@ -180,4 +181,163 @@ fn statistics_say_sizes_balance_and_examples() {
     }
     let table = statistics.to_string();
     assert!(table.contains("25.0 %") && table.contains("balance 1.000"), "{table}");
+}
+
+fn bytes_of(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let read = |entry: std::io::Result<std::fs::DirEntry>| {
+        let entry = entry.unwrap();
+        (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap())
+    };
+    std::fs::read_dir(folder).unwrap().map(read).collect()
+}
+
+/// A router whose batches are small, so that few documents make many.
+fn small_batches(file: &TokenFile) -> Router {
+    let config = RouterConfig { batch_documents: 8, ..RouterConfig::default() };
+    fit(&Histogram, "seed", file, &[TOPICS], &config, &mut silent).unwrap().router
+}
+
+#[test]
+fn parts_on_several_machines_give_the_same_bytes_as_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = corpus(folder.path(), 230);
+    let router = small_batches(&file);
+    let (whole, out) = (folder.path().join("whole"), folder.path().join("out"));
+    let of = |folder| Assignment::new(&Histogram, "seed", &router, &file, folder).overlap(2).reserve(0.1, 3);
+    of(&whole).run(&mut silent).unwrap();
+    let part = |text: &str| of(&out).part(text.parse().unwrap(), &mut silent).unwrap();
+    assert_eq!(part("1/3") + part("3/3"), 150);
+    let message = of(&out).run(&mut silent).unwrap_err().to_string();
+    assert!(
+        message.contains("1 of 3 parts") && message.contains("dipaco route assign --part 2/3"),
+        "{message}"
+    );
+    // Made elsewhere, twice, and copied.
+    let other = folder.path().join("other");
+    for _ in 0..2 {
+        of(&other).part("2/3".parse().unwrap(), &mut silent).unwrap();
+    }
+    let name = "parts/part-00002-of-00003.bin";
+    std::fs::copy(other.join(name), out.join(name)).unwrap();
+    assert!(!of(&out).run(&mut silent).unwrap().skipped);
+    assert_eq!(bytes_of(&out), bytes_of(&whole));
+    assert_eq!(part("2/3"), 80);
+    assert!(of(&out).run(&mut silent).unwrap().skipped);
+    assert_eq!(bytes_of(&out), bytes_of(&whole));
+}
+
+#[test]
+fn overlapping_shards_hold_each_document_in_its_best_paths() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = corpus(folder.path(), 120);
+    let router = fitted(&file, TOPICS);
+    let out = folder.path().join("train");
+    let assignment = Assignment::new(&Histogram, "seed", &router, &file, &out).overlap(2);
+    let shards = assignment.run(&mut silent).unwrap().shards;
+    let mut expected: BTreeMap<PathId, Vec<Vec<u32>>> = BTreeMap::new();
+    for document in 0..file.documents() {
+        let tokens = file.document(document).to_vec();
+        let prefix = &tokens[..tokens.len().min(32)];
+        let features = Histogram.features(prefix, &[prefix.len()]).unwrap();
+        for (path, _) in router.ranked(&features, 2).unwrap() {
+            expected.entry(path).or_default().push(tokens.clone());
+        }
+    }
+    for shard in shards.shards() {
+        let tokens = shards.open_shard(shard.path).unwrap();
+        let documents: Vec<_> =
+            (0..tokens.documents()).map(|document| tokens.document(document).to_vec()).collect();
+        assert_eq!(documents, expected[&shard.path], "path {}", shard.path);
+    }
+    let statistics = inspect(&shards, 0, 0).unwrap();
+    assert_eq!((statistics.documents, statistics.overlap), (240, 2));
+    assert!(statistics.to_string().contains("its 2 best paths"), "{statistics}");
+    // Other shards are wanted, and made.
+    assert!(assignment.run(&mut silent).unwrap().skipped);
+    assert!(!assign(&Histogram, "seed", &router, &file, &out, &mut silent).unwrap().skipped);
+    // There are not more than all paths.
+    let all = Assignment::new(&Histogram, "seed", &router, &file, &out).overlap(9).run(&mut silent).unwrap();
+    assert!(all.shards.shards().iter().all(|shard| shard.documents == 120));
+}
+
+#[test]
+fn documents_reserved_for_the_router_are_in_no_shard() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = corpus(folder.path(), 200);
+    let router = fitted(&file, TOPICS);
+    let out = folder.path().join("train");
+    let assignment = Assignment::new(&Histogram, "seed", &router, &file, &out).reserve(0.2, 7);
+    let shards = assignment.run(&mut silent).unwrap().shards;
+    let reserved = shards.open_router_documents().unwrap().unwrap();
+    let is_reserved = |tokens: &[u32]| crate::is_router_document(tokens, 7, 0.2);
+    let expected: Vec<_> = (0..file.documents())
+        .map(|document| file.document(document).to_vec())
+        .filter(|tokens| is_reserved(tokens))
+        .collect();
+    let found: Vec<_> =
+        (0..reserved.documents()).map(|document| reserved.document(document).to_vec()).collect();
+    assert_eq!(found, expected);
+    assert!((1..100).contains(&found.len()));
+    let mut trained = 0;
+    for shard in shards.shards() {
+        let tokens = shards.open_shard(shard.path).unwrap();
+        assert!((0..tokens.documents()).all(|at| !is_reserved(&tokens.document(at).to_vec())));
+        trained += tokens.documents();
+    }
+    assert_eq!(trained + reserved.documents(), file.documents());
+    assert!(inspect(&shards, 0, 0).unwrap().to_string().contains("reserved for the router"));
+    assert!(assignment.run(&mut silent).unwrap().skipped);
+    // Without them there is no file of them either.
+    let plain = assign(&Histogram, "seed", &router, &file, &out, &mut silent).unwrap().shards;
+    assert!(plain.open_router_documents().unwrap().is_none());
+    assert!(!out.join("router.h5").exists());
+}
+
+#[test]
+fn a_stopped_assignment_goes_on_where_it_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = corpus(folder.path(), 230);
+    let router = small_batches(&file);
+    let (whole, out) = (folder.path().join("whole"), folder.path().join("out"));
+    assign(&Histogram, "seed", &router, &file, &whole, &mut silent).unwrap();
+    let mut begun = Vec::new();
+    // Each call is stopped after 80 further documents, and the first that writes shards before it ends.
+    loop {
+        let mut first = None;
+        let outcome = assign(&Histogram, "seed", &router, &file, &out, &mut |step| match step {
+            Progress::Documents { done, .. } if done >= *first.get_or_insert(done) + 80 => {
+                ControlFlow::Break(())
+            }
+            Progress::Shards { done, total } if done == total && begun.len() < 4 => {
+                begun.push(u64::MAX);
+                ControlFlow::Break(())
+            }
+            _ => ControlFlow::Continue(()),
+        });
+        begun.extend(first);
+        if outcome.is_ok() {
+            break;
+        }
+        assert!(matches!(outcome, Err(RoutingError::Cancelled)));
+    }
+    assert_eq!(begun, [0, 80, u64::MAX, 160]);
+    assert_eq!(bytes_of(&out), bytes_of(&whole));
+}
+
+#[test]
+fn a_shard_that_was_finished_before_a_failure_is_not_written_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = corpus(folder.path(), 100);
+    let router = fitted(&file, TOPICS);
+    let out = folder.path().join("out");
+    assign(&Histogram, "seed", &router, &file, &out, &mut silent).unwrap();
+    let before = bytes_of(&out);
+    let stamp =
+        |path| std::fs::metadata(out.join(shard_file_name(PathId(path)))).unwrap().modified().unwrap();
+    let kept = stamp(0);
+    std::fs::remove_file(out.join("shards.json")).unwrap();
+    std::fs::write(out.join(shard_file_name(PathId(2))), b"cut").unwrap();
+    assert!(!assign(&Histogram, "seed", &router, &file, &out, &mut silent).unwrap().skipped);
+    assert_eq!(bytes_of(&out), before);
+    assert_eq!(stamp(0), kept);
 }

@@ -5,12 +5,12 @@ use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 
+use super::pieces::Inputs;
 use super::{
     MANIFEST, PrepareConfig, PrepareReport, REPORT, TOKENIZER, TRAIN, VALIDATION, check_cancelled,
     token_file_is_whole,
 };
-use crate::readers::InputList;
-use crate::{Progress, ShardsError};
+use crate::{InputFile, Progress, ShardsError};
 
 /// From what, and with what configuration, the outputs were made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,16 +54,16 @@ impl Manifest {
 }
 
 /// The configuration without what cannot change the result.
-fn comparable(config: &PrepareConfig) -> PrepareConfig {
+pub(super) fn comparable(config: &PrepareConfig) -> PrepareConfig {
     PrepareConfig { threads: 0, ..config.clone() }
 }
 
 /// The report of the run that made the outputs, if they are whole and still what this configuration makes of these
-/// inputs. Anything unexpected means that they are not.
+/// inputs. Anything unexpected means that they are not. The content of inputs is compared as far as `compare` says.
 pub(super) fn up_to_date(
     config: &PrepareConfig,
-    inputs: &InputList,
-    validation: Option<&InputList>,
+    inputs: &Inputs,
+    compare: impl Fn(usize) -> bool,
     out: &Path,
     progress: &dyn Progress,
     cancel: &AtomicBool,
@@ -73,16 +73,12 @@ pub(super) fn up_to_date(
     else {
         return Ok(None);
     };
-    let validation_files = validation.map_or(&[][..], |list| &list.files);
-    let now: Vec<_> = inputs
-        .files
-        .iter()
-        .map(|file| (file, false))
-        .chain(validation_files.iter().map(|file| (file, true)))
-        .collect();
+    let now: Vec<_> = inputs.files().collect();
+    // Folders may have moved, or be mounted elsewhere; the content tells.
     let same_names = now.len() == manifest.inputs.len()
         && now.iter().zip(&manifest.inputs).all(|((file, validation), input)| {
-            (&file.path, file.bytes, *validation) == (&input.path, input.bytes, input.validation)
+            (file.path.file_name(), file.bytes, *validation)
+                == (input.path.file_name(), input.bytes, input.validation)
         });
     if manifest.version != VERSION || manifest.config != comparable(config) || !same_names {
         return Ok(None);
@@ -102,26 +98,43 @@ pub(super) fn up_to_date(
     if !validation_is_whole {
         return Ok(None);
     }
-    progress.begin("compare inputs", inputs.bytes() + validation.map_or(0, InputList::bytes));
-    for ((file, _), input) in now.iter().zip(&manifest.inputs) {
+    let compared: Vec<_> = now
+        .iter()
+        .zip(&manifest.inputs)
+        .enumerate()
+        .filter(|(number, _)| compare(*number))
+        .map(|(_, ((file, _), input))| (*file, input.blake3.as_str()))
+        .collect();
+    progress.begin("compare inputs", compared.iter().map(|(file, _)| file.bytes).sum());
+    let same = same_content(&compared, progress, cancel)?;
+    progress.end();
+    Ok(same.then_some(report))
+}
+
+/// Whether files still have the content that their hashes were taken of. One that could not be read to its end has no
+/// hash, and never counts as the same.
+pub(super) fn same_content(
+    files: &[(&InputFile, &str)],
+    progress: &dyn Progress,
+    cancel: &AtomicBool,
+) -> Result<bool, ShardsError> {
+    for (file, hash) in files {
         check_cancelled(cancel)?;
-        // An input that could not be read to its end has no hash, and never counts as the same.
-        if hash_file(&file.path).as_ref() != Some(&input.blake3) {
-            progress.end();
-            return Ok(None);
+        if hash_file(&file.path).is_none_or(|found| found != *hash) {
+            return Ok(false);
         }
         progress.advance(file.bytes, 0);
     }
-    progress.end();
-    Ok(Some(report))
+    Ok(true)
 }
 
-fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Option<T> {
+pub(super) fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Option<T> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }
 
+/// The hash of a file that is read through once, in little memory.
 fn hash_file(path: &Path) -> Option<String> {
     let mut hasher = blake3::Hasher::new();
-    hasher.update_mmap_rayon(path).ok()?;
+    hasher.update_reader(std::fs::File::open(path).ok()?).ok()?;
     Some(hasher.finalize().to_hex().to_string())
 }

@@ -99,8 +99,6 @@ pub(super) fn run(
     let (permits, permits_back) = bounded::<()>(on_their_way);
     let (texts, texts_out) = bounded::<Batch<String>>(on_their_way);
     let (encoded, encoded_out) = bounded::<Result<Batch<Vec<u32>>, ShardsError>>(on_their_way);
-    let name = if split == Split::AllValidation { "tokenise the validation set" } else { "tokenise" };
-    progress.begin(name, inputs.bytes());
     let outcome = std::thread::scope(|scope| {
         let reader = scope.spawn(move || {
             Reader { config, inputs, split, permits, texts, progress, cancel, number: 0 }.run()
@@ -116,7 +114,6 @@ pub(super) fn run(
         let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         written.map(|()| read)
     });
-    progress.end();
     report.merge(outcome?);
     check_cancelled(cancel)?;
     Ok(())
@@ -136,8 +133,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// Reads all files; returns what the reader alone knows.
     fn run(mut self) -> PrepareReport {
-        let mut report =
-            PrepareReport { skipped_files: self.inputs.skipped.clone(), ..PrepareReport::default() };
+        let mut report = PrepareReport::default();
         let (mut items, mut bytes) = (Vec::new(), 0);
         for (index, file) in self.inputs.files.iter().enumerate() {
             let (mut documents, mut refused) = (0, 0);

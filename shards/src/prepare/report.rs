@@ -26,7 +26,7 @@ pub struct PrepareReport {
     pub skipped_files: BTreeMap<Skipped, u64>,
     /// Every file that was read, in the order of reading.
     pub files: Vec<FileReport>,
-    /// Seconds for reading, tokenising and writing.
+    /// Seconds for reading, tokenising and writing, of all pieces together.
     pub tokenising_seconds: f64,
     /// Seconds in all.
     pub seconds: f64,
@@ -108,10 +108,16 @@ impl PrepareReport {
                 .and_modify(|own| own.count += refused.count)
                 .or_insert_with(|| refused.clone());
         }
-        for (reason, count) in other.skipped_files {
+        self.skip(&other.skipped_files);
+        self.files.extend(other.files);
+        self.tokenising_seconds += other.tokenising_seconds;
+    }
+
+    /// Counts files that were not read.
+    pub(super) fn skip(&mut self, skipped: &BTreeMap<Skipped, u64>) {
+        for (&reason, count) in skipped {
             *self.skipped_files.entry(reason).or_default() += count;
         }
-        self.files.extend(other.files);
     }
 
     /// The inputs, for the attribute `source` of the token files.

@@ -2,7 +2,7 @@ use std::fmt::Write as _;
 use std::sync::Mutex;
 
 use super::*;
-use crate::{NoProgress, Refusal};
+use crate::{NoProgress, Refusal, Tokenizer};
 
 fn config() -> PrepareConfig {
     PrepareConfig { vocab_size: 300, validation_fraction: 0.2, threads: 1, ..Default::default() }
@@ -25,7 +25,16 @@ fn corpus(folder: &Path) -> PathBuf {
 }
 
 fn run(config: &PrepareConfig, inputs: &[PathBuf], out: &Path) -> Result<PrepareReport, ShardsError> {
-    prepare(config, inputs, &[], out, &NoProgress, &AtomicBool::new(false))
+    work(config, inputs, PrepareWork::All, out)
+}
+
+fn work(
+    config: &PrepareConfig,
+    inputs: &[PathBuf],
+    work: PrepareWork,
+    out: &Path,
+) -> Result<PrepareReport, ShardsError> {
+    prepare(config, inputs, &[], work, out, &NoProgress, &AtomicBool::new(false))
 }
 
 fn names_in(folder: &Path) -> Vec<String> {
@@ -127,15 +136,17 @@ fn a_given_validation_set_and_tokenizer_are_used() {
     std::fs::write(&validation, "short\n").unwrap();
     let out = folder.path().join("out");
     let given = PrepareConfig { tokenizer: Some(first.join(TOKENIZER)), min_document_tokens: 20, ..config() };
-    let error =
-        prepare(&given, &[input], &[validation], &out, &NoProgress, &AtomicBool::new(false)).unwrap_err();
+    let with = |input, validation| {
+        let cancel = AtomicBool::new(false);
+        prepare(&given, &[input], &[validation], PrepareWork::All, &out, &NoProgress, &cancel)
+    };
+    let error = with(input, validation).unwrap_err();
     // The one validation document is too short for this configuration.
     assert!(error.to_string().contains("validation.txt:1"), "{error}");
     let validation = folder.path().join("validation.txt");
     std::fs::write(&validation, "one line of validation text\n".repeat(9)).unwrap();
     let input = folder.path().join("corpus.jsonl");
-    let report =
-        prepare(&given, &[input], &[validation], &out, &NoProgress, &AtomicBool::new(false)).unwrap();
+    let report = with(input, validation).unwrap();
     assert_eq!(report.validation.documents, 1);
     assert_eq!(report.tokenizer.trained_on_bytes, 0);
     assert!(report.refused.0[&Refusal::TooShort].count > 0);
@@ -167,7 +178,7 @@ fn input_that_gives_nothing_is_an_error_that_says_why() {
     let out = folder.path().join("out");
     let error = run(&config(), std::slice::from_ref(&bad), &out).unwrap_err().to_string();
     assert!(error.contains("bad.jsonl:1") && error.contains("bad.jsonl:2"), "{error}");
-    assert_eq!(names_in(&out), Vec::<String>::new());
+    assert_eq!(names_in(&out), ["pieces"]);
 
     let empty = folder.path().join("empty");
     std::fs::create_dir(&empty).unwrap();
@@ -181,25 +192,162 @@ fn input_that_gives_nothing_is_an_error_that_says_why() {
     assert!(run(&wrong, &[bad], &out).unwrap_err().to_string().contains("prepare.validation_fraction"));
 }
 
-#[test]
-fn cancelling_leaves_the_folder_as_it_was() {
-    /// Cancels when tokenising begins.
-    struct CancelAt<'a>(&'a AtomicBool, Mutex<Vec<String>>);
-    impl Progress for CancelAt<'_> {
-        fn begin(&self, step: &str, _: u64) {
-            self.1.lock().unwrap().push(step.to_owned());
-            self.0.store(step == "tokenise", Ordering::Relaxed);
-        }
-        fn advance(&self, _: u64, _: u64) {}
-        fn end(&self) {}
+/// Cancels after so many documents, or when a step begins.
+struct CancelAt<'a> {
+    cancel: &'a AtomicBool,
+    step: &'a str,
+    documents: Mutex<i64>,
+    steps: Mutex<Vec<String>>,
+}
+
+impl<'a> CancelAt<'a> {
+    fn new(cancel: &'a AtomicBool, step: &'a str, documents: i64) -> Self {
+        Self { cancel, step, documents: Mutex::new(documents), steps: Mutex::default() }
     }
+}
+
+impl Progress for CancelAt<'_> {
+    fn begin(&self, step: &str, _: u64) {
+        self.steps.lock().unwrap().push(step.to_owned());
+        if step == self.step {
+            self.cancel.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn advance(&self, _: u64, documents: u64) {
+        let mut left = self.documents.lock().unwrap();
+        *left -= documents as i64;
+        if *left < 0 {
+            self.cancel.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn end(&self) {}
+}
+
+fn cancelled(inputs: &[PathBuf], out: &Path, step: &str, documents: i64) -> Vec<String> {
+    let cancel = AtomicBool::new(false);
+    let progress = CancelAt::new(&cancel, step, documents);
+    let outcome = prepare(&config(), inputs, &[], PrepareWork::All, out, &progress, &cancel);
+    assert!(matches!(outcome, Err(ShardsError::Cancelled)), "{outcome:?}");
+    progress.steps.into_inner().unwrap()
+}
+
+#[test]
+fn cancelling_keeps_former_outputs_and_what_was_finished() {
     let folder = tempfile::tempdir().unwrap();
     let input = corpus(folder.path());
     let out = folder.path().join("out");
-    let cancel = AtomicBool::new(false);
-    let progress = CancelAt(&cancel, Mutex::default());
-    let outcome = prepare(&config(), &[input], &[], &out, &progress, &cancel);
-    assert!(matches!(outcome, Err(ShardsError::Cancelled)));
-    assert_eq!(names_in(&out), Vec::<String>::new());
-    assert_eq!(progress.1.into_inner().unwrap().last().unwrap(), "tokenise");
+    let steps = cancelled(&[input], &out, "tokenise", i64::MAX);
+    assert_eq!(steps.last().unwrap(), "tokenise");
+    assert_eq!(names_in(&out), ["pieces"]);
+    assert_eq!(names_in(&out.join("pieces")), ["tokenizer-record.json", TOKENIZER]);
+}
+
+/// Files that are large enough for a piece each, and two that share one.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    for (name, documents) in [("a", 5), ("b", 5), ("c", 1), ("d", 1), ("e", 5)] {
+        let mut text = String::new();
+        for at in 0..documents {
+            let words = format!("the {name} number {at} and the word é ").repeat(20);
+            // White space is stored and read, and cheap to tokenise.
+            let padding = " ".repeat(500_000);
+            writeln!(text, "{{\"text\": {padding}{}}}", serde_json::json!(words)).unwrap();
+        }
+        paths.push(folder.join(format!("{name}.jsonl")));
+        std::fs::write(paths.last().unwrap(), text).unwrap();
+    }
+    paths
+}
+
+fn outputs(out: &Path) -> Vec<Vec<u8>> {
+    [TOKENIZER, TRAIN, VALIDATION, MANIFEST].map(|name| std::fs::read(out.join(name)).unwrap()).to_vec()
+}
+
+#[test]
+fn parts_on_several_machines_give_the_same_bytes_as_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let inputs = files(folder.path());
+    let whole = folder.path().join("whole");
+    run(&config(), &inputs, &whole).unwrap();
+
+    let out = folder.path().join("out");
+    let part =
+        |index, count| work(&config(), &inputs, PrepareWork::Part(Part::new(index, count).unwrap()), &out);
+    let message = part(2, 3).unwrap_err().to_string();
+    assert!(message.contains("part 2/3") && message.contains("--tokenizer-only"), "{message}");
+    let tokenizer = work(&config(), &inputs, PrepareWork::Tokenizer, &out).unwrap().tokenizer;
+    assert!(tokenizer.trained_on_bytes > 0);
+    // The pieces are a, b, c and d, e.
+    assert_eq!(part(1, 3).unwrap().files.len(), 2);
+    let message = run(&config(), &inputs, &out).unwrap_err().to_string();
+    assert!(
+        message.contains("2 of 4 pieces")
+            && message.contains("b.jsonl")
+            && message.contains("belong to part 2/3, part 3/3")
+            && message.contains("--part 2/3"),
+        "{message}"
+    );
+    // Twice is once.
+    let record = std::fs::read(out.join("pieces/00001.json")).err();
+    assert!(record.is_some());
+    part(2, 3).unwrap();
+    let record = std::fs::read(out.join("pieces/00001.json")).unwrap();
+    part(2, 3).unwrap();
+    assert_eq!(std::fs::read(out.join("pieces/00001.json")).unwrap(), record);
+    let message = run(&config(), &inputs, &out).unwrap_err().to_string();
+    assert!(message.contains("belong to part 3/3"), "{message}");
+    // The last part is made on another machine, whose folder has another name, and copied.
+    let other = folder.path().join("other");
+    std::fs::create_dir_all(other.join("pieces")).unwrap();
+    for name in [TOKENIZER, "tokenizer-record.json"] {
+        std::fs::copy(out.join("pieces").join(name), other.join("pieces").join(name)).unwrap();
+    }
+    let mounted = folder.path().join("mounted");
+    std::fs::create_dir(&mounted).unwrap();
+    let copies: Vec<PathBuf> = inputs.iter().map(|path| mounted.join(path.file_name().unwrap())).collect();
+    inputs.iter().zip(&copies).for_each(|(from, to)| assert!(std::fs::copy(from, to).unwrap() > 0));
+    work(&config(), &copies, PrepareWork::Part(Part::new(3, 3).unwrap()), &other).unwrap();
+    for name in names_in(&other.join("pieces")).iter().filter(|name| name.starts_with("00002")) {
+        std::fs::copy(other.join("pieces").join(name), out.join("pieces").join(name)).unwrap();
+    }
+    let report = run(&config(), &inputs, &out).unwrap();
+    assert_eq!(report.files.len(), 5);
+    assert_eq!(report.train.documents + report.validation.documents, 17);
+    // Only the names of the folder tell the results apart.
+    let same = |name: &str| {
+        let read = |out: &Path| TokenFile::open(out.join(name)).unwrap().content_hash().to_owned();
+        assert_eq!(read(&out), read(&whole), "{name}");
+    };
+    same(TRAIN);
+    same(VALIDATION);
+    assert_eq!(names_in(&out), [MANIFEST, REPORT, TOKENIZER, TRAIN, VALIDATION]);
+    assert!(part(2, 3).unwrap().skipped && run(&config(), &copies, &out).unwrap().skipped);
+}
+
+#[test]
+fn a_stopped_run_goes_on_with_the_pieces_that_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let inputs = files(folder.path());
+    let whole = folder.path().join("whole");
+    run(&config(), &inputs, &whole).unwrap();
+    let out = folder.path().join("out");
+    // The documents of a are the first five; the sample for the tokenizer does not count them.
+    cancelled(&inputs, &out, "", 5);
+    let stamp =
+        |name: &str| std::fs::metadata(out.join("pieces").join(name)).and_then(|file| file.modified());
+    let (tokenizer, first) = (stamp(TOKENIZER).unwrap(), stamp("00000.json").unwrap());
+    assert!(stamp("00002.json").is_err());
+    cancelled(&inputs, &out, "merge", i64::MAX);
+    assert_eq!((stamp(TOKENIZER).unwrap(), stamp("00000.json").unwrap()), (tokenizer, first));
+    // A damaged piece is made again, and so is one whose input has changed.
+    std::fs::write(out.join("pieces/00001-train.h5"), "damaged").unwrap();
+    let text = std::fs::read_to_string(&inputs[0]).unwrap();
+    std::fs::write(&inputs[0], text.replace("word", "ward")).unwrap();
+    cancelled(&inputs, &out, "merge", i64::MAX);
+    assert_ne!(stamp("00000.json").unwrap(), first);
+    std::fs::write(&inputs[0], text).unwrap();
+    run(&config(), &inputs, &out).unwrap();
+    assert!(outputs(&out) == outputs(&whole));
 }

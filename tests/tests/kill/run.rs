@@ -46,6 +46,7 @@ threads_per_worker = 1
 
 [routing]
 prefix_tokens = 8
+router_share = 0.2
 
 [evaluation]
 prefix_tokens = 8

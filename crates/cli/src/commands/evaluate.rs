@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_eval::{Comparison, Evaluation};
+use dipaco_eval::{Comparison, Evaluation, EvaluationConfig};
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::PathId;
 use serde::Serialize;
@@ -21,10 +21,12 @@ Examples:
   dipaco evaluate --run runs/tiny                      the routed model, and the seed
   dipaco evaluate --run runs/tiny --path 2             every document by path 2
   dipaco evaluate --run runs/tiny --dense runs/tiny-dense
-  dipaco evaluate --run runs/tiny --early-stopping     each path at its best version";
+  dipaco evaluate --run runs/tiny --early-stopping     each path at its best version
+  dipaco evaluate --run runs/tiny --reroute 64 --reroute 128
+  dipaco evaluate --run runs/tiny --labels domains.jsonl.gz --json";
 
 /// Options of `dipaco evaluate`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct EvaluateOptions {
     #[command(flatten)]
     run: RunOptions,
@@ -37,6 +39,17 @@ pub(crate) struct EvaluateOptions {
     /// Use each path's best version on its held-out documents instead of the last.
     #[arg(long)]
     early_stopping: bool,
+    /// Also choose a path every W tokens, by the router of `dipaco route fit-transformer`; may be repeated. Without it:
+    /// evaluation.reroute_tokens.
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..))]
+    reroute: Vec<u32>,
+    /// Labels of documents, a JSON object with `url` and `domain` on each line (.gz and .zst are decompressed): adds
+    /// results for each domain, and how well paths agree with domains.
+    #[arg(long, value_name = "FILE")]
+    labels: Option<PathBuf>,
+    /// Where the text of the validation documents is, for --labels; the files that prepare was given without it.
+    #[arg(long, value_name = "PATH", requires = "labels")]
+    labelled_text: Vec<PathBuf>,
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
@@ -61,24 +74,25 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
             Some(folder) => Some(open_dense(folder).await?),
             None => None,
         };
-        let (paths, progress) = (options.paths.clone(), progress.clone());
-        let own = run.clone();
+        let (options, progress, own) = (options.clone(), progress.clone(), run.clone());
         runtime::blocking(move || {
             let mut comparison = Comparison::default();
             let flag = interrupt.flag();
+            let domains = match &options.labels {
+                Some(labels) => {
+                    Some(steps::labels::domains(&own, labels, &options.labelled_text, &progress, &flag)?)
+                }
+                None => None,
+            };
+            let domains = domains.as_ref();
             if let Some((run, config, weights)) = &dense {
-                let found = evaluate(run, config, weights, Subject::Path(PathId(0)), &progress, &flag)?;
+                let only = Subject::Path(PathId(0));
+                let found = evaluate(run, config, weights, only, domains, &progress, &flag)?;
                 comparison.push("dense", found);
             }
-            if paths.is_empty() {
-                let seed = evaluate(&own, &config, &weights, Subject::Seed, &progress, &flag)?;
-                comparison.push("seed", seed);
-                let routed = evaluate(&own, &config, &weights, Subject::Routed, &progress, &flag)?;
-                comparison.push("routed", routed);
-            }
-            for path in paths {
-                let found = evaluate(&own, &config, &weights, Subject::Path(path), &progress, &flag)?;
-                comparison.push(format!("path {path}"), found);
+            for (name, subject) in options.subjects(&config.evaluation) {
+                let found = evaluate(&own, &config, &weights, subject, domains, &progress, &flag)?;
+                comparison.push(name, found);
             }
             Ok(comparison)
         })
@@ -91,11 +105,30 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
         output::print_json(&rows)
     } else {
         let mut text = comparison.to_string();
-        for (_, evaluation) in comparison.rows.iter().filter(|(_, evaluation)| evaluation.per_path.len() > 1)
-        {
-            text += &format!("\n{evaluation}");
+        let detailed =
+            |evaluation: &Evaluation| evaluation.per_path.len() > 1 || !evaluation.per_domain.is_empty();
+        for (name, evaluation) in comparison.rows.iter().filter(|(_, evaluation)| detailed(evaluation)) {
+            text += &format!("\n\n{name}\n{evaluation}");
         }
         output::print(&(text.trim_end().to_owned() + "\n"))
+    }
+}
+
+impl EvaluateOptions {
+    /// What is evaluated of the run, with its name in the table.
+    fn subjects(&self, config: &EvaluationConfig) -> Vec<(String, Subject)> {
+        if !self.paths.is_empty() {
+            let named = |&path: &PathId| (format!("path {path}"), Subject::Path(path));
+            return self.paths.iter().map(named).collect();
+        }
+        let mut subjects = vec![("seed".to_owned(), Subject::Seed), ("routed".to_owned(), Subject::Routed)];
+        let configured = (config.reroute_tokens > 0).then_some(config.reroute_tokens);
+        let given: Vec<usize> = self.reroute.iter().map(|&tokens| tokens as usize).collect();
+        let tokens = if given.is_empty() { configured.into_iter().collect() } else { given };
+        subjects.extend(
+            tokens.into_iter().map(|tokens| (format!("re-routed every {tokens}"), Subject::Rerouted(tokens))),
+        );
+        subjects
     }
 }
 

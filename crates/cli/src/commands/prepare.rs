@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_shards::PrepareReport;
+use dipaco_shards::{Part, PrepareReport, PrepareWork};
 use dipaco_telemetry::{Progress, human};
 
 use crate::error::CliError;
@@ -14,7 +14,14 @@ use crate::{output, steps};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco prepare --run runs/tiny text/ more.jsonl.zst  files and folders: C4's json.gz, JSON lines, plain text
-  dipaco prepare --run runs/c4 c4/train --validation c4/validation --set prepare.vocab_size=32000";
+  dipaco prepare --run runs/c4 c4/train --validation c4/validation --set prepare.vocab_size=32000
+
+Over several machines, with the same files and settings on all of them (docs/scale.md):
+  dipaco prepare --run runs/c4 --tokenizer-only c4/    once; every machine needs runs/c4/data/pieces
+  dipaco prepare --run runs/c4 --part 2/8 c4/          on the second of eight; copy its data/pieces back
+  dipaco prepare --run runs/c4 c4/                     merges, or says which part is missing
+
+A command that was stopped, or found the disk full, goes on when it is repeated.";
 
 /// Options of `dipaco prepare`.
 #[derive(Debug, Args)]
@@ -27,28 +34,59 @@ pub(crate) struct PrepareOptions {
     /// The validation text; a part of the inputs, chosen by a hash of each document, without it. May be repeated.
     #[arg(long, value_name = "PATH")]
     validation: Vec<PathBuf>,
+    /// Only train the tokenizer, which the parts of a divided preparation share.
+    #[arg(long, conflicts_with = "part")]
+    tokenizer_only: bool,
+    /// Only tokenise part I of N of the input files.
+    #[arg(long, value_name = "I/N")]
+    part: Option<Part>,
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
 }
 
+impl PrepareOptions {
+    fn work(&self) -> PrepareWork {
+        match self.part {
+            _ if self.tokenizer_only => PrepareWork::Tokenizer,
+            Some(part) => PrepareWork::Part(part),
+            None => PrepareWork::All,
+        }
+    }
+}
+
 pub(crate) fn run(options: &PrepareOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_to_write()?;
-    let prepared = steps::prepare::prepare(
+    let prepared = steps::prepare::some(
         &run,
         &config,
         &options.inputs,
         &options.validation,
+        options.work(),
         progress,
         &interrupt.flag(),
     );
     let report = interrupt.judge(prepared)?;
     if options.json {
-        output::print_json(&report)
-    } else {
-        output::print(&(report.to_string().trim_end().to_owned() + "\n"))
+        return output::print_json(&report);
     }
+    let pieces = run.data().join("pieces");
+    let text = match options.work() {
+        _ if report.skipped => report.to_string(),
+        PrepareWork::Tokenizer => format!(
+            "the tokenizer is there: {} tokens, hash {:.16}; every machine of a divided preparation needs {}",
+            report.tokenizer.vocab_size,
+            report.tokenizer.hash,
+            pieces.display()
+        ),
+        PrepareWork::Part(part) => format!(
+            "part {part} is done:\n{report}\nwhen all parts are in {}, the same command without --part merges them",
+            pieces.display()
+        ),
+        PrepareWork::All => report.to_string(),
+    };
+    output::print(&(text.trim_end().to_owned() + "\n"))
 }
 
 /// A report in one line.

@@ -152,7 +152,7 @@ impl Quickstart<'_> {
             let weights = Weights::open(&run, &config, Version::Current).await?;
             runtime::blocking(move || {
                 steps::route::fit(&run, &config, &weights, &progress, &flag)?;
-                let division = steps::route::assign(&run, &weights, &progress, &flag)?;
+                let division = steps::route::assign(&run, 0, &weights, &progress, &flag)?;
                 let sizes: Vec<_> =
                     division.train.shards().iter().map(|shard| human::integer(shard.documents)).collect();
                 progress.line(&format!("shards of {} documents", sizes.join(", ")));
@@ -177,6 +177,7 @@ impl Quickstart<'_> {
             listen,
             advertise: Vec::new(),
             resume: true,
+            stop_at_phase: false,
             device: self.device.choice(),
         };
         let token = self.interrupt.token();
@@ -218,9 +219,10 @@ impl Quickstart<'_> {
             runtime::blocking(move || {
                 let mut comparison = Comparison::default();
                 let only = Subject::Path(PathId(0));
-                let dense = evaluate(&dense_run, &dense_config, &dense_weights, only, &progress, &flag)?;
+                let dense =
+                    evaluate(&dense_run, &dense_config, &dense_weights, only, None, &progress, &flag)?;
                 comparison.push("dense", dense);
-                let routed = evaluate(&run, &config, &weights, Subject::Routed, &progress, &flag)?;
+                let routed = evaluate(&run, &config, &weights, Subject::Routed, None, &progress, &flag)?;
                 comparison.push("routed", routed);
                 Ok(comparison)
             })
@@ -233,7 +235,8 @@ impl Quickstart<'_> {
     /// Serves the run and completes two prompts that go to different paths.
     fn complete(&self) -> Result<(), CliError> {
         self.say("serving, and completing two prompts that go to different paths")?;
-        let prompts = steps::prompts::candidates(&self.run)?;
+        let phase = runtime::run(async { Ok(steps::phases::current(&self.run).await?) })?;
+        let prompts = steps::prompts::candidates(&self.run, phase)?;
         let (run, config) = (self.run.clone(), self.config.clone());
         let completions = runtime::run(async {
             let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));

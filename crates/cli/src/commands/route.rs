@@ -1,40 +1,88 @@
 //! `dipaco route`: fits the router, divides the text, shows the shards.
 
+mod fit_transformer;
+
 use clap::{Args, Subcommand};
 use dipaco_routing::{ShardSet, inspect};
+use dipaco_shards::Part;
 use dipaco_telemetry::{Progress, human};
 
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::steps::error::StepError;
+use crate::steps::route::Division;
 use crate::steps::weights::{Version, Weights};
 use crate::{output, runtime, steps};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RouteCommand {
+    /// Compute the features that the router is fitted on, to divide that work among machines.
+    #[command(after_help = FEATURES_EXAMPLES)]
+    Features(FeaturesOptions),
     /// Fit the router on features of the seed.
     #[command(after_help = FIT_EXAMPLES)]
     Fit(FitOptions),
     /// Divide training and validation text among the paths.
     #[command(after_help = ASSIGN_EXAMPLES)]
     Assign(AssignOptions),
+    /// Let the paths score the documents that are reserved for the next router.
+    #[command(after_help = SCORE_EXAMPLES)]
+    Score(ScoreOptions),
+    /// Fit the router of the next phase on the scores, and divide the text by it.
+    #[command(after_help = REFIT_EXAMPLES)]
+    Refit(RefitOptions),
+    /// Fine-tune the seed to the router that decides during a text.
+    #[command(after_help = fit_transformer::EXAMPLES)]
+    FitTransformer(fit_transformer::FitTransformerOptions),
     /// Show the shards: sizes, balance, examples.
     #[command(after_help = INSPECT_EXAMPLES)]
     Inspect(InspectOptions),
 }
 
+const FEATURES_EXAMPLES: &str = "\
+Examples:
+  dipaco route features --run runs/c4 --part 2/8       on the second of eight machines
+  dipaco route fit --run runs/c4                       takes them, or says which part is missing
+
+`route fit` alone does the same in one go. The parts are in routing/features; every machine needs data/train.h5 and the
+seed in store/ (docs/scale.md).";
 const FIT_EXAMPLES: &str = "\
 Examples:
   dipaco route fit --run runs/tiny
   dipaco route fit --run runs/tiny --set routing.seed=1";
 const ASSIGN_EXAMPLES: &str = "\
 Examples:
-  dipaco route assign --run runs/tiny";
+  dipaco route assign --run runs/tiny
+  dipaco route assign --run runs/tiny --phase 1        by the router that `dipaco route refit` fitted
+  dipaco route assign --run runs/c4 --part 2/8         on the second of eight machines, then without --part to write
+                                                       the shards, or to hear which part is missing
+
+A command that was stopped, or found the disk full, goes on when it is repeated. The decisions of the parts are in
+routing/train/parts and routing/validation/parts (docs/scale.md).";
+const SCORE_EXAMPLES: &str = "\
+Examples:
+  dipaco route score --run runs/tiny                   every path; `dipaco train` does it where a phase begins
+  dipaco route score --run runs/big --part 2/8         an eighth of the paths, on each of eight machines";
+const REFIT_EXAMPLES: &str = "\
+Examples:
+  dipaco train --run runs/big --stop-at-phase          up to where the phase begins
+  dipaco route score --run runs/big
+  dipaco route refit --run runs/big
+  dipaco train --run runs/big --resume                 goes on with the new shards";
 const INSPECT_EXAMPLES: &str = "\
 Examples:
   dipaco route inspect --run runs/tiny --examples 2
   dipaco route inspect --run runs/tiny --json";
+
+#[derive(Debug, Args)]
+pub(crate) struct FeaturesOptions {
+    #[command(flatten)]
+    run: RunOptions,
+    /// Only part I of N of the documents.
+    #[arg(long, value_name = "I/N")]
+    part: Option<Part>,
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct FitOptions {
@@ -49,6 +97,33 @@ pub(crate) struct FitOptions {
 pub(crate) struct AssignOptions {
     #[command(flatten)]
     run: RunOptions,
+    /// The phase whose router divides the text.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    phase: u32,
+    /// Only decide about part I of N of the documents, and write no shard.
+    #[arg(long, value_name = "I/N")]
+    part: Option<Part>,
+    /// Print what was done as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ScoreOptions {
+    #[command(flatten)]
+    run: RunOptions,
+    /// A part of the paths, as in 2/8: every part is scored on a machine that has the run's directory, or a copy.
+    #[arg(long, default_value_t, value_name = "I/N")]
+    part: Part,
+    /// Print what was done as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RefitOptions {
+    #[command(flatten)]
+    run: RunOptions,
     /// Print what was done as JSON.
     #[arg(long)]
     json: bool,
@@ -58,6 +133,9 @@ pub(crate) struct AssignOptions {
 pub(crate) struct InspectOptions {
     #[command(flatten)]
     run: RunOptions,
+    /// The phase whose shards are shown; the one that the run is in without it.
+    #[arg(long, value_name = "N")]
+    phase: Option<u32>,
     /// Example documents of each shard.
     #[arg(long, default_value_t = 1, value_name = "N")]
     examples: usize,
@@ -74,10 +152,29 @@ pub(crate) struct InspectOptions {
 
 pub(crate) fn run(command: &RouteCommand, progress: &Progress) -> Result<(), CliError> {
     match command {
+        RouteCommand::Features(options) => features(options, progress),
         RouteCommand::Fit(options) => fit(options, progress),
         RouteCommand::Assign(options) => assign(options, progress),
+        RouteCommand::Score(options) => score(options, progress),
+        RouteCommand::Refit(options) => refit(options, progress),
+        RouteCommand::FitTransformer(options) => fit_transformer::run(options, progress),
         RouteCommand::Inspect(options) => show(options),
     }
+}
+
+fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    let (run, config) = options.run.open_to_write()?;
+    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part.unwrap_or_default());
+    let documents = interrupt.judge(runtime::run(async {
+        let weights = Weights::open(&run, &config, Version::Current).await?;
+        runtime::blocking(move || {
+            Ok(steps::route::features_part(&run, &config, &weights, part, &progress, &flag)?)
+        })
+        .await
+    }))?;
+    output::print(&format!("part {part} is done: features of {} documents\n", human::integer(documents)))
 }
 
 fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
@@ -97,10 +194,10 @@ fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
     }
     let done = if new { "is fitted" } else { "was there already" };
     output::print(&format!(
-        "the router {done}: {} paths, {} documents, mean squared distance {:.4}\n",
+        "the router {done}: {} paths, {} documents, loss {:.4}\n",
         router.paths(),
         human::integer(fitted.documents),
-        fitted.mean_squared_distance
+        fitted.loss
     ))
 }
 
@@ -108,12 +205,30 @@ fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> 
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_to_write()?;
     let config = steps::seed::with_vocabulary(&run, &config)?;
-    let (flag, progress) = (interrupt.flag(), progress.clone());
+    let (flag, progress, phase) = (interrupt.flag(), progress.clone(), options.phase);
+    if let Some(part) = options.part {
+        let documents = interrupt.judge(runtime::run(async {
+            let weights = Weights::open(&run, &config, Version::Current).await?;
+            runtime::blocking(move || {
+                Ok(steps::route::assign_part(&run, phase, &weights, part, &progress, &flag)?)
+            })
+            .await
+        }))?;
+        let documents: u64 = documents.iter().sum();
+        if options.json {
+            return output::print_json(&serde_json::json!({ "part": part, "documents": documents }));
+        }
+        return output::print(&format!("part {part} is done: {} documents\n", human::integer(documents)));
+    }
     let division = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
-        runtime::blocking(move || Ok(steps::route::assign(&run, &weights, &progress, &flag)?)).await
+        runtime::blocking(move || Ok(steps::route::assign(&run, phase, &weights, &progress, &flag)?)).await
     }))?;
-    if options.json {
+    print_division(&division, options.json)
+}
+
+fn print_division(division: &Division, json: bool) -> Result<(), CliError> {
+    if json {
         return output::print_json(&serde_json::json!({
             "skipped": division.skipped,
             "train": division.train.manifest(),
@@ -126,9 +241,59 @@ fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> 
     output::print(&format!("{}\n", inspect(&division.train, 0, 0)?.to_string().trim_end()))
 }
 
+fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    let (run, config) = options.run.open()?;
+    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part);
+    let scored = interrupt.judge(runtime::run(async {
+        let weights = Weights::open(&run, &config, Version::Current).await?;
+        let score = move || Ok(steps::phases::score(&run, &config, &weights, part, &progress, &flag)?);
+        runtime::blocking(score).await
+    }))?;
+    if options.json {
+        return output::print_json(&scored);
+    }
+    output::print(&format!(
+        "{} paths of phase {} scored {} documents of {} tokens; {} had been scored before\n",
+        scored.new,
+        scored.phase,
+        human::integer(scored.documents),
+        human::integer(scored.tokens),
+        scored.skipped
+    ))
+}
+
+fn refit(options: &RefitOptions, progress: &Progress) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    let (run, config) = options.run.open()?;
+    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let (flag, progress) = (interrupt.flag(), progress.clone());
+    let (router, division) = interrupt.judge(runtime::run(async {
+        let weights = Weights::open(&run, &config, Version::Current).await?;
+        runtime::blocking(move || {
+            let (router, _) = steps::phases::refit(&run, &config, &weights, &progress, &flag)?;
+            let phase = weights.manifest().phase() + 1;
+            let division = steps::route::assign(&run, phase, &weights, &progress, &flag)?;
+            Ok((router, division))
+        })
+        .await
+    }))?;
+    if !options.json {
+        let documents = human::integer(router.fitted_on().documents);
+        output::print(&format!("the router is fitted on {documents} reserved documents\n"))?;
+    }
+    print_division(&division, options.json)
+}
+
 fn show(options: &InspectOptions) -> Result<(), CliError> {
-    let (run, _) = options.run.open()?;
-    let folder = if options.validation { run.validation_shards() } else { run.train_shards() };
+    let (run, config) = options.run.open()?;
+    let phase = match options.phase {
+        Some(phase) => phase,
+        None => runtime::run(async { Ok(steps::phases::current(&run).await?) })?,
+    };
+    let routing = run.routing(phase);
+    let folder = if options.validation { routing.validation() } else { routing.train() };
     if !folder.exists() {
         return Err(StepError::NotRouted { folder }.into());
     }
@@ -144,6 +309,11 @@ fn show(options: &InspectOptions) -> Result<(), CliError> {
             let words = tokenizer.decode(&example.tokens)?.replace('\n', "⏎");
             text += &format!("\npath {} · document {}\n  {words}\n", row.path, example.document);
         }
+    }
+    if !options.validation
+        && let Some(warning) = steps::phases::small(&run, &config, phase)?
+    {
+        text += &format!("\nwarning: {warning}\n");
     }
     output::print(&text)
 }

@@ -46,6 +46,10 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
     if let Some(training) = &manifest.training {
         let done = training.paths.iter().map(|path| path.rounds).min().unwrap_or(0);
         text += &format!("paths: {done} of {} rounds\n", training.rounds);
+        if !training.boundaries.is_empty() {
+            let (phase, last) = (training.phase, training.boundaries.len());
+            text += &format!("routing: phase {phase} of 0 to {last}, up to round {}\n", training.phase_end());
+        }
         let right = Align::Right;
         let mut table = Table::new(&[
             ("path", right),
@@ -66,6 +70,9 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
             ]);
         }
         text += &table.to_string();
+        if let Some(warning) = dipaco_train::rising_losses(training) {
+            text += &format!("warning: {warning}\n");
+        }
     }
     output::print(&text)
 }

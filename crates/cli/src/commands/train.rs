@@ -39,6 +39,9 @@ pub(crate) struct TrainOptions {
     /// Go on with a run that has begun.
     #[arg(long)]
     resume: bool,
+    /// End where a phase of routing is to begin, so that `dipaco route score` can be divided among machines.
+    #[arg(long)]
+    stop_at_phase: bool,
     /// Print what training would be: modules, memory, traffic, expected speed on the CPU. Starts nothing, writes nothing, and needs
     /// no prepared text.
     #[arg(long, conflicts_with = "resume")]
@@ -64,6 +67,9 @@ pub(crate) struct CoordinatorOptions {
     /// Go on with a run that has begun.
     #[arg(long)]
     resume: bool,
+    /// End where a phase of routing is to begin, so that `dipaco route score` can be divided among machines.
+    #[arg(long)]
+    stop_at_phase: bool,
     /// Print what was done as JSON.
     #[arg(long)]
     json: bool,
@@ -88,6 +94,7 @@ pub(crate) fn run(options: &TrainOptions, progress: &Progress) -> Result<(), Cli
         listen: options.listen,
         advertise: Vec::new(),
         resume: options.resume,
+        stop_at_phase: options.stop_at_phase,
         device: options.device.choice(),
     };
     lead(&options.run, &how, options.json, progress)
@@ -105,6 +112,7 @@ pub(crate) fn run_coordinator(options: &CoordinatorOptions, progress: &Progress)
         listen: options.listen,
         advertise: options.advertise.clone(),
         resume: options.resume,
+        stop_at_phase: options.stop_at_phase,
         device: DeviceChoice::default(),
     };
     lead(&options.run, &how, options.json, progress)
@@ -121,7 +129,7 @@ fn lead(run: &RunOptions, how: &Options, json: bool, progress: &Progress) -> Res
     } else {
         output::print(&describe(&summary, &config))?;
     }
-    if summary.finished { Ok(()) } else { Err(CliError::Interrupted) }
+    if summary.finished || summary.at_boundary { Ok(()) } else { Err(CliError::Interrupted) }
 }
 
 /// What a training did, in words.
@@ -141,6 +149,10 @@ pub(crate) fn describe(summary: &CoordinatorSummary, config: &RunConfig) -> Stri
             human::bytes(summary.bytes_sent),
             human::bytes(summary.bytes_received)
         );
+    }
+    if summary.at_boundary {
+        text += "\nthe next phase of routing begins here: run `dipaco route score` and `dipaco route refit`, then go on with \
+                 --resume";
     }
     text + "\n"
 }

@@ -29,6 +29,52 @@ pub(crate) enum StepError {
     NoSeed,
     #[error("the paths of this run have not been trained: run `dipaco train` first")]
     NotTrained,
+    #[error("{} holds no reserved documents: set routing.router_share, and run `dipaco route assign` before training begins", file.display())]
+    NoReserved { file: PathBuf },
+    #[error(
+        "the run is in phase {phase} of routing, and its configuration has no later one: list it in [[routing.phases]]"
+    )]
+    NoPhase { phase: u32 },
+    #[error(
+        "there is no transformer router in {}: run `dipaco route fit-transformer` with this run first",
+        folder.display()
+    )]
+    NoTransformer { folder: PathBuf },
+    #[error("the settings can't be written as JSON; this is a fault of dipaco: please report it")]
+    Settings {
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error(
+        "{}, line {line}: this is no label: each line is to be a JSON object with the texts `url` and `domain`",
+        file.display()
+    )]
+    Label {
+        file: PathBuf,
+        line: u64,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error(
+        "{} was prepared into this run's validation text and is not there any more: give the text with --labelled-text",
+        file.display()
+    )]
+    LabelledText { file: PathBuf },
+    #[error(
+        "{} has labels for {labelled} of the {documents} documents of {}: it is of another text. It has {known} addresses \
+         such as {label}, the text has addresses such as {url}",
+        labels.display(),
+        tokens.display()
+    )]
+    OtherLabels {
+        labels: PathBuf,
+        known: usize,
+        label: String,
+        url: String,
+        documents: usize,
+        labelled: usize,
+        tokens: PathBuf,
+    },
     #[error("there is no path {path}: this run has paths 0 to {}", paths.saturating_sub(1))]
     NoSuchPath { path: PathId, paths: u32 },
     #[error("the store of this run lacks {what}: it is damaged or of another run; go back to a copy of it")]
@@ -100,6 +146,8 @@ pub(crate) enum StepError {
     RunModel(#[from] dipaco_infer::RunModelError),
     #[error(transparent)]
     Server(#[from] dipaco_server::ServerError),
+    #[error(transparent)]
+    Plot(#[from] dipaco_plot::PlotError),
     #[error(transparent)]
     Eval(#[from] dipaco_eval::EvalError),
 }

@@ -4,14 +4,19 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_eval::{Evaluation, EvaluationConfig, evaluate_dense, evaluate_path, evaluate_routed};
-use dipaco_routing::{ShardSet, Source};
-use dipaco_telemetry::{Progress, Unit};
+use dipaco_eval::{
+    Domains, Evaluation, EvaluationProgress, Protocol, Reroute, Stage, evaluate_dense, evaluate_path,
+    evaluate_routed,
+};
+use dipaco_routing::ShardSet;
+use dipaco_telemetry::{Progress, Task, Unit};
 use dipaco_topology::PathId;
 
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
+use crate::steps::path_source::PathsInTurn;
 use crate::steps::seed::{token_file, tokenizer};
+use crate::steps::transformer_router;
 use crate::steps::weights::Weights;
 
 /// What is evaluated.
@@ -19,46 +24,74 @@ use crate::steps::weights::Weights;
 pub(crate) enum Subject {
     /// Every validation document by the path that the router gives it to.
     Routed,
+    /// The same, with another choice every so many tokens by the transformer router.
+    Rerouted(usize),
     /// Every validation document by one path.
     Path(PathId),
     /// Every validation document by the seed.
     Seed,
 }
 
-/// Evaluates by the paper's protocol. Blocks: call it from a thread that may.
+/// Evaluates by the paper's protocol; with `domains` for each of them too. Blocks: call it from a thread that may.
 pub(crate) fn evaluate(
     run: &RunDirectory,
     config: &RunConfig,
     weights: &Weights,
     subject: Subject,
+    domains: Option<&Domains>,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Evaluation, StepError> {
-    let setting: &EvaluationConfig = &config.evaluation;
     let bytes = token_bytes(run)?;
-    let task = progress.task("evaluate", None, Unit::Count("documents"));
-    let mut show = |step: dipaco_eval::EvaluationProgress| {
-        task.set_total(step.total);
+    let protocol = Protocol { config: &config.evaluation, token_bytes: Some(&bytes), domains };
+    let mut task: Option<(Stage, Task)> = None;
+    let mut show = |step: EvaluationProgress| {
+        let name = match step.stage {
+            Stage::Routing => "choose paths",
+            Stage::Scoring => "evaluate",
+        };
+        if task.as_ref().is_some_and(|(stage, _)| *stage != step.stage)
+            && let Some((_, done)) = task.take()
+        {
+            done.finish();
+        }
+        let (_, task) = task.get_or_insert_with(|| {
+            (step.stage, progress.task(name, Some(step.total), Unit::Count("sequences")))
+        });
         task.set(step.done);
         if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let file = || token_file(run, &run.validation_tokens());
     let result = match subject {
-        Subject::Seed => evaluate_dense(&weights.seed()?, &*file()?, setting, Some(&bytes), &mut show)?,
-        Subject::Path(path) => {
-            evaluate_path(path, &weights.path(path)?, &*file()?, setting, Some(&bytes), &mut show)?
-        }
-        Subject::Routed => {
-            if !run.validation_shards().exists() {
-                return Err(StepError::NotRouted { folder: run.validation_shards() });
-            }
-            let shards = ShardSet::open(&run.validation_shards())?;
-            let load = |path| weights.path(path).map_err(|error| Source::from(error.to_string()));
-            evaluate_routed(&shards, load, setting, Some(&bytes), &mut show)?
+        Subject::Seed => evaluate_dense(&weights.seed()?, &*file()?, &protocol, &mut show)?,
+        Subject::Path(path) => evaluate_path(path, &weights.path(path)?, &*file()?, &protocol, &mut show)?,
+        Subject::Routed => evaluate_routed(
+            &shards(run, weights)?,
+            &mut PathsInTurn::new(weights),
+            None,
+            &protocol,
+            &mut show,
+        )?,
+        Subject::Rerouted(tokens) => {
+            let router = transformer_router::open(run, weights)?;
+            let reroute = Some(Reroute { router: &router, tokens });
+            let mut paths = PathsInTurn::new(weights);
+            evaluate_routed(&shards(run, weights)?, &mut paths, reroute, &protocol, &mut show)?
         }
     };
-    task.finish();
+    if let Some((_, task)) = task {
+        task.finish();
+    }
     Ok(result)
+}
+
+/// The validation shards of the phase that the run is in.
+fn shards(run: &RunDirectory, weights: &Weights) -> Result<ShardSet, StepError> {
+    let folder = run.routing(weights.manifest().phase()).validation();
+    if !folder.exists() {
+        return Err(StepError::NotRouted { folder });
+    }
+    Ok(ShardSet::open(&folder)?)
 }
 
 /// How many bytes of text each token stands for.

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_shards::{PrepareReport, Progress as Watcher};
+use dipaco_shards::{PrepareReport, PrepareWork, Progress as Watcher};
 use dipaco_telemetry::{Progress, Task, Unit};
 
 use crate::run_directory::RunDirectory;
@@ -21,8 +21,21 @@ pub(crate) fn prepare(
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<PrepareReport, StepError> {
+    some(run, config, inputs, validation, PrepareWork::All, progress, cancel)
+}
+
+/// Does some of the work, when machines share it.
+pub(crate) fn some(
+    run: &RunDirectory,
+    config: &RunConfig,
+    inputs: &[PathBuf],
+    validation: &[PathBuf],
+    work: PrepareWork,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<PrepareReport, StepError> {
     let watcher = Shown::new(progress);
-    Ok(dipaco_shards::prepare(&config.prepare, inputs, validation, &run.data(), &watcher, cancel)?)
+    Ok(dipaco_shards::prepare(&config.prepare, inputs, validation, work, &run.data(), &watcher, cancel)?)
 }
 
 /// The progress of a step over files as a bar.

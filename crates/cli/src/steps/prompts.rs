@@ -27,9 +27,9 @@ pub(crate) struct Completion {
 }
 
 /// The beginnings of validation documents that lie near the middle of their shard.
-pub(crate) fn candidates(run: &RunDirectory) -> Result<Vec<String>, StepError> {
+pub(crate) fn candidates(run: &RunDirectory, phase: u32) -> Result<Vec<String>, StepError> {
     let tokenizer = tokenizer(run)?;
-    let shards = ShardSet::open(&run.validation_shards())?;
+    let shards = ShardSet::open(&run.routing(phase).validation())?;
     let mut prompts = Vec::new();
     for nearest in 0..PER_SHARD {
         for shard in shards.shards() {

@@ -1,32 +1,32 @@
 //! Fitting the router of a run and dividing its text among the paths.
 
 use std::ops::ControlFlow;
-use std::path::Path as FilePath;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_routing::{Progress as Step, Router, ShardSet};
+use dipaco_routing::{Assignment, Progress as Step, Router, SampleFeatures, ShardSet};
+use dipaco_shards::Part;
 use dipaco_store::ShardRecord;
-use dipaco_telemetry::{Progress, Unit};
+use dipaco_telemetry::{Progress, Task, Unit};
 
-use crate::run_directory::RunDirectory;
+use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::steps::error::StepError;
 use crate::steps::files;
 use crate::steps::seed::{token_file, tokenizer};
 use crate::steps::weights::Weights;
 
-/// Reads the router of a run.
-pub(crate) fn router(run: &RunDirectory) -> Result<Router, StepError> {
-    let file = run.router();
+/// Reads the router of a phase.
+pub(crate) fn router(routing: &RoutingFolder) -> Result<Router, StepError> {
+    let file = routing.router();
     if !file.exists() {
-        return Err(StepError::NotRouted { folder: run.root().join("routing") });
+        return Err(StepError::NotRouted { folder: routing.root().to_owned() });
     }
     let failed = |source| StepError::Io { action: "read", path: file.clone(), source };
     let bytes = std::fs::read(&file).map_err(failed)?;
     Router::from_bytes(&bytes).map_err(|source| StepError::Router { file, source })
 }
 
-/// Fits the router on the seed's features of the training text. One that was fitted on the same text, seed and
+/// Fits the first router on the seed's features of the training text. One that was fitted on the same text, seed and
 /// settings is left as it is; returns it and whether it was new.
 pub(crate) fn fit(
     run: &RunDirectory,
@@ -38,12 +38,14 @@ pub(crate) fn fit(
     let file = token_file(run, &run.train_tokens())?;
     let seed_hash = weights.seed_hash()?;
     let paths = weights.topology().paths();
-    if run.router().exists() {
-        let known = router(run)?;
+    let routing = run.routing(0);
+    let settings = config.routing.of_router();
+    if routing.router().exists() {
+        let known = router(&routing)?;
         let fitted = known.fitted_on();
         let same = fitted.tokens_hash == file.content_hash()
             && fitted.seed_hash == seed_hash
-            && fitted.config == config.routing
+            && fitted.config == settings
             && known.paths() == paths;
         if same {
             return Ok((known, false));
@@ -54,11 +56,11 @@ pub(crate) fn fit(
         &seed,
         seed_hash,
         &file,
-        paths,
-        &config.routing,
+        &weights.topology().radices(),
+        &settings,
         &mut shown(progress, "route fit", cancel),
     )?;
-    files::write(&run.router(), fitted.router.to_bytes())?;
+    files::write(&routing.router(), fitted.router.to_bytes())?;
     Ok((fitted.router, true))
 }
 
@@ -71,39 +73,88 @@ pub(crate) struct Division {
     pub(crate) skipped: bool,
 }
 
-/// Writes one shard per path of the training and of the validation text.
+/// Writes one shard per path of the training and of the validation text, by the router of a phase. Training documents go to as many shards as
+/// `routing.overlap` says, and some are kept for the router; a validation document goes to one.
 pub(crate) fn assign(
     run: &RunDirectory,
+    phase: u32,
     weights: &Weights,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Division, StepError> {
-    let router = router(run)?;
+    let mut skipped = true;
+    let mut shards = divide(run, phase, weights, |assignment, name| {
+        let assigned = assignment.run(&mut shown(progress, name, cancel))?;
+        skipped &= assigned.skipped;
+        Ok(assigned.shards)
+    })?
+    .into_iter();
+    let Some(train) = shards.next() else { return Err(StepError::NotPrepared { folder: run.data() }) };
+    Ok(Division { train, validation: shards.next(), skipped })
+}
+
+/// Decides about a part of the training and of the validation text and writes no shard; returns the documents of each.
+pub(crate) fn assign_part(
+    run: &RunDirectory,
+    phase: u32,
+    weights: &Weights,
+    part: Part,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<Vec<u64>, StepError> {
+    divide(run, phase, weights, |assignment, name| {
+        Ok(assignment.part(part, &mut shown(progress, name, cancel))?)
+    })
+}
+
+/// Does something with the division of the training text and, when there is any, of the validation text.
+fn divide<T>(
+    run: &RunDirectory,
+    phase: u32,
+    weights: &Weights,
+    mut act: impl FnMut(Assignment<'_>, &str) -> Result<T, StepError>,
+) -> Result<Vec<T>, StepError> {
+    let routing = run.routing(phase);
+    let router = router(&routing)?;
     let seed = weights.seed()?;
     let seed_hash = weights.seed_hash()?;
-    let divide = |file: &FilePath, folder: &FilePath, name: &str| {
-        let file = token_file(run, file)?;
-        let mut show = shown(progress, name, cancel);
-        Ok::<_, StepError>(dipaco_routing::assign(&seed, seed_hash, &router, &file, folder, &mut show)?)
-    };
-    let train = divide(&run.train_tokens(), &run.train_shards(), "route train")?;
-    let mut skipped = train.skipped;
-    let validation = if run.validation_tokens().exists() {
-        let divided = divide(&run.validation_tokens(), &run.validation_shards(), "route valid")?;
-        skipped &= divided.skipped;
-        Some(divided.shards)
-    } else {
-        None
-    };
-    Ok(Division { train: train.shards, validation, skipped })
+    let config = &weights.config().routing;
+    let train = token_file(run, &run.train_tokens())?;
+    let folder = routing.train();
+    let assignment = Assignment::new(&seed, seed_hash, &router, &train, &folder)
+        .overlap(config.overlap)
+        .reserve(config.router_share, config.seed);
+    let mut results = vec![act(assignment, "route train")?];
+    if run.validation_tokens().exists() {
+        let validation = token_file(run, &run.validation_tokens())?;
+        let folder = routing.validation();
+        results.push(act(Assignment::new(&seed, seed_hash, &router, &validation, &folder), "route valid")?);
+    }
+    Ok(results)
+}
+
+/// Computes a part of the features that the router is fitted on; returns how many documents the part has.
+pub(crate) fn features_part(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    part: Part,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<u64, StepError> {
+    let file = token_file(run, &run.train_tokens())?;
+    let (seed, seed_hash) = (weights.seed()?, weights.seed_hash()?);
+    let features = SampleFeatures::new(&seed, seed_hash, &file, &config.routing, &run.routing(0).features())?;
+    Ok(features.part(part, &mut shown(progress, "features", cancel))?)
 }
 
 /// Checks that the tokenizer of a run is the one that it was routed with, when it was routed.
 /// Another tokenizer of as many tokens fits the weights and would give nonsense without a word.
 pub(crate) fn check_tokenizer(run: &RunDirectory) -> Result<(), StepError> {
-    if run.router().exists() {
+    let routing = run.routing(0);
+    if routing.router().exists() {
         let found = tokenizer(run)?;
-        let router = router(run)?;
+        let router = router(&routing)?;
         let expected = &router.fitted_on().tokenizer_hash;
         if found.hash() != expected.as_str() {
             let (file, found, expected) = (run.tokenizer(), found.hash().to_string(), expected.clone());
@@ -113,19 +164,22 @@ pub(crate) fn check_tokenizer(run: &RunDirectory) -> Result<(), StepError> {
     Ok(())
 }
 
-/// The training shards of a run, as its manifest keeps them. Every one is opened: a damaged one is told here, before
+/// The training shards of a phase, as the run's manifest keeps them. Every one is opened: a damaged one is told here, before
 /// workers fail on it one after the other.
-pub(crate) fn shard_records(run: &RunDirectory) -> Result<Vec<ShardRecord>, StepError> {
-    if !run.train_shards().exists() {
-        return Err(StepError::NotRouted { folder: run.train_shards() });
+pub(crate) fn shard_records(run: &RunDirectory, phase: u32) -> Result<Vec<ShardRecord>, StepError> {
+    let folder = run.routing(phase).train();
+    if !folder.exists() {
+        return Err(StepError::NotRouted { folder });
     }
-    let shards = ShardSet::open(&run.train_shards())?;
+    let shards = ShardSet::open(&folder)?;
     shards.check_trainable()?;
     for shard in shards.shards() {
         shards.open_shard(shard.path)?;
     }
+    // With slashes on every system: the name goes to workers elsewhere.
+    let place = if phase == 0 { "train".to_owned() } else { format!("phase-{phase}/train") };
     let record = |shard: &dipaco_routing::Shard| ShardRecord {
-        file: dipaco_routing::shard_file_name(shard.path),
+        file: format!("{place}/{}", dipaco_routing::shard_file_name(shard.path)),
         hash: shard.content_hash.clone(),
         documents: shard.documents,
         tokens: shard.tokens,
@@ -134,25 +188,31 @@ pub(crate) fn shard_records(run: &RunDirectory) -> Result<Vec<ShardRecord>, Step
 }
 
 /// Shows the progress of a long routing operation and stops it on request.
-fn shown<'a>(
+pub(crate) fn shown<'a>(
     progress: &'a Progress,
     name: &'a str,
     cancel: &'a AtomicBool,
 ) -> impl FnMut(Step) -> ControlFlow<()> + 'a {
-    let mut task: Option<dipaco_telemetry::Task> = None;
+    let mut tasks: [Option<Task>; 2] = [None, None];
+    let mut show = move |which: usize, name: String, done: u64, total: u64| {
+        let task = tasks[which].get_or_insert_with(|| {
+            let task = progress.task(&name, Some(total), Unit::Count("documents"));
+            // What an earlier call has done says nothing about the speed of this one.
+            task.resume_at(done);
+            task
+        });
+        task.set(done);
+        if done == total {
+            task.finish();
+        }
+    };
     move |step| {
         if cancel.load(Ordering::Relaxed) {
             return ControlFlow::Break(());
         }
         match step {
-            Step::Documents { done, total } => {
-                let task =
-                    task.get_or_insert_with(|| progress.task(name, Some(total), Unit::Count("documents")));
-                task.set(done);
-                if done == total {
-                    task.finish();
-                }
-            }
+            Step::Documents { done, total } => show(0, name.to_owned(), done, total),
+            Step::Shards { done, total } => show(1, format!("{name}: shards"), done, total),
             Step::KMeans { restart, iteration, inertia } => {
                 tracing::debug!(restart, iteration, inertia, "k-means");
             }

@@ -44,7 +44,8 @@ pub(crate) async fn open(
         path_parameters: parameters(&path_specs(&config.model)) as u64,
         total_parameters: total as u64,
     };
-    let (router, tokenizer) = (router(run)?, tokenizer(run)?);
+    let router = router(&run.routing(weights.manifest().phase()))?;
+    let tokenizer = tokenizer(run)?;
     // Loading waits for the store.
     let model = tokio::task::spawn_blocking(move || routed(weights, router))
         .await

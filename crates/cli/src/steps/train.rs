@@ -6,17 +6,18 @@ use std::time::{Duration, SystemTime};
 
 use dipaco_config::RunConfig;
 use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
-use dipaco_store::RunStore;
+use dipaco_store::{RunManifest, RunStore};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, DeviceChoice, Started, coordinate, start_training,
+    CoordinatorOptions, CoordinatorSummary, DeviceChoice, Started, coordinate, rising_losses, small_shards,
+    start_training,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
-use crate::steps::files;
 use crate::steps::workers::{WorkerSetup, Workers};
+use crate::steps::{files, phases};
 
 /// How long a join token and the coordinator's certificate hold.
 const TOKEN_LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
@@ -32,6 +33,8 @@ pub(crate) struct TrainOptions {
     pub(crate) advertise: Vec<String>,
     /// Continue a run that has begun.
     pub(crate) resume: bool,
+    /// End where a phase of routing is to begin, instead of beginning it.
+    pub(crate) stop_at_phase: bool,
     /// Where the workers of this machine train.
     pub(crate) device: DeviceChoice,
 }
@@ -45,15 +48,23 @@ pub(crate) async fn train(
     cancel: CancellationToken,
 ) -> Result<CoordinatorSummary, StepError> {
     let store = open_store(run)?;
-    let shards = crate::steps::route::shard_records(run)?;
+    let phase = phases::current(run).await?;
+    let shards = crate::steps::route::shard_records(run, phase)?;
     let started = start_training(&store, config, shards, options.resume).await?;
+    if let Some(training) = &started.manifest.training {
+        let rounds = training.phase_end() - training.phase_begin();
+        if let Some(warning) = small_shards(&training.shards, config, rounds) {
+            tracing::warn!("{warning}");
+        }
+    }
     let server = listen(run, &started, options)?;
     let events = Events::create(&run.events())?;
     let setup = CoordinatorOptions {
         config: config.clone(),
         store,
         started,
-        shards: run.train_shards(),
+        shards: run.routing(0).root().to_owned(),
+        reroute: (!options.stop_at_phase).then(|| phases::rerouting(run, config, progress)),
         events,
         progress: progress.clone(),
     };
@@ -66,7 +77,12 @@ pub(crate) async fn train(
         result = workers.watch() => result,
     };
     workers.stop().await;
-    result
+    let summary = result?;
+    let manifest = open_store(run)?.load::<RunManifest>().await?.map(|loaded| loaded.manifest);
+    if let Some(warning) = manifest.and_then(|manifest| manifest.training.as_ref().and_then(rising_losses)) {
+        tracing::warn!("{warning}");
+    }
+    Ok(summary)
 }
 
 /// The share of the cores that each of several workers on this machine gets.

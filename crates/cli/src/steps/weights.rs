@@ -58,6 +58,11 @@ impl Weights {
         })
     }
 
+    /// The run's configuration.
+    pub(crate) fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
     pub(crate) fn topology(&self) -> &Topology {
         &self.topology
     }
@@ -88,6 +93,13 @@ impl Weights {
 
     /// A trained path. Blocks on the store: call it from a thread that may.
     pub(crate) fn path(&self, path: PathId) -> Result<Path, StepError> {
+        let modules = self.modules_of(path)?;
+        let load = |(module, version, object)| self.module(module, version, object);
+        self.compose(&modules.into_iter().map(load).collect::<Result<Vec<_>, _>>()?)
+    }
+
+    /// The modules of a path, one per level, with the version that it uses.
+    pub(crate) fn modules_of(&self, path: PathId) -> Result<Vec<(ModuleId, u32, &ObjectRef)>, StepError> {
         if path.0 >= self.topology.paths() {
             return Err(StepError::NoSuchPath { path, paths: self.topology.paths() });
         }
@@ -96,17 +108,38 @@ impl Weights {
             Version::Current => None,
             Version::Best => training.path(path).and_then(|record| record.best).map(|best| best.version),
         };
-        let mut modules = Vec::new();
-        for module in self.topology.modules_of(path) {
+        let object = |module: ModuleId| {
             let lacks = || StepError::StoreLacks { what: format!("module {module}") };
             let version = match best {
                 Some(version) => version,
                 None => training.module(module).ok_or_else(lacks)?.version,
             };
-            let object = training.weights(module, version).ok_or_else(lacks)?;
-            modules.push(self.module(module, version, object)?);
+            Ok((module, version, training.weights(module, version).ok_or_else(lacks)?))
+        };
+        self.topology.modules_of(path).into_iter().map(object).collect()
+    }
+
+    /// A path of its modules.
+    pub(crate) fn compose(&self, modules: &[Arc<Module>]) -> Result<Path, StepError> {
+        Ok(Path::compose(&self.config.model, &self.topology, modules)?)
+    }
+
+    /// A hash over the current weights of all modules.
+    pub(crate) fn modules_hash(&self) -> Result<String, StepError> {
+        let training = self.manifest.training.as_ref().ok_or(StepError::NotTrained)?;
+        let mut hasher = blake3::Hasher::new();
+        for module in &training.modules {
+            hasher.update(module.weights.hash.as_bytes());
         }
-        Ok(Path::compose(&self.config.model, &self.topology, &modules)?)
+        Ok(hasher.finalize().to_hex().to_string())
+    }
+
+    /// Forgets the modules that a path does not use, for work that takes the paths in turn. Paths that were composed keep
+    /// theirs.
+    pub(crate) fn keep_only(&self, path: PathId) {
+        let used = self.topology.modules_of(path);
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.retain(|(module, _), _| used.contains(module));
     }
 
     fn module(&self, module: ModuleId, version: u32, object: &ObjectRef) -> Result<Arc<Module>, StepError> {
@@ -115,10 +148,15 @@ impl Weights {
         if let Some(module) = loaded.get(&(module, version)) {
             return Ok(module.clone());
         }
-        let specs = level_specs(&self.config.model, &self.topology, usize::from(module.level));
-        let weights = Arc::new(Module::load(&self.read(object, specs)?, &Device::Cpu)?);
+        let weights = self.read_module(module, object)?;
         loaded.insert((module, version), weights.clone());
         Ok(weights)
+    }
+
+    /// Reads a module without remembering it. Blocks on the store: call it from a thread that may.
+    pub(crate) fn read_module(&self, module: ModuleId, object: &ObjectRef) -> Result<Arc<Module>, StepError> {
+        let specs = level_specs(&self.config.model, &self.topology, usize::from(module.level));
+        Ok(Arc::new(Module::load(&self.read(object, specs)?, &Device::Cpu)?))
     }
 
     fn read(&self, object: &ObjectRef, specs: Vec<TensorSpec>) -> Result<ModuleWeights, StepError> {

@@ -65,7 +65,7 @@ impl Workers {
             .args(["--name", &name, "--threads", &threads, "--leave-with-stdin"])
             .args(["--device", self.setup.device.name()])
             .arg("--shards")
-            .arg(self.setup.run.train_shards())
+            .arg(self.setup.run.routing(0).root())
             .arg("--cache")
             .arg(self.setup.run.shard_cache())
             // candle and rayon read these once, at their first use; several workers share the machine's cores.

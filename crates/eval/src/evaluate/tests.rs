@@ -67,8 +67,48 @@ fn token_file(folder: &std::path::Path, lengths: &[usize]) -> TokenFile {
 
 const LENGTHS: [usize; 12] = [5, 32, 33, 40, 48, 49, 80, 81, 130, 200, 44, 60];
 
+fn plain(config: &EvaluationConfig) -> Protocol<'_> {
+    Protocol { config, token_bytes: None, domains: None }
+}
+
 fn run(model: &dyn LanguageModel, file: &TokenFile, config: &EvaluationConfig) -> Evaluation {
-    evaluate_dense(model, file, config, None, &mut quiet).unwrap()
+    evaluate_dense(model, file, &plain(config), &mut quiet).unwrap()
+}
+
+fn shards(folder: &std::path::Path, file: &TokenFile, paths: u32) -> ShardSet {
+    let seed = tiny(5);
+    let fitted = fit(&seed, "seed", file, &[paths], &RouterConfig::default(), &mut silent).unwrap();
+    assign(&seed, "seed", &fitted.router, file, &folder.join("shards"), &mut silent).unwrap().shards
+}
+
+/// Paths that a function makes; remembers which were asked for.
+struct Made<F> {
+    make: F,
+    expected: Vec<PathId>,
+    loaded: Vec<PathId>,
+}
+
+impl<F: FnMut(PathId) -> Result<Path, Source>> Made<F> {
+    fn by(make: F) -> Self {
+        Self { make, expected: Vec::new(), loaded: Vec::new() }
+    }
+}
+
+impl<F: FnMut(PathId) -> Result<Path, Source>> PathSource for Made<F> {
+    type Model = Path;
+
+    fn context(&self) -> usize {
+        CONTEXT
+    }
+
+    fn expect(&mut self, paths: &[PathId]) {
+        self.expected = paths.to_vec();
+    }
+
+    fn load(&mut self, path: PathId) -> Result<Path, Source> {
+        self.loaded.push(path);
+        (self.make)(path)
+    }
 }
 
 #[test]
@@ -81,7 +121,8 @@ fn a_uniform_model_has_the_vocabulary_as_perplexity() {
     let file = token_file(folder.path(), &LENGTHS);
     let bytes = vec![3; VOCABULARY];
     let config = EvaluationConfig::default();
-    let found = evaluate_dense(&compose(&weights), &file, &config, Some(&bytes), &mut quiet).unwrap();
+    let protocol = Protocol { token_bytes: Some(&bytes), ..plain(&config) };
+    let found = evaluate_dense(&compose(&weights), &file, &protocol, &mut quiet).unwrap();
     // ln 64 is rounded to f32, so the perplexity is off by at most its unit.
     assert!((found.perplexity / VOCABULARY as f64 - 1.0).abs() < 3e-7, "{}", found.perplexity);
     assert!((found.bits_per_byte.unwrap() - 6.0 / 3.0).abs() < 1e-6);
@@ -148,30 +189,25 @@ fn the_number_of_threads_changes_no_bit() {
 fn a_routed_model_is_the_sum_of_its_shards() {
     let folder = tempfile::tempdir().unwrap();
     let file = token_file(folder.path(), &LENGTHS.repeat(3));
-    let seed = tiny(5);
-    let fitted = fit(&seed, "seed", &file, 3, &RouterConfig::default(), &mut silent).unwrap();
-    let out = folder.path().join("shards");
-    let shards = assign(&seed, "seed", &fitted.router, &file, &out, &mut silent).unwrap().shards;
+    let shards = shards(folder.path(), &file, 3);
     let config = EvaluationConfig::default();
-    let mut loaded = Vec::new();
     let mut done = Vec::new();
+    let sequences = run(&tiny(1), &file, &config).sequences;
     let mut progress = |step: EvaluationProgress| {
         done.push(step.done);
-        assert_eq!(step.total, 36);
+        assert_eq!((step.stage, step.total), (Stage::Scoring, sequences));
         ControlFlow::Continue(())
     };
-    let load = |path: PathId| {
-        loaded.push(path);
-        Ok(tiny(10 + u64::from(path.0)))
-    };
-    let routed = evaluate_routed(&shards, load, &config, None, &mut progress).unwrap();
-    assert!(done.is_sorted() && done.last() == Some(&36), "{done:?}");
-    assert_eq!(loaded, [PathId(0), PathId(1), PathId(2)]);
+    let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
+    let routed = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut progress).unwrap();
+    assert!(done.is_sorted() && done.last() == Some(&sequences), "{done:?}");
+    assert_eq!(source.loaded, [PathId(0), PathId(1), PathId(2)]);
+    assert_eq!(source.expected, source.loaded);
     let (mut nll, mut tokens) = (0.0, 0);
     for row in &routed.per_path {
         let model = tiny(10 + u64::from(row.path.0));
         let shard = shards.open_shard(row.path).unwrap();
-        let own = evaluate_path(row.path, &model, &shard, &config, None, &mut quiet).unwrap();
+        let own = evaluate_path(row.path, &model, &shard, &plain(&config), &mut quiet).unwrap();
         assert_eq!(own.per_path, std::slice::from_ref(row));
         nll += own.nll_sum;
         tokens += own.tokens_counted;
@@ -179,14 +215,15 @@ fn a_routed_model_is_the_sum_of_its_shards() {
     assert_eq!((routed.nll_sum, routed.tokens_counted, routed.documents), (nll, tokens, 36));
 
     // The same weights on every path are the dense model.
-    let same = evaluate_routed(&shards, |_| Ok(tiny(7)), &config, None, &mut quiet).unwrap();
+    let mut source = Made::by(|_| Ok(tiny(7)));
+    let same = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap();
     let dense = run(&tiny(7), &file, &config);
     assert_eq!(same.tokens_counted, dense.tokens_counted);
     assert!((same.nll_sum - dense.nll_sum).abs() < 1e-5 * dense.nll_sum);
 
     let json = serde_json::to_string(&routed).unwrap();
     assert_eq!(serde_json::from_str::<Evaluation>(&json).unwrap(), routed);
-    assert_eq!(routed.to_string().lines().count(), 5);
+    assert_eq!(routed.to_string().lines().count(), 6);
     let mut comparison = Comparison::default();
     comparison.push("dense", dense);
     comparison.push("routed", routed);
@@ -197,15 +234,14 @@ fn a_routed_model_is_the_sum_of_its_shards() {
 fn a_path_that_can_not_be_loaded_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = token_file(folder.path(), &LENGTHS);
-    let seed = tiny(5);
-    let fitted = fit(&seed, "seed", &file, 2, &RouterConfig::default(), &mut silent).unwrap();
-    let shards = assign(&seed, "seed", &fitted.router, &file, folder.path(), &mut silent).unwrap().shards;
+    let shards = shards(folder.path(), &file, 2);
     let config = EvaluationConfig::default();
-    let error =
-        evaluate_routed(&shards, |_| Err::<Path, _>("gone".into()), &config, None, &mut quiet).unwrap_err();
+    let mut gone = Made::by(|_| Err("gone".into()));
+    let error = evaluate_routed(&shards, &mut gone, None, &plain(&config), &mut quiet).unwrap_err();
     assert!(matches!(error, EvalError::Load { path: PathId(0), .. }), "{error}");
     std::fs::write(shards.file(PathId(1)), b"").unwrap();
-    let error = evaluate_routed(&shards, |_| Ok(tiny(5)), &config, None, &mut quiet).unwrap_err();
+    let mut source = Made::by(|_| Ok(tiny(5)));
+    let error = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap_err();
     assert!(matches!(error, EvalError::Shard { path: PathId(1), .. }), "{error}");
 }
 
@@ -214,7 +250,8 @@ fn settings_that_do_not_fit_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = token_file(folder.path(), &LENGTHS);
     let model = tiny(6);
-    let evaluate = |config| evaluate_dense(&model, &file, &config, None, &mut quiet).unwrap_err().to_string();
+    let evaluate =
+        |config| evaluate_dense(&model, &file, &plain(&config), &mut quiet).unwrap_err().to_string();
     let default = EvaluationConfig::default;
     for (config, named) in [
         (EvaluationConfig { sequence_tokens: 50, ..default() }, "evaluation.sequence_tokens = 50"),
@@ -250,12 +287,72 @@ fn numbers_that_are_not_finite_and_tokens_without_length_are_errors() {
     let file = token_file(folder.path(), &LENGTHS);
     let config = EvaluationConfig::default();
     for value in [f32::NAN, f32::NEG_INFINITY] {
-        let error = evaluate_dense(&Constant(value), &file, &config, None, &mut quiet).unwrap_err();
+        let error = evaluate_dense(&Constant(value), &file, &plain(&config), &mut quiet).unwrap_err();
         assert!(matches!(error, EvalError::NotFinite { .. }), "{error}");
     }
-    let error = evaluate_dense(&Constant(-1.0), &file, &config, Some(&[1]), &mut quiet).unwrap_err();
+    let protocol = Protocol { token_bytes: Some(&[1]), ..plain(&config) };
+    let error = evaluate_dense(&Constant(-1.0), &file, &protocol, &mut quiet).unwrap_err();
     assert!(matches!(error, EvalError::TokenBytes { tokens: 1, .. }), "{error}");
     let mut stop = |_| ControlFlow::Break(());
-    let error = evaluate_dense(&Constant(-1.0), &file, &config, None, &mut stop).unwrap_err();
+    let error = evaluate_dense(&Constant(-1.0), &file, &plain(&config), &mut stop).unwrap_err();
     assert!(matches!(error, EvalError::Cancelled));
 }
+
+#[test]
+fn how_many_paths_are_in_memory_changes_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &LENGTHS.repeat(3));
+    let shards = shards(folder.path(), &file, 3);
+    let run = |parallel_paths| {
+        let config = EvaluationConfig { parallel_paths, batch_sequences: 2, ..Default::default() };
+        let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
+        evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap()
+    };
+    assert_eq!(run(1), run(2));
+    assert_eq!(run(1), run(0));
+}
+
+#[test]
+fn domains_divide_the_documents() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &LENGTHS.repeat(3));
+    let shards = shards(folder.path(), &file, 3);
+    let mut domains = Domains::of_documents(&file);
+    assert_eq!((domains.documents(), domains.unlabelled()), (36, 36));
+    for document in 0..30 {
+        let tokens = file.document(document).to_vec();
+        domains.label(&tokens, if document < 12 { "first" } else { "second" });
+        domains.label(&tokens, "too late");
+    }
+    domains.label(&[1, 2, 3], "not among them");
+    assert_eq!(domains.unlabelled(), 6);
+    let config = EvaluationConfig::default();
+    let bytes = vec![3; VOCABULARY];
+    let protocol = Protocol { config: &config, token_bytes: Some(&bytes), domains: Some(&domains) };
+    let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
+    let found = evaluate_routed(&shards, &mut source, None, &protocol, &mut quiet).unwrap();
+    let names: Vec<_> = found.per_domain.iter().map(|row| (row.domain.as_str(), row.documents)).collect();
+    assert_eq!(names, [(UNLABELLED, 6), ("first", 12), ("second", 18)]);
+    let sum = |of: fn(&DomainEvaluation) -> f64| found.per_domain.iter().map(of).sum::<f64>();
+    assert_eq!(sum(|row| row.tokens_counted as f64), found.tokens_counted as f64);
+    assert!((sum(|row| row.nll_sum) - found.nll_sum).abs() < 1e-9 * found.nll_sum);
+    for path in 0..3 {
+        let routed: u64 = found.per_domain.iter().map(|row| row.documents_of_path[path]).sum();
+        assert_eq!(routed, found.per_path[path].documents);
+    }
+    // The first domain is a file of its own: documents keep their label wherever they are.
+    let dense = evaluate_dense(&tiny(4), &file, &protocol, &mut quiet).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let first = run(&tiny(4), &token_file(folder.path(), &LENGTHS), &config);
+    let row = &dense.per_domain[1];
+    assert_eq!(row.tokens_counted, first.tokens_counted);
+    assert!((row.nll_sum - first.nll_sum).abs() < 1e-5 * first.nll_sum);
+    assert!(row.documents_of_path.is_empty());
+    assert!(found.to_string().contains("purity"), "{found}");
+    // Random documents say nothing about their place in the file.
+    let Agreement { purity, nmi } = found.agreement.unwrap();
+    assert!((0.6..0.9).contains(&purity) && (0.0..0.3).contains(&nmi), "{purity} {nmi}");
+    assert_eq!(dense.agreement, None);
+}
+
+mod reroute;

@@ -163,6 +163,7 @@ impl Run {
             store: self.store.clone(),
             started,
             shards: self.folder.path().to_owned(),
+            reroute: None,
             events,
             progress: Progress::hidden(),
         }

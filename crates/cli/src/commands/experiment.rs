@@ -1,0 +1,207 @@
+//! `dipaco experiment`: runs × routers × seeds from a file, and their tables.
+
+mod bench;
+mod cell;
+mod facts;
+mod record;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use dipaco_config::RunConfig;
+use dipaco_experiment::{Cell, Experiment, Results, Table};
+use dipaco_model::{parameters, path_specs};
+use dipaco_telemetry::{Align, Progress, human};
+use dipaco_topology::Topology;
+
+use self::bench::Bench;
+use crate::device::DeviceOptions;
+use crate::error::CliError;
+use crate::interrupt::Interrupt;
+use crate::steps::error::StepError;
+use crate::{output, steps};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ExperimentCommand {
+    /// Train and evaluate every cell of experiments; what is finished is not repeated.
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunExperiment),
+    /// Print the table of what is finished.
+    #[command(after_help = TABLE_EXAMPLES)]
+    Table(TableOptions),
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  dipaco experiment run configs/experiments/headline.toml --data text/train --validation text/validation
+  dipaco experiment run configs/experiments/*.toml --data text/ --dry-run
+  dipaco experiment run my.toml --data text/ --out runs/mine --seed 1 --run dense --run 4x4
+
+The folder of --out may be shared by several experiments: prepared text, seed models and cells that are the same are
+made once. The configuration of a cell is what the file says; environment variables do not enter it.";
+const TABLE_EXAMPLES: &str = "\
+Examples:
+  dipaco experiment table configs/experiments/headline.toml --out runs/experiments
+  dipaco experiment table docs/results/headline.json         a file of results, wherever it lies";
+
+/// Options of `dipaco experiment run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunExperiment {
+    /// Experiment files.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Text to train on: anything that `prepare` takes; may be repeated.
+    #[arg(long, required = true, value_name = "PATH")]
+    data: Vec<PathBuf>,
+    /// Text to evaluate on; a part of the data without it.
+    #[arg(long, value_name = "PATH")]
+    validation: Vec<PathBuf>,
+    /// What the documents are about, one JSON object with `url` and `domain` a line: tables then have purity and NMI.
+    #[arg(long, value_name = "FILE")]
+    labels: Option<PathBuf>,
+    /// Where cells and results are kept.
+    #[arg(short, long, default_value = "runs/experiments", value_name = "DIR")]
+    out: PathBuf,
+    /// Worker processes of each training.
+    #[arg(short, long, env = "DIPACO_WORKERS", default_value_t = 2, value_name = "N")]
+    workers: usize,
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// Only these runs, by name; may be repeated.
+    #[arg(long = "run", value_name = "NAME")]
+    runs: Vec<String>,
+    /// Only these seeds; may be repeated.
+    #[arg(long = "seed", value_name = "N")]
+    seeds: Vec<u64>,
+    /// Keep training shards and the moments of the paths of finished cells, which take most of their space.
+    #[arg(long)]
+    keep_all: bool,
+    /// List the cells; train nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Print the tables as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `dipaco experiment table`.
+#[derive(Debug, Args)]
+pub(crate) struct TableOptions {
+    /// Experiment files (.toml), or files of results (.json).
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Where `dipaco experiment run` keeps its results.
+    #[arg(short, long, default_value = "runs/experiments", value_name = "DIR")]
+    out: PathBuf,
+    /// Print the tables as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(command: &ExperimentCommand, progress: &Progress) -> Result<(), CliError> {
+    match command {
+        ExperimentCommand::Run(options) => run_all(options, progress),
+        ExperimentCommand::Table(options) => show(options),
+    }
+}
+
+fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    // Everything is read and checked before anything is trained.
+    let mut experiments = Vec::new();
+    for file in &options.files {
+        let experiment = Experiment::load(file)?;
+        let cells = chosen(&experiment, options)?;
+        experiments.push((experiment, cells));
+    }
+    if options.dry_run {
+        return experiments.iter().try_for_each(|(experiment, cells)| plan(experiment, cells));
+    }
+    let mut bench = Bench::open(options, progress, interrupt.clone())?;
+    let mut tables = Vec::new();
+    let (mut failed, mut of) = (0, 0);
+    for (experiment, cells) in &experiments {
+        let (results, wrong) = interrupt.judge(bench.run(experiment, cells))?;
+        failed += wrong;
+        of += cells.len();
+        tables.push(Table::of(&results));
+    }
+    print_tables(&tables, options.json)?;
+    if failed > 0 { Err(CliError::Cells { failed, of }) } else { Ok(()) }
+}
+
+/// The cells that the options leave.
+fn chosen(experiment: &Experiment, options: &RunExperiment) -> Result<Vec<Cell>, CliError> {
+    let mut cells = experiment.cells()?;
+    for name in &options.runs {
+        if !cells.iter().any(|cell| cell.run == *name) {
+            return Err(CliError::Usage {
+                message: format!("experiment {} has no run `{name}`", experiment.name()),
+                remedy: "--dry-run lists its cells".into(),
+            });
+        }
+    }
+    cells.retain(|cell| {
+        (options.runs.is_empty() || options.runs.contains(&cell.run))
+            && (options.seeds.is_empty() || options.seeds.contains(&cell.seed))
+    });
+    Ok(cells)
+}
+
+/// Lists the cells of an experiment.
+fn plan(experiment: &Experiment, cells: &[Cell]) -> Result<(), CliError> {
+    let mut table = dipaco_telemetry::Table::new(&[
+        ("cell", Align::Left),
+        ("paths", Align::Right),
+        ("parameters of a path", Align::Right),
+        ("inner steps", Align::Right),
+        ("tokens in all", Align::Right),
+        ("evaluations", Align::Left),
+    ]);
+    for cell in cells {
+        let (config, _): (RunConfig, String) = steps::vocabulary::expected(&cell.config)?;
+        let topology = Topology::new(&config.topology, config.model.blocks).map_err(StepError::from)?;
+        let inner = u64::from(config.train.rounds) * config.train.inner_steps;
+        let tokens = u64::from(topology.paths())
+            * inner
+            * (config.train.batch as u64 * config.train.sequence_tokens as u64);
+        let evaluations: Vec<&str> = cell.evaluations.iter().map(|it| it.name.as_str()).collect();
+        // Shown to three digits.
+        #[allow(clippy::cast_precision_loss)]
+        table.row([
+            cell.label(),
+            topology.paths().to_string(),
+            human::count(parameters(&path_specs(&config.model)) as f64),
+            inner.to_string(),
+            human::count(tokens as f64),
+            evaluations.join(", "),
+        ]);
+    }
+    output::print(&format!("{}: {} cells\n\n{table}\n", experiment.title(), cells.len()))
+}
+
+fn show(options: &TableOptions) -> Result<(), CliError> {
+    let mut tables = Vec::new();
+    for file in &options.files {
+        let results = if file.extension().is_some_and(|ending| ending == "toml") {
+            results_file(&options.out, Experiment::load(file)?.name())
+        } else {
+            file.clone()
+        };
+        tables.push(Table::of(&Results::load(&results)?));
+    }
+    print_tables(&tables, options.json)
+}
+
+fn print_tables(tables: &[Table], json: bool) -> Result<(), CliError> {
+    if json {
+        return output::print_json(&tables);
+    }
+    let texts: Vec<String> = tables.iter().map(ToString::to_string).collect();
+    output::print(&texts.join("\n"))
+}
+
+/// The results of an experiment.
+fn results_file(out: &Path, experiment: &str) -> PathBuf {
+    out.join(format!("{experiment}.json"))
+}

@@ -1,0 +1,118 @@
+//! `dipaco plot`: charts of runs and of experiments.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use dipaco_experiment::Results;
+
+use crate::error::CliError;
+use crate::output;
+use crate::run_directory::RunDirectory;
+use crate::run_options::RunOptions;
+use crate::steps::charts::{Chart, Told, domains, of_results, of_runs};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  dipaco plot --run runs/tiny                          loss, shards, outer gradients, into runs/tiny/plots
+  dipaco plot --run runs/a --run runs/b --out pictures the loss of both in one chart
+  dipaco evaluate --run runs/tiny --labels domains.jsonl.gz --json > tiny.json
+  dipaco plot --evaluation tiny.json --out pictures    which domain goes to which path
+  dipaco plot --results runs/experiments/paths.json --out pictures";
+
+/// Options of `dipaco plot`.
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub(crate) struct PlotOptions {
+    /// A run's directory; may be repeated.
+    #[arg(short, long, value_name = "DIR")]
+    run: Vec<PathBuf>,
+    /// What `dipaco evaluate --json` printed with a label file; may be repeated.
+    #[arg(long, value_name = "FILE")]
+    evaluation: Vec<PathBuf>,
+    /// Results of `dipaco experiment run`; may be repeated.
+    #[arg(long, value_name = "FILE")]
+    results: Vec<PathBuf>,
+    /// Where the pictures go; `plots` in the first run's directory without it.
+    #[arg(short, long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the names of the pictures as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(options: &PlotOptions) -> Result<(), CliError> {
+    let out = match (&options.out, options.run.first()) {
+        (Some(out), _) => out.clone(),
+        (None, Some(run)) => run.join("plots"),
+        (None, None) => {
+            return Err(CliError::Usage {
+                message: "it is not said where the pictures go".into(),
+                remedy: "give --out DIR".into(),
+            });
+        }
+    };
+    let mut charts = Vec::new();
+    let mut runs: Vec<(RunDirectory, Told)> = Vec::new();
+    for folder in &options.run {
+        let mut told = open(folder)?;
+        // Two runs of one name are told apart by their folders.
+        if runs.iter().any(|(_, other)| other.name == told.1.name) {
+            told.1.name = format!("{} ({})", told.1.name, stem(folder));
+        }
+        charts.extend(of_cell(&told.0, &told.1.name)?);
+        runs.push(told);
+    }
+    charts.extend(of_runs(&runs)?);
+    for file in &options.evaluation {
+        let chart = domains(&stem(file), &read_json(file)?);
+        charts.push(chart.ok_or_else(|| CliError::Usage {
+            message: format!("{} has no documents by domain and path", file.display()),
+            remedy: "make it with dipaco evaluate --labels FILE --json".into(),
+        })?);
+    }
+    for file in &options.results {
+        charts.extend(of_results(&Results::load(file)?));
+    }
+    if charts.is_empty() {
+        return Err(CliError::Usage {
+            message: "there is nothing to draw: nothing was routed or trained in these runs".into(),
+            remedy: "run dipaco route and dipaco train first".into(),
+        });
+    }
+    let files = charts.iter().map(|chart| Ok(chart.write(&out)?)).collect::<Result<Vec<_>, CliError>>()?;
+    if options.json {
+        return output::print_json(&files);
+    }
+    let names: Vec<String> = files.iter().map(|file| format!("{}\n", file.display())).collect();
+    output::print(&names.concat())
+}
+
+fn open(folder: &Path) -> Result<(RunDirectory, Told), CliError> {
+    if !RunDirectory::new(folder).config().exists() {
+        return Err(CliError::Usage {
+            message: format!("{} is no run: it has no config.toml", folder.display()),
+            remedy: "name the directory of a run".into(),
+        });
+    }
+    let options = RunOptions { run: Some(folder.to_owned()), config: None, overrides: Vec::new() };
+    let (run, config) = options.open()?;
+    let told = Told::read(&run, &config)?;
+    Ok((run, told))
+}
+
+/// The domains of a run that is a cell of an experiment, when it was evaluated with labels.
+fn of_cell(run: &RunDirectory, name: &str) -> Result<Option<Chart>, CliError> {
+    let file = run.root().join("cell.json");
+    if file.exists() { Ok(domains(name, &read_json(&file)?)) } else { Ok(None) }
+}
+
+fn read_json(file: &Path) -> Result<serde_json::Value, CliError> {
+    let failed = |source| CliError::Io { action: "read", path: file.to_owned(), source };
+    let bytes = std::fs::read(file).map_err(failed)?;
+    serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))
+}
+
+/// The last part of a path, without its ending.
+fn stem(path: &Path) -> String {
+    path.file_stem().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+}

@@ -1,0 +1,204 @@
+//! Paths that are chosen during a text.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::TokenRouter;
+use crate::sequences::Plan;
+
+/// A transformer with as many outputs as tokens, of which the first are taken for paths: it sees all that a real one
+/// sees.
+struct Transformer {
+    model: Path,
+    paths: u32,
+}
+
+impl TokenRouter for Transformer {
+    fn paths(&self) -> u32 {
+        self.paths
+    }
+
+    fn context(&self) -> usize {
+        CONTEXT
+    }
+
+    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, Source> {
+        let mut scores = Vec::new();
+        for row in tokens.chunks_exact(tokens.len() / batch) {
+            let logits = self.model.decode(row, &mut self.model.new_cache(), true)?;
+            for &position in positions {
+                scores.extend_from_slice(&logits[position * VOCABULARY..][..self.paths as usize]);
+            }
+        }
+        Ok(scores)
+    }
+}
+
+/// Documents with these tokens, each at the path 0.
+fn file_of(folder: &std::path::Path, documents: &[Vec<u32>]) -> TokenFile {
+    let path = folder.join("documents.h5");
+    let info = TokenFileInfo {
+        tokenizer_hash: "tokenizer".into(),
+        vocab_size: VOCABULARY as u32,
+        ..TokenFileInfo::default()
+    };
+    let mut writer = TokenFileWriter::create(&path, info).unwrap();
+    documents.iter().for_each(|document| writer.push_document(document).unwrap());
+    writer.finish().unwrap();
+    TokenFile::open(path).unwrap()
+}
+
+/// The paths of the chunks of each document.
+fn chosen(documents: &[Vec<u32>], router: &dyn TokenRouter, chunk: usize, batch: usize) -> Vec<Vec<PathId>> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = file_of(folder.path(), documents);
+    let texts = [Text { file: &file, path: PathId(1), documents: file.documents() }];
+    let mut plan = Plan::new(&texts, CONTEXT, 4, chunk);
+    plan.reroute(router, batch, &mut |_| Ok(())).unwrap();
+    plan.sequences.iter().map(|sequence| plan.chunks(sequence).to_vec()).collect()
+}
+
+/// A document that ends with the end-of-text token.
+fn document(length: usize, seed: u32) -> Vec<u32> {
+    let mut state = seed;
+    let token = |_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        1 + (state >> 16) % (VOCABULARY as u32 - 1)
+    };
+    (1..length).map(token).chain([0]).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// The path of a chunk is known before its first token: whatever is put in place of the tokens from the beginning of a
+    /// chunk on, that chunk and those before it keep their paths.
+    #[test]
+    fn no_token_has_a_say_in_who_scores_it(
+        chunk in 3usize..20, from in 0usize..16, seed in 1u32..1000, batch in 1usize..4,
+    ) {
+        let router = Transformer { model: tiny(u64::from(seed)), paths: 5 };
+        let before = [document(CONTEXT, seed), document(30, seed + 1), document(CONTEXT - 1, seed + 2)];
+        let from = (from * chunk).min(CONTEXT);
+        let after = before.clone().map(|mut tokens| {
+            let length = tokens.len();
+            let other = document(length, seed + 77);
+            let from = from.min(length);
+            tokens[from..].copy_from_slice(&other[from..]);
+            tokens
+        });
+        let (before, after) = (chosen(&before, &router, chunk, batch), chosen(&after, &router, chunk, batch));
+        for (before, after) in before.iter().zip(&after) {
+            let kept = (from / chunk + 1).min(before.len());
+            prop_assert_eq!(&before[..kept], &after[..kept]);
+            prop_assert_eq!(before[0], PathId(1));
+        }
+    }
+}
+
+#[test]
+fn the_tokens_before_a_chunk_have_a_say() {
+    // Otherwise the property above would hold of a router that looks at nothing.
+    let router = Transformer { model: tiny(3), paths: 5 };
+    let before = chosen(&[document(CONTEXT, 1)], &router, 8, 1);
+    let changes = (2..20).filter(|&seed| chosen(&[document(CONTEXT, seed)], &router, 8, 1) != before);
+    assert!(changes.count() > 10);
+}
+
+#[test]
+fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &LENGTHS.repeat(2));
+    let shards = shards(folder.path(), &file, 3);
+    let router = Transformer { model: tiny(9), paths: 3 };
+    let config = EvaluationConfig { prefix_tokens: 10, batch_sequences: 3, ..Default::default() };
+    let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
+    let reroute = Some(Reroute { router: &router, tokens: 8 });
+    let found = evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet).unwrap();
+
+    // By hand from the definition, one sequence at a time.
+    let models: Vec<Path> = (10..13).map(tiny).collect();
+    let (mut nll, mut tokens, mut choices, mut switches) = ([0f64; 3], [0u64; 3], 0, 0);
+    for shard in shards.shards() {
+        let file = shards.open_shard(shard.path).unwrap();
+        for document in 0..file.documents() {
+            for sequence in file.document(document).to_vec().chunks(CONTEXT) {
+                let mut path = shard.path.index();
+                for place in 10..sequence.len() {
+                    let chunk = place / 8 * 8;
+                    if chunk > 0 && (place == chunk || place == 10) {
+                        let scores = router.scores(&sequence[..chunk], 1, &[chunk - 1]).unwrap();
+                        let best = (0..3).max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap();
+                        choices += 1;
+                        switches += u64::from(best != path);
+                        path = best;
+                    }
+                    let mut targets = vec![u32::MAX; place];
+                    targets[place - 1] = sequence[place];
+                    let log_probs =
+                        Path::token_log_probs(&models[path], &sequence[..place], &targets, 1).unwrap();
+                    nll[path] -= f64::from(log_probs[place - 1]);
+                    tokens[path] += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(found.reroute, Some(Rerouted { tokens: 8, choices, switches }));
+    assert!(switches > 10, "{switches}");
+    assert_eq!(found.tokens_counted, tokens.iter().sum::<u64>());
+    assert_eq!(found.documents, 24);
+    for (row, (nll, tokens)) in found.per_path.iter().zip(nll.into_iter().zip(tokens)) {
+        assert_eq!(row.tokens_counted, tokens);
+        assert!((row.nll_sum - nll).abs() < 1e-5 * nll, "{} and {nll}", row.nll_sum);
+    }
+    assert_eq!(source.loaded, [PathId(0), PathId(1), PathId(2)]);
+
+    // A chunk as long as a sequence leaves nothing to choose.
+    let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
+    let once = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap();
+    let reroute = Some(Reroute { router: &router, tokens: CONTEXT });
+    let long = evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet).unwrap();
+    assert_eq!(long.reroute, Some(Rerouted { tokens: CONTEXT, choices: 0, switches: 0 }));
+    assert_eq!(Evaluation { reroute: None, ..long }, once);
+}
+
+/// Gives every path this score.
+struct Flat {
+    score: f32,
+    paths: u32,
+}
+
+impl TokenRouter for Flat {
+    fn paths(&self) -> u32 {
+        self.paths
+    }
+
+    fn context(&self) -> usize {
+        CONTEXT / 2
+    }
+
+    fn scores(&self, _: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, Source> {
+        Ok(vec![self.score; batch * positions.len() * self.paths as usize])
+    }
+}
+
+#[test]
+fn a_router_that_does_not_fit_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &LENGTHS);
+    let shards = shards(folder.path(), &file, 3);
+    let run = |score, paths, tokens, sequence_tokens| {
+        let config = EvaluationConfig { prefix_tokens: 4, sequence_tokens, ..Default::default() };
+        let mut source = Made::by(|_| Ok(tiny(5)));
+        let router = Flat { score, paths };
+        let reroute = Some(Reroute { router: &router, tokens });
+        evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet)
+    };
+    run(0.0, 3, 8, 24).unwrap();
+    let refused =
+        |score, paths, tokens, sequence| run(score, paths, tokens, sequence).unwrap_err().to_string();
+    assert!(refused(0.0, 4, 8, 24).contains("has 4 paths, the shards have 3"));
+    assert!(refused(0.0, 3, 0, 24).contains("evaluation.reroute_tokens = 0"));
+    assert!(refused(0.0, 3, 8, 0).contains("evaluation.sequence_tokens = 48"));
+    assert!(refused(f32::NAN, 3, 8, 24).contains("not a number"));
+}

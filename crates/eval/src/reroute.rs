@@ -1,0 +1,136 @@
+//! Choosing paths during a text (arXiv:2403.10616 §2.4.3).
+
+use dipaco_topology::PathId;
+use rayon::prelude::*;
+
+use crate::sequences::{Plan, Sequence, longest_first};
+use crate::{EvalError, Source};
+
+/// A router that scores paths at any token of a text. Threads share it.
+pub trait TokenRouter: Sync {
+    /// P, the number of paths.
+    fn paths(&self) -> u32;
+
+    /// The most tokens of a row (T).
+    fn context(&self) -> usize;
+
+    /// How well each path would go on after some positions of each row: (B, positions, P), row-major, higher is better.
+    /// `tokens` is (B, T), row-major; the scores after a position may depend on the row's tokens up to it and on nothing
+    /// behind it.
+    ///
+    /// # Errors
+    ///
+    /// A token outside of the vocabulary, a shape that does not fit, or a failing device.
+    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, Source>;
+}
+
+/// How paths are chosen during a text.
+#[derive(Clone, Copy)]
+pub struct Reroute<'a> {
+    /// What chooses.
+    pub router: &'a dyn TokenRouter,
+    /// W, tokens between two choices; at least 1.
+    pub tokens: usize,
+}
+
+impl Plan<'_> {
+    /// Gives each chunk but a sequence's first to the path that scores best after the last token of the chunk before it.
+    ///
+    /// A choice is made from the tokens in front of its chunk alone: no others are given to the router. The first
+    /// chunk keeps the path that the document was routed to.
+    pub(crate) fn reroute(
+        &mut self,
+        router: &dyn TokenRouter,
+        batch: usize,
+        report: &mut dyn FnMut(usize) -> Result<(), EvalError>,
+    ) -> Result<(), EvalError> {
+        let several: Vec<Sequence> =
+            self.sequences.iter().filter(|sequence| sequence.length > self.chunk_tokens).copied().collect();
+        let order = longest_first(&several, |sequence| sequence.length);
+        let batches: Vec<Vec<Sequence>> =
+            order.chunks(batch).map(|places| places.iter().map(|&place| several[place]).collect()).collect();
+        let mut done = 0;
+        report(done)?;
+        for group in batches.chunks(rayon::current_num_threads() * 4) {
+            let chosen: Vec<Vec<PathId>> =
+                group.par_iter().map(|rows| choose(self, router, rows)).collect::<Result<_, _>>()?;
+            for (rows, chosen) in group.iter().zip(chosen) {
+                let mut chosen = chosen.into_iter();
+                for row in rows {
+                    let own = self.chunks(row).len() - 1;
+                    let chunks = &mut self.paths[row.chunk + 1..][..own];
+                    chunks.iter_mut().zip(chosen.by_ref()).for_each(|(chunk, path)| *chunk = path);
+                }
+                done += rows.len();
+            }
+            report(done)?;
+        }
+        Ok(())
+    }
+
+    /// Sequences that have more than one chunk.
+    pub(crate) fn several_chunks(&self) -> usize {
+        self.sequences.iter().filter(|sequence| sequence.length > self.chunk_tokens).count()
+    }
+}
+
+/// The paths of all chunks but the first of some sequences, one sequence after the other.
+fn choose(plan: &Plan<'_>, router: &dyn TokenRouter, rows: &[Sequence]) -> Result<Vec<PathId>, EvalError> {
+    let Some(first) = rows.first() else { return Ok(Vec::new()) };
+    let read = |row: &Sequence| (plan.chunks(row).len() - 1) * plan.chunk_tokens;
+    let width = rows.iter().map(read).max().unwrap_or(0);
+    let mut tokens = Vec::with_capacity(width * rows.len());
+    for row in rows {
+        let end_of_text = plan.texts[row.text as usize].file.end_of_text();
+        tokens.extend(plan.tokens(row, read(row)).iter());
+        tokens.extend(std::iter::repeat_n(end_of_text, width - read(row)));
+    }
+    let positions: Vec<usize> =
+        (1..=width / plan.chunk_tokens).map(|chunk| chunk * plan.chunk_tokens - 1).collect();
+    let file = || plan.texts[first.text as usize].file.path().display().to_string();
+    let failed = |source| EvalError::Router { file: file(), document: first.document, source };
+    let scores = router.scores(&tokens, rows.len(), &positions).map_err(failed)?;
+    let paths = router.paths() as usize;
+    let expected = rows.len() * positions.len() * paths;
+    if scores.len() != expected || paths == 0 {
+        return Err(EvalError::Shape { expected, actual: scores.len() });
+    }
+    let mut chosen = Vec::new();
+    for (row, scores) in rows.iter().zip(scores.chunks_exact(positions.len() * paths)) {
+        for scores in scores.chunks_exact(paths).take(plan.chunks(row).len() - 1) {
+            chosen.push(best(scores).ok_or_else(|| EvalError::RouterNotFinite {
+                file: plan.texts[row.text as usize].file.path().display().to_string(),
+                document: row.document,
+            })?);
+        }
+    }
+    Ok(chosen)
+}
+
+/// The path with the highest score, the lowest of equal ones; none when a score is not a number.
+fn best(scores: &[f32]) -> Option<PathId> {
+    let mut best = (PathId(0), f32::NEG_INFINITY);
+    for (&score, path) in scores.iter().zip(0u32..) {
+        if score.is_nan() {
+            return None;
+        }
+        if score > best.1 {
+            best = (PathId(path), score);
+        }
+    }
+    Some(best.0)
+}
+
+impl TokenRouter for dipaco_routing::TransformerRouter {
+    fn paths(&self) -> u32 {
+        self.paths()
+    }
+
+    fn context(&self) -> usize {
+        self.context()
+    }
+
+    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, Source> {
+        self.scores(tokens, batch, positions)
+    }
+}

@@ -1,0 +1,81 @@
+//! Scoring pieces of sequences with a path.
+
+use dipaco_shards::IGNORE;
+use dipaco_topology::PathId;
+
+use crate::sequences::{Piece, Plan};
+use crate::{EvalError, LanguageModel};
+
+/// The score of a piece.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Score {
+    pub(crate) tokens: u64,
+    /// Sum of `-ln p` in nats.
+    pub(crate) nll: f64,
+    /// Bytes of the counted tokens, when their lengths are known.
+    pub(crate) bytes: u64,
+}
+
+/// Scores pieces with one model.
+pub(crate) struct Scorer<'a> {
+    pub(crate) plan: &'a Plan<'a>,
+    pub(crate) path: PathId,
+    pub(crate) model: &'a dyn LanguageModel,
+    pub(crate) token_bytes: Option<&'a [u32]>,
+}
+
+impl Scorer<'_> {
+    /// The scores of the pieces of one batch.
+    pub(crate) fn score(&self, pieces: &[Piece]) -> Result<Vec<Score>, EvalError> {
+        let rows: Vec<_> = pieces.iter().map(|piece| (piece, &self.plan.sequences[piece.sequence])).collect();
+        let width = pieces.iter().map(|piece| piece.length - 1).max().unwrap_or(0);
+        let mut tokens = Vec::with_capacity(width * rows.len());
+        let mut targets = Vec::with_capacity(width * rows.len());
+        for (piece, sequence) in &rows {
+            let text = self.plan.tokens(sequence, piece.length);
+            let padding = width + 1 - piece.length;
+            let end_of_text = self.plan.texts[sequence.text as usize].file.end_of_text();
+            tokens.extend(text.iter().take(piece.length - 1));
+            tokens.extend(std::iter::repeat_n(end_of_text, padding));
+            let counted = |(place, token)| {
+                if self.plan.counts(sequence, self.path, place) { token } else { IGNORE }
+            };
+            targets.extend(text.iter().enumerate().skip(1).map(counted));
+            targets.extend(std::iter::repeat_n(IGNORE, padding));
+        }
+        let Some((_, first)) = rows.iter().min_by_key(|(piece, _)| piece.sequence) else {
+            return Ok(Vec::new());
+        };
+        let file = |text: u32| self.plan.texts[text as usize].file.path().display().to_string();
+        let failed = |source| EvalError::Model { file: file(first.text), document: first.document, source };
+        let log_probs = self.model.token_log_probs(&tokens, &targets, rows.len()).map_err(failed)?;
+        if log_probs.len() != targets.len() {
+            return Err(EvalError::Shape { expected: targets.len(), actual: log_probs.len() });
+        }
+        let scored = targets.chunks_exact(width).zip(log_probs.chunks_exact(width)).zip(&rows);
+        scored
+            .map(|((targets, log_probs), (_, sequence))| {
+                let mut score = Score::default();
+                for (&target, &log_prob) in
+                    targets.iter().zip(log_probs).filter(|(target, _)| **target != IGNORE)
+                {
+                    if !log_prob.is_finite() {
+                        let (file, document) = (file(sequence.text), sequence.document);
+                        return Err(EvalError::NotFinite { file, document, value: log_prob });
+                    }
+                    score.tokens += 1;
+                    score.nll -= f64::from(log_prob);
+                    score.bytes += self.bytes_of(target)?;
+                }
+                Ok(score)
+            })
+            .collect()
+    }
+
+    fn bytes_of(&self, token: u32) -> Result<u64, EvalError> {
+        let Some(lengths) = self.token_bytes else { return Ok(0) };
+        let length =
+            lengths.get(token as usize).ok_or(EvalError::TokenBytes { token, tokens: lengths.len() })?;
+        Ok(u64::from(*length))
+    }
+}

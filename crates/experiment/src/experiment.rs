@@ -1,0 +1,230 @@
+//! Reading an experiment file and multiplying it out.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use dipaco_config::RunConfig;
+use dipaco_topology::Topology;
+use toml::Table;
+
+use crate::cell::{Cell, Evaluation};
+use crate::error::ExperimentError;
+use crate::file::{EvaluationEntry, File, Run, Variant};
+use crate::merge::merge;
+
+/// The most cells of an experiment: more is a mistake in the file.
+const MOST_CELLS: usize = 10_000;
+
+/// An experiment: runs × routers × seeds, each with its evaluations.
+#[derive(Clone, Debug)]
+pub struct Experiment {
+    path: PathBuf,
+    file: File,
+    base: Table,
+}
+
+impl Experiment {
+    /// Reads an experiment file, and the base configuration that it names.
+    ///
+    /// # Errors
+    /// A file that can't be read, is no TOML, has unknown keys, or names what it does not define.
+    pub fn load(path: &Path) -> Result<Self, ExperimentError> {
+        Self::parse(&read(path)?, path)
+    }
+
+    /// The same for text that stands in the file `path`; a base configuration is looked for beside it.
+    ///
+    /// # Errors
+    /// As [`Experiment::load`].
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ExperimentError> {
+        let file: File = toml::from_str(text).map_err(|source| toml_error(path, source))?;
+        let mut base = match &file.base {
+            Some(name) => {
+                let base = path.parent().unwrap_or(Path::new("")).join(name);
+                read(&base)?.parse::<Table>().map_err(|source| toml_error(&base, source))?
+            }
+            None => Table::new(),
+        };
+        merge(&mut base, &file.configuration);
+        let experiment = Self { path: path.to_owned(), file, base };
+        experiment.check()?;
+        Ok(experiment)
+    }
+
+    /// The name under which results are stored.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.file.name
+    }
+
+    /// One line above the table.
+    #[must_use]
+    pub fn title(&self) -> &str {
+        if self.file.title.is_empty() { &self.file.name } else { &self.file.title }
+    }
+
+    /// What the table is to show, in Markdown.
+    #[must_use]
+    pub fn notes(&self) -> &str {
+        self.file.notes.trim()
+    }
+
+    /// The run that others are compared with.
+    #[must_use]
+    pub fn baseline(&self) -> &str {
+        let first = self.file.runs.first().map_or("", |run| &run.name);
+        self.file.baseline.as_deref().unwrap_or(first)
+    }
+
+    /// Every cell, seed by seed, so that an experiment that is interrupted has whole columns first.
+    ///
+    /// # Errors
+    /// The first run whose configuration can't be used.
+    pub fn cells(&self) -> Result<Vec<Cell>, ExperimentError> {
+        let mut seeds: Vec<u64> = Vec::new();
+        for seed in self.file.runs.iter().flat_map(|run| self.seeds_of(run)) {
+            if !seeds.contains(seed) {
+                seeds.push(*seed);
+            }
+        }
+        let mut cells = Vec::new();
+        for seed in seeds {
+            for run in self.file.runs.iter().filter(|run| self.seeds_of(run).contains(&seed)) {
+                self.cells_of(run, seed, &mut cells)?;
+            }
+        }
+        Ok(cells)
+    }
+
+    fn seeds_of<'a>(&'a self, run: &'a Run) -> &'a [u64] {
+        run.seeds.as_deref().unwrap_or(&self.file.seeds)
+    }
+
+    fn cells_of(&self, run: &Run, seed: u64, cells: &mut Vec<Cell>) -> Result<(), ExperimentError> {
+        let plain = self.config(run, None, None, seed)?;
+        let topology = Topology::new(&plain.topology, plain.model.blocks);
+        let several = topology.is_ok_and(|topology| topology.paths() > 1);
+        let routers: Vec<Option<&Variant>> = match &run.routers {
+            Some(names) if names.is_empty() => vec![None],
+            None if !several || self.file.routers.is_empty() => vec![None],
+            Some(names) => {
+                self.file.routers.iter().filter(|router| names.contains(&router.name)).map(Some).collect()
+            }
+            None => self.file.routers.iter().map(Some).collect(),
+        };
+        let evaluations = self.file.evaluations.iter();
+        let evaluations: Vec<&EvaluationEntry> = match &run.evaluations {
+            Some(names) => evaluations.filter(|entry| names.contains(&entry.name)).collect(),
+            None if several => evaluations.collect(),
+            None => evaluations.take(1).collect(),
+        };
+        for router in routers {
+            let evaluation = |entry: Option<&&EvaluationEntry>| {
+                Ok::<_, ExperimentError>(Evaluation {
+                    name: entry.map_or_else(String::new, |entry| entry.name.clone()),
+                    early_stopping: entry.is_some_and(|entry| entry.early_stopping),
+                    config: self.config(run, router, entry.copied(), seed)?,
+                })
+            };
+            let evaluations = if evaluations.is_empty() {
+                vec![evaluation(None)?]
+            } else {
+                evaluations.iter().map(|entry| evaluation(Some(entry))).collect::<Result<_, _>>()?
+            };
+            cells.push(Cell {
+                run: run.name.clone(),
+                router: router.map_or_else(String::new, |router| router.name.clone()),
+                seed,
+                config: self.config(run, router, None, seed)?,
+                evaluations,
+            });
+        }
+        Ok(())
+    }
+
+    /// The configuration: base, run, router, evaluation, each over the one before, and the seed.
+    fn config(
+        &self,
+        run: &Run,
+        router: Option<&Variant>,
+        evaluation: Option<&EvaluationEntry>,
+        seed: u64,
+    ) -> Result<RunConfig, ExperimentError> {
+        let mut table = self.base.clone();
+        merge(&mut table, &run.configuration);
+        if let Some(router) = router {
+            merge(&mut table, &router.configuration);
+        }
+        if let Some(evaluation) = evaluation {
+            merge(&mut table, &evaluation.configuration);
+        }
+        let mut seeds = Table::new();
+        for section in ["run", "routing"] {
+            // Beyond 2^63 there is no integer in TOML.
+            let seed = toml::Value::Integer(i64::try_from(seed).unwrap_or(i64::MAX));
+            seeds.insert(section.into(), toml::Value::Table(Table::from_iter([("seed".into(), seed)])));
+        }
+        merge(&mut table, &seeds);
+        let mut names = vec![run.name.as_str()];
+        names.extend(router.map(|router| router.name.as_str()));
+        names.extend(evaluation.map(|evaluation| evaluation.name.as_str()));
+        RunConfig::from_toml(&table.to_string(), &self.path).map_err(|source| {
+            ExperimentError::Configuration { path: self.path.clone(), run: names.join(" · "), source }
+        })
+    }
+
+    fn check(&self) -> Result<(), ExperimentError> {
+        let file = &self.file;
+        let wrong = |problem: String| Err(ExperimentError::Experiment { path: self.path.clone(), problem });
+        if file.name.is_empty() || !file.name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)) {
+            return wrong(format!("`{}` is no name: use letters, digits, - and _", file.name));
+        }
+        if file.runs.is_empty() || file.runs.iter().any(|run| self.seeds_of(run).is_empty()) {
+            return wrong("there is nothing to run: it needs at least one run and one seed".into());
+        }
+        let cells: usize =
+            file.runs.iter().map(|run| self.seeds_of(run).len() * file.routers.len().max(1)).sum();
+        if cells > MOST_CELLS {
+            return wrong(format!("{cells} cells are more than {MOST_CELLS}"));
+        }
+        let runs: Vec<&str> = file.runs.iter().map(|run| run.name.as_str()).collect();
+        let routers: Vec<&str> = file.routers.iter().map(|router| router.name.as_str()).collect();
+        let evaluations: Vec<&str> = file.evaluations.iter().map(|entry| entry.name.as_str()).collect();
+        for (what, names) in [("run", &runs), ("router", &routers), ("evaluation", &evaluations)] {
+            let mut seen = BTreeSet::new();
+            if let Some(twice) = names.iter().find(|name| !seen.insert(**name)) {
+                return wrong(format!("there are two {what}s `{twice}`: give each a name of its own"));
+            }
+            if names.contains(&"") {
+                return wrong(format!("a {what} has an empty name"));
+            }
+        }
+        if let Some(baseline) = &file.baseline
+            && !runs.contains(&baseline.as_str())
+        {
+            return wrong(format!("baseline: there is no run `{baseline}`"));
+        }
+        for run in &file.runs {
+            for (what, wanted, known) in
+                [("router", &run.routers, &routers), ("evaluation", &run.evaluations, &evaluations)]
+            {
+                let wanted = wanted.iter().flatten();
+                if let Some(name) = wanted.clone().find(|name| !known.contains(&name.as_str())) {
+                    return wrong(format!("run `{}`: there is no {what} `{name}`", run.name));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> Result<String, ExperimentError> {
+    std::fs::read_to_string(path).map_err(|source| ExperimentError::Read { path: path.to_owned(), source })
+}
+
+fn toml_error(path: &Path, source: toml::de::Error) -> ExperimentError {
+    ExperimentError::Toml { path: path.to_owned(), source: Box::new(source) }
+}
+
+#[cfg(test)]
+mod tests;

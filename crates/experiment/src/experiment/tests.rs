@@ -1,0 +1,139 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+use crate::key::{cell_key, evaluation_key, seed_key};
+
+const TWO: &str = r#"
+name = "two"
+seeds = [1, 2]
+[configuration.train]
+rounds = 3
+[[routers]]
+name = "one start"
+configuration.routing.restarts = 1
+[[routers]]
+name = "two starts"
+configuration.routing.restarts = 2
+[[evaluations]]
+name = "once"
+[[evaluations]]
+name = "best"
+early_stopping = true
+configuration.evaluation.batch_sequences = 4
+[[runs]]
+name = "dense"
+[runs.configuration.topology]
+levels = [{ modules = 1, blocks = "0..4", embedding = true, head = true }]
+[[runs]]
+name = "2x2"
+configuration.train.inner_steps = 7
+"#;
+
+fn parse(text: &str) -> Result<Experiment, ExperimentError> {
+    Experiment::parse(text, Path::new("two.toml"))
+}
+
+fn message(error: &ExperimentError) -> String {
+    let source = std::error::Error::source(error);
+    format!("{error} {}", source.map_or_else(String::new, ToString::to_string))
+}
+
+#[test]
+fn runs_are_multiplied_with_routers_and_seeds_and_one_path_needs_no_router() {
+    let cells = parse(TWO).unwrap().cells().unwrap();
+    let labels: Vec<String> = cells.iter().map(Cell::label).collect();
+    assert_eq!(
+        labels,
+        [
+            "dense · seed 1",
+            "2x2 · one start · seed 1",
+            "2x2 · two starts · seed 1",
+            "dense · seed 2",
+            "2x2 · one start · seed 2",
+            "2x2 · two starts · seed 2",
+        ]
+    );
+    let names = |cell: &Cell| cell.evaluations.iter().map(|it| it.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&cells[0]), ["once"]);
+    assert_eq!(names(&cells[1]), ["once", "best"]);
+    let last = &cells[5];
+    let config = &last.config;
+    assert_eq!((config.train.rounds, config.train.inner_steps, config.routing.restarts), (3, 7, 2));
+    assert_eq!((config.run.seed, config.routing.seed), (2, 2));
+    assert!(last.evaluations[1].early_stopping);
+    assert_eq!(last.evaluations[1].config.evaluation.batch_sequences, 4);
+}
+
+#[test]
+fn the_key_of_a_cell_is_made_of_what_its_weights_depend_on() {
+    let cells = parse(TWO).unwrap().cells().unwrap();
+    let key = |cell: &Cell| cell_key(&cell.config, "data");
+    let keys: BTreeSet<String> = cells.iter().map(key).collect();
+    assert_eq!(keys.len(), cells.len());
+    let mut same = cells[1].config.clone();
+    same.run.name = "other".into();
+    same.evaluation.prefix_tokens = 40;
+    same.serve.queued_requests += 1;
+    same.train.lease_seconds += 1;
+    same.seed_model.checkpoint_every += 1;
+    assert_eq!(cell_key(&same, "data"), key(&cells[1]));
+    assert_ne!(cell_key(&same, "other data"), key(&cells[1]));
+}
+
+#[test]
+fn cells_of_one_seed_share_the_seed_model() {
+    let cells = parse(TWO).unwrap().cells().unwrap();
+    let keys: BTreeSet<String> = cells.iter().map(|cell| seed_key(&cell.config, "data")).collect();
+    assert_eq!(keys.len(), 2);
+    let mut other = cells[0].config.clone();
+    other.seed_model.steps += 1;
+    assert!(!keys.contains(&seed_key(&other, "data")));
+}
+
+#[test]
+fn an_evaluation_is_known_by_its_settings() {
+    let cells = parse(TWO).unwrap().cells().unwrap();
+    let [once, best] = &cells[1].evaluations[..] else { panic!("two evaluations") };
+    let key = evaluation_key(&once.config, false, None);
+    assert_ne!(key, evaluation_key(&once.config, true, None));
+    assert_ne!(key, evaluation_key(&once.config, false, Some("labels")));
+    assert_eq!(
+        key,
+        evaluation_key(&best.config, false, None),
+        "how much is scored at once changes no result"
+    );
+}
+
+#[test]
+fn a_mistake_is_told_with_its_place() {
+    let broken = [
+        (TWO.replace("rounds = 3", "ronds = 3"), "unknown key `train.ronds`"),
+        (TWO.replace("seeds = [1, 2]", "seed = [1, 2]"), "unknown field `seed`"),
+        (TWO.replace("seeds = [1, 2]", "seeds = []"), "at least one run and one seed"),
+        (TWO.replace("\"2x2\"", "\"dense\""), "two runs `dense`"),
+        (TWO.replace("\"2x2\"", "\"2x2\"\nrouters = [\"none\"]"), "run `2x2`: there is no router `none`"),
+        (TWO.replace("\"two\"", "\"a/b\""), "use letters, digits"),
+        (format!("baseline = \"x\"\n{TWO}"), "there is no run `x`"),
+        (format!("base = \"missing.toml\"\n{TWO}"), "can't read missing.toml"),
+    ];
+    for (text, says) in broken {
+        let error = parse(&text).and_then(|experiment| experiment.cells()).unwrap_err();
+        assert!(message(&error).contains(says), "{says}: {}", message(&error));
+    }
+}
+
+#[test]
+fn every_experiment_that_is_shipped_can_be_resolved() {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/experiments"));
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut count = 0;
+    for file in files.filter(|file| !file.ends_with("base.toml")) {
+        let experiment = Experiment::load(&file).unwrap();
+        assert_eq!(experiment.name(), file.file_stem().unwrap().to_string_lossy());
+        let cells = experiment.cells().unwrap_or_else(|error| panic!("{}", message(&error)));
+        let keys: BTreeSet<String> = cells.iter().map(|cell| cell_key(&cell.config, "")).collect();
+        assert_eq!(keys.len(), cells.len(), "{}: two cells are the same", file.display());
+        assert!(cells.iter().any(|cell| cell.run == experiment.baseline()), "{}", file.display());
+        count += 1;
+    }
+    assert!(count > 0);
+}

@@ -1,0 +1,73 @@
+//! Identities: what a result depends on, as a short hash.
+
+use std::path::{Path, PathBuf};
+
+use dipaco_config::{RunConfig, TrainConfig};
+use dipaco_topology::TopologyConfig;
+
+/// Hexadecimal digits of a key: 80 bits.
+const DIGITS: usize = 20;
+
+/// The key of a folder of prepared text: the settings of preparing, and from where the text comes. Whether the text is
+/// still the same is told by the hashes that preparing leaves there.
+#[must_use]
+pub fn data_key(config: &RunConfig, inputs: &[PathBuf], validation: &[PathBuf]) -> String {
+    let only = RunConfig { prepare: config.prepare.clone(), ..RunConfig::default() };
+    let places = |paths: &[PathBuf]| paths.iter().map(|path| absolute(path)).collect::<Vec<_>>().join("\n");
+    key(&only, &["data", &places(inputs), &places(validation)])
+}
+
+/// The key of a seed model. `data` is the content hash of the training text.
+#[must_use]
+pub fn seed_key(config: &RunConfig, data: &str) -> String {
+    key(&seed_config(config), &["seed", data])
+}
+
+/// The configuration of a seed model's own run: everything that its weights depend on, and defaults for the rest.
+#[must_use]
+pub fn seed_config(config: &RunConfig) -> RunConfig {
+    let mut only = RunConfig {
+        model: config.model.clone(),
+        topology: TopologyConfig::dense(config.model.blocks),
+        seed_model: config.seed_model.of_weights(),
+        train: TrainConfig { packing: config.train.packing, ..TrainConfig::default() },
+        ..RunConfig::default()
+    };
+    only.run.seed = config.run.seed;
+    only
+}
+
+/// The key of a trained cell. `data` are content hashes of training and validation text.
+#[must_use]
+pub fn cell_key(config: &RunConfig, data: &str) -> String {
+    let mut only = config.clone();
+    only.prepare = RunConfig::default().prepare;
+    only.evaluation = RunConfig::default().evaluation;
+    only.transformer_router = RunConfig::default().transformer_router;
+    only.seed_model = config.seed_model.of_weights();
+    only.train = config.train.of_weights();
+    key(&only, &["cell", data])
+}
+
+/// The key of an evaluation of a cell. `labels` is the hash of the label file, when results by domain are wanted.
+#[must_use]
+pub fn evaluation_key(config: &RunConfig, early_stopping: bool, labels: Option<&str>) -> String {
+    let version = if early_stopping { "best" } else { "last" };
+    key(config, &["evaluation", version, labels.unwrap_or("no labels")])
+}
+
+/// Only what differs from the defaults enters, so that a key that a later version adds leaves old identities alone.
+fn key(config: &RunConfig, more: &[&str]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for part in more {
+        hasher.update(part.as_bytes()).update(b"\0");
+    }
+    for (key, value, _) in config.differences(&RunConfig::default()) {
+        hasher.update(key.as_bytes()).update(b"=").update(value.as_bytes()).update(b"\n");
+    }
+    hasher.finalize().to_hex()[..DIGITS].to_owned()
+}
+
+fn absolute(path: &Path) -> String {
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
+}

@@ -1,0 +1,106 @@
+//! A table as Markdown.
+
+use std::fmt::{self, Write as _};
+
+use crate::spread::Spread;
+use crate::table::{Table, TableRow};
+
+/// A column that is left out when no line has it.
+type Column = (&'static str, bool, fn(&TableRow) -> String);
+
+const COLUMNS: &[Column] = &[
+    ("run", false, |row| row.run.clone()),
+    ("router", false, |row| row.router.clone()),
+    ("evaluation", false, |row| row.evaluation.clone()),
+    ("paths", true, |row| row.facts.paths.to_string()),
+    ("parameters of a path", true, |row| millions(row.facts.path_parameters)),
+    ("of all modules", true, |row| millions(row.facts.all_parameters)),
+    ("inner steps", true, |row| row.facts.steps.to_string()),
+    ("perplexity", true, |row| with_deviation(&row.perplexity, 2)),
+    ("by seed", true, |row| {
+        let each = row.perplexities.iter().map(|(_, perplexity)| format!("{perplexity:.2}"));
+        each.collect::<Vec<_>>().join(" / ")
+    }),
+    ("against the baseline", true, |row| row.change.as_ref().map_or_else(String::new, change)),
+    ("bits per byte", true, |row| {
+        row.bits_per_byte.as_ref().map_or_else(String::new, |bits| format!("{:.3}", bits.mean))
+    }),
+    ("purity", true, |row| row.purity.as_ref().map_or_else(String::new, |it| with_deviation(it, 3))),
+    ("NMI", true, |row| row.nmi.as_ref().map_or_else(String::new, |it| with_deviation(it, 3))),
+];
+
+fn millions(parameters: u64) -> String {
+    // Parameters are shown to three digits.
+    #[allow(clippy::cast_precision_loss)]
+    let millions = parameters as f64 / 1e6;
+    format!("{millions:.2}M")
+}
+
+fn with_deviation(spread: &Spread, digits: usize) -> String {
+    match spread.deviation {
+        Some(deviation) => format!("{:.digits$} ± {deviation:.digits$}", spread.mean),
+        None => format!("{:.digits$}", spread.mean),
+    }
+}
+
+/// `-14.9 % (-15.2 to -14.5)`.
+fn change(spread: &Spread) -> String {
+    let mean = format!("{:+.1} %", 100.0 * spread.mean);
+    if spread.count < 2 || spread.highest == 0.0 && spread.lowest == 0.0 {
+        return mean;
+    }
+    format!("{mean} ({:+.1} to {:+.1})", 100.0 * spread.lowest, 100.0 * spread.highest)
+}
+
+/// What would end a cell of a table.
+fn escape(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "## {}\n", self.title)?;
+        let shown: Vec<&Column> = COLUMNS
+            .iter()
+            .filter(|(name, _, cell)| *name == "run" || self.rows.iter().any(|row| !cell(row).is_empty()))
+            .collect();
+        let mut head = String::from("|");
+        let mut rule = String::from("|");
+        for (name, number, _) in &shown {
+            let _ = write!(head, " {name} |");
+            rule += if *number { "--:|" } else { "---|" };
+        }
+        writeln!(f, "{head}\n{rule}")?;
+        for row in &self.rows {
+            let cells: Vec<String> = shown.iter().map(|(_, _, cell)| escape(&cell(row))).collect();
+            writeln!(f, "| {} |", cells.join(" | "))?;
+        }
+        let seeds = self.rows.iter().map(|row| row.perplexity.count).max().unwrap_or(0);
+        if seeds > 1 {
+            writeln!(
+                f,
+                "\nMean ± sample standard deviation over the seeds; changes against `{}` of the same seed, mean and range.",
+                self.baseline
+            )?;
+        }
+        let warned = self.rows.iter().flat_map(|row| row.warnings.iter().map(move |text| (row, text)));
+        let mut told: Vec<String> = Vec::new();
+        for (row, warning) in warned {
+            let router = if row.router.is_empty() { String::new() } else { format!(" · {}", row.router) };
+            let line = format!("- {}{router}, {warning}", row.run);
+            if !told.contains(&line) {
+                told.push(line);
+            }
+        }
+        if !told.is_empty() {
+            writeln!(f, "\nLittle data per path:\n\n{}", told.join("\n"))?;
+        }
+        if !self.notes.is_empty() {
+            writeln!(f, "\n{}", self.notes)?;
+        }
+        if !self.missing.is_empty() {
+            writeln!(f, "\nNot finished: {}.", self.missing.join("; "))?;
+        }
+        Ok(())
+    }
+}

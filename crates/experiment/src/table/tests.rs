@@ -1,0 +1,81 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+use crate::results::{Heldout, Shards};
+
+fn cell(run: &str, router: &str, seed: u64, perplexities: &[(&str, f64)]) -> CellResult {
+    let measurement = |&(name, perplexity): &(&str, f64)| Measurement {
+        evaluation: name.into(),
+        perplexity,
+        bits_per_byte: Some(2.0),
+        tokens_counted: 10,
+        documents: 1,
+        purity: None,
+        nmi: None,
+    };
+    let facts =
+        Facts { paths: 2, path_parameters: 1_300_000, steps: 100, step_tokens: 10, ..Facts::default() };
+    CellResult {
+        run: run.into(),
+        router: router.into(),
+        seed,
+        key: String::new(),
+        facts,
+        measurements: perplexities.iter().map(measurement).collect(),
+    }
+}
+
+fn results() -> Results {
+    Results {
+        name: "two".into(),
+        title: "Two".into(),
+        notes: String::new(),
+        baseline: "dense".into(),
+        program: String::new(),
+        command: String::new(),
+        missing: vec!["2x2 · k-means · seed 3".into()],
+        cells: vec![
+            cell("dense", "", 1, &[("once", 100.0)]),
+            cell("2x2", "k-means", 1, &[("once", 90.0), ("best", 80.0)]),
+            cell("dense", "", 2, &[("once", 110.0)]),
+            cell("2x2", "k-means", 2, &[("once", 88.0), ("best", 77.0)]),
+        ],
+    }
+}
+
+#[test]
+fn changes_are_against_the_baseline_of_the_same_seed() {
+    let table = Table::of(&results());
+    let [dense, once, best] = &table.rows[..] else { panic!("three lines") };
+    assert!((dense.perplexity.mean - 105.0).abs() < 1e-12);
+    let change = once.change.unwrap();
+    assert!((change.mean + 0.15).abs() < 1e-12 && (change.lowest + 0.2).abs() < 1e-12);
+    assert!((best.change.unwrap().mean + 0.25).abs() < 1e-12, "against the dense model's only evaluation");
+}
+
+#[test]
+fn the_table_in_markdown() {
+    let text = Table::of(&results()).to_string();
+    let line = "| 2x2 | k-means | once | 2 | 1.30M | 0.00M | 100 | 89.00 ± 1.41 | 90.00 / 88.00 | \
+                -15.0 % (-20.0 to -10.0) | 2.000 |";
+    assert!(text.contains(line), "{text}");
+    assert!(text.contains("Not finished: 2x2 · k-means · seed 3."), "{text}");
+    assert!(!text.contains("purity"), "a column that is empty is left out: {text}");
+}
+
+#[test]
+fn little_data_per_path_is_told() {
+    let mut results = results();
+    let facts = &mut results.cells[1].facts;
+    facts.shards = Some(Shards { documents: vec![1, 1], tokens: vec![100, 500] });
+    facts.heldout = Some(Heldout { best: vec![4.0, 4.0], last: vec![4.1, 4.01] });
+    let text = Table::of(&results).to_string();
+    assert!(text.contains("- 2x2 · k-means, seed 1: training reads the smallest shard 10.0 times"), "{text}");
+    assert!(text.contains("the held-out loss of 1 of 2 paths"), "{text}");
+}
+
+#[test]
+fn results_are_read_back() {
+    let results = results();
+    let text = serde_json::to_string(&results).unwrap();
+    assert_eq!(serde_json::from_str::<Results>(&text).unwrap(), results);
+}

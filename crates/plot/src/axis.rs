@@ -1,0 +1,167 @@
+//! Axes: scales, ranges, ticks.
+
+use crate::number;
+
+/// How values become places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scale {
+    /// Equal differences are equally long.
+    #[default]
+    Linear,
+    /// Equal ratios are equally long; values that are not positive are left out.
+    Logarithmic,
+}
+
+/// An axis: what it measures, with the unit, and how.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Axis {
+    /// Quantity and unit.
+    pub label: String,
+    /// The scale.
+    pub scale: Scale,
+    /// The ends; those of the values when they are not given.
+    pub range: Option<(f64, f64)>,
+    /// Where ticks stand; round numbers when there are none.
+    pub ticks: Vec<f64>,
+}
+
+impl Axis {
+    /// A linear axis over the range of the values.
+    #[must_use]
+    pub fn linear(label: impl Into<String>) -> Self {
+        Self { label: label.into(), ..Self::default() }
+    }
+
+    /// A logarithmic axis over the range of the values.
+    #[must_use]
+    pub fn logarithmic(label: impl Into<String>) -> Self {
+        Self { label: label.into(), scale: Scale::Logarithmic, ..Self::default() }
+    }
+
+    /// The same with these ticks.
+    #[must_use]
+    pub fn with_ticks(self, ticks: Vec<f64>) -> Self {
+        Self { ticks, ..self }
+    }
+
+    /// The same with these ends.
+    #[must_use]
+    pub fn with_range(self, from: f64, to: f64) -> Self {
+        Self { range: Some((from, to)), ..self }
+    }
+
+    /// Whether a value has a place.
+    pub(crate) fn takes(&self, value: f64) -> bool {
+        value.is_finite() && (self.scale == Scale::Linear || value > 0.0)
+    }
+
+    /// The axis over these values, with some air at both ends, drawn over `length` pixels.
+    pub(crate) fn over(&self, values: impl Iterator<Item = f64>, length: f64) -> Fitted {
+        let (mut low, mut high) = self.range.unwrap_or((f64::INFINITY, f64::NEG_INFINITY));
+        if self.range.is_none() {
+            for value in values.filter(|value| self.takes(*value)) {
+                (low, high) = (low.min(value), high.max(value));
+            }
+        }
+        if low > high {
+            (low, high) = if self.scale == Scale::Linear { (0.0, 1.0) } else { (1.0, 10.0) };
+        }
+        let (mut from, mut to) = (place(self.scale, low), place(self.scale, high));
+        if to - from < 1e-12 {
+            (from, to) = (from - 0.5, to + 0.5);
+        }
+        if self.range.is_none() {
+            let air = 0.03 * (to - from);
+            // A quantity that begins at 0 shows it.
+            from -= if self.scale == Scale::Linear && low == 0.0 { 0.0 } else { air };
+            to += air;
+        }
+        Fitted { scale: self.scale, from, to, length, wanted: self.ticks.clone() }
+    }
+}
+
+fn place(scale: Scale, value: f64) -> f64 {
+    match scale {
+        Scale::Linear => value,
+        Scale::Logarithmic => value.log10(),
+    }
+}
+
+/// An axis with its ends and its length.
+#[derive(Clone, Debug)]
+pub(crate) struct Fitted {
+    scale: Scale,
+    from: f64,
+    to: f64,
+    length: f64,
+    wanted: Vec<f64>,
+}
+
+impl Fitted {
+    /// Pixels from the axis's beginning.
+    pub(crate) fn at(&self, value: f64) -> f64 {
+        (place(self.scale, value) - self.from) / (self.to - self.from) * self.length
+    }
+
+    /// Round values within the axis with their labels, about one for each `spacing` pixels.
+    pub(crate) fn ticks(&self, spacing: f64) -> Vec<(f64, String)> {
+        if !self.wanted.is_empty() {
+            return self
+                .wanted
+                .iter()
+                .map(|&value| (value, number::label(value, steps(&self.wanted))))
+                .collect();
+        }
+        let count = (self.length / spacing).max(2.0);
+        match self.scale {
+            Scale::Linear => self.linear(count),
+            Scale::Logarithmic => self.logarithmic(count),
+        }
+    }
+
+    fn linear(&self, count: f64) -> Vec<(f64, String)> {
+        let rough = (self.to - self.from) / count;
+        let power = 10f64.powf(rough.log10().floor());
+        let step = power * [1.0, 2.0, 5.0, 10.0].into_iter().find(|m| m * power >= rough).unwrap_or(10.0);
+        let first = (self.from / step).ceil();
+        // Counted, so that rounding does not add up.
+        (0..1000)
+            .map(|i| (first + f64::from(i)) * step)
+            .take_while(|&value| value <= self.to + 1e-9 * step)
+            .map(|value| (value, number::label(value, step)))
+            .collect()
+    }
+
+    fn logarithmic(&self, count: f64) -> Vec<(f64, String)> {
+        let decades = self.to - self.from;
+        let multiples: &[f64] = if decades > count {
+            &[1.0]
+        } else if decades * 3.0 > count {
+            &[1.0, 3.0]
+        } else if decades * 6.0 > count {
+            &[1.0, 2.0, 5.0]
+        } else if decades > 0.3 {
+            &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+        } else {
+            // Within a few percent a logarithm is nearly a straight line.
+            let (from, to) = (10f64.powf(self.from), 10f64.powf(self.to));
+            return Self { scale: Scale::Linear, from, to, length: self.length, wanted: Vec::new() }
+                .linear(count);
+        };
+        // Between -300 and 300.
+        #[allow(clippy::cast_possible_truncation)]
+        let powers = (self.from.floor() as i32)..=(self.to.ceil() as i32);
+        powers
+            .flat_map(|power| multiples.iter().map(move |multiple| (power, multiple * 10f64.powi(power))))
+            .filter(|(_, value)| (self.from..=self.to).contains(&value.log10()))
+            .map(|(power, value)| (value, number::label(value, 10f64.powi(power))))
+            .collect()
+    }
+}
+
+/// The smallest difference between ticks.
+fn steps(ticks: &[f64]) -> f64 {
+    let gaps = ticks.windows(2).map(|pair| (pair[1] - pair[0]).abs()).filter(|gap| *gap > 0.0);
+    let whole = ticks.iter().all(|tick| tick.fract() == 0.0);
+    if whole { 1.0 } else { gaps.fold(f64::INFINITY, f64::min).min(1.0) }
+}

@@ -1,0 +1,80 @@
+//! Dots over labels: a few measurements of each of many things.
+
+use crate::axis::Axis;
+use crate::canvas::{Anchor, Canvas, FAINT, INK};
+use crate::colour;
+use crate::font;
+use crate::frame::{Frame, TICK};
+
+/// A line of labels on the left, and the measurements of each on a common axis.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DotChart {
+    /// What it shows.
+    pub title: String,
+    /// The axis of the measurements.
+    pub x: Axis,
+    /// The rows from top to bottom.
+    pub rows: Vec<DotRow>,
+}
+
+/// A row of a [`DotChart`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DotRow {
+    /// What was measured.
+    pub label: String,
+    /// The measurements, as with several seeds; those that are not finite are left out.
+    pub values: Vec<f64>,
+    /// Which colour it has.
+    pub colour: usize,
+}
+
+const WIDTH: f64 = 520.0;
+const ROW: f64 = 28.0;
+const TOP: f64 = 44.0;
+const BOTTOM: f64 = 56.0;
+/// The most pixels of a label.
+const LABELS: f64 = 420.0;
+
+impl DotChart {
+    /// The picture as SVG: small circles are measurements, the bar spans them, the filled dot is their mean.
+    #[must_use]
+    pub fn svg(&self) -> String {
+        let widest = self.rows.iter().map(|row| font::width(&row.label, TICK)).fold(0.0, f64::max);
+        let height = ROW * self.rows.len().max(1) as f64;
+        let left = widest.min(LABELS) + 24.0;
+        let frame = Frame { left, top: TOP, width: WIDTH, height };
+        let values = self.rows.iter().flat_map(|row| row.values.iter().copied());
+        let x = self.x.over(values, WIDTH);
+        let mut canvas = Canvas::new(left + WIDTH + 84.0, TOP + height + BOTTOM);
+        canvas.text(
+            (12.0, TOP - 16.0),
+            crate::frame::TITLE,
+            Anchor::Start,
+            &font::fitted(&self.title, crate::frame::TITLE, left + WIDTH),
+        );
+        frame.x_axis(&mut canvas, &x, &self.x.label);
+        for (index, row) in self.rows.iter().enumerate() {
+            let level = height - ROW * (index as f64 + 0.5);
+            let (edge, y) = frame.point(0.0, level);
+            canvas.line((edge, y), (edge + WIDTH, y), FAINT, 1.0, "2 3");
+            let label = font::fitted(&row.label, TICK, LABELS);
+            canvas.text((edge - 8.0, y + TICK * 0.36), TICK, Anchor::End, &label);
+            let shown: Vec<f64> = row.values.iter().copied().filter(|value| self.x.takes(*value)).collect();
+            let Some(first) = shown.first() else { continue };
+            let (low, high) =
+                shown.iter().fold((*first, *first), |(low, high), value| (low.min(*value), high.max(*value)));
+            let mean = shown.iter().sum::<f64>() / shown.len() as f64;
+            let at = |value: f64| frame.point(x.at(value).clamp(0.0, WIDTH), level);
+            let colour = colour::line(row.colour);
+            canvas.line(at(low), at(high), colour, 2.0, "");
+            if shown.len() > 1 {
+                shown.iter().for_each(|value| canvas.dot(at(*value), 3.0, "#ffffff", colour));
+            }
+            canvas.dot(at(mean), 5.0, colour, "#ffffff");
+            let text = if mean >= 1000.0 { format!("{mean:.0}") } else { format!("{mean:.2}") };
+            canvas.coloured((edge + WIDTH + 8.0, y + TICK * 0.36), TICK, Anchor::Start, INK, &text);
+        }
+        frame.border(&mut canvas);
+        canvas.finish()
+    }
+}

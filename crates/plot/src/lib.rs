@@ -1,0 +1,44 @@
+//! Charts from numbers, as SVG and PNG.
+//!
+//! Each chart is a plain value whose `svg` method draws it; [`png`] renders what was drawn with the font that is built
+//! in. Values that are not finite are left out. This package reads and writes no files and knows nothing of runs.
+//!
+//! ```
+//! use dipaco_plot::{Axis, Line, LineChart, png};
+//!
+//! let chart = LineChart {
+//!     title: "Loss".into(),
+//!     x: Axis::linear("inner steps"),
+//!     y: Axis::linear("nats per token"),
+//!     lines: vec![Line::new("training", vec![(1.0, 7.2), (2.0, 6.1)])],
+//! };
+//! let svg = chart.svg();
+//! assert!(svg.starts_with("<svg"));
+//! assert!(!png(&svg, 1.0)?.is_empty());
+//! # Ok::<(), dipaco_plot::PlotError>(())
+//! ```
+
+mod axis;
+mod bar_chart;
+mod canvas;
+mod colour;
+mod dot_chart;
+mod error;
+mod font;
+mod frame;
+mod heat_map;
+mod legend;
+mod line_chart;
+mod number;
+mod png;
+
+pub use axis::{Axis, Scale};
+pub use bar_chart::BarChart;
+pub use dot_chart::{DotChart, DotRow};
+pub use error::PlotError;
+pub use heat_map::HeatMap;
+pub use line_chart::{Line, LineChart};
+pub use png::png;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+
+fn lines() -> LineChart {
+    LineChart {
+        title: "Loss & more".into(),
+        x: Axis::linear("inner steps"),
+        y: Axis::linear("loss in nats per token"),
+        lines: vec![
+            Line { marked: true, ..Line::new("a < b", vec![(0.0, 7.0), (50.0, f64::NAN), (100.0, 4.0)]) },
+            Line {
+                band: vec![(5.0, 7.0), (4.0, 6.0)],
+                ..Line::new("dense", vec![(0.0, 6.0), (100.0, 5.0)]).in_colour(1)
+            },
+        ],
+    }
+}
+
+fn all() -> Vec<(&'static str, String)> {
+    let heat = HeatMap {
+        title: "Documents by domain and path".into(),
+        x: "path".into(),
+        y: "domain".into(),
+        value: "share".into(),
+        columns: (0..16).map(|path| path.to_string()).collect(),
+        rows: (0..4)
+            .map(|row| (format!("domain {row}"), (0..16).map(|c| f64::from(c * row)).collect()))
+            .collect(),
+        range: None,
+    };
+    let bars = BarChart {
+        title: "Shards".into(),
+        x: "path".into(),
+        y: "documents".into(),
+        bars: (0..300).map(|path| (path.to_string(), f64::from(path))).collect(),
+    };
+    let dots = DotChart {
+        title: "Perplexity".into(),
+        x: Axis::linear("perplexity"),
+        rows: vec![
+            DotRow { label: "dense".into(), values: vec![40.0, 41.0, 42.5], colour: 0 },
+            DotRow {
+                label: "a name that is much too long to fit ".repeat(8),
+                values: vec![f64::NAN],
+                colour: 1,
+            },
+        ],
+    };
+    vec![("lines", lines().svg()), ("bars", bars.svg()), ("heat", heat.svg()), ("dots", dots.svg())]
+}
+
+#[test]
+fn every_chart_is_rendered_and_its_text_is_visible() {
+    for (name, svg) in all() {
+        let picture = png(&svg, 1.0).unwrap();
+        assert_eq!(&picture[..8], b"\x89PNG\r\n\x1a\n", "{name}");
+        // Without its text the picture is another one: the built-in font is found.
+        let mut bare = String::new();
+        for line in svg.lines().filter(|line| !line.starts_with("<text")) {
+            bare += line;
+        }
+        assert_ne!(picture, png(&bare, 1.0).unwrap(), "{name}");
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{name}: {svg}");
+    }
+}
+
+#[test]
+fn the_same_numbers_give_the_same_bytes() {
+    assert_eq!(png(&lines().svg(), 2.0).unwrap(), png(&lines().svg(), 2.0).unwrap());
+}
+
+#[test]
+fn names_are_escaped() {
+    let svg = lines().svg();
+    assert!(svg.contains("a &lt; b") && svg.contains("Loss &amp; more"), "{svg}");
+}
+
+#[test]
+fn a_value_that_is_not_finite_leaves_a_gap() {
+    let svg = lines().svg();
+    let drawn = svg.lines().filter(|line| line.starts_with("<polyline") && line.contains("#0072b2"));
+    // Two parts of one point each, and the line of the legend.
+    assert_eq!(drawn.count(), 3, "{svg}");
+}
+
+#[test]
+fn charts_without_values_are_drawn_too() {
+    for svg in [
+        LineChart::default().svg(),
+        BarChart::default().svg(),
+        HeatMap::default().svg(),
+        DotChart::default().svg(),
+    ] {
+        assert!(png(&svg, 1.0).is_ok(), "{svg}");
+    }
+}
+
+#[test]
+fn ticks_are_round_numbers_that_can_be_told_apart() {
+    let ticks = |axis: Axis, values: [f64; 2]| {
+        let ticks = axis.over(values.into_iter(), 400.0).ticks(80.0);
+        ticks.into_iter().map(|(_, text)| text).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(ticks(Axis::linear(""), [0.0, 600.0]), "0 200 400 600");
+    assert_eq!(ticks(Axis::linear(""), [4.21, 4.29]), "4.22 4.24 4.26 4.28");
+    assert_eq!(ticks(Axis::linear(""), [0.0, 20e6]), "0 5M 10M 15M 20M");
+    assert_eq!(ticks(Axis::linear(""), [-1.0, 1.0]), "\u{2212}1.0 \u{2212}0.5 0.0 0.5 1.0");
+    assert_eq!(ticks(Axis::logarithmic(""), [1.0, 1e6]), "1 10 100 1000 10k 100k 1M");
+    assert_eq!(ticks(Axis::linear("").with_ticks(vec![4.0, 16.0, 64.0]), [4.0, 64.0]), "4 16 64");
+}
+
+#[test]
+fn what_is_no_svg_or_too_large_is_refused() {
+    assert!(matches!(png("no", 1.0), Err(PlotError::Svg { .. })));
+    assert!(matches!(png(&lines().svg(), 1e6), Err(PlotError::Size { .. })));
+    assert!(matches!(png(&lines().svg(), f32::NAN), Err(PlotError::Size { .. })));
+}

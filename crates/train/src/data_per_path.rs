@@ -1,0 +1,141 @@
+//! Signs that the paths of a run have too little data each.
+
+use dipaco_config::{RunConfig, TrainConfig};
+use dipaco_store::{ShardRecord, TrainingRecord};
+use dipaco_topology::PathId;
+
+/// How often text can be repeated before repeating it is worth much less than new text (arXiv:2305.16264 §5: about as
+/// good as new up to 4 times, worthless from about 40 on).
+const REPEATS: f64 = 4.0;
+/// A held-out loss that is higher by this many nats, about 1 % of perplexity, is more than noise.
+const RISEN: f64 = 0.01;
+/// Rounds since the lowest held-out loss before it counts as risen.
+const ROUNDS: u32 = 2;
+/// Paths that a warning names.
+const NAMED: usize = 4;
+
+/// How often a path sees its whole shard in `rounds` rounds.
+#[must_use]
+pub fn shard_repeats(shard: &ShardRecord, train: &TrainConfig, rounds: u32) -> f64 {
+    let steps = f64::from(rounds) * float(train.inner_steps);
+    let length = float(train.sequence_tokens as u64);
+    let packed = float(shard.tokens) / length;
+    // Without packing a document is a sequence of its own, or several.
+    let sequences = if train.packing { packed } else { packed.max(float(shard.documents)) };
+    steps * float(train.batch as u64) / sequences.max(1.0)
+}
+
+/// A warning about paths that see their shard so often in `rounds` rounds that more of them would not help.
+#[must_use]
+pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> Option<String> {
+    let repeats = |(path, shard): (u32, &ShardRecord)| {
+        (shard_repeats(shard, &config.train, rounds), PathId(path), shard.documents)
+    };
+    let mut often: Vec<_> = (0u32..).zip(shards).map(repeats).filter(|small| small.0 > REPEATS).collect();
+    often.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let &(most, ..) = often.first()?;
+    let named: Vec<_> = often
+        .iter()
+        .take(NAMED)
+        .map(|(times, path, documents)| format!("path {path} with {documents} documents: {times:.0} times"))
+        .collect();
+    Some(format!(
+        "data per path is small: {} of {} paths see their shard more than {REPEATS:.0} times, up to {most:.0} times \
+         ({}{}); use more text or fewer paths, let shards overlap (routing.overlap = 2), train fewer rounds, or evaluate \
+         with --early-stopping",
+        often.len(),
+        shards.len(),
+        named.join(", "),
+        if often.len() > NAMED { ", …" } else { "" }
+    ))
+}
+
+/// A warning about paths whose loss on their held-out documents has risen since it was lowest in this phase: they learn
+/// their shard by heart.
+#[must_use]
+pub fn rising_losses(training: &TrainingRecord) -> Option<String> {
+    let risen = |record: &dipaco_store::PathRecord| {
+        let (best, last) = (record.best?, record.last?);
+        let risen = last.loss > best.loss + RISEN && last.version >= best.version.saturating_add(ROUNDS);
+        risen.then_some((last.loss - best.loss, best.version))
+    };
+    let mut paths: Vec<_> = (0u32..)
+        .zip(&training.paths)
+        .filter_map(|(path, record)| risen(record).map(|(by, since)| (by, PathId(path), since)))
+        .collect();
+    paths.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let named: Vec<_> = paths
+        .iter()
+        .take(NAMED)
+        .map(|(by, path, since)| format!("path {path} by {by:.3} nats since version {since}"))
+        .collect();
+    (!paths.is_empty()).then(|| {
+        format!(
+            "the loss on held-out documents has risen for {} of {} paths ({}{}): they overfit; evaluate with \
+             --early-stopping, and train with more text, fewer paths, overlapping shards (routing.overlap = 2) or fewer \
+             rounds",
+            paths.len(),
+            training.paths.len(),
+            named.join(", "),
+            if paths.len() > NAMED { ", …" } else { "" }
+        )
+    })
+}
+
+/// Counts are far below 2^53.
+#[allow(clippy::cast_precision_loss)]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_store::{Best, PathRecord};
+
+    use super::*;
+
+    fn shard(documents: u64, tokens: u64) -> ShardRecord {
+        ShardRecord { file: String::new(), hash: String::new(), documents, tokens }
+    }
+
+    /// 300 steps of 8 sequences of 256 tokens.
+    fn config() -> RunConfig {
+        RunConfig::default()
+    }
+
+    #[test]
+    fn small_shards_are_named_smallest_first() {
+        let config = config();
+        // 2,400 sequences: 600 documents are seen 4 times.
+        let enough = shard(600, 600 * 100);
+        assert!((shard_repeats(&enough, &config.train, 10) - 4.0).abs() < 1e-9);
+        assert_eq!(small_shards(&[enough.clone(), enough.clone()], &config, 10), None);
+        let warning = small_shards(&[shard(300, 300), enough, shard(100, 100)], &config, 10).unwrap();
+        assert!(warning.contains("2 of 3 paths"), "{warning}");
+        assert!(warning.contains("(path 2 with 100 documents: 24 times, path 0"), "{warning}");
+        // Long documents are several sequences.
+        assert!((shard_repeats(&shard(10, 256 * 600), &config.train, 10) - 4.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_held_out_loss_that_rose_is_told_and_noise_is_not() {
+        let path = |best: (u32, f64), last: (u32, f64)| PathRecord {
+            best: Some(Best { version: best.0, loss: best.1 }),
+            last: Some(Best { version: last.0, loss: last.1 }),
+            ..PathRecord::default()
+        };
+        let training = |paths| TrainingRecord {
+            origin: String::new(),
+            rounds: 10,
+            boundaries: Vec::new(),
+            phase: 0,
+            shards: Vec::new(),
+            modules: Vec::new(),
+            paths,
+        };
+        let fine = [path((10, 3.0), (10, 3.0)), path((9, 3.0), (10, 3.2)), path((4, 3.0), (10, 3.005))];
+        assert_eq!(rising_losses(&training(fine.to_vec())), None);
+        let warning = rising_losses(&training(vec![path((4, 3.0), (10, 3.25)), fine[0].clone()])).unwrap();
+        assert!(warning.contains("1 of 2 paths (path 0 by 0.250 nats since version 4)"), "{warning}");
+    }
+}

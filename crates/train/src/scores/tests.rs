@@ -1,0 +1,133 @@
+use std::sync::Arc;
+
+use dipaco_model::{Device, ModelConfig, Module, init};
+use dipaco_shards::{TokenFileInfo, TokenFileWriter};
+use dipaco_topology::TopologyConfig;
+
+use super::*;
+
+fn config() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 11,
+        hidden_size: 8,
+        blocks: 1,
+        heads: 1,
+        head_dim: 8,
+        ffn_size: 8,
+        context: 8,
+        ..ModelConfig::default()
+    }
+}
+
+fn model(seed: u64) -> Path {
+    let config = config();
+    let dense = Topology::new(&TopologyConfig::dense(1), 1).unwrap();
+    let module = Arc::new(Module::load(&init(&config, seed).unwrap(), &Device::Cpu).unwrap());
+    Path::compose(&config, &dense, &[module]).unwrap()
+}
+
+/// Documents of these lengths.
+fn tokens(folder: &FilePath, lengths: &[u32]) -> TokenFile {
+    let info = TokenFileInfo {
+        tokenizer_hash: "test".into(),
+        end_of_text: 0,
+        vocab_size: 11,
+        ..TokenFileInfo::default()
+    };
+    let file = folder.join("router.h5");
+    let mut writer = TokenFileWriter::create(&file, info).unwrap();
+    for (document, &length) in (0u32..).zip(lengths) {
+        let mut ids: Vec<u32> = (1..length).map(|at| 1 + (at * 3 + document) % 10).collect();
+        ids.push(0);
+        writer.push_document(&ids).unwrap();
+    }
+    writer.finish().unwrap();
+    TokenFile::open(&file).unwrap()
+}
+
+fn header(tokens: &TokenFile) -> ScoreHeader {
+    ScoreHeader {
+        format: FORMAT.to_owned(),
+        path: PathId(2),
+        tokens_hash: tokens.content_hash().to_owned(),
+        tokens: tokens.tokens(),
+        sequence_tokens: 8,
+        modules: vec![(ModuleId { level: 0, index: 1 }, 3, "weights".to_owned())],
+        hash: String::new(),
+    }
+}
+
+fn go_on(_: u64) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+#[test]
+fn every_token_but_the_first_of_a_document_has_the_models_probability() {
+    let folder = tempfile::tempdir().unwrap();
+    // One token, within a window, exactly a window and its target, one more, several windows, one token.
+    let tokens = tokens(folder.path(), &[1, 5, 9, 10, 25, 1]);
+    let model = model(1);
+    assert!(write_scores(folder.path(), &header(&tokens), &model, &tokens, 2, &mut go_on).unwrap());
+    let mut scores = PathScores::open(folder.path(), PathId(2), &tokens).unwrap();
+    let mut sums = Vec::new();
+    for document in [5, 0, 1, 2, 3, 4] {
+        let found = scores.document(&tokens, document).unwrap();
+        let text = tokens.document(document).to_vec();
+        assert_eq!(found.len(), text.len());
+        assert_eq!(found[0], 0.0);
+        for start in (0..text.len() - 1).step_by(8) {
+            let end = (start + 8).min(text.len() - 1);
+            let alone = model.token_log_probs(&text[start..end], &text[start + 1..=end], 1).unwrap();
+            for (found, alone) in found[start + 1..=end].iter().zip(alone) {
+                assert!((found - alone).abs() < 1e-5, "{found} {alone}");
+            }
+        }
+        sums.push(found.into_iter().map(f64::from).sum::<f64>());
+    }
+    sums.rotate_left(1);
+    let scores = PathScores::open(folder.path(), PathId(2), &tokens).unwrap();
+    assert_eq!(scores.sums(&tokens).unwrap(), sums);
+}
+
+#[test]
+fn scores_are_made_once_and_anew_for_other_weights_or_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = tokens(folder.path(), &[7, 30, 4]);
+    let header = header(&file);
+    let mut write =
+        |header: &ScoreHeader| write_scores(folder.path(), header, &model(1), &file, 4, &mut go_on).unwrap();
+    assert!(write(&header));
+    let bytes = std::fs::read(folder.path().join("path-002.f32")).unwrap();
+    assert!(!write(&header));
+    let mut stepped = header.clone();
+    stepped.modules[0].2 = "other weights".into();
+    assert!(write(&stepped));
+    // Another number of sequences at once changes nothing beyond rounding, and a cut file is made again.
+    std::fs::write(folder.path().join("path-002.f32"), &bytes[..8]).unwrap();
+    assert!(matches!(PathScores::open(folder.path(), PathId(2), &file), Err(TrainError::NoScores { .. })));
+    assert!(write(&stepped));
+    assert_eq!(std::fs::read(folder.path().join("path-002.f32")).unwrap(), bytes);
+
+    let other = tempfile::tempdir().unwrap();
+    let other = tokens(other.path(), &[7, 31, 4]);
+    assert!(matches!(PathScores::open(folder.path(), PathId(2), &other), Err(TrainError::NoScores { .. })));
+    assert!(matches!(PathScores::open(folder.path(), PathId(1), &file), Err(TrainError::NoScores { .. })));
+}
+
+#[test]
+fn what_is_stopped_leaves_nothing_and_damage_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = tokens(folder.path(), &[7, 30, 4]);
+    let (header, model) = (header(&file), model(1));
+    let mut stop = |_| ControlFlow::Break(());
+    let stopped = write_scores(folder.path(), &header, &model, &file, 4, &mut stop);
+    assert!(matches!(stopped, Err(TrainError::Cancelled)));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "only the token file");
+    write_scores(folder.path(), &header, &model, &file, 4, &mut go_on).unwrap();
+    let name = folder.path().join("path-002.f32");
+    let mut bytes = std::fs::read(&name).unwrap();
+    bytes[21] ^= 1;
+    std::fs::write(&name, bytes).unwrap();
+    let scores = PathScores::open(folder.path(), PathId(2), &file).unwrap();
+    assert!(matches!(scores.sums(&file), Err(TrainError::ScoresDamaged { .. })));
+}

@@ -1,0 +1,150 @@
+//! Writing the shards that were decided upon.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use dipaco_shards::{ShardsError, TokenFile, TokenFileInfo, TokenFileSummary, TokenFileWriter};
+use dipaco_topology::PathId;
+
+use crate::RoutingError;
+use crate::decisions::{Decision, Decisions};
+use crate::progress::{Progress, ProgressFn, report};
+use crate::shard_set::{ROUTER_DOCUMENTS, shard_file_name};
+
+/// Shards that are written at once: each one in progress holds two files and two buffers.
+pub(super) const WRITERS: usize = 128;
+/// Documents between two reports.
+const REPORT_EVERY: u64 = 4096;
+
+/// A file that documents go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Target {
+    Shard(u32),
+    Router,
+}
+
+impl Target {
+    fn name(self) -> String {
+        match self {
+            Self::Shard(path) => shard_file_name(PathId(path)),
+            Self::Router => ROUTER_DOCUMENTS.to_owned(),
+        }
+    }
+}
+
+/// Copies documents into the files that they were given to.
+pub(super) struct ShardWriting<'a> {
+    pub(super) file: &'a TokenFile,
+    pub(super) folder: &'a Path,
+    pub(super) decisions: &'a Decisions<'a>,
+    /// What the shards were made of and by whom; each adds its path.
+    pub(super) origin: serde_json::Value,
+}
+
+impl ShardWriting<'_> {
+    /// Writes the shards, whose numbers of documents are known, and, when there are documents for the router, their file.
+    /// What an earlier call has finished is taken as it is.
+    pub(super) fn write(
+        &self,
+        documents: &[u64],
+        router_documents: Option<u64>,
+        progress: &mut ProgressFn<'_>,
+    ) -> Result<(Vec<TokenFileSummary>, Option<TokenFileSummary>), RoutingError> {
+        let wanted: Vec<(Target, u64)> = (0..)
+            .map(Target::Shard)
+            .zip(documents.iter().copied())
+            .chain(router_documents.map(|documents| (Target::Router, documents)))
+            .collect();
+        let mut done = BTreeMap::new();
+        let mut left = Vec::new();
+        for (target, documents) in wanted {
+            match self.finished(target, documents) {
+                Some(summary) => drop(done.insert(target, summary)),
+                None => left.push(target),
+            }
+        }
+        let passes = left.len().div_ceil(WRITERS) as u64;
+        let total = self.file.documents() * passes;
+        for (pass, targets) in (0..).zip(left.chunks(WRITERS)) {
+            let before = pass * self.file.documents();
+            let mut told = |at| report(progress, Progress::Shards { done: before + at, total });
+            self.pass(targets, &mut done, &mut told)?;
+        }
+        let router = done.remove(&Target::Router);
+        Ok((done.into_values().collect(), router))
+    }
+
+    fn path(&self, target: Target) -> PathBuf {
+        self.folder.join(target.name())
+    }
+
+    fn info(&self, target: Target) -> TokenFileInfo {
+        let mut origin = self.origin.clone();
+        origin["path"] = match target {
+            Target::Shard(path) => path.into(),
+            Target::Router => "router".into(),
+        };
+        TokenFileInfo { origin: origin.to_string(), ..self.file.metadata().info.clone() }
+    }
+
+    /// What is in a target's file, when it is what would be written.
+    fn finished(&self, target: Target, documents: u64) -> Option<TokenFileSummary> {
+        let path = self.path(target);
+        let file = TokenFile::open(&path).ok()?;
+        let metadata = file.metadata();
+        if metadata.documents != documents || metadata.info != self.info(target) || file.verify().is_err() {
+            return None;
+        }
+        let bytes = std::fs::metadata(&path).ok()?.len();
+        let (tokens, content_hash) = (metadata.tokens, metadata.content_hash.clone());
+        Some(TokenFileSummary { path, documents, tokens, bytes, content_hash })
+    }
+
+    /// Writes some targets while going through the text once.
+    fn pass(
+        &self,
+        targets: &[Target],
+        done: &mut BTreeMap<Target, TokenFileSummary>,
+        told: &mut dyn FnMut(u64) -> Result<(), RoutingError>,
+    ) -> Result<(), RoutingError> {
+        let mut writers = BTreeMap::new();
+        for &target in targets {
+            let writer = TokenFileWriter::create(self.path(target), self.info(target));
+            writers.insert(target, writer.map_err(failed(target))?);
+        }
+        let mut released = 0;
+        self.decisions.for_each(&mut |document, decision| {
+            if document.is_multiple_of(REPORT_EVERY) {
+                told(document)?;
+                self.file.release(released..document);
+                released = document;
+            }
+            let targets = match decision {
+                Decision::Paths(choices) => choices.iter().map(|(path, _)| Target::Shard(path.0)).collect(),
+                Decision::Reserved => vec![Target::Router],
+            };
+            for target in targets {
+                if let Some(writer) = writers.get_mut(&target) {
+                    writer.push_document(&self.file.document(document).to_vec()).map_err(failed(target))?;
+                }
+            }
+            Ok(())
+        })?;
+        self.file.release(released..self.file.documents());
+        told(self.file.documents())?;
+        for (target, writer) in writers {
+            done.insert(target, writer.finish().map_err(failed(target))?);
+        }
+        Ok(())
+    }
+}
+
+fn failed(target: Target) -> impl FnOnce(ShardsError) -> RoutingError {
+    move |source| RoutingError::Tokens {
+        what: format!(
+            "{} could not be written; what is finished is kept, and the same command goes on from there",
+            target.name()
+        ),
+        source,
+    }
+}

@@ -1,0 +1,347 @@
+//! Results of a long computation over many documents, in files that outlive interruptions and travel between machines.
+//!
+//! Every part of the computation ([`Part`]) appends to a file of its own. A file begins with a header that says what it
+//! belongs to; then come frames of a fixed number of records (the last frame has what is left), each with a checksum. A
+//! computation that was stopped, or found the disk full, goes on behind the last whole frame. Frames begin at the same
+//! records however the computation is divided, so that what is computed batch by batch comes out the same.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufReader, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use dipaco_shards::Part;
+use serde::{Deserialize, Serialize};
+
+use crate::RoutingError;
+
+const MAGIC: &[u8; 8] = b"DIPACOPF";
+const VERSION: u32 = 1;
+/// Bytes of BLAKE3 behind the header and behind each frame.
+const CHECKSUM: usize = 16;
+
+/// The files of all parts of one computation.
+#[derive(Clone, Debug)]
+pub(crate) struct PartFiles {
+    folder: PathBuf,
+    header: Header,
+    /// The command that makes a part, for messages.
+    command: &'static str,
+}
+
+/// What a file says of itself, beside its part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    version: u32,
+    /// What the records were computed from, with what settings.
+    of: serde_json::Value,
+    record_bytes: usize,
+    /// Records of a frame.
+    frame: usize,
+    /// Records of all parts.
+    records: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OwnHeader {
+    part: Part,
+    all: Header,
+}
+
+/// What has been done.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Found {
+    /// Nothing, or a beginning by a computation that is not divided.
+    Nothing,
+    /// All parts, in their order.
+    All(Vec<Part>),
+}
+
+impl PartFiles {
+    /// Files in `folder` of a computation of `records` records of `record_bytes` bytes, `frame` at a time, from what
+    /// `of` says.
+    pub(crate) fn new(
+        folder: PathBuf,
+        of: serde_json::Value,
+        record_bytes: usize,
+        frame: usize,
+        records: u64,
+        command: &'static str,
+    ) -> Self {
+        let header = Header { version: VERSION, of, record_bytes, frame: frame.max(1), records };
+        Self { folder, header, command }
+    }
+
+    /// The records of a part; they begin at the beginning of a frame.
+    pub(crate) fn range(&self, part: Part) -> Range<u64> {
+        let frame = self.header.frame as u64;
+        let frames = part.range(self.header.records.div_ceil(frame));
+        let border = |at: u64| (at * frame).min(self.header.records);
+        border(frames.start)..border(frames.end)
+    }
+
+    /// The folder of the files.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn file(&self, part: Part) -> PathBuf {
+        self.folder.join(format!("part-{:05}-of-{:05}.bin", part.index(), part.count()))
+    }
+
+    fn io(&self, action: &'static str, part: Part) -> impl Fn(std::io::Error) -> RoutingError {
+        let path = self.file(part);
+        move |source| RoutingError::Io { action, path: path.clone(), source }
+    }
+
+    fn own_header(&self, part: Part) -> Result<Vec<u8>, RoutingError> {
+        let own = OwnHeader { part, all: self.header.clone() };
+        let json = serde_json::to_vec(&own)
+            .map_err(|error| self.io("write the header of results", part)(error.into()))?;
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&(json.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&json);
+        let checksum = blake3::hash(&bytes);
+        bytes.extend_from_slice(&checksum.as_bytes()[..CHECKSUM]);
+        Ok(bytes)
+    }
+
+    /// Length of a part's finished file in bytes.
+    fn whole_length(&self, part: Part, header: usize) -> u64 {
+        let range = self.range(part);
+        let records = range.end - range.start;
+        let frames = records.div_ceil(self.header.frame as u64);
+        header as u64 + records * self.header.record_bytes as u64 + frames * CHECKSUM as u64
+    }
+
+    /// Whether a part's file is there and belongs to this computation; if so, whether it has its full length.
+    fn state(&self, part: Part) -> Result<Option<bool>, RoutingError> {
+        let expected = self.own_header(part)?;
+        let Ok(mut file) = File::open(self.file(part)) else { return Ok(None) };
+        let mut found = vec![0; expected.len()];
+        if file.read_exact(&mut found).is_err() || found != expected {
+            return Ok(None);
+        }
+        let length = file.metadata().map_err(self.io("read", part))?.len();
+        Ok(Some(length == self.whole_length(part, expected.len())))
+    }
+
+    /// What has been done of the computation, by however many parts.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::MissingParts`] when some parts of a divided computation are not there.
+    pub(crate) fn found(&self) -> Result<Found, RoutingError> {
+        let mut counts: Vec<u32> = self.present()?.iter().map(|part| part.count()).collect();
+        counts.sort_unstable();
+        counts.dedup();
+        let mut nearest: Option<Vec<Part>> = None;
+        for count in counts {
+            let Ok(one) = Part::new(1, count) else { continue };
+            let mut missing = Vec::new();
+            for part in one.all() {
+                if self.state(part)? != Some(true) {
+                    missing.push(part);
+                }
+            }
+            if missing.is_empty() {
+                return Ok(Found::All(one.all().collect()));
+            }
+            if count > 1 && nearest.as_ref().is_none_or(|nearest| missing.len() <= nearest.len()) {
+                nearest = Some(missing);
+            }
+        }
+        match nearest {
+            None => Ok(Found::Nothing),
+            Some(parts) => {
+                Err(RoutingError::MissingParts { folder: self.folder.clone(), parts, command: self.command })
+            }
+        }
+    }
+
+    /// Parts of which there is a file that belongs to this computation.
+    fn present(&self) -> Result<Vec<Part>, RoutingError> {
+        let io = |source| RoutingError::Io { action: "read the folder", path: self.folder.clone(), source };
+        let entries = match std::fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(io)?,
+        };
+        let mut parts = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
+            let part = name.strip_prefix("part-").and_then(|name| {
+                let (index, count) = name.strip_suffix(".bin")?.split_once("-of-")?;
+                Part::new(index.parse().ok()?, count.parse().ok()?).ok()
+            });
+            if let Some(part) = part
+                && self.state(part)?.is_some()
+            {
+                parts.push(part);
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Opens a part's file for appending, behind the last whole frame that it has.
+    pub(crate) fn resume(&self, part: Part) -> Result<PartWriter, RoutingError> {
+        std::fs::create_dir_all(&self.folder).map_err(|source| RoutingError::Io {
+            action: "create the folder",
+            path: self.folder.clone(),
+            source,
+        })?;
+        let path = self.file(part);
+        let failed = self.io("open", part);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(&failed)?;
+        let header = self.own_header(part)?;
+        let mut done = 0;
+        let mut end = header.len() as u64;
+        if self.state(part)?.is_some() {
+            let mut frames = Frames::new(&file, end, self.clone(), part).map_err(&failed)?;
+            while let Ok(Some(frame)) = frames.next() {
+                done += (frame.len() / self.header.record_bytes.max(1)) as u64;
+                end += (frame.len() + CHECKSUM) as u64;
+            }
+        } else {
+            let failed = self.io("write", part);
+            file.set_len(0).and_then(|()| file.write_all(&header)).map_err(failed)?;
+        }
+        file.set_len(end).and_then(|()| file.seek(SeekFrom::Start(end))).map_err(&failed)?;
+        let range = self.range(part);
+        Ok(PartWriter { file, path, next: range.start + done, end: range.end, frame: self.header.frame })
+    }
+
+    /// Hands the frames of a part over, in their order, each with the number of its first record.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Part`] when the file is damaged or cut, and what `visit` fails with.
+    pub(crate) fn read(
+        &self,
+        part: Part,
+        visit: &mut dyn FnMut(u64, &[u8]) -> Result<(), RoutingError>,
+    ) -> Result<(), RoutingError> {
+        let failed = self.io("read", part);
+        let damaged = || RoutingError::DamagedPart { path: self.file(part), part, command: self.command };
+        if self.state(part)?.is_none() {
+            return Err(damaged());
+        }
+        let file = File::open(self.file(part)).map_err(&failed)?;
+        let mut frames =
+            Frames::new(&file, self.own_header(part)?.len() as u64, self.clone(), part).map_err(&failed)?;
+        let range = self.range(part);
+        let mut at = range.start;
+        while at < range.end {
+            let Some(frame) = frames.next().map_err(&failed)? else { return Err(damaged()) };
+            visit(at, frame)?;
+            at += (frame.len() / self.header.record_bytes.max(1)) as u64;
+        }
+        Ok(())
+    }
+
+    /// Removes the folder of the files.
+    pub(crate) fn remove(&self) -> Result<(), RoutingError> {
+        match std::fs::remove_dir_all(&self.folder) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(RoutingError::Io {
+                action: "remove the folder of finished parts",
+                path: self.folder.clone(),
+                source,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads frames one after the other; ends in front of one that is not whole.
+struct Frames<'a> {
+    files: PartFiles,
+    reader: BufReader<&'a File>,
+    next: u64,
+    end: u64,
+    frame: Vec<u8>,
+}
+
+impl<'a> Frames<'a> {
+    fn new(mut file: &'a File, header: u64, files: PartFiles, part: Part) -> std::io::Result<Self> {
+        file.seek(SeekFrom::Start(header))?;
+        let range = files.range(part);
+        let reader = BufReader::with_capacity(1 << 18, file);
+        Ok(Self { files, reader, next: range.start, end: range.end, frame: Vec::new() })
+    }
+
+    fn next(&mut self) -> std::io::Result<Option<&[u8]>> {
+        let records = (self.end - self.next).min(self.files.header.frame as u64);
+        if records == 0 {
+            return Ok(None);
+        }
+        self.frame.resize(records as usize * self.files.header.record_bytes + CHECKSUM, 0);
+        match self.reader.read_exact(&mut self.frame) {
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+            result => result?,
+        }
+        let (records_bytes, sum) = self.frame.split_at(self.frame.len() - CHECKSUM);
+        if checksum(self.next, records_bytes) != *sum {
+            return Ok(None);
+        }
+        self.next += records;
+        Ok(Some(records_bytes))
+    }
+}
+
+/// The checksum of a frame that begins at a record.
+fn checksum(first: u64, bytes: &[u8]) -> [u8; CHECKSUM] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&first.to_le_bytes()).update(bytes);
+    let mut sum = [0; CHECKSUM];
+    hasher.finalize_xof().fill(&mut sum);
+    sum
+}
+
+/// Appends to the file of a part.
+pub(crate) struct PartWriter {
+    file: File,
+    path: PathBuf,
+    next: u64,
+    end: u64,
+    frame: usize,
+}
+
+impl PartWriter {
+    /// The records of the next frame; empty when all are there.
+    pub(crate) fn next_frame(&self) -> Range<u64> {
+        self.next..self.end.min(self.next + self.frame as u64)
+    }
+
+    /// Appends the records of [`Self::next_frame`].
+    pub(crate) fn push(&mut self, mut records: Vec<u8>) -> Result<(), RoutingError> {
+        let sum = checksum(self.next, &records);
+        records.extend_from_slice(&sum);
+        self.file.write_all(&records).map_err(self.failed())?;
+        self.next = self.next_frame().end;
+        Ok(())
+    }
+
+    /// Has the system put everything on the disk.
+    pub(crate) fn sync(&self) -> Result<(), RoutingError> {
+        self.file.sync_all().map_err(self.failed())
+    }
+
+    fn failed(&self) -> impl FnOnce(std::io::Error) -> RoutingError {
+        let path = self.path.clone();
+        |source| RoutingError::Io {
+            action: "write results; what is there is kept, and the same command goes on when there is space",
+            path,
+            source,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const FRAME: usize = 4;
+
+fn files(folder: &Path, records: u64) -> PartFiles {
+    let of = serde_json::json!({"router": "r"});
+    PartFiles::new(folder.join("parts"), of, 2, FRAME, records, "dipaco route assign")
+}
+
+fn part(text: &str) -> Part {
+    text.parse().unwrap()
+}
+
+/// Record i is the number i; `stop` frames at most.
+fn compute(files: &PartFiles, part: Part, stop: usize) -> usize {
+    let mut writer = files.resume(part).unwrap();
+    let mut frames = 0;
+    while !writer.next_frame().is_empty() && frames < stop {
+        writer.push(writer.next_frame().flat_map(|record| (record as u16).to_le_bytes()).collect()).unwrap();
+        frames += 1;
+    }
+    writer.sync().unwrap();
+    frames
+}
+
+fn all(files: &PartFiles) -> Vec<u16> {
+    let Found::All(parts) = files.found().unwrap() else { panic!("not whole") };
+    let mut numbers = Vec::new();
+    for part in parts {
+        files
+            .read(part, &mut |first, frame| {
+                assert_eq!(first as usize, numbers.len());
+                assert_eq!(first % FRAME as u64, 0);
+                numbers.extend(frame.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes)));
+                Ok(())
+            })
+            .unwrap();
+    }
+    numbers
+}
+
+#[test]
+fn a_divided_computation_is_whole_when_all_parts_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), 37);
+    assert_eq!(files.found().unwrap(), Found::Nothing);
+    compute(&files, part("1/1"), 2);
+    assert_eq!(files.found().unwrap(), Found::Nothing, "a beginning that is not divided is nothing yet");
+    for index in [1, 3] {
+        compute(&files, Part::new(index, 3).unwrap(), usize::MAX);
+    }
+    compute(&files, part("2/3"), 1);
+    let message = files.found().unwrap_err().to_string();
+    assert!(message.contains("part 2/3") && message.contains("route assign --part 2/3"), "{message}");
+    assert!(!message.contains("part 1/3"), "{message}");
+    compute(&files, part("2/3"), usize::MAX);
+    assert_eq!(all(&files), (0..37).collect::<Vec<u16>>());
+    assert_eq!(compute(&files, part("2/3"), usize::MAX), 0, "twice is once");
+    files.remove().unwrap();
+    files.remove().unwrap();
+    assert_eq!(files.found().unwrap(), Found::Nothing);
+}
+
+#[test]
+fn results_of_something_else_do_not_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = files(folder.path(), 10);
+    compute(&first, Part::WHOLE, usize::MAX);
+    let other = PartFiles {
+        header: Header { of: serde_json::json!({"router": "s"}), ..first.header.clone() },
+        ..first.clone()
+    };
+    assert_eq!(other.found().unwrap(), Found::Nothing);
+    assert!(other.read(Part::WHOLE, &mut |_, _| Ok(())).is_err());
+    assert_eq!(compute(&other, Part::WHOLE, usize::MAX), 3);
+    assert_eq!(first.found().unwrap(), Found::Nothing);
+}
+
+#[test]
+fn more_parts_than_frames_leave_some_empty() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), 5);
+    for index in 1..=4 {
+        compute(&files, Part::new(index, 4).unwrap(), usize::MAX);
+    }
+    assert_eq!(all(&files), [0, 1, 2, 3, 4]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever a crash or a full disk leaves of a file, the computation goes on and gives the same.
+    #[test]
+    fn any_torn_file_is_continued(frames in 0usize..6, cut in 0u64..400, flip in proptest::option::of(0usize..400)) {
+        let folder = tempfile::tempdir().unwrap();
+        let files = files(folder.path(), 21);
+        compute(&files, Part::WHOLE, frames);
+        let path = files.file(Part::WHOLE);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes.truncate(bytes.len().saturating_sub(cut as usize));
+        if let Some(byte) = flip.and_then(|at| bytes.get_mut(at)) {
+            *byte ^= 1;
+        }
+        std::fs::write(&path, bytes).unwrap();
+        compute(&files, Part::WHOLE, usize::MAX);
+        prop_assert_eq!(all(&files), (0..21).collect::<Vec<u16>>());
+    }
+
+    #[test]
+    fn any_bytes_are_no_finished_part(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let folder = tempfile::tempdir().unwrap();
+        let files = files(folder.path(), 21);
+        std::fs::create_dir(files.folder()).unwrap();
+        std::fs::write(files.file(Part::WHOLE), bytes).unwrap();
+        prop_assert_eq!(files.found().unwrap(), Found::Nothing);
+        prop_assert!(files.read(Part::WHOLE, &mut |_, _| Ok(())).is_err());
+    }
+}

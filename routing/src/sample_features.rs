@@ -1,0 +1,162 @@
+//! The features that a router is fitted on, computed in parts and kept until it is fitted.
+
+use std::path::Path;
+
+use dipaco_shards::{Part, TokenFile};
+
+use crate::features::{FeatureExtractor, Featurizer};
+use crate::fit::sample;
+use crate::part_file::{Found, PartFiles};
+use crate::progress::{Progress, ProgressFn, report};
+use crate::{RouterConfig, RoutingError};
+
+/// Features of an even sample of the documents of a token file, for [`crate::fit_points`].
+///
+/// What has been computed is kept in a folder: a call that was stopped is continued by the next one, and machines can
+/// share the work ([`Self::part`]). The features are the same whatever the number of parts and interruptions.
+pub struct SampleFeatures<'a> {
+    featurizer: Featurizer<'a>,
+    file: &'a TokenFile,
+    /// The sample, ascending.
+    documents: Vec<u64>,
+    files: PartFiles,
+}
+
+impl<'a> SampleFeatures<'a> {
+    /// The features of `config.sample_documents` documents of `file`, drawn evenly, kept in `folder`. `seed_hash` names
+    /// the weights of `model`.
+    ///
+    /// # Errors
+    ///
+    /// Settings that can't be used, or a prefix over the model's context.
+    pub fn new(
+        model: &'a dyn FeatureExtractor,
+        seed_hash: &str,
+        file: &'a TokenFile,
+        config: &RouterConfig,
+        folder: &Path,
+    ) -> Result<Self, RoutingError> {
+        config.check()?;
+        let (prefix_tokens, batch_documents) = (config.prefix_tokens, config.batch_documents);
+        let featurizer = Featurizer { model, prefix_tokens, batch_documents };
+        featurizer.check()?;
+        let documents = sample(file.documents(), config.sample_documents as u64, config.seed);
+        let of = serde_json::json!({
+            "model": seed_hash,
+            "tokens": file.content_hash(),
+            "prefix_tokens": prefix_tokens,
+            "sample_documents": config.sample_documents,
+            "seed": config.seed,
+        });
+        let (bytes, count) = (model.dimension() * size_of::<f32>(), documents.len() as u64);
+        let files =
+            PartFiles::new(folder.to_owned(), of, bytes, batch_documents, count, "dipaco route features");
+        Ok(Self { featurizer, file, documents, files })
+    }
+
+    /// The numbers of the sample's documents in the token file, ascending.
+    #[must_use]
+    pub fn numbers(&self) -> &[u64] {
+        &self.documents
+    }
+
+    /// Documents of the sample.
+    #[must_use]
+    pub fn documents(&self) -> u64 {
+        self.documents.len() as u64
+    }
+
+    /// Computes a part of the features, or what is left of it; returns how many documents the part has.
+    ///
+    /// # Errors
+    ///
+    /// An empty document, features that can't be computed or are not finite, a full disk, or
+    /// [`RoutingError::Cancelled`].
+    pub fn part(&self, part: Part, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
+        let mut writer = self.files.resume(part)?;
+        let range = self.files.range(part);
+        let total = range.end - range.start;
+        loop {
+            let frame = writer.next_frame();
+            report(progress, Progress::Documents { done: frame.start - range.start, total })?;
+            let documents = &self.documents[frame.start as usize..frame.end as usize];
+            let (Some(first), Some(last)) = (documents.first(), documents.last()) else {
+                writer.sync()?;
+                return Ok(total);
+            };
+            let features = self.featurizer.batch(self.file, documents)?;
+            writer.push(features.iter().flat_map(|value| value.to_le_bytes()).collect())?;
+            self.file.release(*first..last + 1);
+        }
+    }
+
+    /// All features (N, D), row-major: those that were kept, and those that no part has begun.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::part`], and [`RoutingError::MissingParts`] when the work was divided and parts are missing.
+    pub fn all(&self, progress: &mut ProgressFn<'_>) -> Result<Vec<f32>, RoutingError> {
+        let parts = match self.files.found()? {
+            Found::All(parts) => parts,
+            Found::Nothing => {
+                self.part(Part::WHOLE, progress)?;
+                vec![Part::WHOLE]
+            }
+        };
+        let mut points = Vec::with_capacity(self.documents.len() * self.featurizer.model.dimension());
+        for part in parts {
+            self.files.read(part, &mut |_, frame| {
+                points.extend(frame.as_chunks::<4>().0.iter().map(|&value| f32::from_le_bytes(value)));
+                Ok(())
+            })?;
+        }
+        Ok(points)
+    }
+
+    /// Removes what was kept, once the router is fitted.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Io`].
+    pub fn remove(&self) -> Result<(), RoutingError> {
+        self.files.remove()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use super::*;
+    use crate::features::silent;
+    use crate::testing::{Histogram, corpus};
+
+    #[test]
+    fn parts_and_interruptions_change_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = corpus(folder.path(), 300);
+        let config = RouterConfig { sample_documents: 150, batch_documents: 16, ..RouterConfig::default() };
+        let features =
+            |folder: &Path| SampleFeatures::new(&Histogram, "seed", &file, &config, folder).unwrap();
+        let whole = features(&folder.path().join("whole")).all(&mut silent).unwrap();
+        assert_eq!(whole.len(), 150 * Histogram.dimension());
+
+        let shared = features(&folder.path().join("shared"));
+        for part in Part::new(1, 3).unwrap().all() {
+            if part.index() == 2 {
+                let message = shared.all(&mut silent).unwrap_err().to_string();
+                assert!(message.contains("route features --part 2/3"), "{message}");
+            }
+            let mut told = 0;
+            let stopped = shared.part(part, &mut |_| {
+                told += 1;
+                if told > 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            assert!(matches!(stopped, Err(RoutingError::Cancelled)));
+            shared.part(part, &mut silent).unwrap();
+        }
+        assert_eq!(shared.all(&mut silent).unwrap(), whole);
+        shared.remove().unwrap();
+        assert!(!folder.path().join("shared").exists());
+    }
+}

@@ -1,0 +1,85 @@
+//! The tokenizer of a preparation: given, trained before by this run or on another machine, or trained now.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::manifest::read;
+use super::pieces::Inputs;
+use super::pipeline::Split;
+use super::{PrepareConfig, TOKENIZER, TokenizerReport, sample, write_atomically, write_json};
+use crate::tokenizer::END_OF_TEXT;
+use crate::{Part, Progress, ShardsError, Tokenizer};
+
+/// What the tokenizer in the folder of the pieces was trained on.
+const RECORD: &str = "tokenizer-record.json";
+
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    key: String,
+    hash: String,
+    trained_on_bytes: u64,
+    seconds: f64,
+}
+
+/// The tokenizer for these inputs. `part`, when the job is divided, may not train one of its own.
+pub(super) fn tokenizer(
+    config: &PrepareConfig,
+    inputs: &Inputs,
+    part: Option<Part>,
+    folder: &Path,
+    progress: &dyn Progress,
+    cancel: &AtomicBool,
+) -> Result<(Tokenizer, TokenizerReport), ShardsError> {
+    let start = Instant::now();
+    let of = |tokenizer: &Tokenizer, trained_on_bytes, seconds| TokenizerReport {
+        hash: tokenizer.hash().to_owned(),
+        vocab_size: tokenizer.vocab_size(),
+        trained_on_bytes,
+        seconds,
+    };
+    if let Some(path) = &config.tokenizer {
+        let tokenizer = Tokenizer::from_file(path, config.end_of_text.as_deref())?;
+        let report = of(&tokenizer, 0, start.elapsed().as_secs_f64());
+        return Ok((tokenizer, report));
+    }
+    let (file, key) = (folder.join(TOKENIZER), key(config, inputs));
+    let known = read::<Record>(&folder.join(RECORD));
+    let exists = known.is_some() && file.exists();
+    if let Some(record) = known.filter(|record| record.key == key)
+        && let Ok(tokenizer) = Tokenizer::from_file(&file, Some(END_OF_TEXT))
+        && tokenizer.hash() == record.hash
+    {
+        let report = of(&tokenizer, record.trained_on_bytes, record.seconds);
+        return Ok((tokenizer, report));
+    }
+    if let Some(part) = part {
+        return Err(ShardsError::NoSharedTokenizer { path: file, part, other: exists });
+    }
+    let split = Split::new(config, inputs.validation.is_some());
+    let (tokenizer, bytes) = sample::train_tokenizer(config, &inputs.train, split, progress, cancel)?;
+    let report = of(&tokenizer, bytes, start.elapsed().as_secs_f64());
+    write_atomically(&file, tokenizer.to_json())?;
+    let (hash, seconds) = (report.hash.clone(), report.seconds);
+    write_json(&folder.join(RECORD), &Record { key, hash, trained_on_bytes: bytes, seconds })?;
+    Ok((tokenizer, report))
+}
+
+/// What decides the outcome of the training, as far as it can be known without reading the files.
+fn key(config: &PrepareConfig, inputs: &Inputs) -> String {
+    let files: Vec<_> = inputs
+        .train
+        .files
+        .iter()
+        .map(|file| (file.path.file_name().map(|name| name.to_string_lossy()), file.bytes))
+        .collect();
+    let split = format!("{:?}", Split::new(config, inputs.validation.is_some()));
+    let settings =
+        (config.vocab_size, config.tokenizer_sample_bytes, config.text_document_bytes, config.max_line_bytes);
+    let all = serde_json::json!([VERSION, files, split, settings]);
+    blake3::hash(all.to_string().as_bytes()).to_hex().to_string()
+}

@@ -1,0 +1,198 @@
+//! Experiments through the real binary: cells are trained once, whatever happens on the way.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use dipaco_tests::binary::{Output, Running, Signal, command};
+use dipaco_tests::run::{corpus, dipaco, snapshot};
+use tempfile::TempDir;
+
+const EXPERIMENT: &str = r#"
+name = "tiny"
+title = "Tiny"
+seeds = [1, 2]
+[configuration]
+model = { hidden_size = 32, blocks = 2, heads = 2, head_dim = 16, ffn_size = 64, context = 64 }
+prepare = { vocab_size = 384, text_document_bytes = 1024, validation_fraction = 0.05 }
+seed_model = { steps = 20, batch = 4, sequence_tokens = 64, adamw.learning_rate = 4e-3, schedule.warmup_steps = 5 }
+routing.restarts = 1
+train = { rounds = 2, inner_steps = 5, batch = 4, sequence_tokens = 64, holdout_sequences = 4 }
+[[evaluations]]
+name = "once"
+[[evaluations]]
+name = "best"
+early_stopping = true
+[[runs]]
+name = "dense"
+[runs.configuration]
+topology.levels = [{ modules = 1, blocks = "0..2", embedding = true, head = true }]
+outer = { rescale = "none", nesterov = { learning_rate = 1.0, momentum = 0.0 } }
+[[runs]]
+name = "2 × 2"
+[runs.configuration]
+topology.levels = [{ modules = 2, blocks = "0", embedding = true }, { modules = 2, blocks = "1", head = true }]
+"#;
+
+/// An experiment file and the folder of its results.
+struct Bench {
+    folder: TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let bench = Self { folder: tempfile::tempdir().unwrap() };
+        fs::write(bench.file(), EXPERIMENT).unwrap();
+        bench
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("tiny.toml")
+    }
+
+    fn out(&self) -> PathBuf {
+        self.folder.path().join("out")
+    }
+
+    fn command(&self, words: &str) -> Command {
+        let mut command = command(["experiment", "run"]);
+        command.arg(self.file()).arg("--out").arg(self.out()).args(words.split_whitespace());
+        for input in corpus() {
+            command.arg("--data").arg(input);
+        }
+        command
+    }
+
+    fn run(&self, words: &str) -> Output {
+        dipaco_tests::binary::run(self.command(words))
+    }
+
+    fn results(&self) -> serde_json::Value {
+        serde_json::from_slice(&fs::read(self.out().join("tiny.json")).unwrap()).unwrap()
+    }
+}
+
+/// Perplexities by cell and evaluation.
+fn perplexities(results: &serde_json::Value) -> Vec<(String, f64)> {
+    let cells = results["cells"].as_array().unwrap().iter();
+    cells
+        .flat_map(|cell| {
+            let measured = cell["measurements"].as_array().unwrap().iter();
+            measured.map(move |found| {
+                let name = format!("{} {} {}", cell["run"], cell["seed"], found["evaluation"]);
+                (name, found["perplexity"].as_f64().unwrap())
+            })
+        })
+        .collect()
+}
+
+#[test]
+fn an_experiment_becomes_a_table_and_is_not_repeated() {
+    let bench = Bench::new();
+    let first = bench.run("").succeeded().says("| dense | once | 1 |").says("| 2 × 2 | best | 4 |");
+    let found = perplexities(&bench.results());
+    let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "\"dense\" 1 \"once\"",
+            "\"2 × 2\" 1 \"once\"",
+            "\"2 × 2\" 1 \"best\"",
+            "\"dense\" 2 \"once\"",
+            "\"2 × 2\" 2 \"once\"",
+            "\"2 × 2\" 2 \"best\""
+        ]
+    );
+    assert_eq!(fs::read_dir(bench.out().join("seeds")).unwrap().count(), 2, "one seed model for each seed");
+    let before = snapshot(&bench.out());
+    let again = bench.run("").succeeded();
+    assert_eq!(again.stdout, first.stdout);
+    assert_eq!(snapshot(&bench.out()), before);
+    let table =
+        command(["experiment", "table"]).arg(bench.file()).arg("--out").arg(bench.out()).output().unwrap();
+    assert_eq!(String::from_utf8(table.stdout).unwrap(), first.stdout);
+}
+
+#[test]
+fn a_cell_is_a_run_that_every_command_takes() {
+    let bench = Bench::new();
+    let _ = bench.run("--run dense --seed 1").succeeded();
+    let results = bench.results();
+    let run = bench.out().join("cells").join(results["cells"][0]["key"].as_str().unwrap());
+    let evaluate = dipaco(&format!("evaluate --json --run {}", run.display())).succeeded().json();
+    let routed = evaluate.as_array().unwrap().iter().find(|row| row["model"] == "routed").unwrap();
+    assert_eq!(routed["perplexity"], results["cells"][0]["measurements"][0]["perplexity"]);
+}
+
+#[test]
+fn cells_and_results_become_pictures() {
+    let bench = Bench::new();
+    let _ = bench.run("--seed 1").succeeded();
+    let cell = bench.results()["cells"][1]["key"].as_str().unwrap().to_owned();
+    let out = bench.out();
+    let (cell, results, pictures) =
+        (out.join("cells").join(cell), out.join("tiny.json"), out.join("pictures"));
+    let words = format!(
+        "plot --json --run {} --results {} --out {}",
+        cell.display(),
+        results.display(),
+        pictures.display()
+    );
+    let drawn = dipaco(&words).succeeded().json();
+    let names = [
+        "loss-steps",
+        "loss-tokens",
+        "shards-documents-2---2-s1",
+        "shards-tokens-2---2-s1",
+        "cosine-2---2-s1",
+        "tiny",
+    ];
+    let expected: Vec<String> =
+        names.iter().map(|name| pictures.join(format!("{name}.png")).display().to_string()).collect();
+    assert_eq!(drawn, serde_json::json!(expected));
+    for file in expected {
+        assert!(fs::read(&file).unwrap().starts_with(b"\x89PNG"), "{file}");
+        assert!(fs::read_to_string(file.replace(".png", ".svg")).unwrap().starts_with("<svg"), "{file}");
+    }
+    let _ = dipaco(&format!("plot --run {}", bench.folder.path().display())).failed(2, &["is no run"]);
+}
+
+#[test]
+fn an_interrupted_experiment_goes_on_to_the_same_numbers() {
+    let whole = Bench::new();
+    let _ = whole.run("--seed 1").succeeded();
+    let bench = Bench::new();
+    for (signal, moment) in
+        [(Signal::KILL, "cell 1 of 2"), (Signal::TERM, "cell 2 of 2"), (Signal::KILL, "joined")]
+    {
+        let mut running = Running::start(bench.command("--seed 1"));
+        let _ = running.line_with(moment);
+        running.signal(signal);
+        assert!(!running.finish().status.success());
+    }
+    let _ = bench.run("--seed 1").succeeded();
+    assert_eq!(perplexities(&bench.results()), perplexities(&whole.results()));
+}
+
+#[test]
+fn a_cell_that_fails_does_not_stop_the_others() {
+    let bench = Bench::new();
+    // That training diverges at this rate can't be seen in the configuration.
+    fs::write(bench.file(), EXPERIMENT.replace("learning_rate = 1.0", "learning_rate = 1e38")).unwrap();
+    let _ = bench.run("--seed 1").failed(1, &["dense · seed 1, failed", "1 of 2 cells failed"]);
+    assert_eq!(perplexities(&bench.results()).len(), 2);
+    assert_eq!(bench.results()["missing"][0], "dense · seed 1");
+}
+
+#[test]
+fn a_mistake_is_told_before_anything_is_trained() {
+    let bench = Bench::new();
+    let _ = bench.run("--run 4x4").failed(2, &["no run `4x4`"]);
+    fs::write(bench.file(), EXPERIMENT.replace("restarts = 1", "restarts = 0")).unwrap();
+    let _ = bench.run("").failed(2, &["tiny.toml, run `dense`", "routing.restarts"]);
+    let missing = Path::new("no-such-experiment.toml");
+    let output = dipaco(&format!("experiment run {} --data docs", missing.display()));
+    let _ = output.failed(1, &["no-such-experiment.toml", "check the name"]);
+    assert!(!bench.out().exists());
+}
