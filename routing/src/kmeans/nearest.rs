@@ -266,23 +266,18 @@ fn reduce<T: Copy, const N: usize>(mut values: [T; N], combine: impl Fn(T, T) ->
 /// Writes `point` - `mean` and gives its squared length.
 #[inline(always)]
 fn centre(point: &[f32], mean: &[f32], centred: &mut [f32]) -> f32 {
+    for ((centred, &point), &mean) in centred.iter_mut().zip(point).zip(mean) {
+        *centred = point - mean;
+    }
+    // A loop of its own, as sums over lanes keep the compiler from making the first one vector code.
     let mut sums = [0f32; LANES];
-    let (point, point_rest) = point.as_chunks::<LANES>();
-    let (mean, mean_rest) = mean.as_chunks::<LANES>();
-    let (centred, centred_rest) = centred.as_chunks_mut::<LANES>();
-    for ((point, mean), centred) in point.iter().zip(mean).zip(centred) {
-        let values: [f32; LANES] = std::array::from_fn(|lane| point[lane] - mean[lane]);
-        *centred = values;
+    let (lanes, rest) = centred.as_chunks::<LANES>();
+    for values in lanes {
         for lane in 0..LANES {
             sums[lane] += values[lane] * values[lane];
         }
     }
-    let mut sum = reduce(sums, |a, b| a + b);
-    for ((&point, &mean), centred) in point_rest.iter().zip(mean_rest).zip(centred_rest) {
-        *centred = point - mean;
-        sum += *centred * *centred;
-    }
-    sum
+    sums.iter().sum::<f32>() + rest.iter().map(|value| value * value).sum::<f32>()
 }
 
 /// Adds a point to a sum.
