@@ -218,6 +218,7 @@ impl<'a> CentroidSearch<'a> {
 
     /// The least scores ‖c‖² - 2x·c of products x·c in each lane. None may be NaN.
     #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "a loop over lanes is what becomes vector code")]
     fn least(&self, products: &[f32]) -> Lanes {
         let mut lanes =
             Lanes { least: [f32::INFINITY; LANES], second: [f32::INFINITY; LANES], chunk: [0; LANES] };
