@@ -11,6 +11,9 @@ const SUFFICIENT: f64 = 1e-4;
 /// Times that a step is halved before there is nothing left to gain.
 const HALVINGS: usize = 30;
 
+/// Gives the value at a place and writes the gradient.
+type Evaluate<'a> = dyn FnMut(&[f64], &mut [f64]) -> Result<f64, RoutingError> + 'a;
+
 /// A step, how it changed the gradient, and the product of the two.
 type Pair = (Vec<f64>, Vec<f64>, f64);
 
@@ -27,7 +30,7 @@ pub(super) fn minimise(
     mut place: Vec<f64>,
     iterations: usize,
     tolerance: f64,
-    evaluate: &mut dyn FnMut(&[f64], &mut [f64]) -> Result<f64, RoutingError>,
+    evaluate: &mut Evaluate<'_>,
 ) -> Result<Minimum, RoutingError> {
     let mut gradient = vec![0.0; place.len()];
     let mut value = evaluate(&place, &mut gradient)?;
