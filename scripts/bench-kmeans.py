@@ -6,7 +6,8 @@
 
 Points are drawn from 1,000 overlapping normal clouds far from the origin, and written to --folder with the first
 centroids (points drawn evenly). Each process reads them, is timed from there to the last centroids, and each round runs
-all of them, so that a slow minute of the machine touches all sides; the median of the rounds counts. Inertia is that of
+all of them, so that a slow minute of the machine touches all sides; the median of the rounds counts, and the best round stands beside it.
+Inertia is that of
 the last centroids, computed in the same way for all. What every process printed goes to standard error, the Markdown
 table to standard output.
 
@@ -95,7 +96,7 @@ def main():
         points = folder / f"points-{a.points}x{a.dimension}.f32"
         if not points.exists() or points.stat().st_size != 4 * a.points * a.dimension:
             run([a.python, "-c", MAKE, points, a.points, a.dimension])
-        print("| k | | seconds | inertia | seconds / dipaco's |\n|---|---|---|---|---|")
+        print("| k | | seconds, median | best | inertia | median / dipaco's |\n|---|---|---|---|---|---|")
         for k in a.clusters:
             first = folder / f"first-{a.points}x{a.dimension}-{k}.f32"
             run([a.python, "-c", FIRST, points, first, a.points, a.dimension, k])
@@ -112,7 +113,8 @@ def compare(a, k, program, arguments):
     median = {name: statistics.median(r["seconds"] for r in rounds) for name, rounds in results.items()}
     for name, rounds in results.items():
         inertia = rounds[-1]["inertia"]
-        print(f"| {k} | {name} | {median[name]:.2f} | {inertia:.6g} | {median[name] / median['dipaco']:.2f} |", flush=True)
+        best, ratio = min(r["seconds"] for r in rounds), median[name] / median["dipaco"]
+        print(f"| {k} | {name} | {median[name]:.2f} | {best:.2f} | {inertia:.8g} | {ratio:.2f} |", flush=True)
 
 
 def run(command):

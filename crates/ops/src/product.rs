@@ -260,6 +260,7 @@ unsafe fn multiply_into(
                 let mut tile = Tile {
                     groups,
                     rows,
+                    columns: valid,
                     a: a.as_ptr(),
                     a_row: lhs.row,
                     a_step: lhs.step,

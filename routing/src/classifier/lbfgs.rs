@@ -11,6 +11,12 @@ const SUFFICIENT: f64 = 1e-4;
 /// Times that a step is halved before there is nothing left to gain.
 const HALVINGS: usize = 30;
 
+/// Gives the value at a place and writes the gradient.
+type Evaluate<'a> = dyn FnMut(&[f64], &mut [f64]) -> Result<f64, RoutingError> + 'a;
+
+/// A step, how it changed the gradient, and the product of the two.
+type Pair = (Vec<f64>, Vec<f64>, f64);
+
 /// Where the search ended.
 pub(super) struct Minimum {
     pub(super) place: Vec<f64>,
@@ -24,11 +30,11 @@ pub(super) fn minimise(
     mut place: Vec<f64>,
     iterations: usize,
     tolerance: f64,
-    evaluate: &mut dyn FnMut(&[f64], &mut [f64]) -> Result<f64, RoutingError>,
+    evaluate: &mut Evaluate<'_>,
 ) -> Result<Minimum, RoutingError> {
     let mut gradient = vec![0.0; place.len()];
     let mut value = evaluate(&place, &mut gradient)?;
-    let mut history: VecDeque<(Vec<f64>, Vec<f64>, f64)> = VecDeque::with_capacity(MEMORY);
+    let mut history: VecDeque<Pair> = VecDeque::with_capacity(MEMORY);
     let mut small_gains = 0;
     for iteration in 1..=iterations {
         let mut direction = descent(&gradient, &history);
@@ -77,7 +83,7 @@ pub(super) fn minimise(
 }
 
 /// The negative gradient times an approximation of the inverse curvature.
-fn descent(gradient: &[f64], history: &VecDeque<(Vec<f64>, Vec<f64>, f64)>) -> Vec<f64> {
+fn descent(gradient: &[f64], history: &VecDeque<Pair>) -> Vec<f64> {
     let mut direction: Vec<f64> = gradient.iter().map(|g| -g).collect();
     let mut weights = Vec::with_capacity(history.len());
     for (moved, change, curvature) in history.iter().rev() {

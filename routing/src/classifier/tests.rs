@@ -139,7 +139,7 @@ fn what_can_not_be_fitted_is_refused() {
     let message = refused(&features, &targets, 2).to_string();
     assert!(message.contains("document 9") && message.contains("path 2"), "{message}");
     assert!(matches!(refused(&features[1..], &targets, 3), RoutingError::Shape { .. }));
-    let mut bad = features.clone();
+    let mut bad = features;
     bad[4 * 3 + 1] = f32::NAN;
     assert!(matches!(refused(&bad, &targets, 3), RoutingError::NotFinite { index: 3, component: 1, .. }));
     assert!(matches!(refused(&vec![2.5; 200], &targets, 3), RoutingError::Identical { points: 50 }));

@@ -4,7 +4,7 @@ use dipaco_ops::{PackedRows, with_vector_units};
 use rayon::prelude::*;
 
 /// Points that are searched together: with the scores of all centroids they stay in the second-level cache.
-const BLOCK: usize = 96;
+const BLOCK: usize = 48;
 /// Values that are treated side by side.
 const LANES: usize = 16;
 /// Independent sums of a distance, so that additions do not wait for each other.
@@ -15,6 +15,9 @@ const LEAST_GROUP: usize = 1024;
 const GROUPS: usize = 64;
 /// Memory that the sums of all groups may take, in values, before there are fewer groups.
 const SUM_VALUES: usize = 1 << 23;
+
+/// Lengths up to which no sum of products overflows f32, squared.
+const LARGEST: f64 = 1e37;
 
 /// Squared Euclidean distance between two points (D), in f64.
 #[inline(always)]
@@ -28,7 +31,7 @@ pub(crate) fn squared_distance(a: &[f32], b: &[f32]) -> f64 {
             sums[lane] += difference * difference;
         }
     }
-    let mut total: f64 = sums.iter().sum();
+    let mut total = reduce(sums, |a, b| a + b);
     for (&a, &b) in a_rest.iter().zip(b_rest) {
         let difference = f64::from(a) - f64::from(b);
         total += difference * difference;
@@ -56,9 +59,9 @@ pub(super) struct CentroidSearch<'a> {
     dimension: usize,
     centroids: &'a [f32],
     mean: &'a [f32],
-    /// Centred centroids.
+    /// Centred centroids, and zeros that fill the last LANES.
     packed: PackedRows,
-    /// ‖c‖² of each centred centroid.
+    /// ‖c‖² of each centred centroid, infinite for those that fill the last LANES.
     norms: Vec<f32>,
     /// The largest ‖c‖ of the centred centroids.
     radius: f64,
@@ -70,8 +73,8 @@ struct Scratch {
     centred: Vec<f32>,
     /// ‖x‖² of each.
     squares: [f32; BLOCK],
-    /// Products, then scores (BLOCK, K).
-    scores: Vec<f32>,
+    /// Products with all centroids (BLOCK, K), K filled up to whole LANES.
+    products: Vec<f32>,
 }
 
 impl<'a> CentroidSearch<'a> {
@@ -90,6 +93,9 @@ impl<'a> CentroidSearch<'a> {
             norms.push(norm as f32);
             radius = radius.max(norm.sqrt());
         }
+        let padded = norms.len().next_multiple_of(LANES);
+        centred.resize(padded * dimension, 0.0);
+        norms.resize(padded, f32::INFINITY);
         Self { dimension, centroids, mean, packed: PackedRows::new(&centred, dimension), norms, radius }
     }
 
@@ -122,13 +128,13 @@ impl<'a> CentroidSearch<'a> {
         assignments: &mut [u32],
         distances: &mut [f64],
     ) -> (Vec<f64>, Vec<u64>) {
-        let (dimension, clusters) = (self.dimension, self.norms.len());
+        let (dimension, padded) = (self.dimension, self.norms.len());
         let mut sums = vec![0f64; self.centroids.len()];
-        let mut sizes = vec![0u64; clusters];
+        let mut sizes = vec![0u64; self.centroids.len() / dimension];
         let mut scratch = Scratch {
             centred: vec![0.0; BLOCK * dimension],
             squares: [0.0; BLOCK],
-            scores: vec![0.0; BLOCK * clusters],
+            products: vec![0.0; BLOCK * padded],
         };
         for ((points, assignments), distances) in points
             .chunks(BLOCK * dimension)
@@ -138,16 +144,22 @@ impl<'a> CentroidSearch<'a> {
             let rows = assignments.len();
             with_vector_units(
                 #[inline(always)]
-                || self.centre(points, &mut scratch),
+                || {
+                    let rows =
+                        points.chunks_exact(dimension).zip(scratch.centred.chunks_exact_mut(dimension));
+                    for ((point, centred), square) in rows.zip(&mut scratch.squares) {
+                        *square = centre(point, self.mean, centred);
+                    }
+                },
             );
             let centred = &scratch.centred[..rows * dimension];
-            self.packed.products(centred, &mut scratch.scores[..rows * clusters]);
+            self.packed.products(centred, &mut scratch.products[..rows * padded]);
             with_vector_units(
                 #[inline(always)]
                 || {
                     for (row, point) in points.chunks_exact(dimension).enumerate() {
-                        let scores = &mut scratch.scores[row * clusters..][..clusters];
-                        let (cluster, distance) = self.decide(point, scratch.squares[row], scores);
+                        let products = &scratch.products[row * padded..][..padded];
+                        let (cluster, distance) = self.decide(point, scratch.squares[row], products);
                         (assignments[row], distances[row]) = (cluster as u32, distance);
                         sizes[cluster] += 1;
                         add(&mut sums[cluster * dimension..][..dimension], point);
@@ -158,48 +170,37 @@ impl<'a> CentroidSearch<'a> {
         (sums, sizes)
     }
 
+    /// The nearest centroid of a point, from ‖x‖² and its products with the centred centroids: exact distances are compared
+    /// of those whose f32 score ‖c‖² - 2x·c is within twice its error bound of the least.
     #[inline(always)]
-    fn centre(&self, points: &[f32], scratch: &mut Scratch) {
-        let rows = points.chunks_exact(self.dimension).zip(scratch.centred.chunks_exact_mut(self.dimension));
-        for ((point, centred), square) in rows.zip(&mut scratch.squares) {
-            let mut sums = [0f32; LANES];
-            let (point, point_rest) = point.as_chunks::<LANES>();
-            let (mean, mean_rest) = self.mean.as_chunks::<LANES>();
-            let (centred, centred_rest) = centred.as_chunks_mut::<LANES>();
-            for ((point, mean), centred) in point.iter().zip(mean).zip(centred) {
-                for lane in 0..LANES {
-                    let value = point[lane] - mean[lane];
-                    centred[lane] = value;
-                    sums[lane] += value * value;
-                }
-            }
-            let mut sum: f32 = sums.iter().sum();
-            for ((&point, &mean), centred) in point_rest.iter().zip(mean_rest).zip(centred_rest) {
-                *centred = point - mean;
-                sum += *centred * *centred;
-            }
-            *square = sum;
-        }
-    }
-
-    /// The nearest centroid of a point, from its products with the centred ones: exact distances are compared of those
-    /// whose f32 score is within twice its error bound of the best.
-    #[inline(always)]
-    fn decide(&self, point: &[f32], square: f32, products: &mut [f32]) -> (usize, f64) {
-        let least = self.scores(products);
+    fn decide(&self, point: &[f32], square: f32, products: &[f32]) -> (usize, f64) {
+        let reach = 1.001 * f64::from(square).sqrt() + self.radius;
         // A dot product of D terms is off by at most D·u·‖y‖‖c‖, the centring and the norms by a few u·(‖y‖ + ‖c‖)².
         let unit = f64::from(f32::EPSILON) / 2.0;
-        let reach = 1.001 * f64::from(square).sqrt() + self.radius;
         let error = (2.0 * self.dimension as f64 + 16.0) * (unit * reach * reach + 1e-37);
-        let limit = (f64::from(least) + 2.0 * error) as f32;
-        // An overflow leaves NaN, which rules nothing out.
-        let limit = if limit.is_finite() { limit.next_up() } else { f32::INFINITY };
-        if let Some(cluster) = only_candidate(products, limit) {
-            return (cluster, squared_distance(point, self.centroid(cluster)));
+        let fits = reach * reach < LARGEST;
+        let lanes = self.least(products);
+        let limit = f64::from(reduce(lanes.least, f32::min)) + 2.0 * error;
+        let near = (limit as f32).next_up();
+        let (mut candidates, mut cluster) = (0u32, 0u32);
+        for lane in 0..LANES {
+            let is_near = lanes.least[lane] <= near;
+            candidates += u32::from(is_near);
+            cluster |= if is_near { lanes.chunk[lane] * LANES as u32 + lane as u32 } else { 0 };
         }
+        if fits && candidates == 1 && reduce(lanes.second, f32::min) > near {
+            return (cluster as usize, squared_distance(point, self.centroid(cluster as usize)));
+        }
+        self.compare(point, products, if fits { limit } else { f64::INFINITY })
+    }
+
+    /// The nearest of the centroids whose score is not above a limit, by their exact distances. Seldom more than a few.
+    #[inline(never)]
+    fn compare(&self, point: &[f32], products: &[f32], limit: f64) -> (usize, f64) {
         let mut best = (0, f64::INFINITY);
-        for (cluster, &score) in products.iter().enumerate() {
-            if score > limit {
+        let clusters = self.centroids.len() / self.dimension;
+        for (cluster, (&product, norm)) in products.iter().zip(&self.norms).enumerate().take(clusters) {
+            if limit.is_finite() && f64::from(norm - 2.0 * product) > limit {
                 continue;
             }
             let distance = squared_distance(point, self.centroid(cluster));
@@ -215,55 +216,69 @@ impl<'a> CentroidSearch<'a> {
         &self.centroids[cluster * self.dimension..][..self.dimension]
     }
 
-    /// Makes products x·c scores ‖c‖² - 2x·c, and gives the least.
+    /// The least scores ‖c‖² - 2x·c of products x·c in each lane. None may be NaN.
     #[inline(always)]
-    fn scores(&self, products: &mut [f32]) -> f32 {
-        let mut least = [f32::INFINITY; LANES];
-        let (lanes, rest) = products.as_chunks_mut::<LANES>();
-        let (norms, norms_rest) = self.norms.as_chunks::<LANES>();
-        for (products, norms) in lanes.iter_mut().zip(norms) {
+    #[expect(clippy::needless_range_loop, reason = "a loop over lanes is what becomes vector code")]
+    fn least(&self, products: &[f32]) -> Lanes {
+        let mut lanes =
+            Lanes { least: [f32::INFINITY; LANES], second: [f32::INFINITY; LANES], chunk: [0; LANES] };
+        let (products, norms) = (products.as_chunks::<LANES>().0, self.norms.as_chunks::<LANES>().0);
+        for (chunk, (products, norms)) in (0u32..).zip(products.iter().zip(norms)) {
+            let scores: [f32; LANES] = std::array::from_fn(|lane| norms[lane] - 2.0 * products[lane]);
             for lane in 0..LANES {
-                let score = norms[lane] - 2.0 * products[lane];
-                products[lane] = score;
-                least[lane] = if score < least[lane] { score } else { least[lane] };
+                let above = if scores[lane] > lanes.least[lane] { scores[lane] } else { lanes.least[lane] };
+                lanes.second[lane] = if above < lanes.second[lane] { above } else { lanes.second[lane] };
+            }
+            for lane in 0..LANES {
+                lanes.chunk[lane] = if scores[lane] < lanes.least[lane] { chunk } else { lanes.chunk[lane] };
+            }
+            for lane in 0..LANES {
+                lanes.least[lane] =
+                    if scores[lane] < lanes.least[lane] { scores[lane] } else { lanes.least[lane] };
             }
         }
-        let mut least = least.into_iter().fold(f32::INFINITY, f32::min);
-        for (product, norm) in rest.iter_mut().zip(norms_rest) {
-            *product = norm - 2.0 * *product;
-            least = least.min(*product);
-        }
-        least
+        lanes
     }
 }
 
-/// The one score that is not above the limit, when there is just one.
+/// Scores side by side: lane l has those of the centroids l, l + LANES and so on.
+struct Lanes {
+    /// The least score.
+    least: [f32; LANES],
+    /// The next one.
+    second: [f32; LANES],
+    /// How many times LANES before the centroid of the least one.
+    chunk: [u32; LANES],
+}
+
+/// Combines all lanes, halves with halves: vectors, where one lane after the other would wait for each other.
 #[inline(always)]
-fn only_candidate(scores: &[f32], limit: f32) -> Option<usize> {
-    let mut counts = [0u32; LANES];
-    let mut found = [0u32; LANES];
-    let (lanes, rest) = scores.as_chunks::<LANES>();
-    for (chunk, scores) in (0u32..).zip(lanes) {
+fn reduce<T: Copy, const N: usize>(mut values: [T; N], combine: impl Fn(T, T) -> T) -> T {
+    let mut width = N / 2;
+    while width > 0 {
+        for lane in 0..width {
+            values[lane] = combine(values[lane], values[lane + width]);
+        }
+        width /= 2;
+    }
+    values[0]
+}
+
+/// Writes `point` - `mean` and gives its squared length.
+#[inline(always)]
+fn centre(point: &[f32], mean: &[f32], centred: &mut [f32]) -> f32 {
+    for ((centred, &point), &mean) in centred.iter_mut().zip(point).zip(mean) {
+        *centred = point - mean;
+    }
+    // A loop of its own, as sums over lanes keep the compiler from making the first one vector code.
+    let mut sums = [0f32; LANES];
+    let (lanes, rest) = centred.as_chunks::<LANES>();
+    for values in lanes {
         for lane in 0..LANES {
-            let near = u32::from(!(scores[lane] > limit));
-            counts[lane] += near;
-            found[lane] |= near * chunk;
+            sums[lane] += values[lane] * values[lane];
         }
     }
-    let mut count: u32 = counts.iter().sum();
-    let mut place = 0;
-    for lane in 0..LANES {
-        if counts[lane] > 0 {
-            place = found[lane] as usize * LANES + lane;
-        }
-    }
-    for (index, &score) in rest.iter().enumerate() {
-        if !(score > limit) {
-            count += 1;
-            place = lanes.len() * LANES + index;
-        }
-    }
-    (count == 1).then_some(place)
+    sums.iter().sum::<f32>() + rest.iter().map(|value| value * value).sum::<f32>()
 }
 
 /// Adds a point to a sum.

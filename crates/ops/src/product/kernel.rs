@@ -10,6 +10,8 @@ pub(crate) struct Tile {
     pub(crate) groups: usize,
     /// Rows of the tile, 1 to [`MR`].
     pub(crate) rows: usize,
+    /// Columns that are used, 1 to [`NR`]: a kernel may leave those of C after the first 16 alone when there are no more.
+    pub(crate) columns: usize,
     /// Group (i, g) of A at `i * a_row + g * a_step`.
     pub(crate) a: *const u32,
     pub(crate) a_row: usize,

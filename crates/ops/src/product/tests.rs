@@ -107,13 +107,14 @@ fn every_kernel_computes_the_same_tile() {
     // Fewer where each instruction is interpreted.
     const GROUPS: usize = if cfg!(miri) { 3 } else { 70 };
     for rows in 1..=MR {
-        let run = |kernel: kernel::Kernel, data: &[u32], packed: bool| {
+        let run_columns = |kernel: kernel::Kernel, data: &[u32], packed: bool, columns: usize| {
             let mut c = vec![1.0; MR * 40];
             let (a_row, a_step) = if packed { (1, MR) } else { (77, 1) };
             let (a, b) = (data.as_ptr(), data[1000..].as_ptr());
             let tile = Tile {
                 groups: GROUPS,
                 rows,
+                columns,
                 a,
                 a_row,
                 a_step,
@@ -127,8 +128,15 @@ fn every_kernel_computes_the_same_tile() {
             unsafe { kernel(&tile) };
             c
         };
+        let run = |kernel, data: &[u32], packed| run_columns(kernel, data, packed, NR);
         for packed in [false, true] {
             let portable = run(kernel::portable, &singles, packed);
+            for columns in [1, 16] {
+                let half = run_columns(kernel::kernel(Group::Single), &singles, packed, columns);
+                for (half, portable) in half.chunks(40).zip(portable.chunks(40)) {
+                    assert_eq!(half[..16], portable[..16]);
+                }
+            }
             assert_eq!(run(kernel::kernel(Group::Single), &singles, packed), portable);
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {

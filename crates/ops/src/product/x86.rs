@@ -30,8 +30,11 @@ macro_rules! by_rows {
 /// See [`super::kernel::Kernel`]; needs AVX-512 F.
 pub(super) unsafe fn avx512(tile: &Tile) {
     // SAFETY: passed on.
-    unsafe { by_rows!(single, tile) }
+    unsafe { if tile.columns <= HALF { by_rows!(single_half, tile) } else { by_rows!(single, tile) } }
 }
+
+/// Columns of a register.
+const HALF: usize = 16;
 
 /// bf16 pairs with AVX-512.
 ///
@@ -105,6 +108,39 @@ macro_rules! avx512_kernel {
             });
         }
     };
+}
+
+/// The left half of a tile.
+///
+/// # Safety
+/// See [`super::kernel::Kernel`]; needs AVX-512 F.
+#[target_feature(enable = "avx512f")]
+unsafe fn single_half<const ROWS: usize>(tile: &Tile) {
+    let mut sums = [_mm512_setzero_ps(); ROWS];
+    let (row, step) = (tile.a_row, tile.a_step);
+    let group = |i: usize| tile.a.wrapping_add(3 * i * row);
+    let (mut a, mut b) = ([group(0), group(1), group(2), group(3)], tile.b);
+    for _ in 0..tile.groups {
+        // SAFETY: the groups of A and B are there by the kernel's contract.
+        unsafe {
+            let half = _mm512_loadu_ps(b.cast());
+            unrolled!(ROWS, i => {
+                let value = _mm512_set1_ps(f32::from_bits(*a[i / 3].add(i % 3 * row)));
+                sums[i] = _mm512_fmadd_ps(value, half, sums[i]);
+            });
+            let next = |a: *const u32| a.wrapping_add(step);
+            a = [next(a[0]), next(a[1]), next(a[2]), next(a[3])];
+            b = b.wrapping_add(NR);
+        }
+    }
+    unrolled!(ROWS, i => {
+        // SAFETY: the rows of C are ours by the kernel's contract.
+        unsafe {
+            let c = tile.c.add(i * tile.c_row);
+            let sum = if tile.accumulate { _mm512_add_ps(sums[i], _mm512_loadu_ps(c)) } else { sums[i] };
+            _mm512_storeu_ps(c, sum);
+        }
+    });
 }
 
 avx512_kernel!(single, "avx512f", |sum, a, b| _mm512_fmadd_ps(a, b, sum));

@@ -1,7 +1,7 @@
 //! The computations on plain slices.
 
-use dipaco_ops::RopeTable;
 use dipaco_ops::kernel::{self, KeyValues};
+use dipaco_ops::{PackedRows, RopeTable, with_vector_units};
 
 use crate::reference::{self, EPSILON, THETA};
 use crate::support::*;
@@ -37,6 +37,36 @@ fn products_of_a_transposed_matrix() {
     let mut c = [f32::NAN; 6];
     kernel::transposed_product(&[], &[], &mut c, (0, 2, 3));
     assert_eq!(c, [0.0; 6], "a sum of nothing");
+}
+
+#[test]
+fn packed_rows_multiply_blocks_of_any_size_with_the_same_bits() {
+    for (rows, depth, outputs) in [(1, 7, 5), (60, 33, 17), (100, 256, 40), (7, 300, 32)] {
+        let (x, w) = (numbers(1, rows * depth), numbers(2, outputs * depth));
+        let packed = PackedRows::new(&w, depth);
+        let mut y = vec![f32::NAN; rows * outputs];
+        packed.products(&x, &mut y);
+        assert_close("packed rows", &y, &reference::linear(&wide(&x), &wide(&w), depth), 1e-6);
+        let mut alone = vec![f32::NAN; rows * outputs];
+        for (x, y) in x.chunks(3 * depth).zip(alone.chunks_mut(3 * outputs)) {
+            packed.products(x, y);
+        }
+        assert_eq!(y, alone);
+    }
+}
+
+#[test]
+fn loops_have_the_same_bits_for_any_vector_units() {
+    let (x, y) = (numbers(1, 1000), numbers(2, 1000));
+    #[inline(always)]
+    fn product(x: &[f32], y: &[f32]) -> f32 {
+        x.iter().zip(y).fold(0.0, |sum, (x, y)| sum + x * y)
+    }
+    let fast = with_vector_units(
+        #[inline(always)]
+        || product(&x, &y),
+    );
+    assert_eq!(fast, product(&x, &y));
 }
 
 #[test]
