@@ -1,7 +1,10 @@
 //! The section `[routing]` of a run's configuration.
 
+mod classifier;
+
 use serde::{Deserialize, Serialize};
 
+pub use self::classifier::ClassifierConfig;
 use crate::RoutingError;
 
 /// Which rule turns a document's features into a path.
@@ -13,13 +16,20 @@ pub enum RouterKind {
     #[default]
     #[serde(rename = "kmeans")]
     KMeans,
+    /// The feature is cut into one part per level of modules, each with centroids of its own; the nearest of each part
+    /// together name the path (arXiv:2403.10616 §7.3). Written `"product-kmeans"`.
+    #[serde(rename = "product-kmeans")]
+    ProductKMeans,
+    /// A linear classifier of which path scores a document best (arXiv:2403.10616 §2.4.2). It needs trained paths, so no
+    /// run starts with it. Written `"discriminative"`.
+    Discriminative,
 }
 
 /// Section `[routing]`: how documents are given to paths. The number of paths is the topology's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterConfig {
-    /// The rule: `"kmeans"`, the default and the only one so far.
+    /// The rule that a run starts with: `"kmeans"`, the default, or `"product-kmeans"`.
     pub kind: RouterKind,
     /// Tokens at the start of a document that the router reads; default 32, as in the paper. A shorter document is
     /// routed by what it has. More is slower and must be known before the first token can be generated; very few say
@@ -47,6 +57,8 @@ pub struct RouterConfig {
     /// Share of the training documents that no path is trained on, which paths score to fit a discriminative router
     /// ([`crate::is_router_document`]); default 0, at most 0.5. The paper takes 0.005 (arXiv:2403.10616 §2.4.2).
     pub router_share: f64,
+    /// How a discriminative router is fitted.
+    pub classifier: ClassifierConfig,
 }
 
 impl Default for RouterConfig {
@@ -62,11 +74,29 @@ impl Default for RouterConfig {
             batch_documents: 64,
             overlap: 1,
             router_share: 0.0,
+            classifier: ClassifierConfig::default(),
         }
     }
 }
 
 impl RouterConfig {
+    /// Checks that a run can start with this rule.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Config`] for the discriminative one, which needs paths that have been trained.
+    pub fn check_start(&self) -> Result<(), RoutingError> {
+        if self.kind == RouterKind::Discriminative {
+            return Err(RoutingError::Config {
+                key: "kind",
+                value: "\"discriminative\"".into(),
+                problem: "no run can start with it, because it asks trained paths which documents they are good at: start \
+                          with \"kmeans\" or \"product-kmeans\", and re-route later",
+            });
+        }
+        Ok(())
+    }
+
     /// Checks each value by itself; whether the prefix fits the model's context is checked where both are known.
     ///
     /// # Errors
@@ -112,7 +142,7 @@ impl RouterConfig {
                 problem: "must be at least 0 and at most 0.5: it is taken from the training text",
             });
         }
-        Ok(())
+        self.classifier.check()
     }
 }
 
@@ -123,6 +153,14 @@ mod tests {
     #[test]
     fn defaults_pass() {
         RouterConfig::default().check().unwrap();
+    }
+
+    #[test]
+    fn no_run_starts_with_a_rule_that_needs_trained_paths() {
+        RouterConfig { kind: RouterKind::ProductKMeans, ..RouterConfig::default() }.check_start().unwrap();
+        let config = RouterConfig { kind: RouterKind::Discriminative, ..RouterConfig::default() };
+        let message = config.check_start().unwrap_err().to_string();
+        assert!(message.contains("routing.kind") && message.contains("product-kmeans"), "{message}");
     }
 
     #[test]
@@ -151,6 +189,13 @@ mod tests {
     fn the_rule_has_its_usual_name() {
         let config: RouterConfig = serde_json::from_str(r#"{"kind":"kmeans"}"#).unwrap();
         assert_eq!(config, RouterConfig::default());
+        for (name, kind) in [
+            ("kmeans", RouterKind::KMeans),
+            ("product-kmeans", RouterKind::ProductKMeans),
+            ("discriminative", RouterKind::Discriminative),
+        ] {
+            assert_eq!(serde_json::to_value(kind).unwrap(), name);
+        }
         assert!(serde_json::from_str::<RouterConfig>(r#"{"kind":"k-means"}"#).is_err());
         assert!(serde_json::from_str::<RouterConfig>(r#"{"cluster":3}"#).is_err());
     }

@@ -57,6 +57,21 @@ pub enum RoutingError {
         /// How many of them differ.
         distinct: usize,
     },
+    /// All points are the same.
+    #[error(
+        "k-means: all {points} points are the same: the seed model is untrained or damaged, or the text is one document \
+         over and over; check the seed's validation loss and the text"
+    )]
+    Identical {
+        /// How many points there are.
+        points: usize,
+    },
+    /// There are fewer documents or targets than a classifier needs.
+    #[error("discriminative router: {problem}")]
+    Targets {
+        /// What is wrong, and what to do.
+        problem: String,
+    },
     /// A document has no token to route by.
     #[error("document {document} is empty: a router needs at least one token; run prepare again")]
     EmptyDocument {

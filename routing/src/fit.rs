@@ -1,4 +1,4 @@
-//! Fitting a router on a token file.
+//! Fitting a router on features of documents.
 
 use dipaco_shards::TokenFile;
 use rand::{Rng, SeedableRng};
@@ -6,11 +6,27 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::features::{FeatureExtractor, Featurizer};
 use crate::progress::ProgressFn;
-use crate::router::{FittedOn, Router};
+use crate::router::{FittedOn, Part, Router, parts};
 use crate::{RouterConfig, RouterKind, RoutingError, kmeans};
 
 /// Stream of the random generator that draws the sample; k-means uses the streams from 0 up.
 const SAMPLE_STREAM: u64 = u64::MAX;
+/// A path with more than this share of the documents is worth a warning, when it is also over [`DOMINANT_TIMES`] equal
+/// shares.
+const DOMINANT_SHARE: f64 = 0.5;
+/// See [`DOMINANT_SHARE`].
+const DOMINANT_TIMES: f64 = 2.0;
+
+/// Where the documents come from whose features a router is fitted on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Content hash of the token file.
+    pub tokens_hash: String,
+    /// Hash of the tokenizer that made it.
+    pub tokenizer_hash: String,
+    /// Hash of the seed model that gives the features.
+    pub seed_hash: String,
+}
 
 /// A fitted router and how well it fits.
 #[derive(Clone, Debug)]
@@ -19,14 +35,16 @@ pub struct Fit {
     pub router: Router,
     /// Documents of the sample that go to each path (P).
     pub sizes: Vec<u64>,
-    /// Iterations of the best start of k-means.
+    /// Iterations of the best start of k-means; the most of all parts for product k-means.
     pub iterations: usize,
 }
 
-/// Fits a router with `paths` paths on the features of `config.sample_documents` documents of `file`, drawn evenly.
+/// Fits a router on the features of `config.sample_documents` documents of `file`, drawn evenly. `clusters` are the digits
+/// of a path's number (`Topology::radices`): product k-means fits as many centroids to each part of the feature, k-means
+/// needs only their product, the number of paths.
 ///
 /// `seed_hash` names the weights of `model`; whoever uses the router checks it with [`Router::check_seed`]. The same
-/// inputs give the same router, bit for bit. Memory: the sample's features, f32.
+/// inputs give the same router, bit for bit. Memory: the sample's features, f32, twice for product k-means.
 ///
 /// # Errors
 ///
@@ -36,17 +54,15 @@ pub fn fit(
     model: &dyn FeatureExtractor,
     seed_hash: &str,
     file: &TokenFile,
-    paths: u32,
+    clusters: &[u32],
     config: &RouterConfig,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Fit, RoutingError> {
     config.check()?;
+    config.check_start()?;
     let dimension = model.dimension();
     let documents = sample(file.documents(), config.sample_documents as u64, config.seed);
-    if (documents.len() as u64) < u64::from(paths) {
-        let (clusters, points) = (paths as usize, documents.len());
-        return Err(RoutingError::TooFewPoints { clusters, points, distinct: points });
-    }
+    check_count(documents.len(), clusters)?;
     let mut points = Vec::with_capacity(documents.len().saturating_mul(dimension));
     let featurizer =
         Featurizer { model, prefix_tokens: config.prefix_tokens, batch_documents: config.batch_documents };
@@ -55,18 +71,114 @@ pub fn fit(
         points.extend_from_slice(features);
         Ok(())
     })?;
-    let RouterKind::KMeans = config.kind;
-    let clustering = kmeans(&points, dimension, paths as usize, config, progress)?;
-    let fitted_on = FittedOn {
+    let origin = Origin {
         tokens_hash: file.content_hash().to_owned(),
         tokenizer_hash: file.tokenizer_hash().to_owned(),
         seed_hash: seed_hash.to_owned(),
-        documents: total,
-        mean_squared_distance: clustering.inertia / total as f64,
+    };
+    fit_points(&points, dimension, clusters, origin, config, progress)
+}
+
+/// [`fit()`] on features (N, D), row-major, that have been computed already.
+///
+/// # Errors
+///
+/// As [`fit()`], and [`RoutingError::Shape`] when `points` is not a multiple of `dimension` or there are more parts than
+/// components.
+pub fn fit_points(
+    points: &[f32],
+    dimension: usize,
+    clusters: &[u32],
+    origin: Origin,
+    config: &RouterConfig,
+    progress: &mut ProgressFn<'_>,
+) -> Result<Fit, RoutingError> {
+    config.check()?;
+    config.check_start()?;
+    let documents = points.len().checked_div(dimension).unwrap_or(0);
+    let paths = check_count(documents, clusters)?;
+    let clusters = match config.kind {
+        RouterKind::ProductKMeans if !clusters.is_empty() => clusters.to_vec(),
+        _ => vec![paths],
+    };
+    if clusters.len() > dimension {
+        return Err(RoutingError::Shape {
+            what: "components of a feature, at least one for each level of product k-means",
+            expected: clusters.len(),
+            actual: dimension,
+        });
+    }
+    let (mut centroids, mut inertia, mut iterations) = (Vec::new(), 0.0, 0);
+    let mut assignments = vec![0u32; documents];
+    for part in parts(dimension, &clusters) {
+        let found = if part.components.len() == dimension {
+            kmeans(points, dimension, part.clusters as usize, config, progress)?
+        } else {
+            let own = columns(points, dimension, &part);
+            kmeans(&own, part.components.len(), part.clusters as usize, config, progress)?
+        };
+        for (path, digit) in assignments.iter_mut().zip(&found.assignments) {
+            *path = *path * part.clusters + digit;
+        }
+        centroids.extend_from_slice(&found.centroids);
+        inertia += found.inertia;
+        iterations = iterations.max(found.iterations);
+    }
+    let mut sizes = vec![0u64; paths as usize];
+    assignments.iter().for_each(|&path| sizes[path as usize] += 1);
+    warn_of_dominance(&sizes);
+    let fitted_on = FittedOn {
+        tokens_hash: origin.tokens_hash,
+        tokenizer_hash: origin.tokenizer_hash,
+        seed_hash: origin.seed_hash,
+        documents: documents as u64,
+        loss: inertia / documents as f64,
+        targets: None,
         config: config.clone(),
     };
-    let router = Router::kmeans(paths, dimension, clustering.centroids, fitted_on)?;
-    Ok(Fit { router, sizes: clustering.sizes, iterations: clustering.iterations })
+    let router = match config.kind {
+        RouterKind::ProductKMeans => Router::product_kmeans(clusters, dimension, centroids, fitted_on)?,
+        _ => Router::kmeans(paths, dimension, centroids, fitted_on)?,
+    };
+    Ok(Fit { router, sizes, iterations })
+}
+
+/// P, when there are at least as many documents.
+fn check_count(documents: usize, clusters: &[u32]) -> Result<u32, RoutingError> {
+    let paths = clusters.iter().try_fold(1u32, |product, &clusters| product.checked_mul(clusters));
+    match paths {
+        Some(paths) if paths > 0 && paths as usize <= documents => Ok(paths),
+        _ => {
+            let clusters = paths.map_or(usize::MAX, |paths| paths as usize);
+            Err(RoutingError::TooFewPoints { clusters, points: documents, distinct: documents })
+        }
+    }
+}
+
+/// Some components of all points.
+fn columns(points: &[f32], dimension: usize, part: &Part) -> Vec<f32> {
+    let mut own = Vec::with_capacity(points.len() / dimension * part.components.len());
+    points.chunks_exact(dimension).for_each(|point| own.extend_from_slice(&point[part.components.clone()]));
+    own
+}
+
+/// Warns of a path that gets most of the text: the others would have little to learn from.
+pub(crate) fn warn_of_dominance(sizes: &[u64]) {
+    let total: u64 = sizes.iter().sum();
+    let Some((path, &largest)) =
+        sizes.iter().enumerate().max_by_key(|&(path, &size)| (size, usize::MAX - path))
+    else {
+        return;
+    };
+    let share = largest as f64 / total.max(1) as f64;
+    if share > DOMINANT_SHARE && share * sizes.len() as f64 > DOMINANT_TIMES {
+        tracing::warn!(
+            path,
+            share = format!("{:.1} %", share * 100.0),
+            "one path gets most of the text: its domain dominates the sample, or features barely differ; use fewer paths, \
+             routing.kind = \"product-kmeans\", a longer routing.prefix_tokens, or a better seed model"
+        );
+    }
 }
 
 /// `wanted` of the numbers below `total`, ascending, each set of them equally likely (Knuth's algorithm S); all of them
@@ -115,7 +227,7 @@ mod tests {
     fn topics_become_paths() {
         let folder = tempfile::tempdir().unwrap();
         let file = corpus(folder.path(), 400);
-        let fit = fit(&Histogram, "seed", &file, TOPICS, &RouterConfig::default(), &mut silent).unwrap();
+        let fit = fit(&Histogram, "seed", &file, &[TOPICS], &RouterConfig::default(), &mut silent).unwrap();
         assert_eq!(fit.sizes, [100; TOPICS as usize]);
         let fitted = fit.router.fitted_on();
         assert_eq!((fitted.documents, fitted.seed_hash.as_str()), (400, "seed"));
@@ -128,7 +240,7 @@ mod tests {
         let file = corpus(folder.path(), 300);
         let run = |sample_documents, batch_documents, seed| {
             let config = RouterConfig { sample_documents, batch_documents, seed, ..RouterConfig::default() };
-            fit(&Histogram, "seed", &file, 4, &config, &mut silent).unwrap().router
+            fit(&Histogram, "seed", &file, &[4], &config, &mut silent).unwrap().router
         };
         assert_eq!(run(100, 64, 0), run(100, 64, 0));
         assert_eq!(run(100, 64, 0).fitted_on().documents, 100);
@@ -139,10 +251,85 @@ mod tests {
     fn too_many_paths_and_too_long_prefixes_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let file = corpus(folder.path(), 3);
-        let error = fit(&Histogram, "", &file, 4, &RouterConfig::default(), &mut silent).unwrap_err();
+        let error = fit(&Histogram, "", &file, &[4], &RouterConfig::default(), &mut silent).unwrap_err();
         assert!(matches!(error, RoutingError::TooFewPoints { clusters: 4, points: 3, .. }), "{error}");
         let config = RouterConfig { prefix_tokens: 65, ..RouterConfig::default() };
-        let message = fit(&Histogram, "", &file, 2, &config, &mut silent).unwrap_err().to_string();
+        let message = fit(&Histogram, "", &file, &[2], &config, &mut silent).unwrap_err().to_string();
         assert!(message.contains("routing.prefix_tokens = 65"), "{message}");
+    }
+
+    fn origin() -> Origin {
+        Origin { tokens_hash: "t".into(), tokenizer_hash: "k".into(), seed_hash: "s".into() }
+    }
+
+    /// Points whose first two components are near one of 3 places and whose last two are near one of 2, independently:
+    /// point i is at places i % 3 and i / 3 % 2.
+    fn grid(count: usize) -> Vec<f32> {
+        (0..count)
+            .flat_map(|i| {
+                let noise = |d: usize| ((i * 31 + d * 17) % 97) as f32 / 97.0;
+                let (a, b) = ((i % 3) as f32 * 20.0, (i / 3 % 2) as f32 * 20.0);
+                [a + noise(0), noise(1) - a, b + noise(2), noise(3) - b]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn product_kmeans_finds_the_product_of_what_its_parts_find() {
+        let points = grid(600);
+        let config = RouterConfig { kind: RouterKind::ProductKMeans, ..RouterConfig::default() };
+        let fit = fit_points(&points, 4, &[3, 2], origin(), &config, &mut silent).unwrap();
+        assert_eq!(fit.sizes, [100; 6]);
+        let router = fit.router;
+        assert_eq!((router.paths(), router.clusters(), router.kind()), (6, [3, 2].as_slice(), config.kind));
+        // Paths with equal first digits have equal first places, and so for the second digit.
+        let path = |i: usize| router.route(&points[i * 4..][..4]).unwrap().path.0;
+        for i in 0..6 {
+            for j in 0..6 {
+                assert_eq!(path(i) / 2 == path(j) / 2, i % 3 == j % 3);
+                assert_eq!(path(i) % 2 == path(j) % 2, i / 3 == j / 3);
+            }
+        }
+        let mean: f64 = points
+            .chunks_exact(4)
+            .map(|point| f64::from(router.ranked(point, 1).unwrap()[0].1).powi(2))
+            .sum::<f64>()
+            / 600.0;
+        assert!((mean / router.fitted_on().loss - 1.0).abs() < 1e-5);
+    }
+
+    #[test]
+    fn one_level_of_product_kmeans_is_kmeans() {
+        let points = grid(90);
+        let fit = |kind, clusters: &[u32]| {
+            let config = RouterConfig { kind, ..RouterConfig::default() };
+            fit_points(&points, 4, clusters, origin(), &config, &mut silent).unwrap().router
+        };
+        let (one, other) = (fit(RouterKind::ProductKMeans, &[6]), fit(RouterKind::KMeans, &[3, 2]));
+        for point in points.chunks_exact(4) {
+            assert_eq!(one.route(point).unwrap(), other.route(point).unwrap());
+        }
+        // A dense model has one path, whatever the rule.
+        assert_eq!(fit(RouterKind::ProductKMeans, &[]).paths(), 1);
+    }
+
+    #[test]
+    fn what_can_not_be_fitted_is_refused() {
+        let fit = |points: &[f32], clusters: &[u32], kind| {
+            let config = RouterConfig { kind, ..RouterConfig::default() };
+            fit_points(points, 4, clusters, origin(), &config, &mut silent).unwrap_err()
+        };
+        let product = RouterKind::ProductKMeans;
+        let error = fit(&grid(5), &[3, 2], product);
+        assert!(matches!(error, RoutingError::TooFewPoints { clusters: 6, points: 5, .. }), "{error}");
+        let error = fit(&grid(50), &[2, 2, 1, 1, 1], product);
+        assert!(matches!(error, RoutingError::Shape { expected: 5, actual: 4, .. }), "{error}");
+        assert!(matches!(fit(&grid(50), &[u32::MAX, 2], product), RoutingError::TooFewPoints { .. }));
+        let message = fit(&vec![1.5; 400], &[2], RouterKind::KMeans).to_string();
+        assert!(
+            message.contains("all 100 points are the same") && message.contains("seed model"),
+            "{message}"
+        );
+        assert!(matches!(fit(&grid(50), &[2], RouterKind::Discriminative), RoutingError::Config { .. }));
     }
 }

@@ -1,17 +1,20 @@
 //! Lloyd's k-means with k-means++ seeding and restarts.
 //!
 //! The same points, settings and seed give the same bits whatever the number of threads: each point is treated by
-//! itself, and every sum is taken in the order of the points, in f64.
+//! itself, and sums are taken in f64 over fixed groups of points, and then over the groups.
 
 mod nearest;
 mod seeding;
 
+use std::collections::BTreeMap;
+
+use dipaco_ops::with_vector_units;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use self::nearest::CentroidSearch;
 pub(crate) use self::nearest::squared_distance;
+use self::nearest::{Assigned, CentroidSearch, add};
 use crate::progress::{Progress, ProgressFn, report};
 use crate::{RouterConfig, RoutingError};
 
@@ -30,13 +33,18 @@ pub struct Clustering {
     pub iterations: usize,
 }
 
-/// Points, their centroids and how far they are.
+/// Centroids and where the points are.
 struct State {
     centroids: Vec<f32>,
-    assignments: Vec<u32>,
-    /// Squared distance of each point to its centroid.
-    distances: Vec<f64>,
+    assigned: Assigned,
     inertia: f64,
+}
+
+impl State {
+    fn into_clustering(self, iterations: usize) -> Clustering {
+        let Assigned { assignments, sizes, .. } = self.assigned;
+        Clustering { centroids: self.centroids, assignments, sizes, inertia: self.inertia, iterations }
+    }
 }
 
 /// Divides `points` (N, D), row-major, into `clusters` clusters, and keeps the best of `config.restarts` starts.
@@ -56,27 +64,16 @@ pub fn kmeans(
     config: &RouterConfig,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Clustering, RoutingError> {
-    config.check()?;
-    let count = points.len().checked_div(dimension).unwrap_or(0);
-    if count * dimension != points.len() || dimension == 0 {
-        let expected = (count + 1) * dimension.max(1);
-        return Err(RoutingError::Shape { what: "points of k-means", expected, actual: points.len() });
-    }
-    if let Some(place) = points.par_iter().position_first(|value| !value.is_finite()) {
-        let (index, component) = ((place / dimension) as u64, place % dimension);
-        return Err(RoutingError::NotFinite { what: "point", index, component });
-    }
-    if clusters == 0 || clusters > count || u32::try_from(clusters).is_err() {
-        let distinct = count.min(clusters);
-        return Err(RoutingError::TooFewPoints { clusters, points: count, distinct });
-    }
+    check(points, dimension, clusters, config)?;
     let mean = mean_of(points, dimension);
     let mut best: Option<(State, usize)> = None;
     for restart in 0..config.restarts {
         let mut random = ChaCha8Rng::seed_from_u64(config.seed);
         random.set_stream(restart as u64);
-        let (state, iterations) =
-            lloyd(points, dimension, clusters, &mean, config, &mut random, restart, progress)?;
+        let centroids = seeding::plus_plus(points, dimension, clusters, &mut random, &mut || {
+            report(progress, Progress::KMeans { restart, iteration: 0, inertia: f64::INFINITY })
+        })?;
+        let (state, iterations) = lloyd(points, dimension, &mean, centroids, config, restart, progress)?;
         if best.as_ref().is_none_or(|(known, _)| state.inertia < known.inertia) {
             best = Some((state, iterations));
         }
@@ -88,37 +85,70 @@ pub fn kmeans(
             problem: "must be at least 1",
         });
     };
-    let sizes = sizes_of(&state.assignments, clusters);
-    let State { centroids, assignments, inertia, .. } = state;
-    Ok(Clustering { centroids, assignments, sizes, inertia, iterations })
+    Ok(state.into_clustering(iterations))
 }
 
-#[allow(
-    clippy::too_many_arguments,
-    reason = "one start has exactly these inputs; a struct would only rename them"
-)]
-fn lloyd(
+/// As [`kmeans`], from `centroids` (K, D) on instead of drawn ones.
+///
+/// # Errors
+///
+/// As [`kmeans`]; also when a centroid is not finite or `centroids` is not a multiple of `dimension`.
+pub fn kmeans_from(
+    points: &[f32],
+    dimension: usize,
+    centroids: Vec<f32>,
+    config: &RouterConfig,
+    progress: &mut ProgressFn<'_>,
+) -> Result<Clustering, RoutingError> {
+    let clusters = centroids.len().checked_div(dimension).unwrap_or(0);
+    check(points, dimension, clusters, config)?;
+    check(&centroids, dimension, clusters, config)?;
+    let mean = mean_of(points, dimension);
+    let (state, iterations) = lloyd(points, dimension, &mean, centroids, config, 0, progress)?;
+    Ok(state.into_clustering(iterations))
+}
+
+fn check(
     points: &[f32],
     dimension: usize,
     clusters: usize,
-    mean: &[f32],
     config: &RouterConfig,
-    random: &mut ChaCha8Rng,
+) -> Result<(), RoutingError> {
+    config.check()?;
+    let count = points.len().checked_div(dimension).unwrap_or(0);
+    if count * dimension != points.len() || dimension == 0 {
+        let expected = (count + 1) * dimension.max(1);
+        return Err(RoutingError::Shape { what: "points of k-means", expected, actual: points.len() });
+    }
+    // All of a chunk are looked at, so that the loop has no early end and becomes vector code.
+    let finite = |values: &[f32]| values.iter().fold(true, |all, value| all & value.is_finite());
+    const CHUNK: usize = 1 << 14;
+    if let Some(chunk) = points.par_chunks(CHUNK).position_first(|values| !finite(values)) {
+        let first = chunk * CHUNK;
+        let within = points[first..].iter().position(|value| !value.is_finite()).unwrap_or(0);
+        let (index, component) = (((first + within) / dimension) as u64, (first + within) % dimension);
+        return Err(RoutingError::NotFinite { what: "point", index, component });
+    }
+    if clusters == 0 || clusters > count || u32::try_from(clusters).is_err() {
+        let distinct = count.min(clusters);
+        return Err(RoutingError::TooFewPoints { clusters, points: count, distinct });
+    }
+    Ok(())
+}
+
+fn lloyd(
+    points: &[f32],
+    dimension: usize,
+    mean: &[f32],
+    centroids: Vec<f32>,
+    config: &RouterConfig,
     restart: usize,
     progress: &mut ProgressFn<'_>,
 ) -> Result<(State, usize), RoutingError> {
-    let centroids = seeding::plus_plus(points, dimension, clusters, random, &mut || {
-        report(progress, Progress::KMeans { restart, iteration: 0, inertia: f64::INFINITY })
-    })?;
     let mut state = assign(points, dimension, mean, centroids);
     report(progress, Progress::KMeans { restart, iteration: 0, inertia: state.inertia })?;
     for iteration in 1..=config.iterations {
-        let mut assignments = state.assignments.clone();
-        let refilled = refill_empty(&mut assignments, &state.distances, clusters);
-        if refilled > 0 {
-            tracing::debug!(restart, iteration, refilled, "empty clusters restarted");
-        }
-        let centroids = means(points, dimension, clusters, &assignments, &state.centroids);
+        let centroids = next_centroids(points, dimension, &state);
         let next = assign(points, dimension, mean, centroids);
         // Rounding of centroids to f32 can raise the inertia in the last bits once nothing is left to gain.
         if next.inertia >= state.inertia {
@@ -127,7 +157,7 @@ fn lloyd(
         let gain = (state.inertia - next.inertia) / state.inertia;
         state = next;
         report(progress, Progress::KMeans { restart, iteration, inertia: state.inertia })?;
-        let empty = sizes_of(&state.assignments, clusters).contains(&0);
+        let empty = state.assigned.sizes.contains(&0);
         if gain <= config.tolerance && !empty {
             return Ok((state, iteration));
         }
@@ -136,19 +166,58 @@ fn lloyd(
 }
 
 fn assign(points: &[f32], dimension: usize, mean: &[f32], centroids: Vec<f32>) -> State {
-    let search = CentroidSearch::new(&centroids, dimension, mean);
-    let (assignments, distances) = search.assign(points);
-    let inertia = distances.iter().sum();
-    State { centroids, assignments, distances, inertia }
+    let assigned = CentroidSearch::new(&centroids, dimension, mean).assign(points);
+    let inertia = assigned.distances.iter().sum();
+    State { centroids, assigned, inertia }
+}
+
+/// The mean of each cluster's points, or its old centroid where it has none, after empty clusters were given a point.
+fn next_centroids(points: &[f32], dimension: usize, state: &State) -> Vec<f32> {
+    let Assigned { sums, sizes, .. } = &state.assigned;
+    let mut centroids = state.centroids.clone();
+    let mean = |centroid: &mut [f32], sum: &[f64], size: u64| {
+        if size > 0 {
+            centroid.iter_mut().zip(sum).for_each(|(value, sum)| *value = (sum / size as f64) as f32);
+        }
+    };
+    for (cluster, centroid) in centroids.chunks_exact_mut(dimension).enumerate() {
+        mean(centroid, &sums[cluster * dimension..][..dimension], sizes[cluster]);
+    }
+    let moves = refill_empty(&state.assigned);
+    if moves.is_empty() {
+        return centroids;
+    }
+    tracing::debug!(refilled = moves.len(), "empty clusters restarted");
+    let mut left: BTreeMap<usize, (Vec<f64>, u64)> = BTreeMap::new();
+    for Move { point, from, to } in moves {
+        let point = &points[point * dimension..][..dimension];
+        centroids[to * dimension..][..dimension].copy_from_slice(point);
+        let (sum, size) =
+            left.entry(from).or_insert_with(|| (sums[from * dimension..][..dimension].to_vec(), sizes[from]));
+        sum.iter_mut().zip(point).for_each(|(sum, &value)| *sum -= f64::from(value));
+        *size -= 1;
+    }
+    for (cluster, (sum, size)) in left {
+        mean(&mut centroids[cluster * dimension..][..dimension], &sum, size);
+    }
+    centroids
+}
+
+/// A point that another cluster gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Move {
+    point: usize,
+    from: usize,
+    to: usize,
 }
 
 /// Gives every empty cluster the farthest point of the largest cluster that has points apart from its centroid.
-/// Returns how many clusters were refilled.
-fn refill_empty(assignments: &mut [u32], distances: &[f64], clusters: usize) -> usize {
-    let mut sizes = sizes_of(assignments, clusters);
+fn refill_empty(assigned: &Assigned) -> Vec<Move> {
+    let Assigned { assignments, distances, sizes, .. } = assigned;
     if !sizes.contains(&0) {
-        return 0;
+        return Vec::new();
     }
+    let (clusters, mut sizes) = (sizes.len(), sizes.clone());
     let mut farthest: Vec<Vec<usize>> = vec![Vec::new(); clusters];
     for (point, &cluster) in assignments.iter().enumerate() {
         if distances[point] > 0.0 {
@@ -159,43 +228,18 @@ fn refill_empty(assignments: &mut [u32], distances: &[f64], clusters: usize) -> 
     for list in &mut farthest {
         list.sort_unstable_by(|&a, &b| distances[a].total_cmp(&distances[b]).then(b.cmp(&a)));
     }
-    let mut refilled = 0;
-    for empty in (0..clusters).filter(|&cluster| sizes[cluster] == 0).collect::<Vec<_>>() {
+    let mut moves = Vec::new();
+    for to in (0..clusters).filter(|&cluster| sizes[cluster] == 0).collect::<Vec<_>>() {
         let donor = (0..clusters)
             .filter(|&cluster| sizes[cluster] > 1 && !farthest[cluster].is_empty())
             .max_by_key(|&cluster| (sizes[cluster], std::cmp::Reverse(cluster)));
-        let Some(donor) = donor else { break };
-        let Some(point) = farthest[donor].pop() else { break };
-        assignments[point] = empty as u32;
-        sizes[donor] -= 1;
-        sizes[empty] += 1;
-        refilled += 1;
+        let Some(from) = donor else { break };
+        let Some(point) = farthest[from].pop() else { break };
+        moves.push(Move { point, from, to });
+        sizes[from] -= 1;
+        sizes[to] += 1;
     }
-    refilled
-}
-
-/// The mean of each cluster's points, or its old centroid where it has none.
-fn means(points: &[f32], dimension: usize, clusters: usize, assignments: &[u32], old: &[f32]) -> Vec<f32> {
-    let mut members: Vec<Vec<usize>> = vec![Vec::new(); clusters];
-    for (point, &cluster) in assignments.iter().enumerate() {
-        members[cluster as usize].push(point);
-    }
-    let mut centroids = old.to_vec();
-    centroids
-        .par_chunks_exact_mut(dimension)
-        .zip(&members)
-        .filter(|(_, members)| !members.is_empty())
-        .for_each(|(centroid, members)| {
-            let mut sum = vec![0f64; dimension];
-            for &point in members {
-                add(&mut sum, &points[point * dimension..][..dimension]);
-            }
-            let count = members.len() as f64;
-            for (value, sum) in centroid.iter_mut().zip(sum) {
-                *value = (sum / count) as f32;
-            }
-        });
-    centroids
+    moves
 }
 
 /// The mean of all points, which centring subtracts.
@@ -205,7 +249,10 @@ fn mean_of(points: &[f32], dimension: usize) -> Vec<f32> {
         .par_chunks(CHUNK * dimension)
         .map(|chunk| {
             let mut sum = vec![0f64; dimension];
-            chunk.chunks_exact(dimension).for_each(|point| add(&mut sum, point));
+            with_vector_units(
+                #[inline(always)]
+                || chunk.chunks_exact(dimension).for_each(|point| add(&mut sum, point)),
+            );
             sum
         })
         .collect();
@@ -215,20 +262,6 @@ fn mean_of(points: &[f32], dimension: usize) -> Vec<f32> {
     }
     let count = (points.len() / dimension) as f64;
     sum.into_iter().map(|value| (value / count) as f32).collect()
-}
-
-fn add(sum: &mut [f64], point: &[f32]) {
-    for (sum, &value) in sum.iter_mut().zip(point) {
-        *sum += f64::from(value);
-    }
-}
-
-fn sizes_of(assignments: &[u32], clusters: usize) -> Vec<u64> {
-    let mut sizes = vec![0; clusters];
-    for &cluster in assignments {
-        sizes[cluster as usize] += 1;
-    }
-    sizes
 }
 
 #[cfg(test)]

@@ -31,6 +31,15 @@ pub enum Progress {
         /// Sum of the squared distances between points and their centroids.
         inertia: f64,
     },
+    /// The classifier of a discriminative router was measured.
+    Classifier {
+        /// The penalty that is being tried.
+        penalty: f64,
+        /// How often it was measured with this penalty before.
+        evaluation: usize,
+        /// Its loss, penalty included.
+        loss: f64,
+    },
 }
 
 /// Told each step; `Break` stops the operation with [`RoutingError::Cancelled`] before anything is published.

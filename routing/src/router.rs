@@ -2,10 +2,13 @@
 
 mod encoding;
 
+mod rule;
+
 use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 
-use crate::kmeans::squared_distance;
+pub(crate) use self::rule::{Part, parts};
+use self::rule::{Shape, check_finite, nearest};
 use crate::{RouterConfig, RouterKind, RoutingError};
 
 /// What a router was fitted on: enough to tell whether it belongs to a model and to a text.
@@ -20,10 +23,24 @@ pub struct FittedOn {
     pub seed_hash: String,
     /// How many documents it was fitted on.
     pub documents: u64,
-    /// Mean squared distance between those documents and their centroids.
-    pub mean_squared_distance: f64,
+    /// How well it fits them: the mean squared distance to their centroids, or for a discriminative router the mean of
+    /// -ln of the probability of their targets, before the biases were calibrated.
+    pub loss: f64,
+    /// What the targets of a discriminative router came from; nothing for the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub targets: Option<TargetsFrom>,
     /// The settings.
     pub config: RouterConfig,
+}
+
+/// Where the targets of a discriminative router came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TargetsFrom {
+    /// Hash of the router on whose shards the paths were trained.
+    pub router_hash: String,
+    /// Hash of the scores that the paths gave the documents, as the caller names it.
+    pub scores_hash: String,
 }
 
 /// Where a document goes.
@@ -31,7 +48,8 @@ pub struct FittedOn {
 pub struct Route {
     /// The path.
     pub path: PathId,
-    /// Euclidean distance to each path's centroid (P); the path has the smallest, the lowest id of equal ones.
+    /// How far the document is from each path (P): the Euclidean distance to its centroids, or for a discriminative
+    /// router -ln of the path's probability. The path has the smallest, the lowest id of equal ones.
     pub distances: Vec<f32>,
 }
 
@@ -39,24 +57,32 @@ pub struct Route {
 #[derive(Clone, PartialEq)]
 pub struct Router {
     header: Header,
-    /// Centroids (P, D), row-major.
-    centroids: Vec<f32>,
+    /// The numbers of the rule.
+    values: Vec<f32>,
     /// The encoding, of which the hash is taken.
     bytes: Vec<u8>,
     hash: String,
 }
 
-/// What the encoding says beside the centroids.
+/// What the encoding says beside the numbers of the rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
     kind: RouterKind,
     /// P.
     paths: u32,
+    /// Choices of each part of the feature.
+    clusters: Vec<u32>,
     /// D.
     dimension: u32,
     prefix_tokens: u32,
     fitted_on: FittedOn,
+}
+
+impl Header {
+    fn shape(&self) -> Shape<'_> {
+        Shape { kind: self.kind, clusters: &self.clusters, dimension: self.dimension as usize }
+    }
 }
 
 impl std::fmt::Debug for Router {
@@ -81,23 +107,64 @@ impl Router {
         centroids: Vec<f32>,
         fitted_on: FittedOn,
     ) -> Result<Self, RoutingError> {
+        Self::new(RouterKind::KMeans, vec![paths], dimension, centroids, fitted_on)
+    }
+
+    /// A router that cuts a feature (D) into contiguous parts, one for each number in `clusters`, whose lengths differ by
+    /// one at most, and takes the nearest centroid of each: the picks, first to last, are the digits of the path's
+    /// number. `centroids` are those of the first part (K, width), row-major, then those of the next.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::kmeans`]; also when there are more parts than components.
+    pub fn product_kmeans(
+        clusters: Vec<u32>,
+        dimension: usize,
+        centroids: Vec<f32>,
+        fitted_on: FittedOn,
+    ) -> Result<Self, RoutingError> {
+        Self::new(RouterKind::ProductKMeans, clusters, dimension, centroids, fitted_on)
+    }
+
+    /// A router that sends a document with features x (D) to the path with the largest of W x + b, for `weights` W (P, D),
+    /// row-major, and `biases` b (P).
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::kmeans`].
+    pub fn discriminative(
+        dimension: usize,
+        mut weights: Vec<f32>,
+        biases: &[f32],
+        fitted_on: FittedOn,
+    ) -> Result<Self, RoutingError> {
+        let paths = u32::try_from(biases.len()).unwrap_or(u32::MAX);
+        weights.extend_from_slice(biases);
+        Self::new(RouterKind::Discriminative, vec![paths], dimension, weights, fitted_on)
+    }
+
+    fn new(
+        kind: RouterKind,
+        clusters: Vec<u32>,
+        dimension: usize,
+        values: Vec<f32>,
+        fitted_on: FittedOn,
+    ) -> Result<Self, RoutingError> {
         fitted_on.config.check()?;
-        let expected = dimension.saturating_mul(paths as usize);
+        let shape = Shape { kind, clusters: &clusters, dimension };
+        let expected = shape.values().unwrap_or(0);
         let limited = u32::try_from(dimension).ok().zip(u32::try_from(fitted_on.config.prefix_tokens).ok());
-        let Some((dimension, prefix_tokens)) =
-            limited.filter(|_| centroids.len() == expected && expected > 0)
+        let Some(((dimension, prefix_tokens), paths)) =
+            limited.zip(shape.paths()).filter(|_| values.len() == expected && expected > 0)
         else {
-            return Err(RoutingError::Shape {
-                what: "centroids of a router",
-                expected,
-                actual: centroids.len(),
-            });
+            let what = "the numbers of a router";
+            return Err(RoutingError::Shape { what, expected, actual: values.len() });
         };
-        check_finite(&centroids, dimension as usize)?;
-        let header = Header { kind: RouterKind::KMeans, paths, dimension, prefix_tokens, fitted_on };
-        let bytes = encoding::encode(&header, &centroids)?;
+        check_finite(&values, dimension as usize)?;
+        let header = Header { kind, paths, clusters, dimension, prefix_tokens, fitted_on };
+        let bytes = encoding::encode(&header, &values)?;
         let hash = blake3::hash(&bytes).to_hex().to_string();
-        Ok(Self { header, centroids, bytes, hash })
+        Ok(Self { header, values, bytes, hash })
     }
 
     /// Reads what [`Self::to_bytes`] gave. Any bytes are safe to give: lengths are checked before they are used, and a
@@ -107,13 +174,13 @@ impl Router {
     ///
     /// [`RoutingError::Artefact`] when the bytes are damaged, cut, or of another version.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RoutingError> {
-        let (header, centroids) = encoding::decode(bytes)?;
+        let (header, values) = encoding::decode(bytes)?;
         let hash = blake3::hash(bytes).to_hex().to_string();
-        Ok(Self { header, centroids, bytes: bytes.to_vec(), hash })
+        Ok(Self { header, values, bytes: bytes.to_vec(), hash })
     }
 
-    /// The encoding: a magic number, the format's version, a JSON header, the centroids as little-endian f32, and a
-    /// BLAKE3 checksum of all that.
+    /// The encoding: a magic number, the format's version, a JSON header, the numbers of the rule as little-endian
+    /// f32, and a BLAKE3 checksum of all that.
     #[must_use]
     pub fn to_bytes(&self) -> &[u8] {
         &self.bytes
@@ -129,6 +196,13 @@ impl Router {
     #[must_use]
     pub fn kind(&self) -> RouterKind {
         self.header.kind
+    }
+
+    /// Choices of each part of the feature, the most significant digit of the path's number first; one number, P, but for
+    /// product k-means.
+    #[must_use]
+    pub fn clusters(&self) -> &[u32] {
+        &self.header.clusters
     }
 
     /// P, the number of paths.
@@ -161,31 +235,32 @@ impl Router {
     ///
     /// [`RoutingError::Shape`] when there are not D features, [`RoutingError::NotFinite`] for a NaN or an infinity.
     pub fn route(&self, features: &[f32]) -> Result<Route, RoutingError> {
-        let squared = self.squared_distances(features)?;
-        let (path, _) = nearest(&squared);
-        Ok(Route { path, distances: squared.into_iter().map(|squared| squared.sqrt() as f32).collect() })
+        let distances = self.distances(features)?;
+        let ((path, _), shape) = (nearest(&distances), self.header.shape());
+        Ok(Route { path, distances: distances.into_iter().map(|distance| shape.shown(distance)).collect() })
     }
 
     /// The `n` best paths for a document's `features` (D), best first, the lowest id of equal ones first; all of them
-    /// when there are no more than `n`. The first one is that of [`Self::route`]. A score is higher the better the path
-    /// fits, and comparable between the paths of one document.
+    /// when there are no more than `n`. The first one is that of [`Self::route`]. A score is the negative of the distance
+    /// there: higher the better the path fits, and comparable between the paths of one document.
     ///
     /// # Errors
     ///
     /// [`RoutingError::Shape`] when there are not D features, [`RoutingError::NotFinite`] for a NaN or an infinity.
     pub fn ranked(&self, features: &[f32], n: usize) -> Result<Vec<(PathId, f32)>, RoutingError> {
-        let squared = self.squared_distances(features)?;
-        let mut paths: Vec<(PathId, f64)> = (0u32..).map(PathId).zip(squared).collect();
+        let distances = self.distances(features)?;
+        let mut paths: Vec<(PathId, f64)> = (0u32..).map(PathId).zip(distances).collect();
         let order = |a: &(PathId, f64), b: &(PathId, f64)| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0));
         if n < paths.len() {
             paths.select_nth_unstable_by(n, order);
             paths.truncate(n);
         }
         paths.sort_unstable_by(order);
-        Ok(paths.into_iter().map(|(path, squared)| (path, -squared.sqrt() as f32)).collect())
+        let shape = self.header.shape();
+        Ok(paths.into_iter().map(|(path, distance)| (path, -shape.shown(distance))).collect())
     }
 
-    fn squared_distances(&self, features: &[f32]) -> Result<Vec<f64>, RoutingError> {
+    fn distances(&self, features: &[f32]) -> Result<Vec<f64>, RoutingError> {
         let dimension = self.dimension();
         if features.len() != dimension {
             let actual = features.len();
@@ -194,11 +269,7 @@ impl Router {
         if let Some(component) = features.iter().position(|value| !value.is_finite()) {
             return Err(RoutingError::NotFinite { what: "feature", index: 0, component });
         }
-        Ok(self
-            .centroids
-            .chunks_exact(dimension)
-            .map(|centroid| squared_distance(features, centroid))
-            .collect())
+        Ok(self.header.shape().distances(&self.values, features))
     }
 
     /// Checks that the router was made for a model with `dimension` features, whose weights hash to `seed_hash`.
@@ -257,26 +328,6 @@ impl Router {
             actual: self.paths().to_string(),
             remedy: "run route fit and route assign again for this topology",
         })
-    }
-}
-
-fn nearest(squared: &[f64]) -> (PathId, f64) {
-    let mut best = (PathId(0), f64::INFINITY);
-    for (path, &distance) in (0u32..).zip(squared) {
-        if distance < best.1 {
-            best = (PathId(path), distance);
-        }
-    }
-    best
-}
-
-fn check_finite(centroids: &[f32], dimension: usize) -> Result<(), RoutingError> {
-    match centroids.iter().position(|value| !value.is_finite()) {
-        None => Ok(()),
-        Some(place) => {
-            let (index, component) = ((place / dimension) as u64, place % dimension);
-            Err(RoutingError::NotFinite { what: "centroid", index, component })
-        }
     }
 }
 

@@ -23,6 +23,7 @@ impl RunConfig {
         self.check_seed(&mut problems);
         self.check_train(&mut problems);
         problems.result(self.routing.check());
+        problems.result(self.routing.check_start());
         problems.result(self.evaluation.check());
         self.check_together(&mut problems);
         problems.0

@@ -37,6 +37,11 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("seed_model.adamw", "The optimizer of the seed."),
     ("seed_model.schedule", "The learning rate of the seed: a linear warm-up, then a cosine."),
     ("routing", "Which document goes to which path."),
+    (
+        "routing.classifier",
+        "How a discriminative router is fitted: a linear classifier of the seed's features that predicts which path scores \
+         a document best.",
+    ),
     ("train", "Training of the paths: rounds of inner steps."),
     ("train.adamw", "The inner optimizer of every path."),
     ("train.schedule", "The learning rate over all inner steps of the run: a linear warm-up, then a cosine."),
@@ -210,7 +215,8 @@ pub const KEYS: &[KeyDoc] = &[
     key(
         "routing.kind",
         "name",
-        "The rule: \"kmeans\" takes the nearest of as many centroids as there are paths.",
+        "The rule that the run starts with. \"kmeans\" takes the nearest of as many centroids as there are paths; \
+         \"product-kmeans\" cuts the feature into a part for each level, whose nearest centroids together name the path.",
     ),
     key(
         "routing.prefix_tokens",
@@ -255,6 +261,28 @@ pub const KEYS: &[KeyDoc] = &[
         "share",
         "Share of the training documents that no path is trained on, kept for fitting a discriminative router; 0 to 0.5. \
          The paper takes 0.005 of 365 million; a small corpus needs more.",
+    ),
+    key(
+        "routing.classifier.penalties",
+        "numbers",
+        "Strengths of the penalty on squared weights that are tried; the one that predicts a fifth of the documents best \
+         wins. Weak ones learn few documents by heart, strong ones learn only which paths are frequent.",
+    ),
+    key(
+        "routing.classifier.iterations",
+        "iterations",
+        "The most iterations of a fit. Too few leave the classifier unsettled.",
+    ),
+    key(
+        "routing.classifier.tolerance",
+        "share",
+        "A fit ends when two iterations in a row lower the loss by less than this share.",
+    ),
+    key(
+        "routing.classifier.least_share",
+        "share",
+        "What a path that is hardly ever the best one gets of the documents, as a part of an equal share; 0 to 1. At 0 such a \
+         path gets no text to train on.",
     ),
     key(
         "train.rounds",

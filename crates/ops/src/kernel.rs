@@ -9,6 +9,7 @@ pub use crate::block::BlockWeights;
 
 use crate::RopeTable;
 use crate::exp::dot;
+use crate::product::{Group, NR, Order, Rhs, outer_product, pack_all, packed_len, with_scratch};
 use crate::vector;
 
 /// Outputs of one task of a product with a single row.
@@ -80,4 +81,27 @@ pub fn embedding(weight: &[f32], tokens: &[u32], width: usize, y: &mut [f32]) {
 #[must_use]
 pub fn log_sum_exp(row: &[f32]) -> f32 {
     crate::head::log_sum_exp(row)
+}
+
+/// `C = Aᵀ · B` for A (depth, rows), B (depth, columns) and C (rows, columns), with all threads.
+///
+/// # Panics
+/// When a slice is shorter than the sizes say.
+pub fn transposed_product(
+    a: &[f32],
+    b: &[f32],
+    c: &mut [f32],
+    (depth, rows, columns): (usize, usize, usize),
+) {
+    let c = &mut c[..rows * columns];
+    if depth == 0 || c.is_empty() {
+        return c.fill(0.0);
+    }
+    with_scratch(packed_len(Group::Single, depth, columns, NR), |memory| {
+        let packed: &mut [u32] = bytemuck::cast_slice_mut(memory);
+        let b = &b[..depth * columns];
+        pack_all(Group::Single, Order::Rows, b, columns, (depth, columns), NR, packed);
+        let rhs = Rhs::new(packed, Group::Single, depth, columns);
+        outer_product((a, rows), (depth, rows), rhs, c, false);
+    });
 }

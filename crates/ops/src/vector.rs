@@ -51,9 +51,11 @@ pub(crate) fn dispatch_with<R>(f: impl FnOnce(Units) -> R) -> R {
     }
 }
 
-/// [`dispatch_with`] for loops that do not ask.
+/// Runs a loop compiled for the widest vector units of this processor (AVX-512, AVX2, or what the target has anyway).
+/// What `f` calls must be `#[inline(always)]`, or it is compiled for the plain target. Every version gives the same bits:
+/// nothing is fused or reordered that the loop does not fuse or reorder itself.
 #[inline(always)]
-pub(crate) fn dispatch<R>(f: impl FnOnce() -> R) -> R {
+pub fn dispatch<R>(f: impl FnOnce() -> R) -> R {
     dispatch_with(
         #[inline(always)]
         |_| f(),

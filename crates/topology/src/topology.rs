@@ -143,6 +143,16 @@ impl Topology {
         self.paths
     }
 
+    /// The digits of a path's number, most significant first: the replicas, then K of each level that multiplies the
+    /// paths. Those of one value are left out, so that a single path has none. Their product is P.
+    #[must_use]
+    pub fn radices(&self) -> Vec<u32> {
+        let counts: Vec<u32> = self.counts.iter().flatten().copied().collect();
+        // The paths are the replicas times these.
+        let replicas = self.paths / counts.iter().product::<u32>().max(1);
+        std::iter::once(replicas).chain(counts).filter(|&digit| digit > 1).collect()
+    }
+
     /// All paths in order.
     pub fn path_ids(&self) -> impl ExactSizeIterator<Item = PathId> + use<> {
         (0..self.paths).map(PathId)
@@ -258,7 +268,10 @@ mod tests {
         let flat = Topology::new(&flat, 12).unwrap();
         assert_eq!((flat.paths(), flat.module_ids().count()), (16, 16));
 
+        assert_eq!((dense.radices(), diloco.radices(), flat.radices()), (vec![], vec![8], vec![16]));
+
         let paper = Topology::new(&grid(16), 12).unwrap();
+        assert_eq!(paper.radices(), [16, 16]);
         assert_eq!((paper.paths(), paper.module_ids().count()), (256, 32));
         assert_eq!(paper.paths_through(ModuleId { level: 1, index: 3 }).count(), 16);
     }
@@ -310,6 +323,8 @@ mod tests {
             };
             let topology = Topology::new(&config, 2).unwrap();
             prop_assert_eq!(topology.paths(), replicas * a * b);
+            let digits: Vec<u32> = [replicas, a, b].into_iter().filter(|&digit| digit > 1).collect();
+            prop_assert_eq!(topology.radices(), digits);
             for module in topology.module_ids() {
                 let through: Vec<_> = topology.paths_through(module).collect();
                 let picked: Vec<_> = topology.path_ids().filter(|&p| topology.modules_of(p).contains(&module)).collect();

@@ -8,7 +8,7 @@ use crate::progress::Progress;
 use crate::{RouterConfig, fit, inspect, shard_file_name};
 
 fn fitted(file: &TokenFile, paths: u32) -> Router {
-    fit(&Histogram, "seed", file, paths, &RouterConfig::default(), &mut silent).unwrap().router
+    fit(&Histogram, "seed", file, &[paths], &RouterConfig::default(), &mut silent).unwrap().router
 }
 
 #[test]

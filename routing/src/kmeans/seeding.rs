@@ -1,17 +1,47 @@
 //! k-means++: the first centroids.
 
+use dipaco_ops::with_vector_units;
 use rand::Rng;
+use rand::seq::index;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use super::squared_distance;
 use crate::RoutingError;
 
-/// Draws `clusters` of the `points` (N, D): the first evenly, each next one with a probability in proportion to its
-/// squared distance from the nearest of those that were drawn (Arthur and Vassilvitskii, 2007).
+/// Points of the sample that the first centroids are drawn from, for each cluster: drawing one reads all of them.
+const SAMPLE: usize = 256;
+/// Points of a task.
+const CHUNK: usize = 512;
+
+/// Draws `clusters` of the `points` (N, D), or of a sample of them when there are many: the first evenly, each next one
+/// with a probability in proportion to its squared distance from the nearest of those that were drawn (Arthur and
+/// Vassilvitskii, 2007).
 ///
 /// `alive` is called before each draw and may stop it.
 pub(super) fn plus_plus(
+    points: &[f32],
+    dimension: usize,
+    clusters: usize,
+    random: &mut ChaCha8Rng,
+    alive: &mut dyn FnMut() -> Result<(), RoutingError>,
+) -> Result<Vec<f32>, RoutingError> {
+    let (count, wanted) = (points.len() / dimension, clusters.saturating_mul(SAMPLE));
+    if count > wanted {
+        let mut chosen = index::sample(random, count, wanted).into_vec();
+        chosen.sort_unstable();
+        let mut sample = Vec::with_capacity(wanted * dimension);
+        chosen.iter().for_each(|&point| sample.extend_from_slice(&points[point * dimension..][..dimension]));
+        match draw_all(&sample, dimension, clusters, random, alive) {
+            // The sample may have too few different points although all of them together have enough.
+            Err(RoutingError::TooFewPoints { .. } | RoutingError::Identical { .. }) => {}
+            drawn => return drawn,
+        }
+    }
+    draw_all(points, dimension, clusters, random, alive)
+}
+
+fn draw_all(
     points: &[f32],
     dimension: usize,
     clusters: usize,
@@ -29,11 +59,23 @@ pub(super) fn plus_plus(
         if drawn == clusters {
             break;
         }
-        distances.par_iter_mut().zip(points.par_chunks_exact(dimension)).for_each(|(distance, point)| {
-            *distance = distance.min(squared_distance(point, centroid));
-        });
+        distances.par_chunks_mut(CHUNK).zip(points.par_chunks(CHUNK * dimension)).for_each(
+            |(distances, points)| {
+                with_vector_units(
+                    #[inline(always)]
+                    || {
+                        for (distance, point) in distances.iter_mut().zip(points.chunks_exact(dimension)) {
+                            *distance = distance.min(squared_distance(point, centroid));
+                        }
+                    },
+                );
+            },
+        );
         let total: f64 = distances.iter().sum();
         if total <= 0.0 {
+            if drawn == 1 && count > 1 {
+                return Err(RoutingError::Identical { points: count });
+            }
             // Every point coincides with a drawn one, and those all differ.
             return Err(RoutingError::TooFewPoints { clusters, points: count, distinct: drawn });
         }

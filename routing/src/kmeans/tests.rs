@@ -146,14 +146,39 @@ fn stops_on_request() {
 
 #[test]
 fn empty_clusters_take_the_farthest_point_of_the_largest() {
-    let mut assignments = [0, 0, 0, 0, 2, 2];
+    let assigned = |assignments: &[u32], distances: &[f64], sizes: &[u64]| Assigned {
+        assignments: assignments.to_vec(),
+        distances: distances.to_vec(),
+        sums: Vec::new(),
+        sizes: sizes.to_vec(),
+    };
     let distances = [1.0, 9.0, 0.0, 4.0, 100.0, 100.0];
-    assert_eq!(refill_empty(&mut assignments, &distances, 4), 2);
-    assert_eq!(assignments, [0, 1, 0, 3, 2, 2]);
+    let moves = refill_empty(&assigned(&[0, 0, 0, 0, 2, 2], &distances, &[4, 0, 2, 0]));
+    assert_eq!(moves, [Move { point: 1, from: 0, to: 1 }, Move { point: 3, from: 0, to: 3 }]);
     // Points that all lie on their centroid have nothing to give.
-    let mut same = [0, 0, 0];
-    assert_eq!(refill_empty(&mut same, &[0.0; 3], 2), 0);
-    assert_eq!(same, [0, 0, 0]);
+    assert_eq!(refill_empty(&assigned(&[0, 0, 0], &[0.0; 3], &[3, 0])), []);
+    // The cluster that gives a point is the mean of those that are left.
+    let points = [0.0, 1.0, 8.0, 30.0];
+    let mut state = State {
+        centroids: vec![3.0, 30.0, 99.0],
+        assigned: assigned(&[0, 0, 0, 1], &[9.0, 4.0, 25.0, 0.0], &[3, 1, 0]),
+        inertia: 38.0,
+    };
+    state.assigned.sums = vec![9.0, 30.0, 0.0];
+    assert_eq!(next_centroids(&points, 1, &state), [0.5, 30.0, 8.0]);
+}
+
+#[test]
+fn many_points_are_seeded_from_a_sample() {
+    let points = blobs(4000, 5, 6);
+    let config = RouterConfig { restarts: 2, ..RouterConfig::default() };
+    let found = kmeans(&points, 5, 6, &config, &mut quiet).unwrap();
+    assert_eq!(found.sizes.iter().max(), Some(&667));
+    // Hardly any point differs, and no sample of 512 has both of them.
+    let mut few = vec![1.0; 20_000];
+    few[7] = 2.0;
+    let found = kmeans(&few, 1, 2, &config, &mut quiet).unwrap();
+    assert_eq!((found.inertia, found.sizes.iter().min()), (0.0, Some(&1)));
 }
 
 proptest! {
@@ -173,7 +198,8 @@ proptest! {
         let (points, centroids) = (spread(&points), spread(&centroids));
         prop_assume!(!centroids.is_empty());
         let mean = vec![offset * scale; dimension];
-        let (assignments, distances) = CentroidSearch::new(&centroids, dimension, &mean).assign(&points);
+        let Assigned { assignments, distances, sums, sizes } =
+            CentroidSearch::new(&centroids, dimension, &mean).assign(&points);
         for (index, point) in points.chunks_exact(dimension).enumerate() {
             let mut best = (0, f64::INFINITY);
             for (cluster, centroid) in centroids.chunks_exact(dimension).enumerate() {
@@ -183,6 +209,14 @@ proptest! {
                 }
             }
             prop_assert_eq!((assignments[index], distances[index]), best);
+        }
+        for cluster in 0..sizes.len() {
+            let own = || (0..assignments.len()).filter(|&point| assignments[point] as usize == cluster);
+            prop_assert_eq!(sizes[cluster], own().count() as u64);
+            for d in 0..dimension {
+                let sum: f64 = own().map(|point| f64::from(points[point * dimension + d])).sum();
+                prop_assert_eq!(sums[cluster * dimension + d], sum);
+            }
         }
     }
 }

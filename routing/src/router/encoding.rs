@@ -6,28 +6,31 @@
 //! | 4 | version of the format, little-endian |
 //! | 4 | length of the header, little-endian |
 //! | … | the header, JSON |
-//! | 4·P·D | the centroids (P, D), little-endian f32 |
+//! | … | the numbers of the rule, little-endian f32 |
 //! | 32 | BLAKE3 of everything before |
+//!
+//! The numbers are the centroids (P, D) of k-means, those of each part (K, width) of product k-means, first to last, or
+//! the weights (P, D) and then the biases (P) of a discriminative router.
 
 use super::{Header, check_finite};
-use crate::{RouterKind, RoutingError};
+use crate::RoutingError;
 
 const MAGIC: &[u8; 8] = b"DIPACORT";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const FIXED: usize = 16;
 const CHECKSUM: usize = 32;
 
 /// Encodes a router.
-pub(super) fn encode(header: &Header, centroids: &[f32]) -> Result<Vec<u8>, RoutingError> {
+pub(super) fn encode(header: &Header, values: &[f32]) -> Result<Vec<u8>, RoutingError> {
     let json = serde_json::to_vec(header)
         .map_err(|error| artefact(format!("its header can't be written: {error}")))?;
     let length = u32::try_from(json.len()).map_err(|_| artefact("its header is over 4 GiB".into()))?;
-    let mut bytes = Vec::with_capacity(FIXED + json.len() + 4 * centroids.len() + CHECKSUM);
+    let mut bytes = Vec::with_capacity(FIXED + json.len() + 4 * values.len() + CHECKSUM);
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&length.to_le_bytes());
     bytes.extend_from_slice(&json);
-    bytes.extend(centroids.iter().flat_map(|value| value.to_le_bytes()));
+    bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     let checksum = blake3::hash(&bytes);
     bytes.extend_from_slice(checksum.as_bytes());
     Ok(bytes)
@@ -41,7 +44,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(Header, Vec<f32>), RoutingError> {
     let (version, _) = take_u32(rest)?;
     if version != VERSION {
         return Err(artefact(format!(
-            "its format is version {version}, this program reads version {VERSION}; run route fit again with this program"
+            "its format is version {version}, this program reads version {VERSION}; run route fit and route assign again with \
+             this program, in a run that has not been trained yet, or go on with the program that wrote it"
         )));
     }
     let Some((content, checksum)) = bytes.split_last_chunk::<CHECKSUM>() else { return Err(cut()) };
@@ -53,24 +57,25 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(Header, Vec<f32>), RoutingError> {
     let (json, values) = rest.split_at_checked(length as usize).ok_or_else(cut)?;
     let header: Header = serde_json::from_slice(json)
         .map_err(|error| artefact(format!("its header can't be read: {error}")))?;
-    let expected = u64::from(header.paths) * u64::from(header.dimension);
-    if expected == 0 || expected.checked_mul(4) != Some(values.len() as u64) {
+    let expected = header.shape().values().unwrap_or(0);
+    if expected == 0
+        || header.shape().paths() != Some(header.paths)
+        || expected.checked_mul(4) != Some(values.len())
+    {
         return Err(artefact(format!(
-            "its header promises {} paths of {} values, but {} bytes follow; run route fit again",
+            "its header promises {} paths over {} components, but {} bytes follow; run route fit again",
             header.paths,
             header.dimension,
             values.len()
         )));
     }
     header.fitted_on.config.check()?;
-    let RouterKind::KMeans = header.kind;
     if header.prefix_tokens == 0 {
         return Err(artefact("it reads no tokens; run route fit again".into()));
     }
-    let centroids: Vec<f32> =
-        values.as_chunks::<4>().0.iter().map(|&value| f32::from_le_bytes(value)).collect();
-    check_finite(&centroids, header.dimension as usize)?;
-    Ok((header, centroids))
+    let values: Vec<f32> = values.as_chunks::<4>().0.iter().map(|&value| f32::from_le_bytes(value)).collect();
+    check_finite(&values, header.dimension as usize)?;
+    Ok((header, values))
 }
 
 fn take_u32(bytes: &[u8]) -> Result<(u32, &[u8]), RoutingError> {

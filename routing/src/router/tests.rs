@@ -8,7 +8,8 @@ fn fitted_on() -> FittedOn {
         tokenizer_hash: "bb".into(),
         seed_hash: "cc".into(),
         documents: 7,
-        mean_squared_distance: 0.25,
+        loss: 0.25,
+        targets: None,
         config: RouterConfig::default(),
     }
 }
@@ -82,9 +83,9 @@ fn what_does_not_belong_together_is_named() {
 #[test]
 fn another_version_says_so() {
     let mut bytes = router().to_bytes().to_vec();
-    bytes[8] = 2;
+    bytes[8] = 1;
     let message = Router::from_bytes(&bytes).unwrap_err().to_string();
-    assert!(message.contains("version 2") && message.contains("route fit"), "{message}");
+    assert!(message.contains("version 1") && message.contains("route fit"), "{message}");
 }
 
 /// Puts a right checksum under bytes, so that what comes behind that check is reached.
@@ -98,7 +99,7 @@ proptest! {
     #[test]
     fn any_bytes_are_refused_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         prop_assert!(Router::from_bytes(&bytes).is_err());
-        let behind_magic = [b"DIPACORT\x01\0\0\0".as_slice(), &bytes].concat();
+        let behind_magic = [b"DIPACORT\x02\0\0\0".as_slice(), &bytes].concat();
         prop_assert!(Router::from_bytes(&behind_magic).is_err());
         prop_assert!(Router::from_bytes(&sealed(behind_magic)).is_err());
     }
@@ -122,7 +123,7 @@ proptest! {
         let at = at.index(content.len());
         content[at] ^= flip;
         if let Ok(read) = Router::from_bytes(&sealed(content)) {
-            prop_assert_eq!(read.centroids.len(), read.paths() as usize * read.dimension());
+            prop_assert_eq!(Some(read.values.len()), read.header.shape().values());
             prop_assert!(read.route(&vec![0.0; read.dimension()]).is_ok());
         }
     }

@@ -149,7 +149,7 @@ fn a_routed_model_is_the_sum_of_its_shards() {
     let folder = tempfile::tempdir().unwrap();
     let file = token_file(folder.path(), &LENGTHS.repeat(3));
     let seed = tiny(5);
-    let fitted = fit(&seed, "seed", &file, 3, &RouterConfig::default(), &mut silent).unwrap();
+    let fitted = fit(&seed, "seed", &file, &[3], &RouterConfig::default(), &mut silent).unwrap();
     let out = folder.path().join("shards");
     let shards = assign(&seed, "seed", &fitted.router, &file, &out, &mut silent).unwrap().shards;
     let config = EvaluationConfig::default();
@@ -198,7 +198,7 @@ fn a_path_that_can_not_be_loaded_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = token_file(folder.path(), &LENGTHS);
     let seed = tiny(5);
-    let fitted = fit(&seed, "seed", &file, 2, &RouterConfig::default(), &mut silent).unwrap();
+    let fitted = fit(&seed, "seed", &file, &[2], &RouterConfig::default(), &mut silent).unwrap();
     let shards = assign(&seed, "seed", &fitted.router, &file, folder.path(), &mut silent).unwrap().shards;
     let config = EvaluationConfig::default();
     let error =

@@ -23,6 +23,23 @@ fn linear_maps() {
 }
 
 #[test]
+fn products_of_a_transposed_matrix() {
+    for (depth, rows, columns) in [(1, 1, 1), (5, 3, 33), (300, 50, 20), (700, 13, 40)] {
+        let (a, b) = (numbers(1, depth * rows), numbers(2, depth * columns));
+        let mut c = vec![f32::NAN; rows * columns];
+        kernel::transposed_product(&a, &b, &mut c, (depth, rows, columns));
+        let transposed = |matrix: &[f32], width: usize| -> Vec<f64> {
+            (0..width * depth).map(|i| f64::from(matrix[i % depth * width + i / depth])).collect()
+        };
+        let expected = reference::linear(&transposed(&a, rows), &transposed(&b, columns), depth);
+        assert_close("transposed product", &c, &expected, 1e-6);
+    }
+    let mut c = [f32::NAN; 6];
+    kernel::transposed_product(&[], &[], &mut c, (0, 2, 3));
+    assert_eq!(c, [0.0; 6], "a sum of nothing");
+}
+
+#[test]
 fn attention_of_the_last_positions() {
     for (queries, keys) in [(5, 5), (1, 1), (1, 70), (3, 9), (48, 48), (66, 130), (130, 130)] {
         for (heads, head_dim) in [(1, 2), (3, 6), (2, 16), (1, 64)] {

@@ -1,0 +1,153 @@
+//! Biases that make a classifier choose each path as often as it should.
+
+use rayon::prelude::*;
+
+/// Rows that are summed together; fixed, so that the number of threads changes no bit.
+const CHUNK: usize = 1024;
+/// Softness of the choice, from that of the classifier itself to nearly the largest alone.
+const SOFTNESS: [f64; 6] = [1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125];
+/// The most corrections at each softness.
+const SOFT_STEPS: usize = 25;
+/// A correction below this ends a softness, in units of ln share.
+const SETTLED: f64 = 0.02;
+/// Corrections of the hard choice, of which the best is kept.
+const HARD_STEPS: usize = 60;
+
+/// What to add to the logits (N, P), row-major, so that the largest of a row is path p in a share `wanted[p]` (P) of the
+/// rows, as nearly as there is an answer.
+///
+/// Such biases always exist but for ties: they minimise the mean of the rows' largest entries less Σ wanted · bias, which
+/// is convex (semi-discrete optimal transport). The rows' choices are made soft first and then ever harder; at a given
+/// softness, adding softness · ln(wanted / found) is Sinkhorn's iteration, which converges.
+pub(super) fn calibrate(logits: &[f32], wanted: &[f64]) -> Vec<f64> {
+    let paths = wanted.len();
+    let rows = logits.len() / paths;
+    // A path that is to get nothing at all would get a bias of -∞.
+    let least = 0.01 / rows.max(1) as f64;
+    let mut biases = vec![0f64; paths];
+    for softness in SOFTNESS {
+        for _ in 0..SOFT_STEPS {
+            let found = soft_shares(logits, &biases, softness);
+            let mut largest = 0f64;
+            for path in 0..paths {
+                let correction = (wanted[path].max(least) / found[path].max(least * 1e-6)).ln();
+                largest = largest.max(correction.abs());
+                biases[path] += softness * correction;
+            }
+            if largest < SETTLED {
+                break;
+            }
+        }
+    }
+    let mut best = (f64::INFINITY, biases.clone());
+    let mut step = SOFTNESS[SOFTNESS.len() - 1] * 4.0;
+    for _ in 0..HARD_STEPS {
+        let counts = choices(logits, &biases);
+        let off: f64 = counts
+            .iter()
+            .zip(wanted)
+            .map(|(&count, wanted)| (count as f64 - wanted * rows as f64).abs())
+            .sum();
+        if off < best.0 {
+            best = (off, biases.clone());
+        }
+        for path in 0..paths {
+            let ratio = (wanted[path] * rows as f64 + 0.5) / (counts[path] as f64 + 0.5);
+            biases[path] += step * ratio.ln();
+        }
+        step *= 0.93;
+    }
+    best.1
+}
+
+/// How often each path (P) is the largest of a row, the lowest of several.
+pub(super) fn choices(logits: &[f32], biases: &[f64]) -> Vec<u64> {
+    let paths = biases.len();
+    let partial: Vec<Vec<u64>> = logits
+        .par_chunks(CHUNK * paths)
+        .map(|rows| {
+            let mut counts = vec![0u64; paths];
+            for row in rows.chunks_exact(paths) {
+                let mut best = (0, f64::NEG_INFINITY);
+                for (path, (&logit, bias)) in row.iter().zip(biases).enumerate() {
+                    let score = f64::from(logit) + bias;
+                    if score > best.1 {
+                        best = (path, score);
+                    }
+                }
+                counts[best.0] += 1;
+            }
+            counts
+        })
+        .collect();
+    sum(partial, paths)
+}
+
+/// The mean over the rows of the softmax (P) of (logits + biases) / softness.
+fn soft_shares(logits: &[f32], biases: &[f64], softness: f64) -> Vec<f64> {
+    let paths = biases.len();
+    let rows = (logits.len() / paths) as f64;
+    let partial: Vec<Vec<f64>> = logits
+        .par_chunks(CHUNK * paths)
+        .map(|rows| {
+            let mut shares = vec![0f64; paths];
+            let mut scores = vec![0f64; paths];
+            for row in rows.chunks_exact(paths) {
+                let mut largest = f64::NEG_INFINITY;
+                for ((score, &logit), bias) in scores.iter_mut().zip(row).zip(biases) {
+                    *score = (f64::from(logit) + bias) / softness;
+                    largest = largest.max(*score);
+                }
+                let mut sum = 0.0;
+                for score in &mut scores {
+                    *score = (*score - largest).exp();
+                    sum += *score;
+                }
+                shares.iter_mut().zip(&scores).for_each(|(share, score)| *share += score / sum);
+            }
+            shares
+        })
+        .collect();
+    sum(partial, paths).into_iter().map(|share: f64| share / rows).collect()
+}
+
+fn sum<T: Copy + Default + std::ops::AddAssign>(partial: Vec<Vec<T>>, paths: usize) -> Vec<T> {
+    let mut total = vec![T::default(); paths];
+    for partial in partial {
+        total.iter_mut().zip(partial).for_each(|(total, value)| *total += value);
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+
+    #[test]
+    fn the_wanted_shares_are_met() {
+        const PATHS: usize = 7;
+        let mut random = ChaCha8Rng::seed_from_u64(3);
+        // Path 0 is favoured in nearly every row, and the others unevenly.
+        let logits: Vec<f32> = (0..5000 * PATHS)
+            .map(|i| random.random::<f32>() * 3.0 + [9.0, 1.0, 0.0, 0.0, -2.0, -4.0, -40.0][i % PATHS])
+            .collect();
+        let wanted = [0.02, 0.3, 0.2, 0.2, 0.1, 0.1, 0.08];
+        assert!(choices(&logits, &[0.0; PATHS])[0] > 4900);
+        let counts = choices(&logits, &calibrate(&logits, &wanted));
+        for (count, wanted) in counts.iter().zip(wanted) {
+            assert!((*count as f64 - wanted * 5000.0).abs() <= 10.0, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_to_get_nothing_gets_nothing() {
+        let logits: Vec<f32> = (0..300).flat_map(|i| [1.0, (i % 10) as f32 * 0.1, 0.5]).collect();
+        let counts = choices(&logits, &calibrate(&logits, &[0.5, 0.5, 0.0]));
+        assert_eq!(counts[2], 0);
+        assert_eq!(counts[0] + counts[1], 300);
+        assert!((120..=180).contains(&counts[0]), "{counts:?}");
+    }
+}
