@@ -260,6 +260,11 @@ impl Router {
         Ok(paths.into_iter().map(|(path, distance)| (path, -shape.shown(distance))).collect())
     }
 
+    /// The path and how far it is: the squared distance to its centroids, or -ln of its probability.
+    pub(crate) fn nearest(&self, features: &[f32]) -> Result<(PathId, f64), RoutingError> {
+        Ok(nearest(&self.distances(features)?))
+    }
+
     fn distances(&self, features: &[f32]) -> Result<Vec<f64>, RoutingError> {
         let dimension = self.dimension();
         if features.len() != dimension {

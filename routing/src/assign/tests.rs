@@ -194,7 +194,7 @@ fn bytes_of(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 /// A router whose batches are small, so that few documents make many.
 fn small_batches(file: &TokenFile) -> Router {
     let config = RouterConfig { batch_documents: 8, ..RouterConfig::default() };
-    fit(&Histogram, "seed", file, TOPICS, &config, &mut silent).unwrap().router
+    fit(&Histogram, "seed", file, &[TOPICS], &config, &mut silent).unwrap().router
 }
 
 #[test]

@@ -141,10 +141,10 @@ fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
     }
     let done = if new { "is fitted" } else { "was there already" };
     output::print(&format!(
-        "the router {done}: {} paths, {} documents, mean squared distance {:.4}\n",
+        "the router {done}: {} paths, {} documents, loss {:.4}\n",
         router.paths(),
         human::integer(fitted.documents),
-        fitted.mean_squared_distance
+        fitted.loss
     ))
 }
 
