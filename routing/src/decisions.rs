@@ -108,7 +108,8 @@ impl<'a> Decider<'a> {
         let routed: Vec<u64> = documents.clone().filter(|&document| !reserved(document)).collect();
         let features = if routed.is_empty() { Vec::new() } else { featurizer.batch(self.file, &routed)? };
         let mut features = routed.iter().zip(features.chunks_exact(self.router.dimension())).peekable();
-        let mut bytes = Vec::with_capacity((documents.end - documents.start) as usize * self.overlap * CHOICE);
+        let mut bytes =
+            Vec::with_capacity((documents.end - documents.start) as usize * self.overlap * CHOICE);
         for document in documents {
             match features.next_if(|(routed, _)| **routed == document) {
                 Some((_, features)) => {

@@ -180,8 +180,7 @@ pub enum RoutingError {
 /// The first few parts of a list, and how many more there are.
 fn list_parts(parts: &[Part]) -> String {
     const SHOWN: usize = 8;
-    let mut text =
-        parts.iter().take(SHOWN).map(|part| format!("part {part}")).collect::<Vec<_>>().join(", ");
+    let mut text = parts.iter().take(SHOWN).map(|part| format!("part {part}")).collect::<Vec<_>>().join(", ");
     if parts.len() > SHOWN {
         text.push_str(&format!(" and {} more", parts.len() - SHOWN));
     }

@@ -130,7 +130,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = corpus(folder.path(), 300);
         let config = RouterConfig { sample_documents: 150, batch_documents: 16, ..RouterConfig::default() };
-        let features = |folder: &Path| SampleFeatures::new(&Histogram, "seed", &file, &config, folder).unwrap();
+        let features =
+            |folder: &Path| SampleFeatures::new(&Histogram, "seed", &file, &config, folder).unwrap();
         let whole = features(&folder.path().join("whole")).all(&mut silent).unwrap();
         assert_eq!(whole.len(), 150 * Histogram.dimension());
 

@@ -260,7 +260,8 @@ impl ShardSet {
             ("the tokenizer of a shard", self.manifest.tokenizer_hash.as_str(), file.tokenizer_hash()),
         ] {
             if expected != actual {
-                let (expected, actual) = (expected.to_owned(), format!("{actual} in {}", file.path().display()));
+                let (expected, actual) =
+                    (expected.to_owned(), format!("{actual} in {}", file.path().display()));
                 return Err(RoutingError::Mismatch { what, expected, actual, remedy: ASSIGN_AGAIN });
             }
         }
@@ -349,7 +350,11 @@ fn decode(bytes: &[u8]) -> Result<ShardManifest, String> {
         manifest.shards.iter().try_fold(0u64, |sum, s| sum.checked_add(count(s))).is_some()
     };
     let finite = manifest.shards.iter().all(|shard| shard.score.is_finite());
-    if !finite || manifest.overlap == 0 || !summable(|shard| shard.documents) || !summable(|shard| shard.tokens) {
+    if !finite
+        || manifest.overlap == 0
+        || !summable(|shard| shard.documents)
+        || !summable(|shard| shard.tokens)
+    {
         return Err("its counts are impossible; run route assign again".into());
     }
     Ok(manifest)

@@ -159,7 +159,11 @@ impl fmt::Display for ShardStatistics {
             write!(f, "\neach document is in the shards of its {} best paths", self.overlap)?;
         }
         if self.reserved_documents > 0 {
-            write!(f, "\n{} documents are in no shard: they are reserved for the router", self.reserved_documents)?;
+            write!(
+                f,
+                "\n{} documents are in no shard: they are reserved for the router",
+                self.reserved_documents
+            )?;
         }
         Ok(())
     }

@@ -60,9 +60,7 @@ impl Part {
     /// length by at most one.
     #[must_use]
     pub fn range(self, total: u64) -> Range<u64> {
-        let border = |parts: u32| {
-            (u128::from(total) * u128::from(parts) / u128::from(self.count)) as u64
-        };
+        let border = |parts: u32| (u128::from(total) * u128::from(parts) / u128::from(self.count)) as u64;
         border(self.index - 1)..border(self.index)
     }
 
@@ -103,9 +101,9 @@ impl FromStr for Part {
     type Err = ShardsError;
 
     fn from_str(text: &str) -> Result<Self, ShardsError> {
-        let numbers = text.split_once('/').and_then(|(index, count)| {
-            Some((index.trim().parse().ok()?, count.trim().parse().ok()?))
-        });
+        let numbers = text
+            .split_once('/')
+            .and_then(|(index, count)| Some((index.trim().parse().ok()?, count.trim().parse().ok()?)));
         match numbers {
             Some((index, count)) => Self::new(index, count),
             None => Err(Self::refuse(text)),

@@ -216,13 +216,16 @@ impl TokenFile {
     /// Gives the memory back that reading some documents took; they are read from the file again when they are needed.
     /// For whoever reads a large file through once.
     pub fn release(&self, documents: Range<u64>) {
-        let end = |document: u64| self.offsets().get(usize::try_from(document).unwrap_or(usize::MAX)).copied();
+        let end =
+            |document: u64| self.offsets().get(usize::try_from(document).unwrap_or(usize::MAX)).copied();
         if let (Some(start), Some(end)) = (end(documents.start), end(documents.end)) {
             let (first, bytes) = (self.header.tokens_offset, self.header.token_bytes);
             self.release_bytes(first + start * bytes..first + end * bytes);
         }
         let first = self.header.documents_offset;
-        self.release_bytes(first + documents.start.saturating_mul(8)..first.saturating_add(documents.end.saturating_mul(8)));
+        self.release_bytes(
+            first + documents.start.saturating_mul(8)..first.saturating_add(documents.end.saturating_mul(8)),
+        );
     }
 
     fn check_structure(&self) -> Result<(), ShardsError> {

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use dipaco_shards::{ShardsError, TokenFile, TokenFileInfo, TokenFileSummary, TokenFileWriter};
 use dipaco_topology::PathId;
 
+use crate::RoutingError;
 use crate::decisions::{Decision, Decisions};
 use crate::progress::{Progress, ProgressFn, report};
 use crate::shard_set::{ROUTER_DOCUMENTS, shard_file_name};
-use crate::RoutingError;
 
 /// Shards that are written at once: each one in progress holds two files and two buffers.
 pub(super) const WRITERS: usize = 128;

@@ -3,8 +3,8 @@ use std::ops::ControlFlow;
 
 use super::*;
 use crate::features::silent;
-use crate::testing::{Histogram, TOPICS, corpus};
 use crate::progress::Progress;
+use crate::testing::{Histogram, TOPICS, corpus};
 use crate::{RouterConfig, fit, inspect, shard_file_name};
 
 fn fitted(file: &TokenFile, paths: u32) -> Router {
@@ -305,7 +305,9 @@ fn a_stopped_assignment_goes_on_where_it_stopped() {
     loop {
         let mut first = None;
         let outcome = assign(&Histogram, "seed", &router, &file, &out, &mut |step| match step {
-            Progress::Documents { done, .. } if done >= *first.get_or_insert(done) + 80 => ControlFlow::Break(()),
+            Progress::Documents { done, .. } if done >= *first.get_or_insert(done) + 80 => {
+                ControlFlow::Break(())
+            }
             Progress::Shards { done, total } if done == total && begun.len() < 4 => {
                 begun.push(u64::MAX);
                 ControlFlow::Break(())
@@ -330,7 +332,8 @@ fn a_shard_that_was_finished_before_a_failure_is_not_written_again() {
     let out = folder.path().join("out");
     assign(&Histogram, "seed", &router, &file, &out, &mut silent).unwrap();
     let before = bytes_of(&out);
-    let stamp = |path| std::fs::metadata(out.join(shard_file_name(PathId(path)))).unwrap().modified().unwrap();
+    let stamp =
+        |path| std::fs::metadata(out.join(shard_file_name(PathId(path)))).unwrap().modified().unwrap();
     let kept = stamp(0);
     std::fs::remove_file(out.join("shards.json")).unwrap();
     std::fs::write(out.join(shard_file_name(PathId(2))), b"cut").unwrap();

@@ -68,7 +68,10 @@ fn results_of_something_else_do_not_count() {
     let folder = tempfile::tempdir().unwrap();
     let first = files(folder.path(), 10);
     compute(&first, Part::WHOLE, usize::MAX);
-    let other = PartFiles { header: Header { of: serde_json::json!({"router": "s"}), ..first.header.clone() }, ..first.clone() };
+    let other = PartFiles {
+        header: Header { of: serde_json::json!({"router": "s"}), ..first.header.clone() },
+        ..first.clone()
+    };
     assert_eq!(other.found().unwrap(), Found::Nothing);
     assert!(other.read(Part::WHOLE, &mut |_, _| Ok(())).is_err());
     assert_eq!(compute(&other, Part::WHOLE, usize::MAX), 3);

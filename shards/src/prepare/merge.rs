@@ -28,8 +28,7 @@ pub(super) fn merge(
     // From here on the outputs are in the making, and an old manifest must not vouch for them.
     remove_stale(&out.join(MANIFEST))?;
     write_atomically(&out.join(TOKENIZER), tokenizer.to_json())?;
-    report.train.content_hash =
-        concatenate(&train, &out.join(TRAIN), &info, progress, cancel)?.content_hash;
+    report.train.content_hash = concatenate(&train, &out.join(TRAIN), &info, progress, cancel)?.content_hash;
     if validation.is_empty() {
         remove_stale(&out.join(VALIDATION))?;
     } else {

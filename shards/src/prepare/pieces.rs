@@ -138,8 +138,12 @@ impl Piece {
     /// What decides the outcome, as far as it can be known without reading the files. Folders may be mounted elsewhere
     /// on another machine, so names of files count and those of their folders do not.
     fn key(&self, config: &PrepareConfig, tokenizer: &Tokenizer) -> String {
-        let files: Vec<_> =
-            self.files.files.iter().map(|file| (file.path.file_name().map(|name| name.to_string_lossy()), file.bytes)).collect();
+        let files: Vec<_> = self
+            .files
+            .files
+            .iter()
+            .map(|file| (file.path.file_name().map(|name| name.to_string_lossy()), file.bytes))
+            .collect();
         let settings = PrepareConfig { tokenizer: None, ..comparable(config) };
         let split = format!("{:?}", self.split);
         let all = serde_json::json!([VERSION, self.number, files, settings, tokenizer.hash(), split]);
@@ -147,7 +151,12 @@ impl Piece {
     }
 
     /// The record, when the piece has been made of files of these names and lengths with these settings.
-    pub(super) fn record(&self, config: &PrepareConfig, tokenizer: &Tokenizer, folder: &Path) -> Option<Record> {
+    pub(super) fn record(
+        &self,
+        config: &PrepareConfig,
+        tokenizer: &Tokenizer,
+        folder: &Path,
+    ) -> Option<Record> {
         let record: Record = read(&self.record_file(folder))?;
         (record.key == self.key(config, tokenizer)).then_some(record)
     }
@@ -192,7 +201,16 @@ impl Piece {
             validation: writer(self.validation_file(folder))?,
         };
         let mut report = PrepareReport::default();
-        pipeline::run(config, &self.files, tokenizer, self.split, &mut outputs, &mut report, progress, cancel)?;
+        pipeline::run(
+            config,
+            &self.files,
+            tokenizer,
+            self.split,
+            &mut outputs,
+            &mut report,
+            progress,
+            cancel,
+        )?;
         let source = report.source();
         for (writer, split) in
             [(outputs.train, &mut report.train), (outputs.validation, &mut report.validation)]

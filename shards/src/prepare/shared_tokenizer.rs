@@ -78,12 +78,8 @@ fn key(config: &PrepareConfig, inputs: &Inputs) -> String {
         .map(|file| (file.path.file_name().map(|name| name.to_string_lossy()), file.bytes))
         .collect();
     let split = format!("{:?}", Split::new(config, inputs.validation.is_some()));
-    let settings = (
-        config.vocab_size,
-        config.tokenizer_sample_bytes,
-        config.text_document_bytes,
-        config.max_line_bytes,
-    );
+    let settings =
+        (config.vocab_size, config.tokenizer_sample_bytes, config.text_document_bytes, config.max_line_bytes);
     let all = serde_json::json!([VERSION, files, split, settings]);
     blake3::hash(all.to_string().as_bytes()).to_hex().to_string()
 }

@@ -273,7 +273,8 @@ fn parts_on_several_machines_give_the_same_bytes_as_one() {
     run(&config(), &inputs, &whole).unwrap();
 
     let out = folder.path().join("out");
-    let part = |index, count| work(&config(), &inputs, PrepareWork::Part(Part::new(index, count).unwrap()), &out);
+    let part =
+        |index, count| work(&config(), &inputs, PrepareWork::Part(Part::new(index, count).unwrap()), &out);
     let message = part(2, 3).unwrap_err().to_string();
     assert!(message.contains("part 2/3") && message.contains("--tokenizer-only"), "{message}");
     let tokenizer = work(&config(), &inputs, PrepareWork::Tokenizer, &out).unwrap().tokenizer;
@@ -305,8 +306,7 @@ fn parts_on_several_machines_give_the_same_bytes_as_one() {
     }
     let mounted = folder.path().join("mounted");
     std::fs::create_dir(&mounted).unwrap();
-    let copies: Vec<PathBuf> =
-        inputs.iter().map(|path| mounted.join(path.file_name().unwrap())).collect();
+    let copies: Vec<PathBuf> = inputs.iter().map(|path| mounted.join(path.file_name().unwrap())).collect();
     inputs.iter().zip(&copies).for_each(|(from, to)| assert!(std::fs::copy(from, to).unwrap() > 0));
     work(&config(), &copies, PrepareWork::Part(Part::new(3, 3).unwrap()), &other).unwrap();
     for name in names_in(&other.join("pieces")).iter().filter(|name| name.starts_with("00002")) {
@@ -335,7 +335,8 @@ fn a_stopped_run_goes_on_with_the_pieces_that_it_has() {
     let out = folder.path().join("out");
     // The documents of a are the first five; the sample for the tokenizer does not count them.
     cancelled(&inputs, &out, "", 5);
-    let stamp = |name: &str| std::fs::metadata(out.join("pieces").join(name)).and_then(|file| file.modified());
+    let stamp =
+        |name: &str| std::fs::metadata(out.join("pieces").join(name)).and_then(|file| file.modified());
     let (tokenizer, first) = (stamp(TOKENIZER).unwrap(), stamp("00000.json").unwrap());
     assert!(stamp("00002.json").is_err());
     cancelled(&inputs, &out, "merge", i64::MAX);

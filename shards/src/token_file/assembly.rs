@@ -60,9 +60,7 @@ impl Assembly<'_> {
             .map_err(ShardsError::io("write", path))?;
         finished.persist(path).map_err(|error| ShardsError::io("rename", path)(error.error))?;
         // The renaming itself is durable once the folder is.
-        File::open(&folder)
-            .and_then(|folder| folder.sync_all())
-            .map_err(ShardsError::io("sync", &folder))?;
+        File::open(&folder).and_then(|folder| folder.sync_all()).map_err(ShardsError::io("sync", &folder))?;
         Ok(TokenFileSummary {
             path: path.to_owned(),
             documents: self.documents,

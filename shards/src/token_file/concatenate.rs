@@ -87,10 +87,7 @@ fn open(source: &Path, info: &TokenFileInfo) -> Result<TokenFile, ShardsError> {
 
 impl TokenFile {
     /// Hands the tokens' bytes over, block by block.
-    fn each_block(
-        &self,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), ShardsError>,
-    ) -> Result<(), ShardsError> {
+    fn each_block(&self, take: &mut dyn FnMut(&[u8]) -> Result<(), ShardsError>) -> Result<(), ShardsError> {
         let range = self.header.tokens_range();
         for start in range.clone().step_by(BLOCK_BYTES) {
             let block = start..range.end.min(start + BLOCK_BYTES as u64);

@@ -103,9 +103,7 @@ pub(crate) fn assign_part(
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Vec<u64>, StepError> {
-    divide(run, weights, |assignment, name| {
-        Ok(assignment.part(part, &mut shown(progress, name, cancel))?)
-    })
+    divide(run, weights, |assignment, name| Ok(assignment.part(part, &mut shown(progress, name, cancel))?))
 }
 
 /// Does something with the division of the training text and, when there is any, of the validation text.
