@@ -35,6 +35,10 @@ pub const FORMAT_VERSION: u64 = 1;
 /// Bytes that [`TokenFile::verify`] holds in memory.
 const VERIFY_BYTES: u64 = 16 << 20;
 
+/// The system maps up to so many bytes around one that is read, among them what was released before.
+#[cfg(unix)]
+const FAULT_AROUND: u64 = 128 << 10;
+
 /// Attribute `format` of a token file.
 const FORMAT: &str = "dipaco-tokens";
 
@@ -269,7 +273,7 @@ impl TokenFile {
         #[cfg(unix)]
         {
             let length = self.map.len() as u64;
-            let (start, end) = (range.start.min(length), range.end.min(length));
+            let (start, end) = (range.start.saturating_sub(FAULT_AROUND).min(length), range.end.min(length));
             // SAFETY: the map is of a file and is never written, so that its pages come back from the file as they
             // were.
             let advised = unsafe {

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_routing::{Assignment, Progress as Step, Router, SampleFeatures, ShardSet};
+use dipaco_routing::{Assignment, Origin, Progress as Step, Router, SampleFeatures, ShardSet};
 use dipaco_shards::Part;
 use dipaco_store::ShardRecord;
 use dipaco_telemetry::{Progress, Task, Unit};
@@ -52,15 +52,20 @@ pub(crate) fn fit(
         }
     }
     let seed = weights.seed()?;
-    let fitted = dipaco_routing::fit(
-        &seed,
-        seed_hash,
-        &file,
-        &weights.topology().radices(),
-        &settings,
-        &mut shown(progress, "route fit", cancel),
-    )?;
+    let mut show = shown(progress, "features", cancel);
+    let features = SampleFeatures::new(&seed, seed_hash, &file, &settings, &routing.features())?;
+    let points = features.all(&mut show)?;
+    let origin = Origin {
+        tokens_hash: file.content_hash().to_owned(),
+        tokenizer_hash: file.tokenizer_hash().to_owned(),
+        seed_hash: seed_hash.to_owned(),
+    };
+    let clusters = weights.topology().radices();
+    let dimension = seed.config().hidden_size;
+    let fitted =
+        dipaco_routing::fit_points(&points, dimension, &clusters, origin, &settings, &mut show)?;
     files::write(&routing.router(), fitted.router.to_bytes())?;
+    features.remove()?;
     Ok((fitted.router, true))
 }
 
