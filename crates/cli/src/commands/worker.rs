@@ -31,7 +31,7 @@ pub(crate) struct WorkerOptions {
     /// Threads to compute with; 0 is the number of cores.
     #[arg(long, env = "DIPACO_THREADS", default_value_t = 0, value_name = "N")]
     threads: usize,
-    /// A folder in which the run's shards may already lie; others are fetched.
+    /// The run's routing folder or a copy of it, where shards may already lie; others are fetched.
     #[arg(long, env = "DIPACO_SHARDS", value_name = "DIR")]
     shards: Option<PathBuf>,
     /// Where fetched shards are kept.

@@ -149,7 +149,7 @@ pub(crate) fn features_part(
 ) -> Result<u64, StepError> {
     let file = token_file(run, &run.train_tokens())?;
     let (seed, seed_hash) = (weights.seed()?, weights.seed_hash()?);
-    let features = SampleFeatures::new(&seed, seed_hash, &file, &config.routing, &run.routing(0).features())?;
+    let features = SampleFeatures::new(&seed, seed_hash, &file, &config.routing.of_router(), &run.routing(0).features())?;
     Ok(features.part(part, &mut shown(progress, "features", cancel))?)
 }
 
