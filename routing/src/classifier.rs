@@ -155,7 +155,7 @@ pub fn fit_discriminative(
     }
     let (penalty, held_out_loss) = chosen;
     let found = fit(penalty, &|_| true)?;
-    tracing::debug!(penalty, loss = found.value, iterations = found.iterations, "classifier");
+    tracing::debug!(penalty, iterations = found.iterations, "classifier");
     let loss = objective.evaluate(&found.place, 0.0, &|_| true, None);
 
     let stride = (count * paths as usize).div_ceil(CALIBRATION).max(1);

@@ -20,6 +20,9 @@ const VERSION: u32 = 1;
 /// Bytes of BLAKE3 behind the header and behind each frame.
 const CHECKSUM: usize = 16;
 
+/// What takes a frame: the number of its first record, and its bytes.
+type Visit<'a> = dyn FnMut(u64, &[u8]) -> Result<(), RoutingError> + 'a;
+
 /// The files of all parts of one computation.
 #[derive(Clone, Debug)]
 pub(crate) struct PartFiles {
@@ -226,7 +229,7 @@ impl PartFiles {
     pub(crate) fn read(
         &self,
         part: Part,
-        visit: &mut dyn FnMut(u64, &[u8]) -> Result<(), RoutingError>,
+        visit: &mut Visit<'_>,
     ) -> Result<(), RoutingError> {
         let failed = self.io("read", part);
         let damaged = || RoutingError::DamagedPart { path: self.file(part), part, command: self.command };

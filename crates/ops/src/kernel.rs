@@ -8,8 +8,9 @@ pub use crate::attention::{KeyValues, attend};
 pub use crate::block::BlockWeights;
 
 use crate::RopeTable;
+use crate::buffer::Workspace;
 use crate::exp::dot;
-use crate::product::{Group, NR, Order, Rhs, outer_product, pack_all, packed_len, with_scratch};
+use crate::product::{Order, OuterProduct, RightOperand, outer_products};
 use crate::vector;
 
 /// Outputs of one task of a product with a single row.
@@ -97,11 +98,7 @@ pub fn transposed_product(
     if depth == 0 || c.is_empty() {
         return c.fill(0.0);
     }
-    with_scratch(packed_len(Group::Single, depth, columns, NR), |memory| {
-        let packed: &mut [u32] = bytemuck::cast_slice_mut(memory);
-        let b = &b[..depth * columns];
-        pack_all(Group::Single, Order::Rows, b, columns, (depth, columns), NR, packed);
-        let rhs = Rhs::new(packed, Group::Single, depth, columns);
-        outer_product((a, rows), (depth, rows), rhs, c, false);
-    });
+    let workspace = Workspace::default();
+    let rhs = RightOperand::new::<f32, f32>(&workspace, Order::Rows, b, columns, (depth, columns));
+    outer_products(&mut [OuterProduct { a, stride: rows, rows, rhs: rhs.rhs(), c }], depth, false);
 }

@@ -20,7 +20,6 @@ type Pair = (Vec<f64>, Vec<f64>, f64);
 /// Where the search ended.
 pub(super) struct Minimum {
     pub(super) place: Vec<f64>,
-    pub(super) value: f64,
     pub(super) iterations: usize,
 }
 
@@ -45,7 +44,7 @@ pub(super) fn minimise(
             slope = -dot(&gradient, &gradient);
         }
         if slope == 0.0 {
-            return Ok(Minimum { place, value, iterations: iteration - 1 });
+            return Ok(Minimum { place, iterations: iteration - 1 });
         }
         let mut step = if history.is_empty() { 1.0 / (-slope).sqrt().max(1.0) } else { 1.0 };
         let mut taken = None;
@@ -61,7 +60,7 @@ pub(super) fn minimise(
         }
         // No step lowers the value: it is at its minimum but for rounding.
         let Some((next, next_gradient, next_value)) = taken else {
-            return Ok(Minimum { place, value, iterations: iteration - 1 });
+            return Ok(Minimum { place, iterations: iteration - 1 });
         };
         let moved: Vec<f64> = next.iter().zip(&place).map(|(a, b)| a - b).collect();
         let change: Vec<f64> = next_gradient.iter().zip(&gradient).map(|(a, b)| a - b).collect();
@@ -76,10 +75,10 @@ pub(super) fn minimise(
         (place, gradient, value) = (next, next_gradient, next_value);
         small_gains = if gain <= tolerance * value.abs() { small_gains + 1 } else { 0 };
         if small_gains == 2 {
-            return Ok(Minimum { place, value, iterations: iteration });
+            return Ok(Minimum { place, iterations: iteration });
         }
     }
-    Ok(Minimum { place, value, iterations })
+    Ok(Minimum { place, iterations })
 }
 
 /// The negative gradient times an approximation of the inverse curvature.
@@ -137,7 +136,7 @@ mod tests {
     fn a_minimum_is_left_alone_and_errors_come_through() {
         let mut flat = |_: &[f64], _: &mut [f64]| Ok(3.0);
         let found = minimise(vec![1.0, 2.0], 9, 0.0, &mut flat).unwrap();
-        assert_eq!((found.place, found.value, found.iterations), (vec![1.0, 2.0], 3.0, 0));
+        assert_eq!((found.place, found.iterations), (vec![1.0, 2.0], 0));
         assert!(minimise(vec![1.0], 9, 0.0, &mut |_, _| Err(RoutingError::Cancelled)).is_err());
     }
 }

@@ -181,7 +181,6 @@ impl Piece {
     }
 
     /// Tokenises the piece and records it.
-    #[expect(clippy::too_many_arguments, reason = "what every step of preparing takes, and where it goes")]
     pub(super) fn make(
         &self,
         config: &PrepareConfig,

@@ -62,8 +62,7 @@ pub(crate) fn fit(
     };
     let clusters = weights.topology().radices();
     let dimension = seed.config().hidden_size;
-    let fitted =
-        dipaco_routing::fit_points(&points, dimension, &clusters, origin, &settings, &mut show)?;
+    let fitted = dipaco_routing::fit_points(&points, dimension, &clusters, origin, &settings, &mut show)?;
     files::write(&routing.router(), fitted.router.to_bytes())?;
     features.remove()?;
     Ok((fitted.router, true))
@@ -149,7 +148,13 @@ pub(crate) fn features_part(
 ) -> Result<u64, StepError> {
     let file = token_file(run, &run.train_tokens())?;
     let (seed, seed_hash) = (weights.seed()?, weights.seed_hash()?);
-    let features = SampleFeatures::new(&seed, seed_hash, &file, &config.routing.of_router(), &run.routing(0).features())?;
+    let features = SampleFeatures::new(
+        &seed,
+        seed_hash,
+        &file,
+        &config.routing.of_router(),
+        &run.routing(0).features(),
+    )?;
     Ok(features.part(part, &mut shown(progress, "features", cancel))?)
 }
 

@@ -130,7 +130,7 @@ unsafe fn single_half<const ROWS: usize>(tile: &Tile) {
             });
             let next = |a: *const u32| a.wrapping_add(step);
             a = [next(a[0]), next(a[1]), next(a[2]), next(a[3])];
-            b = b.wrapping_add(NR);
+            b = b.wrapping_add(tile.b_step);
         }
     }
     unrolled!(ROWS, i => {

@@ -94,12 +94,12 @@ fn scores_are_made_once_and_anew_for_other_weights_or_text() {
     let folder = tempfile::tempdir().unwrap();
     let file = tokens(folder.path(), &[7, 30, 4]);
     let header = header(&file);
-    let mut write =
+    let write =
         |header: &ScoreHeader| write_scores(folder.path(), header, &model(1), &file, 4, &mut go_on).unwrap();
     assert!(write(&header));
     let bytes = std::fs::read(folder.path().join("path-002.f32")).unwrap();
     assert!(!write(&header));
-    let mut stepped = header.clone();
+    let mut stepped = header;
     stepped.modules[0].2 = "other weights".into();
     assert!(write(&stepped));
     // Another number of sequences at once changes nothing beyond rounding, and a cut file is made again.
