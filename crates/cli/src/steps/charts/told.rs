@@ -19,7 +19,7 @@ pub(crate) struct Told {
     pub(crate) name: String,
     /// Tokens of one inner step of all paths, padding included.
     pub(crate) step_tokens: f64,
-    /// Mean training loss over the paths in nats per token, by inner step.
+    /// Mean training loss over the paths and over a round in nats per token, by the inner step at the round's end.
     pub(crate) training: Vec<(f64, f64)>,
     /// Mean loss over the paths on their held-out documents, by inner step.
     pub(crate) heldout: Vec<(f64, f64)>,
@@ -61,7 +61,7 @@ impl Told {
     pub(crate) fn read(run: &RunDirectory, config: &RunConfig) -> Result<Self, StepError> {
         let topology = Topology::new(&config.topology, config.model.blocks)?;
         let inner = config.train.inner_steps;
-        let mut training = Curve::over(u64::from(config.train.rounds) * inner);
+        let mut training: BTreeMap<u64, BTreeMap<u32, f64>> = BTreeMap::new();
         let mut seed_training = Curve::over(config.seed_model.steps);
         let mut heldout: BTreeMap<u64, BTreeMap<u32, f64>> = BTreeMap::new();
         let mut seed_validation = BTreeMap::new();
@@ -71,14 +71,16 @@ impl Told {
                 // A line that a dying process cut off, or an event of a later version.
                 let Ok(record) = record else { continue };
                 match record.event {
-                    Event::InnerStep { step, loss, .. } => training.add(step, loss),
                     Event::SeedStep { step, loss, .. } => seed_training.add(step, loss),
                     Event::SeedValidated { step, loss, .. } => {
                         seed_validation.insert(step, loss);
                     }
-                    // A round's loss is that of the weights that it begins with.
-                    Event::PathCompleted { path, round, heldout_loss: Some(loss), .. } => {
-                        heldout.entry(round * inner).or_default().insert(path.0, loss);
+                    Event::PathCompleted { path, round, loss, heldout_loss, .. } => {
+                        training.entry((round + 1) * inner).or_default().insert(path.0, loss);
+                        // The held-out loss is that of the weights that the round begins with.
+                        if let Some(loss) = heldout_loss {
+                            heldout.entry(round * inner).or_default().insert(path.0, loss);
+                        }
                     }
                     Event::ModuleStepped { module, version, cosine: Some(cosine), .. } => {
                         cosines.entry(module).or_default().insert(version, cosine);
@@ -91,12 +93,15 @@ impl Told {
             points.into_iter().map(|(at, value)| (at as f64, value)).collect()
         };
         let mean = |losses: &BTreeMap<u32, f64>| losses.values().sum::<f64>() / losses.len() as f64;
+        let means = |rounds: BTreeMap<u64, BTreeMap<u32, f64>>| -> Vec<(f64, f64)> {
+            floats(rounds.into_iter().map(|(at, losses)| (at, mean(&losses))).collect())
+        };
         Ok(Self {
             name: config.run.name.clone(),
             step_tokens: f64::from(topology.paths())
                 * (config.train.batch as f64 * config.train.sequence_tokens as f64),
-            training: training.points(),
-            heldout: floats(heldout.into_iter().map(|(at, losses)| (at, mean(&losses))).collect()),
+            training: means(training),
+            heldout: means(heldout),
             seed_training: seed_training.points(),
             seed_validation: floats(seed_validation),
             cosines: cosines.into_iter().map(|(module, points)| (module, floats(points))).collect(),
