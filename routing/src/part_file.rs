@@ -226,11 +226,7 @@ impl PartFiles {
     /// # Errors
     ///
     /// [`RoutingError::Part`] when the file is damaged or cut, and what `visit` fails with.
-    pub(crate) fn read(
-        &self,
-        part: Part,
-        visit: &mut Visit<'_>,
-    ) -> Result<(), RoutingError> {
+    pub(crate) fn read(&self, part: Part, visit: &mut Visit<'_>) -> Result<(), RoutingError> {
         let failed = self.io("read", part);
         let damaged = || RoutingError::DamagedPart { path: self.file(part), part, command: self.command };
         if self.state(part)?.is_none() {

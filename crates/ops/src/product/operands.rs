@@ -76,7 +76,12 @@ pub(crate) struct Lhs<'a> {
 impl<'a> Lhs<'a> {
     /// Rows of `depth` contiguous elements each, `stride` elements from one to the next, read where they are.
     /// `None` when groups of this type do not lie so: a pair at an odd place, or bf16 to be widened.
-    pub(super) fn direct<E: Element>(data: &'a [E], rows: usize, depth: usize, stride: usize) -> Option<Self> {
+    pub(super) fn direct<E: Element>(
+        data: &'a [E],
+        rows: usize,
+        depth: usize,
+        stride: usize,
+    ) -> Option<Self> {
         let group = Group::of::<E>();
         let per_group = match (group, E::PRECISION) {
             (Group::Single, Precision::F32) => 1,
@@ -93,7 +98,12 @@ impl<'a> Lhs<'a> {
 
     /// Rows whose elements lie `stride` apart, neighbours in memory being of neighbouring rows: Aᵀ of a matrix A whose rows
     /// are f32. `None` when this is not.
-    pub(super) fn transposed<E: Element>(data: &'a [E], rows: usize, depth: usize, stride: usize) -> Option<Self> {
+    pub(super) fn transposed<E: Element>(
+        data: &'a [E],
+        rows: usize,
+        depth: usize,
+        stride: usize,
+    ) -> Option<Self> {
         if Group::of::<E>() != Group::Single || E::PRECISION != Precision::F32 {
             return None;
         }
@@ -112,7 +122,7 @@ impl<'a> Lhs<'a> {
 /// # Panics
 /// When `data` is shorter than its sizes say.
 pub(crate) fn with_rows<E: Element, R>(
-    pub(super) data: &[E],
+    data: &[E],
     (rows, depth, stride): (usize, usize, usize),
     f: impl FnOnce(Lhs<'_>) -> R,
 ) -> R {

@@ -1,7 +1,5 @@
 //! Products that sum over the rows of both operands: the gradients of matrices of weights.
 
-use std::ops::Range;
-
 use rayon::prelude::*;
 
 use super::{DEPTH, Group, Lhs, NR, Order, PANEL, Rhs, Shared, multiply_shared, pack, with_scratch};

@@ -1,6 +1,7 @@
 //! Products of every layout and size against f64.
 
 use half::bf16;
+use rayon::prelude::*;
 
 use super::*;
 use crate::test_support::{in_pool, numbers};
