@@ -5,8 +5,6 @@ use serde::Serialize;
 
 use crate::{ModelConfig, path_specs};
 
-/// Rows of the logits that the head holds at a time; B·T × V is never held whole.
-const HEAD_ROWS: u64 = 512;
 /// Entries of the vocabulary whose weights the head arranges at a time.
 const HEAD_ENTRIES: u64 = 2048;
 /// Bytes of what is f32 whatever `model.dtype` says: weights, gradients, moments, the residual stream, logits.
@@ -48,7 +46,8 @@ pub struct StepMemory {
     pub head: u64,
     /// Intermediate results, and operands of products arranged for the processor.
     pub workspace: u64,
-    /// What of `gradients` lies in memory that `activations` have left, so that it is counted once.
+    /// What lies in memory that something else has left, so that it is counted once: gradients in that of `activations`,
+    /// `activations` in that of the logits.
     pub shared: u64,
 }
 
@@ -70,7 +69,7 @@ impl StepMemory {
 /// - a block keeps its input R·D·4, and for the backward pass queries, keys and values 3·R·A·e, the attention's output
 ///   R·A·e, gate and up 2·R·F·e, the residual stream after the attention R·D·4, and the softmax's normaliser of each row
 ///   and head B·H·T·4. With checkpointing each block keeps only its input, and one block at a time has the rest.
-/// - the head works on min(R, 512) rows of logits: 4·V bytes each.
+/// - the head works on some rows of logits ([`dipaco_ops::head_rows`]), 4·V bytes each.
 /// - the workspace holds the intermediate results and packed operands of one block's backward pass, those of the head
 ///   for 2,048 entries of the vocabulary, and the residual stream and its gradient between the operations.
 /// - the backward pass goes from the last block to the first. In a step of one pass, a block's gradients take the place
@@ -89,7 +88,7 @@ pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
         number(config.head_size()),
     );
     let (rows, e, blocks) = (b.saturating_mul(t), number(config.dtype.bytes()), number(config.blocks));
-    let head_rows = rows.min(HEAD_ROWS);
+    let head_rows = number(dipaco_ops::head_rows(usize::try_from(rows).unwrap_or(usize::MAX)));
     let parameters_of = |wanted: &dyn Fn(Part) -> bool| -> u64 {
         let own = path_specs(config).into_iter().filter(|spec| wanted(spec.part));
         own.map(|spec| number(spec.parameters())).fold(0, u64::saturating_add)
@@ -110,7 +109,10 @@ pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
     let kept = if gradient <= kept.saturating_mul(2) { kept.max(gradient) } else { kept };
     let inputs = blocks.saturating_mul(input);
     let (activations, shared) = if shape.activation_checkpointing {
-        (sum(&[inputs, input, kept]), 0)
+        // Blocks find the logits' memory when they are computed once more.
+        let logits = product(&[head_rows, v, F32]);
+        let reused = kept <= logits.saturating_mul(2) && logits <= kept.saturating_mul(2);
+        (sum(&[inputs, input, kept]), if reused { kept.min(logits) } else { 0 })
     } else {
         // The first gradient finds no memory that was left, so one block's stays over at the end.
         let one_pass = shape.at_once() >= shape.batch;
@@ -119,9 +121,9 @@ pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
     };
     let head_entries = v.min(HEAD_ENTRIES);
     let workspace = sum(&[
-        product(&[rows, 3 * d + a + 3 * f, e]),
-        product(&[2, f, d, e]),
-        product(&[4, input]),
+        product(&[rows, 4 * d + 2 * a + 2 * f, e]),
+        product(&[4 * a + 3 * f, d, e]),
+        product(&[3, input]),
         product(&[head_rows, d, F32 + e]),
         product(&[head_entries, head_rows + d, e]),
     ]);
@@ -175,7 +177,7 @@ mod tests {
         let rows = 4096;
         let block = 4 * rows * 1024 * 4 + 2 * rows * 2432 * 4 + 2 * rows * 896 * 4 + 4 * 16 * 1024 * 4;
         assert_eq!(memory.activations, 12 * block);
-        assert_eq!(memory.head, 512 * 32_000 * 4);
+        assert_eq!(memory.head, 1024 * 32_000 * 4);
         // What a block keeps is four times as large as its gradient, so neither takes the other's place.
         assert_eq!(memory.shared, 0);
     }
@@ -196,12 +198,12 @@ mod tests {
         let narrow = ModelConfig { dtype: Dtype::Bf16, ..large() };
         let small = shape(8, 256);
         for (model, shape, measured) in [
-            (&s, small, 246),
+            (&s, small, 247),
             (&s, StepShape { micro_batch: 1, ..small }, 123),
-            (&s, StepShape { activation_checkpointing: true, ..small }, 180),
-            (&m, shape(4, 512), 1006),
-            (&large(), shape(1, 1024), 2961),
-            (&narrow, shape(1, 1024), 2937),
+            (&s, StepShape { activation_checkpointing: true, ..small }, 168),
+            (&m, shape(4, 512), 1016),
+            (&large(), shape(1, 1024), 3002),
+            (&narrow, shape(1, 1024), 2949),
         ] {
             let total = (step_memory(model, &shape).total() >> 20) + 22;
             assert!(total.abs_diff(measured) * 16 <= measured, "{total} MiB instead of {measured}");

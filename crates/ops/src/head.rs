@@ -161,7 +161,8 @@ impl Head<'_> {
 }
 
 /// Positions of `rows` whose logits are in memory at the same time: all of them never are but for a handful.
-fn head_rows(rows: usize) -> usize {
+#[must_use]
+pub fn head_rows(rows: usize) -> usize {
     ROWS.min(rows.div_ceil(2).next_multiple_of(PANEL)).min(rows).max(1)
 }
 

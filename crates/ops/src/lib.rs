@@ -46,6 +46,7 @@ pub use element::Precision;
 pub use error::OpsError;
 pub use gradient_slot::GradientSlot;
 pub use graph::{HeadPlace, HeadSlots, blocks, cross_entropy, embedding, token_log_probs};
+pub use head::head_rows;
 pub use memory::{keep_freed_memory, update_in_place, with_slice};
 pub use packed_rows::PackedRows;
 pub use product::{instructions, product_rate};
