@@ -129,7 +129,9 @@ fn a_cell_is_a_run_that_every_command_takes() {
 fn cells_and_results_become_pictures() {
     let bench = Bench::new();
     let _ = bench.run("--seed 1").succeeded();
-    let cell = bench.results()["cells"][1]["key"].as_str().unwrap().to_owned();
+    let results = bench.results();
+    assert!(results["cells"][1]["trained"]["seconds"].as_f64().unwrap() > 0.0, "no round was told");
+    let cell = results["cells"][1]["key"].as_str().unwrap().to_owned();
     let out = bench.out();
     let (cell, results, pictures) =
         (out.join("cells").join(cell), out.join("tiny.json"), out.join("pictures"));

@@ -18,15 +18,6 @@ pub struct Record {
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Event {
-    /// A command of the run began.
-    Started {
-        /// The command, as in `train`.
-        command: String,
-        /// The version of the program.
-        version: String,
-        /// Hash of the configuration.
-        config: String,
-    },
     /// One optimizer step of the seed model.
     SeedStep {
         /// Step, counted from 1.
@@ -87,25 +78,6 @@ pub enum Event {
         round: u64,
         /// Seconds that the division took.
         seconds: f64,
-    },
-    /// One inner step of a path.
-    InnerStep {
-        /// The path.
-        path: PathId,
-        /// Round, counted from 0.
-        round: u64,
-        /// Inner step of the whole training, counted from 1.
-        step: u64,
-        /// Mean cross entropy of the batch, nats per token.
-        #[serde(deserialize_with = "nan_if_null")]
-        loss: f64,
-        /// Learning rate of this step.
-        learning_rate: f64,
-        /// Norm of the gradient before clipping.
-        #[serde(deserialize_with = "nan_if_null")]
-        gradient_norm: f64,
-        /// Tokens trained on per second.
-        tokens_per_second: f64,
     },
     /// A path finished its inner steps of a round.
     PathCompleted {
@@ -177,22 +149,6 @@ pub enum Event {
         tokens: u64,
         /// Documents counted.
         documents: u64,
-    },
-    /// Bytes that went over the network in a round, seen from the coordinator.
-    TransferBytes {
-        /// Round, counted from 0.
-        round: u64,
-        /// Bytes from the coordinator to workers.
-        sent: u64,
-        /// Bytes from workers to the coordinator.
-        received: u64,
-    },
-    /// A command of the run ended.
-    Finished {
-        /// The command, as in `train`.
-        command: String,
-        /// Seconds since it began.
-        seconds: f64,
     },
 }
 

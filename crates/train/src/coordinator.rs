@@ -98,7 +98,9 @@ pub async fn coordinate(
         Ledger::take_over(store.clone(), started.manifest, started.sequence, topology.clone(), lease).await?;
     let done = contributed(&ledger);
     let total = u64::from(topology.paths()) * plan.total_steps();
-    let progress = RunProgress::new(&progress, events, done * plan.train.inner_steps, total);
+    let versions = ledger.rounds().progress().modules.clone();
+    let steps = (done * plan.train.inner_steps, total);
+    let progress = RunProgress::new(&progress, events, steps, versions);
     let progress = Arc::new(progress);
     let changed = Arc::new(Notify::new());
     let ledger = Arc::new(Mutex::new(ledger));

@@ -203,6 +203,9 @@ impl Desk {
                         // The timer of the leases has a new deadline to watch.
                         self.changed.notify_waiters();
                         let work = self.work(&ledger, &lease)?;
+                        if lease.task == Task::Train {
+                            self.progress.leased(lease.round)?;
+                        }
                         let Lease { path, round, fence, .. } = &lease;
                         tracing::debug!(%path, round, %fence, worker = guest.worker, "lease");
                         return Ok((Response::Work(Box::new(work)), None));
@@ -356,7 +359,8 @@ impl Desk {
             Completed::Incomplete(item) => Ok(refused(format!("{} is missing", item.name()))),
             Completed::Accepted { task, best } => {
                 if task == Task::Train {
-                    self.progress.committed(path, self.plan.train.inner_steps);
+                    let loss = report.loss.unwrap_or(f64::NAN);
+                    self.progress.committed(path, round, self.plan.train.inner_steps, loss);
                     // A closed channel means that the synchronizer failed: the coordinator ends with its error.
                     let _ = self.committed.send(path).await;
                 }

@@ -22,6 +22,7 @@ mod path_state;
 mod plan;
 mod protocol;
 mod round;
+mod round_tally;
 mod router_targets;
 mod router_training;
 mod run_progress;

@@ -1,13 +1,15 @@
 //! What a training run tells its user: a bar over all inner steps, and the event file.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dipaco_sync::Fence;
 use dipaco_telemetry::{Event, Events, Progress, Task, Unit};
-use dipaco_topology::PathId;
+use dipaco_topology::{ModuleId, PathId};
+use tokio::time::Instant;
 
 use crate::TrainError;
+use crate::round_tally::RoundTally;
 
 /// Progress of all paths together, in inner steps.
 pub(crate) struct RunProgress {
@@ -24,13 +26,20 @@ struct State {
     running: BTreeMap<PathId, (Fence, u64)>,
     /// The last training loss of each path.
     losses: BTreeMap<PathId, f32>,
+    rounds: RoundTally,
 }
 
 impl RunProgress {
-    pub(crate) fn new(progress: &Progress, events: Events, committed: u64, total: u64) -> Self {
+    pub(crate) fn new(
+        progress: &Progress,
+        events: Events,
+        (committed, total): (u64, u64),
+        versions: BTreeMap<ModuleId, u32>,
+    ) -> Self {
         let task = progress.task("train", Some(total), Unit::Count("steps"));
         task.resume_at(committed);
-        let state = State { committed, running: BTreeMap::new(), losses: BTreeMap::new() };
+        let rounds = RoundTally::new(versions, Instant::now());
+        let state = State { committed, running: BTreeMap::new(), losses: BTreeMap::new(), rounds };
         Self { events, task, state: Mutex::new(state) }
     }
 
@@ -38,8 +47,24 @@ impl RunProgress {
         Ok(self.events.write(event)?)
     }
 
+    /// A path of a round was leased.
+    pub(crate) fn leased(&self, round: u32) -> Result<(), TrainError> {
+        let event = self.state().rounds.leased(round, Instant::now());
+        event.map_or(Ok(()), |event| self.event(event))
+    }
+
+    /// A module took its outer step.
+    pub(crate) fn stepped(&self, module: ModuleId, version: u32) -> Result<(), TrainError> {
+        let event = self.state().rounds.stepped(module, version, Instant::now());
+        event.map_or(Ok(()), |event| self.event(event))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn update(&self, change: impl FnOnce(&mut State)) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         change(&mut state);
         let running: u64 = state.running.values().map(|&(_, steps)| steps).sum();
         if !state.losses.is_empty() {
@@ -69,9 +94,10 @@ impl RunProgress {
     }
 
     /// A round of a path counts.
-    pub(crate) fn committed(&self, path: PathId, steps: u64) {
+    pub(crate) fn committed(&self, path: PathId, round: u32, steps: u64, loss: f64) {
         self.update(|state| {
             state.running.remove(&path);
+            state.rounds.committed(path, round, loss);
             state.committed += steps;
         });
     }

@@ -165,6 +165,7 @@ impl Synchronizer {
             outer_gradient_norm: norm,
             cosine,
         })?;
+        self.progress.stepped(module, version)?;
         self.changed.notify_waiters();
         Ok(())
     }
