@@ -130,7 +130,7 @@ fn cells_and_results_become_pictures() {
     let bench = Bench::new();
     let _ = bench.run("--seed 1").succeeded();
     let results = bench.results();
-    assert!(results["cells"][1]["trained"]["seconds"].as_f64().unwrap() > 0.0, "no round was told");
+    assert!(results["cells"][1]["facts"]["seconds"].as_f64().unwrap() > 0.0, "no round was told");
     let cell = results["cells"][1]["key"].as_str().unwrap().to_owned();
     let out = bench.out();
     let (cell, results, pictures) =
