@@ -1,6 +1,5 @@
 //! Discriminative routing (arXiv:2403.10616 §2.4.2, §7.2.1): a linear classifier of which path scores a document best.
 
-mod calibrate;
 mod lbfgs;
 mod objective;
 
@@ -13,12 +12,10 @@ use crate::features::{FeatureExtractor, Featurizer};
 use crate::fit::{Origin, warn_of_dominance};
 use crate::progress::{Progress, ProgressFn, report};
 use crate::router::{FittedOn, Router, TargetsFrom};
-use crate::{RouterConfig, RoutingError};
+use crate::{RouterConfig, RoutingError, calibrate};
 
 /// One document in this many is left out of the fits that choose the penalty.
 const HELD_OUT: usize = 5;
-/// Logits that the biases are calibrated on, at most: 64 MiB.
-const CALIBRATION: usize = 1 << 24;
 
 /// A discriminative router and how well it fits.
 #[derive(Clone, Debug)]
@@ -102,7 +99,7 @@ pub fn document_features(
 /// weights is the one of `config.classifier.penalties` that predicts a fifth of the documents best after fitting the
 /// others. Then biases are calibrated until paths are chosen as often as they are targets, because rare targets are
 /// even rarer in a classifier's choice, which left paths without text; a path that is hardly ever a target gets
-/// `config.classifier.least_share` of an equal share. The same inputs give the same router, bit for bit.
+/// `config.least_share` of an equal share. The same inputs give the same router, bit for bit.
 ///
 /// # Errors
 ///
@@ -158,9 +155,9 @@ pub fn fit_discriminative(
     tracing::debug!(penalty, iterations = found.iterations, "classifier");
     let loss = objective.evaluate(&found.place, 0.0, &|_| true, None);
 
-    let stride = (count * paths as usize).div_ceil(CALIBRATION).max(1);
-    let logits = objective.logits(&found.place, stride);
-    let corrections = calibrate::calibrate(&logits, &wanted_shares(&target_sizes, settings.least_share));
+    let logits = objective.logits(&found.place, calibrate::stride(count, paths as usize));
+    let corrections =
+        calibrate::calibrate(&logits, &calibrate::wanted_shares(&target_sizes, config.least_share));
     drop(logits);
     let fitted_on = FittedOn {
         tokens_hash: origin.tokens_hash,
@@ -233,18 +230,9 @@ fn warn_of_rare_targets(target_sizes: &[u64]) {
             paths = target_sizes.len(),
             documents = target_sizes.iter().sum::<u64>(),
             "paths score none of the router's documents best: raise routing.router_share, use fewer paths, or train longer \
-             before re-routing; they get routing.classifier.least_share of an equal share"
+             before re-routing; they get routing.least_share of an equal share"
         );
     }
-}
-
-/// The targets' shares (P), none below `least` of an equal share.
-fn wanted_shares(target_sizes: &[u64], least: f64) -> Vec<f64> {
-    let total = target_sizes.iter().sum::<u64>() as f64;
-    let floor = least / target_sizes.len() as f64;
-    let shares: Vec<f64> = target_sizes.iter().map(|&size| (size as f64 / total).max(floor)).collect();
-    let sum: f64 = shares.iter().sum();
-    shares.into_iter().map(|share| share / sum).collect()
 }
 
 /// The path of each document.

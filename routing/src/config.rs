@@ -58,6 +58,10 @@ pub struct RouterConfig {
     /// Share of the training documents that no path is trained on, which paths score to fit a discriminative router
     /// ([`crate::is_router_document`]); default 0, at most 0.5. The paper takes 0.005 (arXiv:2403.10616 §2.4.2).
     pub router_share: f64,
+    /// The least share of the documents that a router is calibrated to give each path, as a part of an equal share;
+    /// default 0.1. Without it a path whose halves of a product of centroids never come together, or that is best for no
+    /// router document, gets no text to train on; 0 lets it. At most 1, equal shares for all.
+    pub least_share: f64,
     /// How a discriminative router is fitted.
     pub classifier: ClassifierConfig,
     /// When the text is divided anew, by which router; none by default. Each phase changes the shards of the rounds
@@ -78,6 +82,7 @@ impl Default for RouterConfig {
             batch_documents: 64,
             overlap: 1,
             router_share: 0.0,
+            least_share: 0.1,
             classifier: ClassifierConfig::default(),
             phases: Vec::new(),
         }
@@ -154,6 +159,13 @@ impl RouterConfig {
                 problem: "must be at least 0 and at most 0.5: it is taken from the training text",
             });
         }
+        if !(0.0..=1.0).contains(&self.least_share) {
+            return Err(RoutingError::Config {
+                key: "least_share",
+                value: self.least_share.to_string(),
+                problem: "must be at least 0 and at most 1",
+            });
+        }
         self.classifier.check()?;
         phase::check(&self.phases)
     }
@@ -193,6 +205,7 @@ mod tests {
             (RouterConfig { overlap: 0, ..default() }, "routing.overlap = 0"),
             (RouterConfig { router_share: -0.1, ..default() }, "routing.router_share = -0.1"),
             (RouterConfig { router_share: f64::NAN, ..default() }, "routing.router_share = NaN"),
+            (RouterConfig { least_share: 1.5, ..default() }, "routing.least_share = 1.5"),
             (RouterConfig { tolerance: f64::NAN, ..default() }, "routing.tolerance = NaN"),
             (RouterConfig { tolerance: 1.0, ..default() }, "routing.tolerance = 1"),
             (RouterConfig { phases: phases(&[0]), ..default() }, "routing.phases[].round = 0"),

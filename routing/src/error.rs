@@ -107,8 +107,8 @@ pub enum RoutingError {
     },
     /// A path's shard holds no document.
     #[error(
-        "{} of {} paths got no document (paths {}): use fewer paths, more text, another routing.seed, or fit the router \
-         on this text",
+        "{} of {} paths got no document (paths {}): raise routing.least_share, use fewer paths, more text, another \
+         routing.seed, or fit the router on this text",
         paths.len(),
         total,
         list(paths)

@@ -1,13 +1,14 @@
 //! Fitting a router on features of documents.
 
 use dipaco_shards::TokenFile;
+use rayon::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::features::{FeatureExtractor, Featurizer};
 use crate::progress::ProgressFn;
 use crate::router::{FittedOn, Part, Router, parts};
-use crate::{RouterConfig, RouterKind, RoutingError, kmeans};
+use crate::{RouterConfig, RouterKind, RoutingError, calibrate, kmeans};
 
 /// Stream of the random generator that draws the sample; k-means uses the streams from 0 up.
 const SAMPLE_STREAM: u64 = u64::MAX;
@@ -124,9 +125,6 @@ pub fn fit_points(
         inertia += found.inertia;
         iterations = iterations.max(found.iterations);
     }
-    let mut sizes = vec![0u64; paths as usize];
-    assignments.iter().for_each(|&path| sizes[path as usize] += 1);
-    warn_of_dominance(&sizes);
     let fitted_on = FittedOn {
         tokens_hash: origin.tokens_hash,
         tokenizer_hash: origin.tokenizer_hash,
@@ -136,11 +134,59 @@ pub fn fit_points(
         targets: None,
         config: config.clone(),
     };
-    let router = match config.kind {
-        RouterKind::ProductKMeans => Router::product_kmeans(clusters, dimension, centroids, fitted_on)?,
-        _ => Router::kmeans(paths, dimension, centroids, fitted_on)?,
+    let with = |biases: &[f32]| {
+        let (centroids, fitted_on) = (centroids.clone(), fitted_on.clone());
+        match config.kind {
+            RouterKind::ProductKMeans => {
+                Router::product_kmeans(clusters.clone(), dimension, centroids, biases, fitted_on)
+            }
+            _ => Router::kmeans(dimension, centroids, biases, fitted_on),
+        }
     };
+    let mut sizes = histogram(assignments.into_iter(), paths);
+    let mut router = with(&vec![0.0; paths as usize])?;
+    let floor = config.least_share * documents as f64 / f64::from(paths);
+    let small = sizes.iter().filter(|&&size| (size as f64) < floor).count();
+    if small > 0 {
+        tracing::info!(
+            paths = small,
+            least = floor.ceil(),
+            "paths get next to no text from centroids alone; they are moved nearer until they do (routing.least_share)"
+        );
+        router = with(&least_biases(&router, points, &sizes)?)?;
+        let paths_of = |point: &[f32]| Ok(router.route(point)?.path.0);
+        let assignments: Result<Vec<u32>, RoutingError> =
+            points.par_chunks_exact(dimension).map(paths_of).collect();
+        sizes = histogram(assignments?.into_iter(), paths);
+    }
+    warn_of_dominance(&sizes);
     Ok(Fit { router, sizes, iterations })
+}
+
+/// Biases (P), the largest 0, with which no path of a router that has none yet gets less than `least_share` of an equal
+/// share of `points` (N, D), and the others lose as little as possible. `sizes` (P) are what each path gets without.
+fn least_biases(router: &Router, points: &[f32], sizes: &[u64]) -> Result<Vec<f32>, RoutingError> {
+    let (dimension, fitted) = (router.dimension(), router.fitted_on());
+    let stride = calibrate::stride(points.len() / dimension, sizes.len());
+    // Relative to the mean squared distance, so that what is soft for one seed model is soft for another.
+    let unit = if fitted.loss > 0.0 { fitted.loss } else { 1.0 };
+    let rows: Result<Vec<Vec<f64>>, RoutingError> = points
+        .par_chunks_exact(dimension)
+        .step_by(stride)
+        .map(|point| router.distances(point))
+        .collect();
+    let logits: Vec<f32> = rows?.into_iter().flatten().map(|distance| (-distance / unit) as f32).collect();
+    let biases =
+        calibrate::calibrate(&logits, &calibrate::wanted_shares(sizes, fitted.config.least_share));
+    let largest = biases.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    Ok(biases.into_iter().map(|bias| ((bias - largest) * unit) as f32).collect())
+}
+
+/// Documents of each path (P).
+fn histogram(assignments: impl Iterator<Item = u32>, paths: u32) -> Vec<u64> {
+    let mut sizes = vec![0u64; paths as usize];
+    assignments.for_each(|path| sizes[path as usize] += 1);
+    sizes
 }
 
 /// P, when there are at least as many documents.
@@ -296,6 +342,28 @@ mod tests {
             .sum::<f64>()
             / 600.0;
         assert!((mean / router.fitted_on().loss - 1.0).abs() < 1e-5);
+    }
+
+    #[test]
+    fn a_path_between_which_no_document_lies_gets_the_least_share() {
+        // Both halves say the same place, so that halves of different places never come together.
+        let points: Vec<f32> = (0..600)
+            .flat_map(|i| {
+                let noise = |d: usize| (i * (7919 + 1009 * d) % 9973) as f32 / 9973.0;
+                let place = (i % 3) as f32 * 20.0;
+                [place + noise(0), noise(1), place + noise(2), noise(3)]
+            })
+            .collect();
+        let sizes = |least_share| {
+            let kind = RouterKind::ProductKMeans;
+            let config = RouterConfig { kind, least_share, ..RouterConfig::default() };
+            fit_points(&points, 4, &[3, 3], origin(), &config, &mut silent).unwrap().sizes
+        };
+        assert_eq!(sizes(0.0).iter().filter(|&&size| size == 0).count(), 6);
+        // A tenth of a ninth of 600 is 6.7; shares are scaled back to sum to 1.
+        let sizes = sizes(0.1);
+        assert!(sizes.iter().all(|&size| size >= 5), "{sizes:?}");
+        assert_eq!(sizes.iter().filter(|&&size| size > 150).count(), 3, "{sizes:?}");
     }
 
     #[test]

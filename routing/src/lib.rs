@@ -9,6 +9,7 @@
 //! token ids, and the model is anything that implements [`FeatureExtractor`].
 
 mod assign;
+mod calibrate;
 mod classifier;
 mod config;
 mod decisions;

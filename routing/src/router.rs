@@ -48,8 +48,8 @@ pub struct TargetsFrom {
 pub struct Route {
     /// The path.
     pub path: PathId,
-    /// How far the document is from each path (P): the Euclidean distance to its centroids, or for a discriminative
-    /// router -ln of the path's probability. The path has the smallest, the lowest id of equal ones.
+    /// How far the document is from each path (P): the root of the squared Euclidean distance to its centroids less its
+    /// bias, or for a discriminative router -ln of the path's probability. The path has the smallest, the lowest id of equal ones.
     pub distances: Vec<f32>,
 }
 
@@ -95,24 +95,28 @@ impl std::fmt::Debug for Router {
 }
 
 impl Router {
-    /// A router that sends a document to the nearest of `centroids` (P, D), row-major.
+    /// A router that sends a document to the nearest of `centroids` (P, D), row-major: the one with the least squared
+    /// distance less its bias. `biases` (P) are 0 or less, so that what is left is a squared distance still; where they
+    /// differ, cells are those of a power diagram.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Shape`] when `centroids` is not P × D with P and D at least 1, [`RoutingError::NotFinite`] for a
-    /// NaN or an infinity, [`RoutingError::Config`] for settings that can't be used.
+    /// [`RoutingError::Shape`] when `centroids` is not P × D with P and D at least 1 or there are not P biases,
+    /// [`RoutingError::NotFinite`] for a NaN or an infinity, [`RoutingError::Config`] for settings that can't be used.
     pub fn kmeans(
-        paths: u32,
         dimension: usize,
         centroids: Vec<f32>,
+        biases: &[f32],
         fitted_on: FittedOn,
     ) -> Result<Self, RoutingError> {
-        Self::new(RouterKind::KMeans, vec![paths], dimension, centroids, fitted_on)
+        let paths = u32::try_from(biases.len()).unwrap_or(u32::MAX);
+        Self::new(RouterKind::KMeans, vec![paths], dimension, centroids, biases, fitted_on)
     }
 
     /// A router that cuts a feature (D) into contiguous parts, one for each number in `clusters`, whose lengths differ by
     /// one at most, and takes the nearest centroid of each: the picks, first to last, are the digits of the path's
-    /// number. `centroids` are those of the first part (K, width), row-major, then those of the next.
+    /// number, but for `biases` (P), as for [`Self::kmeans`]. `centroids` are those of the first part (K, width),
+    /// row-major, then those of the next.
     ///
     /// # Errors
     ///
@@ -121,9 +125,10 @@ impl Router {
         clusters: Vec<u32>,
         dimension: usize,
         centroids: Vec<f32>,
+        biases: &[f32],
         fitted_on: FittedOn,
     ) -> Result<Self, RoutingError> {
-        Self::new(RouterKind::ProductKMeans, clusters, dimension, centroids, fitted_on)
+        Self::new(RouterKind::ProductKMeans, clusters, dimension, centroids, biases, fitted_on)
     }
 
     /// A router that sends a document with features x (D) to the path with the largest of W x + b, for `weights` W (P, D),
@@ -134,23 +139,24 @@ impl Router {
     /// As [`Self::kmeans`].
     pub fn discriminative(
         dimension: usize,
-        mut weights: Vec<f32>,
+        weights: Vec<f32>,
         biases: &[f32],
         fitted_on: FittedOn,
     ) -> Result<Self, RoutingError> {
         let paths = u32::try_from(biases.len()).unwrap_or(u32::MAX);
-        weights.extend_from_slice(biases);
-        Self::new(RouterKind::Discriminative, vec![paths], dimension, weights, fitted_on)
+        Self::new(RouterKind::Discriminative, vec![paths], dimension, weights, biases, fitted_on)
     }
 
     fn new(
         kind: RouterKind,
         clusters: Vec<u32>,
         dimension: usize,
-        values: Vec<f32>,
+        mut values: Vec<f32>,
+        biases: &[f32],
         fitted_on: FittedOn,
     ) -> Result<Self, RoutingError> {
         fitted_on.config.check()?;
+        values.extend_from_slice(biases);
         let shape = Shape { kind, clusters: &clusters, dimension };
         let expected = shape.values().unwrap_or(0);
         let limited = u32::try_from(dimension).ok().zip(u32::try_from(fitted_on.config.prefix_tokens).ok());
@@ -260,7 +266,8 @@ impl Router {
         Ok(paths.into_iter().map(|(path, distance)| (path, -shape.shown(distance))).collect())
     }
 
-    fn distances(&self, features: &[f32]) -> Result<Vec<f64>, RoutingError> {
+    /// Squared distances or -ln of probabilities (P): what is compared.
+    pub(crate) fn distances(&self, features: &[f32]) -> Result<Vec<f64>, RoutingError> {
         let dimension = self.dimension();
         if features.len() != dimension {
             let actual = features.len();

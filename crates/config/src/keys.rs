@@ -274,6 +274,12 @@ pub const KEYS: &[KeyDoc] = &[
          The paper takes 0.005 of 365 million; a small corpus needs more.",
     ),
     key(
+        "routing.least_share",
+        "share",
+        "What a path is calibrated to get of the documents at least, as a part of an equal share; 0 to 1. At 0 a path whose parts \
+         of product k-means never come together, or that is hardly ever the best one, gets no text to train on.",
+    ),
+    key(
         "routing.classifier.penalties",
         "numbers",
         "Strengths of the penalty on squared weights that are tried; the one that predicts a fifth of the documents best \
@@ -288,12 +294,6 @@ pub const KEYS: &[KeyDoc] = &[
         "routing.classifier.tolerance",
         "share",
         "A fit ends when two iterations in a row lower the loss by less than this share.",
-    ),
-    key(
-        "routing.classifier.least_share",
-        "share",
-        "What a path that is hardly ever the best one gets of the documents, as a part of an equal share; 0 to 1. At 0 such a \
-         path gets no text to train on.",
     ),
     key(
         "routing.phases[].round",

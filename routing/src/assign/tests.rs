@@ -92,7 +92,7 @@ fn another_seed_model_or_tokenizer_is_refused() {
     assert!(matches!(error, RoutingError::Mismatch { what: "the router's seed model", .. }), "{error}");
     let mut fitted_on = router.fitted_on().clone();
     fitted_on.tokenizer_hash = "other".into();
-    let router = Router::kmeans(1, router.dimension(), vec![0.0; router.dimension()], fitted_on).unwrap();
+    let router = Router::kmeans(router.dimension(), vec![0.0; router.dimension()], &[0.0], fitted_on).unwrap();
     let error = assign(&Histogram, "seed", &router, &file, folder.path(), &mut silent).unwrap_err();
     assert!(matches!(error, RoutingError::Mismatch { what: "the router's tokenizer", .. }), "{error}");
 }
@@ -106,7 +106,7 @@ fn paths_without_documents_are_found() {
     let mut centroids = vec![0.0; 3 * dimension];
     centroids[dimension..2 * dimension].fill(9.0);
     centroids[2 * dimension..].fill(8.0);
-    let router = Router::kmeans(3, dimension, centroids, fitted_on).unwrap();
+    let router = Router::kmeans(dimension, centroids, &[0.0; 3], fitted_on).unwrap();
     let out = folder.path().join("train");
     let shards = assign(&Histogram, "seed", &router, &file, &out, &mut silent).unwrap().shards;
     assert_eq!(shards.empty_paths().collect::<Vec<_>>(), [PathId(1), PathId(2)]);
@@ -154,7 +154,7 @@ fn more_paths_than_writers_take_several_passes() {
     centroids[last..].fill(0.0);
     // Topic 0 is nearest to the first path, the others to the last.
     centroids[1..6].fill(0.2);
-    let router = Router::kmeans(paths, dimension, centroids, fitted_on).unwrap();
+    let router = Router::kmeans(dimension, centroids, &vec![0.0; paths as usize], fitted_on).unwrap();
     let shards =
         assign(&Histogram, "seed", &router, &file, &folder.path().join("o"), &mut silent).unwrap().shards;
     let sizes: Vec<u64> =

@@ -18,10 +18,9 @@ fn run(
     dimension: usize,
     targets: &[u32],
     paths: u32,
-    classifier: ClassifierConfig,
+    config: RouterConfig,
 ) -> Result<Discriminative, RoutingError> {
     let targets: Vec<PathId> = targets.iter().copied().map(PathId).collect();
-    let config = RouterConfig { classifier, ..RouterConfig::default() };
     fit_discriminative(features, dimension, &targets, paths, origin(), from(), &config, &mut silent)
 }
 
@@ -52,7 +51,7 @@ fn targets_are_the_best_paths() {
 #[test]
 fn paths_are_chosen_as_often_as_they_are_targets() {
     let (features, targets) = clouds(3000);
-    let found = run(&features, 4, &targets, 3, ClassifierConfig::default()).unwrap();
+    let found = run(&features, 4, &targets, 3, RouterConfig::default()).unwrap();
     assert_eq!(found.target_sizes, [1800, 900, 300]);
     // The rare path is much rarer in the choice of the bare classifier.
     assert!(found.uncalibrated_sizes[2] < 200, "{:?}", found.uncalibrated_sizes);
@@ -79,13 +78,9 @@ fn the_loss_is_that_of_scikit_learn() {
     let targets: Vec<u32> =
         (0..60).map(|i| ((features[i * 3] + features[i * 3 + 1]) * 0.7) as u32 % 3).collect();
     for (penalty, loss) in [(1e-3, 0.9938305584449115), (1e-1, 1.0016178171499304)] {
-        let settings = ClassifierConfig {
-            penalties: vec![penalty],
-            iterations: 1000,
-            tolerance: 0.0,
-            ..ClassifierConfig::default()
-        };
-        let found = run(&features, 3, &targets, 3, settings).unwrap();
+        let classifier = ClassifierConfig { penalties: vec![penalty], iterations: 1000, tolerance: 0.0 };
+        let config = RouterConfig { classifier, ..RouterConfig::default() };
+        let found = run(&features, 3, &targets, 3, config).unwrap();
         let ours = found.router.fitted_on().loss;
         assert!((ours - loss).abs() < 2e-5, "{ours} for {loss}");
         assert_eq!((found.penalty, found.held_out_loss), (penalty, None));
@@ -100,7 +95,7 @@ fn the_penalty_suits_the_number_of_documents() {
     // Two of three documents follow the first component, the others chance.
     let targets: Vec<u32> =
         (0..120).map(|i| u32::from(features[i * 40 + usize::from(i % 3 == 0)] > 0.5)).collect();
-    let found = run(&features, 40, &targets, 2, ClassifierConfig::default()).unwrap();
+    let found = run(&features, 40, &targets, 2, RouterConfig::default()).unwrap();
     assert!(found.penalty >= 1e-2, "{}", found.penalty);
     assert!(found.held_out_loss.is_some_and(|loss| loss < 0.69));
 }
@@ -108,13 +103,15 @@ fn the_penalty_suits_the_number_of_documents() {
 #[test]
 fn a_path_that_is_never_best_gets_the_least_share() {
     let (features, targets) = clouds(2000);
-    let classifier =
-        |least_share| ClassifierConfig { least_share, penalties: vec![1e-3], ..Default::default() };
-    let found = run(&features, 4, &targets, 4, classifier(0.2)).unwrap();
+    let config = |least_share| {
+        let classifier = ClassifierConfig { penalties: vec![1e-3], ..ClassifierConfig::default() };
+        RouterConfig { classifier, least_share, ..RouterConfig::default() }
+    };
+    let found = run(&features, 4, &targets, 4, config(0.2)).unwrap();
     assert_eq!(found.target_sizes[3], 0);
     // A fifth of a quarter of 2,000 is 100, less what the others are scaled by.
     assert!((80..=105).contains(&found.sizes[3]), "{:?}", found.sizes);
-    let found = run(&features, 4, &targets, 4, classifier(0.0)).unwrap();
+    let found = run(&features, 4, &targets, 4, config(0.0)).unwrap();
     assert_eq!(found.sizes[3], 0);
 }
 
@@ -123,7 +120,7 @@ fn the_number_of_threads_changes_no_bit() {
     let (features, targets) = clouds(500);
     let run = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| run(&features, 4, &targets, 3, ClassifierConfig::default()).unwrap().router)
+        pool.install(|| run(&features, 4, &targets, 3, RouterConfig::default()).unwrap().router)
     };
     assert_eq!(run(1).hash(), run(3).hash());
 }
@@ -132,7 +129,7 @@ fn the_number_of_threads_changes_no_bit() {
 fn what_can_not_be_fitted_is_refused() {
     let (features, targets) = clouds(50);
     let refused = |features: &[f32], targets: &[u32], paths| {
-        run(features, 4, targets, paths, ClassifierConfig::default()).unwrap_err()
+        run(features, 4, targets, paths, RouterConfig::default()).unwrap_err()
     };
     let message = refused(&features, &targets, 51).to_string();
     assert!(message.contains("50 documents") && message.contains("routing.router_share"), "{message}");

@@ -16,14 +16,11 @@ pub struct ClassifierConfig {
     pub iterations: usize,
     /// A fit ends when an iteration lowers its loss by less than this share; default 0.000001.
     pub tolerance: f64,
-    /// The least share of the documents that a path is calibrated to get, as a part of an equal share; default 0.1. A path
-    /// that is best for no router document would get no text to train on; 0 lets it. At most 1, equal shares for all.
-    pub least_share: f64,
 }
 
 impl Default for ClassifierConfig {
     fn default() -> Self {
-        Self { penalties: vec![1e-4, 1e-3, 1e-2, 1e-1], iterations: 200, tolerance: 1e-6, least_share: 0.1 }
+        Self { penalties: vec![1e-4, 1e-3, 1e-2, 1e-1], iterations: 200, tolerance: 1e-6 }
     }
 }
 
@@ -51,10 +48,6 @@ impl ClassifierConfig {
             let problem = "must be at least 0 and below 1";
             return refuse("classifier.tolerance", self.tolerance.to_string(), problem);
         }
-        if !(0.0..=1.0).contains(&self.least_share) {
-            let problem = "must be at least 0 and at most 1";
-            return refuse("classifier.least_share", self.least_share.to_string(), problem);
-        }
         Ok(())
     }
 }
@@ -73,7 +66,6 @@ mod tests {
             (ClassifierConfig { penalties: vec![f64::NAN], ..default() }, "classifier.penalties = NaN"),
             (ClassifierConfig { iterations: 0, ..default() }, "classifier.iterations = 0"),
             (ClassifierConfig { tolerance: 1.0, ..default() }, "classifier.tolerance = 1"),
-            (ClassifierConfig { least_share: 1.5, ..default() }, "classifier.least_share = 1.5"),
         ] {
             let message = config.check().unwrap_err().to_string();
             assert!(message.contains(named), "{message}");

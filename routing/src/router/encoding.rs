@@ -10,13 +10,13 @@
 //! | 32 | BLAKE3 of everything before |
 //!
 //! The numbers are the centroids (P, D) of k-means, those of each part (K, width) of product k-means, first to last, or
-//! the weights (P, D) and then the biases (P) of a discriminative router.
+//! the weights (P, D) of a discriminative router; then the biases (P).
 
 use super::{Header, check_finite};
 use crate::RoutingError;
 
 const MAGIC: &[u8; 8] = b"DIPACORT";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const FIXED: usize = 16;
 const CHECKSUM: usize = 32;
 

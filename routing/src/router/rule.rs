@@ -36,12 +36,12 @@ impl<'a> Shape<'a> {
         u32::try_from(paths).ok()
     }
 
-    /// How many numbers the rule has: centroids (K, width) of each part, or weights (P, D) and biases (P).
+    /// How many numbers the rule has: centroids (K, width) of each part or weights (P, D), and then biases (P).
     pub(super) fn values(&self) -> Option<usize> {
         let paths = self.paths()? as usize;
         match self.kind {
             RouterKind::Discriminative => paths.checked_mul(self.dimension.checked_add(1)?),
-            RouterKind::KMeans | RouterKind::ProductKMeans => self.parts().try_fold(0usize, |sum, part| {
+            RouterKind::KMeans | RouterKind::ProductKMeans => self.parts().try_fold(paths, |sum, part| {
                 sum.checked_add(part.components.len().checked_mul(part.clusters as usize)?)
             }),
         }
@@ -52,8 +52,8 @@ impl<'a> Shape<'a> {
         parts(self.dimension, self.clusters)
     }
 
-    /// How far `features` (D) are from every path (P): the squared distance to its centroids, or -ln of the probability
-    /// that the classifier gives it. `values` are as many as [`Self::values`] says.
+    /// How far `features` (D) are from every path (P): the squared distance to its centroids less its bias, or -ln of the
+    /// probability that the classifier gives it. `values` are as many as [`Self::values`] says.
     pub(super) fn distances(&self, values: &[f32], features: &[f32]) -> Vec<f64> {
         match self.kind {
             RouterKind::Discriminative => surprises(values, features),
@@ -70,6 +70,7 @@ impl<'a> Shape<'a> {
                         .collect();
                     sums = sums.iter().flat_map(|sum| distances.iter().map(move |own| sum + own)).collect();
                 }
+                sums.iter_mut().zip(rest).for_each(|(sum, &bias)| *sum -= f64::from(bias));
                 sums
             }
         }
@@ -79,7 +80,7 @@ impl<'a> Shape<'a> {
     pub(super) fn shown(&self, distance: f64) -> f32 {
         match self.kind {
             RouterKind::Discriminative => distance as f32,
-            RouterKind::KMeans | RouterKind::ProductKMeans => distance.sqrt() as f32,
+            RouterKind::KMeans | RouterKind::ProductKMeans => distance.max(0.0).sqrt() as f32,
         }
     }
 }

@@ -15,7 +15,7 @@ fn fitted_on() -> FittedOn {
 }
 
 fn router() -> Router {
-    Router::kmeans(3, 2, vec![0.0, 0.0, 4.0, 0.0, 0.0, 3.0], fitted_on()).unwrap()
+    Router::kmeans(2, vec![0.0, 0.0, 4.0, 0.0, 0.0, 3.0], &[0.0; 3], fitted_on()).unwrap()
 }
 
 #[test]
@@ -25,6 +25,17 @@ fn the_nearest_centroid_wins_and_the_lowest_of_equal_ones() {
     assert_eq!(route, Route { path: PathId(1), distances: vec![5.0, 3.0, 4.0] });
     assert_eq!(router.route(&[2.0, 0.0]).unwrap().path, PathId(0));
     assert_eq!(router.route(&[-1.0, 2.0]).unwrap().path, PathId(2));
+}
+
+#[test]
+fn a_bias_moves_the_border() {
+    let biased = |bias| {
+        Router::kmeans(2, vec![0.0, 0.0, 4.0, 0.0, 0.0, 3.0], &[0.0, bias, 0.0], fitted_on()).unwrap()
+    };
+    // At (2.4, 0) path 0 is 5.76 away and path 1 2.56, both squared.
+    assert_eq!(biased(-3.1).route(&[2.4, 0.0]).unwrap().path, PathId(1));
+    assert_eq!(biased(-3.3).route(&[2.4, 0.0]).unwrap().path, PathId(0));
+    assert_eq!(biased(-7.0).route(&[4.0, 3.0]).unwrap().distances, [5.0, 4.0, 4.0]);
 }
 
 #[test]
@@ -57,7 +68,7 @@ fn bytes_give_the_same_router_and_hash() {
     assert_eq!(read.hash(), router.hash());
     let mut other = fitted_on();
     other.seed_hash = "dd".into();
-    let other = Router::kmeans(3, 2, vec![0.0, 0.0, 4.0, 0.0, 0.0, 3.0], other).unwrap();
+    let other = Router::kmeans(2, vec![0.0, 0.0, 4.0, 0.0, 0.0, 3.0], &[0.0; 3], other).unwrap();
     assert_ne!(other.hash(), router.hash());
 }
 
@@ -75,9 +86,9 @@ fn what_does_not_belong_together_is_named() {
     ] {
         assert!(matches!(error, RoutingError::Mismatch { .. }), "{error}");
     }
-    assert!(Router::kmeans(3, 2, vec![0.0; 5], fitted_on()).is_err());
-    assert!(Router::kmeans(0, 2, vec![], fitted_on()).is_err());
-    assert!(Router::kmeans(1, 1, vec![f32::NAN], fitted_on()).is_err());
+    assert!(Router::kmeans(2, vec![0.0; 5], &[0.0; 3], fitted_on()).is_err());
+    assert!(Router::kmeans(2, vec![], &[], fitted_on()).is_err());
+    assert!(Router::kmeans(1, vec![f32::NAN], &[0.0], fitted_on()).is_err());
 }
 
 #[test]

@@ -76,7 +76,10 @@ impl Told {
                         seed_validation.insert(step, loss);
                     }
                     Event::PathCompleted { path, round, loss, heldout_loss, .. } => {
-                        training.entry((round + 1) * inner).or_default().insert(path.0, loss);
+                        // The task after the last round measures and trains nothing: its loss is not a number.
+                        if loss.is_finite() {
+                            training.entry((round + 1) * inner).or_default().insert(path.0, loss);
+                        }
                         // The held-out loss is that of the weights that the round begins with.
                         if let Some(loss) = heldout_loss {
                             heldout.entry(round * inner).or_default().insert(path.0, loss);

@@ -1,11 +1,14 @@
-//! Biases that make a classifier choose each path as often as it should.
+//! Biases that make a router choose each path as often as it should.
 
 use rayon::prelude::*;
 
+/// Numbers that biases are calibrated on, at most: 64 MiB.
+const MOST: usize = 1 << 24;
+
 /// Rows that are summed together; fixed, so that the number of threads changes no bit.
 const CHUNK: usize = 1024;
-/// Softness of the choice, from that of the classifier itself to nearly the largest alone.
-const SOFTNESS: [f64; 6] = [1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125];
+/// Softness of the last soft choice: nearly the largest alone.
+const LEAST_SOFTNESS: f64 = 0.03125;
 /// The most corrections at each softness.
 const SOFT_STEPS: usize = 25;
 /// A correction below this ends a softness, in units of ln share.
@@ -13,19 +16,35 @@ const SETTLED: f64 = 0.02;
 /// Corrections of the hard choice, of which the best is kept.
 const HARD_STEPS: usize = 60;
 
+/// Of `rows` rows of `paths` logits, every how many of them biases are calibrated on.
+pub(crate) fn stride(rows: usize, paths: usize) -> usize {
+    (rows * paths).div_ceil(MOST).max(1)
+}
+
+/// The shares (P) that documents are found in, none below `least` of an equal share.
+pub(crate) fn wanted_shares(sizes: &[u64], least: f64) -> Vec<f64> {
+    let total = sizes.iter().sum::<u64>() as f64;
+    let floor = least / sizes.len() as f64;
+    let shares: Vec<f64> = sizes.iter().map(|&size| (size as f64 / total).max(floor)).collect();
+    let sum: f64 = shares.iter().sum();
+    shares.into_iter().map(|share| share / sum).collect()
+}
+
 /// What to add to the logits (N, P), row-major, so that the largest of a row is path p in a share `wanted[p]` (P) of the
 /// rows, as nearly as there is an answer.
 ///
 /// Such biases always exist but for ties: they minimise the mean of the rows' largest entries less Σ wanted · bias, which
-/// is convex (semi-discrete optimal transport). The rows' choices are made soft first and then ever harder; at a given
-/// softness, adding softness · ln(wanted / found) is Sinkhorn's iteration, which converges.
-pub(super) fn calibrate(logits: &[f32], wanted: &[f64]) -> Vec<f64> {
+/// is convex (semi-discrete optimal transport). The rows' choices are made soft first, so soft that each path has a part in
+/// most rows, and then ever harder; at a given softness, adding softness · ln(wanted / found) is Sinkhorn's iteration,
+/// which converges.
+pub(crate) fn calibrate(logits: &[f32], wanted: &[f64]) -> Vec<f64> {
     let paths = wanted.len();
     let rows = logits.len() / paths;
     // A path that is to get nothing at all would get a bias of -∞.
     let least = 0.01 / rows.max(1) as f64;
     let mut biases = vec![0f64; paths];
-    for softness in SOFTNESS {
+    let mut softness = mean_spread(logits, paths).max(1.0);
+    while softness >= LEAST_SOFTNESS {
         for _ in 0..SOFT_STEPS {
             let found = soft_shares(logits, &biases, softness);
             let mut largest = 0f64;
@@ -38,15 +57,18 @@ pub(super) fn calibrate(logits: &[f32], wanted: &[f64]) -> Vec<f64> {
                 break;
             }
         }
+        softness *= 0.5;
     }
     let mut best = (f64::INFINITY, biases.clone());
-    let mut step = SOFTNESS[SOFTNESS.len() - 1] * 4.0;
+    let mut step = LEAST_SOFTNESS * 4.0;
     for _ in 0..HARD_STEPS {
         let counts = choices(logits, &biases);
+        // Pearson's χ², in which a rare path that gets nothing weighs more than a large one that is a little off.
         let off: f64 = counts
             .iter()
             .zip(wanted)
-            .map(|(&count, wanted)| (count as f64 - wanted * rows as f64).abs())
+            .map(|(&count, wanted)| (count as f64 - wanted * rows as f64, wanted * rows as f64))
+            .map(|(off, wanted)| off * off / wanted.max(0.01))
             .sum();
         if off < best.0 {
             best = (off, biases.clone());
@@ -60,8 +82,24 @@ pub(super) fn calibrate(logits: &[f32], wanted: &[f64]) -> Vec<f64> {
     best.1
 }
 
+/// The mean over the rows of how far the largest and the smallest entry are apart.
+fn mean_spread(logits: &[f32], paths: usize) -> f64 {
+    let partial: Vec<f64> = logits
+        .par_chunks(CHUNK * paths)
+        .map(|rows| {
+            let spread = |row: &[f32]| {
+                let ends = |(low, high): (f32, f32), &logit: &f32| (low.min(logit), high.max(logit));
+                let (low, high) = row.iter().fold((f32::INFINITY, f32::NEG_INFINITY), ends);
+                f64::from(high) - f64::from(low)
+            };
+            rows.chunks_exact(paths).map(spread).sum()
+        })
+        .collect();
+    partial.into_iter().sum::<f64>() / (logits.len() / paths).max(1) as f64
+}
+
 /// How often each path (P) is the largest of a row, the lowest of several.
-pub(super) fn choices(logits: &[f32], biases: &[f64]) -> Vec<u64> {
+fn choices(logits: &[f32], biases: &[f64]) -> Vec<u64> {
     let paths = biases.len();
     let partial: Vec<Vec<u64>> = logits
         .par_chunks(CHUNK * paths)
