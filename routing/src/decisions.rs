@@ -10,8 +10,8 @@ use dipaco_shards::{Part, TokenFile};
 use dipaco_topology::PathId;
 
 use crate::features::{FeatureExtractor, Featurizer};
-use crate::part_file::{Found, PartFiles};
-use crate::progress::{Progress, ProgressFn, report};
+use crate::part_file::PartFiles;
+use crate::progress::ProgressFn;
 use crate::{Router, RoutingError, is_router_document};
 
 /// Name of the folder of decisions in the folder of the shards.
@@ -76,26 +76,16 @@ impl<'a> Decider<'a> {
 
     /// Decides about a part of the documents, or about those that are left of it; returns how many the part has.
     pub(crate) fn decide(&self, part: Part, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
-        let featurizer = self.featurizer();
-        featurizer.check()?;
-        let mut writer = self.files.resume(part)?;
-        let range = self.files.range(part);
-        let total = range.end - range.start;
-        loop {
-            let frame = writer.next_frame();
-            report(progress, Progress::Documents { done: frame.start - range.start, total })?;
-            if frame.is_empty() {
-                writer.sync()?;
-                return Ok(total);
-            }
-            writer.push(self.batch(&featurizer, frame.clone())?)?;
-            self.file.release(frame);
-        }
+        let featurizer = self.featurizer()?;
+        self.files.compute(part, progress, &mut |documents| self.batch(&featurizer, documents))
     }
 
-    fn featurizer(&self) -> Featurizer<'a> {
+    fn featurizer(&self) -> Result<Featurizer<'a>, RoutingError> {
         let batch_documents = self.router.fitted_on().config.batch_documents;
-        Featurizer { model: self.model, prefix_tokens: self.router.prefix_tokens(), batch_documents }
+        let featurizer =
+            Featurizer { model: self.model, prefix_tokens: self.router.prefix_tokens(), batch_documents };
+        featurizer.check()?;
+        Ok(featurizer)
     }
 
     /// The records of a frame of documents.
@@ -110,7 +100,7 @@ impl<'a> Decider<'a> {
         let mut features = routed.iter().zip(features.chunks_exact(self.router.dimension())).peekable();
         let mut bytes =
             Vec::with_capacity((documents.end - documents.start) as usize * self.overlap * CHOICE);
-        for document in documents {
+        for document in documents.clone() {
             match features.next_if(|(routed, _)| **routed == document) {
                 Some((_, features)) => {
                     let ranked = self.router.ranked(features, self.overlap)?;
@@ -127,6 +117,7 @@ impl<'a> Decider<'a> {
                 }
             }
         }
+        self.file.release(documents);
         Ok(bytes)
     }
 
@@ -137,13 +128,8 @@ impl<'a> Decider<'a> {
     ///
     /// [`RoutingError::MissingParts`] when the work was divided and parts are missing.
     pub(crate) fn all(&self, progress: &mut ProgressFn<'_>) -> Result<Decisions<'_>, RoutingError> {
-        let parts = match self.files.found()? {
-            Found::All(parts) => parts,
-            Found::Nothing => {
-                self.decide(Part::WHOLE, progress)?;
-                vec![Part::WHOLE]
-            }
-        };
+        let featurizer = self.featurizer()?;
+        let parts = self.files.all(progress, &mut |documents| self.batch(&featurizer, documents))?;
         Ok(Decisions { parts, files: &self.files, overlap: self.overlap, paths: self.router.paths() })
     }
 }

@@ -14,12 +14,15 @@ use dipaco_shards::Part;
 use serde::{Deserialize, Serialize};
 
 use crate::RoutingError;
+use crate::progress::{Progress, ProgressFn, report};
 
 const MAGIC: &[u8; 8] = b"DIPACOPF";
 const VERSION: u32 = 1;
 /// Bytes of BLAKE3 behind the header and behind each frame.
 const CHECKSUM: usize = 16;
 
+/// What computes the records of a frame, given their numbers.
+type Compute<'a> = dyn FnMut(Range<u64>) -> Result<Vec<u8>, RoutingError> + 'a;
 /// What takes a frame: the number of its first record, and its bytes.
 type Visit<'a> = dyn FnMut(u64, &[u8]) -> Result<(), RoutingError> + 'a;
 
@@ -55,7 +58,7 @@ struct OwnHeader {
 
 /// What has been done.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Found {
+enum Found {
     /// Nothing, or a beginning by a computation that is not divided.
     Nothing,
     /// All parts, in their order.
@@ -136,7 +139,7 @@ impl PartFiles {
     /// # Errors
     ///
     /// [`RoutingError::MissingParts`] when some parts of a divided computation are not there.
-    pub(crate) fn found(&self) -> Result<Found, RoutingError> {
+    fn found(&self) -> Result<Found, RoutingError> {
         let mut counts: Vec<u32> = self.present()?.iter().map(|part| part.count()).collect();
         counts.sort_unstable();
         counts.dedup();
@@ -187,8 +190,53 @@ impl PartFiles {
         Ok(parts)
     }
 
+    /// Computes the records of a part that are not there yet, frame by frame; returns how many the part has.
+    ///
+    /// # Errors
+    ///
+    /// What `compute` fails with, a full disk, or [`RoutingError::Cancelled`].
+    pub(crate) fn compute(
+        &self,
+        part: Part,
+        progress: &mut ProgressFn<'_>,
+        compute: &mut Compute<'_>,
+    ) -> Result<u64, RoutingError> {
+        let mut writer = self.resume(part)?;
+        let range = self.range(part);
+        let total = range.end - range.start;
+        loop {
+            let frame = writer.next_frame();
+            report(progress, Progress::Documents { done: frame.start - range.start, total })?;
+            if frame.is_empty() {
+                writer.sync()?;
+                return Ok(total);
+            }
+            writer.push(compute(frame)?)?;
+        }
+    }
+
+    /// The parts that hold all records, when some call or other has computed them; otherwise the undivided one, whose
+    /// records are computed as far as they are not there.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::compute`], and [`RoutingError::MissingParts`] when the work was divided and parts are missing.
+    pub(crate) fn all(
+        &self,
+        progress: &mut ProgressFn<'_>,
+        compute: &mut Compute<'_>,
+    ) -> Result<Vec<Part>, RoutingError> {
+        match self.found()? {
+            Found::All(parts) => Ok(parts),
+            Found::Nothing => {
+                self.compute(Part::WHOLE, progress, compute)?;
+                Ok(vec![Part::WHOLE])
+            }
+        }
+    }
+
     /// Opens a part's file for appending, behind the last whole frame that it has.
-    pub(crate) fn resume(&self, part: Part) -> Result<PartWriter, RoutingError> {
+    fn resume(&self, part: Part) -> Result<PartWriter, RoutingError> {
         std::fs::create_dir_all(&self.folder).map_err(|source| RoutingError::Io {
             action: "create the folder",
             path: self.folder.clone(),
@@ -304,7 +352,7 @@ fn checksum(first: u64, bytes: &[u8]) -> [u8; CHECKSUM] {
 }
 
 /// Appends to the file of a part.
-pub(crate) struct PartWriter {
+struct PartWriter {
     file: File,
     path: PathBuf,
     next: u64,
@@ -314,12 +362,12 @@ pub(crate) struct PartWriter {
 
 impl PartWriter {
     /// The records of the next frame; empty when all are there.
-    pub(crate) fn next_frame(&self) -> Range<u64> {
+    fn next_frame(&self) -> Range<u64> {
         self.next..self.end.min(self.next + self.frame as u64)
     }
 
     /// Appends the records of [`Self::next_frame`].
-    pub(crate) fn push(&mut self, mut records: Vec<u8>) -> Result<(), RoutingError> {
+    fn push(&mut self, mut records: Vec<u8>) -> Result<(), RoutingError> {
         let sum = checksum(self.next, &records);
         records.extend_from_slice(&sum);
         self.file.write_all(&records).map_err(self.failed())?;
@@ -328,7 +376,7 @@ impl PartWriter {
     }
 
     /// Has the system put everything on the disk.
-    pub(crate) fn sync(&self) -> Result<(), RoutingError> {
+    fn sync(&self) -> Result<(), RoutingError> {
         self.file.sync_all().map_err(self.failed())
     }
 

@@ -1,13 +1,14 @@
 //! The features that a router is fitted on, computed in parts and kept until it is fitted.
 
+use std::ops::Range;
 use std::path::Path;
 
 use dipaco_shards::{Part, TokenFile};
 
 use crate::features::{FeatureExtractor, Featurizer};
 use crate::fit::sample;
-use crate::part_file::{Found, PartFiles};
-use crate::progress::{Progress, ProgressFn, report};
+use crate::part_file::PartFiles;
+use crate::progress::ProgressFn;
 use crate::{RouterConfig, RoutingError};
 
 /// Features of an even sample of the documents of a token file, for [`crate::fit_points`].
@@ -73,21 +74,17 @@ impl<'a> SampleFeatures<'a> {
     /// An empty document, features that can't be computed or are not finite, a full disk, or
     /// [`RoutingError::Cancelled`].
     pub fn part(&self, part: Part, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
-        let mut writer = self.files.resume(part)?;
-        let range = self.files.range(part);
-        let total = range.end - range.start;
-        loop {
-            let frame = writer.next_frame();
-            report(progress, Progress::Documents { done: frame.start - range.start, total })?;
-            let documents = &self.documents[frame.start as usize..frame.end as usize];
-            let (Some(first), Some(last)) = (documents.first(), documents.last()) else {
-                writer.sync()?;
-                return Ok(total);
-            };
-            let features = self.featurizer.batch(self.file, documents)?;
-            writer.push(features.iter().flat_map(|value| value.to_le_bytes()).collect())?;
+        self.files.compute(part, progress, &mut |frame| self.batch(frame))
+    }
+
+    /// The records of a frame of the sample.
+    fn batch(&self, frame: Range<u64>) -> Result<Vec<u8>, RoutingError> {
+        let documents = &self.documents[frame.start as usize..frame.end as usize];
+        let features = self.featurizer.batch(self.file, documents)?;
+        if let (Some(first), Some(last)) = (documents.first(), documents.last()) {
             self.file.release(*first..last + 1);
         }
+        Ok(features.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
     /// All features (N, D), row-major: those that were kept, and those that no part has begun.
@@ -96,13 +93,7 @@ impl<'a> SampleFeatures<'a> {
     ///
     /// As [`Self::part`], and [`RoutingError::MissingParts`] when the work was divided and parts are missing.
     pub fn all(&self, progress: &mut ProgressFn<'_>) -> Result<Vec<f32>, RoutingError> {
-        let parts = match self.files.found()? {
-            Found::All(parts) => parts,
-            Found::Nothing => {
-                self.part(Part::WHOLE, progress)?;
-                vec![Part::WHOLE]
-            }
-        };
+        let parts = self.files.all(progress, &mut |frame| self.batch(frame))?;
         let mut points = Vec::with_capacity(self.documents.len() * self.featurizer.model.dimension());
         for part in parts {
             self.files.read(part, &mut |_, frame| {

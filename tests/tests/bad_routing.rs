@@ -89,8 +89,8 @@ fn labels_of_other_text_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("labels.jsonl");
     let evaluate = || {
-        let mut command = run.command("evaluate --set evaluation.max_documents=4 --labels");
-        command.arg(&file);
+        let mut command = run.command("evaluate --set evaluation.max_documents=4");
+        command.arg("--labels").arg(&file);
         dipaco_tests::binary::run(command)
     };
     let _ = evaluate().failed(1, &["labels.jsonl"]);

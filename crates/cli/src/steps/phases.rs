@@ -102,20 +102,8 @@ pub(crate) fn refit(
     let (old, new) = (run.routing(training.phase), run.routing(training.phase + 1));
     let tokens = reserved(run, &old)?;
     let settings = config.routing.of_router();
-    let mut scores = Vec::new();
-    let mut hasher = blake3::Hasher::new();
-    for path in weights.topology().path_ids() {
-        let found = PathScores::open(&old.scores(), path, &tokens)?;
-        if !header(training, config, weights, path, &tokens)?.is_answered_by(found.header()) {
-            return Err(TrainError::NoScores { path, folder: old.scores() }.into());
-        }
-        hasher.update(found.header().hash.as_bytes());
-        scores.push(found);
-    }
-    let from = TargetsFrom {
-        router_hash: router(&old)?.hash().to_owned(),
-        scores_hash: hasher.finalize().to_hex().to_string(),
-    };
+    let (scores, scores_hash) = scores(run, config, weights, &tokens)?;
+    let from = TargetsFrom { router_hash: router(&old)?.hash().to_owned(), scores_hash };
     let seed_hash = weights.seed_hash()?;
     if new.router().exists() {
         let known = router(&new)?;
@@ -248,6 +236,28 @@ pub(crate) fn reserved(run: &RunDirectory, routing: &RoutingFolder) -> Result<Ar
         return Err(StepError::NoReserved { file });
     }
     Ok(tokens)
+}
+
+/// The scores that all paths gave `tokens`, the reserved documents, with the weights that they have now, and a hash of
+/// them all.
+pub(crate) fn scores(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    tokens: &TokenFile,
+) -> Result<(Vec<PathScores>, String), StepError> {
+    let training = training(weights)?;
+    let folder = run.routing(training.phase).scores();
+    let (mut scores, mut hasher) = (Vec::new(), blake3::Hasher::new());
+    for path in weights.topology().path_ids() {
+        let found = PathScores::open(&folder, path, tokens)?;
+        if !header(training, config, weights, path, tokens)?.is_answered_by(found.header()) {
+            return Err(TrainError::NoScores { path, folder }.into());
+        }
+        hasher.update(found.header().hash.as_bytes());
+        scores.push(found);
+    }
+    Ok((scores, hasher.finalize().to_hex().to_string()))
 }
 
 fn header(

@@ -7,7 +7,7 @@ use dipaco_config::RunConfig;
 use dipaco_routing::{TransformerFittedOn, TransformerRouter};
 use dipaco_shards::Part;
 use dipaco_telemetry::{Progress, Unit};
-use dipaco_train::{PathScores, RouterTraining, train_router};
+use dipaco_train::{RouterTraining, train_router};
 
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
@@ -28,12 +28,7 @@ pub(crate) fn fit(
     phases::score(run, config, weights, Part::WHOLE, progress, cancel)?;
     let routing = run.routing(weights.manifest().phase());
     let tokens = phases::reserved(run, &routing)?;
-    let open = |path| PathScores::open(&routing.scores(), path, &tokens);
-    let mut scores: Vec<PathScores> = weights.topology().path_ids().map(open).collect::<Result<_, _>>()?;
-    let mut hasher = blake3::Hasher::new();
-    scores.iter().for_each(|scores| {
-        hasher.update(scores.header().hash.as_bytes());
-    });
+    let (mut scores, scores_hash) = phases::scores(run, config, weights, &tokens)?;
     let settings = (&config.transformer_router, &config.model, config.run.seed);
     let settings = serde_json::to_string(&settings).map_err(|source| StepError::Settings { source })?;
     let fitted_on = TransformerFittedOn {
@@ -41,7 +36,7 @@ pub(crate) fn fit(
         tokenizer_hash: tokens.tokenizer_hash().to_owned(),
         seed_hash: weights.seed_hash()?.to_owned(),
         modules_hash: weights.modules_hash()?,
-        scores_hash: hasher.finalize().to_hex().to_string(),
+        scores_hash,
         settings,
         documents: tokens.documents(),
         steps: 0,
