@@ -66,6 +66,9 @@ pub(crate) enum Command {
     /// Draw charts of runs and experiments, as SVG and PNG.
     #[command(after_help = commands::plot::EXAMPLES)]
     Plot(commands::plot::PlotOptions),
+    /// What large runs would do: bandwidth between sites, goodput under failures.
+    #[command(subcommand)]
+    Simulate(commands::simulate::SimulateCommand),
     /// Serve a trained run over HTTP.
     #[command(after_help = commands::serve::EXAMPLES)]
     Serve(commands::serve::ServeOptions),

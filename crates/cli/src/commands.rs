@@ -15,6 +15,7 @@ pub(crate) mod quickstart;
 pub(crate) mod route;
 pub(crate) mod seed;
 pub(crate) mod serve;
+pub(crate) mod simulate;
 pub(crate) mod status;
 pub(crate) mod train;
 pub(crate) mod worker;

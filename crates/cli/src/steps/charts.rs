@@ -26,7 +26,7 @@ pub(crate) struct Chart {
 }
 
 impl Chart {
-    fn lines(name: impl Into<String>, chart: &LineChart) -> Self {
+    pub(crate) fn lines(name: impl Into<String>, chart: &LineChart) -> Self {
         Self { name: name.into(), svg: chart.svg() }
     }
 

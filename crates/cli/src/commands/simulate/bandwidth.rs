@@ -1,0 +1,168 @@
+//! `dipaco simulate bandwidth`.
+
+use clap::Args;
+use dipaco_plot::{Axis, Line, LineChart};
+use dipaco_simulate::{Link, Scheme, Training, required_bandwidth, utilisation};
+use dipaco_telemetry::{Align, Table};
+use serde::Serialize;
+
+use super::{Telling, refused};
+use crate::error::CliError;
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  dipaco simulate bandwidth                            1B, 10B and 100B parameters, as in arXiv:2501.18512, table 4
+  dipaco simulate bandwidth --parameters 2e9 --step-seconds 1.5 --inner-steps 50 --fragments 10 --overlap 2
+  dipaco simulate bandwidth --sites 8 --latency 0.05 --out pictures --json";
+
+/// Shares of the time that are asked for.
+const SHARES: [f64; 5] = [0.5, 0.8, 0.9, 0.95, 0.99];
+/// Parameters and seconds of an inner step of arXiv:2501.18512, table 4.
+const PAPER: [(f64, f64); 3] = [(1e9, 0.1), (1e10, 0.8), (1e11, 4.9)];
+/// Points of a curve.
+const POINTS: u32 = 60;
+
+/// Options of `dipaco simulate bandwidth`.
+#[derive(Debug, Args)]
+pub(crate) struct BandwidthOptions {
+    /// Parameters that are synchronised; 1e9, 1e10 and 1e11 without it.
+    #[arg(long, value_name = "N", requires = "step_seconds")]
+    parameters: Option<f64>,
+    /// Seconds of an inner step at a site.
+    #[arg(long, value_name = "SECONDS", requires = "parameters")]
+    step_seconds: Option<f64>,
+    /// H, inner steps between two synchronisations of the same parameters.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    inner_steps: u32,
+    /// Fragments that are sent in turn; without it 8 to 40 by the number of parameters, as in the paper.
+    #[arg(long, value_name = "N")]
+    fragments: Option<u32>,
+    /// Inner steps that go on while a fragment travels.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    overlap: u32,
+    /// Bits of a compressed value.
+    #[arg(long, value_name = "N", default_value_t = 4.0)]
+    bits: f64,
+    /// Sites.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    sites: u32,
+    /// Seconds that each message takes beside its bits.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    latency: f64,
+    #[command(flatten)]
+    telling: Telling,
+}
+
+/// A row of the table.
+#[derive(Serialize)]
+struct Row {
+    parameters: f64,
+    step_seconds: f64,
+    scheme: String,
+    settings: Scheme,
+    /// Bits per second for each share of [`SHARES`]; nothing where no bandwidth is enough.
+    required: Vec<Option<f64>>,
+}
+
+/// Fragments of a model of so many parameters.
+fn fragments(parameters: f64) -> u32 {
+    match parameters {
+        ..=2e9 => 8,
+        ..=1.5e10 => 16,
+        ..=1.5e11 => 36,
+        _ => 40,
+    }
+}
+
+impl BandwidthOptions {
+    fn trainings(&self) -> Vec<Training> {
+        let sizes = match (self.parameters, self.step_seconds) {
+            (Some(parameters), Some(seconds)) => vec![(parameters, seconds)],
+            _ => PAPER.to_vec(),
+        };
+        let sites = self.sites;
+        sizes
+            .into_iter()
+            .map(|(parameters, step_seconds)| Training { parameters, step_seconds, sites })
+            .collect()
+    }
+
+    fn schemes(&self, parameters: f64) -> Vec<(String, Scheme)> {
+        let (h, overlap) = (self.inner_steps, self.overlap);
+        let p = self.fragments.unwrap_or_else(|| fragments(parameters).min(h));
+        vec![
+            ("data parallel".into(), Scheme::DATA_PARALLEL),
+            (format!("DiLoCo, H = {h}"), Scheme::diloco(h)),
+            (format!("streaming, {p} fragments"), Scheme::streaming(h, p, 0, 16.0)),
+            (format!("streaming, overlap {overlap}"), Scheme::streaming(h, p, overlap, 16.0)),
+            (
+                format!("streaming, overlap {overlap}, {} bits", self.bits),
+                Scheme::streaming(h, p, overlap, self.bits),
+            ),
+        ]
+    }
+}
+
+pub(crate) fn run(options: &BandwidthOptions) -> Result<(), CliError> {
+    let mut rows = Vec::new();
+    for training in options.trainings() {
+        for (scheme, settings) in options.schemes(training.parameters) {
+            let required = SHARES.map(|share| required_bandwidth(&training, &settings, options.latency, share));
+            let required = required.into_iter().collect::<Result<_, _>>().map_err(|error| refused(&error))?;
+            let Training { parameters, step_seconds, .. } = training;
+            rows.push(Row { parameters, step_seconds, scheme, settings, required });
+        }
+    }
+    let heads = SHARES.map(|share| format!("{:.0} %", share * 100.0));
+    let mut columns =
+        vec![("parameters", Align::Right), ("step", Align::Right), ("scheme", Align::Left)];
+    columns.extend(heads.iter().map(|head| (head.as_str(), Align::Right)));
+    let mut table = Table::new(&columns);
+    for row in &rows {
+        let mut cells = vec![size(row.parameters), format!("{} s", row.step_seconds), row.scheme.clone()];
+        cells.extend(row.required.iter().map(|bits| bits.map_or_else(|| "none".into(), gigabits)));
+        table.row(cells);
+    }
+    let text = format!("Gbit/s between sites that keep compute busy for a share of the time:\n\n{table}");
+    options.telling.tell(&text, &rows, || chart(options))
+}
+
+/// Utilisation against bandwidth, of the last training.
+fn chart(options: &BandwidthOptions) -> Result<(&'static str, LineChart), CliError> {
+    let mut lines = Vec::new();
+    let mut title = String::new();
+    for training in options.trainings().into_iter().rev().take(1) {
+        title = format!("{} parameters, {} s a step", size(training.parameters), training.step_seconds);
+        for (name, scheme) in options.schemes(training.parameters) {
+            let mut points = Vec::new();
+            for point in 0..POINTS {
+                let gigabits = 10f64.powf(-1.0 + 4.0 * f64::from(point) / f64::from(POINTS - 1));
+                let link = Link { bits_per_second: gigabits * 1e9, latency_seconds: options.latency };
+                let share = utilisation(&training, &scheme, &link).map_err(|error| refused(&error))?;
+                points.push((gigabits, share * 100.0));
+            }
+            lines.push(Line::new(name, points));
+        }
+    }
+    let chart = LineChart {
+        title: format!("Time that is spent computing: {title}"),
+        x: Axis::logarithmic("Gbit/s between sites"),
+        y: Axis::linear("% of the time"),
+        lines,
+    };
+    Ok(("bandwidth", chart))
+}
+
+/// A number of parameters, as 1.5B.
+fn size(parameters: f64) -> String {
+    match parameters {
+        1e9.. => format!("{}B", parameters / 1e9),
+        1e6.. => format!("{}M", parameters / 1e6),
+        _ => format!("{parameters}"),
+    }
+}
+
+fn gigabits(bits: f64) -> String {
+    let gigabits = bits / 1e9;
+    if gigabits < 10.0 { format!("{gigabits:.2}") } else { format!("{gigabits:.1}") }
+}
