@@ -134,27 +134,30 @@ impl Fitted {
 
     fn logarithmic(&self, count: f64) -> Vec<(f64, String)> {
         let decades = self.to - self.from;
-        let multiples: &[f64] = if decades > count {
-            &[1.0]
-        } else if decades * 3.0 > count {
-            &[1.0, 3.0]
-        } else if decades * 6.0 > count {
-            &[1.0, 2.0, 5.0]
-        } else if decades > 0.3 {
-            &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
-        } else {
+        // From dense to sparse, each with the smallest distance between two of its ticks in decades.
+        let sets: [(&[f64], f64); 5] = [
+            (&[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], 0.0457),
+            (&[1.0, 1.5, 2.0, 3.0, 5.0, 7.0], 0.1249),
+            (&[1.0, 2.0, 5.0], 0.301),
+            (&[1.0, 3.0], 0.477),
+            (&[1.0], 1.0),
+        ];
+        if decades <= 0.3 {
             // Within a few percent a logarithm is nearly a straight line.
             let (from, to) = (10f64.powf(self.from), 10f64.powf(self.to));
             return Self { scale: Scale::Linear, from, to, length: self.length, wanted: Vec::new() }
                 .linear(count);
-        };
+        }
+        let apart = |&(_, gap): &(&[f64], f64)| gap / decades * count >= 0.8;
+        let multiples = sets.into_iter().find(apart).map_or(&[1.0][..], |(multiples, _)| multiples);
         // Between -300 and 300.
         #[allow(clippy::cast_possible_truncation)]
         let powers = (self.from.floor() as i32)..=(self.to.ceil() as i32);
         powers
-            .flat_map(|power| multiples.iter().map(move |multiple| (power, multiple * 10f64.powi(power))))
-            .filter(|(_, value)| (self.from..=self.to).contains(&value.log10()))
-            .map(|(power, value)| (value, number::label(value, 10f64.powi(power))))
+            .flat_map(|power| multiples.iter().map(move |&multiple| (10f64.powi(power), multiple)))
+            .map(|(decade, multiple)| (multiple * decade, if multiple == 1.5 { decade / 2.0 } else { decade }))
+            .filter(|(value, _)| (self.from..=self.to).contains(&value.log10()))
+            .map(|(value, step)| (value, number::label(value, step)))
             .collect()
     }
 }

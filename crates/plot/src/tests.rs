@@ -106,6 +106,7 @@ fn ticks_are_round_numbers_that_can_be_told_apart() {
     assert_eq!(ticks(Axis::linear(""), [0.0, 20e6]), "0 5M 10M 15M 20M");
     assert_eq!(ticks(Axis::linear(""), [-1.0, 1.0]), "\u{2212}1.0 \u{2212}0.5 0.0 0.5 1.0");
     assert_eq!(ticks(Axis::logarithmic(""), [1.0, 1e6]), "1 10 100 1000 10k 100k 1M");
+    assert_eq!(ticks(Axis::logarithmic(""), [1.2e5, 2.6e6]), "200k 500k 1M 2M");
     assert_eq!(ticks(Axis::linear("").with_ticks(vec![4.0, 16.0, 64.0]), [4.0, 64.0]), "4 16 64");
 }
 

@@ -133,7 +133,7 @@ fn chart(options: &BandwidthOptions) -> Result<(&'static str, LineChart), CliErr
     let mut title = String::new();
     for training in options.trainings().into_iter().rev().take(1) {
         title = format!("{} parameters, {} s a step", size(training.parameters), training.step_seconds);
-        for (name, scheme) in options.schemes(training.parameters) {
+        for (colour, (name, scheme)) in options.schemes(training.parameters).into_iter().enumerate() {
             let mut points = Vec::new();
             for point in 0..POINTS {
                 let gigabits = 10f64.powf(-1.0 + 4.0 * f64::from(point) / f64::from(POINTS - 1));
@@ -141,7 +141,7 @@ fn chart(options: &BandwidthOptions) -> Result<(&'static str, LineChart), CliErr
                 let share = utilisation(&training, &scheme, &link).map_err(|error| refused(&error))?;
                 points.push((gigabits, share * 100.0));
             }
-            lines.push(Line::new(name, points));
+            lines.push(Line::new(name, points).in_colour(colour));
         }
     }
     let chart = LineChart {

@@ -119,15 +119,15 @@ pub(crate) fn run(options: &GoodputOptions) -> Result<(), CliError> {
     }
     let text = format!("Share of the chips' time that is spent on training (goodput):\n\n{table}");
     options.telling.tell(&text, &rows, || {
-        let line = |row: &Row| {
+        let line = |(colour, row): (usize, &Row)| {
             let points = row.cells.iter().map(|cell| (cell.chips as f64, cell.found.goodput * 100.0));
-            Line::new(row.name(), points.collect())
+            Line::new(row.name(), points.collect()).in_colour(colour)
         };
         let chart = LineChart {
             title: "Goodput under failures".into(),
             x: Axis::logarithmic("chips"),
             y: Axis::linear("% of the chips' time"),
-            lines: rows.iter().map(line).collect(),
+            lines: rows.iter().enumerate().map(line).collect(),
         };
         Ok(("goodput", chart))
     })

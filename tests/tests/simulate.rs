@@ -1,0 +1,38 @@
+//! `dipaco simulate`: tables, JSON, pictures and refusals.
+#![allow(clippy::unwrap_used)]
+
+use dipaco_tests::run::dipaco;
+
+#[test]
+fn bandwidth_is_told_for_the_sizes_that_are_asked_for() {
+    let table = dipaco("simulate bandwidth").succeeded().says("data parallel").says("Gbit/s").stdout;
+    assert_eq!(table.lines().filter(|line| line.contains("streaming, overlap 1, 4 bits")).count(), 3);
+    let rows = dipaco("simulate bandwidth --parameters 1e10 --step-seconds 0.8 --json").succeeded().json();
+    let row = |scheme: &str| {
+        let found = rows.as_array().unwrap().iter().find(|row| row["scheme"] == scheme).unwrap();
+        found["required"][3].as_f64().unwrap()
+    };
+    // 95 %: the paper has 268.3 and 1.4 Gbit/s (arXiv:2501.18512, table 4).
+    assert!((row("data parallel") / 268.3e9 - 1.0).abs() < 0.5);
+    assert!((row("streaming, overlap 1, 4 bits") / 1.4e9 - 1.0).abs() < 0.5);
+    let _ = dipaco("simulate bandwidth --parameters 1e10").failed(2, &["--step-seconds"]);
+    let _ = dipaco("simulate bandwidth --fragments 200").failed(2, &["fragments = 200", "inner steps"]);
+    let _ = dipaco("simulate bandwidth --parameters NaN --step-seconds 1").failed(2, &["parameters = NaN"]);
+}
+
+#[test]
+fn goodput_is_told_and_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().display();
+    let rows = dipaco(&format!("simulate goodput --chips 1200000 --learners 8 --json --out {out}"))
+        .succeeded()
+        .json();
+    let goodput = rows[0]["cells"][0]["goodput"].as_f64().unwrap();
+    // The paper has 88 % (arXiv:2604.21428, table 1).
+    assert!((goodput - 0.88).abs() < 0.05, "{goodput}");
+    for name in ["goodput.png", "goodput.svg"] {
+        assert!(folder.path().join(name).metadata().unwrap().len() > 1000, "{name}");
+    }
+    let _ = dipaco("simulate goodput --learners 0").failed(2, &["learners = 0"]);
+    let _ = dipaco("simulate goodput --chip-failure-days 0").failed(2, &["failures of a chip"]);
+}
