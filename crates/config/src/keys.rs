@@ -399,6 +399,12 @@ pub const KEYS: &[KeyDoc] = &[
          not depend on the number of paths; \"none\" takes the mean as it is.",
     ),
     key(
+        "outer.compression",
+        "name",
+        "How outer gradients are written on their way: \"f32\" without loss; \"bf16\" at half the bytes; \"int8\" at a quarter; \
+         \"e3m0\" at an eighth, a sign and three bits of exponent. They are added up in f32 in any case.",
+    ),
+    key(
         "outer.nesterov.learning_rate",
         "number",
         "Outer learning rate; 1 with momentum 0 takes the mean itself.",

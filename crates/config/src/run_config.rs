@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use dipaco_codec::Compression;
 use dipaco_eval::EvaluationConfig;
 use dipaco_model::ModelConfig;
 use dipaco_optim::{AdamWConfig, NesterovConfig, ScheduleConfig};
@@ -276,6 +277,8 @@ pub struct OuterConfig {
     pub weighting: Weighting,
     /// What the weighted mean is multiplied by.
     pub rescale: Rescale,
+    /// How outer gradients are written on their way to the synchronizer.
+    pub compression: Compression,
     /// Nesterov's numbers.
     pub nesterov: NesterovConfig,
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dipaco_model::{level_specs, parameters, path_specs};
+use dipaco_model::{TensorSpec, level_specs, parameters, path_specs};
 use dipaco_store::{ObjectRef, RunStore, ShardRecord, names};
 use dipaco_sync::{Fence, Grant, Lease, Task};
 use dipaco_telemetry::Event;
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::TrainError;
 use crate::ledger::{Completed, Ledger};
-use crate::module_files::{check_gradient, check_state};
+use crate::module_files::{check_state, decode_gradient};
 use crate::plan::WorkerPlan;
 use crate::protocol::{Item, Report, Request, Response, SHARD_PIECE_BYTES, Work};
 use crate::run_progress::RunProgress;
@@ -71,21 +71,24 @@ impl Desk {
 
     /// The largest payload, in bytes, that a request may bring.
     pub(crate) fn payload_limit(&self, request: &Request) -> u64 {
-        let (values, tensors) = match request {
+        match request {
             Request::Submit { item: Item::OuterGradient(module), path, .. }
                 if self.goes_through(*path, *module) =>
             {
-                let specs = level_specs(&self.plan.model, &self.topology, usize::from(module.level));
-                (parameters(&specs), specs.len())
+                let values = parameters(&self.specs(*module)) as u64;
+                dipaco_codec::encoded_len(values, self.plan.compression).unwrap_or(0)
             }
             Request::Submit { item: Item::State, .. } => {
                 let specs = path_specs(&self.plan.model);
-                (2 * parameters(&specs), 2 * specs.len())
+                // Two moments of four bytes a value, and a safetensors header of well under 512 bytes a tensor.
+                2 * (parameters(&specs) as u64 * 4 + specs.len() as u64 * 512) + 4096
             }
-            _ => return 0,
-        };
-        // Four bytes a value, and a safetensors header of well under 512 bytes a tensor.
-        values as u64 * 4 + tensors as u64 * 512 + 4096
+            _ => 0,
+        }
+    }
+
+    fn specs(&self, module: ModuleId) -> Vec<TensorSpec> {
+        level_specs(&self.plan.model, &self.topology, usize::from(module.level))
     }
 
     fn goes_through(&self, path: PathId, module: ModuleId) -> bool {
@@ -298,7 +301,7 @@ impl Desk {
 
     /// Checks one result and puts it into the store. It counts only with [`complete`](Self::complete).
     async fn submit(
-        &self,
+        self: &Arc<Self>,
         path: PathId,
         round: u32,
         fence: Fence,
@@ -313,14 +316,16 @@ impl Desk {
             }
             Err(error) => return Ok((Response::Lost { reason: error.to_string() }, None)),
         }
-        let (model, topology, bytes) = (self.plan.model.clone(), self.topology.clone(), payload.clone());
+        let (desk, bytes) = (self.clone(), payload.clone());
         let checked = blocking(move || match item {
-            Item::OuterGradient(module) => check_gradient(&model, &topology, path, module, &bytes),
-            Item::State => check_state(&model, &bytes),
+            Item::OuterGradient(module) => {
+                decode_gradient(path, module, &desk.specs(module), &bytes).map(drop)
+            }
+            Item::State => check_state(&desk.plan.model, &bytes),
         })
         .await?;
         if let Err(error) = checked {
-            return Ok(refused(format!("{} of path {path}, round {round}: {error}", item.name())));
+            return Ok(refused(format!("what path {path} brought in round {round}: {error}")));
         }
         let name = match item {
             Item::OuterGradient(module) => names::outer_gradient(module, round, path, fence.0),

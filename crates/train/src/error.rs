@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dipaco_topology::PathId;
+use dipaco_topology::{ModuleId, PathId};
 use thiserror::Error;
 
 /// Why a seed, a round, a worker or a coordinator failed.
@@ -154,6 +154,16 @@ pub enum TrainError {
     ManifestLacks {
         /// What is missing.
         what: String,
+    },
+    /// An outer gradient can't be written or read. A refusal tells it in one line.
+    #[error("the outer gradient of module {module} from path {path}: {why}")]
+    OuterGradient {
+        /// The module.
+        module: ModuleId,
+        /// The path.
+        path: PathId,
+        /// Why.
+        why: dipaco_codec::CodecError,
     },
     /// A module file can't be read.
     #[error("{name} is no module file of this model")]

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, level_specs};
+use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, parameters};
 use dipaco_store::{ObjectRef, RunStore};
-use dipaco_sync::check_contribution;
-use dipaco_topology::{ModuleId, PathId, Topology};
+use dipaco_topology::{ModuleId, PathId};
 
 use crate::TrainError;
 use crate::path_state::PathState;
@@ -36,17 +35,15 @@ pub(crate) fn encode(module: &ModuleWeights) -> Result<Bytes, TrainError> {
     Ok(module.to_safetensors(None)?.into())
 }
 
-/// Checks an outer gradient: tensors, shapes, and that every value is finite.
-pub(crate) fn check_gradient(
-    model: &ModelConfig,
-    topology: &Topology,
+/// Reads a path's outer gradient of a module: as many values as the module has, all of them finite.
+pub(crate) fn decode_gradient(
     path: PathId,
     module: ModuleId,
+    specs: &[TensorSpec],
     bytes: &[u8],
-) -> Result<(), TrainError> {
-    let specs: Arc<[_]> = level_specs(model, topology, usize::from(module.level)).into();
-    let gradient = decode("the outer gradient", bytes, specs)?;
-    Ok(check_contribution(path, gradient.values.len(), &gradient.values)?)
+) -> Result<Vec<f32>, TrainError> {
+    dipaco_codec::decode(bytes, parameters(specs))
+        .map_err(|why| TrainError::OuterGradient { module, path, why })
 }
 
 /// Checks a path's state: tensors, shapes, and that every moment is finite.

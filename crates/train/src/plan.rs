@@ -1,5 +1,6 @@
 //! The part of the configuration that workers need.
 
+use dipaco_codec::Compression;
 use dipaco_config::{RunConfig, ScheduleAtPhase, TrainConfig};
 use dipaco_model::ModelConfig;
 use dipaco_topology::{Topology, TopologyConfig, TopologyError};
@@ -17,6 +18,8 @@ pub struct WorkerPlan {
     pub topology: TopologyConfig,
     /// Inner steps and what they use.
     pub train: TrainConfig,
+    /// How outer gradients are written on their way to the synchronizer.
+    pub compression: Compression,
     /// The run's random seed.
     pub seed: u64,
 }
@@ -29,6 +32,7 @@ impl WorkerPlan {
             model: config.model.clone(),
             topology: config.topology.clone(),
             train: config.train.clone(),
+            compression: config.outer.compression,
             seed: config.run.seed,
         }
     }

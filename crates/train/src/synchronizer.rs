@@ -113,8 +113,12 @@ impl Synchronizer {
             let object = self.arrived.get(&(module, path)).cloned();
             let object = object
                 .ok_or_else(|| TrainError::ManifestLacks { what: format!("path {path}'s outer gradient") })?;
-            let gradient = module_files::read(&self.store, &object, specs.clone()).await?;
-            fold = blocking(move || fold.merge(path, &gradient.values).map(|()| fold)).await??;
+            let (bytes, specs) = (self.store.get(&object).await?, specs.clone());
+            let merged = blocking(move || {
+                fold.merge(path, &module_files::decode_gradient(path, module, &specs, &bytes)?)?;
+                Ok::<_, TrainError>(fold)
+            });
+            fold = merged.await??;
             merged_last = self.topology.paths_through(module).last() == Some(path);
         }
         if !merged_last {

@@ -214,7 +214,9 @@ impl Worker {
         let mut state = None;
         if work.inner_steps > 0 {
             for (&(module, _), gradient) in work.modules.iter().zip(&result.outer_gradients) {
-                items.push((Item::OuterGradient(module), module_files::encode(gradient)?));
+                let encoded = dipaco_codec::encode(&gradient.values, self.session.plan().compression)
+                    .map_err(|why| TrainError::OuterGradient { module, path, why })?;
+                items.push((Item::OuterGradient(module), encoded.into()));
             }
             let encoded = bytes::Bytes::from(result.state.encode(&self.session.plan().model)?);
             let object = ObjectRef::of(dipaco_store::names::path_state(path, round, fence.0), &encoded);

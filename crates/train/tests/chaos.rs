@@ -3,6 +3,7 @@
 
 mod support;
 
+use dipaco_codec::Compression;
 use dipaco_store::StoreError;
 use dipaco_telemetry::Events;
 use dipaco_train::{Item, Request, Response, TrainError, coordinate, work};
@@ -109,14 +110,14 @@ async fn a_worker_that_lost_its_lease_is_told_so() {
     let puppet = Puppet::welcome(&token, "puppet").await;
     let work = puppet.lease().await;
     let (path, round, fence) = (work.path, work.round, work.fence);
-    let (module, object) = work.modules[0].clone();
-    let weights = puppet.ask(&Request::Fetch { object: object.clone() }, None).await.unwrap().1.unwrap();
+    let (module, _) = work.modules[0].clone();
+    let gradient = dipaco_codec::encode(&[0.5; 4], Compression::F32).unwrap();
     puppet.ask(&Request::Release { path, fence }, None).await.unwrap();
 
     let submit = Request::Submit { path, round, fence, item: Item::OuterGradient(module) };
     let complete = Request::Complete { path, round, fence, report: dipaco_train::Report::default() };
     let beat = Request::Heartbeat { path, fence, step: u64::MAX, loss: Some(f32::NAN) };
-    for (request, payload) in [(submit, Some(weights)), (complete, None), (beat, None)] {
+    for (request, payload) in [(submit, Some(gradient.into())), (complete, None), (beat, None)] {
         let answer = puppet.ask(&request, payload).await.unwrap().0;
         assert!(matches!(answer, Response::Lost { .. }), "{request:?}: {answer:?}");
     }

@@ -4,8 +4,10 @@
 mod support;
 
 use bytes::Bytes;
+use dipaco_codec::{Compression, encode};
+use dipaco_model::{level_specs, parameters};
 use dipaco_telemetry::Events;
-use dipaco_topology::{ModuleId, PathId};
+use dipaco_topology::{ModuleId, PathId, Topology};
 use dipaco_train::{Item, Report, Request, Response, TrainError, Work, coordinate, work};
 use tokio_util::sync::CancellationToken;
 
@@ -56,19 +58,20 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     let puppet = Puppet::welcome(&token, "puppet").await;
     let work = puppet.lease().await;
     let (module, object) = work.modules[0].clone();
-    let gradient = puppet.ask(&Request::Fetch { object: object.clone() }, None).await.unwrap().1.unwrap();
+    let topology = Topology::new(&run.config.topology, run.config.model.blocks).unwrap();
+    let values = parameters(&level_specs(&run.config.model, &topology, usize::from(module.level)));
+    let encode = |values: usize| Bytes::from(encode(&vec![0.5; values], Compression::F32).unwrap());
+    let gradient = encode(values);
     let item = Item::OuterGradient(module);
 
     let mut nan = gradient.to_vec();
     let last = nan.len() - 4;
     nan[last..].copy_from_slice(&f32::NAN.to_le_bytes());
     assert!(refusal(submit(&puppet, &work, item, nan.into()).await).contains("finite"));
-    // Of the same size limit, but of another level: the names are wrong.
-    let other =
-        puppet.ask(&Request::Fetch { object: work.modules[1].1.clone() }, None).await.unwrap().1.unwrap();
-    refusal(submit(&puppet, &work, item, other).await);
+    let fewer = refusal(submit(&puppet, &work, item, encode(values - 1)).await);
+    assert!(fewer.contains(&format!("{} values for a module of {values}", values - 1)), "{fewer}");
     refusal(submit(&puppet, &work, Item::State, gradient.clone()).await);
-    refusal(submit(&puppet, &work, item, Bytes::from_static(b"no module file")).await);
+    refusal(submit(&puppet, &work, item, Bytes::from_static(b"no outer gradient")).await);
     // Modules that the path does not go through, or that do not exist.
     for module in [ModuleId { level: 0, index: 1 - module.index }, ModuleId { level: 9, index: 0 }] {
         refusal(submit(&puppet, &work, Item::OuterGradient(module), gradient.clone()).await);

@@ -3,6 +3,7 @@
 
 mod support;
 
+use dipaco_codec::Compression;
 use dipaco_topology::PathId;
 use dipaco_train::{PathData, TrainError, WorkerPlan};
 use support::{Run, config, tokens};
@@ -20,6 +21,24 @@ async fn one_two_and_four_workers_give_the_same_bits() {
         let (_, workers) = run.train(count).await;
         assert_eq!(workers.iter().map(|worker| worker.rounds).sum::<u64>(), 4 * 3);
         assert_eq!(run.bits().await, bits, "{count} workers");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn compressed_outer_gradients_give_other_weights_and_the_same_for_any_workers() {
+    let mut seen = vec![Run::seeded(config()).await];
+    seen[0].train(1).await;
+    for compression in [Compression::Bf16, Compression::Int8, Compression::E3m0] {
+        let mut config = config();
+        config.outer.compression = compression;
+        let (one, two) = (Run::seeded(config.clone()).await, Run::seeded(config).await);
+        one.train(1).await;
+        two.train(2).await;
+        assert_eq!(one.bits().await, two.bits().await, "{compression:?}");
+        for other in &seen {
+            assert_ne!(one.bits().await, other.bits().await, "{compression:?}");
+        }
+        seen.push(one);
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod speed;
 
+use dipaco_codec::{Compression, encoded_len};
 use dipaco_config::RunConfig;
 use dipaco_model::{Dtype, ModelConfig, StepMemory, StepShape, level_specs, parameters, step_memory};
 use dipaco_topology::{Part, Topology};
@@ -150,7 +151,7 @@ impl DryRun {
             threads_per_worker,
             paths_per_worker,
             memory: memory(config, &topology, workers, available),
-            wire: wire(parameters.path, paths_per_worker),
+            wire: wire(parameters.path, paths_per_worker, config.outer.compression),
             tokens: tokens(config, topology.paths()),
             speed: None,
             speed_from: "not measured".to_owned(),
@@ -281,13 +282,14 @@ fn remedies(
 
 /// A lease brings the path's modules and takes outer gradients, and the state with its two moments, back. A worker that
 /// trains more than one path gets each one's state with its lease.
-fn wire(path: u64, paths_per_worker: u64) -> Wire {
+fn wire(path: u64, paths_per_worker: u64, compression: Compression) -> Wire {
     let weights = path.saturating_mul(F32);
     let state = weights.saturating_mul(2);
+    let gradients = encoded_len(path, compression).unwrap_or(u64::MAX);
     let fetched = if paths_per_worker > 1 { state } else { 0 };
     Wire {
         to_worker: weights.saturating_add(fetched).saturating_mul(paths_per_worker),
-        from_worker: weights.saturating_add(state).saturating_mul(paths_per_worker),
+        from_worker: gradients.saturating_add(state).saturating_mul(paths_per_worker),
     }
 }
 
@@ -328,7 +330,7 @@ mod tests {
         assert_eq!(plan.parameters, Parameters { path, all_modules: 2 * path });
         assert_eq!(plan.paths_per_worker, 2);
         // Per lease: modules and state to the worker, gradients and state from it.
-        assert_eq!(plan.wire, Wire { to_worker: 2 * 12 * path, from_worker: 2 * 12 * path });
+        assert_eq!(plan.wire, Wire { to_worker: 2 * 12 * path, from_worker: 2 * (12 * path + 24) });
         assert_eq!(plan.tokens, Tokens { step: 2048, round: 4 * 30 * 2048, all: 10 * 4 * 30 * 2048 });
         assert_eq!((plan.memory.fits, plan.memory.remedies.len()), (None, 0));
     }
@@ -338,7 +340,7 @@ mod tests {
         let plan = DryRun::new(&config(), String::new(), 4, 1, None).unwrap();
         assert_eq!(
             plan.wire,
-            Wire { to_worker: 4 * plan.parameters.path, from_worker: 12 * plan.parameters.path }
+            Wire { to_worker: 4 * plan.parameters.path, from_worker: 12 * plan.parameters.path + 24 }
         );
         let idle = DryRun::new(&config(), String::new(), 40, 1, None).unwrap();
         assert_eq!(idle.memory.all_workers, plan.memory.all_workers, "idle workers hold no path");

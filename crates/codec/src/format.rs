@@ -1,0 +1,222 @@
+//! The bytes of an outer gradient.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 8 | `DIPACOOG` |
+//! | 4 | version of the format, little-endian |
+//! | 4 | way of writing: 0 f32, 1 bf16, 2 int8, 3 E3M0 |
+//! | 8 | number of values |
+//! | … | f32 or bf16, little-endian; or blocks of 256 values: a scale (f32) and signed bytes, or an exponent (i16) and half bytes, the first value in the lower half |
+
+use crate::{CodecError, Compression, blocks, e3m0};
+
+const MAGIC: &[u8; 8] = b"DIPACOOG";
+const VERSION: u32 = 1;
+const HEADER: usize = 24;
+
+/// Bytes that `count` values take; `None` when that is over 2^64.
+#[must_use]
+pub fn encoded_len(count: u64, compression: Compression) -> Option<u64> {
+    let values = match compression {
+        Compression::F32 => count.checked_mul(4),
+        Compression::Bf16 => count.checked_mul(2),
+        Compression::Int8 => blocks::bytes(count, 4, 8),
+        Compression::E3m0 => blocks::bytes(count, 2, 4),
+    };
+    values?.checked_add(HEADER as u64)
+}
+
+/// Writes values.
+///
+/// # Errors
+///
+/// [`CodecError::NotFinite`] for a NaN or an infinity.
+pub fn encode(values: &[f32], compression: Compression) -> Result<Vec<u8>, CodecError> {
+    if let Some(position) = values.iter().position(|value| !value.is_finite()) {
+        return Err(CodecError::NotFinite { position });
+    }
+    let count = values.len() as u64;
+    let length = encoded_len(count, compression).and_then(|length| usize::try_from(length).ok());
+    let mut out = Vec::with_capacity(length.unwrap_or(HEADER));
+    out.extend_from_slice(MAGIC);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&compression.code().to_le_bytes());
+    out.extend_from_slice(&count.to_le_bytes());
+    match compression {
+        Compression::F32 => out.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+        Compression::Bf16 => out.extend(values.iter().flat_map(|&value| bf16(value).to_le_bytes())),
+        Compression::Int8 => blocks::encode_int8(values, &mut out),
+        Compression::E3m0 => e3m0::encode(values, &mut out),
+    }
+    Ok(out)
+}
+
+/// Reads `expected` values. Any bytes are safe to give: nothing is allocated before their number and their length are
+/// known to be right.
+///
+/// # Errors
+///
+/// [`CodecError`] when the bytes are not `expected` finite values.
+pub fn decode(bytes: &[u8], expected: usize) -> Result<Vec<f32>, CodecError> {
+    let rest = bytes.strip_prefix(MAGIC).ok_or(CodecError::Foreign)?;
+    let length = |expected: Option<u64>| CodecError::Length {
+        expected: expected.unwrap_or(u64::MAX),
+        found: bytes.len() as u64,
+    };
+    let (version, rest) = rest.split_first_chunk::<4>().ok_or_else(|| length(Some(HEADER as u64)))?;
+    let (code, rest) = rest.split_first_chunk::<4>().ok_or_else(|| length(Some(HEADER as u64)))?;
+    let (count, values) = rest.split_first_chunk::<8>().ok_or_else(|| length(Some(HEADER as u64)))?;
+    let (version, code) = (u32::from_le_bytes(*version), u32::from_le_bytes(*code));
+    let compression = Compression::of_code(code)
+        .filter(|_| version == VERSION)
+        .ok_or(CodecError::Unknown { version, code })?;
+    let count = u64::from_le_bytes(*count);
+    if count != expected as u64 {
+        return Err(CodecError::Count { expected: expected as u64, found: count });
+    }
+    let whole = encoded_len(count, compression);
+    if whole != Some(bytes.len() as u64) {
+        return Err(length(whole));
+    }
+    let mut out = Vec::with_capacity(expected);
+    match compression {
+        Compression::F32 => {
+            out.extend(values.as_chunks::<4>().0.iter().map(|&value| f32::from_le_bytes(value)));
+        }
+        Compression::Bf16 => {
+            let of = |&value: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(value)) << 16);
+            out.extend(values.as_chunks::<2>().0.iter().map(of));
+        }
+        Compression::Int8 => blocks::decode_int8(values, expected, &mut out),
+        Compression::E3m0 => e3m0::decode(values, expected, &mut out),
+    }
+    match out.iter().position(|value| !value.is_finite()) {
+        Some(position) => Err(CodecError::NotFinite { position }),
+        None => Ok(out),
+    }
+}
+
+/// The nearest bf16 of a finite number, of two equally near the even one; the largest finite one instead of infinity.
+fn bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits + 0x7fff + (bits >> 16 & 1);
+    #[allow(clippy::cast_possible_truncation, reason = "the upper half of 32 bits")]
+    let upper = (rounded >> 16) as u16;
+    if upper & 0x7f80 == 0x7f80 { upper - 1 } else { upper }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ALL: [Compression; 4] =
+        [Compression::F32, Compression::Bf16, Compression::Int8, Compression::E3m0];
+
+    #[test]
+    fn known_values_have_known_bytes() {
+        let bytes = |compression| encode(&[1.0, -2.0, 0.0], compression).unwrap()[HEADER..].to_vec();
+        assert_eq!(bytes(Compression::F32), [0, 0, 128, 63, 0, 0, 0, 192, 0, 0, 0, 0]);
+        assert_eq!(bytes(Compression::Bf16), [128, 63, 0, 192, 0, 0]);
+        let scale = (2f32 / 127.0).to_le_bytes();
+        assert_eq!(bytes(Compression::Int8), [scale[0], scale[1], scale[2], scale[3], 64, 129, 0]);
+        // The exponent is 1: 1.0 has code 6, -2.0 has code 7 and the sign.
+        assert_eq!(bytes(Compression::E3m0), [1, 0, 0xf6, 0]);
+    }
+
+    #[test]
+    fn four_bits_are_a_seventh_of_f32() {
+        let length = |compression| encoded_len(1_000_000, compression).unwrap() as f64;
+        assert!(length(Compression::F32) / length(Compression::E3m0) > 7.8);
+        assert!(length(Compression::F32) / length(Compression::Int8) > 3.9);
+    }
+
+    #[test]
+    fn bf16_rounds_to_nearest_even_and_stays_finite() {
+        let round = |value: f32| decode(&encode(&[value], Compression::Bf16).unwrap(), 1).unwrap()[0];
+        // 8 bits of mantissa: between 1 and 2 the steps are 1/128.
+        assert_eq!(round(1.0 + 1.0 / 256.0).to_bits(), 1f32.to_bits());
+        assert_eq!(round(1.0 + 3.0 / 256.0).to_bits(), (1.0 + 4.0 / 256.0f32).to_bits());
+        assert!(round(f32::MAX).is_finite() && round(f32::MAX) > 3.38e38);
+        assert!(round(f32::MIN).is_finite() && round(f32::MIN) < -3.38e38);
+    }
+
+    #[test]
+    fn wrong_bytes_are_named() {
+        let bytes = encode(&[1.0; 300], Compression::E3m0).unwrap();
+        assert_eq!(decode(&bytes, 299), Err(CodecError::Count { expected: 299, found: 300 }));
+        assert!(matches!(decode(&bytes[..40], 300), Err(CodecError::Length { found: 40, .. })));
+        assert!(matches!(decode(&bytes[..12], 300), Err(CodecError::Length { found: 12, .. })));
+        assert_eq!(decode(b"safetensors", 300), Err(CodecError::Foreign));
+        let mut other = bytes.clone();
+        other[12] = 9;
+        assert_eq!(decode(&other, 300), Err(CodecError::Unknown { version: 1, code: 9 }));
+        let mut other = bytes.clone();
+        other[HEADER..HEADER + 2].copy_from_slice(&500i16.to_le_bytes());
+        assert_eq!(decode(&other, 300), Err(CodecError::NotFinite { position: 0 }));
+        // A promise of 2^62 values allocates nothing.
+        let mut other = bytes;
+        other[16..24].copy_from_slice(&(1u64 << 62).to_le_bytes());
+        assert!(matches!(decode(&other, 1 << 62), Err(CodecError::Length { .. })));
+        assert_eq!(encode(&[0.0, f32::NAN], Compression::Int8), Err(CodecError::NotFinite { position: 1 }));
+    }
+
+    #[test]
+    fn names_are_those_of_the_configuration() {
+        for (compression, name) in ALL.into_iter().zip(["f32", "bf16", "int8", "e3m0"]) {
+            assert_eq!(serde_json::to_value(compression).unwrap(), name);
+            assert_eq!(Compression::of_code(compression.code()), Some(compression));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_values_come_back_as_near_as_the_way_of_writing_allows(
+            values in prop::collection::vec(-1e6f32..1e6, 0..700),
+        ) {
+            for compression in ALL {
+                let bytes = encode(&values, compression).unwrap();
+                prop_assert_eq!(Some(bytes.len() as u64), encoded_len(values.len() as u64, compression));
+                let found = decode(&bytes, values.len()).unwrap();
+                for (block, found) in values.chunks(256).zip(found.chunks(256)) {
+                    let largest = block.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+                    for (value, found) in block.iter().zip(found) {
+                        let allowed = match compression {
+                            Compression::F32 => 0.0,
+                            Compression::Bf16 => value.abs() / 256.0,
+                            Compression::Int8 => largest / 253.0,
+                            // A third of the value, or half of the least power of two.
+                            Compression::E3m0 => (value.abs() * 0.3334).max(largest / 95.0),
+                        };
+                        prop_assert!((value - found).abs() <= allowed, "{:?}: {} for {}", compression, found, value);
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn what_was_rounded_once_is_not_rounded_again(values in prop::collection::vec(-10f32..10.0, 1..300)) {
+            for compression in [Compression::Bf16, Compression::E3m0] {
+                let once = decode(&encode(&values, compression).unwrap(), values.len()).unwrap();
+                let twice = decode(&encode(&once, compression).unwrap(), values.len()).unwrap();
+                prop_assert_eq!(once, twice);
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_read_without_panic(
+            tail in prop::collection::vec(any::<u8>(), 0..100), code in 0u32..5, count in 0u64..40, expected in 0usize..40,
+        ) {
+            let mut bytes = MAGIC.to_vec();
+            bytes.extend_from_slice(&VERSION.to_le_bytes());
+            bytes.extend_from_slice(&code.to_le_bytes());
+            bytes.extend_from_slice(&count.to_le_bytes());
+            bytes.extend_from_slice(&tail);
+            if let Ok(values) = decode(&bytes, expected) {
+                prop_assert!(values.len() == expected && values.iter().all(|value| value.is_finite()));
+            }
+            let _ = decode(&tail, expected);
+        }
+    }
+}

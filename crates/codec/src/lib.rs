@@ -1,0 +1,22 @@
+//! Outer gradients as bytes, from four bits to four bytes a value.
+//!
+//! A worker encodes what a path adds to a module; the synchronizer decodes it and adds it up in f32. Values are numbers,
+//! one after the other; which tensors they belong to is known on both sides.
+//!
+//! ```
+//! use dipaco_codec::{Compression, decode, encode};
+//!
+//! let bytes = encode(&[1.0, -0.5, 0.1], Compression::E3m0)?;
+//! assert_eq!(decode(&bytes, 3)?, [1.0, -0.5, 0.125]);
+//! # Ok::<(), dipaco_codec::CodecError>(())
+//! ```
+
+mod blocks;
+mod compression;
+mod e3m0;
+mod error;
+mod format;
+
+pub use compression::Compression;
+pub use error::CodecError;
+pub use format::{decode, encode, encoded_len};
