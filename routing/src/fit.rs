@@ -1,9 +1,9 @@
 //! Fitting a router on features of documents.
 
 use dipaco_shards::TokenFile;
-use rayon::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
 
 use crate::features::{FeatureExtractor, Featurizer};
 use crate::progress::ProgressFn;
@@ -170,14 +170,10 @@ fn least_biases(router: &Router, points: &[f32], sizes: &[u64]) -> Result<Vec<f3
     let stride = calibrate::stride(points.len() / dimension, sizes.len());
     // Relative to the mean squared distance, so that what is soft for one seed model is soft for another.
     let unit = if fitted.loss > 0.0 { fitted.loss } else { 1.0 };
-    let rows: Result<Vec<Vec<f64>>, RoutingError> = points
-        .par_chunks_exact(dimension)
-        .step_by(stride)
-        .map(|point| router.distances(point))
-        .collect();
+    let rows: Result<Vec<Vec<f64>>, RoutingError> =
+        points.par_chunks_exact(dimension).step_by(stride).map(|point| router.distances(point)).collect();
     let logits: Vec<f32> = rows?.into_iter().flatten().map(|distance| (-distance / unit) as f32).collect();
-    let biases =
-        calibrate::calibrate(&logits, &calibrate::wanted_shares(sizes, fitted.config.least_share));
+    let biases = calibrate::calibrate(&logits, &calibrate::wanted_shares(sizes, fitted.config.least_share));
     let largest = biases.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     Ok(biases.into_iter().map(|bias| ((bias - largest) * unit) as f32).collect())
 }

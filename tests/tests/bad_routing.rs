@@ -59,12 +59,8 @@ fn a_domain_that_dominates_is_told_and_every_path_still_gets_text() {
     assert!(said.contains("one path gets most of the text"), "{said}");
     let _ = run.dipaco("route assign").succeeded();
     let shards = run.dipaco("route inspect --json").succeeded().json();
-    let sizes: Vec<u64> = shards["rows"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|row| row["documents"].as_u64().unwrap())
-        .collect();
+    let sizes: Vec<u64> =
+        shards["rows"].as_array().unwrap().iter().map(|row| row["documents"].as_u64().unwrap()).collect();
     assert!(sizes.len() == 4 && sizes.iter().all(|&size| size > 0), "{sizes:?}");
 }
 

@@ -19,7 +19,10 @@ pub(crate) fn encode_int8(values: &[f32], out: &mut Vec<u8>) {
         // Without a scale all values are 0, or so small that f32 can't hold a 127th of them.
         let inverse = if scale > 0.0 { 1.0 / f64::from(scale) } else { 0.0 };
         out.extend(block.iter().map(|value| {
-            #[allow(clippy::cast_possible_truncation, reason = "at most 127 by the choice of the scale, and `as` saturates")]
+            #[allow(
+                clippy::cast_possible_truncation,
+                reason = "at most 127 by the choice of the scale, and `as` saturates"
+            )]
             let byte = (f64::from(*value) * inverse).round_ties_even() as i8;
             byte.to_le_bytes()[0]
         }));

@@ -116,7 +116,11 @@ mod tests {
         values.extend([1e-30; 3]);
         let found = round(&values);
         assert_eq!(found[..BLOCK], values[..BLOCK]);
-        assert!(found[BLOCK..].iter().all(|value| (value / 1e-30 - 1.0).abs() < 0.34), "{:?}", &found[BLOCK..]);
+        assert!(
+            found[BLOCK..].iter().all(|value| (value / 1e-30 - 1.0).abs() < 0.34),
+            "{:?}",
+            &found[BLOCK..]
+        );
     }
 
     #[test]

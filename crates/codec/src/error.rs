@@ -16,7 +16,9 @@ pub enum CodecError {
     #[error("these bytes are no outer gradient: they begin with something else")]
     Foreign,
     /// Another version of the format, or a way of writing that this program does not know.
-    #[error("version {version}, way of writing {code}: this program can't read that; run the same program on both sides")]
+    #[error(
+        "version {version}, way of writing {code}: this program can't read that; run the same program on both sides"
+    )]
     Unknown {
         /// Version of the format.
         version: u32,

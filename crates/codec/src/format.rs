@@ -111,8 +111,7 @@ mod tests {
 
     use super::*;
 
-    const ALL: [Compression; 4] =
-        [Compression::F32, Compression::Bf16, Compression::Int8, Compression::E3m0];
+    const ALL: [Compression; 4] = [Compression::F32, Compression::Bf16, Compression::Int8, Compression::E3m0];
 
     #[test]
     fn known_values_have_known_bytes() {

@@ -155,7 +155,9 @@ impl Fitted {
         let powers = (self.from.floor() as i32)..=(self.to.ceil() as i32);
         powers
             .flat_map(|power| multiples.iter().map(move |&multiple| (10f64.powi(power), multiple)))
-            .map(|(decade, multiple)| (multiple * decade, if multiple == 1.5 { decade / 2.0 } else { decade }))
+            .map(|(decade, multiple)| {
+                (multiple * decade, if multiple == 1.5 { decade / 2.0 } else { decade })
+            })
             .filter(|(value, _)| (self.from..=self.to).contains(&value.log10()))
             .map(|(value, step)| (value, number::label(value, step)))
             .collect()

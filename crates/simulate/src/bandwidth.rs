@@ -220,6 +220,8 @@ mod tests {
         ] {
             assert!(utilisation(&training, &scheme, &link).is_err(), "{training:?} {scheme:?}");
         }
-        assert!(utilisation(&training, &Scheme::DATA_PARALLEL, &Link { bits_per_second: 0.0, ..link }).is_err());
+        assert!(
+            utilisation(&training, &Scheme::DATA_PARALLEL, &Link { bits_per_second: 0.0, ..link }).is_err()
+        );
     }
 }

@@ -226,9 +226,8 @@ mod tests {
 
     #[test]
     fn some_learner_always_trains_when_there_are_four() {
-        let uptime = |learners| {
-            goodput(&Fleet { chips: 1_200_000, learners, ..Fleet::default() }).unwrap().uptime
-        };
+        let uptime =
+            |learners| goodput(&Fleet { chips: 1_200_000, learners, ..Fleet::default() }).unwrap().uptime;
         assert!(uptime(1) < 0.7);
         assert!(uptime(4) > 0.999, "{}", uptime(4));
     }

@@ -42,8 +42,11 @@ pub(crate) fn decode_gradient(
     specs: &[TensorSpec],
     bytes: &[u8],
 ) -> Result<Vec<f32>, TrainError> {
-    dipaco_codec::decode(bytes, parameters(specs))
-        .map_err(|why| TrainError::OuterGradient { module, path, why })
+    dipaco_codec::decode(bytes, parameters(specs)).map_err(|why| TrainError::OuterGradient {
+        module,
+        path,
+        why,
+    })
 }
 
 /// Checks a path's state: tensors, shapes, and that every moment is finite.

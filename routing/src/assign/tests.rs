@@ -92,7 +92,8 @@ fn another_seed_model_or_tokenizer_is_refused() {
     assert!(matches!(error, RoutingError::Mismatch { what: "the router's seed model", .. }), "{error}");
     let mut fitted_on = router.fitted_on().clone();
     fitted_on.tokenizer_hash = "other".into();
-    let router = Router::kmeans(router.dimension(), vec![0.0; router.dimension()], &[0.0], fitted_on).unwrap();
+    let router =
+        Router::kmeans(router.dimension(), vec![0.0; router.dimension()], &[0.0], fitted_on).unwrap();
     let error = assign(&Histogram, "seed", &router, &file, folder.path(), &mut silent).unwrap_err();
     assert!(matches!(error, RoutingError::Mismatch { what: "the router's tokenizer", .. }), "{error}");
 }

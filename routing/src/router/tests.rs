@@ -29,9 +29,8 @@ fn the_nearest_centroid_wins_and_the_lowest_of_equal_ones() {
 
 #[test]
 fn a_bias_moves_the_border() {
-    let biased = |bias| {
-        Router::kmeans(2, vec![0.0, 0.0, 4.0, 0.0, 0.0, 3.0], &[0.0, bias, 0.0], fitted_on()).unwrap()
-    };
+    let biased =
+        |bias| Router::kmeans(2, vec![0.0, 0.0, 4.0, 0.0, 0.0, 3.0], &[0.0, bias, 0.0], fitted_on()).unwrap();
     // At (2.4, 0) path 0 is 5.76 away and path 1 2.56, both squared.
     assert_eq!(biased(-3.1).route(&[2.4, 0.0]).unwrap().path, PathId(1));
     assert_eq!(biased(-3.3).route(&[2.4, 0.0]).unwrap().path, PathId(0));

@@ -43,7 +43,11 @@ impl Telling {
         content: &impl serde::Serialize,
         chart: impl FnOnce() -> Result<(&'static str, LineChart), CliError>,
     ) -> Result<(), CliError> {
-        if self.json { output::print_json(content)? } else { output::print(table)? }
+        if self.json {
+            output::print_json(content)?
+        } else {
+            output::print(table)?
+        }
         if let Some(folder) = &self.out {
             let (name, chart) = chart()?;
             let picture = Chart::lines(name, &chart).write(folder)?;
@@ -62,5 +66,8 @@ pub(crate) fn run(command: &SimulateCommand) -> Result<(), CliError> {
 
 /// A setting that can't be simulated, as wrong usage.
 fn refused(error: &dipaco_simulate::SimulateError) -> CliError {
-    CliError::Usage { message: error.to_string(), remedy: "`dipaco simulate --help` explains the options".into() }
+    CliError::Usage {
+        message: error.to_string(),
+        remedy: "`dipaco simulate --help` explains the options".into(),
+    }
 }

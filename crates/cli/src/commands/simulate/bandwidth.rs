@@ -107,15 +107,15 @@ pub(crate) fn run(options: &BandwidthOptions) -> Result<(), CliError> {
     let mut rows = Vec::new();
     for training in options.trainings() {
         for (scheme, settings) in options.schemes(training.parameters) {
-            let required = SHARES.map(|share| required_bandwidth(&training, &settings, options.latency, share));
+            let required =
+                SHARES.map(|share| required_bandwidth(&training, &settings, options.latency, share));
             let required = required.into_iter().collect::<Result<_, _>>().map_err(|error| refused(&error))?;
             let Training { parameters, step_seconds, .. } = training;
             rows.push(Row { parameters, step_seconds, scheme, settings, required });
         }
     }
     let heads = SHARES.map(|share| format!("{:.0} %", share * 100.0));
-    let mut columns =
-        vec![("parameters", Align::Right), ("step", Align::Right), ("scheme", Align::Left)];
+    let mut columns = vec![("parameters", Align::Right), ("step", Align::Right), ("scheme", Align::Left)];
     columns.extend(heads.iter().map(|head| (head.as_str(), Align::Right)));
     let mut table = Table::new(&columns);
     for row in &rows {
