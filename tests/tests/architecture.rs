@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
@@ -61,8 +61,7 @@ fn the_core_knows_no_io_and_no_clock() {
         metadata.workspace_packages().into_iter().find(|package| *package.name == "dipaco-sync").unwrap();
     let used: Vec<_> = sync.dependencies.iter().filter(|d| forbidden.contains(&d.name.as_str())).collect();
     assert!(used.is_empty(), "dipaco-sync depends on {used:?}");
-    for file in std::fs::read_dir(root().join("crates/sync/src")).unwrap() {
-        let file = file.unwrap().path();
+    for file in rust_files(&root().join("crates/sync/src")) {
         let text = std::fs::read_to_string(&file).unwrap();
         for word in ["std::fs", "std::net", "std::thread", "SystemTime", "Instant::now"] {
             assert!(!text.contains(word), "{} uses {word}", file.display());
@@ -70,28 +69,32 @@ fn the_core_knows_no_io_and_no_clock() {
     }
 }
 
+/// The files of Rust below `folder`.
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
 /// Blocks of `unsafe` have one place, where they can be read together.
 #[test]
 fn unsafe_code_has_its_places() {
-    fn walk(folder: &Path, found: &mut Vec<String>) {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                walk(&path, found);
-            } else if path.extension().is_some_and(|ending| ending == "rs") {
-                let text = std::fs::read_to_string(&path).unwrap();
-                let code = text.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
-                if code.clone().any(|line| {
-                    line.contains("unsafe {") || line.contains("unsafe fn") || line.contains("unsafe impl")
-                }) {
-                    found.push(path.display().to_string());
-                }
-            }
-        }
-    }
     let mut found = Vec::new();
-    for folder in ["crates", "routing"] {
-        walk(&root().join(folder), &mut found);
+    for file in ["crates", "routing"].iter().flat_map(|folder| rust_files(&root().join(folder))) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let mut code = text.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
+        if code.any(|line| {
+            line.contains("unsafe {") || line.contains("unsafe fn") || line.contains("unsafe impl")
+        }) {
+            found.push(file.display().to_string());
+        }
     }
     found.retain(|file| !["crates/ops/", "crates/cuda/"].iter().any(|place| file.contains(place)));
     assert!(found.is_empty(), "unsafe code outside ops, cuda and shards: {found:?}");

@@ -77,7 +77,8 @@ fn a_training_is_foretold_before_anything_is_prepared() {
     assert_eq!(levels[0]["holds"], "embedding, blocks 0");
     // Two workers for four paths: 5 steps of 4 x 64 tokens of each, three times.
     assert_eq!((&plan["tokens"]["round"], &plan["tokens"]["all"]), (&5120.into(), &15360.into()));
-    assert_eq!(plan["wire"]["from_worker"], 2 * 12 * PARAMETERS);
+    // Of each path gradients behind a header of 24 bytes, and two moments.
+    assert_eq!(plan["wire"]["from_worker"], 2 * (24 + 12 * PARAMETERS));
     assert_eq!(plan["memory"]["step"]["weights"], 4 * PARAMETERS);
     assert!(plan["memory"]["worker"].as_u64().unwrap() > 16 * PARAMETERS, "{plan}");
     let seconds = 3.0 * 5120.0 / 2.0 / number(&plan["speed"]["tokens_per_second"]);
