@@ -164,7 +164,7 @@ impl Run {
     pub fn weights(&self) -> Vec<String> {
         let status = self.status();
         let modules = status["training"]["modules"].as_array().into_iter().flatten();
-        let modules = modules.map(|module| &module["weights"]["hash"]);
+        let modules = modules.map(|module| &module["fragments"][0]["weights"]["hash"]);
         std::iter::once(&status["seed"]["weights"]["hash"])
             .chain(modules)
             .map(|hash| hash.as_str().unwrap().to_owned())

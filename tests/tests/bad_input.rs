@@ -204,7 +204,10 @@ fn damaged_files_of_a_run_are_named() {
     let _ = run.prepare(corpus()).succeeded();
     let _ = run.dipaco("seed").succeeded().says("was there already");
 
-    let module = run.status()["training"]["modules"][0]["weights"]["name"].as_str().unwrap().to_owned();
+    let module = run.status()["training"]["modules"][0]["fragments"][0]["weights"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let files = snapshot(&run.file("store"));
     let (file, _) = files.iter().find(|(file, _)| file.ends_with(&module)).unwrap();
     let whole = fs::read(file).unwrap();

@@ -50,6 +50,14 @@ pub(crate) enum CliError {
     /// The user asked to stop.
     #[error("interrupted; what was finished is kept, and the same command goes on (training with --resume)")]
     Interrupted,
+    /// A simulated run broke a rule.
+    #[error(
+        "{what}\nthis is a fault of dipaco; `dipaco simulate chaos --from SEED --seeds 1` plays it again"
+    )]
+    Violated {
+        /// Which seeds, and what they broke.
+        what: String,
+    },
     /// A server's address.
     #[error("can't listen on {address}")]
     Listen {
@@ -93,6 +101,7 @@ impl CliError {
             | Self::Listen { .. }
             | Self::Experiment(_)
             | Self::Cells { .. }
+            | Self::Violated { .. }
             | Self::Doctor { .. } => FAILURE,
         }
     }
@@ -111,6 +120,9 @@ impl CliError {
                 }
                 kind => Some(format!("name an address of this machine with --address ({kind})")),
             },
+            Self::Violated { .. } => {
+                Some("report it: this is a fault of dipaco, and --from SEED --seeds 1 plays it again".into())
+            }
             Self::Cells { .. } => Some("run the same command again: what is finished is not repeated".into()),
             Self::Experiment(ExperimentError::Read { source, .. }) => io_remedy(source).map(str::to_owned),
             Self::Experiment(ExperimentError::Configuration { .. }) => {

@@ -51,7 +51,7 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Evaluate(options) => commands::evaluate::run(&options, progress),
         Command::Experiment(command) => commands::experiment::run(&command, progress),
         Command::Plot(options) => commands::plot::run(&options),
-        Command::Simulate(command) => commands::simulate::run(&command),
+        Command::Simulate(command) => commands::simulate::run(&command, progress),
         Command::Serve(options) => commands::serve::run(&options, progress),
         Command::Export(options) => commands::export::run(&options),
         Command::Status(options) => commands::status::run(&options),

@@ -1,5 +1,6 @@
 //! Whether the values of a configuration are in range and fit together.
 
+use dipaco_sync::{Rescale, ScheduleError};
 use dipaco_topology::Topology;
 
 use crate::{ConfigError, Problem, RunConfig};
@@ -73,6 +74,23 @@ impl RunConfig {
         }
     }
 
+    fn check_sync(&self, problems: &mut Problems) {
+        for (key, problem) in self.sync.check() {
+            problems.add(format!("sync.{key} {problem}"));
+        }
+        let ends = self.routing.phases.iter().map(|phase| phase.round).chain([self.train.rounds]);
+        // What is wrong with rounds and phases is said beside them.
+        let problem = match self.sync.schedule(self.train.inner_steps, ends) {
+            Err(error @ ScheduleError::Fragments { .. }) => format!("sync.fragments: {error}"),
+            Err(error @ ScheduleError::Overlap { .. }) => format!("sync.overlap_steps: {error}"),
+            Err(ScheduleError::Empty) if self.sync.fragments == 0 => {
+                "sync.fragments is 0: use at least 1".to_owned()
+            }
+            _ => return,
+        };
+        problems.add(problem);
+    }
+
     fn check_train(&self, problems: &mut Problems) {
         let train = &self.train;
         problems.at_least_one("train.rounds", u64::from(train.rounds));
@@ -83,6 +101,19 @@ impl RunConfig {
         problems.of_section("train.adamw", train.adamw.check());
         problems.of_section("train.schedule", train.schedule.check());
         problems.of_section("outer.nesterov", self.outer.nesterov.check());
+        if let Some(delayed) = self.outer.delayed() {
+            problems.of_section("outer", delayed.check());
+            if self.outer.rescale == Rescale::Rda {
+                problems.add(
+                    "outer.rescale is \"rda\", which needs the contributions of an outer step together, but outer.delay \
+                     applies them one by one: take \"none\" or \"sqrt-paths\", or outer.delay = 0"
+                        .to_owned(),
+                );
+            }
+        }
+        self.check_sync(problems);
+        problems.at_least_one("train.state_every", u64::from(train.state_every));
+        problems.at_least_one("train.held_paths", train.held_paths as u64);
         if !(1..=86_400).contains(&train.lease_seconds) {
             problems.add(format!("train.lease_seconds is {}: use 1 to 86400", train.lease_seconds));
         }

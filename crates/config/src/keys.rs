@@ -56,6 +56,11 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("train", "Training of the paths: rounds of inner steps."),
     ("train.adamw", "The inner optimizer of every path."),
     ("train.schedule", "The learning rate over all inner steps of the run: a linear warm-up, then a cosine."),
+    (
+        "sync",
+        "When paths synchronise their modules, and who waits for whom. The defaults are those of DiLoCo and DiPaCo: whole \
+         modules, all paths through a module wait for each other.",
+    ),
     ("outer", "How the outer gradients of the paths through a module become the module's step."),
     ("outer.nesterov", "The outer optimizer: SGD with Nesterov momentum."),
     ("evaluation", "Perplexity on validation text."),
@@ -367,6 +372,20 @@ pub const KEYS: &[KeyDoc] = &[
          a slow network, too long waits for workers that are gone.",
     ),
     free(
+        "train.state_every",
+        "leases",
+        "Leases of a path between two states (moments, data position) that its worker brings to the coordinator; the state is \
+         twice the size of the weights. Whoever takes a path over begins at the last state and trains again from there, with \
+         the same result. 1 brings every one; raise it, with `train.held_paths`, on a slow network.",
+    ),
+    free(
+        "train.held_paths",
+        "paths",
+        "Paths whose states a worker keeps in memory, 8 bytes a parameter each; a worker is given the paths that it holds \
+         before others that are as far. At least the number of paths divided by the number of workers, when \
+         `train.state_every` is more than 1.",
+    ),
+    free(
         "train.threads_per_worker",
         "threads",
         "Threads of one worker process; 0 shares the cores evenly among the workers of the machine.",
@@ -387,6 +406,54 @@ pub const KEYS: &[KeyDoc] = &[
     key("train.schedule.warmup_steps", "steps", WARMUP),
     key("train.schedule.final_fraction", "share", FINAL_FRACTION),
     key(
+        "sync.fragments",
+        "count",
+        "F, parts that each module is cut into. Each is sent every `train.inner_steps` steps, at steps of its own: the \
+         same bytes in all, spread over time (Streaming DiLoCo).",
+    ),
+    key(
+        "sync.pattern",
+        "name",
+        "Which tensors make a fragment: \"strided\" takes every F-th block, \"sequential\" blocks that follow each other; \
+         the embedding counts as a block, and so do final norm and head. \"balanced\" makes fragments of equal size of \
+         single tensors.",
+    ),
+    key(
+        "sync.overlap_steps",
+        "steps",
+        "Inner steps that a path trains on after sending a fragment, before it takes over what became of it; at most \
+         `train.inner_steps`. Transfers and outer steps have this long before a path waits for them.",
+    ),
+    key(
+        "sync.blend",
+        "share",
+        "Share of its own weights that a path keeps when it takes over the global ones: 0 takes the global weights, 0.5 \
+         the mean of both.",
+    ),
+    key(
+        "sync.quorum",
+        "paths",
+        "Paths that an outer step waits for; 0 for all through the module, and then paths wait for outer steps too and the \
+         result does not depend on time. From 1 on no path waits for another.",
+    ),
+    key(
+        "sync.grace_seconds",
+        "seconds",
+        "The longest time that an outer step with its quorum waits for further paths.",
+    ),
+    key(
+        "sync.grace_share",
+        "share",
+        "With an overlap the wait adapts: this share of the time that is left of the overlap's inner steps after quorum \
+         and outer step.",
+    ),
+    key(
+        "sync.dynamic_steps",
+        "flag",
+        "Whether slower workers take fewer inner steps between two contributions, so that all contribute as often. Needs \
+         a quorum, one fragment and no overlap.",
+    ),
+    key(
         "outer.weighting",
         "name",
         "\"shard-size\" weights a path by the tokens of its shard, \"uniform\" weights all alike.",
@@ -403,6 +470,25 @@ pub const KEYS: &[KeyDoc] = &[
         "name",
         "How outer gradients are written on their way: \"f32\" without loss; \"bf16\" at half the bytes; \"int8\" at a quarter; \
          \"e3m0\" at an eighth, a sign and three bits of exponent. They are added up in f32 in any case.",
+    ),
+    key(
+        "outer.broadcast",
+        "name",
+        "How workers get the change of the global weights that they hold already: \"f32\" sends the weights themselves. \
+         Otherwise the change is rounded as `outer.compression` describes, the global weights are the sum of what was sent, \
+         and what rounding leaves is added to the next change.",
+    ),
+    key(
+        "outer.delay",
+        "contributions",
+        "Delayed Nesterov momentum for `sync.quorum`: contributions are applied one by one, each divided by this number, and \
+         the momentum changes after so many; the number of paths through a module is a good value. 0 merges the \
+         contributions of an outer step and changes the momentum with each.",
+    ),
+    key(
+        "outer.delay_share",
+        "share",
+        "Share of the momentum that the contributions in between apply, 0 to 1 / `outer.delay`.",
     ),
     key(
         "outer.nesterov.learning_rate",

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use dipaco_codec::Compression;
 use dipaco_eval::EvaluationConfig;
 use dipaco_model::ModelConfig;
-use dipaco_optim::{AdamWConfig, NesterovConfig, ScheduleConfig};
+use dipaco_optim::{AdamWConfig, DelayedNesterovConfig, NesterovConfig, ScheduleConfig};
 use dipaco_routing::RouterConfig;
 use dipaco_server::ServeConfig;
 use dipaco_shards::PrepareConfig;
-use dipaco_sync::{Rescale, Weighting};
+use dipaco_sync::{Rescale, SyncConfig, Weighting};
 use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +35,8 @@ pub struct RunConfig {
     pub transformer_router: TransformerRouterConfig,
     /// Training of the paths.
     pub train: TrainConfig,
+    /// When paths synchronise their modules, and who waits for whom.
+    pub sync: SyncConfig,
     /// The outer step of each module.
     pub outer: OuterConfig,
     /// Perplexity on validation text.
@@ -63,6 +65,7 @@ impl Default for RunConfig {
             routing: RouterConfig::default(),
             transformer_router: TransformerRouterConfig::default(),
             train: TrainConfig::default(),
+            sync: SyncConfig::default(),
             outer: OuterConfig::default(),
             evaluation: EvaluationConfig::default(),
             serve: ServeConfig::default(),
@@ -228,6 +231,10 @@ pub struct TrainConfig {
     pub packing: bool,
     /// Seconds after which a worker that was not heard of loses its path to another.
     pub lease_seconds: u64,
+    /// Leases of a path between two states (moments, data position) that its worker brings.
+    pub state_every: u32,
+    /// Paths whose states a worker keeps in memory.
+    pub held_paths: usize,
     /// Threads of one worker process; 0 shares the cores evenly among the workers of the machine.
     pub threads_per_worker: usize,
     /// What the learning rate does where a phase of routing begins.
@@ -251,6 +258,8 @@ impl Default for TrainConfig {
             holdout_sequences: 16,
             packing: false,
             lease_seconds: 60,
+            state_every: 1,
+            held_paths: 1,
             threads_per_worker: 0,
             schedule_at_phase: ScheduleAtPhase::default(),
             adamw: AdamWConfig::default(),
@@ -264,8 +273,17 @@ impl TrainConfig {
     /// defaults.
     #[must_use]
     pub fn of_weights(&self) -> Self {
-        let Self { lease_seconds, threads_per_worker, activation_checkpointing, .. } = Self::default();
-        Self { lease_seconds, threads_per_worker, activation_checkpointing, ..self.clone() }
+        let Self {
+            lease_seconds, state_every, held_paths, threads_per_worker, activation_checkpointing, ..
+        } = Self::default();
+        Self {
+            lease_seconds,
+            state_every,
+            held_paths,
+            threads_per_worker,
+            activation_checkpointing,
+            ..self.clone()
+        }
     }
 }
 
@@ -279,6 +297,25 @@ pub struct OuterConfig {
     pub rescale: Rescale,
     /// How outer gradients are written on their way to the synchronizer.
     pub compression: Compression,
+    /// How the change of the global weights is written on its way to the workers.
+    pub broadcast: Compression,
+    /// N, after how many contributions the momentum changes; 0 for once an outer step.
+    pub delay: u32,
+    /// c, the share of the momentum that each of the other contributions applies, 0 to 1/N.
+    pub delay_share: f64,
     /// Nesterov's numbers.
     pub nesterov: NesterovConfig,
+}
+
+impl OuterConfig {
+    /// The numbers of delayed Nesterov momentum, when it is asked for.
+    #[must_use]
+    pub fn delayed(&self) -> Option<DelayedNesterovConfig> {
+        let Self { delay, delay_share: share, nesterov, .. } = self;
+        (*delay > 0).then(|| DelayedNesterovConfig {
+            nesterov: nesterov.clone(),
+            delay: *delay,
+            share: *share,
+        })
+    }
 }

@@ -337,3 +337,20 @@ fn the_reference_is_up_to_date() {
         "docs/configuration.md is not what the code says: DIPACO_WRITE_DOCS=1 cargo test -p dipaco-config writes it"
     );
 }
+
+#[test]
+fn every_configuration_of_the_repository_can_be_run() {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs"));
+    let mut checked = 0;
+    for folder in [folder.to_owned(), folder.join("schemes")] {
+        for file in std::fs::read_dir(folder).unwrap() {
+            let file = file.unwrap().path();
+            if file.extension().is_some_and(|ending| ending == "toml") {
+                let text = std::fs::read_to_string(&file).unwrap();
+                RunConfig::from_toml(&text, &file).unwrap().check().unwrap();
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked >= 12, "{checked} files");
+}

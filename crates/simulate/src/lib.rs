@@ -6,11 +6,13 @@
 //! same numbers.
 
 mod bandwidth;
+mod chaos;
 mod error;
 mod goodput;
 mod scheme;
 
 pub use bandwidth::{Link, Training, required_bandwidth, utilisation};
+pub use chaos::{Bug, Chaos, Violation, chaos};
 pub use error::SimulateError;
 pub use goodput::{Fleet, Goodput, goodput};
 pub use scheme::Scheme;

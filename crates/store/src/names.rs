@@ -6,36 +6,46 @@ use dipaco_topology::{ModuleId, PathId};
 pub const MODULES: &str = "modules";
 /// Where the outer optimizer's momenta are.
 pub const MOMENTA: &str = "momenta";
+/// Where the changes of module weights are.
+pub const CHANGES: &str = "changes";
 /// Where path states are.
 pub const PATHS: &str = "paths";
 /// Where outer gradients wait for the outer step of their module.
 pub const OUTER_GRADIENTS: &str = "outer-gradients";
 
-/// A module's weights after `version` outer steps: `modules/<level>/<index>/<version>`.
+/// A fragment's weights after `version` outer steps: `modules/<level>/<index>/<fragment>/<version>`.
 #[must_use]
-pub fn module(module: ModuleId, version: u32) -> String {
-    format!("{MODULES}/{module}/{version}")
+pub fn weights(module: ModuleId, fragment: u32, version: u32) -> String {
+    format!("{MODULES}/{module}/{fragment}/{version}")
 }
 
-/// The outer optimizer's momentum of a module after `version` outer steps: `momenta/<level>/<index>/<version>`.
+/// The outer optimizer's momentum of a fragment after `version` outer steps:
+/// `momenta/<level>/<index>/<fragment>/<version>`.
 #[must_use]
-pub fn momentum(module: ModuleId, version: u32) -> String {
-    format!("{MOMENTA}/{module}/{version}")
+pub fn momentum(module: ModuleId, fragment: u32, version: u32) -> String {
+    format!("{MOMENTA}/{module}/{fragment}/{version}")
 }
 
-/// The state of a path at the end of a round: `paths/<id>/<round>-<fence>`.
+/// The change of a fragment's weights to `version`: `changes/<level>/<index>/<fragment>/<version>`.
+#[must_use]
+pub fn change(module: ModuleId, fragment: u32, version: u32) -> String {
+    format!("{CHANGES}/{module}/{fragment}/{version}")
+}
+
+/// The state of a path after `step` inner steps: `paths/<id>/<step>-<fence>`.
 ///
 /// `fence` is the fencing number of the lease under which it was computed, so that a worker that lost its lease can't
 /// write over what its successor brings.
 #[must_use]
-pub fn path_state(path: PathId, round: u32, fence: u64) -> String {
-    format!("{PATHS}/{path}/{round}-{fence}")
+pub fn path_state(path: PathId, step: u64, fence: u64) -> String {
+    format!("{PATHS}/{path}/{step}-{fence}")
 }
 
-/// What one path contributes to one module in one round: `outer-gradients/<level>/<index>/<round>/<path>-<fence>`.
+/// A path's outer gradient of a fragment, the `number`-th of the path to it:
+/// `outer-gradients/<level>/<index>/<fragment>/<number>/<path>-<fence>`.
 #[must_use]
-pub fn outer_gradient(module: ModuleId, round: u32, path: PathId, fence: u64) -> String {
-    format!("{OUTER_GRADIENTS}/{module}/{round}/{path}-{fence}")
+pub fn outer_gradient(module: ModuleId, fragment: u32, number: u32, path: PathId, fence: u64) -> String {
+    format!("{OUTER_GRADIENTS}/{module}/{fragment}/{number}/{path}-{fence}")
 }
 
 /// The seed model's weights after `step` inner steps: `seed/<step>/weights`.
@@ -63,10 +73,11 @@ mod tests {
     #[test]
     fn names_say_what_the_object_is() {
         let id = ModuleId { level: 1, index: 15 };
-        assert_eq!(module(id, 42), "modules/1/15/42");
-        assert_eq!(momentum(id, 42), "momenta/1/15/42");
-        assert_eq!(path_state(PathId(255), 7, 3), "paths/255/7-3");
-        assert_eq!(outer_gradient(id, 7, PathId(255), 3), "outer-gradients/1/15/7/255-3");
+        assert_eq!(weights(id, 2, 42), "modules/1/15/2/42");
+        assert_eq!(momentum(id, 0, 42), "momenta/1/15/0/42");
+        assert_eq!(change(id, 0, 42), "changes/1/15/0/42");
+        assert_eq!(path_state(PathId(255), 70, 3), "paths/255/70-3");
+        assert_eq!(outer_gradient(id, 2, 7, PathId(255), 3), "outer-gradients/1/15/2/7/255-3");
         assert_eq!(router(2), "router/2");
     }
 }

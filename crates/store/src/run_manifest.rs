@@ -24,7 +24,7 @@ pub struct RunManifest {
 
 impl ManifestSchema for RunManifest {
     const SCHEMA: &'static str = "dipaco-run";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
 }
 
 impl RunManifest {
@@ -73,10 +73,12 @@ impl SeedRecord {
 pub struct TrainingRecord {
     /// Hash of everything that the weights depend on besides the shards: configuration and seed.
     pub origin: String,
-    /// Outer steps that each module takes in all.
+    /// Rounds of H inner steps that each path takes in all.
     pub rounds: u32,
-    /// The rounds after which the text is divided anew, ascending: phase k + 1 begins at version `boundaries[k]` of
-    /// every module.
+    /// H, the inner steps of a round.
+    pub inner_steps: u64,
+    /// The rounds after which the text is divided anew, ascending: phase k + 1 begins after `boundaries[k]` rounds of
+    /// every path.
     pub boundaries: Vec<u32>,
     /// The phase that the run is in, counted from 0.
     pub phase: u32,
@@ -102,23 +104,57 @@ pub struct ShardRecord {
     pub tokens: u64,
 }
 
-/// A module's current version.
+/// A module's current state: that of each of its fragments, of which an uncut module has one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModuleRecord {
     /// Which module.
     pub module: ModuleId,
+    /// Its fragments, in order.
+    pub fragments: Vec<FragmentRecord>,
+}
+
+/// A fragment's current version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FragmentRecord {
     /// Outer steps taken.
     pub version: u32,
     /// The global weights at this version.
     pub weights: ObjectRef,
-    /// The outer optimizer's momentum; absent before the first outer step.
+    /// What the outer optimizer remembers: momentum, and what its configuration needs besides; absent before the first
+    /// outer step.
     pub momentum: Option<ObjectRef>,
-    /// Earlier versions that some path's early-stopping best still needs.
+    /// How the weights came to be what they are, as far as that is shorter than they are, the newest at the end.
+    pub changes: Vec<ChangeRecord>,
+    /// Earlier versions that some path still needs: to train on, or as its early-stopping best.
     pub kept: Vec<KeptVersion>,
 }
 
-/// An earlier version of a module.
+/// The change of a fragment's weights from one version to the next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeRecord {
+    /// Content hash of the weights that it is added to.
+    pub from: String,
+    /// The version that it makes.
+    pub version: u32,
+    /// The change.
+    pub object: ObjectRef,
+}
+
+impl FragmentRecord {
+    /// The weights at a version that is still kept.
+    #[must_use]
+    pub fn weights_at(&self, version: u32) -> Option<&ObjectRef> {
+        if self.version == version {
+            return Some(&self.weights);
+        }
+        self.kept.iter().find(|kept| kept.version == version).map(|kept| &kept.weights)
+    }
+}
+
+/// An earlier version of a fragment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeptVersion {
@@ -128,50 +164,74 @@ pub struct KeptVersion {
     pub weights: ObjectRef,
 }
 
-/// How far a path is.
+/// How far a path is. Lists are over the path's fragments, level by level.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PathRecord {
-    /// Rounds that the path has contributed to.
-    pub rounds: u32,
+    /// Inner steps taken, up to the end of the path's last complete lease.
+    pub steps: u64,
     /// Whether its final weights have been measured on its held-out documents.
     pub measured: bool,
-    /// Moments, step and data position at the end of its last round; absent before the first.
+    /// How many of its outer gradients count, for each fragment.
+    pub sent: Vec<u32>,
+    /// The version that it took over last, of each fragment.
+    pub adopted: Vec<u32>,
+    /// What it needs to train on besides global weights; absent before its first lease is complete.
     pub state: Option<ObjectRef>,
-    /// The version of its modules with the lowest loss on its held-out documents in this phase.
+    /// The fencing number of its last complete lease, under which what its worker holds of it was made.
+    pub fence: Option<u64>,
+    /// Its complete leases since `state`: whoever takes the path over trains them again.
+    pub tail: Vec<StretchRecord>,
+    /// The versions of its fragments with the lowest loss on its held-out documents in this phase.
     pub best: Option<Best>,
-    /// The version that was measured last in this phase.
+    /// The versions that were measured last in this phase.
     pub last: Option<Best>,
-    /// Outer gradients that wait for the outer step of their module.
-    pub contribution: Option<Contribution>,
+    /// Outer gradients that wait for the outer step of their fragment.
+    pub gradients: Vec<GradientRecord>,
+}
+
+/// A complete lease of a path. Lists are over the path's fragments, level by level.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StretchRecord {
+    /// Inner steps that the path had taken before it.
+    pub from: u64,
+    /// Inner steps that it had taken after it.
+    pub to: u64,
+    /// The version of each fragment that the path had taken over.
+    pub versions: Vec<u32>,
+    /// Whether it took the fragment over when the lease began.
+    pub received: Vec<bool>,
 }
 
 /// A loss on a path's held-out documents; the lowest is its early-stopping best (arXiv:2403.10616 §2.7).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
-    /// The version of the path's modules.
-    pub version: u32,
+    /// The round of the path that began with these weights, counted from 0.
+    pub round: u32,
+    /// The versions of the path's fragments, level by level.
+    pub versions: Vec<u32>,
     /// Mean loss on the path's held-out documents, in nats per token.
     pub loss: f64,
 }
 
-/// What a path has contributed to a round.
+/// A fragment's outer gradient from one path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Contribution {
-    /// The round, counted from 0.
-    pub round: u32,
-    /// The outer gradients of the modules that have not stepped yet.
-    pub gradients: Vec<ModuleGradient>,
-}
-
-/// One module's outer gradient from one path.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModuleGradient {
+pub struct GradientRecord {
     /// Which module.
     pub module: ModuleId,
+    /// Which fragment of it.
+    pub fragment: u32,
+    /// The how manieth it is of the path to this fragment, from 1.
+    pub number: u32,
+    /// The version of the fragment that the path had taken over.
+    pub base: u32,
+    /// Inner steps in it.
+    pub steps: u64,
+    /// Tokens in it.
+    pub tokens: u64,
     /// The gradient.
     pub object: ObjectRef,
 }
@@ -190,13 +250,31 @@ impl TrainingRecord {
         self.boundaries.get(self.phase as usize).copied().unwrap_or(self.rounds)
     }
 
-    /// Whether the current phase is over and another one is to begin: all paths have contributed to its last round and
-    /// every module has stepped.
+    /// Inner steps of a path with which the current phase began.
+    #[must_use]
+    pub fn phase_begin_step(&self) -> u64 {
+        u64::from(self.phase_begin()) * self.inner_steps
+    }
+
+    /// Rounds that a path has been trained for to their end.
+    #[must_use]
+    pub fn rounds_of(&self, path: &PathRecord) -> u32 {
+        u32::try_from(path.steps / self.inner_steps.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// Rounds that every path has been trained for to their end.
+    #[must_use]
+    pub fn rounds_done(&self) -> u32 {
+        self.paths.iter().map(|path| self.rounds_of(path)).min().unwrap_or(0)
+    }
+
+    /// Whether the current phase is over and another one is to begin: all paths have been trained to its end, and what
+    /// they contributed has been merged.
     #[must_use]
     pub fn at_boundary(&self) -> bool {
-        let end = self.phase_end();
+        let end = u64::from(self.phase_end()) * self.inner_steps;
         (self.phase as usize) < self.boundaries.len()
-            && self.modules.iter().all(|module| module.version == end)
+            && self.paths.iter().all(|path| path.steps == end && path.gradients.is_empty())
     }
 
     /// The record of a module.
@@ -205,14 +283,10 @@ impl TrainingRecord {
         self.modules.iter().find(|record| record.module == module)
     }
 
-    /// The weights of a module at a version that is still kept.
+    /// The record of a fragment.
     #[must_use]
-    pub fn weights(&self, module: ModuleId, version: u32) -> Option<&ObjectRef> {
-        let record = self.module(module)?;
-        if record.version == version {
-            return Some(&record.weights);
-        }
-        record.kept.iter().find(|kept| kept.version == version).map(|kept| &kept.weights)
+    pub fn fragment(&self, module: ModuleId, fragment: u32) -> Option<&FragmentRecord> {
+        self.module(module)?.fragments.get(fragment as usize)
     }
 
     /// The record of a path.

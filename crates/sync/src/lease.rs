@@ -1,4 +1,4 @@
-//! The right to train a path for one round.
+//! The right to train a path up to its next stop.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,6 +6,8 @@ use std::time::Duration;
 use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::Unit;
 
 /// A number that grows with every lease, so that a holder that lost its lease can be told from its successor.
 ///
@@ -24,23 +26,49 @@ impl fmt::Display for Fence {
 /// What a lease is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Task {
-    /// Train H inner steps and contribute outer gradients.
+    /// Train inner steps and contribute outer gradients.
     Train,
     /// Measure the final weights on the path's held-out documents; contributes nothing.
     Measure,
 }
 
-/// The right to work on `(path, round)` until a deadline.
+/// The global weights of a unit that a path takes over when its lease begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receive {
+    /// The unit.
+    pub unit: Unit,
+    /// Its version: the outer steps that it has taken.
+    pub version: u32,
+}
+
+/// An outer gradient that a lease has to bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Send {
+    /// The unit.
+    pub unit: Unit,
+    /// After which inner step of the path it is taken.
+    pub step: u64,
+    /// The how manieth it is of this path to this unit, from 1.
+    pub number: u32,
+}
+
+/// The right to train a path from one step to another until a deadline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
     /// The path to train.
     pub path: PathId,
-    /// The round, counted from 0; the path's modules are at this version.
-    pub round: u32,
+    /// Inner steps that the path has taken.
+    pub from: u64,
+    /// Inner steps that it will have taken; `from` when it is to be measured.
+    pub to: u64,
     /// Tells this lease from every other lease of the run.
     pub fence: Fence,
     /// What to do.
     pub task: Task,
+    /// What the path takes over first.
+    pub receives: Vec<Receive>,
+    /// What it sends on the way, in order.
+    pub sends: Vec<Send>,
     /// Who holds it.
     pub worker: String,
     /// When it ends unless a heartbeat renews it, on the clock that the caller passes in.
@@ -52,13 +80,13 @@ pub struct Lease {
 pub enum LeaseError {
     /// The lease ended or was never given out by this incarnation of the coordinator.
     #[error(
-        "the lease {fence} on path {path}, round {round} is no longer valid: its deadline passed or the coordinator was restarted; drop the work and ask for a new lease"
+        "the lease {fence} on path {path} at step {step} is no longer valid: its deadline passed or the coordinator was restarted; drop the work and ask for a new lease"
     )]
     Lost {
         /// The path of the lease.
         path: PathId,
-        /// The round of the lease.
-        round: u32,
+        /// The inner steps that the path has taken.
+        step: u64,
         /// The lease's fencing number.
         fence: Fence,
     },
@@ -70,4 +98,39 @@ pub enum LeaseError {
         /// How many paths the run has.
         paths: u32,
     },
+    /// Something that the lease does not ask for.
+    #[error("the lease {fence} on path {path} asks for no outer gradient {number} of {unit}")]
+    NotAsked {
+        /// The path of the lease.
+        path: PathId,
+        /// The lease's fencing number.
+        fence: Fence,
+        /// The unit named.
+        unit: Unit,
+        /// The number named.
+        number: u32,
+    },
+    /// The lease has not brought everything yet.
+    #[error("the lease {fence} on path {path} still owes outer gradient {number} of {unit}")]
+    Owes {
+        /// The path of the lease.
+        path: PathId,
+        /// The lease's fencing number.
+        fence: Fence,
+        /// The unit.
+        unit: Unit,
+        /// The number that is missing.
+        number: u32,
+    },
+}
+
+impl LeaseError {
+    /// The inner steps that the path of a lost lease has taken.
+    #[must_use]
+    pub fn step(&self) -> Option<u64> {
+        match self {
+            Self::Lost { step, .. } => Some(*step),
+            Self::NoSuchPath { .. } | Self::NotAsked { .. } | Self::Owes { .. } => None,
+        }
+    }
 }

@@ -1,18 +1,39 @@
 //! Outer synchronisation without I/O: who may train what, what counts, and how contributions are merged.
 //!
-//! The unit of synchronisation is the module; its learners are the paths that go through it.
-//! [`Rounds`] decides: it hands out leases, takes contributions at most once, and says when a module may take its
-//! outer step. [`Fold`] merges the contributions of one module in an order that does not depend on their arrival.
-//! Both are plain state machines: time is an argument, values are slices of `f32`, and production, tests and
-//! simulation run the same code. There is no socket, no file, no clock, no thread and no device here.
+//! The unit of synchronisation is the fragment of a module ([`Unit`]); its learners are the paths through the module.
+//! [`Schedule`] says at which inner steps a path sends and takes over which fragment, [`Scheme`] whom an outer step
+//! waits for. [`Rounds`] decides: it hands out leases, takes contributions at most once, and says which unit may take
+//! its outer step. [`Fold`] merges the contributions to a unit in an order that does not depend on their arrival, and
+//! [`learner`] is what a path does with its weights when it sends and receives.
+//! All are plain state machines: time is an argument, values are slices of `f32`, and production, tests and simulation
+//! run the same code. There is no socket, no file, no clock, no thread and no device here.
 //!
-//! Rounds follow arXiv:2403.10616, algorithm 1: every path trains H inner steps, then every module steps. There is no
-//! barrier across modules: a path starts its next round as soon as its own modules have stepped.
+//! The schemes of the literature are configurations ([`SyncConfig`]): DiLoCo and DiPaCo (arXiv:2403.10616, algorithm 1),
+//! Streaming DiLoCo (arXiv:2501.18512), delayed updates (arXiv:2502.12996), asynchronous Local SGD (arXiv:2401.09135) and
+//! Decoupled DiLoCo (arXiv:2604.21428). There is no barrier across modules: a path goes on as soon as what it is to take
+//! over is there.
 
+mod config;
 mod fold;
+mod fragments;
+mod grace;
+pub mod learner;
 mod lease;
+mod progress;
+mod reason;
 mod rounds;
+mod schedule;
+mod scheme;
+mod unit;
 
+pub use config::SyncConfig;
 pub use fold::{Fold, FoldError, Rescale, Weighting, check_contribution, merge_weights};
-pub use lease::{Fence, Lease, LeaseError, Task};
-pub use rounds::{Commit, Grant, PathProgress, Plan, Progress, ProgressError, Reason, Rounds};
+pub use fragments::{FragmentsError, Pattern, Tensor, cut};
+pub use grace::Grace;
+pub use lease::{Fence, Lease, LeaseError, Receive, Send, Task};
+pub use progress::{Contribution, PathProgress, Progress, ProgressError};
+pub use reason::Reason;
+pub use rounds::{Commit, Done, Grant, OuterStep, Plan, Rounds};
+pub use schedule::{Point, Schedule, ScheduleError};
+pub use scheme::{Quorum, Scheme, dynamic_steps};
+pub use unit::{Unit, units, units_of};

@@ -1,134 +1,28 @@
-//! The state machine of a training run: leases, contributions and module versions.
+//! The state machine of a training run: leases, contributions and the versions of units.
 
-use std::collections::BTreeMap;
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dipaco_topology::{ModuleId, PathId, Topology};
-use serde::{Deserialize, Serialize};
-use thiserror::Error;
+use dipaco_topology::{PathId, Topology};
 
-use crate::{Fence, Lease, LeaseError, Task};
+use crate::scheme::dynamic_steps;
+use crate::unit::units_of;
+use crate::{
+    Contribution, Fence, Grace, Lease, LeaseError, PathProgress, Progress, ProgressError, Quorum, Reason,
+    Receive, Schedule, Scheme, Send, Task, Unit,
+};
 
 /// What a run is to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Outer steps that each module takes in all.
-    pub rounds: u32,
-    /// Rounds after which every path waits, at most `rounds`: the end of the phase. [`Rounds::go_on`] moves it.
-    pub until: u32,
+    /// When paths send and receive, and where the phases of routing end.
+    pub schedule: Schedule,
+    /// Whom outer steps wait for.
+    pub scheme: Scheme,
+    /// The phase that the run is in; [`Rounds::go_on`] moves it.
+    pub phase: usize,
     /// How long a lease lasts without a heartbeat.
     pub lease: Duration,
-}
-
-/// How far a path is: everything of it that outlives the coordinator.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PathProgress {
-    /// Rounds that the path has contributed to.
-    pub rounds: u32,
-    /// Whether its final weights have been measured.
-    pub measured: bool,
-}
-
-/// How far a run is: the part of [`Rounds`] that the manifest keeps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Version of each module: the outer steps that it has taken.
-    pub modules: BTreeMap<ModuleId, u32>,
-    /// Progress of each path.
-    pub paths: Vec<PathProgress>,
-}
-
-impl Progress {
-    /// The start of a run.
-    #[must_use]
-    pub fn start(topology: &Topology) -> Self {
-        Self {
-            modules: topology.module_ids().map(|module| (module, 0)).collect(),
-            paths: vec![PathProgress::default(); topology.paths() as usize],
-        }
-    }
-}
-
-/// Why saved progress can't be continued.
-#[derive(Debug, Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ProgressError {
-    /// It belongs to another topology.
-    #[error(
-        "the saved run has {saved_paths} paths and {saved_modules} modules, the configuration {paths} and {modules}: continue it with its own configuration"
-    )]
-    Topology {
-        /// Paths of the saved run.
-        saved_paths: usize,
-        /// Modules of the saved run.
-        saved_modules: usize,
-        /// Paths of the configuration.
-        paths: usize,
-        /// Modules of the configuration.
-        modules: usize,
-    },
-    /// A module is ahead of one of its paths by more than its own step.
-    #[error(
-        "module {module} is at version {version}, but path {path} has contributed to {rounds} rounds: the manifest is inconsistent; go back to an earlier one"
-    )]
-    Inconsistent {
-        /// The module at fault.
-        module: ModuleId,
-        /// Its version.
-        version: u32,
-        /// The path at fault.
-        path: PathId,
-        /// The rounds that the path has contributed to.
-        rounds: u32,
-    },
-}
-
-/// Why no lease can be given now.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Reason {
-    /// Every path that could run is being trained.
-    AllLeased {
-        /// Leases that are out.
-        leases: usize,
-    },
-    /// A module waits for contributions before the next round of its paths can start.
-    ModuleWaits {
-        /// The module.
-        module: ModuleId,
-        /// The first paths that it waits for, with the holder of their lease.
-        paths: Vec<(PathId, Option<String>)>,
-    },
-    /// Every path has done the last round of its phase, and the next phase has not begun.
-    PhaseEnds {
-        /// The rounds done.
-        rounds: u32,
-    },
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AllLeased { leases } => {
-                write!(f, "all paths that can run are being trained ({leases} leases)")
-            }
-            Self::ModuleWaits { module, paths } => {
-                write!(f, "module {module} waits for ")?;
-                for (i, (path, worker)) in paths.iter().enumerate() {
-                    let comma = if i == 0 { "" } else { ", " };
-                    match worker {
-                        Some(worker) => write!(f, "{comma}path {path} (leased to {worker})")?,
-                        None => write!(f, "{comma}path {path}")?,
-                    }
-                }
-                Ok(())
-            }
-            Self::PhaseEnds { rounds } => {
-                write!(f, "{rounds} rounds are done, and the text is being divided among the paths anew")
-            }
-        }
-    }
 }
 
 /// The answer to a worker that asks for work.
@@ -142,18 +36,38 @@ pub enum Grant {
     Finished,
 }
 
-/// The answer to a finished lease.
+/// The answer to a finished lease or to an outer gradient of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Commit {
-    /// The contribution counts from now on.
+    /// It counts from now on.
     Accepted,
-    /// This very contribution had been accepted before: a retry whose first answer was lost.
+    /// It had been accepted before: a retry whose first answer was lost, or what a lost lease brought.
     Duplicate,
     /// It does not count.
     Refused(LeaseError),
 }
 
-/// Who may train what, what has been contributed, and which module may step.
+/// An outer step that can be taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OuterStep {
+    /// The unit.
+    pub unit: Unit,
+    /// The version that it will have.
+    pub version: u32,
+    /// What is merged, by path and number.
+    pub contributions: Vec<Contribution>,
+}
+
+/// What has been done in a lease, as its holder says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Done {
+    /// Tokens in the outer gradients that are sent at the end of the lease; 0 for a unit that is not named.
+    pub tokens: BTreeMap<Unit, u64>,
+    /// Seconds of the inner steps; 0 when nothing was measured.
+    pub seconds: f64,
+}
+
+/// Who may train what, what has been contributed, and which unit may step.
 #[derive(Debug)]
 pub struct Rounds {
     topology: Topology,
@@ -164,6 +78,21 @@ pub struct Rounds {
     /// The fence of each path's last accepted commit, to tell a retry from a zombie.
     committed: BTreeMap<PathId, Fence>,
     next_fence: u64,
+    /// When the quorum of a unit's next outer step began to gather, and when it was there.
+    gathering: BTreeMap<Unit, Gathering>,
+    grace: Grace,
+    /// Inner steps per second, by worker.
+    speeds: BTreeMap<String, f64>,
+    /// Units whose outer step has been said to be due and is not written down yet.
+    stepping: BTreeSet<Unit>,
+}
+
+/// How far the quorum of an outer step is.
+#[derive(Clone, Copy, Debug)]
+struct Gathering {
+    since: Duration,
+    /// When the step is taken at the latest, once the quorum is there.
+    until: Option<Duration>,
 }
 
 impl Rounds {
@@ -177,27 +106,24 @@ impl Rounds {
         progress: Progress,
         incarnation: u32,
     ) -> Result<Self, ProgressError> {
-        let expected = Progress::start(&topology);
-        if progress.paths.len() != expected.paths.len()
-            || !progress.modules.keys().eq(expected.modules.keys())
-        {
-            return Err(ProgressError::Topology {
-                saved_paths: progress.paths.len(),
-                saved_modules: progress.modules.len(),
-                paths: expected.paths.len(),
-                modules: expected.modules.len(),
-            });
-        }
-        for (path, done) in topology.path_ids().zip(&progress.paths) {
-            for module in topology.modules_of(path) {
-                let version = progress.modules[&module];
-                if version != done.rounds && version + 1 != done.rounds {
-                    return Err(ProgressError::Inconsistent { module, version, path, rounds: done.rounds });
-                }
-            }
-        }
-        let next_fence = u64::from(incarnation) << 32;
-        Ok(Self { topology, plan, progress, leases: BTreeMap::new(), committed: BTreeMap::new(), next_fence })
+        progress.check(&topology, &plan)?;
+        let (longest, share) = match plan.scheme {
+            Scheme::Synchronous => (Duration::ZERO, 0.0),
+            Scheme::Quorum(Quorum { grace, grace_share, .. }) => (grace, grace_share),
+        };
+        let grace = Grace::new(longest, share, plan.schedule.overlap());
+        Ok(Self {
+            topology,
+            plan,
+            progress,
+            leases: BTreeMap::new(),
+            committed: BTreeMap::new(),
+            next_fence: u64::from(incarnation) << 32,
+            gathering: BTreeMap::new(),
+            grace,
+            speeds: BTreeMap::new(),
+            stepping: BTreeSet::new(),
+        })
     }
 
     /// What the manifest keeps.
@@ -212,27 +138,54 @@ impl Rounds {
         &self.topology
     }
 
+    /// When paths send and receive.
+    #[must_use]
+    pub fn schedule(&self) -> &Schedule {
+        &self.plan.schedule
+    }
+
     /// The leases that are out.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
         self.leases.values()
     }
 
-    /// Whether every path has finished its last round and its final weights are measured.
+    fn path(&self, path: PathId) -> &PathProgress {
+        &self.progress.paths[path.index()]
+    }
+
+    /// The units of a path, in the order of its counters.
+    fn units_of(&self, path: PathId) -> Vec<Unit> {
+        units_of(&self.topology, self.plan.schedule.fragments(), path)
+    }
+
+    /// The place of a unit among the counters of its paths.
+    fn slot(&self, unit: Unit) -> usize {
+        usize::from(unit.module.level) * self.plan.schedule.fragments() as usize + unit.fragment as usize
+    }
+
+    /// The step at which the current phase ends.
+    fn end(&self) -> u64 {
+        self.plan.schedule.end(self.plan.phase)
+    }
+
+    /// Whether every path has finished its last step and its final weights are measured.
     #[must_use]
     pub fn finished(&self) -> bool {
-        self.progress.paths.iter().all(|path| path.rounds == self.plan.rounds && path.measured)
+        self.progress.paths.iter().all(|path| path.measured)
     }
 
-    /// Whether every path and module has done the last round of a phase that is not the run's last.
+    /// Whether every path has done the last step of a phase that is not the run's last, and everything has been merged.
     #[must_use]
     pub fn at_boundary(&self) -> bool {
-        let until = self.plan.until;
-        until < self.plan.rounds && self.progress.modules.values().all(|&version| version == until)
+        let end = self.end();
+        end < self.plan.schedule.total()
+            && self.progress.paths.iter().all(|path| path.steps == end)
+            && self.progress.pending.is_empty()
     }
 
-    /// Lets the paths train up to `until` rounds, at most those of the run: the next phase has begun.
-    pub fn go_on(&mut self, until: u32) {
-        self.plan.until = until.min(self.plan.rounds);
+    /// Lets the paths train to the end of `phase`: it has begun.
+    pub fn go_on(&mut self, phase: usize) {
+        self.plan.phase = self.plan.phase.max(phase);
     }
 
     /// Gives a worker a path to work on: of those that can run the one that is furthest behind, and among equals one
@@ -245,16 +198,24 @@ impl Rounds {
             .topology
             .path_ids()
             .filter(|path| !self.leases.contains_key(path))
-            .filter_map(|path| self.task(path).map(|task| (path, task)))
-            .min_by_key(|&(path, _)| (self.progress.paths[path.index()].rounds, !held.contains(&path), path));
+            .filter_map(|path| self.task(path).ok().map(|task| (path, task)))
+            .min_by_key(|&(path, _)| (self.path(path).steps, !held.contains(&path), path));
         let Some((path, task)) = best else {
             return Grant::Wait(self.reason());
         };
+        let from = self.path(path).steps;
+        let to = match task {
+            Task::Train => self.stop(from, worker),
+            Task::Measure => from,
+        };
         let lease = Lease {
             path,
-            round: self.progress.paths[path.index()].rounds,
+            from,
+            to,
             fence: Fence(self.next_fence),
             task,
+            receives: self.receives(path, task).into_iter().map(|(receive, _)| receive).collect(),
+            sends: if task == Task::Train { self.sends(path, from, to) } else { Vec::new() },
             worker: worker.to_owned(),
             deadline: now + self.plan.lease,
         };
@@ -263,47 +224,116 @@ impl Rounds {
         Grant::Lease(lease)
     }
 
-    /// What a path can do now: its modules must have taken the outer step of the round before.
-    fn task(&self, path: PathId) -> Option<Task> {
-        let done = self.progress.paths[path.index()];
-        let current =
-            self.topology.modules_of(path).iter().all(|module| self.progress.modules[module] == done.rounds);
-        if !current {
-            None
-        } else if done.rounds < self.plan.until {
-            Some(Task::Train)
-        } else if done.rounds == self.plan.rounds && !done.measured {
-            Some(Task::Measure)
-        } else {
-            None
+    /// Up to where a worker trains a path that has taken `from` steps.
+    fn stop(&self, from: u64, worker: &str) -> u64 {
+        if !self.plan.scheme.dynamic_steps() {
+            return self.plan.schedule.next_stop(from);
         }
+        let fastest = self.speeds.values().copied().reduce(f64::max).unwrap_or(0.0);
+        let speed = self.speeds.get(worker).copied().unwrap_or(fastest);
+        let steps = dynamic_steps(self.plan.schedule.inner_steps(), speed, fastest);
+        (from + steps).min(self.end())
+    }
+
+    /// What a path takes over where it is, each with the version that must be there.
+    fn receives(&self, path: PathId, task: Task) -> Vec<(Receive, u32)> {
+        let from = self.path(path).steps;
+        let schedule = &self.plan.schedule;
+        let all = (0..schedule.fragments()).map(|fragment| (fragment, schedule.sent_through(fragment, from)));
+        let due: BTreeMap<u32, u64> = if task == Task::Measure || self.plan.scheme.dynamic_steps() {
+            all.collect()
+        } else {
+            schedule.receives(from).into_iter().collect()
+        };
+        let units = self.units_of(path).into_iter();
+        units
+            .filter_map(|unit| {
+                let sent = u32::try_from(*due.get(&unit.fragment)?).unwrap_or(u32::MAX);
+                let version = self.progress.versions[&unit];
+                // Paths that wait take over exactly what came of what they sent: time has no say in it.
+                let (version, needed) =
+                    if self.plan.scheme.waits() { (sent.min(version), sent) } else { (version, 0) };
+                Some((Receive { unit, version }, needed))
+            })
+            .collect()
+    }
+
+    /// What a path sends on its way from one step to another.
+    #[must_use]
+    pub fn sends(&self, path: PathId, from: u64, to: u64) -> Vec<Send> {
+        let units = self.units_of(path);
+        if self.plan.scheme.dynamic_steps() {
+            // Nothing is sent before the end of a lease, so what counts is complete.
+            let sent = |unit: Unit| self.path(path).sent.get(self.slot(unit)).copied().unwrap_or(0);
+            return units.iter().map(|&unit| Send { unit, step: to, number: sent(unit) + 1 }).collect();
+        }
+        let schedule = &self.plan.schedule;
+        let of = |point: crate::Point| {
+            let sent = schedule.sent_through(point.fragment, point.step);
+            let number = u32::try_from(sent).unwrap_or(u32::MAX);
+            let units = units.iter().filter(move |unit| unit.fragment == point.fragment);
+            units.map(move |&unit| Send { unit, step: point.step, number }).collect::<Vec<_>>()
+        };
+        schedule.sends(from, to).into_iter().flat_map(of).collect()
+    }
+
+    /// What a path can do now, or the first unit that it waits for.
+    fn task(&self, path: PathId) -> Result<Task, Option<Unit>> {
+        let done = self.path(path);
+        let total = self.plan.schedule.total();
+        let task = if done.steps < self.end() {
+            Task::Train
+        } else if done.steps == total && !done.measured {
+            Task::Measure
+        } else {
+            return Err(None);
+        };
+        if task == Task::Measure && !self.plan.scheme.waits() {
+            // The final weights are final when all learners are at their end and everything has been merged.
+            let open = |unit: &Unit| {
+                self.progress.pending.contains_key(unit)
+                    || self.topology.paths_through(unit.module).any(|path| self.path(path).steps < total)
+            };
+            return self.units_of(path).into_iter().find(open).map_or(Ok(task), |unit| Err(Some(unit)));
+        }
+        if !self.plan.scheme.waits() && self.plan.schedule.overlap() == 0 {
+            // The outer step that is being taken is the newest a moment later.
+            let stepping = self.units_of(path).into_iter().find(|unit| self.stepping.contains(unit));
+            return stepping.map_or(Ok(task), |unit| Err(Some(unit)));
+        }
+        let receives = self.receives(path, task);
+        let missing = receives.iter().find(|(receive, needed)| receive.version < *needed);
+        missing.map_or(Ok(task), |(receive, _)| Err(Some(receive.unit)))
     }
 
     fn reason(&self) -> Reason {
         if self.at_boundary() {
-            return Reason::PhaseEnds { rounds: self.plan.until };
+            return Reason::PhaseEnds { steps: self.end() };
         }
-        let behind = self
-            .progress
-            .modules
-            .iter()
-            .filter(|&(_, &version)| version < self.plan.rounds)
-            .min_by_key(|&(_, v)| v);
-        let Some((&module, &version)) = behind else {
+        let idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
+        let waiting = idle.filter_map(|path| Some((self.path(path).steps, path, self.task(path).err()??)));
+        let Some((_, _, unit)) = waiting.min() else {
             return Reason::AllLeased { leases: self.leases.len() };
         };
-        let missing = self
-            .topology
-            .paths_through(module)
-            .filter(|path| self.progress.paths[path.index()].rounds <= version);
+        let (slot, cut) = (self.slot(unit), self.plan.schedule.fragments() > 1);
+        let version = self.progress.versions[&unit];
+        if self.stepping.contains(&unit) {
+            return Reason::OuterStep { unit, cut };
+        }
+        let missing = self.topology.paths_through(unit.module).filter(|&path| {
+            let done = self.path(path);
+            if self.plan.scheme.waits() {
+                done.sent[slot] <= version
+            } else {
+                done.steps < self.plan.schedule.total()
+            }
+        });
         let paths: Vec<_> =
             missing.take(4).map(|path| (path, self.leases.get(&path).map(|l| l.worker.clone()))).collect();
-        if paths.is_empty()
-            || paths.iter().all(|(_, worker)| worker.is_some()) && self.leases.len() == paths.len()
-        {
-            Reason::AllLeased { leases: self.leases.len() }
+        if paths.is_empty() {
+            Reason::OuterStep { unit, cut }
         } else {
-            Reason::ModuleWaits { module, paths }
+            Reason::UnitWaits { unit, cut, paths }
         }
     }
 
@@ -322,35 +352,105 @@ impl Rounds {
         }
     }
 
-    /// Checks that `(path, round, fence)` is the lease that is out, as before anything of it is stored.
+    /// Checks that `(path, fence)` is the lease that is out, as before anything of it is stored.
     ///
     /// # Errors
     /// When it is not.
-    pub fn check(&self, path: PathId, round: u32, fence: Fence) -> Result<&Lease, LeaseError> {
+    pub fn check(&self, path: PathId, fence: Fence) -> Result<&Lease, LeaseError> {
         match self.leases.get(&path) {
-            Some(lease) if lease.fence == fence && lease.round == round => Ok(lease),
+            Some(lease) if lease.fence == fence => Ok(lease),
             _ => Err(self.lost(path, fence)),
         }
     }
 
     fn lost(&self, path: PathId, fence: Fence) -> LeaseError {
         match self.progress.paths.get(path.index()) {
-            Some(done) => LeaseError::Lost { path, round: done.rounds, fence },
+            Some(done) => LeaseError::Lost { path, step: done.steps, fence },
             None => LeaseError::NoSuchPath { path, paths: self.topology.paths() },
         }
     }
 
-    /// Takes the contribution of a lease. The caller has made it durable or does so before it answers.
-    pub fn commit(&mut self, path: PathId, round: u32, fence: Fence) -> Commit {
-        let task = match self.check(path, round, fence) {
-            Ok(lease) => lease.task,
+    /// Takes an outer gradient that is sent before the end of its lease, so that others need not wait for the rest of
+    /// it. The caller has made it durable or does so before it answers. What a lease has contributed counts even when
+    /// the lease is lost afterwards: its successor brings the same once more, and is told that it is a duplicate.
+    pub fn contribute(&mut self, path: PathId, fence: Fence, unit: Unit, number: u32, tokens: u64) -> Commit {
+        let lease = match self.check(path, fence) {
+            Ok(lease) => lease,
+            Err(error) => return Commit::Refused(error),
+        };
+        let asked = lease.sends.iter().find(|send| send.unit == unit && send.number == number);
+        match asked {
+            Some(send) if send.step < lease.to => {
+                let lease = lease.clone();
+                self.count(&lease, *send, tokens)
+            }
+            _ => Commit::Refused(LeaseError::NotAsked { path, fence, unit, number }),
+        }
+    }
+
+    fn count(&mut self, lease: &Lease, send: Send, tokens: u64) -> Commit {
+        let Lease { path, from, fence, .. } = *lease;
+        let slot = self.slot(send.unit);
+        let sent = self.path(path).sent[slot];
+        if send.number <= sent {
+            return Commit::Duplicate;
+        }
+        if send.number != sent + 1 {
+            return Commit::Refused(LeaseError::Owes { path, fence, unit: send.unit, number: sent + 1 });
+        }
+        let received = lease.receives.iter().find(|receive| receive.unit == send.unit);
+        let base = received.map_or(self.path(path).adopted[slot], |receive| receive.version);
+        let schedule = &self.plan.schedule;
+        let steps = if self.plan.scheme.dynamic_steps() {
+            send.step - from
+        } else {
+            // Since the send before, or the beginning of the run.
+            let previous = schedule.sends_before(send.unit.fragment, send.step);
+            send.step - previous
+        };
+        let contribution = Contribution { path, number: send.number, base, steps, tokens };
+        self.progress.paths[path.index()].sent[slot] += 1;
+        let pending = self.progress.pending.entry(send.unit).or_default();
+        pending.push(contribution);
+        pending.sort_unstable();
+        Commit::Accepted
+    }
+
+    /// Takes a finished lease, with the outer gradients that were sent at its end. The caller has made it durable or
+    /// does so before it answers.
+    pub fn commit(&mut self, path: PathId, fence: Fence, done: &Done) -> Commit {
+        let lease = match self.check(path, fence) {
+            Ok(lease) => lease.clone(),
             Err(_) if self.committed.get(&path) == Some(&fence) => return Commit::Duplicate,
             Err(error) => return Commit::Refused(error),
         };
-        let done = &mut self.progress.paths[path.index()];
-        match task {
-            Task::Train => done.rounds += 1,
-            Task::Measure => done.measured = true,
+        let early = lease.sends.iter().filter(|send| send.step < lease.to);
+        for send in early {
+            if self.path(path).sent[self.slot(send.unit)] < send.number {
+                let (unit, number) = (send.unit, send.number);
+                return Commit::Refused(LeaseError::Owes { path, fence, unit, number });
+            }
+        }
+        for &send in lease.sends.iter().filter(|send| send.step == lease.to) {
+            if let refused @ Commit::Refused(_) =
+                self.count(&lease, send, done.tokens.get(&send.unit).copied().unwrap_or(0))
+            {
+                return refused;
+            }
+        }
+        let slots: Vec<_> = lease.receives.iter().map(|r| (self.slot(r.unit), r.version)).collect();
+        let progress = &mut self.progress.paths[path.index()];
+        for (slot, version) in slots {
+            progress.adopted[slot] = version;
+        }
+        progress.steps = lease.to;
+        progress.measured |= lease.task == Task::Measure;
+        if lease.to > lease.from && done.seconds > 0.0 {
+            // Numbers of inner steps are far below 2^53.
+            #[allow(clippy::cast_precision_loss)]
+            let steps = (lease.to - lease.from) as f64;
+            self.grace.inner_step(path, done.seconds / steps);
+            self.speeds.insert(lease.worker.clone(), steps / done.seconds);
         }
         self.leases.remove(&path);
         self.committed.insert(path, fence);
@@ -374,38 +474,97 @@ impl Rounds {
         gone.into_values().collect()
     }
 
-    /// When the next lease ends if no heartbeat comes.
+    /// When something happens by itself: a lease ends without a heartbeat, or a grace period is over.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
-        self.leases.values().map(|lease| lease.deadline).min()
+        let leases = self.leases.values().map(|lease| lease.deadline);
+        leases.chain(self.gathering.values().filter_map(|gathering| gathering.until)).min()
     }
 
-    /// The modules whose paths have all contributed to the current round, in order.
-    #[must_use]
-    pub fn ready(&self) -> Vec<ModuleId> {
-        let complete = |module: ModuleId, version: u32| {
-            self.topology
-                .paths_through(module)
-                .all(|path| self.progress.paths[path.index()].rounds == version + 1)
+    /// The outer steps that can be taken now, in order.
+    pub fn due(&mut self, now: Duration) -> Vec<OuterStep> {
+        let units: Vec<Unit> = self.progress.pending.keys().copied().collect();
+        units.into_iter().filter_map(|unit| self.due_step(now, unit)).collect()
+    }
+
+    fn due_step(&mut self, now: Duration, unit: Unit) -> Option<OuterStep> {
+        let version = self.progress.versions[&unit] + 1;
+        let pending = self.progress.pending.get(&unit)?;
+        let learners: Vec<PathId> = self.topology.paths_through(unit.module).collect();
+        let contributions = match self.plan.scheme {
+            Scheme::Synchronous => {
+                let of_version: Vec<_> = pending.iter().filter(|c| c.number == version).copied().collect();
+                (of_version.len() == learners.len()).then_some(of_version)?
+            }
+            Scheme::Quorum(quorum) => {
+                let there: BTreeSet<PathId> = pending.iter().map(|c| c.path).collect();
+                // Those at the end of the phase have nothing more to bring.
+                let end = self.end();
+                let possible =
+                    learners.iter().filter(|p| there.contains(p) || self.path(**p).steps < end).count();
+                let needed = (quorum.learners as usize).clamp(1, possible.max(1));
+                let window = self.grace.window();
+                let gathering = self.gathering.entry(unit).or_insert(Gathering { since: now, until: None });
+                if there.len() < needed {
+                    return None;
+                }
+                let since = gathering.since;
+                let until = *gathering.until.get_or_insert_with(|| {
+                    self.grace.quorum(now.saturating_sub(since));
+                    now + window
+                });
+                (there.len() == possible || now >= until).then(|| pending.clone())?
+            }
         };
-        self.progress
-            .modules
-            .iter()
-            .filter(|&(&m, &v)| v < self.plan.rounds && complete(m, v))
-            .map(|(&m, _)| m)
-            .collect()
+        self.stepping.insert(unit);
+        Some(OuterStep { unit, version, contributions })
     }
 
-    /// Records that a module that was [`ready`](Self::ready) took its outer step, and returns its new version.
-    /// Nothing happens for a module that was not ready.
-    pub fn stepped(&mut self, module: ModuleId) -> Option<u32> {
-        if !self.ready().contains(&module) {
-            return None;
+    /// Records that a unit has taken an outer step that was [`due`](Self::due), and how long that took. Returns whether
+    /// it counts: not when the unit has another version by now.
+    pub fn stepped(&mut self, step: &OuterStep, took: Duration) -> bool {
+        let Some(version) = self.progress.versions.get_mut(&step.unit) else { return false };
+        let pending = self.progress.pending.get_mut(&step.unit);
+        let Some(pending) = pending.filter(|p| step.contributions.iter().all(|c| p.contains(c))) else {
+            return false;
+        };
+        if *version + 1 != step.version {
+            return false;
         }
-        self.progress.modules.get_mut(&module).map(|version| {
-            *version += 1;
-            *version
-        })
+        *version = step.version;
+        pending.retain(|contribution| !step.contributions.contains(contribution));
+        if pending.is_empty() {
+            self.progress.pending.remove(&step.unit);
+        }
+        self.gathering.remove(&step.unit);
+        self.stepping.remove(&step.unit);
+        self.grace.outer_step(took);
+        true
+    }
+
+    /// The versions of a unit that a path may still need besides the newest: what it has taken over and trains on, and
+    /// what it is to take over next.
+    #[must_use]
+    pub fn needed_versions(&self, unit: Unit) -> BTreeSet<u32> {
+        let slot = self.slot(unit);
+        let newest = self.progress.versions.get(&unit).copied().unwrap_or(0);
+        let mut needed = BTreeSet::new();
+        for path in self.topology.paths_through(unit.module) {
+            let done = self.path(path);
+            let lease = self.leases.get(&path);
+            let leased = lease.and_then(|l| l.receives.iter().find(|r| r.unit == unit)).map(|r| r.version);
+            needed.extend(leased);
+            if done.steps == self.plan.schedule.total() {
+                continue;
+            }
+            let next = self.receives(path, Task::Train).into_iter().find(|(r, _)| r.unit == unit);
+            match next {
+                Some((receive, _)) => needed.insert(receive.version),
+                None => needed.insert(done.adopted[slot]),
+            };
+        }
+        needed.remove(&newest);
+        needed
     }
 }
 

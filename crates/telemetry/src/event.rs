@@ -60,7 +60,7 @@ pub enum Event {
         /// Round, counted from 0.
         round: u64,
     },
-    /// Every module has taken its outer step of a round.
+    /// Every path has been trained for the inner steps of a round.
     RoundCompleted {
         /// Round, counted from 0.
         round: u64,
@@ -102,6 +102,9 @@ pub enum Event {
     ModuleStepped {
         /// The module.
         module: ModuleId,
+        /// Which fragment of it; 0 and not written for a module that is not cut.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        fragment: u32,
         /// Its version after the step; 0 is the seed.
         version: u64,
         /// How many paths contributed.
@@ -150,6 +153,12 @@ pub enum Event {
         /// Documents counted.
         documents: u64,
     },
+}
+
+/// Whether a module is not cut, or this is its first fragment.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
+fn is_zero(fragment: &u32) -> bool {
+    *fragment == 0
 }
 
 /// JSON has no NaN: the writer puts `null`, and here it becomes NaN again.

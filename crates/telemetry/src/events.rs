@@ -161,6 +161,7 @@ mod tests {
         events
             .write(Event::ModuleStepped {
                 module,
+                fragment: 0,
                 version: 2,
                 paths: 4,
                 outer_gradient_norm: 1.5,

@@ -13,7 +13,7 @@ use dipaco_store::{RunStore, ShardRecord};
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
 use serde::Serialize;
-use tokio::sync::{Mutex, Notify, mpsc};
+use tokio::sync::{Mutex, Notify};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -67,9 +67,9 @@ pub struct CoordinatorSummary {
     pub finished: bool,
     /// Whether it waits for its next phase of routing.
     pub at_boundary: bool,
-    /// Rounds that every path has contributed to, those before this coordinator included.
+    /// Rounds that every path has been trained for, those before this coordinator included.
     pub rounds: u32,
-    /// Rounds of single paths that were contributed to this coordinator, divided by the number of paths.
+    /// Inner steps that were taken under this coordinator, in rounds of all paths.
     pub new_rounds: f64,
     /// Bytes sent to workers in UDP datagrams: payloads, headers, encryption, retransmissions, acknowledgements.
     pub bytes_sent: u64,
@@ -95,36 +95,37 @@ pub async fn coordinate(
     let lease = Duration::from_secs(config.train.lease_seconds);
     let plan = WorkerPlan::new(&config);
     let ledger =
-        Ledger::take_over(store.clone(), started.manifest, started.sequence, topology.clone(), lease).await?;
-    let done = contributed(&ledger);
+        Ledger::take_over(store.clone(), started.manifest, started.sequence, topology.clone(), &plan, lease)
+            .await?;
+    let layout = plan.layout(&topology)?;
+    let done = trained(&ledger);
     let total = u64::from(topology.paths()) * plan.total_steps();
-    let versions = ledger.rounds().progress().modules.clone();
-    let steps = (done * plan.train.inner_steps, total);
-    let progress = RunProgress::new(&progress, events, steps, versions);
+    let steps: Vec<u64> = ledger.rounds().progress().paths.iter().map(|path| path.steps).collect();
+    let progress = RunProgress::new(&progress, events, (done, total), plan.train.inner_steps, &steps);
     let progress = Arc::new(progress);
     let changed = Arc::new(Notify::new());
     let ledger = Arc::new(Mutex::new(ledger));
     let books = ledger.clone();
-    let (committed, commits) = mpsc::channel(topology.paths() as usize);
     let desk = Arc::new(Desk {
         ledger,
         store,
         plan,
         topology,
+        layout,
         lease,
         shards,
         changed,
-        committed,
+        contributed: Arc::new(Notify::new()),
         started: begun,
         progress: progress.clone(),
     });
-    let synchronizer = Synchronizer::new(&desk, config.outer.clone());
+    let synchronizer = Synchronizer::new(desk.clone(), config.outer.clone());
     let farewell = CancellationToken::new();
     let accepting = accept(&server, &desk, &farewell);
     tokio::pin!(accepting);
     // A failure anywhere ends the coordinator: what it has told its workers is on the disk, and `--resume` goes on.
     let ended = tokio::select! {
-        result = synchronizer.run(commits) => result.map(|()| Ended::Stopped),
+        result = synchronizer.run() => result.map(|()| Ended::Stopped),
         result = watch_leases(&desk) => result.map(|()| Ended::Stopped),
         result = &mut accepting => result.map(|()| Ended::Stopped),
         result = conduct(&desk, reroute.as_ref()) => result,
@@ -146,13 +147,13 @@ pub async fn coordinate(
     let mut books = books.lock().await;
     books.close();
     let paths = &books.rounds().progress().paths;
-    // Rounds are counted far below 2^53.
+    // Inner steps are counted far below 2^53.
     #[allow(clippy::cast_precision_loss)]
-    let new_rounds = (contributed(&books) - done) as f64 / paths.len() as f64;
+    let new_rounds = (trained(&books) - done) as f64 / (config.train.inner_steps * paths.len() as u64) as f64;
     Ok(CoordinatorSummary {
         finished,
         at_boundary: ended == Ended::Boundary,
-        rounds: paths.iter().map(|path| path.rounds).min().unwrap_or(0),
+        rounds: books.training()?.rounds_done(),
         new_rounds,
         bytes_sent: traffic.udp_sent,
         bytes_received: traffic.udp_received,
@@ -160,9 +161,9 @@ pub async fn coordinate(
     })
 }
 
-/// Rounds that all paths together have contributed to.
-fn contributed(ledger: &Ledger) -> u64 {
-    ledger.rounds().progress().paths.iter().map(|path| u64::from(path.rounds)).sum()
+/// Inner steps that all paths together have taken.
+fn trained(ledger: &Ledger) -> u64 {
+    ledger.rounds().progress().paths.iter().map(|path| path.steps).sum()
 }
 
 /// Why a coordinator ends.
@@ -216,7 +217,7 @@ async fn watch_leases(desk: &Desk) -> Result<(), TrainError> {
             Some(deadline) => {
                 tokio::select! {
                     // Heartbeats move deadlines back, so at the wake-up there may be nothing to end yet.
-                    () = tokio::time::sleep_until(desk.started + deadline) => desk.expire().await?,
+                    () = tokio::time::sleep_until(desk.started + deadline) => desk.wake().await?,
                     () = changed => {}
                 }
             }

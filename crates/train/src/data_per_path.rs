@@ -55,9 +55,9 @@ pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> 
 #[must_use]
 pub fn rising_losses(training: &TrainingRecord) -> Option<String> {
     let risen = |record: &dipaco_store::PathRecord| {
-        let (best, last) = (record.best?, record.last?);
-        let risen = last.loss > best.loss + RISEN && last.version >= best.version.saturating_add(ROUNDS);
-        risen.then_some((last.loss - best.loss, best.version))
+        let (best, last) = (record.best.as_ref()?, record.last.as_ref()?);
+        let risen = last.loss > best.loss + RISEN && last.round >= best.round.saturating_add(ROUNDS);
+        risen.then_some((last.loss - best.loss, best.round))
     };
     let mut paths: Vec<_> = (0u32..)
         .zip(&training.paths)
@@ -67,7 +67,7 @@ pub fn rising_losses(training: &TrainingRecord) -> Option<String> {
     let named: Vec<_> = paths
         .iter()
         .take(NAMED)
-        .map(|(by, path, since)| format!("path {path} by {by:.3} nats since version {since}"))
+        .map(|(by, path, since)| format!("path {path} by {by:.3} nats since round {since}"))
         .collect();
     (!paths.is_empty()).then(|| {
         format!(
@@ -120,13 +120,14 @@ mod tests {
     #[test]
     fn a_held_out_loss_that_rose_is_told_and_noise_is_not() {
         let path = |best: (u32, f64), last: (u32, f64)| PathRecord {
-            best: Some(Best { version: best.0, loss: best.1 }),
-            last: Some(Best { version: last.0, loss: last.1 }),
+            best: Some(Best { round: best.0, versions: vec![best.0], loss: best.1 }),
+            last: Some(Best { round: last.0, versions: vec![last.0], loss: last.1 }),
             ..PathRecord::default()
         };
         let training = |paths| TrainingRecord {
             origin: String::new(),
             rounds: 10,
+            inner_steps: 300,
             boundaries: Vec::new(),
             phase: 0,
             shards: Vec::new(),
@@ -136,6 +137,6 @@ mod tests {
         let fine = [path((10, 3.0), (10, 3.0)), path((9, 3.0), (10, 3.2)), path((4, 3.0), (10, 3.005))];
         assert_eq!(rising_losses(&training(fine.to_vec())), None);
         let warning = rising_losses(&training(vec![path((4, 3.0), (10, 3.25)), fine[0].clone()])).unwrap();
-        assert!(warning.contains("1 of 2 paths (path 0 by 0.250 nats since version 4)"), "{warning}");
+        assert!(warning.contains("1 of 2 paths (path 0 by 0.250 nats since round 4)"), "{warning}");
     }
 }

@@ -7,19 +7,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dipaco_model::{TensorSpec, level_specs, parameters, path_specs};
+use dipaco_model::{parameters, path_specs};
 use dipaco_store::{ObjectRef, RunStore, ShardRecord, names};
-use dipaco_sync::{Fence, Grant, Lease, Task};
+use dipaco_sync::{Fence, Grant, Lease, LeaseError, Task, Unit, units_of};
 use dipaco_telemetry::Event;
-use dipaco_topology::{ModuleId, PathId, Topology};
-use tokio::sync::{Mutex, Notify, mpsc};
+use dipaco_topology::{PathId, Topology};
+use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
 use crate::TrainError;
+use crate::layout::Layout;
 use crate::ledger::{Completed, Ledger};
 use crate::module_files::{check_state, decode_gradient};
 use crate::plan::WorkerPlan;
-use crate::protocol::{Item, Report, Request, Response, SHARD_PIECE_BYTES, Work};
+use crate::protocol::{
+    Change, Item, Report, Request, Response, SHARD_PIECE_BYTES, Stretch, UnitWeights, Work,
+};
 use crate::run_progress::RunProgress;
 use crate::synchronizer::blocking;
 
@@ -32,14 +35,14 @@ pub(crate) struct Desk {
     pub(crate) store: RunStore,
     pub(crate) plan: WorkerPlan,
     pub(crate) topology: Topology,
+    pub(crate) layout: Layout,
     pub(crate) lease: Duration,
     /// The routing folder, in which the shards of all phases are.
     pub(crate) shards: PathBuf,
     /// Woken when work may have become available.
     pub(crate) changed: Arc<Notify>,
-    /// Tells the synchronizer which paths have contributed. Its capacity is the number of paths, each of which can
-    /// have one contribution outstanding.
-    pub(crate) committed: mpsc::Sender<PathId>,
+    /// Wakes the synchronizer: something has been contributed, or a grace period is over.
+    pub(crate) contributed: Arc<Notify>,
     pub(crate) started: Instant,
     pub(crate) progress: Arc<RunProgress>,
 }
@@ -72,27 +75,28 @@ impl Desk {
     /// The largest payload, in bytes, that a request may bring.
     pub(crate) fn payload_limit(&self, request: &Request) -> u64 {
         match request {
-            Request::Submit { item: Item::OuterGradient(module), path, .. }
-                if self.goes_through(*path, *module) =>
-            {
-                let values = parameters(&self.specs(*module)) as u64;
-                dipaco_codec::encoded_len(values, self.plan.compression).unwrap_or(0)
+            Request::Submit { item: Item::OuterGradient { unit, .. }, path, .. } => {
+                let values = self.values(*path, *unit).unwrap_or(0) as u64;
+                let bytes = dipaco_codec::encoded_len(values, self.plan.compression);
+                if values == 0 { 0 } else { bytes.unwrap_or(0) }
             }
             Request::Submit { item: Item::State, .. } => {
                 let specs = path_specs(&self.plan.model);
-                // Two moments of four bytes a value, and a safetensors header of well under 512 bytes a tensor.
-                2 * (parameters(&specs) as u64 * 4 + specs.len() as u64 * 512) + 4096
+                let fragments = self.topology.levels() * self.plan.sync.fragments as usize;
+                // Two moments, and at most own weights and what they are measured from, of four bytes a value, and a
+                // safetensors header of well under 512 bytes a tensor.
+                let tensors = 2 * specs.len() + 2 * fragments;
+                4 * (parameters(&specs) as u64 * 4) + tensors as u64 * 512 + 4096
             }
             _ => 0,
         }
     }
 
-    fn specs(&self, module: ModuleId) -> Vec<TensorSpec> {
-        level_specs(&self.plan.model, &self.topology, usize::from(module.level))
-    }
-
-    fn goes_through(&self, path: PathId, module: ModuleId) -> bool {
-        path.0 < self.topology.paths() && self.topology.goes_through(path, module)
+    /// How many values a fragment has; `None` when the path does not go through it.
+    fn values(&self, path: PathId, unit: Unit) -> Option<usize> {
+        let through = path.0 < self.topology.paths() && self.topology.goes_through(path, unit.module);
+        let fragment = self.layout.fragment(unit.module.level, unit.fragment).ok()?;
+        through.then(|| fragment.values())
     }
 
     /// Answers one request.
@@ -122,26 +126,25 @@ impl Desk {
             }
             Request::Fetch { object } => self.fetch(&object).await,
             Request::FetchShard { path, hash, offset } => self.shard_piece(path, &hash, offset).await,
-            Request::Submit { item: Item::OuterGradient(module), path, .. }
-                if !self.goes_through(path, module) =>
+            Request::Submit { item: Item::OuterGradient { unit, .. }, path, .. }
+                if self.values(path, unit).is_none() =>
             {
-                Ok(refused(format!("path {path} does not go through module {module}")))
+                Ok(refused(format!(
+                    "path {path} does not go through fragment {} of module {}",
+                    unit.fragment, unit.module
+                )))
             }
-            Request::Submit { path, round, fence, item } => match payload {
+            Request::Submit { path, fence, item } => match payload {
                 Some(payload) => {
-                    self.to_its_end(move |desk| async move {
-                        desk.submit(path, round, fence, item, payload).await
-                    })
-                    .await
+                    self.to_its_end(move |desk| async move { desk.submit(path, fence, item, payload).await })
+                        .await
                 }
                 None => Ok(refused("a submission without its payload")),
             },
-            Request::Complete { path, round, fence, report } => {
+            Request::Complete { path, fence, report } => {
                 let guest = guest.clone();
-                self.to_its_end(
-                    move |desk| async move { desk.complete(&guest, path, round, fence, report).await },
-                )
-                .await
+                self.to_its_end(move |desk| async move { desk.complete(&guest, path, fence, report).await })
+                    .await
             }
             Request::Release { path, fence } => {
                 self.to_its_end(move |desk| async move { desk.release(path, fence).await }).await?;
@@ -207,10 +210,10 @@ impl Desk {
                         self.changed.notify_waiters();
                         let work = self.work(&ledger, &lease)?;
                         if lease.task == Task::Train {
-                            self.progress.leased(lease.round)?;
+                            self.progress.leased(lease.from)?;
                         }
-                        let Lease { path, round, fence, .. } = &lease;
-                        tracing::debug!(%path, round, %fence, worker = guest.worker, "lease");
+                        let Lease { path, from, to, fence, .. } = &lease;
+                        tracing::debug!(%path, from, to, %fence, worker = guest.worker, "lease");
                         return Ok((Response::Work(Box::new(work)), None));
                     }
                     Grant::Wait(reason) => reason,
@@ -225,21 +228,45 @@ impl Desk {
     fn work(&self, ledger: &Ledger, lease: &Lease) -> Result<Work, TrainError> {
         let training = ledger.training()?;
         let lacks = |what: String| TrainError::ManifestLacks { what };
-        let mut modules = Vec::with_capacity(self.topology.levels());
-        for module in self.topology.modules_of(lease.path) {
-            let record = training.module(module).ok_or_else(|| lacks(format!("module {module}")))?;
-            modules.push((module, record.weights.clone()));
-        }
         let path = training.path(lease.path).ok_or_else(|| lacks(format!("path {}", lease.path)))?;
+        let units = units_of(&self.topology, self.plan.sync.fragments, lease.path);
+        let weights = |versions: &[u32], received: &[bool]| {
+            let of = |((&unit, &version), &received): ((&Unit, &u32), &bool)| {
+                let fragment = training.fragment(unit.module, unit.fragment);
+                let object = fragment.and_then(|fragment| fragment.weights_at(version));
+                let object = object.ok_or_else(|| lacks(format!("version {version} of {unit}")))?.clone();
+                let changes = fragment.into_iter().flat_map(|fragment| &fragment.changes);
+                let changes = changes
+                    .filter(|change| change.version <= version)
+                    .map(|change| Change { from: change.from.clone(), object: change.object.clone() })
+                    .collect();
+                Ok::<_, TrainError>(UnitWeights { unit, object, changes, received })
+            };
+            units.iter().zip(versions).zip(received).map(of).collect::<Result<Vec<_>, _>>()
+        };
+        let mut tail = Vec::with_capacity(path.tail.len());
+        for stretch in &path.tail {
+            tail.push(Stretch {
+                from: stretch.from,
+                to: stretch.to,
+                weights: weights(&stretch.versions, &stretch.received)?,
+                sends: ledger.rounds().sends(lease.path, stretch.from, stretch.to),
+            });
+        }
+        let now = ledger.stretch(lease)?;
         Ok(Work {
             path: lease.path,
-            round: lease.round,
             fence: lease.fence,
             lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
-            inner_steps: if lease.task == Task::Train { self.plan.train.inner_steps } else { 0 },
-            phase_step: u64::from(training.phase_begin()) * self.plan.train.inner_steps,
-            modules,
+            from: lease.from,
+            to: lease.to,
+            phase_step: training.phase_begin_step(),
+            weights: weights(&now.versions, &now.received)?,
+            sends: lease.sends.clone(),
             state: path.state.clone(),
+            tail,
+            made_by: path.fence.map(Fence),
+            brings_state: ledger.needs_state(lease)?,
             shard: self.shard(ledger, lease.path)?.clone(),
         })
     }
@@ -251,7 +278,8 @@ impl Desk {
             .ok_or_else(|| TrainError::ManifestLacks { what: format!("the shard of path {path}") })
     }
 
-    /// Sends an object that a worker may ask for: current weights and path states, nothing else of the store.
+    /// Sends an object that a worker may ask for: weights that some path needs and path states, nothing else of the
+    /// store.
     async fn fetch(&self, object: &ObjectRef) -> Result<Answer, TrainError> {
         if !self.is_current(object).await? {
             return Ok(outdated(object));
@@ -267,7 +295,12 @@ impl Desk {
     async fn is_current(&self, object: &ObjectRef) -> Result<bool, TrainError> {
         let ledger = self.ledger.lock().await;
         let training = ledger.training()?;
-        Ok(training.modules.iter().any(|record| record.weights == *object)
+        let fragments = training.modules.iter().flat_map(|module| &module.fragments);
+        let mut weights = fragments.flat_map(|fragment| {
+            let kept = fragment.kept.iter().map(|kept| &kept.weights);
+            kept.chain([&fragment.weights]).chain(fragment.changes.iter().map(|change| &change.object))
+        });
+        Ok(weights.any(|weights| weights == object)
             || training.paths.iter().any(|record| record.state.as_ref() == Some(object)))
     }
 
@@ -299,55 +332,61 @@ impl Desk {
         })
     }
 
-    /// Checks one result and puts it into the store. It counts only with [`complete`](Self::complete).
+    /// Checks one result and puts it into the store. What is sent at the end of a lease counts only with
+    /// [`complete`](Self::complete).
     async fn submit(
         self: &Arc<Self>,
         path: PathId,
-        round: u32,
         fence: Fence,
         item: Item,
         payload: Bytes,
     ) -> Result<Answer, TrainError> {
-        let checked = self.ledger.lock().await.check(path, round, fence);
-        match checked {
-            Ok(Task::Train) => {}
-            Ok(Task::Measure) => {
-                return Ok(refused("this lease is to measure; it brings nothing but its report"));
-            }
+        let step = match self.ledger.lock().await.check(path, fence) {
+            Ok(lease) if lease.task == Task::Train => lease.to,
+            Ok(_) => return Ok(refused("this lease is to measure; it brings nothing but its report")),
             Err(error) => return Ok((Response::Lost { reason: error.to_string() }, None)),
-        }
+        };
         let (desk, bytes) = (self.clone(), payload.clone());
         let checked = blocking(move || match item {
-            Item::OuterGradient(module) => {
-                decode_gradient(path, module, &desk.specs(module), &bytes).map(drop)
+            Item::OuterGradient { unit, .. } => {
+                let fragment = desk.layout.fragment(unit.module.level, unit.fragment)?;
+                decode_gradient(path, unit.module, &fragment.specs, &bytes).map(drop)
             }
-            Item::State => check_state(&desk.plan.model, &bytes),
+            Item::State => check_state(&desk.plan.model, &desk.topology, &desk.layout, &bytes),
         })
         .await?;
         if let Err(error) = checked {
-            return Ok(refused(format!("what path {path} brought in round {round}: {error}")));
+            return Ok(refused(format!("what path {path} brought up to step {step}: {error}")));
         }
         let name = match item {
-            Item::OuterGradient(module) => names::outer_gradient(module, round, path, fence.0),
-            Item::State => names::path_state(path, round, fence.0),
+            Item::OuterGradient { unit: Unit { module, fragment }, number, .. } => {
+                names::outer_gradient(module, fragment, number, path, fence.0)
+            }
+            Item::State => names::path_state(path, step, fence.0),
         };
         let object = self.store.put_replacing(&name, payload).await?;
-        let staged = self.ledger.lock().await.stage((path, round, fence), item, object).await?;
+        let staged = self.ledger.lock().await.stage(path, fence, item, object).await?;
+        self.contributed.notify_one();
         Ok(match staged {
             Ok(()) => (Response::Done, None),
-            Err(error) => (Response::Lost { reason: error.to_string() }, None),
+            Err(error @ LeaseError::Lost { .. }) => (Response::Lost { reason: error.to_string() }, None),
+            Err(error) => refused(error.to_string()),
         })
+    }
+
+    /// The round of a path that has taken so many inner steps.
+    fn round(&self, step: u64) -> u64 {
+        step / self.plan.train.inner_steps.max(1)
     }
 
     async fn complete(
         &self,
         guest: &Guest,
         path: PathId,
-        round: u32,
         fence: Fence,
         report: Report,
     ) -> Result<Answer, TrainError> {
-        let completed = self.ledger.lock().await.complete(path, round, fence, &report).await?;
+        let completed = self.ledger.lock().await.complete(path, fence, &report).await?;
         match completed {
             Completed::Closed => Ok((Response::Lost { reason: "the coordinator stops".to_owned() }, None)),
             Completed::Duplicate => Ok((Response::Done, None)),
@@ -355,23 +394,23 @@ impl Desk {
                 let (worker, reason) = (guest.worker.clone(), error.to_string());
                 self.progress.event(Event::ResultRefused {
                     path,
-                    round: round.into(),
+                    round: self.round(error.step().unwrap_or(0)),
                     worker,
                     reason: reason.clone(),
                 })?;
                 Ok((Response::Lost { reason }, None))
             }
-            Completed::Incomplete(item) => Ok(refused(format!("{} is missing", item.name()))),
-            Completed::Accepted { task, best } => {
-                if task == Task::Train {
+            Completed::Incomplete(what) => Ok(refused(format!("{what} is missing"))),
+            Completed::Accepted { lease, best } => {
+                let round = self.round(lease.from);
+                if lease.task == Task::Train {
                     let loss = report.loss.unwrap_or(f64::NAN);
-                    self.progress.committed(path, round, self.plan.train.inner_steps, loss);
-                    // A closed channel means that the synchronizer failed: the coordinator ends with its error.
-                    let _ = self.committed.send(path).await;
+                    self.progress.committed(path, lease.from, lease.to, loss)?;
+                    self.contributed.notify_one();
                 }
                 self.progress.event(Event::PathCompleted {
                     path,
-                    round: round.into(),
+                    round,
                     worker: guest.worker.clone(),
                     loss: report.loss.unwrap_or(f64::NAN),
                     heldout_loss: report.held_out_loss,
@@ -395,15 +434,21 @@ impl Desk {
         Ok(())
     }
 
+    /// Looks after what time has ended: leases, and grace periods of outer steps.
+    pub(crate) async fn wake(&self) -> Result<(), TrainError> {
+        self.contributed.notify_one();
+        self.expire().await
+    }
+
     /// Ends the leases whose time is over.
-    pub(crate) async fn expire(&self) -> Result<(), TrainError> {
+    async fn expire(&self) -> Result<(), TrainError> {
         let expired = self.ledger.lock().await.expire(self.now()).await?;
         for lease in &expired {
-            tracing::warn!(%lease.path, lease.round, lease.worker, "the lease ran out; another worker repeats its work");
+            tracing::warn!(%lease.path, lease.from, lease.worker, "the lease ran out; another worker repeats its work");
             self.progress.lost(lease.path, lease.fence);
             self.progress.event(Event::LeaseExpired {
                 path: lease.path,
-                round: lease.round.into(),
+                round: self.round(lease.from),
                 worker: lease.worker.clone(),
                 fence: lease.fence.0,
             })?;

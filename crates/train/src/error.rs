@@ -141,6 +141,34 @@ pub enum TrainError {
         /// Moments in the state.
         found: usize,
     },
+    /// A path state without a tensor of its model, or with one of another shape.
+    #[error("the path's state has no {name} of this model's shape: it belongs to another configuration")]
+    PathStateTensor {
+        /// The tensor.
+        name: String,
+    },
+    /// A path state can't be written.
+    #[error("the path's state can't be written")]
+    PathStateEncoding {
+        /// Why.
+        #[source]
+        source: safetensors::SafeTensorError,
+    },
+    /// The modules of a level can't be cut into fragments.
+    #[error("sync.fragments does not fit the modules of level {level}: {why}")]
+    Fragments {
+        /// The level.
+        level: usize,
+        /// Why.
+        why: dipaco_sync::FragmentsError,
+    },
+    /// There is no schedule of sends and receives for the configuration.
+    #[error("section [sync] does not fit train.inner_steps")]
+    Schedule {
+        /// Why.
+        #[from]
+        source: dipaco_sync::ScheduleError,
+    },
     /// A path state with a NaN or an infinity.
     #[error("a moment of the path's state is not finite (position {position}): training diverged")]
     MomentNotFinite {
@@ -162,6 +190,14 @@ pub enum TrainError {
         module: ModuleId,
         /// The path.
         path: PathId,
+        /// Why.
+        why: dipaco_codec::CodecError,
+    },
+    /// The change of a module can't be written or read.
+    #[error("the change of module {module}: {why}")]
+    Broadcast {
+        /// The module.
+        module: ModuleId,
         /// Why.
         why: dipaco_codec::CodecError,
     },

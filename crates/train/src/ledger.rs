@@ -4,13 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dipaco_store::{
-    Best, Contribution, KeptVersion, ModuleGradient, ModuleRecord, ObjectRef, RunManifest, RunStore,
-    Sequence, ShardRecord, TrainingRecord, names,
+    Best, ChangeRecord, FragmentRecord, GradientRecord, KeptVersion, ObjectRef, PathRecord, RunManifest,
+    RunStore, Sequence, ShardRecord, StretchRecord, TrainingRecord, names,
 };
-use dipaco_sync::{Commit, Fence, Grant, Lease, LeaseError, PathProgress, Plan, Progress, Rounds, Task};
-use dipaco_topology::{ModuleId, PathId, Topology};
+use dipaco_sync::{
+    Commit, Contribution, Done, Fence, Grant, Lease, LeaseError, OuterStep, PathProgress, Plan, Progress,
+    Rounds, Task, Unit, units_of,
+};
+use dipaco_topology::{PathId, Topology};
 
 use crate::TrainError;
+use crate::plan::WorkerPlan;
 use crate::protocol::{Item, Report};
 use crate::start::check_shards;
 
@@ -23,7 +27,9 @@ pub(crate) struct Ledger {
     manifest: RunManifest,
     sequence: Sequence,
     store: RunStore,
-    /// What has been brought for a lease that is still out, by path.
+    /// Leases of a path between two states that are brought.
+    state_every: u32,
+    /// What has been brought for the end of a lease that is still out, by path.
     staged: BTreeMap<PathId, Staged>,
     /// Whether the coordinator stops: nothing counts from now on.
     closed: bool,
@@ -39,9 +45,9 @@ struct Staged {
 pub(crate) enum Completed {
     /// It counts, and is on the disk.
     Accepted {
-        /// What the lease was for.
-        task: Task,
-        /// Whether the round began with the best weights of the path so far.
+        /// The lease that is complete.
+        lease: Lease,
+        /// Whether it began with the best weights of the path so far.
         best: bool,
     },
     /// It had been accepted before.
@@ -51,7 +57,7 @@ pub(crate) enum Completed {
     /// It does not count: the coordinator stops.
     Closed,
     /// Something that the lease had to bring is missing.
-    Incomplete(Item),
+    Incomplete(String),
 }
 
 impl Ledger {
@@ -62,24 +68,24 @@ impl Ledger {
         mut manifest: RunManifest,
         sequence: Sequence,
         topology: Topology,
+        plan: &WorkerPlan,
         lease: Duration,
     ) -> Result<Self, TrainError> {
         manifest.incarnation += 1;
         let training = manifest.training.as_ref().ok_or(TrainError::NotStarted)?;
-        let progress = Progress {
-            modules: training.modules.iter().map(|record| (record.module, record.version)).collect(),
-            paths: training
-                .paths
-                .iter()
-                .map(|path| PathProgress { rounds: path.rounds, measured: path.measured })
-                .collect(),
+        let state_every = plan.train.state_every;
+        let plan = Plan {
+            schedule: plan.schedule()?,
+            scheme: plan.sync.scheme(),
+            phase: training.phase as usize,
+            lease,
         };
-        let plan = Plan { rounds: training.rounds, until: training.phase_end(), lease };
-        let rounds = Rounds::new(topology, plan, progress, manifest.incarnation)?;
+        let rounds = Rounds::new(topology, plan, progress(training), manifest.incarnation)?;
         // Listed before the manifest is replaced: what is there now can't belong to a coordinator after this one.
         let stored = stored(&store).await?;
         let sequence = store.replace(&manifest, sequence).await?;
-        let ledger = Self { rounds, manifest, sequence, store, staged: BTreeMap::new(), closed: false };
+        let staged = BTreeMap::new();
+        let ledger = Self { rounds, manifest, sequence, store, state_every, staged, closed: false };
         ledger.sweep(stored).await?;
         Ok(ledger)
     }
@@ -88,15 +94,15 @@ impl Ledger {
     async fn sweep(&self, stored: Vec<String>) -> Result<(), TrainError> {
         let training = self.training()?;
         let mut used = BTreeSet::new();
-        for module in &training.modules {
-            used.insert(&module.weights.name);
-            used.extend(module.momentum.iter().map(|object| &object.name));
-            used.extend(module.kept.iter().map(|kept| &kept.weights.name));
+        for fragment in training.modules.iter().flat_map(|module| &module.fragments) {
+            used.insert(&fragment.weights.name);
+            used.extend(fragment.momentum.iter().map(|object| &object.name));
+            used.extend(fragment.kept.iter().map(|kept| &kept.weights.name));
+            used.extend(fragment.changes.iter().map(|change| &change.object.name));
         }
         for path in &training.paths {
             used.extend(path.state.iter().map(|object| &object.name));
-            let gradients = path.contribution.iter().flat_map(|contribution| &contribution.gradients);
-            used.extend(gradients.map(|gradient| &gradient.object.name));
+            used.extend(path.gradients.iter().map(|gradient| &gradient.object.name));
         }
         let unused: Vec<_> = stored.into_iter().filter(|name| !used.contains(name)).collect();
         self.delete(&unused).await
@@ -135,8 +141,13 @@ impl Ledger {
         self.rounds.heartbeat(now, path, fence).map(|_| ())
     }
 
-    pub(crate) fn check(&self, path: PathId, round: u32, fence: Fence) -> Result<Task, LeaseError> {
-        self.rounds.check(path, round, fence).map(|lease| lease.task)
+    pub(crate) fn check(&self, path: PathId, fence: Fence) -> Result<&Lease, LeaseError> {
+        self.rounds.check(path, fence)
+    }
+
+    /// The outer steps that can be taken now.
+    pub(crate) fn due(&mut self, now: Duration) -> Vec<OuterStep> {
+        self.rounds.due(now)
     }
 
     /// Ends a lease unfinished and deletes what it has brought; returns whether it was out.
@@ -163,140 +174,243 @@ impl Ledger {
         self.delete(&names).await
     }
 
-    /// Notes that an item of a lease is in the store. When the lease is out no more, the item is deleted and the error
-    /// says so.
+    /// Notes that an item of a lease is in the store: an outer gradient that is sent before the end of its lease counts
+    /// at once. When the lease is out no more, or the item counts already, it is deleted; the error says why it is not
+    /// taken.
     pub(crate) async fn stage(
         &mut self,
-        lease: (PathId, u32, Fence),
+        path: PathId,
+        fence: Fence,
         item: Item,
         object: ObjectRef,
     ) -> Result<Result<(), LeaseError>, TrainError> {
-        let (path, round, fence) = lease;
-        if let Err(error) = self.check(path, round, fence) {
-            let counts = self.training()?.paths.get(path.index()).is_some_and(|record| {
-                record.state.as_ref().is_some_and(|state| state.name == object.name)
-                    || record
-                        .contribution
-                        .iter()
-                        .flat_map(|c| &c.gradients)
-                        .any(|g| g.object.name == object.name)
-            });
-            // A late repetition of what has counted since must not take it away.
-            if !counts {
-                self.delete(&[object.name]).await?;
+        let checked = match self.check(path, fence) {
+            Ok(lease) if !self.closed => Ok(lease),
+            Ok(lease) => Err(LeaseError::Lost { path, step: lease.from, fence }),
+            Err(error) => Err(error),
+        };
+        let lease = match checked {
+            Ok(lease) => lease,
+            Err(error) => {
+                self.delete_unless_counted(path, object).await?;
+                return Ok(Err(error));
             }
-            return Ok(Err(error));
+        };
+        let ends =
+            |unit, number| lease.sends.iter().any(|s| (s.unit, s.number, s.step) == (unit, number, lease.to));
+        match item {
+            Item::OuterGradient { unit, number, tokens } if !ends(unit, number) => {
+                match self.rounds.contribute(path, fence, unit, number, tokens) {
+                    Commit::Accepted => {
+                        self.note_gradient(path, unit, number, object)?;
+                        self.note_progress(path)?;
+                        self.save().await?;
+                    }
+                    Commit::Duplicate => self.delete_unless_counted(path, object).await?,
+                    Commit::Refused(error) => {
+                        self.delete_unless_counted(path, object).await?;
+                        return Ok(Err(error));
+                    }
+                }
+            }
+            item => {
+                let staged =
+                    self.staged.entry(path).or_insert_with(|| Staged { fence, items: BTreeMap::new() });
+                staged.items.insert(item, object);
+            }
         }
-        let staged = self.staged.entry(path).or_insert_with(|| Staged { fence, items: BTreeMap::new() });
-        staged.items.insert(item, object);
         Ok(Ok(()))
+    }
+
+    /// Deletes an object that a path brought in vain. A late repetition of what has counted since must not take it away.
+    async fn delete_unless_counted(&self, path: PathId, object: ObjectRef) -> Result<(), TrainError> {
+        let counts = self.training()?.paths.get(path.index()).is_some_and(|record| {
+            let gradients = record.gradients.iter().map(|gradient| &gradient.object);
+            record.state.iter().chain(gradients).any(|counted| counted.name == object.name)
+        });
+        if counts { Ok(()) } else { self.delete(&[object.name]).await }
+    }
+
+    /// Writes an outer gradient that counts from now on into its path's record.
+    fn note_gradient(
+        &mut self,
+        path: PathId,
+        unit: Unit,
+        number: u32,
+        object: ObjectRef,
+    ) -> Result<(), TrainError> {
+        let pending = self.rounds.progress().pending.get(&unit).into_iter().flatten();
+        let found = pending.copied().find(|c| (c.path, c.number) == (path, number));
+        let lacks = || TrainError::ManifestLacks { what: format!("outer gradient {number} of path {path}") };
+        let Contribution { base, steps, tokens, .. } = found.ok_or_else(lacks)?;
+        let Unit { module, fragment } = unit;
+        let record = GradientRecord { module, fragment, number, base, steps, tokens, object };
+        path_record(&mut self.manifest, path)?.gradients.push(record);
+        Ok(())
+    }
+
+    /// Brings a path's record up to the core's progress.
+    fn note_progress(&mut self, path: PathId) -> Result<(), TrainError> {
+        let PathProgress { steps, measured, sent, adopted } =
+            self.rounds.progress().paths[path.index()].clone();
+        let record = path_record(&mut self.manifest, path)?;
+        (record.steps, record.measured, record.sent, record.adopted) = (steps, measured, sent, adopted);
+        Ok(())
     }
 
     /// Takes a finished lease into the books.
     pub(crate) async fn complete(
         &mut self,
         path: PathId,
-        round: u32,
         fence: Fence,
         report: &Report,
     ) -> Result<Completed, TrainError> {
         if self.closed {
             return Ok(Completed::Closed);
         }
-        let items = match self.rounds.check(path, round, fence).map(|lease| lease.task) {
-            Ok(Task::Train) => {
-                let staged = self.staged.get(&path).filter(|staged| staged.fence == fence);
-                let items = staged.map(|staged| staged.items.clone()).unwrap_or_default();
-                let modules = self.rounds.topology().modules_of(path);
-                let wanted = modules.into_iter().map(Item::OuterGradient).chain([Item::State]);
-                if let Some(missing) = wanted.into_iter().find(|item| !items.contains_key(item)) {
-                    return Ok(Completed::Incomplete(missing));
+        let lease = self.rounds.check(path, fence).ok().cloned();
+        let mut items = BTreeMap::new();
+        let mut done = Done { seconds: report.seconds, ..Done::default() };
+        if let Some(lease) = lease.as_ref().filter(|lease| lease.task == Task::Train) {
+            let staged = self.staged.get(&path).filter(|staged| staged.fence == fence);
+            for (item, object) in staged.iter().flat_map(|staged| &staged.items) {
+                if let Item::OuterGradient { unit, tokens, .. } = *item {
+                    done.tokens.insert(unit, tokens);
                 }
-                Some(items)
+                items.insert(key(*item), object.clone());
             }
-            Ok(Task::Measure) | Err(_) => None,
-        };
-        match self.rounds.commit(path, round, fence) {
+            let last = lease.sends.iter().filter(|send| send.step == lease.to);
+            let last = last.map(|s| Item::OuterGradient { unit: s.unit, number: s.number, tokens: 0 });
+            let state = self.needs_state(lease)?.then_some(Item::State);
+            if let Some(missing) = last.chain(state).find(|item| !items.contains_key(&key(*item))) {
+                return Ok(Completed::Incomplete(missing.name()));
+            }
+        }
+        match self.rounds.commit(path, fence, &done) {
             Commit::Duplicate => return Ok(Completed::Duplicate),
+            Commit::Refused(error @ LeaseError::Owes { .. }) => {
+                return Ok(Completed::Incomplete(error.to_string()));
+            }
             Commit::Refused(error) => return Ok(Completed::Lost(error)),
             Commit::Accepted => {}
         }
+        let lease = lease.ok_or_else(|| TrainError::ManifestLacks { what: format!("a lease of {path}") })?;
         self.staged.remove(&path);
-        let done = self.rounds.progress().paths[path.index()];
-        let record = Self::training_mut(&mut self.manifest)?
-            .paths
-            .get_mut(path.index())
-            .ok_or_else(|| TrainError::ManifestLacks { what: format!("path {path}") })?;
-        (record.rounds, record.measured) = (done.rounds, done.measured);
-        let better = |loss: &f64| loss.is_finite() && record.best.is_none_or(|best| *loss < best.loss);
-        let best = report.held_out_loss.filter(better);
-        if let Some(loss) = best {
-            record.best = Some(Best { version: round, loss });
+        if lease.task == Task::Train {
+            let stretch = self.stretch(&lease)?;
+            let record = path_record(&mut self.manifest, path)?;
+            record.fence = Some(fence.0);
+            record.tail.push(stretch);
         }
-        if let Some(loss) = report.held_out_loss.filter(|loss| loss.is_finite()) {
-            record.last = Some(Best { version: round, loss });
-        }
-        let mut superseded = None;
-        let task = if let Some(mut items) = items {
-            let state = items.remove(&Item::State);
-            superseded = std::mem::replace(&mut record.state, state);
-            let gradients = items
-                .into_iter()
-                .filter_map(|(item, object)| match item {
-                    Item::OuterGradient(module) => Some(ModuleGradient { module, object }),
-                    Item::State => None,
-                })
-                .collect();
-            record.contribution = Some(Contribution { round, gradients });
-            Task::Train
-        } else {
-            Task::Measure
-        };
-        let mut obsolete: Vec<_> = superseded.into_iter().map(|object| object.name).collect();
-        if task == Task::Measure {
-            obsolete.extend(self.prune_versions(path)?);
-        }
-        self.save().await?;
-        self.delete(&obsolete).await?;
-        Ok(Completed::Accepted { task, best: best.is_some() })
-    }
-
-    /// Takes a module's outer step into the books: its new weights and momentum are in the store.
-    pub(crate) async fn stepped(
-        &mut self,
-        module: ModuleId,
-        weights: ObjectRef,
-        momentum: ObjectRef,
-    ) -> Result<u32, TrainError> {
-        if self.closed {
-            return Err(TrainError::Cancelled);
-        }
-        let version = self.rounds.stepped(module).ok_or_else(|| TrainError::ManifestLacks {
-            what: format!("a complete set of contributions to module {module}"),
-        })?;
+        self.note_progress(path)?;
         let mut obsolete = Vec::new();
-        let training = Self::training_mut(&mut self.manifest)?;
-        let record = module_record(training, module)?;
-        let before = std::mem::replace(&mut record.weights, weights);
-        record.kept.push(KeptVersion { version: record.version, weights: before });
-        obsolete.extend(record.momentum.replace(momentum).map(|object| object.name));
-        record.version = version;
-        for path in self.rounds.topology().paths_through(module) {
-            let Some(record) = training.paths.get_mut(path.index()) else { continue };
-            if let Some(contribution) = &mut record.contribution {
-                let (used, left): (Vec<_>, Vec<_>) =
-                    std::mem::take(&mut contribution.gradients).into_iter().partition(|g| g.module == module);
-                obsolete.extend(used.into_iter().map(|gradient| gradient.object.name));
-                contribution.gradients = left;
-                if contribution.gradients.is_empty() {
-                    record.contribution = None;
+        for (item, object) in items {
+            match item {
+                Key::OuterGradient(unit, number) => self.note_gradient(path, unit, number, object)?,
+                Key::State => {
+                    let record = path_record(&mut self.manifest, path)?;
+                    record.tail.clear();
+                    obsolete.extend(record.state.replace(object).map(|object| object.name));
                 }
             }
         }
-        obsolete.extend(prune_module(self.rounds.topology(), training, module)?);
+        let best = self.note_loss(path, &lease, report)?;
+        for unit in self.units_of(path) {
+            obsolete.extend(self.prune(unit)?);
+        }
         self.save().await?;
         self.delete(&obsolete).await?;
-        Ok(version)
+        Ok(Completed::Accepted { lease, best })
+    }
+
+    /// A lease as the path's record keeps it, before it is complete.
+    pub(crate) fn stretch(&self, lease: &Lease) -> Result<StretchRecord, TrainError> {
+        let lacks = || TrainError::ManifestLacks { what: format!("path {}", lease.path) };
+        let adopted = &self.training()?.path(lease.path).ok_or_else(lacks)?.adopted;
+        let received = |unit: &Unit| lease.receives.iter().find(|receive| receive.unit == *unit);
+        let units = self.units_of(lease.path);
+        let versions = units.iter().zip(adopted);
+        Ok(StretchRecord {
+            from: lease.from,
+            to: lease.to,
+            versions: versions.map(|(u, adopted)| received(u).map_or(*adopted, |r| r.version)).collect(),
+            received: units.iter().map(|unit| received(unit).is_some()).collect(),
+        })
+    }
+
+    /// Whether a lease has to bring its path's state: every so many leases, and where a phase or the run ends.
+    pub(crate) fn needs_state(&self, lease: &Lease) -> Result<bool, TrainError> {
+        let training = self.training()?;
+        let lacks = || TrainError::ManifestLacks { what: format!("path {}", lease.path) };
+        let tail = training.path(lease.path).ok_or_else(lacks)?.tail.len() + 1;
+        let end = u64::from(training.phase_end()) * training.inner_steps;
+        Ok(lease.task == Task::Train && (tail >= self.state_every as usize || lease.to == end))
+    }
+
+    /// Notes the held-out loss of the weights that a lease began with; returns whether it is the path's lowest.
+    fn note_loss(&mut self, path: PathId, lease: &Lease, report: &Report) -> Result<bool, TrainError> {
+        let Some(loss) = report.held_out_loss.filter(|loss| loss.is_finite()) else { return Ok(false) };
+        let round = lease.from / self.rounds.schedule().inner_steps();
+        let record = path_record(&mut self.manifest, path)?;
+        let versions = lease.receives.iter().map(|receive| receive.version).collect();
+        let measured = Best { round: u32::try_from(round).unwrap_or(u32::MAX), versions, loss };
+        let best = record.best.as_ref().is_none_or(|best| loss < best.loss);
+        if best {
+            record.best = Some(measured.clone());
+        }
+        record.last = Some(measured);
+        Ok(best)
+    }
+
+    fn units_of(&self, path: PathId) -> Vec<Unit> {
+        units_of(self.rounds.topology(), self.rounds.schedule().fragments(), path)
+    }
+
+    /// Takes an outer step into the books: the new weights and the momentum are in the store. Returns whether it counts.
+    pub(crate) async fn stepped(
+        &mut self,
+        step: &OuterStep,
+        weights: ObjectRef,
+        momentum: ObjectRef,
+        change: Option<ObjectRef>,
+        took: Duration,
+    ) -> Result<(), TrainError> {
+        if self.closed {
+            return Err(TrainError::Cancelled);
+        }
+        let unit = step.unit;
+        if !self.rounds.stepped(step, took) {
+            let what = format!("what outer step {} of {unit} merged", step.version);
+            return Err(TrainError::ManifestLacks { what });
+        }
+        let mut obsolete = Vec::new();
+        let record = fragment_record(&mut self.manifest, unit)?;
+        let before = std::mem::replace(&mut record.weights, weights);
+        if let Some(object) = change {
+            record.changes.push(ChangeRecord { from: before.hash.clone(), version: step.version, object });
+            // Together they are to be shorter than the weights.
+            let bytes =
+                |changes: &[ChangeRecord]| changes.iter().map(|change| change.object.bytes).sum::<u64>();
+            while bytes(&record.changes) >= record.weights.bytes && !record.changes.is_empty() {
+                obsolete.push(record.changes.remove(0).object.name);
+            }
+        }
+        record.kept.push(KeptVersion { version: record.version, weights: before });
+        obsolete.extend(record.momentum.replace(momentum).map(|object| object.name));
+        record.version = step.version;
+        for contribution in &step.contributions {
+            let record = path_record(&mut self.manifest, contribution.path)?;
+            let merged = |g: &GradientRecord| {
+                (g.module, g.fragment, g.number) == (unit.module, unit.fragment, contribution.number)
+            };
+            let (used, left): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut record.gradients).into_iter().partition(merged);
+            record.gradients = left;
+            obsolete.extend(used.into_iter().map(|gradient| gradient.object.name));
+        }
+        obsolete.extend(self.prune(unit)?);
+        self.save().await?;
+        self.delete(&obsolete).await
     }
 
     /// Begins the next phase with these shards. Paths keep their states; their early-stopping bests are forgotten, with
@@ -318,24 +432,34 @@ impl Ledger {
         for path in &mut training.paths {
             (path.best, path.last) = (None, None);
         }
-        let until = training.phase_end();
+        let phase = training.phase as usize;
         let mut obsolete = Vec::new();
-        for module in self.rounds.topology().module_ids() {
-            obsolete.extend(prune_module(self.rounds.topology(), training, module)?);
+        let units: Vec<Unit> = self.rounds.progress().versions.keys().copied().collect();
+        for unit in units {
+            obsolete.extend(self.prune(unit)?);
         }
         self.save().await?;
-        self.rounds.go_on(until);
+        self.rounds.go_on(phase);
         self.delete(&obsolete).await
     }
 
-    /// Forgets the earlier versions of a path's modules that no early-stopping best needs any more.
-    fn prune_versions(&mut self, path: PathId) -> Result<Vec<String>, TrainError> {
-        let mut obsolete = Vec::new();
-        for module in self.rounds.topology().modules_of(path) {
-            let training = Self::training_mut(&mut self.manifest)?;
-            obsolete.extend(prune_module(self.rounds.topology(), training, module)?);
+    /// Drops the earlier versions of a fragment that no path trains on and that are the best of none, and returns their
+    /// objects.
+    fn prune(&mut self, unit: Unit) -> Result<Vec<String>, TrainError> {
+        let slot = usize::from(unit.module.level) * self.rounds.schedule().fragments() as usize
+            + unit.fragment as usize;
+        let mut needed = self.rounds.needed_versions(unit);
+        let training = self.training()?;
+        for path in self.rounds.topology().paths_through(unit.module) {
+            let Some(record) = training.path(path) else { continue };
+            needed.extend(record.best.as_ref().and_then(|best| best.versions.get(slot)));
+            needed.extend(record.tail.iter().filter_map(|stretch| stretch.versions.get(slot)));
         }
-        Ok(obsolete)
+        let record = fragment_record(&mut self.manifest, unit)?;
+        let (kept, dropped): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut record.kept).into_iter().partition(|kept| needed.contains(&kept.version));
+        record.kept = kept;
+        Ok(dropped.into_iter().map(|kept| kept.weights.name).collect())
     }
 
     async fn save(&mut self) -> Result<(), TrainError> {
@@ -354,37 +478,62 @@ impl Ledger {
 /// The names of all objects of a training run that are in the store.
 async fn stored(store: &RunStore) -> Result<Vec<String>, TrainError> {
     let mut stored = Vec::new();
-    for prefix in [names::OUTER_GRADIENTS, names::PATHS, names::MODULES, names::MOMENTA] {
+    for prefix in [names::OUTER_GRADIENTS, names::PATHS, names::MODULES, names::MOMENTA, names::CHANGES] {
         stored.extend(store.list(prefix).await?.into_iter().map(|object| object.name));
     }
     Ok(stored)
 }
 
-fn module_record(training: &mut TrainingRecord, module: ModuleId) -> Result<&mut ModuleRecord, TrainError> {
-    training
-        .modules
-        .iter_mut()
-        .find(|record| record.module == module)
-        .ok_or_else(|| TrainError::ManifestLacks { what: format!("module {module}") })
+/// An item without what it says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    OuterGradient(Unit, u32),
+    State,
 }
 
-/// Drops the earlier versions of a module that are the best of no path through it, and returns their objects.
-///
-/// A path measures version v before it contributes to round v, and a module steps to v + 1 after all its paths have
-/// contributed: when a version is superseded, every path has had its say on it.
-fn prune_module(
-    topology: &Topology,
-    training: &mut TrainingRecord,
-    module: ModuleId,
-) -> Result<Vec<String>, TrainError> {
-    let best: BTreeSet<u32> = topology
-        .paths_through(module)
-        .filter_map(|path| training.paths.get(path.index()).and_then(|record| record.best))
-        .map(|best| best.version)
-        .collect();
-    let record = module_record(training, module)?;
-    let (kept, dropped): (Vec<_>, Vec<_>) =
-        std::mem::take(&mut record.kept).into_iter().partition(|kept| best.contains(&kept.version));
-    record.kept = kept;
-    Ok(dropped.into_iter().map(|kept| kept.weights.name).collect())
+fn key(item: Item) -> Key {
+    match item {
+        Item::OuterGradient { unit, number, .. } => Key::OuterGradient(unit, number),
+        Item::State => Key::State,
+    }
+}
+
+fn path_record(manifest: &mut RunManifest, path: PathId) -> Result<&mut PathRecord, TrainError> {
+    let training = manifest.training.as_mut().ok_or(TrainError::NotStarted)?;
+    let record = training.paths.get_mut(path.index());
+    record.ok_or_else(|| TrainError::ManifestLacks { what: format!("path {path}") })
+}
+
+fn fragment_record(manifest: &mut RunManifest, unit: Unit) -> Result<&mut FragmentRecord, TrainError> {
+    let training = manifest.training.as_mut().ok_or(TrainError::NotStarted)?;
+    let module = training.modules.iter_mut().find(|record| record.module == unit.module);
+    let record = module.and_then(|module| module.fragments.get_mut(unit.fragment as usize));
+    record.ok_or_else(|| TrainError::ManifestLacks { what: format!("fragment {unit}") })
+}
+
+/// What the manifest says of a run's progress, as the core takes it.
+fn progress(training: &TrainingRecord) -> Progress {
+    let mut progress =
+        Progress { versions: BTreeMap::new(), paths: Vec::new(), pending: BTreeMap::<_, Vec<_>>::new() };
+    for module in &training.modules {
+        for (fragment, record) in (0..).zip(&module.fragments) {
+            progress.versions.insert(Unit { module: module.module, fragment }, record.version);
+        }
+    }
+    for (path, record) in (0..).map(PathId).zip(&training.paths) {
+        progress.paths.push(PathProgress {
+            steps: record.steps,
+            measured: record.measured,
+            sent: record.sent.clone(),
+            adopted: record.adopted.clone(),
+        });
+        for gradient in &record.gradients {
+            let GradientRecord { module, fragment, number, base, steps, tokens, .. } = *gradient;
+            let unit = Unit { module, fragment };
+            let contribution = Contribution { path, number, base, steps, tokens };
+            progress.pending.entry(unit).or_default().push(contribution);
+        }
+    }
+    progress.pending.values_mut().for_each(|pending| pending.sort_unstable());
+    progress
 }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, parameters};
 use dipaco_store::{ObjectRef, RunStore};
-use dipaco_topology::{ModuleId, PathId};
+use dipaco_topology::{ModuleId, PathId, Topology};
 
 use crate::TrainError;
+use crate::layout::Layout;
 use crate::path_state::PathState;
 
 /// Reads a module file from the store.
@@ -50,9 +51,23 @@ pub(crate) fn decode_gradient(
 }
 
 /// Checks a path's state: tensors, shapes, and that every moment is finite.
-pub(crate) fn check_state(model: &ModelConfig, bytes: &[u8]) -> Result<(), TrainError> {
+pub(crate) fn check_state(
+    model: &ModelConfig,
+    topology: &Topology,
+    layout: &Layout,
+    bytes: &[u8],
+) -> Result<(), TrainError> {
     let state = PathState::decode(bytes, model)?;
-    match state.first.iter().chain(&state.second).position(|value| !value.is_finite()) {
+    let levels = u16::try_from(topology.levels()).unwrap_or(u16::MAX);
+    for (&(level, fragment), own) in &state.own {
+        let expected = if level < levels { layout.fragment(level, fragment)?.values() } else { 0 };
+        let found = own.base.iter().map(Vec::len).chain([own.weights.len()]).find(|&found| found != expected);
+        if let Some(found) = found {
+            return Err(TrainError::PathStateLength { expected, found });
+        }
+    }
+    let own = state.own.values().flat_map(|own| own.weights.iter().chain(own.base.iter().flatten()));
+    match state.first.iter().chain(&state.second).chain(own).position(|value| !value.is_finite()) {
         Some(position) => Err(TrainError::MomentNotFinite { position }),
         None => Ok(()),
     }

@@ -3,10 +3,13 @@
 use dipaco_codec::Compression;
 use dipaco_config::{RunConfig, ScheduleAtPhase, TrainConfig};
 use dipaco_model::ModelConfig;
+use dipaco_sync::{Schedule, SyncConfig};
 use dipaco_topology::{Topology, TopologyConfig, TopologyError};
 use serde::{Deserialize, Serialize};
 
+use crate::TrainError;
 use crate::inner::InnerConfig;
+use crate::layout::Layout;
 
 /// What a worker needs to know of the run's configuration. It comes from the coordinator with the welcome, so workers
 /// have no configuration file that could differ.
@@ -18,6 +21,10 @@ pub struct WorkerPlan {
     pub topology: TopologyConfig,
     /// Inner steps and what they use.
     pub train: TrainConfig,
+    /// When paths send and receive.
+    pub sync: SyncConfig,
+    /// The rounds after which the phases of routing end, but for the last.
+    pub boundaries: Vec<u32>,
     /// How outer gradients are written on their way to the synchronizer.
     pub compression: Compression,
     /// The run's random seed.
@@ -32,6 +39,8 @@ impl WorkerPlan {
             model: config.model.clone(),
             topology: config.topology.clone(),
             train: config.train.clone(),
+            sync: config.sync.clone(),
+            boundaries: config.routing.phases.iter().map(|phase| phase.round).collect(),
             compression: config.outer.compression,
             seed: config.run.seed,
         }
@@ -43,6 +52,23 @@ impl WorkerPlan {
     /// When the levels do not fit the model.
     pub fn topology(&self) -> Result<Topology, TopologyError> {
         Topology::new(&self.topology, self.model.blocks)
+    }
+
+    /// When paths send and receive which fragment.
+    ///
+    /// # Errors
+    /// When the section `[sync]` does not fit the inner steps.
+    pub fn schedule(&self) -> Result<Schedule, TrainError> {
+        let ends = self.boundaries.iter().copied().chain([self.train.rounds]);
+        Ok(self.sync.schedule(self.train.inner_steps, ends)?)
+    }
+
+    /// Where the fragments of modules lie.
+    ///
+    /// # Errors
+    /// When the levels do not fit the model, or a module has too few parts.
+    pub fn layout(&self, topology: &Topology) -> Result<Layout, TrainError> {
+        Layout::new(&self.model, topology, &self.sync)
     }
 
     /// Inner steps of a path over the whole run.

@@ -5,8 +5,8 @@
 //! `docs/wire-protocol.md` describes the bytes.
 
 use dipaco_store::{ObjectRef, ShardRecord};
-use dipaco_sync::Fence;
-use dipaco_topology::{ModuleId, PathId};
+use dipaco_sync::{Fence, Send, Unit};
+use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 
 /// The largest piece of a shard in one response, in bytes.
@@ -40,7 +40,7 @@ pub enum Request {
         path: PathId,
         /// The lease's fencing number.
         fence: Fence,
-        /// Inner steps done in this round.
+        /// Inner steps done in this lease.
         step: u64,
         /// Mean training loss of the steps since the last heartbeat, in nats per token; absent before the first step.
         loss: Option<f32>,
@@ -59,12 +59,10 @@ pub enum Request {
         /// Where the piece begins, in bytes.
         offset: u64,
     },
-    /// Brings one result of a lease as payload.
+    /// Brings one result of a lease as payload. What is sent before the lease ends counts at once.
     Submit {
         /// The path.
         path: PathId,
-        /// The round.
-        round: u32,
         /// The lease's fencing number.
         fence: Fence,
         /// What the payload is.
@@ -74,8 +72,6 @@ pub enum Request {
     Complete {
         /// The path.
         path: PathId,
-        /// The round.
-        round: u32,
         /// The lease's fencing number.
         fence: Fence,
         /// What happened.
@@ -93,9 +89,16 @@ pub enum Request {
 /// What a payload of [`Request::Submit`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Item {
-    /// The outer gradient of a module, as a module file.
-    OuterGradient(ModuleId),
-    /// The path's state at the end of the round.
+    /// The outer gradient of a fragment.
+    OuterGradient {
+        /// The fragment.
+        unit: Unit,
+        /// The how manieth it is of the path to this fragment, from 1.
+        number: u32,
+        /// Tokens trained on since the path sent the one before, padding not counted.
+        tokens: u64,
+    },
+    /// The path's state at the end of the lease.
     State,
 }
 
@@ -103,7 +106,9 @@ impl Item {
     /// What to call the item in a message.
     pub(crate) fn name(self) -> String {
         match self {
-            Self::OuterGradient(module) => format!("the outer gradient of module {module}"),
+            Self::OuterGradient { unit, number, .. } => {
+                format!("outer gradient {number} of fragment {} of module {}", unit.fragment, unit.module)
+            }
             Self::State => "the path's state".to_owned(),
         }
     }
@@ -112,10 +117,10 @@ impl Item {
 /// What a worker reports of a finished lease.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Mean training loss of the round, in nats per token; absent when nothing was trained.
+    /// Mean training loss of the lease, in nats per token; absent when nothing was trained.
     pub loss: Option<f64>,
-    /// Mean loss of the round's first weights on the path's held-out documents, in nats per token; absent when the
-    /// shard holds none out.
+    /// Mean loss of the global weights that the lease began with on the path's held-out documents, in nats per token;
+    /// absent when the shard holds none out, or the path began with weights of its own.
     pub held_out_loss: Option<f64>,
     /// Tokens trained on, padding not counted.
     pub tokens: u64,
@@ -167,20 +172,71 @@ pub enum Response {
 pub struct Work {
     /// The path.
     pub path: PathId,
-    /// The round, counted from 0.
-    pub round: u32,
     /// The lease's fencing number.
     pub fence: Fence,
     /// Milliseconds until the lease ends without a heartbeat.
     pub lease_ms: u64,
-    /// Inner steps to train; 0 to measure only.
-    pub inner_steps: u64,
+    /// Inner steps that the path has taken.
+    pub from: u64,
+    /// Inner steps that it will have taken; `from` to measure only.
+    pub to: u64,
     /// Inner steps of the path before the phase of routing that it is in.
     pub phase_step: u64,
-    /// The global weights of the path's modules, one per level.
-    pub modules: Vec<(ModuleId, ObjectRef)>,
-    /// The path's state; absent before its first round.
+    /// The weights of the path's fragments, level by level.
+    pub weights: Vec<UnitWeights>,
+    /// What the path sends, in order.
+    pub sends: Vec<Send>,
+    /// The path's state, at the end of some earlier lease; absent before one was brought.
     pub state: Option<ObjectRef>,
+    /// The complete leases since that state, for a worker that does not hold what they left.
+    pub tail: Vec<Stretch>,
+    /// The lease under which the path was trained up to `from`: a worker that carried it out holds what it left.
+    pub made_by: Option<Fence>,
+    /// Whether the lease has to bring the path's state.
+    pub brings_state: bool,
     /// The path's shard in this phase.
     pub shard: ShardRecord,
+}
+
+impl Work {
+    /// Whether the lease is to train, and not only to measure.
+    #[must_use]
+    pub fn trains(&self) -> bool {
+        self.to > self.from
+    }
+}
+
+/// A lease that is complete, to be trained again by a worker that takes the path over.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stretch {
+    /// Inner steps that the path had taken before it.
+    pub from: u64,
+    /// Inner steps that it had taken after it.
+    pub to: u64,
+    /// The weights of the path's fragments, level by level.
+    pub weights: Vec<UnitWeights>,
+    /// What the path sent, in order.
+    pub sends: Vec<Send>,
+}
+
+/// Global weights of a fragment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UnitWeights {
+    /// The fragment.
+    pub unit: Unit,
+    /// The weights.
+    pub object: ObjectRef,
+    /// Changes that lead to them, the newest at the end, for a worker that holds earlier weights.
+    pub changes: Vec<Change>,
+    /// Whether the path takes them over now; otherwise they are what it took over before, and goes on from.
+    pub received: bool,
+}
+
+/// A change of global weights.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// Content hash of the weights that it is added to.
+    pub from: String,
+    /// The change, written as an outer gradient is.
+    pub object: ObjectRef,
 }

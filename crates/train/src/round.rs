@@ -1,18 +1,19 @@
-//! One round of one path: what a worker does under a lease, without the network.
+//! One lease of one path: what a worker does under it, without the network.
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-use dipaco_model::ModuleWeights;
 use dipaco_shards::{Sampler, SamplerConfig, ShardsError, TokenFile};
-use dipaco_topology::{PathId, Topology};
+use dipaco_sync::Send;
+use dipaco_topology::PathId;
 
 use crate::TrainError;
 use crate::device::TrainDevice;
 use crate::inner::Trainer;
 use crate::path_state::PathState;
+use crate::path_weights::PathWeights;
 use crate::plan::WorkerPlan;
 use crate::protocol::Report;
 
@@ -141,40 +142,50 @@ fn data_seed(seed: u64, path: PathId) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// What a finished round leaves.
+/// An outer gradient of a fragment on its way to the synchronizer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OuterGradient {
+    /// Which one.
+    pub send: Send,
+    /// What the path's last outer gradient of this fragment, or the global weights, were minus what its weights are.
+    pub values: Vec<f32>,
+    /// Tokens in it, padding not counted.
+    pub tokens: u64,
+}
+
+/// What a finished lease leaves.
 #[derive(Debug)]
 pub struct RoundResult {
-    /// Module at the start of the round minus module at its end, one per level; empty when nothing was trained.
-    pub outer_gradients: Vec<ModuleWeights>,
+    /// The outer gradients that are sent at its end.
+    pub last: Vec<OuterGradient>,
     /// The path's state at the end.
     pub state: PathState,
     /// What to tell the coordinator.
     pub report: Report,
 }
 
-/// What a round of a path is made from, besides the path's state.
+/// What a lease is carried out from, besides the path's weights and state.
 #[derive(Clone, Copy)]
 pub struct Round<'a> {
     /// Where to compute.
     pub device: &'a TrainDevice,
     /// The run's configuration.
     pub plan: &'a WorkerPlan,
-    /// The run's topology.
-    pub topology: &'a Topology,
     /// The path.
     pub path: PathId,
-    /// The global weights of the path's modules, one per level.
-    pub modules: &'a [ModuleWeights],
     /// The path's data.
     pub data: &'a PathData,
     /// Inner steps of the path before the phase of routing that it is in.
     pub phase_step: u64,
-    /// Inner steps to train; 0 to measure only.
-    pub inner_steps: u64,
+    /// Up to which inner step of the path to train; not beyond where it is to measure only.
+    pub to: u64,
+    /// What is sent on the way, in order.
+    pub sends: &'a [Send],
 }
 
-/// Measures the held-out loss of the round's first weights and trains its inner steps. In the first round of a phase
-/// the path begins its new shard; moments and steps go on.
+/// Measures the held-out loss of the weights that the lease begins with, when they are global, and trains up to its end;
+/// `early` gets what is sent before. In the first lease of a phase the path begins its new shard; moments and steps go
+/// on.
 ///
 /// Returns `None` when `watch` was cancelled.
 ///
@@ -182,20 +193,26 @@ pub struct Round<'a> {
 /// When training fails or diverges.
 pub fn train_round(
     round: Round<'_>,
+    mut weights: PathWeights,
     mut state: PathState,
     watch: &RoundWatch,
+    mut early: impl FnMut(OuterGradient),
 ) -> Result<Option<RoundResult>, TrainError> {
-    let Round { device, plan, topology, path, modules, data, phase_step, inner_steps } = round;
+    let Round { device, plan, path, data, phase_step, to, sends } = round;
     let config = plan.inner(phase_step);
+    let schedule = plan.schedule()?;
     if state.step == phase_step {
         state.position = 0;
     }
-    let mut trainer = Trainer::new(device, &plan.model, topology, modules, state, config)?;
-    let held_out_loss = data.held_out_loss(&mut trainer, plan.train.batch)?;
+    let from = state.step;
+    let global = weights.global;
+    let mut trainer = weights.trainer(device, plan, state, config)?;
+    let held_out_loss = if global { data.held_out_loss(&mut trainer, plan.train.batch)? } else { None };
     let mut report = Report { held_out_loss, ..Report::default() };
     let begun = Instant::now();
     let mut loss_sum = 0.0;
-    for step in 0..inner_steps {
+    let mut last = Vec::new();
+    for step in from + 1..=to {
         if watch.cancelled.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -203,23 +220,31 @@ pub fn train_round(
         loss_sum += f64::from(done.loss);
         report.tokens += done.tokens;
         watch.loss.store(done.loss.to_bits(), Ordering::Relaxed);
-        watch.steps.store(step + 1, Ordering::Relaxed);
-    }
-    report.seconds = begun.elapsed().as_secs_f64();
-    let mut outer_gradients = Vec::new();
-    if inner_steps > 0 {
-        // The number of inner steps of a round is far below 2^53.
-        #[allow(clippy::cast_precision_loss)]
-        let mean = loss_sum / inner_steps as f64;
-        report.loss = Some(mean);
-        for (before, mut after) in modules.iter().zip(trainer.weights()?) {
-            for (end, start) in after.values.iter_mut().zip(&before.values) {
-                *end = start - *end;
-            }
-            outer_gradients.push(after);
+        watch.steps.store(step - from, Ordering::Relaxed);
+        let now: Vec<Send> = sends.iter().filter(|send| send.step == step).copied().collect();
+        if now.is_empty() {
+            continue;
+        }
+        let local = trainer.weights()?;
+        for send in now {
+            let values = weights.send(send.unit, &local)?;
+            // A path's steps have about as many tokens each: those of this lease stand for those before it.
+            let steps = step - schedule.sends_before(send.unit.fragment, step).min(step);
+            let tokens = report.tokens * steps / (step - from);
+            let gradient = OuterGradient { send, values, tokens };
+            if step < to { early(gradient) } else { last.push(gradient) }
         }
     }
-    Ok(Some(RoundResult { outer_gradients, state: trainer.into_state()?, report }))
+    report.seconds = begun.elapsed().as_secs_f64();
+    if to > from {
+        // The number of inner steps of a lease is far below 2^53.
+        #[allow(clippy::cast_precision_loss)]
+        let mean = loss_sum / (to - from) as f64;
+        report.loss = Some(mean);
+    }
+    let own = weights.own(plan, &trainer.weights()?, to)?;
+    let state = PathState { own, ..trainer.into_state()? };
+    Ok(Some(RoundResult { last, state, report }))
 }
 
 /// Opens a token file and checks that it is the one that the run was started with.

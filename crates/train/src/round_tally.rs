@@ -3,60 +3,61 @@
 use std::collections::BTreeMap;
 
 use dipaco_telemetry::Event;
-use dipaco_topology::{ModuleId, PathId};
+use dipaco_topology::PathId;
 use tokio::time::Instant;
 
-/// What this coordinator has seen of the rounds that are not complete.
+/// What this coordinator has seen of the rounds that are not complete. A round is H inner steps of every path.
 #[derive(Debug)]
 pub(crate) struct RoundTally {
     created: Instant,
-    /// Version of each module.
-    versions: BTreeMap<ModuleId, u32>,
+    inner_steps: u64,
+    /// Inner steps of each path.
+    steps: Vec<u64>,
     /// When the first path of a round was leased.
-    begun: BTreeMap<u32, Instant>,
-    /// Mean training loss of each path in a round.
-    losses: BTreeMap<u32, BTreeMap<PathId, f64>>,
+    begun: BTreeMap<u64, Instant>,
+    /// Training losses of leases in a round, in nats per token.
+    losses: BTreeMap<u64, Vec<f64>>,
 }
 
 impl RoundTally {
-    /// Continues from these versions of the modules.
-    pub(crate) fn new(versions: BTreeMap<ModuleId, u32>, now: Instant) -> Self {
-        Self { created: now, versions, begun: BTreeMap::new(), losses: BTreeMap::new() }
+    /// Continues where the paths have taken these inner steps.
+    pub(crate) fn new(inner_steps: u64, steps: &[u64], now: Instant) -> Self {
+        let inner_steps = inner_steps.max(1);
+        Self {
+            created: now,
+            inner_steps,
+            steps: steps.to_vec(),
+            begun: BTreeMap::new(),
+            losses: BTreeMap::new(),
+        }
     }
 
-    /// A path of a round was leased: an event if it is the first.
-    pub(crate) fn leased(&mut self, round: u32, now: Instant) -> Option<Event> {
+    /// A path at this step was leased: an event if it is the first of its round.
+    pub(crate) fn leased(&mut self, step: u64, now: Instant) -> Option<Event> {
+        let round = step / self.inner_steps;
         let first = round >= self.completed() && !self.begun.contains_key(&round);
         first.then(|| {
             self.begun.insert(round, now);
-            Event::RoundStarted { round: round.into() }
+            Event::RoundStarted { round }
         })
     }
 
-    /// A round of a path counts.
-    pub(crate) fn committed(&mut self, path: PathId, round: u32, loss: f64) {
-        self.losses.entry(round).or_default().insert(path, loss);
-    }
-
-    /// A module took its outer step: an event if it was the last of its round.
-    pub(crate) fn stepped(&mut self, module: ModuleId, version: u32, now: Instant) -> Option<Event> {
+    /// A path has been trained up to a step: an event if a round is complete with it.
+    pub(crate) fn committed(&mut self, path: PathId, step: u64, loss: f64, now: Instant) -> Option<Event> {
         let before = self.completed();
-        self.versions.insert(module, version);
+        self.losses.entry(step.saturating_sub(1) / self.inner_steps).or_default().push(loss);
+        *self.steps.get_mut(path.index())? = step;
         let round = self.completed().checked_sub(1).filter(|round| *round >= before)?;
         let begun = self.begun.remove(&round).unwrap_or(self.created);
         let losses = self.losses.remove(&round).unwrap_or_default();
-        let sum: f64 = losses.values().sum();
-        Some(Event::RoundCompleted {
-            round: round.into(),
-            // Without any, as when they came before this coordinator, there is no mean: it is NaN.
-            loss: sum / f64::from(u32::try_from(losses.len()).unwrap_or(u32::MAX)),
-            seconds: now.duration_since(begun).as_secs_f64(),
-        })
+        // Without any, as when they came before this coordinator, there is no mean: it is NaN.
+        let loss = losses.iter().sum::<f64>() / f64::from(u32::try_from(losses.len()).unwrap_or(u32::MAX));
+        Some(Event::RoundCompleted { round, loss, seconds: now.duration_since(begun).as_secs_f64() })
     }
 
-    /// Rounds that all modules have stepped in.
-    fn completed(&self) -> u32 {
-        self.versions.values().min().copied().unwrap_or(0)
+    /// Rounds that all paths have been trained for.
+    fn completed(&self) -> u64 {
+        self.steps.iter().min().copied().unwrap_or(0) / self.inner_steps
     }
 }
 
@@ -67,19 +68,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_round_begins_with_its_first_lease_and_ends_with_its_last_module() {
+    fn a_round_begins_with_its_first_lease_and_ends_with_its_last_path() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let [one, two] = [0, 1].map(|index| ModuleId { level: 0, index });
-        let mut tally = RoundTally::new([(one, 3), (two, 3)].into(), start);
-        assert_eq!(tally.leased(3, at(1)), Some(Event::RoundStarted { round: 3 }));
-        assert_eq!(tally.leased(3, at(2)), None);
-        tally.committed(PathId(0), 3, 4.0);
-        assert_eq!(tally.stepped(one, 4, at(3)), None);
-        assert_eq!(tally.leased(4, at(4)), Some(Event::RoundStarted { round: 4 }), "rounds overlap");
-        tally.committed(PathId(1), 3, 2.0);
-        let completed = Event::RoundCompleted { round: 3, loss: 3.0, seconds: 5.0 };
-        assert_eq!(tally.stepped(two, 4, at(6)), Some(completed));
-        assert_eq!(tally.leased(3, at(7)), None, "it is over");
+        let mut tally = RoundTally::new(10, &[30, 30], start);
+        assert_eq!(tally.leased(30, at(1)), Some(Event::RoundStarted { round: 3 }));
+        assert_eq!(tally.leased(30, at(2)), None);
+        assert_eq!(tally.committed(PathId(0), 35, 5.0, at(3)), None);
+        assert_eq!(tally.committed(PathId(0), 40, 4.0, at(3)), None);
+        assert_eq!(tally.leased(40, at(4)), Some(Event::RoundStarted { round: 4 }), "rounds overlap");
+        let completed = Event::RoundCompleted { round: 3, loss: 4.0, seconds: 5.0 };
+        assert_eq!(tally.committed(PathId(1), 40, 3.0, at(6)), Some(completed));
+        assert_eq!(tally.leased(35, at(7)), None, "it is over");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dipaco_sync::Fence;
 use dipaco_telemetry::{Event, Events, Progress, Task, Unit};
-use dipaco_topology::{ModuleId, PathId};
+use dipaco_topology::PathId;
 use tokio::time::Instant;
 
 use crate::TrainError;
@@ -34,11 +34,12 @@ impl RunProgress {
         progress: &Progress,
         events: Events,
         (committed, total): (u64, u64),
-        versions: BTreeMap<ModuleId, u32>,
+        inner_steps: u64,
+        steps: &[u64],
     ) -> Self {
         let task = progress.task("train", Some(total), Unit::Count("steps"));
         task.resume_at(committed);
-        let rounds = RoundTally::new(versions, Instant::now());
+        let rounds = RoundTally::new(inner_steps, steps, Instant::now());
         let state = State { committed, running: BTreeMap::new(), losses: BTreeMap::new(), rounds };
         Self { events, task, state: Mutex::new(state) }
     }
@@ -47,15 +48,9 @@ impl RunProgress {
         Ok(self.events.write(event)?)
     }
 
-    /// A path of a round was leased.
-    pub(crate) fn leased(&self, round: u32) -> Result<(), TrainError> {
-        let event = self.state().rounds.leased(round, Instant::now());
-        event.map_or(Ok(()), |event| self.event(event))
-    }
-
-    /// A module took its outer step.
-    pub(crate) fn stepped(&self, module: ModuleId, version: u32) -> Result<(), TrainError> {
-        let event = self.state().rounds.stepped(module, version, Instant::now());
+    /// A path at this step was leased.
+    pub(crate) fn leased(&self, step: u64) -> Result<(), TrainError> {
+        let event = self.state().rounds.leased(step, Instant::now());
         event.map_or(Ok(()), |event| self.event(event))
     }
 
@@ -93,13 +88,15 @@ impl RunProgress {
         });
     }
 
-    /// A round of a path counts.
-    pub(crate) fn committed(&self, path: PathId, round: u32, steps: u64, loss: f64) {
+    /// A lease of a path counts: its inner steps from one to another.
+    pub(crate) fn committed(&self, path: PathId, from: u64, to: u64, loss: f64) -> Result<(), TrainError> {
+        let mut event = None;
         self.update(|state| {
             state.running.remove(&path);
-            state.rounds.committed(path, round, loss);
-            state.committed += steps;
+            event = state.rounds.committed(path, to, loss, Instant::now());
+            state.committed += to - from;
         });
+        event.map_or(Ok(()), |event| self.event(event))
     }
 
     pub(crate) fn finish(&self) {

@@ -37,8 +37,8 @@ pub struct ScoreHeader {
     pub tokens: u64,
     /// Tokens of a sequence: longer documents are read in windows of this length, each without what is before it.
     pub sequence_tokens: usize,
-    /// The path's modules, with their versions and hashes.
-    pub modules: Vec<(ModuleId, u32, String)>,
+    /// The path's modules, each with the versions and hashes of its fragments.
+    pub modules: Vec<(ModuleId, Vec<(u32, String)>)>,
     /// BLAKE3 hash of the scores; empty before they are written.
     pub hash: String,
 }
@@ -59,7 +59,8 @@ impl ScoreHeader {
             let record = training.module(module);
             let record =
                 record.ok_or_else(|| TrainError::ManifestLacks { what: format!("module {module}") })?;
-            Ok::<_, TrainError>((module, record.version, record.weights.hash.clone()))
+            let fragments = record.fragments.iter().map(|f| (f.version, f.weights.hash.clone()));
+            Ok::<_, TrainError>((module, fragments.collect()))
         };
         Ok(Self {
             format: FORMAT.to_owned(),

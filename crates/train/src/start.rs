@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use dipaco_config::RunConfig;
-use dipaco_model::{path_specs, split};
+use dipaco_model::{ModuleWeights, path_specs, split};
 use dipaco_store::{
-    Loaded, ModuleRecord, PathRecord, RunManifest, RunStore, Sequence, ShardRecord, TrainingRecord, names,
+    FragmentRecord, Loaded, ModuleRecord, PathRecord, RunManifest, RunStore, Sequence, ShardRecord,
+    TrainingRecord, names,
 };
 use dipaco_topology::{Topology, TopologyConfig};
 
+use crate::plan::WorkerPlan;
 use crate::{TrainError, module_files};
 
 /// A run as the store has it.
@@ -40,8 +42,8 @@ pub async fn open_run(store: &RunStore, new_run: impl FnOnce() -> String) -> Res
 /// # Errors
 /// When the configuration can't be written as JSON.
 pub fn training_origin(config: &RunConfig, seed_weights: &str) -> Result<String, TrainError> {
-    let RunConfig { model, topology, train, routing, outer, run, .. } = config;
-    let what = (model, topology, &train.of_weights(), &routing.phases, outer, run.seed);
+    let RunConfig { model, topology, train, routing, sync, outer, run, .. } = config;
+    let what = (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed);
     let text = serde_json::to_string(&(what, seed_weights)).map_err(|source| TrainError::Json { source })?;
     Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
 }
@@ -72,8 +74,7 @@ pub async fn start_training(
             return Err(TrainError::OtherTraining);
         }
         if !resume {
-            let rounds = training.paths.iter().map(|path| path.rounds).min().unwrap_or(0);
-            return Err(TrainError::AlreadyStarted { rounds, of: training.rounds });
+            return Err(TrainError::AlreadyStarted { rounds: training.rounds_done(), of: training.rounds });
         }
         return Ok(Started { manifest, sequence });
     }
@@ -81,19 +82,36 @@ pub async fn start_training(
     check_shards(&topology, &shards)?;
     let dense: Arc<[_]> = path_specs(&config.model).into();
     let weights = module_files::read(store, &seed.weights, dense).await?;
-    let mut modules = Vec::new();
-    for (level, part) in split(&config.model, &topology, &weights)?.iter().enumerate() {
-        let part = module_files::encode(part)?;
-        for module in topology.module_ids().filter(|module| usize::from(module.level) == level) {
-            let weights = store.put_replacing(&names::module(module, 0), part.clone()).await?;
-            modules.push(ModuleRecord { module, version: 0, weights, momentum: None, kept: Vec::new() });
+    let plan = WorkerPlan::new(config);
+    let layout = plan.layout(&topology)?;
+    plan.schedule()?;
+    let mut modules: Vec<_> =
+        topology.module_ids().map(|module| ModuleRecord { module, fragments: Vec::new() }).collect();
+    for (level, part) in (0u16..).zip(split(&config.model, &topology, &weights)?) {
+        for (number, fragment) in (0u32..).zip(layout.fragments(level)?) {
+            let values = fragment.gather(&part.values);
+            let file = module_files::encode(&ModuleWeights { specs: fragment.specs.clone(), values })?;
+            for record in modules.iter_mut().filter(|record| record.module.level == level) {
+                let name = names::weights(record.module, number, 0);
+                let weights = store.put_replacing(&name, file.clone()).await?;
+                record.fragments.push(FragmentRecord {
+                    version: 0,
+                    weights,
+                    momentum: None,
+                    changes: Vec::new(),
+                    kept: Vec::new(),
+                });
+            }
         }
     }
-    let paths = topology.path_ids().map(|_| PathRecord::default()).collect();
+    let fragments = topology.levels() * config.sync.fragments as usize;
+    let path = PathRecord { sent: vec![0; fragments], adopted: vec![0; fragments], ..PathRecord::default() };
+    let paths = vec![path; topology.paths() as usize];
     manifest.training = Some(TrainingRecord {
         origin,
         rounds: config.train.rounds,
-        boundaries: config.routing.phases.iter().map(|phase| phase.round).collect(),
+        inner_steps: config.train.inner_steps,
+        boundaries: plan.boundaries,
         phase: 0,
         shards,
         modules,

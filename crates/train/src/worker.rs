@@ -1,22 +1,26 @@
 //! A worker: asks for a path, trains it for a round, brings what came out, and asks again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dipaco_model::{ModuleWeights, level_specs};
+use dipaco_model::ModuleWeights;
 use dipaco_net::{Client, JoinToken};
 use dipaco_shards::TokenFile;
 use dipaco_store::{ObjectRef, ShardRecord};
-use dipaco_topology::{ModuleId, PathId, Topology};
+use dipaco_sync::{Fence, Unit, units_of};
+use dipaco_topology::{PathId, Topology};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::device::TrainDevice;
+use crate::layout::Layout;
 use crate::path_state::PathState;
-use crate::protocol::{Item, Request, Response, SHARD_PIECE_BYTES, Work};
-use crate::round::{PathData, Round, RoundResult, RoundWatch, open_shard, train_round};
+use crate::path_weights::{Global, PathWeights};
+use crate::protocol::{Item, Request, Response, SHARD_PIECE_BYTES, UnitWeights, Work};
+use crate::round::{OuterGradient, PathData, Round, RoundResult, RoundWatch, open_shard, train_round};
 use crate::session::{FAREWELL, Identity, LONG_CALL, SHORT_CALL, Session};
 use crate::synchronizer::blocking;
 use crate::{TrainError, module_files};
@@ -41,9 +45,9 @@ pub struct WorkerOptions {
 /// What a worker did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerSummary {
-    /// Rounds of paths that were trained and counted.
+    /// Leases that were trained and counted: rounds of paths when nothing overlaps.
     pub rounds: u64,
-    /// Rounds of paths whose lease was lost.
+    /// Leases that were lost.
     pub lost: u64,
 }
 
@@ -65,13 +69,15 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
         Err(error) => return Err(error),
     };
     let topology = session.plan().topology()?;
+    let layout = session.plan().layout(&topology)?;
     let mut worker = Worker {
         options,
         session,
         topology,
+        layout,
         cancel,
-        modules: BTreeMap::new(),
-        state: None,
+        weights: BTreeMap::new(),
+        held: Vec::new(),
         data: None,
         summary: WorkerSummary::default(),
     };
@@ -98,11 +104,12 @@ struct Worker {
     options: WorkerOptions,
     session: Session,
     topology: Topology,
+    layout: Layout,
     cancel: CancellationToken,
-    /// The modules of the last lease by their object: those that did not change are not fetched again.
-    modules: BTreeMap<ModuleId, (ObjectRef, ModuleWeights)>,
-    /// The state of the last path, and the object that it is equal to.
-    state: Option<(PathId, ObjectRef, PathState)>,
+    /// Global weights of the paths that are held, with their objects: those that did not change are not fetched again.
+    weights: BTreeMap<Unit, (ObjectRef, Vec<f32>)>,
+    /// The states of the paths that were trained last, the newest at the end, each with the lease that left it.
+    held: Vec<(PathId, Fence, PathState)>,
     /// The shard of the last path, with its content hash.
     data: Option<(PathId, String, Arc<PathData>)>,
     summary: WorkerSummary,
@@ -117,7 +124,7 @@ enum Outcome {
 impl Worker {
     async fn run(&mut self) -> Result<(), TrainError> {
         loop {
-            let held = self.state.iter().map(|&(path, ..)| path).collect();
+            let held = self.held.iter().map(|&(path, ..)| path).collect();
             let ask = Request::Lease { held, wait_ms: 15_000 };
             let (answer, _) = self.session.call(&ask, None, 0, SHORT_CALL).await?;
             let work = match answer {
@@ -132,13 +139,12 @@ impl Worker {
             };
             let (path, fence) = (work.path, work.fence);
             // The last lease of a path only measures its final weights.
-            let trains = work.inner_steps > 0;
+            let trains = work.trains();
             match self.carry_out(work).await {
                 Ok(Outcome::Counted) => self.summary.rounds += u64::from(trains),
                 Ok(Outcome::Lost(reason)) => {
                     tracing::warn!(%path, reason, "the lease is lost");
                     self.summary.lost += 1;
-                    self.state = None;
                 }
                 Err(error) => {
                     // Best effort on the way out: without it the lease ends by itself at its deadline.
@@ -158,45 +164,55 @@ impl Worker {
         // Heartbeats cover the transfers too: on a slow link they may take longer than a lease.
         let watch = Arc::new(RoundWatch::default());
         let heart = Heart::start(self.session.client(), &work, watch.clone());
-        let modules = match self.fetch_modules(&work).await? {
-            Ok(modules) => modules,
-            Err(reason) => return Ok(Outcome::Lost(reason)),
-        };
-        let state = match self.fetch_state(&work).await? {
-            Ok(state) => state,
-            Err(reason) => return Ok(Outcome::Lost(reason)),
-        };
         let data = match self.data(&work).await? {
             Ok(data) => data,
             Err(reason) => return Ok(Outcome::Lost(reason)),
         };
-        let (plan, topology) = (self.session.plan().clone(), self.topology.clone());
-        let device = self.options.device.clone();
-        let (path, steps, phase_step, own_watch) =
-            (work.path, work.inner_steps, work.phase_step, watch.clone());
+        let mut state = match self.state(&work, &data, &watch).await? {
+            Ok(state) => state,
+            Err(reason) => return Ok(Outcome::Lost(reason)),
+        };
+        if let Err(reason) = self.fetch_weights(&work.weights).await? {
+            return Ok(Outcome::Lost(reason));
+        }
+        let begins = work.from == work.phase_step || !work.trains();
+        let weights = self.path_weights(work.path, &work.weights, &mut state, begins)?;
+        let (plan, device) = (self.session.plan().clone(), self.options.device.clone());
+        let (path, to, phase_step, own_watch) = (work.path, work.to, work.phase_step, watch.clone());
+        let sends = work.sends.clone();
+        // Everything that a lease sends early fits: training never waits for the network.
+        let (early, mut outgoing) = mpsc::channel(work.sends.len().max(1));
         let training = blocking(move || {
-            let round = Round {
-                device: &device,
-                plan: &plan,
-                topology: &topology,
-                path,
-                modules: &modules,
-                data: &data,
-                phase_step,
-                inner_steps: steps,
-            };
-            train_round(round, state, &own_watch)
+            let round =
+                Round { device: &device, plan: &plan, path, data: &data, phase_step, to, sends: &sends };
+            // A closed channel means that the lease is lost: the round is cancelled.
+            train_round(round, weights, state, &own_watch, |gradient| drop(early.try_send(gradient)))
         });
         tokio::pin!(training);
-        let result = tokio::select! {
-            result = &mut training => result??,
-            () = self.cancel.cancelled() => {
-                watch.cancel();
-                training.await??;
-                return Err(TrainError::Cancelled);
+        let cancel = self.cancel.clone();
+        let mut lost = None;
+        let result = loop {
+            tokio::select! {
+                result = &mut training => break result??,
+                Some(gradient) = outgoing.recv(), if lost.is_none() => {
+                    lost = self.bring_gradient(&work, gradient).await?;
+                    if lost.is_some() {
+                        watch.cancel();
+                    }
+                }
+                () = cancel.cancelled() => {
+                    watch.cancel();
+                    training.await??;
+                    return Err(TrainError::Cancelled);
+                }
             }
         };
-        if let Some(reason) = heart.stop().await {
+        while lost.is_none()
+            && let Some(gradient) = outgoing.recv().await
+        {
+            lost = self.bring_gradient(&work, gradient).await?;
+        }
+        if let Some(reason) = heart.stop().await.or(lost) {
             return Ok(Outcome::Lost(reason));
         }
         match result {
@@ -205,40 +221,83 @@ impl Worker {
         }
     }
 
+    /// What a lease of a path begins with.
+    fn path_weights(
+        &self,
+        path: PathId,
+        weights: &[UnitWeights],
+        state: &mut PathState,
+        begins: bool,
+    ) -> Result<PathWeights, TrainError> {
+        let lacks = |unit: Unit| TrainError::ManifestLacks { what: format!("weights of {unit}") };
+        let globals: Vec<Global<'_>> = weights
+            .iter()
+            .map(|weights| {
+                let (_, values) = self.weights.get(&weights.unit).ok_or_else(|| lacks(weights.unit))?;
+                Ok::<_, TrainError>(Global { unit: weights.unit, values, received: weights.received })
+            })
+            .collect::<Result<_, _>>()?;
+        PathWeights::new(self.session.plan(), path, &globals, state, begins)
+    }
+
+    /// Brings an outer gradient; returns why the lease is lost, if it is.
+    async fn bring_gradient(
+        &mut self,
+        work: &Work,
+        gradient: OuterGradient,
+    ) -> Result<Option<String>, TrainError> {
+        let OuterGradient { send, values, tokens } = gradient;
+        let encoded = dipaco_codec::encode(&values, self.session.plan().compression)
+            .map_err(|why| TrainError::OuterGradient { module: send.unit.module, path: work.path, why })?;
+        let item = Item::OuterGradient { unit: send.unit, number: send.number, tokens };
+        self.bring_item(work, item, encoded.into()).await
+    }
+
+    async fn bring_item(
+        &mut self,
+        work: &Work,
+        item: Item,
+        payload: bytes::Bytes,
+    ) -> Result<Option<String>, TrainError> {
+        let request = Request::Submit { path: work.path, fence: work.fence, item };
+        let (answer, _) = self.session.call(&request, Some(payload), 0, LONG_CALL).await?;
+        match answer {
+            Response::Done => Ok(None),
+            Response::Lost { reason } => Ok(Some(reason)),
+            Response::Refused { reason } => Err(TrainError::Refused { reason }),
+            _ => Err(TrainError::UnexpectedAnswer { request: "submit" }),
+        }
+    }
+
     /// Brings the results of a lease and completes it.
     async fn bring(&mut self, work: &Work, result: RoundResult) -> Result<Outcome, TrainError> {
-        let (path, round, fence) = (work.path, work.round, work.fence);
-        let heart =
-            Heart::start(self.session.client(), work, Arc::new(RoundWatch::finished(work.inner_steps)));
-        let mut items = Vec::new();
+        let (path, fence) = (work.path, work.fence);
+        let steps = work.to - work.from;
+        let heart = Heart::start(self.session.client(), work, Arc::new(RoundWatch::finished(steps)));
         let mut state = None;
-        if work.inner_steps > 0 {
-            for (&(module, _), gradient) in work.modules.iter().zip(&result.outer_gradients) {
-                let encoded = dipaco_codec::encode(&gradient.values, self.session.plan().compression)
-                    .map_err(|why| TrainError::OuterGradient { module, path, why })?;
-                items.push((Item::OuterGradient(module), encoded.into()));
+        if work.trains() {
+            for gradient in result.last {
+                if let Some(reason) = self.bring_gradient(work, gradient).await? {
+                    return Ok(Outcome::Lost(reason));
+                }
             }
-            let encoded = bytes::Bytes::from(result.state.encode(&self.session.plan().model)?);
-            let object = ObjectRef::of(dipaco_store::names::path_state(path, round, fence.0), &encoded);
-            items.push((Item::State, encoded));
-            state = Some((path, object, result.state));
-        }
-        for (item, payload) in items {
-            let request = Request::Submit { path, round, fence, item };
-            let (answer, _) = self.session.call(&request, Some(payload), 0, LONG_CALL).await?;
-            match answer {
-                Response::Done => {}
-                Response::Lost { reason } => return Ok(Outcome::Lost(reason)),
-                Response::Refused { reason } => return Err(TrainError::Refused { reason }),
-                _ => return Err(TrainError::UnexpectedAnswer { request: "submit" }),
+            if work.brings_state {
+                let encoded = result.state.encode(&self.session.plan().model)?;
+                if let Some(reason) = self.bring_item(work, Item::State, encoded.into()).await? {
+                    return Ok(Outcome::Lost(reason));
+                }
             }
+            state = Some((path, fence, result.state));
         }
-        let request = Request::Complete { path, round, fence, report: result.report };
+        let request = Request::Complete { path, fence, report: result.report };
         let (answer, _) = self.session.call(&request, None, 0, LONG_CALL).await?;
         drop(heart);
         match answer {
             Response::Done => {
-                self.state = state;
+                self.held.extend(state);
+                let excess = self.held.len().saturating_sub(self.session.plan().train.held_paths);
+                drop(self.held.drain(..excess));
+                self.forget_weights(work);
                 Ok(Outcome::Counted)
             }
             Response::Lost { reason } => Ok(Outcome::Lost(reason)),
@@ -247,43 +306,128 @@ impl Worker {
         }
     }
 
-    /// The modules of a lease, fetched only when they changed since the last one.
-    async fn fetch_modules(&mut self, work: &Work) -> Result<Result<Vec<ModuleWeights>, String>, TrainError> {
-        let mut modules = BTreeMap::new();
-        let mut weights = Vec::with_capacity(work.modules.len());
-        for (module, object) in &work.modules {
-            let held = self.modules.remove(module).filter(|(held, _)| held.hash == object.hash);
-            let (object, module_weights) = match held {
-                Some(held) => held,
-                None => {
-                    let bytes = match self.fetch(object).await? {
-                        Ok(bytes) => bytes,
-                        Err(reason) => return Ok(Err(reason)),
-                    };
-                    let level = usize::from(module.level);
-                    let specs: Arc<[_]> =
-                        level_specs(&self.session.plan().model, &self.topology, level).into();
-                    (object.clone(), module_files::decode(&object.name, &bytes, specs)?)
-                }
-            };
-            weights.push(module_weights.clone());
-            modules.insert(*module, (object, module_weights));
-        }
-        self.modules = modules;
-        Ok(Ok(weights))
+    /// Forgets the global weights that neither the lease nor a path that is held uses.
+    fn forget_weights(&mut self, work: &Work) {
+        let fragments = self.session.plan().sync.fragments;
+        let paths = self.held.iter().map(|&(path, ..)| path).chain([work.path]);
+        let used: BTreeSet<Unit> = paths.flat_map(|path| units_of(&self.topology, fragments, path)).collect();
+        self.weights.retain(|unit, _| used.contains(unit));
     }
 
+    /// Fetches the global weights of a lease, but for those that did not change since an earlier one. The inner error is
+    /// why the lease is lost.
+    async fn fetch_weights(&mut self, weights: &[UnitWeights]) -> Result<Result<(), String>, TrainError> {
+        for weights in weights {
+            let UnitWeights { unit, object, .. } = weights;
+            if self.weights.get(unit).is_some_and(|(held, _)| held.hash == object.hash) {
+                continue;
+            }
+            match self.change_weights(weights).await? {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(reason) => return Ok(Err(reason)),
+            }
+            let bytes = match self.fetch(object).await? {
+                Ok(bytes) => bytes,
+                Err(reason) => return Ok(Err(reason)),
+            };
+            let specs = self.layout.fragment(unit.module.level, unit.fragment)?.specs.clone();
+            let module = module_files::decode(&object.name, &bytes, specs)?;
+            self.weights.insert(*unit, (object.clone(), module.values));
+        }
+        Ok(Ok(()))
+    }
+
+    /// Adds to weights that are held the changes that lead to others. Returns false when none of them is a change of what
+    /// is held; the inner error is why the lease is lost.
+    async fn change_weights(&mut self, wanted: &UnitWeights) -> Result<Result<bool, String>, TrainError> {
+        let UnitWeights { unit, object, changes, .. } = wanted;
+        let Some((held, values)) = self.weights.get(unit) else { return Ok(Ok(false)) };
+        let Some(first) = changes.iter().position(|change| change.from == held.hash) else {
+            return Ok(Ok(false));
+        };
+        let mut values = values.clone();
+        for change in &changes[first..] {
+            let bytes = match self.fetch(&change.object).await? {
+                Ok(bytes) => bytes,
+                Err(reason) => return Ok(Err(reason)),
+            };
+            let decoded = dipaco_codec::decode(&bytes, values.len())
+                .map_err(|why| TrainError::Broadcast { module: unit.module, why })?;
+            values.iter_mut().zip(decoded).for_each(|(value, change)| *value += change);
+        }
+        let specs = self.layout.fragment(unit.module.level, unit.fragment)?.specs.clone();
+        let module = ModuleWeights { specs, values };
+        // The sum must be what the store holds, bit for bit.
+        if ObjectRef::of(object.name.as_str(), &module_files::encode(&module)?) != *object {
+            tracing::warn!(%unit, "the changes do not lead to the weights; these are fetched whole");
+            return Ok(Ok(false));
+        }
+        self.weights.insert(*unit, (object.clone(), module.values));
+        Ok(Ok(true))
+    }
+
+    /// The state with which a lease begins: what this worker holds, or the last one that was brought, with the leases
+    /// since then trained again.
+    async fn state(
+        &mut self,
+        work: &Work,
+        data: &Arc<PathData>,
+        watch: &Arc<RoundWatch>,
+    ) -> Result<Result<PathState, String>, TrainError> {
+        let held = self.held.iter().position(|&(path, ..)| path == work.path).map(|at| self.held.remove(at));
+        if let Some((_, fence, state)) = held
+            && work.made_by == Some(fence)
+        {
+            return Ok(Ok(state));
+        }
+        let mut state = match self.fetch_state(work).await? {
+            Ok(state) => state,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        if !work.tail.is_empty() {
+            let (path, steps) = (work.path, work.from - state.step.min(work.from));
+            tracing::info!(%path, steps, "the path is taken over; what came after its last state is trained again");
+        }
+        for stretch in &work.tail {
+            if let Err(reason) = self.fetch_weights(&stretch.weights).await? {
+                return Ok(Err(reason));
+            }
+            let begins = stretch.from == work.phase_step;
+            let weights = self.path_weights(work.path, &stretch.weights, &mut state, begins)?;
+            let (plan, device) = (self.session.plan().clone(), self.options.device.clone());
+            let (path, phase_step, to, sends) =
+                (work.path, work.phase_step, stretch.to, stretch.sends.clone());
+            let (data, own_watch, before) = (data.clone(), watch.clone(), state);
+            let again = blocking(move || {
+                let round =
+                    Round { device: &device, plan: &plan, path, data: &data, phase_step, to, sends: &sends };
+                train_round(round, weights, before, &own_watch, drop)
+            });
+            tokio::pin!(again);
+            let result = tokio::select! {
+                result = &mut again => result??,
+                () = self.cancel.cancelled() => {
+                    watch.cancel();
+                    again.await??;
+                    return Err(TrainError::Cancelled);
+                }
+            };
+            match result {
+                Some(result) => state = result.state,
+                None => return Ok(Err("the round was given up".to_owned())),
+            }
+        }
+        Ok(Ok(state))
+    }
+
+    /// The last state that was brought, or that before the first step.
     async fn fetch_state(&mut self, work: &Work) -> Result<Result<PathState, String>, TrainError> {
         let model = &self.session.plan().model;
         let Some(object) = &work.state else {
             let parameters = dipaco_model::parameters(&dipaco_model::path_specs(model));
             return Ok(Ok(PathState::start(parameters)));
         };
-        if let Some((_, held, state)) = self.state.take()
-            && held.hash == object.hash
-        {
-            return Ok(Ok(state));
-        }
         Ok(match self.fetch(object).await? {
             Ok(bytes) => Ok(PathState::decode(&bytes, &self.session.plan().model)?),
             Err(reason) => Err(reason),

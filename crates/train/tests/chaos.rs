@@ -62,7 +62,11 @@ async fn the_work_of_a_worker_that_vanished_is_repeated() {
     drop(silent);
     assert!(coordinator.await.unwrap().unwrap().finished);
     let log = std::fs::read_to_string(run.folder.path().join("metrics.jsonl")).unwrap();
-    let expired = format!(r#""path":{},"round":{},"worker":"silent""#, lease.path, lease.round);
+    let expired = format!(
+        r#""path":{},"round":{},"worker":"silent""#,
+        lease.path,
+        lease.from / run.config.train.inner_steps
+    );
     assert!(log.lines().any(|line| line.contains("lease_expired") && line.contains(&expired)), "{log}");
     assert_eq!(run.bits().await, undisturbed().await);
 }
@@ -80,7 +84,7 @@ async fn a_process_frees_the_lease_of_its_predecessor() {
     let worker = run.spawn_worker(&token, "same");
     assert!(coordinator.await.unwrap().unwrap().finished);
     worker.await.unwrap().unwrap();
-    assert_eq!(old.round, 0);
+    assert_eq!(old.from, 0);
     assert_eq!(run.bits().await, undisturbed().await);
 }
 
@@ -109,13 +113,13 @@ async fn a_worker_that_lost_its_lease_is_told_so() {
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let puppet = Puppet::welcome(&token, "puppet").await;
     let work = puppet.lease().await;
-    let (path, round, fence) = (work.path, work.round, work.fence);
-    let (module, _) = work.modules[0].clone();
+    let (path, fence) = (work.path, work.fence);
+    let item = Item::OuterGradient { unit: work.weights[0].unit, number: 1, tokens: 1 };
     let gradient = dipaco_codec::encode(&[0.5; 4], Compression::F32).unwrap();
     puppet.ask(&Request::Release { path, fence }, None).await.unwrap();
 
-    let submit = Request::Submit { path, round, fence, item: Item::OuterGradient(module) };
-    let complete = Request::Complete { path, round, fence, report: dipaco_train::Report::default() };
+    let submit = Request::Submit { path, fence, item };
+    let complete = Request::Complete { path, fence, report: dipaco_train::Report::default() };
     let beat = Request::Heartbeat { path, fence, step: u64::MAX, loss: Some(f32::NAN) };
     for (request, payload) in [(submit, Some(gradient.into())), (complete, None), (beat, None)] {
         let answer = puppet.ask(&request, payload).await.unwrap().0;

@@ -96,7 +96,7 @@ async fn two_workers_make_what_one_makes_and_paths_carry_their_state_over() {
         // Three rounds of four steps on batches of four; one round of them in this phase.
         assert_eq!((state.step, state.position), (12, 16));
         // Measured on the held-out documents of this phase only.
-        assert!(path.best.unwrap().version >= 2 && path.last.unwrap().version == 3);
+        assert!(path.best.as_ref().unwrap().round >= 2 && path.last.as_ref().unwrap().round == 3);
     }
 
     let mut unphased = Run::seeded(config()).await;

@@ -6,6 +6,7 @@ mod support;
 use bytes::Bytes;
 use dipaco_codec::{Compression, encode};
 use dipaco_model::{level_specs, parameters};
+use dipaco_sync::Unit;
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId, Topology};
 use dipaco_train::{Item, Report, Request, Response, TrainError, Work, coordinate, work};
@@ -47,7 +48,7 @@ async fn peers_that_are_no_workers_of_this_version_are_turned_away() {
 
 /// Submits as the holder of a lease.
 async fn submit(puppet: &Puppet, work: &Work, item: Item, payload: Bytes) -> Response {
-    let request = Request::Submit { path: work.path, round: work.round, fence: work.fence, item };
+    let request = Request::Submit { path: work.path, fence: work.fence, item };
     puppet.ask(&request, Some(payload)).await.unwrap().0
 }
 
@@ -57,12 +58,14 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let puppet = Puppet::welcome(&token, "puppet").await;
     let work = puppet.lease().await;
-    let (module, object) = work.modules[0].clone();
+    let (unit, object) = (work.weights[0].unit, work.weights[0].object.clone());
+    let module = unit.module;
     let topology = Topology::new(&run.config.topology, run.config.model.blocks).unwrap();
     let values = parameters(&level_specs(&run.config.model, &topology, usize::from(module.level)));
     let encode = |values: usize| Bytes::from(encode(&vec![0.5; values], Compression::F32).unwrap());
     let gradient = encode(values);
-    let item = Item::OuterGradient(module);
+    let of = |unit, number| Item::OuterGradient { unit, number, tokens: 1 };
+    let item = of(unit, 1);
 
     let mut nan = gradient.to_vec();
     let last = nan.len() - 4;
@@ -74,18 +77,23 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     refusal(submit(&puppet, &work, item, Bytes::from_static(b"no outer gradient")).await);
     // Modules that the path does not go through, or that do not exist.
     for module in [ModuleId { level: 0, index: 1 - module.index }, ModuleId { level: 9, index: 0 }] {
-        refusal(submit(&puppet, &work, Item::OuterGradient(module), gradient.clone()).await);
+        refusal(submit(&puppet, &work, of(Unit { module, fragment: 0 }, 1), gradient.clone()).await);
+    }
+    // Fragments that there are not, and numbers that the lease does not ask for.
+    refusal(submit(&puppet, &work, of(Unit { module, fragment: 1 }, 1), gradient.clone()).await);
+    for number in [0, 2, u32::MAX] {
+        let asked = refusal(submit(&puppet, &work, of(unit, number), gradient.clone()).await);
+        assert!(asked.contains("asks for no outer gradient"), "{asked}");
     }
     let nowhere = Work { path: PathId(99), ..work.clone() };
     refusal(submit(&puppet, &nowhere, item, gradient.clone()).await);
     // Larger than any module file: refused before it is read.
     let huge = Bytes::from(vec![0; 64 << 20]);
-    let request = Request::Submit { path: work.path, round: work.round, fence: work.fence, item };
+    let request = Request::Submit { path: work.path, fence: work.fence, item };
     assert!(puppet.ask(&request, Some(huge)).await.is_err());
 
     let complete = Request::Complete {
         path: work.path,
-        round: work.round,
         fence: work.fence,
         report: Report { loss: Some(f64::NAN), held_out_loss: Some(f64::NAN), ..Report::default() },
     };

@@ -4,6 +4,8 @@
 mod support;
 
 use dipaco_codec::Compression;
+use dipaco_config::RunConfig;
+use dipaco_sync::SyncConfig;
 use dipaco_topology::PathId;
 use dipaco_train::{PathData, TrainError, WorkerPlan};
 use support::{Run, config, tokens};
@@ -42,6 +44,95 @@ async fn compressed_outer_gradients_give_other_weights_and_the_same_for_any_work
     }
 }
 
+/// The test configuration with its modules cut: two fragments each, sent while training goes on.
+fn streaming(overlap_steps: u64, blend: f32) -> RunConfig {
+    let mut config = config();
+    config.train.inner_steps = 4;
+    config.sync = SyncConfig { fragments: 2, overlap_steps, blend, ..SyncConfig::default() };
+    config
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streaming_gives_the_same_bits_for_any_workers() {
+    let mut seen = Vec::new();
+    for config in
+        [streaming(0, 0.0), streaming(1, 0.0), streaming(1, 0.5), streaming(3, 0.5), streaming(4, 0.0)]
+    {
+        let (one, three) = (Run::seeded(config.clone()).await, Run::seeded(config.clone()).await);
+        let (summary, _) = one.train(1).await;
+        assert!(summary.finished && summary.rounds == 3);
+        three.train(3).await;
+        let bits = one.bits().await;
+        assert_eq!(three.bits().await, bits, "{:?}", config.sync);
+        assert!(!seen.contains(&bits), "{:?}", config.sync);
+        seen.push(bits);
+        let training = one.manifest().await.training.unwrap();
+        let gradients = config.sync.schedule(4, [3]).unwrap();
+        for fragment in training.modules.iter().flat_map(|m| m.fragments.iter().enumerate()) {
+            let sends = gradients.sent_through(u32::try_from(fragment.0).unwrap(), 12);
+            assert_eq!(u64::from(fragment.1.version), sends);
+        }
+    }
+}
+
+/// The weights that a run makes, and the bytes that its workers and its coordinator exchanged.
+async fn weights_and_bytes(config: RunConfig, workers: usize) -> (Vec<String>, u64) {
+    let run = Run::seeded(config).await;
+    let (summary, _) = run.train(workers).await;
+    let training = run.manifest().await.training.unwrap();
+    let fragments = training.modules.iter().flat_map(|module| &module.fragments);
+    (fragments.map(|f| f.weights.hash.clone()).collect(), summary.bytes_sent + summary.bytes_received)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn states_that_stay_with_workers_change_nothing_but_the_bytes() {
+    for config in [config(), streaming(1, 0.5)] {
+        let (often, all_bytes) = weights_and_bytes(config.clone(), 2).await;
+        let mut config = config;
+        config.train.state_every = 100;
+        // Paths that a worker does not hold are trained again from their start.
+        config.train.held_paths = 1;
+        let (again, _) = weights_and_bytes(config.clone(), 2).await;
+        assert_eq!(often, again);
+        config.train.held_paths = 4;
+        let (held, few_bytes) = weights_and_bytes(config, 1).await;
+        assert_eq!(often, held);
+        assert!(few_bytes * 2 < all_bytes, "{few_bytes} of {all_bytes}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rounded_broadcast_is_the_same_for_those_who_add_changes_and_those_who_fetch_weights() {
+    let mut config = config();
+    config.outer.broadcast = Compression::E3m0;
+    config.train.state_every = 100;
+    config.train.held_paths = 4;
+    // One worker holds all weights and gets changes; with two each holds some.
+    let (one, few_bytes) = weights_and_bytes(config.clone(), 1).await;
+    let (two, _) = weights_and_bytes(config.clone(), 2).await;
+    assert_eq!(one, two);
+    config.outer.broadcast = Compression::F32;
+    let (exact, all_bytes) = weights_and_bytes(config, 1).await;
+    assert_ne!(one, exact);
+    assert!(few_bytes * 10 < all_bytes * 9, "{few_bytes} of {all_bytes}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_a_quorum_nobody_waits_and_every_step_counts() {
+    for (dynamic_steps, overlap_steps, fragments, delay) in
+        [(true, 0, 1, 2), (false, 0, 1, 0), (false, 1, 2, 0)]
+    {
+        let mut config = streaming(overlap_steps, 0.0);
+        config.sync = SyncConfig { quorum: 1, grace_seconds: 0.01, dynamic_steps, fragments, ..config.sync };
+        config.outer.delay = delay;
+        let run = Run::seeded(config).await;
+        let (summary, _) = run.train(2).await;
+        assert!(summary.finished && summary.rounds == 3);
+        let training = run.manifest().await.training.unwrap();
+        assert!(training.paths.iter().all(|path| path.steps == 12 && path.gradients.is_empty()));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_finished_run_keeps_what_is_current_or_some_paths_best() {
     let run = Run::seeded(config()).await;
@@ -49,14 +140,15 @@ async fn a_finished_run_keeps_what_is_current_or_some_paths_best() {
     let manifest = run.manifest().await;
     let training = manifest.training.unwrap();
     for path in &training.paths {
-        assert!(path.measured && path.contribution.is_none());
-        let best = path.best.unwrap();
-        assert!(best.loss.is_finite() && best.version <= 3);
+        assert!(path.measured && path.gradients.is_empty());
+        let best = path.best.as_ref().unwrap();
+        assert!(best.loss.is_finite() && best.round <= 3 && best.versions == [best.round; 2]);
     }
     // Nothing but what the manifest names is left in the store.
     let mut named: Vec<String> = training
         .modules
         .iter()
+        .flat_map(|module| &module.fragments)
         .flat_map(|module| {
             let kept = module.kept.iter().map(|kept| kept.weights.name.clone());
             kept.chain([module.weights.name.clone(), module.momentum.clone().unwrap().name])

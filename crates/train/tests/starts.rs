@@ -10,11 +10,12 @@ use dipaco_config::RunConfig;
 use dipaco_model::{ModuleWeights, path_specs, split};
 use dipaco_shards::TokenFile;
 use dipaco_store::RunStore;
+use dipaco_sync::{Send, Unit};
 use dipaco_telemetry::{Events, Progress};
-use dipaco_topology::{LevelConfig, Modules, PathId, TopologyConfig};
+use dipaco_topology::{LevelConfig, ModuleId, Modules, PathId, TopologyConfig};
 use dipaco_train::{
-    PathData, PathState, Round, RoundWatch, SeedOptions, SeedSummary, TrainDevice, TrainError, WorkerPlan,
-    open_run, train_round, train_seed,
+    Global, PathData, PathState, PathWeights, Round, RoundWatch, SeedOptions, SeedSummary, TrainDevice,
+    TrainError, WorkerPlan, open_run, train_round, train_seed,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -136,27 +137,33 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     let topology = plan.topology().unwrap();
     let file = Arc::new(TokenFile::open(run.folder.path().join("path-000.h5")).unwrap());
     let data = PathData::open(file, PathId(0), &plan).unwrap();
-    let state = PathState::start(start.values.len());
+    let mut state = PathState::start(start.values.len());
     // All three rounds as one.
     let modules = split(&config.model, &topology, &start).unwrap();
+    let schedule = plan.schedule().unwrap();
+    let unit = Unit { module: ModuleId { level: 0, index: 0 }, fragment: 0 };
+    let global = Global { unit, values: &modules[0].values, received: true };
+    let weights = PathWeights::new(&plan, PathId(0), &[global], &mut state, true).unwrap();
+    let last = Send { unit, step: 12, number: 1 };
     let round = Round {
         device: &TrainDevice::Cpu,
         plan: &plan,
-        topology: &topology,
         path: PathId(0),
-        modules: &modules,
         data: &data,
         phase_step: 0,
-        inner_steps: 12,
+        to: 12,
+        sends: &[last],
     };
-    let plain = train_round(round, state, &RoundWatch::default()).unwrap().unwrap();
+    assert_eq!(schedule.total(), 12);
+    let plain =
+        train_round(round, weights, state, &RoundWatch::default(), |_| panic!("early")).unwrap().unwrap();
 
-    let trained = run.store.get(&manifest.training.unwrap().modules[0].weights).await.unwrap();
-    let trained = ModuleWeights::from_safetensors(&trained, specs).unwrap();
-    let moved = plain.outer_gradients[0].values.iter().map(|change| change.abs()).fold(0.0, f32::max);
+    let trained = &manifest.training.unwrap().modules[0].fragments[0].weights;
+    let trained = ModuleWeights::from_safetensors(&run.store.get(trained).await.unwrap(), specs).unwrap();
+    let change = &plain.last[0].values;
+    let moved = change.iter().map(|change| change.abs()).fold(0.0, f32::max);
     assert!(moved > 1e-4, "training moves weights by {moved}");
-    let ends =
-        modules[0].values.iter().zip(&plain.outer_gradients[0].values).map(|(start, change)| start - change);
+    let ends = modules[0].values.iter().zip(change).map(|(start, change)| start - change);
     for (here, there) in trained.values.iter().zip(ends) {
         assert!((here - there).abs() <= 1e-6, "{here} {there}");
     }

@@ -96,11 +96,13 @@ impl Run {
         let training = &status["training"];
         let mut bits = Vec::new();
         for module in training["modules"].as_array().unwrap() {
-            assert_eq!(module["version"], 3);
-            bits.extend([&module["weights"]["hash"], &module["momentum"]["hash"]]);
+            let fragment = &module["fragments"][0];
+            assert_eq!(fragment["version"], 3);
+            bits.extend([&fragment["weights"]["hash"], &fragment["momentum"]["hash"]]);
         }
         for path in training["paths"].as_array().unwrap() {
-            assert_eq!((&path["rounds"], &path["measured"]), (&3.into(), &true.into()));
+            let steps = 3 * training["inner_steps"].as_u64().unwrap();
+            assert_eq!((&path["steps"], &path["measured"]), (&steps.into(), &true.into()));
             bits.push(&path["state"]["hash"]);
         }
         bits.into_iter().map(|hash| hash.as_str().unwrap().to_owned()).collect()

@@ -1,14 +1,17 @@
 //! `dipaco simulate`: what large runs would do, in virtual time.
 
 mod bandwidth;
+mod chaos;
 mod goodput;
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use dipaco_plot::LineChart;
+use dipaco_telemetry::Progress;
 
 use self::bandwidth::BandwidthOptions;
+use self::chaos::ChaosOptions;
 use self::goodput::GoodputOptions;
 use crate::error::CliError;
 use crate::output;
@@ -22,6 +25,9 @@ pub(crate) enum SimulateCommand {
     /// The share of all chips' time that is left for training when chips fail.
     #[command(after_help = goodput::EXAMPLES)]
     Goodput(GoodputOptions),
+    /// Synchronisation while processes die, messages are lost and disks are slow: thousands of small runs, each checked.
+    #[command(after_help = chaos::EXAMPLES)]
+    Chaos(ChaosOptions),
 }
 
 /// How results are told.
@@ -44,9 +50,9 @@ impl Telling {
         chart: impl FnOnce() -> Result<(&'static str, LineChart), CliError>,
     ) -> Result<(), CliError> {
         if self.json {
-            output::print_json(content)?
+            output::print_json(content)?;
         } else {
-            output::print(table)?
+            output::print(table)?;
         }
         if let Some(folder) = &self.out {
             let (name, chart) = chart()?;
@@ -57,10 +63,11 @@ impl Telling {
     }
 }
 
-pub(crate) fn run(command: &SimulateCommand) -> Result<(), CliError> {
+pub(crate) fn run(command: &SimulateCommand, progress: &Progress) -> Result<(), CliError> {
     match command {
         SimulateCommand::Bandwidth(options) => bandwidth::run(options),
         SimulateCommand::Goodput(options) => goodput::run(options),
+        SimulateCommand::Chaos(options) => chaos::run(options, progress),
     }
 }
 

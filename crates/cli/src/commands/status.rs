@@ -44,8 +44,7 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
         text += &format!("seed: {} of {} steps{loss}\n", seed.step, seed.steps);
     }
     if let Some(training) = &manifest.training {
-        let done = training.paths.iter().map(|path| path.rounds).min().unwrap_or(0);
-        text += &format!("paths: {done} of {} rounds\n", training.rounds);
+        text += &format!("paths: {} of {} rounds\n", training.rounds_done(), training.rounds);
         if !training.boundaries.is_empty() {
             let (phase, last) = (training.phase, training.boundaries.len());
             text += &format!("routing: phase {phase} of 0 to {last}, up to round {}\n", training.phase_end());
@@ -57,16 +56,16 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
             ("documents", right),
             ("tokens", right),
             ("best held-out loss", right),
-            ("at version", right),
+            ("at round", right),
         ]);
         for (number, (path, shard)) in training.paths.iter().zip(&training.shards).enumerate() {
             table.row([
                 number.to_string(),
-                path.rounds.to_string(),
+                training.rounds_of(path).to_string(),
                 human::integer(shard.documents),
                 human::integer(shard.tokens),
-                path.best.map_or_else(|| "–".to_owned(), |best| format!("{:.4}", best.loss)),
-                path.best.map_or_else(|| "–".to_owned(), |best| best.version.to_string()),
+                path.best.as_ref().map_or_else(|| "–".to_owned(), |best| format!("{:.4}", best.loss)),
+                path.best.as_ref().map_or_else(|| "–".to_owned(), |best| best.round.to_string()),
             ]);
         }
         text += &table.to_string();

@@ -151,7 +151,7 @@ impl DryRun {
             threads_per_worker,
             paths_per_worker,
             memory: memory(config, &topology, workers, available),
-            wire: wire(parameters.path, paths_per_worker, config.outer.compression),
+            wire: wire(parameters.path, paths_per_worker, config),
             tokens: tokens(config, topology.paths()),
             speed: None,
             speed_from: "not measured".to_owned(),
@@ -280,16 +280,21 @@ fn remedies(
     remedies
 }
 
-/// A lease brings the path's modules and takes outer gradients, and the state with its two moments, back. A worker that
-/// trains more than one path gets each one's state with its lease.
-fn wire(path: u64, paths_per_worker: u64, compression: Compression) -> Wire {
-    let weights = path.saturating_mul(F32);
-    let state = weights.saturating_mul(2);
-    let gradients = encoded_len(path, compression).unwrap_or(u64::MAX);
-    let fetched = if paths_per_worker > 1 { state } else { 0 };
+/// A lease brings the path's modules and takes outer gradients back, and every so many leases the state with its two
+/// moments. A worker that trains more paths than it holds gets each one's state with its lease.
+fn wire(path: u64, paths_per_worker: u64, config: &RunConfig) -> Wire {
+    let moments = path.saturating_mul(F32).saturating_mul(2);
+    let gradients = encoded_len(path, config.outer.compression).unwrap_or(u64::MAX);
+    let held = paths_per_worker <= config.train.held_paths as u64;
+    let fetched = if held { 0 } else { moments };
+    let weights = match config.outer.broadcast {
+        Compression::F32 => path.saturating_mul(F32),
+        broadcast => encoded_len(path, broadcast).unwrap_or(u64::MAX),
+    };
+    let brought = moments / u64::from(config.train.state_every.max(1));
     Wire {
         to_worker: weights.saturating_add(fetched).saturating_mul(paths_per_worker),
-        from_worker: gradients.saturating_add(state).saturating_mul(paths_per_worker),
+        from_worker: gradients.saturating_add(brought).saturating_mul(paths_per_worker),
     }
 }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use dipaco_eval::PathSource;
 use dipaco_model::{Module, Path};
 use dipaco_routing::Source;
-use dipaco_topology::{ModuleId, PathId};
+use dipaco_topology::PathId;
 
 use crate::steps::error::StepError;
-use crate::steps::weights::Weights;
+use crate::steps::weights::{ModuleVersion, Weights};
 
 /// Loads paths in an order that is known beforehand. A module is read once, and forgotten when the last path that uses it
 /// has been loaded: what is in memory are the modules of the paths in use and those that later paths share with earlier
@@ -17,8 +17,8 @@ use crate::steps::weights::Weights;
 pub(crate) struct PathsInTurn<'a> {
     weights: &'a Weights,
     /// How many of the paths to come use a module.
-    uses: BTreeMap<(ModuleId, u32), u32>,
-    kept: BTreeMap<(ModuleId, u32), Arc<Module>>,
+    uses: BTreeMap<ModuleVersion, u32>,
+    kept: BTreeMap<ModuleVersion, Arc<Module>>,
 }
 
 impl<'a> PathsInTurn<'a> {
@@ -28,11 +28,10 @@ impl<'a> PathsInTurn<'a> {
 
     fn next(&mut self, path: PathId) -> Result<Path, StepError> {
         let mut modules = Vec::new();
-        for (module, version, object) in self.weights.modules_of(path)? {
-            let key = (module, version);
+        for (key, objects) in self.weights.modules_of(path)? {
             let loaded = match self.kept.remove(&key) {
                 Some(loaded) => loaded,
-                None => self.weights.read_module(module, object)?,
+                None => self.weights.read_module(key.0, &objects)?,
             };
             let later = self.uses.get_mut(&key).map_or(0, |uses| {
                 *uses = uses.saturating_sub(1);
@@ -56,10 +55,8 @@ impl PathSource for PathsInTurn<'_> {
 
     fn expect(&mut self, paths: &[PathId]) {
         // A path that can't be loaded is told when its turn comes.
-        for (module, version, _) in
-            paths.iter().filter_map(|&path| self.weights.modules_of(path).ok()).flatten()
-        {
-            *self.uses.entry((module, version)).or_default() += 1;
+        for (key, _) in paths.iter().filter_map(|&path| self.weights.modules_of(path).ok()).flatten() {
+            *self.uses.entry(key).or_default() += 1;
         }
     }
 

@@ -25,8 +25,8 @@ pub(crate) async fn open(
     let weights = Weights::open(run, config, version).await?;
     let training = weights.manifest().training.as_ref().ok_or(StepError::NotTrained)?;
     let mut hasher = blake3::Hasher::new();
-    for module in &training.modules {
-        hasher.update(module.weights.hash.as_bytes());
+    for fragment in training.modules.iter().flat_map(|module| &module.fragments) {
+        hasher.update(fragment.weights.hash.as_bytes());
     }
     let topology = weights.topology();
     let total: usize = (0..topology.levels())

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dipaco_config::RunConfig;
-use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, TensorSpec, level_specs, path_specs};
+use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, TensorSpec, path_specs};
 use dipaco_store::{ObjectRef, RunManifest, RunStore};
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
+use dipaco_train::Layout;
 
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
@@ -21,14 +22,18 @@ pub(crate) enum Version {
     Best,
 }
 
+/// A module as a path uses it: which one, and the versions of its fragments.
+pub(crate) type ModuleVersion = (ModuleId, Vec<u32>);
+
 /// The weights of a run. Modules are loaded once, however many paths use them.
 pub(crate) struct Weights {
     config: RunConfig,
     topology: Topology,
+    layout: Layout,
     store: RunStore,
     manifest: RunManifest,
     version: Version,
-    loaded: Mutex<BTreeMap<(ModuleId, u32), Arc<Module>>>,
+    loaded: Mutex<BTreeMap<ModuleVersion, Arc<Module>>>,
     runtime: tokio::runtime::Handle,
 }
 
@@ -47,8 +52,10 @@ impl Weights {
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }
+        let topology = Topology::new(&config.topology, config.model.blocks)?;
         Ok(Self {
-            topology: Topology::new(&config.topology, config.model.blocks)?,
+            layout: Layout::new(&config.model, &topology, &config.sync)?,
+            topology,
             config: config.clone(),
             store,
             manifest: loaded.manifest,
@@ -94,29 +101,38 @@ impl Weights {
     /// A trained path. Blocks on the store: call it from a thread that may.
     pub(crate) fn path(&self, path: PathId) -> Result<Path, StepError> {
         let modules = self.modules_of(path)?;
-        let load = |(module, version, object)| self.module(module, version, object);
+        let load = |(version, objects): (ModuleVersion, Vec<&ObjectRef>)| self.module(version, &objects);
         self.compose(&modules.into_iter().map(load).collect::<Result<Vec<_>, _>>()?)
     }
 
-    /// The modules of a path, one per level, with the version that it uses.
-    pub(crate) fn modules_of(&self, path: PathId) -> Result<Vec<(ModuleId, u32, &ObjectRef)>, StepError> {
+    /// The modules of a path, one per level, with the versions that it uses and their fragments.
+    pub(crate) fn modules_of(
+        &self,
+        path: PathId,
+    ) -> Result<Vec<(ModuleVersion, Vec<&ObjectRef>)>, StepError> {
         if path.0 >= self.topology.paths() {
             return Err(StepError::NoSuchPath { path, paths: self.topology.paths() });
         }
         let training = self.manifest.training.as_ref().ok_or(StepError::NotTrained)?;
         let best = match self.version {
             Version::Current => None,
-            Version::Best => training.path(path).and_then(|record| record.best).map(|best| best.version),
+            Version::Best => training.path(path).and_then(|record| record.best.as_ref()),
         };
-        let object = |module: ModuleId| {
+        let mut slots = 0..;
+        let mut modules = Vec::new();
+        for module in self.topology.modules_of(path) {
             let lacks = || StepError::StoreLacks { what: format!("module {module}") };
-            let version = match best {
-                Some(version) => version,
-                None => training.module(module).ok_or_else(lacks)?.version,
-            };
-            Ok((module, version, training.weights(module, version).ok_or_else(lacks)?))
-        };
-        self.topology.modules_of(path).into_iter().map(object).collect()
+            let record = training.module(module).ok_or_else(lacks)?;
+            let (mut versions, mut objects) = (Vec::new(), Vec::new());
+            for (fragment, slot) in record.fragments.iter().zip(&mut slots) {
+                let version: Option<u32> = best.and_then(|best| best.versions.get::<usize>(slot).copied());
+                let version = version.unwrap_or(fragment.version);
+                objects.push(fragment.weights_at(version).ok_or_else(lacks)?);
+                versions.push(version);
+            }
+            modules.push(((module, versions), objects));
+        }
+        Ok(modules)
     }
 
     /// A path of its modules.
@@ -128,8 +144,8 @@ impl Weights {
     pub(crate) fn modules_hash(&self) -> Result<String, StepError> {
         let training = self.manifest.training.as_ref().ok_or(StepError::NotTrained)?;
         let mut hasher = blake3::Hasher::new();
-        for module in &training.modules {
-            hasher.update(module.weights.hash.as_bytes());
+        for fragment in training.modules.iter().flat_map(|module| &module.fragments) {
+            hasher.update(fragment.weights.hash.as_bytes());
         }
         Ok(hasher.finalize().to_hex().to_string())
     }
@@ -142,21 +158,26 @@ impl Weights {
         loaded.retain(|(module, _), _| used.contains(module));
     }
 
-    fn module(&self, module: ModuleId, version: u32, object: &ObjectRef) -> Result<Arc<Module>, StepError> {
+    fn module(&self, version: ModuleVersion, objects: &[&ObjectRef]) -> Result<Arc<Module>, StepError> {
         // Held while loading: two paths that want the same module at the same time load it once.
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = loaded.get(&(module, version)) {
+        if let Some(module) = loaded.get(&version) {
             return Ok(module.clone());
         }
-        let weights = self.read_module(module, object)?;
-        loaded.insert((module, version), weights.clone());
+        let weights = self.read_module(version.0, objects)?;
+        loaded.insert(version, weights.clone());
         Ok(weights)
     }
 
     /// Reads a module without remembering it. Blocks on the store: call it from a thread that may.
-    pub(crate) fn read_module(&self, module: ModuleId, object: &ObjectRef) -> Result<Arc<Module>, StepError> {
-        let specs = level_specs(&self.config.model, &self.topology, usize::from(module.level));
-        Ok(Arc::new(Module::load(&self.read(object, specs)?, &Device::Cpu)?))
+    pub(crate) fn read_module(
+        &self,
+        module: ModuleId,
+        objects: &[&ObjectRef],
+    ) -> Result<Arc<Module>, StepError> {
+        let files = objects.iter().map(|object| self.runtime.block_on(self.store.get(object)));
+        let files = files.collect::<Result<Vec<_>, _>>()?;
+        Ok(Arc::new(Module::load(&self.layout.assemble(module.level, &files)?, &Device::Cpu)?))
     }
 
     fn read(&self, object: &ObjectRef, specs: Vec<TensorSpec>) -> Result<ModuleWeights, StepError> {

@@ -1,9 +1,10 @@
-use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
-use proptest::prelude::*;
+use dipaco_topology::{LevelConfig, ModuleId, Modules, TopologyConfig};
 
 use super::*;
 
 const LEASE: Duration = Duration::from_secs(60);
+/// H.
+const STEPS: u64 = 10;
 
 fn grid() -> Topology {
     let level = |blocks: &str, embedding, head| LevelConfig {
@@ -17,10 +18,19 @@ fn grid() -> Topology {
     Topology::new(&config, 2).unwrap()
 }
 
-fn start(rounds: u32) -> Rounds {
+fn plan(ends: &[u64]) -> Plan {
+    let schedule = Schedule::new(STEPS, 1, 0, ends.to_vec()).unwrap();
+    Plan { schedule, scheme: Scheme::Synchronous, phase: 0, lease: LEASE }
+}
+
+fn begin(plan: Plan) -> Rounds {
     let topology = grid();
-    let progress = Progress::start(&topology);
-    Rounds::new(topology, Plan { rounds, until: rounds, lease: LEASE }, progress, 1).unwrap()
+    let progress = Progress::start(&topology, plan.schedule.fragments());
+    Rounds::new(topology, plan, progress, 1).unwrap()
+}
+
+fn start(rounds: u64) -> Rounds {
+    begin(plan(&[rounds * STEPS]))
 }
 
 fn lease(grant: Grant) -> Lease {
@@ -34,23 +44,39 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
+fn commit(rounds: &mut Rounds, lease: &Lease) -> Commit {
+    rounds.commit(lease.path, lease.fence, &Done::default())
+}
+
+fn step_all(rounds: &mut Rounds, now: Duration) -> Vec<OuterStep> {
+    let due = rounds.due(now);
+    for step in &due {
+        assert!(rounds.stepped(step, Duration::ZERO));
+        assert!(!rounds.stepped(step, Duration::ZERO), "a step is taken once");
+    }
+    due
+}
+
+fn unit(level: u16, index: u32, fragment: u32) -> Unit {
+    Unit { module: ModuleId { level, index }, fragment }
+}
+
 #[test]
 fn a_path_goes_on_when_its_own_modules_have_stepped() {
     let mut rounds = start(2);
     let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
+    assert_eq!((leases[0].from, leases[0].to), (0, STEPS));
     for l in &leases[..3] {
-        assert_eq!(rounds.commit(l.path, 0, l.fence), Commit::Accepted);
+        assert_eq!(commit(&mut rounds, l), Commit::Accepted);
     }
     // Paths 0 and 1 share 0/0, paths 0 and 2 share 1/0; the other two modules wait for path 3.
-    let ready: Vec<_> = rounds.ready().iter().map(ToString::to_string).collect();
-    assert_eq!(ready, ["0/0", "1/0"]);
-    for module in rounds.ready() {
-        assert_eq!(rounds.stepped(module), Some(1));
-    }
+    let stepped: Vec<_> = step_all(&mut rounds, at(0)).iter().map(|step| (step.unit, step.version)).collect();
+    assert_eq!(stepped, [(unit(0, 0, 0), 1), (unit(1, 0, 0), 1)]);
     let next = lease(rounds.grant(at(1), "w", &[]));
-    assert_eq!((next.path, next.round), (PathId(0), 1));
+    assert_eq!((next.path, next.from), (PathId(0), STEPS));
+    assert!(next.receives.iter().all(|receive| receive.version == 1));
     let Grant::Wait(reason) = rounds.grant(at(1), "w", &[]) else { panic!() };
-    assert_eq!(reason.to_string(), "module 0/1 waits for path 3 (leased to w)");
+    assert_eq!(reason.to_string(), "module 1/1 waits for path 3 (leased to w)");
 }
 
 #[test]
@@ -63,10 +89,10 @@ fn a_worker_that_lost_its_lease_is_refused_and_a_retry_is_told_so() {
     assert_eq!(heir.path, zombie.path);
     assert!(heir.fence > zombie.fence);
     assert!(rounds.heartbeat(at(62), zombie.path, zombie.fence).is_err());
-    assert!(matches!(rounds.commit(zombie.path, 0, zombie.fence), Commit::Refused(LeaseError::Lost { .. })));
-    assert_eq!(rounds.commit(heir.path, 0, heir.fence), Commit::Accepted);
-    assert_eq!(rounds.commit(heir.path, 0, heir.fence), Commit::Duplicate);
-    assert_eq!(rounds.progress().paths[0].rounds, 1);
+    assert!(matches!(commit(&mut rounds, &zombie), Commit::Refused(LeaseError::Lost { .. })));
+    assert_eq!(commit(&mut rounds, &heir), Commit::Accepted);
+    assert_eq!(commit(&mut rounds, &heir), Commit::Duplicate);
+    assert_eq!(rounds.progress().paths[0].steps, STEPS);
 }
 
 #[test]
@@ -82,11 +108,10 @@ fn heartbeats_keep_a_lease_alive() {
 fn a_restarted_coordinator_never_reuses_a_fence() {
     let mut before = start(1);
     let old = lease(before.grant(at(0), "w", &[]));
-    let plan = Plan { rounds: 1, until: 1, lease: LEASE };
-    let mut after = Rounds::new(grid(), plan, before.progress().clone(), 2).unwrap();
+    let mut after = Rounds::new(grid(), plan(&[STEPS]), before.progress().clone(), 2).unwrap();
     let new = lease(after.grant(at(0), "w", &[]));
     assert!(new.fence > old.fence);
-    assert!(matches!(after.commit(old.path, 0, old.fence), Commit::Refused(_)));
+    assert!(matches!(commit(&mut after, &old), Commit::Refused(_)));
 }
 
 #[test]
@@ -98,116 +123,155 @@ fn a_worker_gets_the_path_whose_state_it_holds() {
 
 #[test]
 fn at_the_end_of_a_phase_every_path_waits_and_goes_on_when_the_next_begins() {
-    let topology = grid();
-    let progress = Progress::start(&topology);
-    let plan = Plan { rounds: 2, until: 1, lease: LEASE };
-    let mut rounds = Rounds::new(topology, plan, progress, 1).unwrap();
+    let mut rounds = begin(plan(&[STEPS, 2 * STEPS]));
     for _ in 0..4 {
         let lease = lease(rounds.grant(at(0), "w", &[]));
-        rounds.commit(lease.path, lease.round, lease.fence);
+        commit(&mut rounds, &lease);
     }
     assert!(!rounds.at_boundary(), "no module has stepped");
-    let Grant::Wait(Reason::ModuleWaits { .. } | Reason::AllLeased { .. }) = rounds.grant(at(0), "w", &[])
-    else {
-        panic!()
-    };
-    for module in rounds.ready() {
-        rounds.stepped(module);
-    }
+    let Grant::Wait(Reason::AllLeased { leases: 0 }) = rounds.grant(at(0), "w", &[]) else { panic!() };
+    step_all(&mut rounds, at(0));
     assert!(rounds.at_boundary() && !rounds.finished());
     let Grant::Wait(reason) = rounds.grant(at(0), "w", &[]) else { panic!() };
-    assert_eq!(reason, Reason::PhaseEnds { rounds: 1 });
-    rounds.go_on(u32::MAX);
+    assert_eq!(reason, Reason::PhaseEnds { steps: STEPS });
+    rounds.go_on(1);
     assert!(!rounds.at_boundary());
-    assert_eq!(lease(rounds.grant(at(0), "w", &[])).round, 1);
+    assert_eq!(lease(rounds.grant(at(0), "w", &[])).from, STEPS);
 }
 
 #[test]
 fn progress_of_another_run_is_refused() {
-    let plan = Plan { rounds: 1, until: 1, lease: LEASE };
     let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
-    let error = Rounds::new(grid(), plan, Progress::start(&dense), 1).unwrap_err();
+    let error = Rounds::new(grid(), plan(&[STEPS]), Progress::start(&dense, 1), 1).unwrap_err();
     assert!(matches!(error, ProgressError::Topology { saved_paths: 1, paths: 4, .. }));
-    let mut torn = Progress::start(&grid());
-    torn.modules.insert(ModuleId { level: 0, index: 0 }, 2);
-    assert!(matches!(Rounds::new(grid(), plan, torn, 1).unwrap_err(), ProgressError::Inconsistent { .. }));
+    let mut torn = Progress::start(&grid(), 1);
+    torn.versions.insert(unit(0, 0, 0), 2);
+    assert!(matches!(
+        Rounds::new(grid(), plan(&[STEPS]), torn, 1).unwrap_err(),
+        ProgressError::Inconsistent { .. }
+    ));
 }
 
-/// What happens to the run in the property test.
-#[derive(Clone, Debug)]
-enum Event {
-    Ask(u8),
-    Commit(u8),
-    Replay(u8),
-    Heartbeat(u8),
-    Tick(u8),
-    Step,
-    Restart,
+/// Two fragments, H = 10, τ = 2: fragment 0 is sent at 3 and taken over at 5.
+fn streaming() -> Rounds {
+    let schedule = Schedule::new(STEPS, 2, 2, vec![20]).unwrap();
+    begin(Plan { schedule, scheme: Scheme::Synchronous, phase: 0, lease: LEASE })
 }
 
-fn event() -> impl Strategy<Value = Event> {
-    prop_oneof![
-        4 => any::<u8>().prop_map(Event::Ask),
-        4 => any::<u8>().prop_map(Event::Commit),
-        1 => any::<u8>().prop_map(Event::Replay),
-        1 => any::<u8>().prop_map(Event::Heartbeat),
-        1 => any::<u8>().prop_map(Event::Tick),
-        3 => Just(Event::Step),
-        1 => Just(Event::Restart),
-    ]
-}
-
-proptest! {
-    /// Whatever happens: every (path, round) counts once, versions only rise, no module steps before all its
-    /// paths are in, and the run can always be brought to its end.
-    #[test]
-    fn every_contribution_counts_exactly_once(events in prop::collection::vec(event(), 0..120)) {
-        let plan = Plan { rounds: 3, until: 3, lease: LEASE };
-        let mut rounds = start(3);
-        let mut now = at(0);
-        let mut incarnation = 1;
-        let mut known: Vec<Lease> = Vec::new();
-        let mut counted = std::collections::BTreeSet::new();
-        let drain = [Event::Tick(255), Event::Ask(0), Event::Ask(0), Event::Ask(0), Event::Ask(0),
-            Event::Commit(0), Event::Commit(1), Event::Commit(2), Event::Commit(3), Event::Step, Event::Step, Event::Step, Event::Step];
-        let all = events.into_iter().chain(std::iter::repeat_n(drain, 8).flatten());
-        for event in all {
-            let before = rounds.progress().clone();
-            match event {
-                Event::Ask(worker) => if let Grant::Lease(lease) = rounds.grant(now, &worker.to_string(), &[]) {
-                    known.push(lease);
-                },
-                Event::Commit(i) | Event::Replay(i) if !known.is_empty() => {
-                    let fresh = known.len().saturating_sub(4);
-                    let pick = if matches!(event, Event::Commit(_)) { fresh + i as usize % (known.len() - fresh) } else { i as usize % known.len() };
-                    let lease = known[pick].clone();
-                    if rounds.commit(lease.path, lease.round, lease.fence) == Commit::Accepted {
-                        prop_assert!(counted.insert((lease.path, lease.round, lease.task == Task::Measure)));
-                    }
-                }
-                Event::Heartbeat(i) if !known.is_empty() => {
-                    let lease = &known[i as usize % known.len()];
-                    let _ = rounds.heartbeat(now, lease.path, lease.fence);
-                }
-                Event::Tick(seconds) => { now += at(u64::from(seconds)); rounds.expire(now); }
-                Event::Step => if let Some(&module) = rounds.ready().first() {
-                    let version = before.modules[&module];
-                    for path in rounds.topology().paths_through(module) {
-                        prop_assert!(counted.contains(&(path, version, false)));
-                    }
-                    rounds.stepped(module);
-                },
-                Event::Restart => {
-                    incarnation += 1;
-                    rounds = Rounds::new(grid(), plan, before.clone(), incarnation).unwrap();
-                }
-                _ => {}
-            }
-            for (module, version) in &before.modules {
-                prop_assert!(rounds.progress().modules[module] >= *version);
-            }
-        }
-        prop_assert!(rounds.finished());
-        prop_assert_eq!(counted.len(), 4 * 3 + 4);
+#[test]
+fn what_is_sent_early_counts_before_its_lease_is_complete() {
+    let mut rounds = streaming();
+    let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
+    for l in &leases {
+        assert_eq!((l.from, l.to), (0, 5));
+        let sends: Vec<_> = l.sends.iter().map(|s| (s.unit.fragment, s.step, s.number)).collect();
+        assert_eq!(sends, [(0, 3, 1), (0, 3, 1)]);
     }
+    let owed = commit(&mut rounds, &leases[0]);
+    assert!(matches!(owed, Commit::Refused(LeaseError::Owes { number: 1, .. })));
+    for l in &leases {
+        for send in &l.sends {
+            assert_eq!(rounds.contribute(l.path, l.fence, send.unit, 1, 7), Commit::Accepted);
+            assert_eq!(rounds.contribute(l.path, l.fence, send.unit, 1, 7), Commit::Duplicate);
+        }
+        let other = rounds.contribute(l.path, l.fence, l.sends[0].unit, 2, 7);
+        assert!(matches!(other, Commit::Refused(LeaseError::NotAsked { .. })));
+    }
+    let due = step_all(&mut rounds, at(0));
+    assert_eq!(due.len(), 4, "the first fragment of every module");
+    let contribution = due[0].contributions[0];
+    assert_eq!((contribution.base, contribution.steps, contribution.tokens), (0, 3, 7));
+    assert_eq!(commit(&mut rounds, &leases[0]), Commit::Accepted);
+    let next = lease(rounds.grant(at(0), "w", &[]));
+    assert_eq!((next.from, next.to), (5, 10));
+    assert!(next.receives.iter().all(|r| (r.unit.fragment, r.version) == (0, 1)) && next.receives.len() == 2);
+}
+
+#[test]
+fn the_successor_of_a_lost_lease_brings_what_counts_already_once_more() {
+    let mut rounds = streaming();
+    let lost = lease(rounds.grant(at(0), "w", &[]));
+    assert_eq!(rounds.contribute(lost.path, lost.fence, lost.sends[0].unit, 1, 0), Commit::Accepted);
+    rounds.expire(at(100));
+    let heir = lease(rounds.grant(at(100), "v", &[]));
+    assert_eq!((heir.path, &heir.sends), (lost.path, &lost.sends));
+    assert_eq!(rounds.contribute(heir.path, heir.fence, heir.sends[0].unit, 1, 0), Commit::Duplicate);
+    assert_eq!(rounds.contribute(heir.path, heir.fence, heir.sends[1].unit, 1, 0), Commit::Accepted);
+    assert_eq!(commit(&mut rounds, &heir), Commit::Accepted);
+}
+
+#[test]
+fn versions_are_kept_while_a_path_trains_on_them() {
+    let mut rounds = streaming();
+    let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
+    for l in &leases {
+        for s in &l.sends {
+            assert_eq!(rounds.contribute(l.path, l.fence, s.unit, s.number, 0), Commit::Accepted);
+        }
+    }
+    step_all(&mut rounds, at(0));
+    // Version 0 of both fragments is what the leases train on; of fragment 1 it is the newest.
+    assert_eq!(rounds.needed_versions(unit(0, 0, 0)), BTreeSet::from([0]));
+    assert_eq!(rounds.needed_versions(unit(0, 0, 1)), BTreeSet::new());
+    for l in &leases {
+        assert_eq!(commit(&mut rounds, l), Commit::Accepted);
+    }
+    assert_eq!(rounds.needed_versions(unit(0, 0, 0)), BTreeSet::new());
+}
+
+fn quorum(learners: u32, grace: u64, dynamic_steps: bool) -> Rounds {
+    let quorum = Quorum { learners, grace: at(grace), grace_share: 0.5, dynamic_steps };
+    let schedule = Schedule::new(STEPS, 1, 0, vec![20]).unwrap();
+    begin(Plan { schedule, scheme: Scheme::Quorum(quorum), phase: 0, lease: at(1000) })
+}
+
+#[test]
+fn a_quorum_waits_for_its_grace_and_no_longer() {
+    let mut rounds = quorum(1, 30, false);
+    let [a, b] = [(); 2].map(|()| lease(rounds.grant(at(0), "w", &[])));
+    assert_eq!(commit(&mut rounds, &a), Commit::Accepted);
+    assert!(rounds.due(at(10)).is_empty());
+    assert_eq!(rounds.next_deadline(), Some(at(40)));
+    // Paths 0 and 1 are all that go through module 0/0; 1/0 and 1/1 wait for others.
+    assert_eq!(commit(&mut rounds, &b), Commit::Accepted);
+    let due = step_all(&mut rounds, at(20));
+    assert_eq!(due.iter().map(|s| (s.unit, s.contributions.len())).collect::<Vec<_>>(), [(unit(0, 0, 0), 2)]);
+    let due = step_all(&mut rounds, at(50));
+    assert_eq!(due.iter().map(|s| s.contributions.len()).collect::<Vec<_>>(), [1, 1]);
+    // Nobody waits: the path goes on with the newest there is.
+    let next = lease(rounds.grant(at(50), "w", &[PathId(2)]));
+    assert_eq!((next.path, next.from), (PathId(2), 0));
+}
+
+#[test]
+fn a_quorum_is_smaller_when_fewer_are_left() {
+    let mut rounds = quorum(2, 0, false);
+    let dead = lease(rounds.grant(at(0), "w", &[PathId(0)]));
+    assert_eq!(dead.path, PathId(0));
+    // Path 0 is held back to the end: the last contributions to its modules are its own alone.
+    let mut largest = Vec::new();
+    for now in 1..40 {
+        if now == 20 {
+            assert!(rounds.release(dead.path, dead.fence));
+        }
+        if let Grant::Lease(l) = rounds.grant(at(now), "w", &[]) {
+            assert_eq!(commit(&mut rounds, &l), Commit::Accepted);
+        }
+        largest.extend(step_all(&mut rounds, at(now)).iter().map(|step| step.contributions.len()));
+    }
+    assert!(rounds.finished(), "{:?}", rounds.progress());
+    assert!(largest.contains(&1) && largest.contains(&2), "{largest:?}");
+}
+
+#[test]
+fn slower_workers_take_fewer_steps() {
+    let mut rounds = quorum(1, 0, true);
+    let [fast, slow] = ["fast", "slow"].map(|worker| lease(rounds.grant(at(0), worker, &[])));
+    assert_eq!((fast.to, slow.to), (10, 10), "nothing is known yet");
+    rounds.commit(fast.path, fast.fence, &Done { seconds: 1.0, ..Done::default() });
+    rounds.commit(slow.path, slow.fence, &Done { seconds: 4.0, ..Done::default() });
+    step_all(&mut rounds, at(0));
+    let [fast, slow] = ["fast", "slow"].map(|worker| lease(rounds.grant(at(0), worker, &[])));
+    assert_eq!((fast.to, slow.to), (10, 2));
+    assert_eq!((slow.path, slow.sends[0].step, slow.sends[0].number), (PathId(3), 2, 1));
 }

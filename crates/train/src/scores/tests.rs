@@ -52,7 +52,7 @@ fn header(tokens: &TokenFile) -> ScoreHeader {
         tokens_hash: tokens.content_hash().to_owned(),
         tokens: tokens.tokens(),
         sequence_tokens: 8,
-        modules: vec![(ModuleId { level: 0, index: 1 }, 3, "weights".to_owned())],
+        modules: vec![(ModuleId { level: 0, index: 1 }, vec![(3, "weights".to_owned())])],
         hash: String::new(),
     }
 }
@@ -100,7 +100,7 @@ fn scores_are_made_once_and_anew_for_other_weights_or_text() {
     let bytes = std::fs::read(folder.path().join("path-002.f32")).unwrap();
     assert!(!write(&header));
     let mut stepped = header;
-    stepped.modules[0].2 = "other weights".into();
+    stepped.modules[0].1[0].1 = "other weights".into();
     assert!(write(&stepped));
     // Another number of sequences at once changes nothing beyond rounding, and a cut file is made again.
     std::fs::write(folder.path().join("path-002.f32"), &bytes[..8]).unwrap();

@@ -221,8 +221,8 @@ impl Run {
     /// The hashes of everything that training decides: weights, momenta, moments, data positions.
     pub(crate) async fn bits(&self) -> Vec<String> {
         let training = self.manifest().await.training.unwrap();
-        let modules =
-            training.modules.iter().flat_map(|module| [Some(&module.weights), module.momentum.as_ref()]);
+        let fragments = training.modules.iter().flat_map(|module| &module.fragments);
+        let modules = fragments.flat_map(|fragment| [Some(&fragment.weights), fragment.momentum.as_ref()]);
         let states = training.paths.iter().map(|path| path.state.as_ref());
         modules.chain(states).map(|object| object.unwrap().hash.clone()).collect()
     }

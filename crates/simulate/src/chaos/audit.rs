@@ -1,0 +1,120 @@
+//! What must hold whatever happens, checked from outside on everything that reaches the disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dipaco_sync::{Contribution, OuterStep, Scheme, Unit, units, units_of};
+use dipaco_topology::PathId;
+
+use super::case::Case;
+use super::coordinator::Disk;
+use super::toy::{Gradient, sends};
+
+/// What was merged into the global weights, over the whole run.
+#[derive(Debug, Default)]
+pub(crate) struct Audit {
+    merged: BTreeMap<(Unit, PathId), Vec<(Contribution, Gradient)>>,
+    known: BTreeSet<(Unit, PathId, u32)>,
+}
+
+impl Audit {
+    /// Looks at a write: what the disk holds before and after, and the outer step that it writes down.
+    ///
+    /// # Errors
+    /// What does not hold.
+    pub(crate) fn written(
+        &mut self,
+        case: &Case,
+        before: &Disk,
+        after: &Disk,
+        step: Option<&(OuterStep, Vec<Gradient>)>,
+    ) -> Result<(), String> {
+        for (unit, &version) in &before.progress.versions {
+            let next = after.progress.versions[unit];
+            let expected = version + u32::from(step.is_some_and(|(step, _)| step.unit == *unit));
+            if next != expected {
+                return Err(format!("unit {unit} goes from version {version} to {next}, not to {expected}"));
+            }
+        }
+        for (index, (old, new)) in before.progress.paths.iter().zip(&after.progress.paths).enumerate() {
+            let falls = old.steps > new.steps || old.sent.iter().zip(&new.sent).any(|(old, new)| old > new);
+            if falls {
+                return Err(format!("path {index} goes back from {old:?} to {new:?}"));
+            }
+        }
+        let Some((step, gradients)) = step else { return Ok(()) };
+        for (contribution, gradient) in step.contributions.iter().zip(gradients) {
+            let Contribution { path, number, base, .. } = *contribution;
+            let unit = step.unit;
+            if !self.known.insert((unit, path, number)) {
+                return Err(format!("outer gradient {number} of path {path} to {unit} counts twice"));
+            }
+            if gradient.seen != base {
+                return Err(format!(
+                    "outer gradient {number} of path {path} to {unit} was made from version {}, and counts as from {base}",
+                    gradient.seen
+                ));
+            }
+            if case.scheme == Scheme::Synchronous && base + 2 < step.version {
+                return Err(format!(
+                    "{unit} steps to version {} with an outer gradient of version {base}",
+                    step.version
+                ));
+            }
+            self.merged.entry((unit, path)).or_default().push((*contribution, gradient.clone()));
+        }
+        Ok(())
+    }
+
+    /// Looks at a run that has ended: every inner step of every path is in the weights of each of its units once.
+    ///
+    /// # Errors
+    /// What does not hold.
+    pub(crate) fn ended(mut self, case: &Case) -> Result<(), String> {
+        let (fragments, total) = (case.schedule.fragments(), case.schedule.total());
+        for path in case.topology.path_ids() {
+            for unit in units_of(&case.topology, fragments, path) {
+                let mut merged = self.merged.remove(&(unit, path)).unwrap_or_default();
+                merged.sort_by_key(|(contribution, _)| contribution.number);
+                let mut trained = 0;
+                for (number, (contribution, gradient)) in (1..).zip(&merged) {
+                    if contribution.number != number {
+                        return Err(format!("outer gradient {number} of path {path} to {unit} is lost"));
+                    }
+                    let steps = gradient.data.1 - gradient.data.0;
+                    if gradient.data.0 != trained || contribution.steps != steps {
+                        return Err(format!(
+                            "outer gradient {number} of path {path} to {unit} holds the steps after {} up to {}, counted as {}, where those after {trained} are next",
+                            gradient.data.0, gradient.data.1, contribution.steps
+                        ));
+                    }
+                    trained = gradient.data.1;
+                }
+                let expected = sends(&case.schedule, case.scheme.dynamic_steps(), unit.fragment);
+                if trained != total || expected.is_some_and(|expected| expected != merged.len() as u64) {
+                    return Err(format!(
+                        "{unit} has {trained} of {total} steps of path {path} in {} outer gradients",
+                        merged.len()
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the weights are those of the undisturbed run, bit for bit.
+    ///
+    /// # Errors
+    /// Where they differ.
+    pub(crate) fn same_weights(case: &Case, disk: &Disk, undisturbed: &Disk) -> Result<(), String> {
+        for unit in units(&case.topology, case.schedule.fragments()) {
+            let bits = |disk: &Disk| disk.weights[&unit].map(f32::to_bits);
+            if bits(disk) != bits(undisturbed) {
+                return Err(format!(
+                    "the weights of {unit} are {:?}, those of the undisturbed run {:?}",
+                    disk.weights[&unit], undisturbed.weights[&unit]
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,198 @@
+//! What a seed stands for: a small run and the faults that happen to it.
+
+use std::time::Duration;
+
+use dipaco_sync::{Plan, Quorum, Schedule, Scheme, learner::Blend};
+use dipaco_topology::{LevelConfig, Modules, Topology, TopologyConfig};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// A small run.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) topology: Topology,
+    pub(crate) schedule: Schedule,
+    pub(crate) scheme: Scheme,
+    pub(crate) blend: Blend,
+    pub(crate) workers: Vec<Worker>,
+    pub(crate) faults: Faults,
+}
+
+/// A machine that trains.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Worker {
+    /// The time of an inner step.
+    pub(crate) step: Duration,
+    /// How fast its clock runs.
+    pub(crate) clock: f64,
+}
+
+/// What goes wrong, and until when. Times are means between two faults of a kind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Faults {
+    /// The share of messages that never arrive.
+    pub(crate) lost: f64,
+    /// The share of messages that arrive twice.
+    pub(crate) doubled: f64,
+    /// The longest time that a message takes.
+    pub(crate) delay: Duration,
+    /// The share of answered requests that come again, with another content.
+    pub(crate) lies: f64,
+    pub(crate) worker_crash: Duration,
+    pub(crate) worker_pause: Duration,
+    pub(crate) partition: Duration,
+    pub(crate) coordinator_crash: Duration,
+    /// The longest time that a write to the disk takes.
+    pub(crate) disk: Duration,
+    /// From here on nothing goes wrong, so that the run can end.
+    pub(crate) until: Duration,
+}
+
+/// How long a lease lasts without a heartbeat.
+pub(crate) const LEASE: Duration = Duration::from_millis(2000);
+
+impl Case {
+    /// The case of a seed.
+    pub(crate) fn of_seed(seed: u64) -> Result<Self, String> {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let random = &mut random;
+        let topology = topology(random)?;
+        let inner_steps: u64 = random.random_range(1..=5);
+        let quorum = random.random_bool(0.4);
+        let dynamic = quorum && random.random_bool(0.4);
+        let most = u32::try_from(inner_steps.min(3)).unwrap_or(1);
+        let fragments = if dynamic { 1 } else { random.random_range(1..=most) };
+        let overlap = if dynamic { 0 } else { random.random_range(0..=inner_steps) };
+        let mut ends = vec![random.random_range(1..=3) * inner_steps];
+        if random.random_bool(0.3) {
+            // Phases need not end where a fragment is received.
+            ends.push(ends[0] + random.random_range(1..=2 * inner_steps));
+        }
+        let schedule = Schedule::new(inner_steps, fragments, overlap, ends).map_err(|e| e.to_string())?;
+        let scheme = if quorum {
+            Scheme::Quorum(Quorum {
+                learners: random.random_range(1..=topology.paths()),
+                grace: Duration::from_millis(random.random_range(0..300)),
+                grace_share: 0.5,
+                dynamic_steps: dynamic,
+            })
+        } else {
+            Scheme::Synchronous
+        };
+        let blend = Blend { own: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) } };
+        let worker = |random: &mut ChaCha8Rng| Worker {
+            step: Duration::from_micros(random.random_range(1_000..60_000)),
+            clock: random.random_range(0.7..1.4),
+        };
+        let workers = (0..random.random_range(1..=5)).map(|_| worker(random)).collect();
+        Ok(Self { topology, schedule, scheme, blend, workers, faults: faults(random) })
+    }
+
+    /// The same training by one worker to whom nothing happens.
+    pub(crate) fn undisturbed(&self) -> Self {
+        let never = Duration::from_secs(1 << 30);
+        let faults = Faults {
+            lost: 0.0,
+            doubled: 0.0,
+            delay: Duration::from_millis(1),
+            lies: 0.0,
+            worker_crash: never,
+            worker_pause: never,
+            partition: never,
+            coordinator_crash: never,
+            disk: Duration::from_millis(1),
+            until: Duration::ZERO,
+        };
+        let workers = vec![Worker { step: Duration::from_millis(1), clock: 1.0 }];
+        Self { faults, workers, ..self.clone() }
+    }
+
+    pub(crate) fn plan(&self, phase: usize) -> Plan {
+        Plan { schedule: self.schedule.clone(), scheme: self.scheme, phase, lease: LEASE }
+    }
+
+    /// A line about the case.
+    pub(crate) fn describe(&self) -> String {
+        let Faults { lost, doubled, worker_crash, coordinator_crash, .. } = self.faults;
+        let scheme = match self.scheme {
+            Scheme::Synchronous => "synchronous".to_owned(),
+            Scheme::Quorum(quorum) => format!(
+                "quorum of {}, grace {} ms{}",
+                quorum.learners,
+                quorum.grace.as_millis(),
+                if quorum.dynamic_steps { ", dynamic steps" } else { "" }
+            ),
+        };
+        format!(
+            "{} paths {:?}, H {}, F {}, overlap {}, {} steps, {scheme}; {} workers; of messages {:.0} % lost, {:.0} % doubled; \
+             a worker dies every {:.1} s, the coordinator every {:.1} s",
+            self.topology.paths(),
+            self.topology.radices(),
+            self.schedule.inner_steps(),
+            self.schedule.fragments(),
+            self.schedule.overlap(),
+            self.schedule.total(),
+            self.workers.len(),
+            lost * 100.0,
+            doubled * 100.0,
+            worker_crash.as_secs_f64(),
+            coordinator_crash.as_secs_f64(),
+        )
+    }
+}
+
+/// A replicated model, a grid, or a grid with a level of path-specific modules.
+fn topology(random: &mut ChaCha8Rng) -> Result<Topology, String> {
+    let level = |modules, blocks: &str, embedding, head| LevelConfig {
+        modules,
+        blocks: blocks.to_owned(),
+        embedding,
+        head,
+    };
+    let [kind, first, second] = [(); 3].map(|()| random.random_range(1..=3));
+    let config = match kind {
+        1 => TopologyConfig {
+            replicas: random.random_range(1..=4),
+            levels: vec![level(Modules::Count(1), "0..3", true, true)],
+        },
+        2 => TopologyConfig {
+            replicas: 1,
+            levels: vec![
+                level(Modules::Count(first), "0", true, false),
+                level(Modules::Count(second), "1..3", false, true),
+            ],
+        },
+        _ => TopologyConfig {
+            replicas: 1,
+            levels: vec![
+                level(Modules::Count(first), "0", true, false),
+                level(Modules::Count(second), "1", false, false),
+                level(Modules::Paths, "2", false, true),
+            ],
+        },
+    };
+    Topology::new(&config, 3).map_err(|error| error.to_string())
+}
+
+fn faults(random: &mut ChaCha8Rng) -> Faults {
+    // Each kind is absent in a part of the cases, so that one does not hide what another would find.
+    let share = |random: &mut ChaCha8Rng, most: f64| {
+        if random.random_bool(0.4) { 0.0 } else { random.random_range(0.0..most) }
+    };
+    let every = |random: &mut ChaCha8Rng, least: u64, most: u64| {
+        let never = Duration::from_secs(1 << 30);
+        if random.random_bool(0.35) { never } else { Duration::from_millis(random.random_range(least..most)) }
+    };
+    Faults {
+        lost: share(random, 0.3),
+        doubled: share(random, 0.3),
+        delay: Duration::from_millis(random.random_range(1..400)),
+        lies: share(random, 0.3),
+        worker_crash: every(random, 300, 6_000),
+        worker_pause: every(random, 300, 6_000),
+        partition: every(random, 500, 6_000),
+        coordinator_crash: every(random, 300, 6_000),
+        disk: Duration::from_millis(random.random_range(1..60)),
+        until: Duration::from_secs(20),
+    }
+}

@@ -1,0 +1,113 @@
+//! The training that chaos disturbs: a few values a fragment, drawn to targets that each inner step reads from its data.
+
+use dipaco_sync::{Lease, Receive, Schedule, Task, Unit, learner};
+use dipaco_topology::PathId;
+
+use super::case::Case;
+
+/// Values of a fragment.
+pub(crate) const VALUES: usize = 3;
+
+/// The weights of a fragment.
+pub(crate) type Values = [f32; VALUES];
+
+/// Everything of a path that a worker carries from lease to lease: all per unit, in the order of the path's units.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PathState {
+    pub(crate) step: u64,
+    pub(crate) local: Vec<Values>,
+    pub(crate) base: Vec<Values>,
+    moment: Vec<Values>,
+    /// The version that each base comes from, as the worker believes.
+    pub(crate) seen: Vec<u32>,
+    /// The step after which the path sent last, by unit: what is sent next begins behind it.
+    sent_at: Vec<u64>,
+}
+
+/// An outer gradient with where it comes from, as its worker says.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Gradient {
+    pub(crate) values: Values,
+    /// The version of the weights that the path had taken over.
+    pub(crate) seen: u32,
+    /// The inner steps in it: after the first number, up to the second.
+    pub(crate) data: (u64, u64),
+}
+
+/// A number between -1 and 1 that the arguments decide.
+fn datum(words: [u64; 4]) -> f32 {
+    let mut hash = 0x9E37_79B9_7F4A_7C15u64;
+    for word in words {
+        hash = (hash ^ word).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        hash ^= hash >> 29;
+    }
+    // 24 bits fit an f32.
+    (hash >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+}
+
+/// The global weights of a unit before its first outer step: those of a seed, alike in all modules of a level.
+pub(crate) fn seed(unit: Unit) -> Values {
+    std::array::from_fn(|i| datum([u64::from(unit.module.level), u64::from(unit.fragment), 77, i as u64]))
+}
+
+impl PathState {
+    pub(crate) fn start(units: &[Unit]) -> Self {
+        let seeds: Vec<Values> = units.iter().map(|&unit| seed(unit)).collect();
+        Self {
+            step: 0,
+            local: seeds.clone(),
+            base: seeds,
+            moment: vec![[0.0; VALUES]; units.len()],
+            seen: vec![0; units.len()],
+            sent_at: vec![0; units.len()],
+        }
+    }
+
+    /// Takes over what a lease begins with.
+    pub(crate) fn take_over(
+        &mut self,
+        case: &Case,
+        lease: &Lease,
+        units: &[Unit],
+        globals: &[(Receive, Values)],
+    ) {
+        let begins = lease.from == case.schedule.begin(case.schedule.phase_at(lease.from));
+        // A phase begins with the global weights alone.
+        let blend =
+            if begins || lease.task == Task::Measure { learner::Blend::default() } else { case.blend };
+        for (receive, values) in globals {
+            if let Some(slot) = units.iter().position(|unit| *unit == receive.unit) {
+                learner::receive(&mut self.base[slot], &mut self.local[slot], values, blend);
+                self.seen[slot] = receive.version;
+            }
+        }
+    }
+
+    /// Trains up to a step.
+    pub(crate) fn train(&mut self, path: PathId, to: u64) {
+        while self.step < to {
+            // What a step does to a unit depends on all units, as in a network.
+            let mean = self.local.iter().flatten().sum::<f32>() / (self.local.len() * VALUES) as f32;
+            for (slot, (local, moment)) in self.local.iter_mut().zip(&mut self.moment).enumerate() {
+                for (i, (value, moment)) in local.iter_mut().zip(moment).enumerate() {
+                    let target = datum([u64::from(path.0), self.step, slot as u64, i as u64]);
+                    *moment = 0.9 * *moment + (*value + 0.1 * mean - target);
+                    *value -= 0.05 * *moment;
+                }
+            }
+            self.step += 1;
+        }
+    }
+
+    /// What the path sends of a unit where it is.
+    pub(crate) fn send(&mut self, slot: usize) -> Gradient {
+        let gradient = learner::send(&mut self.base[slot], &self.local[slot]);
+        let data = (std::mem::replace(&mut self.sent_at[slot], self.step), self.step);
+        Gradient { values: std::array::from_fn(|i| gradient[i]), seen: self.seen[slot], data }
+    }
+}
+
+/// How many outer gradients of a fragment a path sends in all; `None` when that depends on time.
+pub(crate) fn sends(schedule: &Schedule, dynamic: bool, fragment: u32) -> Option<u64> {
+    (!dynamic).then(|| schedule.sent_through(fragment, schedule.total()))
+}

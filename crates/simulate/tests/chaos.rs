@@ -1,0 +1,35 @@
+//! The core under faults: thousands of seeds, and planted bugs.
+#![allow(clippy::unwrap_used)]
+
+use dipaco_simulate::{Bug, Violation, chaos};
+
+/// The first violation among so many seeds from the first.
+fn first_violation(seeds: std::ops::Range<u64>, bug: Option<Bug>) -> Option<Violation> {
+    seeds.into_iter().find_map(|seed| chaos(seed, bug).err())
+}
+
+#[test]
+fn nothing_is_violated() {
+    if let Some(violation) = first_violation(0..1_000, None) {
+        panic!("{violation}");
+    }
+}
+
+#[test]
+fn a_seed_plays_the_same_again() {
+    for seed in 0..20 {
+        assert_eq!(chaos(seed, None).unwrap(), chaos(seed, None).unwrap());
+    }
+}
+
+#[test]
+fn planted_bugs_are_found() {
+    for (bug, says) in [
+        (Bug::DoubleCount, "counts twice"),
+        (Bug::StaleBase, "was made from version"),
+        (Bug::LostMomentum, "those of the undisturbed run"),
+    ] {
+        let found = first_violation(0..200, Some(bug)).unwrap_or_else(|| panic!("{bug:?} is not found"));
+        assert!(found.what.contains(says), "{bug:?}: {found}");
+    }
+}

@@ -1,0 +1,100 @@
+//! Section `[sync]`: the scheme of synchronisation as configuration.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Pattern, Quorum, Schedule, ScheduleError, Scheme};
+
+/// When and for whom paths synchronise their modules. The defaults are DiLoCo's, and DiPaCo's: whole modules, and
+/// everyone waits for everyone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SyncConfig {
+    /// F: parts that each module is cut into, each synchronised at inner steps of its own.
+    pub fragments: u32,
+    /// Which tensors of a module make a fragment.
+    pub pattern: Pattern,
+    /// τ: inner steps that a path trains on between sending a fragment and taking over what became of it.
+    pub overlap_steps: u64,
+    /// α: the share of its own weights that a path keeps when it takes over the global ones, 0 to 1.
+    pub blend: f32,
+    /// K: the learners that an outer step waits for; 0 for all of them, and paths then wait for outer steps too.
+    pub quorum: u32,
+    /// The longest time, in seconds, that an outer step with its quorum waits for further learners.
+    pub grace_seconds: f64,
+    /// γ: the share of the measured slack that is spent on waiting for further learners.
+    pub grace_share: f64,
+    /// Whether slower workers take fewer inner steps between two contributions.
+    pub dynamic_steps: bool,
+}
+
+impl Default for SyncConfig {
+    fn default() -> Self {
+        Self {
+            fragments: 1,
+            pattern: Pattern::default(),
+            overlap_steps: 0,
+            blend: 0.0,
+            quorum: 0,
+            grace_seconds: 0.0,
+            grace_share: 0.5,
+            dynamic_steps: false,
+        }
+    }
+}
+
+impl SyncConfig {
+    /// The schedule of a run with H = `inner_steps` whose phases end after these rounds, the last one with the run.
+    ///
+    /// # Errors
+    /// When there is no such schedule.
+    pub fn schedule(
+        &self,
+        inner_steps: u64,
+        ends: impl IntoIterator<Item = u32>,
+    ) -> Result<Schedule, ScheduleError> {
+        let ends = ends.into_iter().map(|round| u64::from(round).saturating_mul(inner_steps)).collect();
+        Schedule::new(inner_steps, self.fragments, self.overlap_steps, ends)
+    }
+
+    /// Whom outer steps wait for.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        if self.quorum == 0 {
+            return Scheme::Synchronous;
+        }
+        // What is too long for a duration is as long as there is.
+        let grace = Duration::try_from_secs_f64(self.grace_seconds).unwrap_or(Duration::MAX);
+        Scheme::Quorum(Quorum {
+            learners: self.quorum,
+            grace,
+            grace_share: self.grace_share,
+            dynamic_steps: self.dynamic_steps,
+        })
+    }
+
+    /// Says what is wrong, each with its key.
+    #[must_use]
+    pub fn check(&self) -> Vec<(&'static str, String)> {
+        let mut problems = Vec::new();
+        if !(0.0..=1.0).contains(&self.blend) {
+            problems.push(("blend", format!("is {}: use 0 to 1", self.blend)));
+        }
+        if !(0.0..=1.0).contains(&self.grace_share) {
+            problems.push(("grace_share", format!("is {}: use 0 to 1", self.grace_share)));
+        }
+        if !(0.0..=86_400.0).contains(&self.grace_seconds) {
+            problems.push(("grace_seconds", format!("is {}: use 0 to 86400", self.grace_seconds)));
+        }
+        if self.dynamic_steps && (self.quorum == 0 || self.fragments != 1 || self.overlap_steps != 0) {
+            problems.push((
+                "dynamic_steps",
+                "needs sync.quorum of at least 1, one fragment and no overlap: otherwise paths wait for each other, or \
+                 send at fixed steps"
+                    .to_owned(),
+            ));
+        }
+        problems
+    }
+}

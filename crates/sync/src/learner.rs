@@ -1,0 +1,85 @@
+//! What a path does with the weights of a fragment: what it sends, and what it makes of what comes back.
+
+use serde::{Deserialize, Serialize};
+
+/// How a path takes over the global weights of a fragment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Blend {
+    /// α: the share that the path keeps of its own weights, 0 to 1. 0 takes the global weights, 1 would ignore them.
+    pub own: f32,
+}
+
+/// The outer gradient of a fragment, base minus local weights (arXiv:2501.18512, algorithm 2): what the path has done
+/// to it since `base`. From then on the base is what has been sent: nothing is sent twice, even when the path sends
+/// again before it has received.
+///
+/// Both have one length.
+#[must_use]
+pub fn send(base: &mut [f32], local: &[f32]) -> Vec<f32> {
+    base.iter_mut()
+        .zip(local)
+        .map(|(base, &local)| {
+            let gradient = *base - local;
+            *base = local;
+            gradient
+        })
+        .collect()
+}
+
+/// Takes over the global weights of a fragment: `local = α local + (1 - α) global` (arXiv:2501.18512 §2.3). The base of
+/// the next outer gradient is the global weights, never the blend. All have one length.
+pub fn receive(base: &mut [f32], local: &mut [f32], global: &[f32], blend: Blend) {
+    base.copy_from_slice(global);
+    if blend.own == 0.0 {
+        local.copy_from_slice(global);
+        return;
+    }
+    for (local, &global) in local.iter_mut().zip(global) {
+        // As torch.lerp computes it, from the global weights towards the path's own.
+        *local = global + blend.own * (*local - global);
+    }
+}
+
+/// The outer gradient of an eager update (arXiv:2502.12996, algorithm 3): in the mean of the round before, the path's own
+/// part is replaced by its fresh one. `own_weight` is the path's weight in the mean, 1 / M when all count alike;
+/// `stale` is what the path sent in the round before, as the others decoded it.
+///
+/// All have one length; the result is written to `delayed_mean`.
+pub fn eager(delayed_mean: &mut [f32], fresh: &[f32], stale: &[f32], own_weight: f32) {
+    for ((mean, fresh), stale) in delayed_mean.iter_mut().zip(fresh).zip(stale) {
+        *mean += own_weight * (fresh - stale);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_is_what_was_done_since_the_last_time() {
+        let mut base = [1.0, 2.0];
+        assert_eq!(send(&mut base, &[0.5, 4.0]), [0.5, -2.0]);
+        // Before anything came back.
+        assert_eq!(send(&mut base, &[0.25, 4.0]), [0.25, 0.0]);
+    }
+
+    #[test]
+    fn the_next_base_is_global_and_not_blended() {
+        let (mut base, mut local) = ([9.0], [4.0]);
+        receive(&mut base, &mut local, &[2.0], Blend { own: 0.5 });
+        assert_eq!((base, local), ([2.0], [3.0]));
+        receive(&mut base, &mut local, &[7.0], Blend::default());
+        assert_eq!((base, local), ([7.0], [7.0]));
+        receive(&mut base, &mut local, &[1.0], Blend { own: 1.0 });
+        assert_eq!((base, local), ([1.0], [7.0]));
+    }
+
+    #[test]
+    fn an_eager_update_has_the_fresh_part_of_the_path_itself() {
+        // (D1(t) + D2(t - H)) / 2 with D1(t) = 6, D1(t - H) = 2, D2(t - H) = 4.
+        let mut mean = [3.0];
+        eager(&mut mean, &[6.0], &[2.0], 0.5);
+        assert_eq!(mean, [5.0]);
+    }
+}

@@ -1,0 +1,134 @@
+//! How far a run is: what outlives the coordinator.
+
+use std::collections::BTreeMap;
+
+use dipaco_topology::{PathId, Topology};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{Plan, Unit, unit};
+
+/// How far a path is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathProgress {
+    /// Inner steps taken, up to the end of its last complete lease.
+    pub steps: u64,
+    /// Whether its final weights have been measured.
+    pub measured: bool,
+    /// For each of its units how many outer gradients of the path count, in the order of
+    /// [`units_of`](crate::units_of).
+    pub sent: Vec<u32>,
+    /// For each of its units the version that the path took over last, in the same order.
+    pub adopted: Vec<u32>,
+}
+
+/// An outer gradient that counts and waits for the outer step of its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contribution {
+    /// Whose it is.
+    pub path: PathId,
+    /// The how manieth it is of this path to this unit, from 1.
+    pub number: u32,
+    /// The version of the unit that the path had taken over.
+    pub base: u32,
+    /// Inner steps in it.
+    pub steps: u64,
+    /// Tokens in it.
+    pub tokens: u64,
+}
+
+/// How far a run is: the part of [`Rounds`](crate::Rounds) that the manifest keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Version of each unit: the outer steps that it has taken.
+    pub versions: BTreeMap<Unit, u32>,
+    /// Progress of each path.
+    pub paths: Vec<PathProgress>,
+    /// What waits for the outer step of its unit, by path and number.
+    pub pending: BTreeMap<Unit, Vec<Contribution>>,
+}
+
+impl Progress {
+    /// The start of a run whose modules have `fragments` parts each.
+    #[must_use]
+    pub fn start(topology: &Topology, fragments: u32) -> Self {
+        let slots = topology.levels() * fragments as usize;
+        let path = PathProgress { sent: vec![0; slots], adopted: vec![0; slots], ..PathProgress::default() };
+        Self {
+            versions: unit::units(topology, fragments).map(|unit| (unit, 0)).collect(),
+            paths: vec![path; topology.paths() as usize],
+            pending: BTreeMap::new(),
+        }
+    }
+
+    /// Checks that a run of this plan can be as far as this.
+    ///
+    /// # Errors
+    /// When the progress belongs to another topology or contradicts itself.
+    pub fn check(&self, topology: &Topology, plan: &Plan) -> Result<(), ProgressError> {
+        let fragments = plan.schedule.fragments();
+        let expected = Self::start(topology, fragments);
+        if self.paths.len() != expected.paths.len() || !self.versions.keys().eq(expected.versions.keys()) {
+            return Err(ProgressError::Topology {
+                saved_paths: self.paths.len(),
+                saved_units: self.versions.len(),
+                paths: expected.paths.len(),
+                units: expected.versions.len(),
+            });
+        }
+        for (path, done) in topology.path_ids().zip(&self.paths) {
+            for (slot, unit) in unit::units_of(topology, fragments, path).into_iter().enumerate() {
+                let version = self.versions[&unit];
+                let (Some(&sent), Some(&adopted)) = (done.sent.get(slot), done.adopted.get(slot)) else {
+                    return Err(ProgressError::Inconsistent { unit, version, path, sent: 0 });
+                };
+                let pending = self.pending.get(&unit).into_iter().flatten().filter(|c| c.path == path);
+                let (count, last) = pending.fold((0, 0), |(count, last), c| (count + 1, last.max(c.number)));
+                // What waits is the newest of what was sent, and all of the rest has been merged: when all are waited
+                // for, in one outer step each.
+                let merged = sent.checked_sub(count);
+                let exact = !plan.scheme.waits() || merged == Some(version);
+                if merged.is_none() || !exact || adopted > version || (count > 0 && last != sent) {
+                    return Err(ProgressError::Inconsistent { unit, version, path, sent });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why saved progress can't be continued.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProgressError {
+    /// It belongs to another topology.
+    #[error(
+        "the saved run has {saved_paths} paths and {saved_units} units of synchronisation, the configuration {paths} and {units}: continue it with its own configuration"
+    )]
+    Topology {
+        /// Paths of the saved run.
+        saved_paths: usize,
+        /// Fragments of modules of the saved run.
+        saved_units: usize,
+        /// Paths of the configuration.
+        paths: usize,
+        /// Fragments of modules of the configuration.
+        units: usize,
+    },
+    /// A unit's version and what a path has sent to it do not fit together.
+    #[error(
+        "unit {unit} is at version {version}, but path {path} has contributed {sent} times: the manifest is inconsistent; go back to an earlier one"
+    )]
+    Inconsistent {
+        /// The unit at fault.
+        unit: Unit,
+        /// Its version.
+        version: u32,
+        /// The path at fault.
+        path: PathId,
+        /// How often the path has contributed.
+        sent: u32,
+    },
+}

@@ -1,0 +1,79 @@
+//! Why no lease can be given now.
+
+use std::fmt;
+
+use dipaco_topology::PathId;
+use serde::{Deserialize, Serialize};
+
+use crate::Unit;
+
+/// Why no lease can be given now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reason {
+    /// Every path that could run is being trained.
+    AllLeased {
+        /// Leases that are out.
+        leases: usize,
+    },
+    /// A unit waits for contributions before its paths can go on.
+    UnitWaits {
+        /// The unit.
+        unit: Unit,
+        /// Whether its module has other fragments.
+        cut: bool,
+        /// The first paths that it waits for, with the holder of their lease.
+        paths: Vec<(PathId, Option<String>)>,
+    },
+    /// All contributions to a unit are there; its outer step is being taken.
+    OuterStep {
+        /// The unit.
+        unit: Unit,
+        /// Whether its module has other fragments.
+        cut: bool,
+    },
+    /// Every path has done the last step of its phase, and the next phase has not begun.
+    PhaseEnds {
+        /// The inner steps of each path.
+        steps: u64,
+    },
+}
+
+fn named(f: &mut fmt::Formatter<'_>, unit: Unit, cut: bool) -> fmt::Result {
+    if cut {
+        write!(f, "fragment {} of module {}", unit.fragment, unit.module)
+    } else {
+        write!(f, "module {}", unit.module)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AllLeased { leases } => {
+                write!(f, "all paths that can run are being trained ({leases} leases)")
+            }
+            Self::UnitWaits { unit, cut, paths } => {
+                named(f, *unit, *cut)?;
+                f.write_str(" waits for ")?;
+                for (i, (path, worker)) in paths.iter().enumerate() {
+                    let comma = if i == 0 { "" } else { ", " };
+                    match worker {
+                        Some(worker) => write!(f, "{comma}path {path} (leased to {worker})")?,
+                        None => write!(f, "{comma}path {path}")?,
+                    }
+                }
+                Ok(())
+            }
+            Self::OuterStep { unit, cut } => {
+                named(f, *unit, *cut)?;
+                f.write_str(" is taking its outer step")
+            }
+            Self::PhaseEnds { steps } => {
+                write!(
+                    f,
+                    "{steps} inner steps of each path are done, and the text is being divided among the paths anew"
+                )
+            }
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! When a path sends and receives which fragment.
+
+use thiserror::Error;
+
+/// The inner steps at which a path sends its outer gradients and takes over what became of them (Streaming DiLoCo,
+/// arXiv:2501.18512 §2.2 and §2.3). Steps are counted from 1; "at step t" is after t inner steps.
+///
+/// Fragment f of F is received at the steps `(f + 1) H / F + k H` and was sent τ steps before, while the path trained
+/// on. Where a phase of routing or the run ends everything is sent, and the next phase begins with what became of it.
+/// H, F = 1 and τ = 0 is DiLoCo; F > 1 and τ > 0 is Streaming DiLoCo; F = 1 and τ = H is DiLoCo with delayed updates
+/// (arXiv:2502.12996).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    inner_steps: u64,
+    fragments: u32,
+    overlap: u64,
+    ends: Vec<u64>,
+}
+
+/// Why a schedule can't be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ScheduleError {
+    /// Less than one step, one fragment or one end.
+    #[error("a schedule needs at least one inner step, one fragment and one phase")]
+    Empty,
+    /// Fragments without a step of their own.
+    #[error(
+        "{fragments} fragments can't each be sent within {inner_steps} inner steps: take at most as many fragments as steps"
+    )]
+    Fragments {
+        /// F.
+        fragments: u32,
+        /// H.
+        inner_steps: u64,
+    },
+    /// A fragment would be sent again before it came back.
+    #[error(
+        "an overlap of {overlap} steps is longer than the {inner_steps} inner steps between two sends of a fragment"
+    )]
+    Overlap {
+        /// τ.
+        overlap: u64,
+        /// H.
+        inner_steps: u64,
+    },
+    /// Ends that do not rise.
+    #[error("the ends of the phases do not rise")]
+    Ends,
+}
+
+/// A fragment at a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Point {
+    /// The step.
+    pub step: u64,
+    /// The fragment.
+    pub fragment: u32,
+}
+
+impl Schedule {
+    /// A schedule of H = `inner_steps`, F = `fragments` and τ = `overlap`; `ends` are the steps at which the phases of
+    /// routing end, the last one that at which the run does.
+    ///
+    /// # Errors
+    /// When there is no such schedule.
+    pub fn new(
+        inner_steps: u64,
+        fragments: u32,
+        overlap: u64,
+        ends: Vec<u64>,
+    ) -> Result<Self, ScheduleError> {
+        if inner_steps == 0 || fragments == 0 || ends.first().is_none_or(|&end| end == 0) {
+            return Err(ScheduleError::Empty);
+        }
+        if u64::from(fragments) > inner_steps {
+            return Err(ScheduleError::Fragments { fragments, inner_steps });
+        }
+        if overlap > inner_steps {
+            return Err(ScheduleError::Overlap { overlap, inner_steps });
+        }
+        if ends.windows(2).any(|pair| pair[0] >= pair[1]) {
+            return Err(ScheduleError::Ends);
+        }
+        Ok(Self { inner_steps, fragments, overlap, ends })
+    }
+
+    /// H: inner steps between two sends of a fragment.
+    #[must_use]
+    pub fn inner_steps(&self) -> u64 {
+        self.inner_steps
+    }
+
+    /// F: parts of each module.
+    #[must_use]
+    pub fn fragments(&self) -> u32 {
+        self.fragments
+    }
+
+    /// τ: inner steps between a send and its receive.
+    #[must_use]
+    pub fn overlap(&self) -> u64 {
+        self.overlap
+    }
+
+    /// Inner steps of a path over the whole run.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// The step at which a phase ends.
+    #[must_use]
+    pub fn end(&self, phase: usize) -> u64 {
+        self.ends.get(phase).copied().unwrap_or_else(|| self.total())
+    }
+
+    /// The step at which a phase begins.
+    #[must_use]
+    pub fn begin(&self, phase: usize) -> u64 {
+        phase.checked_sub(1).map_or(0, |before| self.end(before))
+    }
+
+    /// The phase that trains the step after `step`.
+    #[must_use]
+    pub fn phase_at(&self, step: u64) -> usize {
+        self.ends.partition_point(|&end| end <= step)
+    }
+
+    /// The first regular receive of a fragment.
+    fn first(&self, fragment: u32) -> u64 {
+        (u64::from(fragment) + 1) * self.inner_steps / u64::from(self.fragments)
+    }
+
+    /// Regular sends of a fragment at steps in `begin + 1 ..= last`.
+    fn regular(&self, fragment: u32, begin: u64, last: u64) -> u64 {
+        let through = |step: u64| match (step + self.overlap).checked_sub(self.first(fragment)) {
+            // Sends at `first + k H - τ`; those that would come before the first step do not happen.
+            Some(span) => span / self.inner_steps + 1,
+            None => 0,
+        };
+        through(last.max(begin)) - through(begin)
+    }
+
+    /// How often a fragment has been sent by the time that `step` steps are done.
+    #[must_use]
+    pub fn sent_through(&self, fragment: u32, step: u64) -> u64 {
+        let mut begin = 0;
+        let mut sent = 0;
+        for &end in &self.ends {
+            if step >= end {
+                sent += self.regular(fragment, begin, end - 1) + 1;
+            } else {
+                return sent + self.regular(fragment, begin, step.max(begin));
+            }
+            begin = end;
+        }
+        sent
+    }
+
+    /// The step of the last send of a fragment before `step`, or 0.
+    #[must_use]
+    pub fn sends_before(&self, fragment: u32, step: u64) -> u64 {
+        let Some(last) = step.checked_sub(1) else { return 0 };
+        let begin = self.begin(self.phase_at(last));
+        let regular = (last + self.overlap).checked_sub(self.first(fragment)).map(|span| {
+            let receive = self.first(fragment) + span / self.inner_steps * self.inner_steps;
+            receive - self.overlap.min(receive)
+        });
+        // At the beginning of the phase everything was sent.
+        regular.map_or(begin, |send| send.max(begin))
+    }
+
+    /// What is sent after `from` and by `to`, in the order in which it is sent. Both lie in one phase.
+    #[must_use]
+    pub fn sends(&self, from: u64, to: u64) -> Vec<Point> {
+        let end = self.end(self.phase_at(from));
+        let mut points = Vec::new();
+        for fragment in 0..self.fragments {
+            let first = self.first(fragment);
+            // The first regular receive whose send comes after `from`.
+            let mut receive = first;
+            if from + self.overlap >= first {
+                receive += ((from + self.overlap - first) / self.inner_steps + 1) * self.inner_steps;
+            }
+            while receive - self.overlap <= to && receive - self.overlap < end {
+                points.push(Point { step: receive - self.overlap, fragment });
+                receive += self.inner_steps;
+            }
+            if to == end {
+                points.push(Point { step: end, fragment });
+            }
+        }
+        points.sort_unstable();
+        points
+    }
+
+    /// The fragments that are received at a step, each with how often it has been sent when what is received was sent.
+    /// At the beginning of a phase that is all of them.
+    #[must_use]
+    pub fn receives(&self, step: u64) -> Vec<(u32, u64)> {
+        let begin = self.begin(self.phase_at(step));
+        let due = |fragment: u32| {
+            if step == begin {
+                return Some((fragment, self.sent_through(fragment, begin)));
+            }
+            let regular = step.checked_sub(self.first(fragment))?.is_multiple_of(self.inner_steps);
+            let sent = step.checked_sub(self.overlap)?;
+            (regular && sent > begin).then(|| (fragment, self.sent_through(fragment, sent)))
+        };
+        (0..self.fragments).filter_map(due).collect()
+    }
+
+    /// The first step after `from` at which something is received, or at which the phase of the step after `from` ends:
+    /// up to there a path trains without waiting for anyone.
+    #[must_use]
+    pub fn next_stop(&self, from: u64) -> u64 {
+        let phase = self.phase_at(from);
+        let (begin, end) = (self.begin(phase), self.end(phase));
+        let next = |fragment: u32| {
+            let first = self.first(fragment);
+            // The first receive after `from` whose send is one of this phase.
+            let after = from.max(begin + self.overlap);
+            if after < first {
+                first
+            } else {
+                first + ((after - first) / self.inner_steps + 1) * self.inner_steps
+            }
+        };
+        (0..self.fragments).map(next).min().map_or(end, |stop| stop.min(end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn schedule(h: u64, f: u32, tau: u64, ends: &[u64]) -> Schedule {
+        Schedule::new(h, f, tau, ends.to_vec()).unwrap()
+    }
+
+    fn points(points: &[Point]) -> Vec<(u64, u32)> {
+        points.iter().map(|p| (p.step, p.fragment)).collect()
+    }
+
+    #[test]
+    fn one_fragment_without_overlap_is_diloco() {
+        let plain = schedule(10, 1, 0, &[30]);
+        assert_eq!((plain.next_stop(0), plain.next_stop(10), plain.next_stop(20)), (10, 20, 30));
+        assert_eq!(points(&plain.sends(10, 20)), [(20, 0)]);
+        assert_eq!(points(&plain.sends(20, 30)), [(30, 0)]);
+        assert_eq!(plain.receives(20), [(0, 2)]);
+        assert_eq!(plain.sent_through(0, 30), 3);
+    }
+
+    /// arXiv:2501.18512 §2.2 with the alternation of torchft: two fragments, each every six steps, three apart.
+    #[test]
+    fn fragments_take_turns() {
+        let turns = schedule(6, 2, 1, &[18]);
+        assert_eq!(
+            points(&turns.sends(0, 18)),
+            [(2, 0), (5, 1), (8, 0), (11, 1), (14, 0), (17, 1), (18, 0), (18, 1)]
+        );
+        assert_eq!((turns.receives(3), turns.receives(6)), (vec![(0, 1)], vec![(1, 1)]));
+        assert_eq!((turns.next_stop(0), turns.next_stop(3), turns.next_stop(15)), (3, 6, 18));
+    }
+
+    #[test]
+    fn as_many_fragments_as_steps_overlap_each_other() {
+        // Decoupled DiLoCo's P = H with τ = 2: two fragments are under way at any time.
+        let double = schedule(4, 4, 2, &[8]);
+        assert_eq!(points(&double.sends(0, 1)), [(1, 2)]);
+        assert_eq!(points(&double.sends(1, 4)), [(2, 3), (3, 0), (4, 1)]);
+        assert_eq!(double.next_stop(0), 3);
+        assert_eq!(double.receives(3), [(2, 1)]);
+    }
+
+    #[test]
+    fn a_phase_begins_with_all_that_was_sent_at_the_end_of_the_one_before() {
+        let phases = schedule(4, 2, 1, &[8, 16]);
+        assert_eq!(points(&phases.sends(6, 8)), [(7, 1), (8, 0), (8, 1)]);
+        assert_eq!(phases.receives(8), [(0, 3), (1, 3)]);
+        // What was sent before the phase is not received in it once more.
+        assert_eq!(phases.next_stop(8), 10);
+        assert_eq!(phases.receives(10), [(0, 4)]);
+        assert_eq!((phases.phase_at(7), phases.phase_at(8)), (0, 1));
+    }
+
+    #[test]
+    fn what_can_not_be_is_refused() {
+        let error = |h, f, tau, ends: &[u64]| Schedule::new(h, f, tau, ends.to_vec()).unwrap_err();
+        assert_eq!(error(0, 1, 0, &[1]), ScheduleError::Empty);
+        assert_eq!(error(1, 1, 0, &[]), ScheduleError::Empty);
+        assert_eq!(error(2, 3, 0, &[4]), ScheduleError::Fragments { fragments: 3, inner_steps: 2 });
+        assert_eq!(error(2, 1, 3, &[4]), ScheduleError::Overlap { overlap: 3, inner_steps: 2 });
+        assert_eq!(error(2, 1, 0, &[4, 4]), ScheduleError::Ends);
+    }
+
+    proptest! {
+        /// Going from stop to stop meets every send once, in the numbers that `sent_through` says, and every receive has
+        /// been sent before, by the learner itself.
+        #[test]
+        fn stops_sends_and_receives_agree(
+            h in 1u64..9, f in 1u32..9, tau in 0u64..9, lengths in prop::collection::vec(1u64..20, 1..4)
+        ) {
+            prop_assume!(u64::from(f) <= h && tau <= h);
+            let ends: Vec<u64> = lengths.iter().scan(0, |sum, length| { *sum += length; Some(*sum) }).collect();
+            let schedule = Schedule::new(h, f, tau, ends).unwrap();
+            let mut sent = vec![0; f as usize];
+            let mut from = 0;
+            while from < schedule.total() {
+                for (fragment, number) in schedule.receives(from) {
+                    prop_assert!(number <= sent[fragment as usize], "{fragment} at {from}");
+                    // With τ = H a fragment is sent once more before it is received.
+                    prop_assert!(number + 1 >= sent[fragment as usize], "{fragment} at {from}");
+                }
+                let to = schedule.next_stop(from);
+                prop_assert!(to > from);
+                let mut last = from;
+                for point in schedule.sends(from, to) {
+                    prop_assert!(point.step > from && point.step <= to && point.step >= last);
+                    last = point.step;
+                    sent[point.fragment as usize] += 1;
+                    prop_assert_eq!(schedule.sent_through(point.fragment, point.step), sent[point.fragment as usize]);
+                }
+                for fragment in 0..f {
+                    prop_assert_eq!(schedule.sent_through(fragment, to), sent[fragment as usize]);
+                }
+                from = to;
+            }
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What takes outer steps: a fragment of a module.
+
+use std::fmt;
+
+use dipaco_topology::{ModuleId, PathId, Topology};
+use serde::{Deserialize, Serialize};
+
+/// A part of a module that is synchronised at once: the unit of synchronisation. Its learners are the paths through the
+/// module. A module that is not cut is its own fragment 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unit {
+    /// The module.
+    pub module: ModuleId,
+    /// Which part of it, counted from 0.
+    pub fragment: u32,
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.module, self.fragment)
+    }
+}
+
+/// All units of a run whose modules have `fragments` parts each, in order.
+pub fn units(topology: &Topology, fragments: u32) -> impl Iterator<Item = Unit> + '_ {
+    topology
+        .module_ids()
+        .flat_map(move |module| (0..fragments).map(move |fragment| Unit { module, fragment }))
+}
+
+/// The units that a path trains, level by level.
+#[must_use]
+pub fn units_of(topology: &Topology, fragments: u32, path: PathId) -> Vec<Unit> {
+    let of = |module| (0..fragments).map(move |fragment| Unit { module, fragment });
+    topology.modules_of(path).into_iter().flat_map(of).collect()
+}
