@@ -55,9 +55,16 @@ fn every_step_tells_programs_what_it_did() {
     let statistics = run.dipaco("route inspect --json").succeeded().json();
     assert_eq!(statistics["rows"].as_array().unwrap().len(), 4);
     let status = run.status();
-    let rounds: Vec<_> =
-        status["training"]["paths"].as_array().unwrap().iter().map(|path| &path["rounds"]).collect();
-    assert_eq!(rounds, [3, 3, 3, 3]);
+    let steps: Vec<_> =
+        status["training"]["paths"].as_array().unwrap().iter().map(|path| &path["steps"]).collect();
+    assert_eq!(steps, [15, 15, 15, 15]);
+    let accounts = run.dipaco("status --data --json").succeeded().json();
+    assert_eq!(accounts["wrong"], json!([]));
+    for account in accounts["paths"].as_array().unwrap() {
+        assert_eq!((&account["counted_steps"], &account["waiting_steps"]), (&json!([15, 15]), &json!(0)));
+        assert_eq!(account["sequences"], 15 * 4);
+    }
+    let _ = run.dipaco("status --data").succeeded().says("every inner step counts once");
     assert_eq!(status["training"]["modules"].as_array().unwrap().len(), 4);
 }
 

@@ -96,3 +96,29 @@ fn workers_outlive_a_killed_coordinator() {
     }
     assert_eq!(run.bits(), undisturbed());
 }
+
+/// Fragments that are sent while training goes on, in four bits both ways; moments that stay with the workers.
+const STREAMING: &str = "--set sync.fragments=2 --set sync.overlap_steps=3 --set sync.blend=0.5 \
+    --set outer.compression=e3m0 --set outer.broadcast=e3m0 --set train.state_every=3 --set train.held_paths=2";
+
+fn streaming<'a>(words: &[&'a str]) -> Vec<&'a str> {
+    words.iter().copied().chain(STREAMING.split_whitespace()).collect()
+}
+
+#[test]
+fn streaming_survives_killed_workers_and_coordinators_to_the_same_bits() {
+    // Each module's fragments are sent three times in turn, and at the end.
+    let versions = [4, 4];
+    let calm = Run::new();
+    calm.train(&streaming(&["--workers", "1"])).succeed();
+    let run = Run::new();
+    let mut train = run.train(&streaming(&["--workers", "2"]));
+    let worker = middle_of_a_round(&mut train);
+    signal("KILL", train.worker_process(&worker));
+    train.line("a worker ended and is started again");
+    middle_of_a_round(&mut train);
+    train.kill();
+    train.end();
+    run.train(&streaming(&["--workers", "3", "--resume"])).succeed();
+    assert_eq!(run.bits_at(&versions), calm.bits_at(&versions));
+}

@@ -101,6 +101,9 @@ impl RunConfig {
         problems.of_section("train.adamw", train.adamw.check());
         problems.of_section("train.schedule", train.schedule.check());
         problems.of_section("outer.nesterov", self.outer.nesterov.check());
+        if !(self.outer.guard.is_finite() && self.outer.guard >= 0.0) {
+            problems.add(format!("outer.guard is {}: use a number from 0", self.outer.guard));
+        }
         if let Some(delayed) = self.outer.delayed() {
             problems.of_section("outer", delayed.check());
             if self.outer.rescale == Rescale::Rda {

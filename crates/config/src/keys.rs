@@ -472,6 +472,12 @@ pub const KEYS: &[KeyDoc] = &[
          \"e3m0\" at an eighth, a sign and three bits of exponent. They are added up in f32 in any case.",
     ),
     key(
+        "outer.guard",
+        "times",
+        "An outer gradient that is so many times as long as the median of the last 16 of its module is refused, with its \
+         worker: a machine that computes garbage can't spoil a module. 0 refuses none. NaN and infinity are always refused.",
+    ),
+    key(
         "outer.broadcast",
         "name",
         "How workers get the change of the global weights that they hold already: \"f32\" sends the weights themselves. \

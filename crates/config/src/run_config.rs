@@ -288,7 +288,7 @@ impl TrainConfig {
 }
 
 /// Section `[outer]`: how the outer gradients of a module's paths become its step (arXiv:2403.10616 §2.7).
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OuterConfig {
     /// How the paths through a module are weighted.
@@ -297,6 +297,8 @@ pub struct OuterConfig {
     pub rescale: Rescale,
     /// How outer gradients are written on their way to the synchronizer.
     pub compression: Compression,
+    /// How many times as long as the last ones of its module an outer gradient may be; 0 for any length.
+    pub guard: f64,
     /// How the change of the global weights is written on its way to the workers.
     pub broadcast: Compression,
     /// N, after how many contributions the momentum changes; 0 for once an outer step.
@@ -305,6 +307,21 @@ pub struct OuterConfig {
     pub delay_share: f64,
     /// Nesterov's numbers.
     pub nesterov: NesterovConfig,
+}
+
+impl Default for OuterConfig {
+    fn default() -> Self {
+        Self {
+            weighting: Weighting::default(),
+            rescale: Rescale::default(),
+            compression: Compression::default(),
+            guard: 100.0,
+            broadcast: Compression::default(),
+            delay: 0,
+            delay_share: 0.0,
+            nesterov: NesterovConfig::default(),
+        }
+    }
 }
 
 impl OuterConfig {

@@ -16,6 +16,7 @@ const COLUMNS: &[Column] = &[
     ("parameters of a path", true, |row| millions(row.facts.path_parameters)),
     ("of all modules", true, |row| millions(row.facts.all_parameters)),
     ("inner steps", true, |row| row.facts.steps.to_string()),
+    ("MB on the wire", true, |row| row.facts.wire_bytes.map_or_else(String::new, megabytes)),
     ("perplexity", true, |row| with_deviation(&row.perplexity, 2)),
     ("by seed", true, |row| {
         let each = row.perplexities.iter().map(|(_, perplexity)| format!("{perplexity:.2}"));
@@ -34,6 +35,13 @@ fn millions(parameters: u64) -> String {
     #[allow(clippy::cast_precision_loss)]
     let millions = parameters as f64 / 1e6;
     format!("{millions:.2}M")
+}
+
+fn megabytes(bytes: u64) -> String {
+    // Bytes are shown to four digits.
+    #[allow(clippy::cast_precision_loss)]
+    let megabytes = bytes as f64 / 1e6;
+    format!("{megabytes:.0}")
 }
 
 fn with_deviation(spread: &Spread, digits: usize) -> String {

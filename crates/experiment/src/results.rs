@@ -69,6 +69,10 @@ pub struct Facts {
     pub step_tokens: u64,
     /// Seconds that all rounds took together.
     pub seconds: f64,
+    /// Bytes that workers and coordinator exchanged, headers and acknowledgements included; absent when the training was
+    /// interrupted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire_bytes: Option<u64>,
     /// The training shards; absent when they are not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<Shards>,

@@ -176,6 +176,8 @@ pub struct PathRecord {
     pub sent: Vec<u32>,
     /// The version that it took over last, of each fragment.
     pub adopted: Vec<u32>,
+    /// What the outer gradients that count hold together, for each fragment.
+    pub counted: Vec<CountRecord>,
     /// What it needs to train on besides global weights; absent before its first lease is complete.
     pub state: Option<ObjectRef>,
     /// The fencing number of its last complete lease, under which what its worker holds of it was made.
@@ -188,6 +190,16 @@ pub struct PathRecord {
     pub last: Option<Best>,
     /// Outer gradients that wait for the outer step of their fragment.
     pub gradients: Vec<GradientRecord>,
+}
+
+/// What outer gradients hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CountRecord {
+    /// Inner steps.
+    pub steps: u64,
+    /// Tokens trained on, padding not counted.
+    pub tokens: u64,
 }
 
 /// A complete lease of a path. Lists are over the path's fragments, level by level.

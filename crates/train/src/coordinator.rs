@@ -10,6 +10,7 @@ use std::time::Duration;
 use dipaco_config::RunConfig;
 use dipaco_net::{Exchange, Peer, Server};
 use dipaco_store::{RunStore, ShardRecord};
+use dipaco_sync::Guard;
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
 use serde::Serialize;
@@ -115,6 +116,7 @@ pub async fn coordinate(
         lease,
         shards,
         changed,
+        guard: Mutex::new(Guard::new(config.outer.guard)),
         contributed: Arc::new(Notify::new()),
         started: begun,
         progress: progress.clone(),

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dipaco_model::{parameters, path_specs};
+use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, ShardRecord, names};
-use dipaco_sync::{Fence, Grant, Lease, LeaseError, Task, Unit, units_of};
+use dipaco_sync::{Fence, Grant, Guard, Lease, LeaseError, Task, Unit, units_of};
 use dipaco_telemetry::Event;
 use dipaco_topology::{PathId, Topology};
 use tokio::sync::{Mutex, Notify};
@@ -41,6 +42,8 @@ pub(crate) struct Desk {
     pub(crate) shards: PathBuf,
     /// Woken when work may have become available.
     pub(crate) changed: Arc<Notify>,
+    /// Refuses outer gradients that are out of all proportion.
+    pub(crate) guard: Mutex<Guard>,
     /// Wakes the synchronizer: something has been contributed, or a grace period is over.
     pub(crate) contributed: Arc<Notify>,
     pub(crate) started: Instant,
@@ -350,13 +353,24 @@ impl Desk {
         let checked = blocking(move || match item {
             Item::OuterGradient { unit, .. } => {
                 let fragment = desk.layout.fragment(unit.module.level, unit.fragment)?;
-                decode_gradient(path, unit.module, &fragment.specs, &bytes).map(drop)
+                let values = decode_gradient(path, unit.module, &fragment.specs, &bytes)?;
+                Ok(Some((unit, squared_norm(&values).sqrt())))
             }
-            Item::State => check_state(&desk.plan.model, &desk.topology, &desk.layout, &bytes),
+            Item::State => check_state(&desk.plan.model, &desk.topology, &desk.layout, &bytes).map(|()| None),
         })
         .await?;
-        if let Err(error) = checked {
-            return Ok(refused(format!("what path {path} brought up to step {step}: {error}")));
+        let in_vain = |why: &dyn std::fmt::Display| {
+            tracing::warn!(%path, step, %why, "a result is refused");
+            Ok(refused(format!("what path {path} brought up to step {step}: {why}")))
+        };
+        match checked {
+            Ok(None) => {}
+            Ok(Some((unit, norm))) => {
+                if let Err(why) = self.guard.lock().await.look(unit, norm) {
+                    return in_vain(&why);
+                }
+            }
+            Err(error) => return in_vain(&error),
         }
         let name = match item {
             Item::OuterGradient { unit: Unit { module, fragment }, number, .. } => {

@@ -244,8 +244,14 @@ impl Ledger {
         let lacks = || TrainError::ManifestLacks { what: format!("outer gradient {number} of path {path}") };
         let Contribution { base, steps, tokens, .. } = found.ok_or_else(lacks)?;
         let Unit { module, fragment } = unit;
-        let record = GradientRecord { module, fragment, number, base, steps, tokens, object };
-        path_record(&mut self.manifest, path)?.gradients.push(record);
+        let slot = self.slot(unit);
+        let record = path_record(&mut self.manifest, path)?;
+        if let Some(counted) = record.counted.get_mut(slot) {
+            counted.steps += steps;
+            counted.tokens += tokens;
+        }
+        let gradient = GradientRecord { module, fragment, number, base, steps, tokens, object };
+        record.gradients.push(gradient);
         Ok(())
     }
 
@@ -362,6 +368,12 @@ impl Ledger {
         Ok(best)
     }
 
+    /// The place of a fragment in the lists of its paths' records.
+    fn slot(&self, unit: Unit) -> usize {
+        let fragments = self.rounds.schedule().fragments() as usize;
+        usize::from(unit.module.level) * fragments + unit.fragment as usize
+    }
+
     fn units_of(&self, path: PathId) -> Vec<Unit> {
         units_of(self.rounds.topology(), self.rounds.schedule().fragments(), path)
     }
@@ -446,8 +458,7 @@ impl Ledger {
     /// Drops the earlier versions of a fragment that no path trains on and that are the best of none, and returns their
     /// objects.
     fn prune(&mut self, unit: Unit) -> Result<Vec<String>, TrainError> {
-        let slot = usize::from(unit.module.level) * self.rounds.schedule().fragments() as usize
-            + unit.fragment as usize;
+        let slot = self.slot(unit);
         let mut needed = self.rounds.needed_versions(unit);
         let training = self.training()?;
         for path in self.rounds.topology().paths_through(unit.module) {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use dipaco_config::RunConfig;
 use dipaco_model::{ModuleWeights, path_specs, split};
 use dipaco_store::{
-    FragmentRecord, Loaded, ModuleRecord, PathRecord, RunManifest, RunStore, Sequence, ShardRecord,
-    TrainingRecord, names,
+    CountRecord, FragmentRecord, Loaded, ModuleRecord, PathRecord, RunManifest, RunStore, Sequence,
+    ShardRecord, TrainingRecord, names,
 };
 use dipaco_topology::{Topology, TopologyConfig};
 
@@ -105,7 +105,12 @@ pub async fn start_training(
         }
     }
     let fragments = topology.levels() * config.sync.fragments as usize;
-    let path = PathRecord { sent: vec![0; fragments], adopted: vec![0; fragments], ..PathRecord::default() };
+    let path = PathRecord {
+        sent: vec![0; fragments],
+        adopted: vec![0; fragments],
+        counted: vec![CountRecord::default(); fragments],
+        ..PathRecord::default()
+    };
     let paths = vec![path; topology.paths() as usize];
     manifest.training = Some(TrainingRecord {
         origin,

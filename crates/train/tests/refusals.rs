@@ -92,6 +92,13 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     let request = Request::Submit { path: work.path, fence: work.fence, item };
     assert!(puppet.ask(&request, Some(huge)).await.is_err());
 
+    // Out of all proportion to what came before.
+    for _ in 0..4 {
+        assert_eq!(submit(&puppet, &work, item, gradient.clone()).await, Response::Done);
+    }
+    let broken = Bytes::from(dipaco_codec::encode(&vec![1e6; values], Compression::F32).unwrap());
+    assert!(refusal(submit(&puppet, &work, item, broken).await).contains("outer.guard"));
+
     let complete = Request::Complete {
         path: work.path,
         fence: work.fence,

@@ -89,16 +89,25 @@ impl Run {
         Process::start(&[&["coordinator", "-v", "--run", &self.path()], words].concat())
     }
 
-    /// The hashes of everything that training decides.
+    /// The hashes of everything that training decides, of modules that are not cut.
     pub(crate) fn bits(&self) -> Vec<String> {
+        self.bits_at(&[3])
+    }
+
+    /// The hashes of everything that training decides; `versions` are those of the fragments of every module.
+    pub(crate) fn bits_at(&self, versions: &[u32]) -> Vec<String> {
         let status = dipaco(&["status", "--json", "--run", &self.path()]);
         let status: serde_json::Value = serde_json::from_str(&status).unwrap();
         let training = &status["training"];
+        let accounts = dipaco(&["status", "--data", "--run", &self.path()]);
+        assert!(accounts.contains("every inner step counts once"), "{accounts}");
         let mut bits = Vec::new();
         for module in training["modules"].as_array().unwrap() {
-            let fragment = &module["fragments"][0];
-            assert_eq!(fragment["version"], 3);
-            bits.extend([&fragment["weights"]["hash"], &fragment["momentum"]["hash"]]);
+            let fragments = module["fragments"].as_array().unwrap();
+            assert_eq!(fragments.iter().map(|f| &f["version"]).collect::<Vec<_>>(), versions);
+            for fragment in fragments {
+                bits.extend([&fragment["weights"]["hash"], &fragment["momentum"]["hash"]]);
+            }
         }
         for path in training["paths"].as_array().unwrap() {
             let steps = 3 * training["inner_steps"].as_u64().unwrap();

@@ -1,25 +1,33 @@
 //! `dipaco status`: how far a run is.
 
+mod data;
+
 use clap::Args;
 use dipaco_store::RunManifest;
 use dipaco_telemetry::{Align, Table, human};
 
+use self::data::Accounts;
 use crate::error::CliError;
 use crate::run_options::RunOptions;
+use crate::steps::error::StepError;
 use crate::steps::train::open_store;
 use crate::{output, runtime};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco status --run runs/tiny
-  dipaco status --run runs/tiny --json                 the run's manifest";
+  dipaco status --run runs/tiny --json                 the run's manifest
+  dipaco status --run runs/tiny --data                 how much of its text each path has used";
 
 /// Options of `dipaco status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Print the run's manifest as JSON.
+    /// Show what each path has used of its text, and whether all of it counts once.
+    #[arg(long)]
+    data: bool,
+    /// Print the run's manifest as JSON, or with --data the accounts.
     #[arg(long)]
     json: bool,
 }
@@ -34,6 +42,15 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
         return output::print(&format!("{}: nothing has been trained yet\n", run.root().display()));
     };
     let manifest = loaded.manifest;
+    if options.data {
+        let training = manifest.training.as_ref().ok_or(StepError::NotTrained)?;
+        let accounts = Accounts::new(training, &config);
+        return if options.json {
+            output::print_json(&accounts)
+        } else {
+            output::print(&accounts.to_string())
+        };
+    }
     if options.json {
         return output::print_json(&manifest);
     }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use dipaco_config::RunConfig;
 use dipaco_eval::Domains;
-use dipaco_experiment::{Cell, CellResult, Measurement, cell_key, evaluation_key, seed_config, seed_key};
+use dipaco_experiment::{
+    Cell, CellResult, Facts, Measurement, cell_key, evaluation_key, seed_config, seed_key,
+};
 
 use super::bench::{Bench, Data};
 use super::facts::facts;
@@ -31,9 +33,9 @@ pub(crate) fn finish(bench: &mut Bench<'_>, cell: &Cell) -> Result<CellResult, C
     let facts = match &record.trained {
         Some(facts) => facts.clone(),
         None => {
-            train_cell(bench, &run, &config, &data)?;
+            let wire_bytes = train_cell(bench, &run, &config, &data)?;
             let phase = runtime::run(async { Ok(steps::phases::current(&run).await?) })?;
-            let facts = facts(&run, &config, phase)?;
+            let facts = Facts { wire_bytes, ..facts(&run, &config, phase)? };
             record.trained = Some(facts.clone());
             record.save(run.root())?;
             facts
@@ -110,13 +112,14 @@ fn check_defaults(run: &RunDirectory, data: &Data, key: &str) -> Result<(), CliE
     })
 }
 
-/// Everything up to the trained paths. Each step passes over what is done, so an interrupted cell goes on.
+/// Everything up to the trained paths. Each step passes over what is done, so an interrupted cell goes on. Returns the
+/// bytes on the wire when the training was not interrupted.
 fn train_cell(
     bench: &Bench<'_>,
     run: &RunDirectory,
     config: &RunConfig,
     data: &Data,
-) -> Result<(), CliError> {
+) -> Result<Option<u64>, CliError> {
     let seed = seed(bench, config, data)?;
     save_config(run, config)?;
     runtime::run(async { Ok(steps::seed::adopt(run, config, &seed).await?) })?;
@@ -141,7 +144,11 @@ fn train_cell(
     };
     let token = bench.interrupt.token();
     let summary = runtime::run(async { Ok(train(run, config, &how, bench.progress, token).await?) })?;
-    if summary.finished { Ok(()) } else { Err(CliError::Interrupted) }
+    if !summary.finished {
+        return Err(CliError::Interrupted);
+    }
+    let whole = (summary.new_rounds - f64::from(config.train.rounds)).abs() < 1e-9;
+    Ok(whole.then(|| summary.bytes_sent + summary.bytes_received))
 }
 
 /// The seed model that cells of these settings share.

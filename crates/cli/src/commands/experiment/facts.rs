@@ -30,6 +30,7 @@ pub(crate) fn facts(run: &RunDirectory, config: &RunConfig, phase: u32) -> Resul
         steps: u64::from(config.train.rounds) * config.train.inner_steps,
         step_tokens: config.train.batch as u64 * config.train.sequence_tokens as u64,
         seconds,
+        wire_bytes: None,
         shards: Some(Shards {
             documents: shards.shards().iter().map(|shard| shard.documents).collect(),
             tokens: shards.shards().iter().map(|shard| shard.tokens).collect(),

@@ -1,0 +1,106 @@
+//! `dipaco status --data`: how often each path has used its text, and what of it is in the weights.
+
+use dipaco_config::RunConfig;
+use dipaco_store::{PathRecord, TrainingRecord};
+use dipaco_telemetry::{Align, Table, human};
+use serde::Serialize;
+
+/// The accounts of all paths.
+#[derive(Debug, Serialize)]
+pub(super) struct Accounts {
+    paths: Vec<Account>,
+    /// Paths whose account does not balance.
+    wrong: Vec<u32>,
+}
+
+/// What a path has used.
+#[derive(Debug, Serialize)]
+struct Account {
+    path: u32,
+    /// Inner steps of complete leases.
+    steps: u64,
+    /// Sequences drawn from the shard in this phase: each step takes the next ones, so none is left out or used twice
+    /// before all have been used.
+    sequences: u64,
+    /// Inner steps in the outer gradients that count, for the fragment that has the fewest and the one that has the most.
+    counted_steps: [u64; 2],
+    /// Inner steps in outer gradients that wait for their outer step, for the fragment with the most.
+    waiting_steps: u64,
+    /// Tokens in the outer gradients of the fragment with the most.
+    counted_tokens: u64,
+    /// Whether the outer gradients of each fragment hold every step once: all of them at the end of a phase, otherwise
+    /// those that have been sent, which are a round behind at most.
+    balanced: bool,
+}
+
+impl Accounts {
+    pub(super) fn new(training: &TrainingRecord, config: &RunConfig) -> Self {
+        let account = |(path, record)| Account::new(path, record, training, config);
+        let paths: Vec<_> = (0..).zip(&training.paths).map(account).collect();
+        let wrong = paths.iter().filter(|account| !account.balanced).map(|account| account.path).collect();
+        Self { paths, wrong }
+    }
+}
+
+impl Account {
+    fn new(path: u32, record: &PathRecord, training: &TrainingRecord, config: &RunConfig) -> Self {
+        let steps = record.steps;
+        let begin = training.phase_begin_step();
+        let counted = record.counted.iter().map(|counted| counted.steps);
+        let most = counted.clone().max().unwrap_or(0);
+        let least = counted.clone().min().unwrap_or(0);
+        let waiting = record.gradients.iter().map(|g| (g.module.level, g.fragment, g.steps));
+        let mut by_fragment = std::collections::BTreeMap::new();
+        waiting
+            .for_each(|(level, fragment, steps)| *by_fragment.entry((level, fragment)).or_insert(0) += steps);
+        // What is under way when a lease is out has been trained beyond the last complete one.
+        let ahead = config.sync.overlap_steps.max(config.train.inner_steps);
+        let at_end = steps == u64::from(training.phase_end()) * training.inner_steps || steps == begin;
+        let behind = if at_end { 0 } else { config.train.inner_steps };
+        let balanced = least + behind >= steps && most <= steps + ahead;
+        Self {
+            path,
+            steps,
+            sequences: steps.saturating_sub(begin) * config.train.batch as u64,
+            counted_steps: [least, most],
+            waiting_steps: by_fragment.into_values().max().unwrap_or(0),
+            counted_tokens: record.counted.iter().map(|counted| counted.tokens).max().unwrap_or(0),
+            balanced,
+        }
+    }
+}
+
+impl std::fmt::Display for Accounts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let right = Align::Right;
+        let mut table = Table::new(&[
+            ("path", right),
+            ("inner steps", right),
+            ("in outer gradients", right),
+            ("of them waiting", right),
+            ("tokens", right),
+            ("sequences in this phase", right),
+        ]);
+        for account in &self.paths {
+            let [least, most] = account.counted_steps;
+            let counted = if least == most {
+                human::integer(most)
+            } else {
+                format!("{} to {}", human::integer(least), human::integer(most))
+            };
+            table.row([
+                account.path.to_string(),
+                human::integer(account.steps),
+                counted,
+                human::integer(account.waiting_steps),
+                human::integer(account.counted_tokens),
+                human::integer(account.sequences),
+            ]);
+        }
+        table.fmt(f)?;
+        match self.wrong.as_slice() {
+            [] => writeln!(f, "every inner step counts once"),
+            wrong => writeln!(f, "does not balance: paths {wrong:?}"),
+        }
+    }
+}
