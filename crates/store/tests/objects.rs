@@ -28,7 +28,7 @@ async fn an_object_is_read_back_verified_also_by_another_process() {
     let name = names::weights(MODULE, 0, 17);
     let content = Bytes::from(vec![7; 1 << 20]);
     let reference = store.put(&name, content.clone()).await.unwrap();
-    assert_eq!(reference, ObjectRef::of("modules/0/3/17", &content));
+    assert_eq!(reference, ObjectRef::of("modules/0/3/0/17", &content));
     assert!(store.contains(&name).await.unwrap());
     let address = format!("file://{}", directory.path().display());
     assert_eq!(RunStore::open(&address).unwrap().get(&reference).await.unwrap(), content);

@@ -95,8 +95,11 @@ pub enum Event {
         heldout_loss: Option<f64>,
         /// Whether the held-out loss is the path's best so far.
         best: bool,
-        /// Seconds from lease to completion.
+        /// Seconds of the inner steps.
         seconds: f64,
+        /// Seconds that the worker took no inner steps before these: transfers, and waiting for others and for work.
+        #[serde(default)]
+        waited_seconds: f64,
     },
     /// A module took its outer step.
     ModuleStepped {

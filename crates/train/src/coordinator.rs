@@ -76,6 +76,10 @@ pub struct CoordinatorSummary {
     pub bytes_sent: u64,
     /// Bytes received from workers in UDP datagrams.
     pub bytes_received: u64,
+    /// Seconds that workers have spent on inner steps that count.
+    pub inner_seconds: f64,
+    /// Seconds that workers have spent between them: transfers, and waiting for others and for work.
+    pub waited_seconds: f64,
     /// Seconds from the first to the last moment.
     pub seconds: f64,
 }
@@ -143,6 +147,7 @@ pub async fn coordinate(
         }
     }
     progress.finish();
+    let spent = progress.spent_in_all();
     let traffic = server.traffic();
     server.close(if finished { RUN_COMPLETE } else { "the coordinator stops" }).await;
     // What is being written is written to its end; nothing begins any more.
@@ -159,6 +164,8 @@ pub async fn coordinate(
         new_rounds,
         bytes_sent: traffic.udp_sent,
         bytes_received: traffic.udp_received,
+        inner_seconds: spent.inner,
+        waited_seconds: spent.waited,
         seconds: begun.elapsed().as_secs_f64(),
     })
 }

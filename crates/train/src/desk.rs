@@ -233,14 +233,14 @@ impl Desk {
         let lacks = |what: String| TrainError::ManifestLacks { what };
         let path = training.path(lease.path).ok_or_else(|| lacks(format!("path {}", lease.path)))?;
         let units = units_of(&self.topology, self.plan.sync.fragments, lease.path);
-        let weights = |versions: &[u32], received: &[bool]| {
+        let weights = |versions: &[u32], received: &[bool], with_changes: bool| {
             let of = |((&unit, &version), &received): ((&Unit, &u32), &bool)| {
                 let fragment = training.fragment(unit.module, unit.fragment);
                 let object = fragment.and_then(|fragment| fragment.weights_at(version));
                 let object = object.ok_or_else(|| lacks(format!("version {version} of {unit}")))?.clone();
                 let changes = fragment.into_iter().flat_map(|fragment| &fragment.changes);
                 let changes = changes
-                    .filter(|change| change.version <= version)
+                    .filter(|change| with_changes && change.version <= version)
                     .map(|change| Change { from: change.from.clone(), object: change.object.clone() })
                     .collect();
                 Ok::<_, TrainError>(UnitWeights { unit, object, changes, received })
@@ -252,7 +252,7 @@ impl Desk {
             tail.push(Stretch {
                 from: stretch.from,
                 to: stretch.to,
-                weights: weights(&stretch.versions, &stretch.received)?,
+                weights: weights(&stretch.versions, &stretch.received, false)?,
                 sends: ledger.rounds().sends(lease.path, stretch.from, stretch.to),
             });
         }
@@ -264,7 +264,7 @@ impl Desk {
             from: lease.from,
             to: lease.to,
             phase_step: training.phase_begin_step(),
-            weights: weights(&now.versions, &now.received)?,
+            weights: weights(&now.versions, &now.received, true)?,
             sends: lease.sends.clone(),
             state: path.state.clone(),
             tail,
@@ -420,6 +420,7 @@ impl Desk {
                 if lease.task == Task::Train {
                     let loss = report.loss.unwrap_or(f64::NAN);
                     self.progress.committed(path, lease.from, lease.to, loss)?;
+                    self.progress.spent(report.seconds, report.waited_seconds);
                     self.contributed.notify_one();
                 }
                 self.progress.event(Event::PathCompleted {
@@ -430,6 +431,7 @@ impl Desk {
                     heldout_loss: report.held_out_loss,
                     best,
                     seconds: report.seconds,
+                    waited_seconds: report.waited_seconds,
                 })?;
                 tracing::debug!(%path, round, %fence, worker = guest.worker, "committed");
                 self.changed.notify_waiters();

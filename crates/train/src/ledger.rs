@@ -35,6 +35,9 @@ pub(crate) struct Ledger {
     closed: bool,
 }
 
+/// Weights that the leases since a path's last state may name together: they are sent with each of its leases.
+const TAIL: usize = 2_000;
+
 struct Staged {
     fence: Fence,
     items: BTreeMap<Item, ObjectRef>,
@@ -350,7 +353,8 @@ impl Ledger {
         let lacks = || TrainError::ManifestLacks { what: format!("path {}", lease.path) };
         let tail = training.path(lease.path).ok_or_else(lacks)?.tail.len() + 1;
         let end = u64::from(training.phase_end()) * training.inner_steps;
-        Ok(lease.task == Task::Train && (tail >= self.state_every as usize || lease.to == end))
+        let long = tail >= self.state_every as usize || tail * self.units_of(lease.path).len() > TAIL;
+        Ok(lease.task == Task::Train && (long || lease.to == end))
     }
 
     /// Notes the held-out loss of the weights that a lease began with; returns whether it is the path's lowest.

@@ -126,6 +126,9 @@ pub struct Report {
     pub tokens: u64,
     /// Seconds spent in inner steps.
     pub seconds: f64,
+    /// Seconds between the worker's inner steps before this lease and those of this lease: transfers, and waiting for
+    /// others and for work.
+    pub waited_seconds: f64,
 }
 
 /// What the coordinator answers.

@@ -27,6 +27,16 @@ struct State {
     /// The last training loss of each path.
     losses: BTreeMap<PathId, f32>,
     rounds: RoundTally,
+    spent: Spent,
+}
+
+/// What workers have spent their time on, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Spent {
+    /// Inner steps.
+    pub(crate) inner: f64,
+    /// Transfers, and waiting for others and for work.
+    pub(crate) waited: f64,
 }
 
 impl RunProgress {
@@ -40,7 +50,13 @@ impl RunProgress {
         let task = progress.task("train", Some(total), Unit::Count("steps"));
         task.resume_at(committed);
         let rounds = RoundTally::new(inner_steps, steps, Instant::now());
-        let state = State { committed, running: BTreeMap::new(), losses: BTreeMap::new(), rounds };
+        let state = State {
+            committed,
+            running: BTreeMap::new(),
+            losses: BTreeMap::new(),
+            rounds,
+            spent: Spent::default(),
+        };
         Self { events, task, state: Mutex::new(state) }
     }
 
@@ -97,6 +113,19 @@ impl RunProgress {
             state.committed += to - from;
         });
         event.map_or(Ok(()), |event| self.event(event))
+    }
+
+    /// A worker has spent its time on a lease.
+    pub(crate) fn spent(&self, inner: f64, waited: f64) {
+        let mut state = self.state();
+        // What a peer says need not be a number.
+        state.spent.inner += if inner.is_finite() { inner.max(0.0) } else { 0.0 };
+        state.spent.waited += if waited.is_finite() { waited.max(0.0) } else { 0.0 };
+    }
+
+    /// What workers have spent their time on under this coordinator.
+    pub(crate) fn spent_in_all(&self) -> Spent {
+        self.state().spent
     }
 
     pub(crate) fn finish(&self) {

@@ -13,6 +13,7 @@ use dipaco_store::{ObjectRef, ShardRecord};
 use dipaco_sync::{Fence, Unit, units_of};
 use dipaco_topology::{PathId, Topology};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::device::TrainDevice;
@@ -80,6 +81,7 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
         held: Vec::new(),
         data: None,
         summary: WorkerSummary::default(),
+        idle: Instant::now(),
     };
     let result = worker.run().await;
     let summary = worker.summary;
@@ -113,6 +115,8 @@ struct Worker {
     /// The shard of the last path, with its content hash.
     data: Option<(PathId, String, Arc<PathData>)>,
     summary: WorkerSummary,
+    /// Since when no inner step is taken.
+    idle: Instant,
 }
 
 /// How a lease ended.
@@ -180,6 +184,7 @@ impl Worker {
         let (plan, device) = (self.session.plan().clone(), self.options.device.clone());
         let (path, to, phase_step, own_watch) = (work.path, work.to, work.phase_step, watch.clone());
         let sends = work.sends.clone();
+        let waited = self.idle.elapsed();
         // Everything that a lease sends early fits: training never waits for the network.
         let (early, mut outgoing) = mpsc::channel(work.sends.len().max(1));
         let training = blocking(move || {
@@ -216,7 +221,10 @@ impl Worker {
             return Ok(Outcome::Lost(reason));
         }
         match result {
-            Some(result) => self.bring(&work, result).await,
+            Some(mut result) => {
+                result.report.waited_seconds = waited.as_secs_f64();
+                self.bring(&work, result).await
+            }
             None => Ok(Outcome::Lost("the round was given up".to_owned())),
         }
     }

@@ -149,6 +149,13 @@ pub(crate) fn describe(summary: &CoordinatorSummary, config: &RunConfig) -> Stri
             human::bytes(summary.bytes_sent),
             human::bytes(summary.bytes_received)
         );
+        let spent = summary.inner_seconds + summary.waited_seconds;
+        if spent > 0.0 {
+            text += &format!(
+                "; workers spent {:.0} % of their time on inner steps",
+                100.0 * summary.inner_seconds / spent
+            );
+        }
     }
     if summary.at_boundary {
         text += "\nthe next phase of routing begins here: run `dipaco route score` and `dipaco route refit`, then go on with \
