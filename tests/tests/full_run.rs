@@ -134,3 +134,17 @@ fn a_seed_that_is_interrupted_ends_as_if_it_had_not_been() {
     assert_eq!(parts.weights(), whole.weights());
     assert_eq!(rest["validation_loss"], seed["validation_loss"]);
 }
+
+#[test]
+fn tokens_are_made_for_single_workers_and_revoked() {
+    let run = trained().copy();
+    let file = run.directory().join("gpu-3.token");
+    let _ = run.dipaco(&format!("token issue gpu-3 --days 1 --out {}", file.display())).succeeded();
+    assert!(std::fs::read_to_string(&file).unwrap().starts_with("dipaco1."));
+    let _ = run.dipaco("token issue gpu-4 --advertise 10.0.0.1:7440").succeeded().says("dipaco1.");
+    let _ = run.dipaco("token issue Not_A_Name").failed(1, &["lower-case letters"]);
+    let _ = run.dipaco("token issue gpu-3 --days 0").failed(2, &["--days"]);
+    let _ = run.dipaco("token revoke gpu-3").succeeded().says("refused from the next request on");
+    let _ = run.dipaco("token revoke gpu-3").succeeded().says("revoked before");
+    let _ = run.dipaco("token issue gpu-3").failed(2, &["has been revoked", "another name"]);
+}

@@ -57,6 +57,9 @@ pub(crate) enum Command {
     /// Train paths for a coordinator.
     #[command(after_help = commands::worker::EXAMPLES)]
     Worker(commands::worker::WorkerOptions),
+    /// Say who may join a run: tokens for single workers, and their revocation.
+    #[command(subcommand)]
+    Token(commands::token::TokenCommand),
     /// Measure perplexity on validation text.
     #[command(after_help = commands::evaluate::EXAMPLES)]
     Evaluate(commands::evaluate::EvaluateOptions),

@@ -17,5 +17,6 @@ pub(crate) mod seed;
 pub(crate) mod serve;
 pub(crate) mod simulate;
 pub(crate) mod status;
+pub(crate) mod token;
 pub(crate) mod train;
 pub(crate) mod worker;

@@ -48,6 +48,7 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Train(options) => commands::train::run(&options, progress),
         Command::Coordinator(options) => commands::train::run_coordinator(&options, progress),
         Command::Worker(options) => commands::worker::run(&options),
+        Command::Token(command) => commands::token::run(&command),
         Command::Evaluate(options) => commands::evaluate::run(&options, progress),
         Command::Experiment(command) => commands::experiment::run(&command, progress),
         Command::Plot(options) => commands::plot::run(&options),

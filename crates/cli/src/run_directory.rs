@@ -73,6 +73,11 @@ impl RunDirectory {
         self.root.join("join.token")
     }
 
+    /// The names of tokens that have been revoked.
+    pub(crate) fn revoked(&self) -> PathBuf {
+        self.root.join("revoked")
+    }
+
     /// Shards that a worker on this machine fetched.
     pub(crate) fn shard_cache(&self) -> PathBuf {
         self.root.join("cache")

@@ -24,6 +24,7 @@ use crate::desk::{Desk, Guest};
 use crate::ledger::Ledger;
 use crate::plan::WorkerPlan;
 use crate::protocol::{RUN_COMPLETE, Request, Response};
+use crate::revocations::Revocations;
 use crate::run_progress::RunProgress;
 use crate::start::Started;
 use crate::synchronizer::Synchronizer;
@@ -55,6 +56,8 @@ pub struct CoordinatorOptions {
     pub shards: PathBuf,
     /// Begins the phases of routing; without it the coordinator ends where the next one is to begin.
     pub reroute: Option<Reroute>,
+    /// Tokens that may not be used any more.
+    pub revocations: Revocations,
     /// The event file.
     pub events: Events,
     /// Where progress goes.
@@ -94,7 +97,8 @@ pub async fn coordinate(
     server: Server,
     cancel: CancellationToken,
 ) -> Result<CoordinatorSummary, TrainError> {
-    let CoordinatorOptions { config, store, started, shards, reroute, events, progress } = options;
+    let CoordinatorOptions { config, store, started, shards, reroute, revocations, events, progress } =
+        options;
     let begun = Instant::now();
     let topology = Topology::new(&config.topology, config.model.blocks)?;
     let lease = Duration::from_secs(config.train.lease_seconds);
@@ -120,6 +124,7 @@ pub async fn coordinate(
         lease,
         shards,
         changed,
+        revocations,
         guard: Mutex::new(Guard::new(config.outer.guard)),
         contributed: Arc::new(Notify::new()),
         started: begun,
@@ -339,7 +344,13 @@ async fn greet(
         answer(exchange, &Response::Refused { reason }, None).await;
         return Ok(None);
     }
-    let guest = Guest { worker, instance };
+    let token = peer.name().to_owned();
+    if let Some(reason) = desk.revoked(&token).await? {
+        tracing::warn!(worker, token, "a worker with a revoked token is refused");
+        answer(exchange, &Response::Refused { reason }, None).await;
+        return Ok(None);
+    }
+    let guest = Guest { worker, instance, token };
     let (returning, replaced) = register(known, &guest).await;
     let (response, payload) = desk.welcome(&guest, returning).await?;
     answer(exchange, &response, payload).await;
@@ -354,6 +365,16 @@ async fn handle(mut exchange: Exchange, desk: &Arc<Desk>, guest: &Guest) -> Resu
             return Ok(());
         }
     };
+    if let Some(reason) = desk.revoked(&guest.token).await? {
+        tracing::warn!(
+            worker = guest.worker,
+            token = guest.token,
+            "a token has been revoked; its worker is refused"
+        );
+        desk.expel(guest).await?;
+        answer(exchange, &Response::Refused { reason }, None).await;
+        return Ok(());
+    }
     let payload = match desk.payload_limit(&request) {
         0 => None,
         limit => match exchange.receive_payload(limit).await {

@@ -24,6 +24,7 @@ use crate::plan::WorkerPlan;
 use crate::protocol::{
     Change, Item, Report, Request, Response, SHARD_PIECE_BYTES, Stretch, UnitWeights, Work,
 };
+use crate::revocations::Revocations;
 use crate::run_progress::RunProgress;
 use crate::synchronizer::blocking;
 
@@ -42,6 +43,8 @@ pub(crate) struct Desk {
     pub(crate) shards: PathBuf,
     /// Woken when work may have become available.
     pub(crate) changed: Arc<Notify>,
+    /// Tokens that may not be used any more.
+    pub(crate) revocations: Revocations,
     /// Refuses outer gradients that are out of all proportion.
     pub(crate) guard: Mutex<Guard>,
     /// Wakes the synchronizer: something has been contributed, or a grace period is over.
@@ -57,6 +60,8 @@ pub(crate) struct Guest {
     pub(crate) worker: String,
     /// Tells a process from its successor under the same name.
     pub(crate) instance: u64,
+    /// The name in its token.
+    pub(crate) token: String,
 }
 
 type Answer = (Response, Option<Bytes>);
@@ -164,6 +169,28 @@ impl Desk {
         T: Send + 'static,
     {
         tokio::spawn(change(self.clone())).await.map_err(|source| TrainError::Thread { source })?
+    }
+
+    /// Why a token may not be used, if that is so.
+    pub(crate) async fn revoked(&self, token: &str) -> Result<Option<String>, TrainError> {
+        let revocations = self.revocations.clone();
+        let names = blocking(move || revocations.names()).await??;
+        Ok(names.contains(token).then(|| {
+            format!("the token {token:?} has been revoked: ask whoever leads the run for another one")
+        }))
+    }
+
+    /// Ends the leases of a worker.
+    pub(crate) async fn expel(&self, guest: &Guest) -> Result<(), TrainError> {
+        let leases: Vec<_> = {
+            let ledger = self.ledger.lock().await;
+            let own = ledger.rounds().leases().filter(|lease| lease.worker == guest.worker);
+            own.map(|lease| (lease.path, lease.fence)).collect()
+        };
+        for (path, fence) in leases {
+            self.release(path, fence).await?;
+        }
+        Ok(())
     }
 
     /// Ends a lease unfinished, if it is out.

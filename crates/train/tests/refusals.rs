@@ -9,7 +9,7 @@ use dipaco_model::{level_specs, parameters};
 use dipaco_sync::Unit;
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId, Topology};
-use dipaco_train::{Item, Report, Request, Response, TrainError, Work, coordinate, work};
+use dipaco_train::{Item, Report, Request, Response, Revocations, TrainError, Work, coordinate, work};
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -152,4 +152,23 @@ async fn a_shard_that_was_exchanged_is_not_trained_on_and_leaves_no_trace() {
     let worker = run.spawn_worker(&token, "worker");
     assert!(coordinator.await.unwrap().unwrap().finished);
     worker.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revoked_token_is_refused_from_its_next_request_on() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let own = run.token_of("gpu-3", &token);
+    let puppet = Puppet::welcome(&own, "puppet").await;
+    let lease = puppet.lease().await;
+    Revocations::of(&run.folder.path().join("revoked")).revoke("gpu-3").unwrap();
+    let beat = Request::Heartbeat { path: lease.path, fence: lease.fence, step: 1, loss: None };
+    let refused = refusal(puppet.ask(&beat, None).await.unwrap().0);
+    assert!(refused.contains("\"gpu-3\" has been revoked"), "{refused}");
+    let again = Puppet::silent(&own).await.hello("other", env!("CARGO_PKG_VERSION")).await;
+    assert!(refusal(again).contains("revoked"));
+    // Its lease is free at once, and others are not concerned.
+    let worker = run.spawn_worker(&token, "worker");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    assert_eq!(worker.await.unwrap().unwrap().rounds, 4 * 3);
 }

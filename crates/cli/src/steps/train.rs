@@ -9,8 +9,8 @@ use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
 use dipaco_store::{RunManifest, RunStore};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, DeviceChoice, Started, coordinate, rising_losses, small_shards,
-    start_training,
+    CoordinatorOptions, CoordinatorSummary, DeviceChoice, Revocations, Started, coordinate, rising_losses,
+    small_shards, start_training,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -64,6 +64,7 @@ pub(crate) async fn train(
         store,
         started,
         shards: run.routing(0).root().to_owned(),
+        revocations: Revocations::of(&run.revoked()),
         reroute: (!options.stop_at_phase).then(|| phases::rerouting(run, config, progress)),
         events,
         progress: progress.clone(),
@@ -118,7 +119,7 @@ fn listen(run: &RunDirectory, started: &Started, options: &TrainOptions) -> Resu
 }
 
 /// The run's own certificate authority, made at its first training.
-fn authority(run: &RunDirectory, id: &str, now: SystemTime) -> Result<RunAuthority, StepError> {
+pub(crate) fn authority(run: &RunDirectory, id: &str, now: SystemTime) -> Result<RunAuthority, StepError> {
     let file = run.authority();
     match fs::read_to_string(&file) {
         Ok(text) => {

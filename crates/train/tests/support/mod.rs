@@ -17,8 +17,9 @@ use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_telemetry::{Clock, Events, Progress};
 use dipaco_topology::Topology;
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, Request, Response, SeedOptions, Started, TrainDevice, TrainError,
-    Work, WorkerOptions, WorkerSummary, coordinate, open_run, start_training, train_seed, work,
+    CoordinatorOptions, CoordinatorSummary, Request, Response, Revocations, SeedOptions, Started,
+    TrainDevice, TrainError, Work, WorkerOptions, WorkerSummary, coordinate, open_run, start_training,
+    train_seed, work,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -157,6 +158,12 @@ impl Run {
         (server, token)
     }
 
+    /// A token of its own for a worker that reaches the coordinator where the holder of another token does.
+    pub(crate) fn token_of(&self, name: &str, like: &JoinToken) -> JoinToken {
+        let addresses = like.addresses.clone();
+        self.authority.issue("worker", name, addresses, SystemTime::now(), LIFETIME).unwrap()
+    }
+
     pub(crate) fn options(&self, started: Started, events: Events) -> CoordinatorOptions {
         CoordinatorOptions {
             config: self.config.clone(),
@@ -164,6 +171,7 @@ impl Run {
             started,
             shards: self.folder.path().to_owned(),
             reroute: None,
+            revocations: Revocations::of(&self.folder.path().join("revoked")),
             events,
             progress: Progress::hidden(),
         }

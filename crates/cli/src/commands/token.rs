@@ -1,0 +1,109 @@
+//! `dipaco token`: who may join a run.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, Subcommand};
+use dipaco_net::JoinToken;
+use dipaco_store::RunManifest;
+use dipaco_train::Revocations;
+
+use crate::error::CliError;
+use crate::run_options::RunOptions;
+use crate::steps::error::StepError;
+use crate::steps::files;
+use crate::steps::train::{authority, open_store};
+use crate::{output, runtime};
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+pub(crate) const ISSUE_EXAMPLES: &str = "\
+Examples:
+  dipaco token issue gpu-3 --run runs/big --days 30 --out gpu-3.token
+  dipaco worker --join gpu-3.token                     on the machine that it is for
+  dipaco token revoke gpu-3 --run runs/big             it is refused from its next request on";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make a token for one worker, or one group of workers.
+    #[command(after_help = ISSUE_EXAMPLES)]
+    Issue(IssueOptions),
+    /// Refuse a token from now on; its workers lose their leases.
+    Revoke(RevokeOptions),
+}
+
+/// Options of `dipaco token issue`.
+#[derive(Debug, Args)]
+pub(crate) struct IssueOptions {
+    /// What to call it when it is revoked: 1 to 40 lower-case letters, digits or `-`.
+    name: String,
+    #[command(flatten)]
+    run: RunOptions,
+    /// How long it holds.
+    #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=3650))]
+    days: u32,
+    /// Where the coordinator is reached, as host:port; may be repeated. Without it, where join.token says.
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Vec<String>,
+    /// Write it to this file, which only its owner may read, and not to standard output.
+    #[arg(short, long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// Options of `dipaco token revoke`.
+#[derive(Debug, Args)]
+pub(crate) struct RevokeOptions {
+    /// The name that it was issued for; \"worker\" is that of join.token.
+    name: String,
+    #[command(flatten)]
+    run: RunOptions,
+}
+
+pub(crate) fn run(command: &TokenCommand) -> Result<(), CliError> {
+    match command {
+        TokenCommand::Issue(options) => issue(options),
+        TokenCommand::Revoke(options) => revoke(options),
+    }
+}
+
+fn issue(options: &IssueOptions) -> Result<(), CliError> {
+    let (run, _) = options.run.open()?;
+    let revocations = Revocations::of(&run.revoked());
+    if revocations.names()?.contains(&options.name) {
+        return Err(CliError::Usage {
+            message: format!("the name {:?} has been revoked", options.name),
+            remedy: "take another name: whoever holds the old token must not be let in by the new one".into(),
+        });
+    }
+    let mut addresses = options.advertise.clone();
+    if addresses.is_empty() {
+        let file = run.join_token();
+        if !file.exists() {
+            return Err(CliError::Usage {
+                message: "it is not known where the coordinator will be reached".into(),
+                remedy: "say it with --advertise HOST:PORT, or start the coordinator first".into(),
+            });
+        }
+        addresses = JoinToken::read_from(&file.to_string_lossy())?.addresses;
+    }
+    let loaded = runtime::run(async { Ok(open_store(&run)?.load::<RunManifest>().await?) })?;
+    let id = loaded.ok_or(StepError::NoSeed)?.manifest.run;
+    let now = SystemTime::now();
+    let authority = authority(&run, &id, now)?;
+    let token = authority.issue("worker", &options.name, addresses, now, DAY * options.days)?;
+    match &options.out {
+        Some(file) => Ok(files::write_private(file, format!("{token}\n").as_bytes())?),
+        None => output::print(&format!("{token}\n")),
+    }
+}
+
+fn revoke(options: &RevokeOptions) -> Result<(), CliError> {
+    let (run, _) = options.run.open()?;
+    let new = Revocations::of(&run.revoked()).revoke(&options.name)?;
+    let name = &options.name;
+    output::print(&if new {
+        format!("{name}: refused from the next request on\n")
+    } else {
+        format!("{name}: had been revoked before\n")
+    })
+}
