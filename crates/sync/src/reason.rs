@@ -24,6 +24,13 @@ pub enum Reason {
         /// The first paths that it waits for, with the holder of their lease.
         paths: Vec<(PathId, Option<String>)>,
     },
+    /// A path waits for the worker that holds what it was trained to.
+    Held {
+        /// The path.
+        path: PathId,
+        /// The worker.
+        worker: String,
+    },
     /// All contributions to a unit are there; its outer step is being taken.
     OuterStep {
         /// The unit.
@@ -63,6 +70,9 @@ impl fmt::Display for Reason {
                     }
                 }
                 Ok(())
+            }
+            Self::Held { path, worker } => {
+                write!(f, "path {path} waits for {worker}, which holds what it was trained to")
             }
             Self::OuterStep { unit, cut } => {
                 named(f, *unit, *cut)?;

@@ -85,6 +85,17 @@ pub struct Rounds {
     speeds: BTreeMap<String, f64>,
     /// Units whose outer step has been said to be due and is not written down yet.
     stepping: BTreeSet<Unit>,
+    /// Paths that only a worker that holds what they were trained to goes on with at once: others train it again.
+    bound: BTreeSet<PathId>,
+    /// The workers that have asked, when they were last heard of and which paths they hold.
+    around: BTreeMap<String, Around>,
+}
+
+/// A worker that has asked for work.
+#[derive(Clone, Debug)]
+struct Around {
+    heard: Duration,
+    held: BTreeSet<PathId>,
 }
 
 /// How far the quorum of an outer step is.
@@ -123,6 +134,8 @@ impl Rounds {
             grace,
             speeds: BTreeMap::new(),
             stepping: BTreeSet::new(),
+            bound: BTreeSet::new(),
+            around: BTreeMap::new(),
         })
     }
 
@@ -188,20 +201,43 @@ impl Rounds {
         self.plan.phase = self.plan.phase.max(phase);
     }
 
+    /// Says whether a path goes on at once only with a worker that holds what it was trained to. While such a worker is
+    /// around, no other is given the path.
+    pub fn bind(&mut self, path: PathId, bound: bool) {
+        if bound {
+            self.bound.insert(path);
+        } else {
+            self.bound.remove(&path);
+        }
+    }
+
+    /// Another worker that holds a path that is bound to those that do, and that was heard of within the time of a lease.
+    fn holder(&self, now: Duration, path: PathId, worker: &str) -> Option<&str> {
+        let around = |(other, around): &(&String, &Around)| {
+            other.as_str() != worker && around.held.contains(&path) && around.heard + self.plan.lease > now
+        };
+        let own = self.around.get(worker).is_some_and(|around| around.held.contains(&path));
+        let bound = self.bound.contains(&path) && !own;
+        bound.then(|| self.around.iter().find(around)).flatten().map(|(other, _)| other.as_str())
+    }
+
     /// Gives a worker a path to work on: of those that can run the one that is furthest behind, and among equals one
     /// of `held` (paths whose state the worker still has) before the lowest number.
     pub fn grant(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Grant {
         if self.finished() {
             return Grant::Finished;
         }
+        let around = Around { heard: now, held: held.iter().copied().collect() };
+        self.around.insert(worker.to_owned(), around);
         let best = self
             .topology
             .path_ids()
             .filter(|path| !self.leases.contains_key(path))
+            .filter(|&path| self.holder(now, path, worker).is_none())
             .filter_map(|path| self.task(path).ok().map(|task| (path, task)))
             .min_by_key(|&(path, _)| (self.path(path).steps, !held.contains(&path), path));
         let Some((path, task)) = best else {
-            return Grant::Wait(self.reason());
+            return Grant::Wait(self.reason(now, worker));
         };
         let from = self.path(path).steps;
         let to = match task {
@@ -306,13 +342,19 @@ impl Rounds {
         missing.map_or(Ok(task), |(receive, _)| Err(Some(receive.unit)))
     }
 
-    fn reason(&self) -> Reason {
+    fn reason(&self, now: Duration, worker: &str) -> Reason {
         if self.at_boundary() {
             return Reason::PhaseEnds { steps: self.end() };
         }
         let idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
         let waiting = idle.filter_map(|path| Some((self.path(path).steps, path, self.task(path).err()??)));
         let Some((_, _, unit)) = waiting.min() else {
+            let mut idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
+            if let Some((path, holder)) =
+                idle.find_map(|path| self.holder(now, path, worker).map(|holder| (path, holder)))
+            {
+                return Reason::Held { path, worker: holder.to_owned() };
+            }
             return Reason::AllLeased { leases: self.leases.len() };
         };
         let (slot, cut) = (self.slot(unit), self.plan.schedule.fragments() > 1);
@@ -346,6 +388,9 @@ impl Rounds {
         match self.leases.get_mut(&path) {
             Some(lease) if lease.fence == fence => {
                 lease.deadline = deadline;
+                if let Some(around) = self.around.get_mut(&lease.worker) {
+                    around.heard = now;
+                }
                 Ok(deadline)
             }
             _ => Err(self.lost(path, fence)),
@@ -454,6 +499,14 @@ impl Rounds {
         }
         self.leases.remove(&path);
         self.committed.insert(path, fence);
+        // Whoever else held the path holds what it was before.
+        for (name, around) in &mut self.around {
+            if *name == lease.worker {
+                around.held.insert(path);
+            } else {
+                around.held.remove(&path);
+            }
+        }
         Commit::Accepted
     }
 

@@ -83,7 +83,10 @@ impl Ledger {
             phase: training.phase as usize,
             lease,
         };
-        let rounds = Rounds::new(topology, plan, progress(training), manifest.incarnation)?;
+        let mut rounds = Rounds::new(topology, plan, progress(training), manifest.incarnation)?;
+        for (path, record) in (0..).map(PathId).zip(&training.paths) {
+            rounds.bind(path, !record.tail.is_empty());
+        }
         // Listed before the manifest is replaced: what is there now can't belong to a coordinator after this one.
         let stored = stored(&store).await?;
         let sequence = store.replace(&manifest, sequence).await?;
@@ -323,6 +326,8 @@ impl Ledger {
                 }
             }
         }
+        let bound = !path_record(&mut self.manifest, path)?.tail.is_empty();
+        self.rounds.bind(path, bound);
         let best = self.note_loss(path, &lease, report)?;
         for unit in self.units_of(path) {
             obsolete.extend(self.prune(unit)?);

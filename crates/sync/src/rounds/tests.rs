@@ -122,6 +122,26 @@ fn a_worker_gets_the_path_whose_state_it_holds() {
 }
 
 #[test]
+fn a_bound_path_waits_for_its_holder_as_long_as_that_is_around() {
+    let mut rounds = start(2);
+    let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "holder", &[]))).collect();
+    for l in &leases {
+        assert_eq!(commit(&mut rounds, l), Commit::Accepted);
+        rounds.bind(l.path, true);
+    }
+    step_all(&mut rounds, at(0));
+    let Grant::Wait(reason) = rounds.grant(at(1), "other", &[]) else { panic!() };
+    assert_eq!(reason.to_string(), "path 0 waits for holder, which holds what it was trained to");
+    // One that has been brought goes to anyone; the holder says what it still holds; and it may be gone.
+    rounds.bind(PathId(3), false);
+    assert_eq!(lease(rounds.grant(at(1), "other", &[])).path, PathId(3));
+    assert_eq!(lease(rounds.grant(at(2), "holder", &[PathId(2), PathId(1)])).path, PathId(1));
+    assert_eq!(lease(rounds.grant(at(2), "other", &[])).path, PathId(0));
+    assert!(matches!(rounds.grant(at(3), "other", &[]), Grant::Wait(Reason::Held { path: PathId(2), .. })));
+    assert_eq!(lease(rounds.grant(at(62), "other", &[])).path, PathId(2));
+}
+
+#[test]
 fn at_the_end_of_a_phase_every_path_waits_and_goes_on_when_the_next_begins() {
     let mut rounds = begin(plan(&[STEPS, 2 * STEPS]));
     for _ in 0..4 {
