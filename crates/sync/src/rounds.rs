@@ -173,7 +173,7 @@ impl Rounds {
 
     /// The place of a unit among the counters of its paths.
     fn slot(&self, unit: Unit) -> usize {
-        usize::from(unit.module.level) * self.plan.schedule.fragments() as usize + unit.fragment as usize
+        unit.slot(self.plan.schedule.fragments())
     }
 
     /// The step at which the current phase ends.

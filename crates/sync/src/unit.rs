@@ -16,6 +16,14 @@ pub struct Unit {
     pub fragment: u32,
 }
 
+impl Unit {
+    /// Its place in lists over the units of each of its paths, as [`units_of`] orders them.
+    #[must_use]
+    pub fn slot(self, fragments: u32) -> usize {
+        usize::from(self.module.level) * fragments as usize + self.fragment as usize
+    }
+}
+
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.module, self.fragment)

@@ -204,22 +204,11 @@ impl Desk {
 
     /// Welcomes a process. Leases of an earlier process under its name are free again: that process is gone.
     pub(crate) async fn welcome(&self, guest: &Guest, returning: bool) -> Result<Answer, TrainError> {
-        let mut ledger = self.ledger.lock().await;
         if !returning {
-            let stale: Vec<_> = ledger
-                .rounds()
-                .leases()
-                .filter(|l| l.worker == guest.worker)
-                .map(|l| (l.path, l.fence))
-                .collect();
-            for (path, fence) in stale {
-                ledger.release(path, fence).await?;
-                self.progress.lost(path, fence);
-                self.changed.notify_waiters();
-            }
+            self.expel(guest).await?;
             self.progress.event(Event::WorkerJoined { worker: guest.worker.clone() })?;
         }
-        let run = ledger.run().to_owned();
+        let run = self.ledger.lock().await.run().to_owned();
         let plan = serde_json::to_string(&self.plan).map_err(|source| TrainError::Json { source })?;
         Ok((Response::Welcome { run, plan }, None))
     }

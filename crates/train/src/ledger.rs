@@ -379,8 +379,7 @@ impl Ledger {
 
     /// The place of a fragment in the lists of its paths' records.
     fn slot(&self, unit: Unit) -> usize {
-        let fragments = self.rounds.schedule().fragments() as usize;
-        usize::from(unit.module.level) * fragments + unit.fragment as usize
+        unit.slot(self.rounds.schedule().fragments())
     }
 
     fn units_of(&self, path: PathId) -> Vec<Unit> {

@@ -161,8 +161,7 @@ impl Synchronizer {
         let received = {
             let ledger = self.desk.ledger.lock().await;
             let progress = ledger.rounds().progress();
-            let slot = usize::from(unit.module.level) * self.desk.plan.sync.fragments as usize
-                + unit.fragment as usize;
+            let slot = unit.slot(self.desk.plan.sync.fragments);
             let sent = sizes.iter().filter_map(|(path, _)| progress.paths.get(path.index())?.sent.get(slot));
             let pending = progress.pending.get(&unit).map_or(0, Vec::len) as u64;
             sent.map(|&sent| u64::from(sent)).sum::<u64>().saturating_sub(pending)
