@@ -141,19 +141,6 @@ pub enum TrainError {
         /// Moments in the state.
         found: usize,
     },
-    /// A path state without a tensor of its model, or with one of another shape.
-    #[error("the path's state has no {name} of this model's shape: it belongs to another configuration")]
-    PathStateTensor {
-        /// The tensor.
-        name: String,
-    },
-    /// A path state can't be written.
-    #[error("the path's state can't be written")]
-    PathStateEncoding {
-        /// Why.
-        #[source]
-        source: safetensors::SafeTensorError,
-    },
     /// The modules of a level can't be cut into fragments.
     #[error("sync.fragments does not fit the modules of level {level}: {why}")]
     Fragments {

@@ -1,9 +1,9 @@
 //! What a path carries from lease to lease besides the global weights of its modules.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use dipaco_model::{ModelConfig, TensorSpec, parameters, path_specs};
+use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, parameters, path_specs};
+use dipaco_topology::Part;
 use serde::{Deserialize, Serialize};
 
 use crate::TrainError;
@@ -70,32 +70,15 @@ impl PathState {
     /// # Errors
     /// When the moments do not have the path's size.
     pub fn encode(&self, model: &ModelConfig) -> Result<Vec<u8>, TrainError> {
-        let specs = path_specs(model);
-        let expected = parameters(&specs);
-        for found in [self.first.len(), self.second.len()] {
-            if found != expected {
-                return Err(TrainError::PathStateLength { expected, found });
-            }
-        }
-        let mut tensors: Vec<(String, Values<'_>)> = Vec::new();
-        for (prefix, values) in [("first", &self.first), ("second", &self.second)] {
-            let mut rest = values.as_slice();
-            for spec in &specs {
-                let (values, others) = rest.split_at(spec.parameters());
-                tensors
-                    .push((format!("{prefix}/{}", spec.name), Values { shape: spec.shape.clone(), values }));
-                rest = others;
-            }
-        }
-        for ((level, fragment), own) in &self.own {
-            let flat = |values| Values { shape: vec![<[f32]>::len(values)], values };
-            tensors.push((format!("own/{level}/{fragment}"), flat(&own.weights)));
-            tensors.extend(own.base.iter().map(|base| (format!("base/{level}/{fragment}"), flat(base))));
+        let mut specs = moment_specs(model);
+        let mut values = [self.first.as_slice(), self.second.as_slice()].concat();
+        for (&place, own) in &self.own {
+            specs.extend(own_specs(place, own.weights.len(), own.base.as_ref().map(Vec::len)));
+            values.extend(own.weights.iter().chain(own.base.iter().flatten()));
         }
         let place = Place { format: FORMAT.to_owned(), step: self.step, position: self.position };
         let place = serde_json::to_string(&place).map_err(|source| TrainError::Json { source })?;
-        safetensors::serialize(tensors, Some([(PLACE.to_owned(), place)].into()))
-            .map_err(|source| TrainError::PathStateEncoding { source })
+        Ok(ModuleWeights { specs: specs.into(), values }.to_safetensors(Some((PLACE, &place)))?)
     }
 
     /// Decodes what [`encode`](Self::encode) wrote.
@@ -104,77 +87,62 @@ impl PathState {
     /// When the bytes are damaged, or belong to another model.
     pub fn decode(bytes: &[u8], model: &ModelConfig) -> Result<Self, TrainError> {
         let damaged = || TrainError::PathStateFormat { expected: FORMAT };
-        let header = safetensors::SafeTensors::read_metadata(bytes).ok();
-        let metadata = header.as_ref().and_then(|(_, header)| header.metadata().as_ref());
-        let place = metadata.and_then(|metadata| serde_json::from_str(metadata.get(PLACE)?).ok());
+        let (_, header) = safetensors::SafeTensors::read_metadata(bytes).map_err(|_| damaged())?;
+        let place = header.metadata().as_ref();
+        let place = place.and_then(|metadata| serde_json::from_str(metadata.get(PLACE)?).ok());
         let Some(Place { step, position, .. }) = place.filter(|place: &Place| place.format == FORMAT) else {
             return Err(damaged());
         };
-        let file = safetensors::SafeTensors::deserialize(bytes).map_err(|_| damaged())?;
-        let specs: Arc<[TensorSpec]> = path_specs(model).into();
-        let total = parameters(&specs);
-        let (mut first, mut second) = (Vec::with_capacity(total), Vec::with_capacity(total));
-        for spec in specs.iter() {
-            for (prefix, moments) in [("first", &mut first), ("second", &mut second)] {
-                let name = format!("{prefix}/{}", spec.name);
-                let tensor = file.tensor(&name).ok().filter(|tensor| tensor.shape() == spec.shape);
-                read(&tensor.ok_or(TrainError::PathStateTensor { name })?, moments)?;
+        let tensors = header.tensors();
+        let length = |name: &str| tensors.get(name).map(|info| info.shape.iter().product::<usize>());
+        let mut specs = moment_specs(model);
+        let mut places = BTreeMap::new();
+        for name in tensors.keys() {
+            // A name that is not written like this one is unknown to what reads the tensors.
+            let place = name.strip_prefix("own/").and_then(|place| place.split_once('/'));
+            let place =
+                place.and_then(|(level, fragment)| Some((level.parse().ok()?, fragment.parse().ok()?)));
+            if let Some((level, fragment)) = place {
+                let base = length(&format!("base/{level}/{fragment}"));
+                places.insert((level, fragment), (length(name).unwrap_or(0), base));
             }
         }
+        specs.extend(places.iter().flat_map(|(&place, &(weights, base))| own_specs(place, weights, base)));
+        let mut values = ModuleWeights::from_safetensors(bytes, specs.into())?.values.into_iter();
+        let mut take = |count| values.by_ref().take(count).collect::<Vec<f32>>();
+        let moments = parameters(&path_specs(model));
+        let (first, second) = (take(moments), take(moments));
         let mut own = BTreeMap::new();
-        for (name, tensor) in file.iter() {
-            let place = |prefix: &str| {
-                let (level, fragment) = name.strip_prefix(prefix)?.split_once('/')?;
-                Some((level.parse().ok()?, fragment.parse().ok()?))
-            };
-            if let Some(place) = place("own/") {
-                let mut weights = Vec::new();
-                read(&tensor, &mut weights)?;
-                let mut base = None;
-                if let Ok(tensor) = file.tensor(&format!("base/{}/{}", place.0, place.1)) {
-                    let mut values = Vec::new();
-                    read(&tensor, &mut values)?;
-                    base = Some(values);
-                }
-                own.insert(place, Own { weights, base });
-            }
+        for (place, (weights, base)) in places {
+            let weights = take(weights);
+            own.insert(place, Own { weights, base: base.map(&mut take) });
         }
         Ok(Self { step, position, first, second, own })
     }
 }
 
-/// A tensor to be written.
-struct Values<'a> {
-    shape: Vec<usize>,
-    values: &'a [f32],
+fn moment_specs(model: &ModelConfig) -> Vec<TensorSpec> {
+    let specs = path_specs(model);
+    let named = |prefix: &'static str| {
+        specs.iter().map(move |spec| TensorSpec { name: format!("{prefix}/{}", spec.name), ..spec.clone() })
+    };
+    named("first").chain(named("second")).collect()
 }
 
-impl safetensors::View for Values<'_> {
-    fn dtype(&self) -> safetensors::Dtype {
-        safetensors::Dtype::F32
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> std::borrow::Cow<'_, [u8]> {
-        self.values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>().into()
-    }
-
-    fn data_len(&self) -> usize {
-        size_of_val(self.values)
-    }
-}
-
-/// Appends the values of a tensor.
-fn read(tensor: &safetensors::tensor::TensorView<'_>, values: &mut Vec<f32>) -> Result<(), TrainError> {
-    if tensor.dtype() != safetensors::Dtype::F32 {
-        return Err(TrainError::PathStateFormat { expected: FORMAT });
-    }
-    let (chunks, _) = tensor.data().as_chunks();
-    values.extend(chunks.iter().copied().map(f32::from_le_bytes));
-    Ok(())
+/// The tensors of a path's own weights of a fragment, and of their base if there is one; with their lengths in values.
+fn own_specs(
+    (level, fragment): (u16, u32),
+    weights: usize,
+    base: Option<usize>,
+) -> impl Iterator<Item = TensorSpec> {
+    let flat = move |prefix: &str, values| TensorSpec {
+        name: format!("{prefix}/{level}/{fragment}"),
+        shape: vec![values],
+        // Neither is asked for where states are read and written.
+        part: Part::Block(0),
+        decay: false,
+    };
+    std::iter::once(flat("own", weights)).chain(base.map(|values| flat("base", values)))
 }
 
 #[cfg(test)]
@@ -217,7 +185,7 @@ mod tests {
     fn a_state_of_another_model_is_refused() {
         let bytes = state().encode(&model()).unwrap();
         let wider = ModelConfig { ffn_size: 8, ..model() };
-        assert!(matches!(PathState::decode(&bytes, &wider), Err(TrainError::PathStateTensor { .. })));
+        assert!(matches!(PathState::decode(&bytes, &wider), Err(TrainError::Model(_))));
         assert!(state().encode(&wider).is_err());
     }
 
