@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use dipaco_topology::{PathId, Topology};
 
+use crate::holders::Holders;
+use crate::sampling::Sampling;
 use crate::scheme::dynamic_steps;
 use crate::unit::units_of;
 use crate::{
@@ -85,17 +87,9 @@ pub struct Rounds {
     speeds: BTreeMap<String, f64>,
     /// Units whose outer step has been said to be due and is not written down yet.
     stepping: BTreeSet<Unit>,
-    /// Paths that only a worker that holds what they were trained to goes on with at once: others train it again.
-    bound: BTreeSet<PathId>,
-    /// The workers that have asked, when they were last heard of and which paths they hold.
-    around: BTreeMap<String, Around>,
-}
-
-/// A worker that has asked for work.
-#[derive(Clone, Debug)]
-struct Around {
-    heard: Duration,
-    held: BTreeSet<PathId>,
+    holders: Holders,
+    /// Draws the next path by what its shard lacks; otherwise the one that is furthest behind is next.
+    sampling: Option<Sampling>,
 }
 
 /// How far the quorum of an outer step is.
@@ -134,8 +128,8 @@ impl Rounds {
             grace,
             speeds: BTreeMap::new(),
             stepping: BTreeSet::new(),
-            bound: BTreeSet::new(),
-            around: BTreeMap::new(),
+            holders: Holders::default(),
+            sampling: None,
         })
     }
 
@@ -204,38 +198,40 @@ impl Rounds {
     /// Says whether a path goes on at once only with a worker that holds what it was trained to. While such a worker is
     /// around, no other is given the path.
     pub fn bind(&mut self, path: PathId, bound: bool) {
-        if bound {
-            self.bound.insert(path);
-        } else {
-            self.bound.remove(&path);
-        }
+        self.holders.bind(path, bound);
     }
 
-    /// Another worker that holds a path that is bound to those that do, and that was heard of within the time of a lease.
+    /// From now on paths that can go on are drawn by how much less of their shards has been trained on than of all
+    /// (arXiv:2401.09135, equation 2). `shards` are the tokens of each path's shard.
+    pub fn sample_shards(&mut self, seed: u64, shards: Vec<u64>) {
+        self.sampling = Some(Sampling { seed, shards });
+    }
+
+    /// Another worker that a path has to wait for.
     fn holder(&self, now: Duration, path: PathId, worker: &str) -> Option<&str> {
-        let around = |(other, around): &(&String, &Around)| {
-            other.as_str() != worker && around.held.contains(&path) && around.heard + self.plan.lease > now
-        };
-        let own = self.around.get(worker).is_some_and(|around| around.held.contains(&path));
-        let bound = self.bound.contains(&path) && !own;
-        bound.then(|| self.around.iter().find(around)).flatten().map(|(other, _)| other.as_str())
+        self.holders.other(now, path, worker, self.plan.lease)
     }
 
     /// Gives a worker a path to work on: of those that can run the one that is furthest behind, and among equals one
-    /// of `held` (paths whose state the worker still has) before the lowest number.
+    /// of `held` (paths whose state the worker still has) before the lowest number; or the one that shard sampling draws.
     pub fn grant(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Grant {
         if self.finished() {
             return Grant::Finished;
         }
-        let around = Around { heard: now, held: held.iter().copied().collect() };
-        self.around.insert(worker.to_owned(), around);
-        let best = self
-            .topology
-            .path_ids()
-            .filter(|path| !self.leases.contains_key(path))
-            .filter(|&path| self.holder(now, path, worker).is_none())
-            .filter_map(|path| self.task(path).ok().map(|task| (path, task)))
-            .min_by_key(|&(path, _)| (self.path(path).steps, !held.contains(&path), path));
+        self.holders.asks(now, worker, held, self.plan.lease);
+        let free = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
+        let free = free.filter(|&path| self.holder(now, path, worker).is_none());
+        let mut ready = free.filter_map(|path| self.task(path).ok().map(|task| (path, task)));
+        let best = match &self.sampling {
+            None => ready.min_by_key(|&(path, _)| (self.path(path).steps, !held.contains(&path), path)),
+            Some(sampling) => {
+                let ready: BTreeMap<PathId, Task> = ready.by_ref().collect();
+                let candidates: Vec<PathId> = ready.keys().copied().collect();
+                let steps: Vec<u64> = self.progress.paths.iter().map(|path| path.steps).collect();
+                let drawn = sampling.draw(&candidates, &steps, self.next_fence);
+                drawn.and_then(|path| Some((path, *ready.get(&path)?)))
+            }
+        };
         let Some((path, task)) = best else {
             return Grant::Wait(self.reason(now, worker));
         };
@@ -279,7 +275,7 @@ impl Rounds {
         let due: BTreeMap<u32, u64> = if task == Task::Measure || self.plan.scheme.dynamic_steps() {
             all.collect()
         } else {
-            schedule.receives(from).into_iter().collect()
+            schedule.receives(path, from).into_iter().collect()
         };
         let units = self.units_of(path).into_iter();
         units
@@ -310,7 +306,11 @@ impl Rounds {
             let units = units.iter().filter(move |unit| unit.fragment == point.fragment);
             units.map(move |&unit| Send { unit, step: point.step, number }).collect::<Vec<_>>()
         };
-        schedule.sends(from, to).into_iter().flat_map(of).collect()
+        let mut points = schedule.sends(from, to);
+        points.retain(|point| {
+            !schedule.dropped(path, point.fragment, schedule.sent_through(point.fragment, point.step))
+        });
+        points.into_iter().flat_map(of).collect()
     }
 
     /// What a path can do now, or the first unit that it waits for.
@@ -388,9 +388,7 @@ impl Rounds {
         match self.leases.get_mut(&path) {
             Some(lease) if lease.fence == fence => {
                 lease.deadline = deadline;
-                if let Some(around) = self.around.get_mut(&lease.worker) {
-                    around.heard = now;
-                }
+                self.holders.heard(now, &lease.worker);
                 Ok(deadline)
             }
             _ => Err(self.lost(path, fence)),
@@ -440,21 +438,21 @@ impl Rounds {
         if send.number <= sent {
             return Commit::Duplicate;
         }
-        if send.number != sent + 1 {
-            return Commit::Refused(LeaseError::Owes { path, fence, unit: send.unit, number: sent + 1 });
+        let schedule = &self.plan.schedule;
+        // What is dropped is not waited for.
+        let dropped = |&number: &u32| schedule.dropped(path, send.unit.fragment, u64::from(number));
+        if let Some(number) = (sent + 1..send.number).find(|number| !dropped(number)) {
+            return Commit::Refused(LeaseError::Owes { path, fence, unit: send.unit, number });
         }
         let received = lease.receives.iter().find(|receive| receive.unit == send.unit);
         let base = received.map_or(self.path(path).adopted[slot], |receive| receive.version);
-        let schedule = &self.plan.schedule;
         let steps = if self.plan.scheme.dynamic_steps() {
             send.step - from
         } else {
-            // Since the send before, or the beginning of the run.
-            let previous = schedule.sends_before(send.unit.fragment, send.step);
-            send.step - previous
+            schedule.steps_in(path, send.unit.fragment, send.step)
         };
         let contribution = Contribution { path, number: send.number, base, steps, tokens };
-        self.progress.paths[path.index()].sent[slot] += 1;
+        self.progress.paths[path.index()].sent[slot] = send.number;
         let pending = self.progress.pending.entry(send.unit).or_default();
         pending.push(contribution);
         pending.sort_unstable();
@@ -484,7 +482,12 @@ impl Rounds {
             }
         }
         let slots: Vec<_> = lease.receives.iter().map(|r| (self.slot(r.unit), r.version)).collect();
+        let scheduled = self.scheduled(&lease);
         let progress = &mut self.progress.paths[path.index()];
+        for (sent, scheduled) in progress.sent.iter_mut().zip(scheduled) {
+            // Those at the end of what was dropped.
+            *sent = scheduled.max(*sent);
+        }
         for (slot, version) in slots {
             progress.adopted[slot] = version;
         }
@@ -499,15 +502,18 @@ impl Rounds {
         }
         self.leases.remove(&path);
         self.committed.insert(path, fence);
-        // Whoever else held the path holds what it was before.
-        for (name, around) in &mut self.around {
-            if *name == lease.worker {
-                around.held.insert(path);
-            } else {
-                around.held.remove(&path);
-            }
-        }
+        self.holders.trained(&lease.worker, path);
         Commit::Accepted
+    }
+
+    /// How often each unit of a lease's path has been sent by its end, or dropped.
+    fn scheduled(&self, lease: &Lease) -> Vec<u32> {
+        if self.plan.scheme.dynamic_steps() || lease.task == Task::Measure {
+            return Vec::new();
+        }
+        let sent = |unit: Unit| self.plan.schedule.sent_through(unit.fragment, lease.to);
+        let units = self.units_of(lease.path).into_iter();
+        units.map(|unit| u32::try_from(sent(unit)).unwrap_or(u32::MAX)).collect()
     }
 
     /// Gives a lease back, as when its worker says good-bye or its connection is gone for good.
@@ -536,19 +542,27 @@ impl Rounds {
 
     /// The outer steps that can be taken now, in order.
     pub fn due(&mut self, now: Duration) -> Vec<OuterStep> {
-        let units: Vec<Unit> = self.progress.pending.keys().copied().collect();
+        let pending = self.progress.pending.keys().copied();
+        // Where outer gradients are dropped, a step may have none.
+        let units: Vec<Unit> = match self.plan.schedule.drops().any() {
+            true => self.progress.versions.keys().copied().collect(),
+            false => pending.collect(),
+        };
         units.into_iter().filter_map(|unit| self.due_step(now, unit)).collect()
     }
 
     fn due_step(&mut self, now: Duration, unit: Unit) -> Option<OuterStep> {
         let version = self.progress.versions[&unit] + 1;
-        let pending = self.progress.pending.get(&unit)?;
+        let pending = self.progress.pending.get(&unit).map_or(&[][..], Vec::as_slice);
         let learners: Vec<PathId> = self.topology.paths_through(unit.module).collect();
         let contributions = match self.plan.scheme {
             Scheme::Synchronous => {
-                let of_version: Vec<_> = pending.iter().filter(|c| c.number == version).copied().collect();
-                (of_version.len() == learners.len()).then_some(of_version)?
+                let slot = self.slot(unit);
+                let of_version = pending.iter().filter(|c| c.number == version).copied();
+                let all = learners.iter().all(|&path| self.path(path).sent[slot] >= version);
+                all.then(|| of_version.collect())?
             }
+            Scheme::Quorum(_) if pending.is_empty() => return None,
             Scheme::Quorum(quorum) => {
                 let there: BTreeSet<PathId> = pending.iter().map(|c| c.path).collect();
                 // Those at the end of the phase have nothing more to bring.
@@ -566,7 +580,7 @@ impl Rounds {
                     self.grace.quorum(now.saturating_sub(since));
                     now + window
                 });
-                (there.len() == possible || now >= until).then(|| pending.clone())?
+                (there.len() == possible || now >= until).then(|| pending.to_vec())?
             }
         };
         self.stepping.insert(unit);
@@ -577,17 +591,16 @@ impl Rounds {
     /// it counts: not when the unit has another version by now.
     pub fn stepped(&mut self, step: &OuterStep, took: Duration) -> bool {
         let Some(version) = self.progress.versions.get_mut(&step.unit) else { return false };
-        let pending = self.progress.pending.get_mut(&step.unit);
-        let Some(pending) = pending.filter(|p| step.contributions.iter().all(|c| p.contains(c))) else {
-            return false;
-        };
-        if *version + 1 != step.version {
+        let pending = self.progress.pending.get(&step.unit).map_or(&[][..], Vec::as_slice);
+        if *version + 1 != step.version || !step.contributions.iter().all(|c| pending.contains(c)) {
             return false;
         }
+        let left: Vec<_> = pending.iter().filter(|c| !step.contributions.contains(c)).copied().collect();
         *version = step.version;
-        pending.retain(|contribution| !step.contributions.contains(contribution));
-        if pending.is_empty() {
+        if left.is_empty() {
             self.progress.pending.remove(&step.unit);
+        } else {
+            self.progress.pending.insert(step.unit, left);
         }
         self.gathering.remove(&step.unit);
         self.stepping.remove(&step.unit);

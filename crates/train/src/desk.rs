@@ -10,7 +10,7 @@ use bytes::Bytes;
 use dipaco_model::{parameters, path_specs};
 use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, ShardRecord, names};
-use dipaco_sync::{Fence, Grant, Guard, Lease, LeaseError, Task, Unit, units_of};
+use dipaco_sync::{Fence, Grant, Guard, Lease, LeaseError, Task, Unit, merge_weights, units_of};
 use dipaco_telemetry::Event;
 use dipaco_topology::{PathId, Topology};
 use tokio::sync::{Mutex, Notify};
@@ -18,8 +18,9 @@ use tokio::time::Instant;
 
 use crate::TrainError;
 use crate::layout::Layout;
-use crate::ledger::{Completed, Ledger};
+use crate::ledger::{Completed, Ledger, shard_tokens};
 use crate::module_files::{check_state, decode_gradient};
+use crate::path_state::KEPT_PARTS;
 use crate::plan::WorkerPlan;
 use crate::protocol::{
     Change, Item, Report, Request, Response, SHARD_PIECE_BYTES, Stretch, UnitWeights, Work,
@@ -85,16 +86,16 @@ impl Desk {
         match request {
             Request::Submit { item: Item::OuterGradient { unit, .. }, path, .. } => {
                 let values = self.values(*path, *unit).unwrap_or(0) as u64;
-                let bytes = dipaco_codec::encoded_len(values, self.plan.compression);
+                let bytes = dipaco_codec::encoded_len(values, self.plan.outer.compression);
                 if values == 0 { 0 } else { bytes.unwrap_or(0) }
             }
             Request::Submit { item: Item::State, .. } => {
                 let specs = path_specs(&self.plan.model);
                 let fragments = self.topology.levels() * self.plan.sync.fragments as usize;
-                // Two moments, and at most own weights and what they are measured from, of four bytes a value, and a
-                // safetensors header of well under 512 bytes a tensor.
-                let tensors = 2 * specs.len() + 2 * fragments;
-                4 * (parameters(&specs) as u64 * 4) + tensors as u64 * 512 + 4096
+                // Two moments and what else a path keeps of its fragments, of four bytes a value, and a safetensors header
+                // of well under 512 bytes a tensor.
+                let tensors = 2 * specs.len() + KEPT_PARTS * fragments;
+                (2 + KEPT_PARTS as u64) * (parameters(&specs) as u64 * 4) + tensors as u64 * 512 + 4096
             }
             _ => 0,
         }
@@ -249,6 +250,7 @@ impl Desk {
         let lacks = |what: String| TrainError::ManifestLacks { what };
         let path = training.path(lease.path).ok_or_else(|| lacks(format!("path {}", lease.path)))?;
         let units = units_of(&self.topology, self.plan.sync.fragments, lease.path);
+        let shards = shard_tokens(training);
         let weights = |versions: &[u32], received: &[bool], with_changes: bool| {
             let of = |((&unit, &version), &received): ((&Unit, &u32), &bool)| {
                 let fragment = training.fragment(unit.module, unit.fragment);
@@ -259,7 +261,8 @@ impl Desk {
                     .filter(|change| with_changes && change.version <= version)
                     .map(|change| Change { from: change.from.clone(), object: change.object.clone() })
                     .collect();
-                Ok::<_, TrainError>(UnitWeights { unit, object, changes, received })
+                let share = self.share(&shards, unit, lease.path)?;
+                Ok::<_, TrainError>(UnitWeights { unit, object, changes, received, share })
             };
             units.iter().zip(versions).zip(received).map(of).collect::<Result<Vec<_>, _>>()
         };
@@ -288,6 +291,15 @@ impl Desk {
             brings_state: ledger.needs_state(lease)?,
             shard: self.shard(ledger, lease.path)?.clone(),
         })
+    }
+
+    /// A path's factor in the merged outer gradient of a unit: its weight times what the mean is rescaled by.
+    fn share(&self, shards: &[u64], unit: Unit, path: PathId) -> Result<f32, TrainError> {
+        let tokens = |path: PathId| (path, shards.get(path.index()).copied().unwrap_or(0));
+        let sizes: Vec<_> = self.topology.paths_through(unit.module).map(tokens).collect();
+        let weights = merge_weights(self.plan.outer.weighting, &sizes)?;
+        let own = weights.iter().find(|(other, _)| *other == path).map_or(0.0, |&(_, weight)| weight);
+        Ok(own * self.plan.outer.rescale.factor(sizes.len()))
     }
 
     fn shard<'a>(&self, ledger: &'a Ledger, path: PathId) -> Result<&'a ShardRecord, TrainError> {

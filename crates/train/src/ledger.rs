@@ -29,6 +29,8 @@ pub(crate) struct Ledger {
     store: RunStore,
     /// Leases of a path between two states that are brought.
     state_every: u32,
+    /// The seed of shard sampling, when paths are drawn.
+    sampling: Option<u64>,
     /// What has been brought for the end of a lease that is still out, by path.
     staged: BTreeMap<PathId, Staged>,
     /// Whether the coordinator stops: nothing counts from now on.
@@ -77,6 +79,7 @@ impl Ledger {
         manifest.incarnation += 1;
         let training = manifest.training.as_ref().ok_or(TrainError::NotStarted)?;
         let state_every = plan.train.state_every;
+        let sampling = plan.sync.shard_sampling.then_some(plan.seed);
         let plan = Plan {
             schedule: plan.schedule()?,
             scheme: plan.sync.scheme(),
@@ -87,11 +90,14 @@ impl Ledger {
         for (path, record) in (0..).map(PathId).zip(&training.paths) {
             rounds.bind(path, !record.tail.is_empty());
         }
+        if let Some(seed) = sampling {
+            rounds.sample_shards(seed, shard_tokens(training));
+        }
         // Listed before the manifest is replaced: what is there now can't belong to a coordinator after this one.
         let stored = stored(&store).await?;
         let sequence = store.replace(&manifest, sequence).await?;
         let staged = BTreeMap::new();
-        let ledger = Self { rounds, manifest, sequence, store, state_every, staged, closed: false };
+        let ledger = Self { rounds, manifest, sequence, store, state_every, sampling, staged, closed: false };
         ledger.sweep(stored).await?;
         Ok(ledger)
     }
@@ -453,6 +459,9 @@ impl Ledger {
             (path.best, path.last) = (None, None);
         }
         let phase = training.phase as usize;
+        if let Some(seed) = self.sampling {
+            self.rounds.sample_shards(seed, shard_tokens(training));
+        }
         let mut obsolete = Vec::new();
         let units: Vec<Unit> = self.rounds.progress().versions.keys().copied().collect();
         for unit in units {
@@ -492,6 +501,11 @@ impl Ledger {
         }
         Ok(())
     }
+}
+
+/// Tokens in the shard of each path.
+pub(crate) fn shard_tokens(training: &TrainingRecord) -> Vec<u64> {
+    training.shards.iter().map(|shard| shard.tokens).collect()
 }
 
 /// The names of all objects of a training run that are in the store.

@@ -43,7 +43,7 @@ pub use device::{DeviceChoice, TrainDevice};
 pub use error::TrainError;
 pub use inner::{InnerConfig, StepReport, Trainer};
 pub use layout::{Fragment, Layout};
-pub use path_state::{Own, PathState};
+pub use path_state::{Kept, PathState};
 pub use path_weights::{Global, PathWeights};
 pub use plan::WorkerPlan;
 pub use protocol::{Change, Item, Report, Request, Response, Stretch, UnitWeights, Work};

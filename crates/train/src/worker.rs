@@ -242,7 +242,8 @@ impl Worker {
             .iter()
             .map(|weights| {
                 let (_, values) = self.weights.get(&weights.unit).ok_or_else(|| lacks(weights.unit))?;
-                Ok::<_, TrainError>(Global { unit: weights.unit, values, received: weights.received })
+                let UnitWeights { unit, received, share, .. } = *weights;
+                Ok::<_, TrainError>(Global { unit, values, received, share })
             })
             .collect::<Result<_, _>>()?;
         PathWeights::new(self.session.plan(), path, &globals, state, begins)
@@ -254,9 +255,7 @@ impl Worker {
         work: &Work,
         gradient: OuterGradient,
     ) -> Result<Option<String>, TrainError> {
-        let OuterGradient { send, values, tokens } = gradient;
-        let encoded = dipaco_codec::encode(&values, self.session.plan().compression)
-            .map_err(|why| TrainError::OuterGradient { module: send.unit.module, path: work.path, why })?;
+        let OuterGradient { send, encoded, tokens } = gradient;
         let item = Item::OuterGradient { unit: send.unit, number: send.number, tokens };
         self.bring_item(work, item, encoded.into()).await
     }

@@ -104,7 +104,7 @@ impl Worker {
                 if let Some(job) = &mut self.job {
                     job.open.remove(&id);
                 }
-                self.complete(now)
+                self.complete(now, case)
             }
             (Request::Complete { .. }, _) => self.drop_job(),
         })
@@ -130,7 +130,7 @@ impl Worker {
         let pause = Duration::from_millis(500).div_f64(case.workers[who].clock);
         let mut acts = vec![Act::Beat(pause, serial)];
         if measures {
-            acts.extend(self.complete(now));
+            acts.extend(self.complete(now, case));
         } else {
             acts.extend(self.until_next(case, who));
         }
@@ -154,11 +154,12 @@ impl Worker {
         let at = job.state.step;
         let next = lease.sends.iter().map(|send| send.step).filter(|&step| step > at).min();
         let to = next.unwrap_or(lease.to).min(lease.to);
-        job.state.train(lease.path, to);
+        let path = lease.path;
+        job.state.train(path, to);
         let mut sent = Vec::new();
         for send in lease.sends.iter().filter(|send| send.step == to && to < lease.to) {
             if let Some(slot) = job.units.iter().position(|unit| *unit == send.unit) {
-                let gradient = job.state.send(slot);
+                let gradient = job.state.send(case, path, send.unit, slot);
                 sent.push(Request::Contribute {
                     path: lease.path,
                     fence: lease.fence,
@@ -174,7 +175,7 @@ impl Worker {
             );
         }
         if to == lease.to {
-            acts.extend(self.complete(now));
+            acts.extend(self.complete(now, case));
         } else {
             acts.extend(self.until_next(case, who));
         }
@@ -182,21 +183,22 @@ impl Worker {
     }
 
     /// Completes the lease once everything that it sent early is acknowledged.
-    fn complete(&mut self, now: Duration) -> Vec<Act> {
+    fn complete(&mut self, now: Duration, case: &Case) -> Vec<Act> {
         let Some(job) = &mut self.job else { return Vec::new() };
         let lease = &job.work.lease;
         if job.completing || !job.open.is_empty() || job.state.step < lease.to {
             return Vec::new();
         }
         job.completing = true;
+        let path = lease.path;
         let mut last = Vec::new();
         for send in lease.sends.iter().filter(|send| send.step == lease.to) {
             if let Some(slot) = job.units.iter().position(|unit| *unit == send.unit) {
-                last.push((*send, job.state.send(slot)));
+                last.push((*send, job.state.send(case, path, send.unit, slot)));
             }
         }
         let done = Done { seconds: (now - job.begun).as_secs_f64(), ..Done::default() };
-        let (path, fence, state) = (lease.path, lease.fence, job.state.clone());
+        let (fence, state) = (lease.fence, Box::new(job.state.clone()));
         vec![self.call(Request::Complete { path, fence, last, state, done })]
     }
 
