@@ -9,14 +9,9 @@ use dipaco_topology::PathId;
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     bound: BTreeSet<PathId>,
-    workers: BTreeMap<String, Around>,
-}
-
-/// A worker that has asked for work.
-#[derive(Debug)]
-struct Around {
-    heard: Duration,
-    held: BTreeSet<PathId>,
+    /// When each worker that has asked for work was last heard of.
+    heard: BTreeMap<String, Duration>,
+    held: BTreeMap<PathId, BTreeSet<String>>,
 }
 
 impl Holders {
@@ -31,38 +26,37 @@ impl Holders {
 
     /// A worker asks for work and says what it holds. Whoever was not heard of for `gone` is forgotten.
     pub(crate) fn asks(&mut self, now: Duration, worker: &str, held: &[PathId], gone: Duration) {
-        self.workers.retain(|_, around| around.heard + gone > now);
-        let around = Around { heard: now, held: held.iter().copied().collect() };
-        self.workers.insert(worker.to_owned(), around);
+        self.heard.insert(worker.to_owned(), now);
+        self.heard.retain(|_, heard| *heard + gone > now);
+        for (path, holders) in &mut self.held {
+            if !held.contains(path) {
+                holders.remove(worker);
+            }
+            holders.retain(|holder| self.heard.contains_key(holder));
+        }
+        for &path in held {
+            self.held.entry(path).or_default().insert(worker.to_owned());
+        }
+        self.held.retain(|_, holders| !holders.is_empty());
     }
 
     /// A worker was heard of.
     pub(crate) fn heard(&mut self, now: Duration, worker: &str) {
-        if let Some(around) = self.workers.get_mut(worker) {
-            around.heard = now;
+        if let Some(heard) = self.heard.get_mut(worker) {
+            *heard = now;
         }
     }
 
     /// A worker has trained a path: whoever else held it holds what it was before.
     pub(crate) fn trained(&mut self, worker: &str, path: PathId) {
-        for (name, around) in &mut self.workers {
-            if name == worker {
-                around.held.insert(path);
-            } else {
-                around.held.remove(&path);
-            }
-        }
+        self.held.insert(path, BTreeSet::from([worker.to_owned()]));
     }
 
     /// Another worker that a path has to wait for: one that holds it and was heard of within `gone`.
     pub(crate) fn other(&self, now: Duration, path: PathId, worker: &str, gone: Duration) -> Option<&str> {
-        let holds = |around: &Around| around.held.contains(&path) && around.heard + gone > now;
-        if !self.bound.contains(&path) || self.workers.get(worker).is_some_and(|own| own.held.contains(&path))
-        {
-            return None;
-        }
-        let mut others =
-            self.workers.iter().filter(|(name, around)| name.as_str() != worker && holds(around));
-        others.next().map(|(name, _)| name.as_str())
+        let holders =
+            self.held.get(&path).filter(|holders| self.bound.contains(&path) && !holders.contains(worker))?;
+        let around = |holder: &&String| self.heard.get(*holder).is_some_and(|heard| *heard + gone > now);
+        holders.iter().find(around).map(String::as_str)
     }
 }

@@ -24,6 +24,7 @@ mod holders;
 pub mod learner;
 mod lease;
 mod progress;
+mod ready;
 mod reason;
 mod rounds;
 mod sampling;

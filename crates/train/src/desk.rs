@@ -13,7 +13,7 @@ use dipaco_store::{ObjectRef, RunStore, ShardRecord, names};
 use dipaco_sync::{Fence, Grant, Guard, Lease, LeaseError, Task, Unit, merge_weights, units_of};
 use dipaco_telemetry::Event;
 use dipaco_topology::{PathId, Topology};
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::Instant;
 
 use crate::TrainError;
@@ -44,6 +44,10 @@ pub(crate) struct Desk {
     pub(crate) shards: PathBuf,
     /// Woken when work may have become available.
     pub(crate) changed: Arc<Notify>,
+    /// Woken when there is another deadline to watch: of a lease, or of a grace period.
+    pub(crate) deadlines: Arc<Notify>,
+    /// The number of the last change of the books that is on the disk.
+    pub(crate) written: watch::Receiver<u64>,
     /// Tokens that may not be used any more.
     pub(crate) revocations: Revocations,
     /// Refuses outer gradients that are out of all proportion.
@@ -172,6 +176,14 @@ impl Desk {
         tokio::spawn(change(self.clone())).await.map_err(|source| TrainError::Thread { source })?
     }
 
+    /// Waits until everything that is in the books now is on the disk.
+    async fn on_disk(&self) -> Result<(), TrainError> {
+        let changes = self.ledger.lock().await.changes();
+        // It ends when the coordinator does.
+        let written = self.written.clone().wait_for(|written| *written >= changes).await.map(|_| ());
+        written.map_err(|_| TrainError::Cancelled)
+    }
+
     /// Why a token may not be used, if that is so.
     pub(crate) async fn revoked(&self, token: &str) -> Result<Option<String>, TrainError> {
         let revocations = self.revocations.clone();
@@ -216,6 +228,7 @@ impl Desk {
 
     async fn lease(&self, guest: &Guest, held: &[PathId], wait: Duration) -> Result<Answer, TrainError> {
         let deadline = Instant::now() + wait.min(LONGEST_WAIT);
+        let mut waited = false;
         loop {
             // Registered before the books are read, so that a change in between is not missed.
             let changed = self.changed.notified();
@@ -223,11 +236,18 @@ impl Desk {
             changed.as_mut().enable();
             let reason = {
                 let mut ledger = self.ledger.lock().await;
+                // Of all that are woken only those look closer for which there may be something.
+                let rounds = ledger.rounds();
+                if waited && !rounds.has_work() && !rounds.finished() && Instant::now() < deadline {
+                    drop(ledger);
+                    let _ = tokio::time::timeout_at(deadline, changed).await;
+                    continue;
+                }
+                waited = true;
                 match ledger.grant(self.now(), &guest.worker, held) {
                     Grant::Finished => return Ok((Response::Finished, None)),
                     Grant::Lease(lease) => {
-                        // The timer of the leases has a new deadline to watch.
-                        self.changed.notify_waiters();
+                        self.deadlines.notify_one();
                         let work = self.work(&ledger, &lease)?;
                         if lease.task == Task::Train {
                             self.progress.leased(lease.from)?;
@@ -409,6 +429,7 @@ impl Desk {
         let object = self.store.put_replacing(&name, payload).await?;
         let staged = self.ledger.lock().await.stage(path, fence, item, object).await?;
         self.contributed.notify_one();
+        self.on_disk().await?;
         Ok(match staged {
             Ok(()) => (Response::Done, None),
             Err(error @ LeaseError::Lost { .. }) => (Response::Lost { reason: error.to_string() }, None),
@@ -428,7 +449,8 @@ impl Desk {
         fence: Fence,
         report: Report,
     ) -> Result<Answer, TrainError> {
-        let completed = self.ledger.lock().await.complete(path, fence, &report).await?;
+        let completed = self.ledger.lock().await.complete(path, fence, &report)?;
+        self.on_disk().await?;
         match completed {
             Completed::Closed => Ok((Response::Lost { reason: "the coordinator stops".to_owned() }, None)),
             Completed::Duplicate => Ok((Response::Done, None)),
@@ -470,10 +492,8 @@ impl Desk {
 
     /// Begins the next phase of routing with these shards.
     pub(crate) async fn begin_phase(&self, shards: Vec<ShardRecord>) -> Result<(), TrainError> {
-        // A task of its own: the books must not be left ahead of the disk when the coordinator is stopped here.
-        let mut books = self.ledger.clone().lock_owned().await;
-        let beginning = tokio::spawn(async move { books.begin_phase(shards).await });
-        beginning.await.map_err(|source| TrainError::Thread { source })??;
+        self.ledger.lock().await.begin_phase(shards)?;
+        self.on_disk().await?;
         self.changed.notify_waiters();
         Ok(())
     }

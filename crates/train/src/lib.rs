@@ -31,6 +31,7 @@ mod router_targets;
 mod router_training;
 mod run_progress;
 mod scores;
+mod scribe;
 mod seed;
 mod session;
 mod start;

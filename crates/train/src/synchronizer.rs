@@ -46,6 +46,8 @@ impl Synchronizer {
                 self.fold_what_arrived().await?;
             }
             let due = self.desk.ledger.lock().await.due(self.desk.now());
+            // A grace period may have begun.
+            self.desk.deadlines.notify_one();
             let idle = due.is_empty();
             for step in due {
                 self.step(step).await?;
@@ -254,14 +256,8 @@ impl Synchronizer {
             }
             None => None,
         };
-        // A task of its own: the books must not be left ahead of the disk when the coordinator is stopped here.
-        let mut books = self.desk.ledger.clone().lock_owned().await;
         let (paths, version) = (step.contributions.len(), step.version);
-        let stepping =
-            tokio::spawn(
-                async move { books.stepped(&step, weights, momentum, change, begun.elapsed()).await },
-            );
-        stepping.await.map_err(|source| TrainError::Thread { source })??;
+        self.desk.ledger.lock().await.stepped(&step, weights, momentum, change, begun.elapsed())?;
         tracing::debug!(%unit, version, "outer step");
         self.desk.progress.event(Event::ModuleStepped {
             module,

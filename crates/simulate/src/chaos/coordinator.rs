@@ -50,6 +50,7 @@ impl Disk {
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
     Ask,
+    Follow { path: PathId, fence: Fence },
     Heartbeat { path: PathId, fence: Fence },
     Contribute { path: PathId, fence: Fence, send: Send, gradient: Gradient },
     Complete { path: PathId, fence: Fence, last: Vec<(Send, Gradient)>, state: Box<PathState>, done: Done },
@@ -239,6 +240,13 @@ impl Coordinator {
                 Grant::Finished => (Reply::Finished, false),
                 Grant::Wait(_) => (Reply::Wait, false),
                 Grant::Lease(lease) => (self.work(lease), false),
+            },
+            Request::Follow { path, fence } => match self.rounds.follow(path, fence) {
+                Ok(Grant::Lease(lease)) => (self.work(lease), false),
+                Ok(Grant::Wait(_)) => (Reply::Wait, false),
+                // Nothing follows.
+                Ok(Grant::Finished) => (Reply::Done, false),
+                Err(error) => (refused(&error), false),
             },
             Request::Heartbeat { path, fence } => {
                 let renewed = self.rounds.heartbeat(now, path, fence);
