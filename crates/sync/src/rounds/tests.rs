@@ -353,6 +353,7 @@ fn what_a_following_lease_begins_with_is_kept() {
     let again = lease(rounds.grant(at(2), "w", &[PathId(1)]));
     assert_eq!((again.path, again.from), (PathId(1), 10));
     sends(&mut rounds, &again);
+    assert_eq!(commit(&mut rounds, &again), Commit::Accepted);
     assert_eq!(rounds.progress().versions[&shared], 2);
     assert!(rounds.needed_versions(shared).contains(&1));
 }
