@@ -10,7 +10,7 @@ const LARGEST: i32 = 7;
 /// The sign's bit.
 const NEGATIVE: u8 = 8;
 /// Exponents that a block may have: those of f32's normal numbers, one more for rounding up.
-pub(crate) const EXPONENTS: std::ops::RangeInclusive<i16> = -126..=127;
+const EXPONENTS: std::ops::RangeInclusive<i16> = -126..=127;
 /// The exponent of a block of zeros.
 const ZEROS: i16 = i16::MIN;
 
@@ -23,10 +23,20 @@ fn exponent(value: f32) -> i32 {
     floor + i32::from(bits & 0x40_0000 != 0)
 }
 
-/// The code of a value in a block with this exponent, `1 ..= 7` for magnitudes.
-fn code(value: f32, block: i32) -> u8 {
-    let magnitude = value.abs();
-    if magnitude < f32::MIN_POSITIVE {
+/// The exponent that values share whose largest magnitude is this.
+pub(crate) fn shared_exponent(largest: f32) -> i16 {
+    if largest < f32::MIN_POSITIVE {
+        return ZEROS;
+    }
+    #[allow(clippy::cast_possible_truncation, reason = "-126 to 128")]
+    let shared = exponent(largest) as i16;
+    shared.min(*EXPONENTS.end())
+}
+
+/// The code of a value that shares an exponent, `1 ..= 7` for magnitudes.
+pub(crate) fn code(value: f32, shared: i16) -> u8 {
+    let (magnitude, block) = (value.abs(), i32::from(shared));
+    if shared == ZEROS || magnitude < f32::MIN_POSITIVE {
         return 0;
     }
     let code = exponent(magnitude) - block + LARGEST;
@@ -41,6 +51,20 @@ fn code(value: f32, block: i32) -> u8 {
     if value.is_sign_negative() { code | NEGATIVE } else { code }
 }
 
+/// The values of all codes with a shared exponent. One that is out of range makes them NaN, which nobody takes for an
+/// outer gradient.
+pub(crate) fn table(shared: i16) -> [f32; 16] {
+    let mut table = [0f32; 16];
+    if shared != ZEROS {
+        let valid = EXPONENTS.contains(&shared);
+        for (code, step) in (1..).zip(1 - LARGEST..=0) {
+            let value = if valid { power(i32::from(shared) + step) } else { f32::NAN };
+            (table[code], table[code | usize::from(NEGATIVE)]) = (value, -value);
+        }
+    }
+    table
+}
+
 /// 2 to the power of `exponent`, 0 when that is too small for f32.
 fn power(exponent: i32) -> f32 {
     2f32.powi(exponent)
@@ -49,15 +73,9 @@ fn power(exponent: i32) -> f32 {
 pub(crate) fn encode(values: &[f32], out: &mut Vec<u8>) {
     for block in values.chunks(BLOCK) {
         let largest = block.iter().fold(0f32, |largest, value| largest.max(value.abs()));
-        let shared = if largest < f32::MIN_POSITIVE {
-            ZEROS
-        } else {
-            #[allow(clippy::cast_possible_truncation, reason = "-126 to 128")]
-            let shared = exponent(largest) as i16;
-            shared.min(*EXPONENTS.end())
-        };
+        let shared = shared_exponent(largest);
         out.extend_from_slice(&shared.to_le_bytes());
-        let nibble = |value: &f32| if shared == ZEROS { 0 } else { code(*value, i32::from(shared)) };
+        let nibble = |value: &f32| code(*value, shared);
         out.extend(block.chunks(2).map(|pair| {
             let high = pair.get(1).map_or(0, nibble);
             pair.first().map_or(0, nibble) | high << 4
@@ -65,20 +83,11 @@ pub(crate) fn encode(values: &[f32], out: &mut Vec<u8>) {
     }
 }
 
-/// Reads what [`encode`] wrote; `bytes` are as many as [`crate::blocks::bytes`] says. An exponent out of range makes the
-/// block's values NaN, which nobody takes for an outer gradient.
+/// Reads what [`encode`] wrote; `bytes` are as many as [`crate::blocks::bytes`] says.
 pub(crate) fn decode(mut bytes: &[u8], count: usize, out: &mut Vec<f32>) {
     while out.len() < count {
         let Some((head, rest)) = bytes.split_first_chunk::<2>() else { return };
-        let shared = i16::from_le_bytes(*head);
-        let mut table = [0f32; 16];
-        if shared != ZEROS {
-            let valid = EXPONENTS.contains(&shared);
-            for (code, step) in (1..).zip(1 - LARGEST..=0) {
-                let value = if valid { power(i32::from(shared) + step) } else { f32::NAN };
-                (table[code], table[code | usize::from(NEGATIVE)]) = (value, -value);
-            }
-        }
+        let table = table(i16::from_le_bytes(*head));
         let values = BLOCK.min(count - out.len());
         let (block, after) = rest.split_at(rest.len().min(values.div_ceil(2)));
         let before = out.len();

@@ -4,11 +4,11 @@
 //! |---|---|
 //! | 8 | `DIPACOOG` |
 //! | 4 | version of the format, little-endian |
-//! | 4 | way of writing: 0 f32, 1 bf16, 2 int8, 3 E3M0 |
+//! | 4 | way of writing: 0 f32, 1 bf16, 2 int8, 3 E3M0, 4 top-k |
 //! | 8 | number of values |
-//! | … | f32 or bf16, little-endian; or blocks of 256 values: a scale (f32) and signed bytes, or an exponent (i16) and half bytes, the first value in the lower half |
+//! | … | f32 or bf16, little-endian; or blocks of 256 values: a scale (f32) and signed bytes, or an exponent (i16) and half bytes, the first value in the lower half; or chunks of 4,096: an exponent (i16) and 128 entries (u16) of a place and a half byte |
 
-use crate::{CodecError, Compression, blocks, e3m0};
+use crate::{CodecError, Compression, blocks, e3m0, top_k};
 
 const MAGIC: &[u8; 8] = b"DIPACOOG";
 const VERSION: u32 = 1;
@@ -22,6 +22,7 @@ pub fn encoded_len(count: u64, compression: Compression) -> Option<u64> {
         Compression::Bf16 => count.checked_mul(2),
         Compression::Int8 => blocks::bytes(count, 4, 8),
         Compression::E3m0 => blocks::bytes(count, 2, 4),
+        Compression::TopK => top_k::bytes(count),
     };
     values?.checked_add(HEADER as u64)
 }
@@ -47,6 +48,7 @@ pub fn encode(values: &[f32], compression: Compression) -> Result<Vec<u8>, Codec
         Compression::Bf16 => out.extend(values.iter().flat_map(|&value| bf16(value).to_le_bytes())),
         Compression::Int8 => blocks::encode_int8(values, &mut out),
         Compression::E3m0 => e3m0::encode(values, &mut out),
+        Compression::TopK => top_k::encode(values, &mut out),
     }
     Ok(out)
 }
@@ -89,6 +91,7 @@ pub fn decode(bytes: &[u8], expected: usize) -> Result<Vec<f32>, CodecError> {
         }
         Compression::Int8 => blocks::decode_int8(values, expected, &mut out),
         Compression::E3m0 => e3m0::decode(values, expected, &mut out),
+        Compression::TopK => top_k::decode(values, expected, &mut out),
     }
     match out.iter().position(|value| !value.is_finite()) {
         Some(position) => Err(CodecError::NotFinite { position }),
@@ -111,7 +114,8 @@ mod tests {
 
     use super::*;
 
-    const ALL: [Compression; 4] = [Compression::F32, Compression::Bf16, Compression::Int8, Compression::E3m0];
+    const ALL: [Compression; 5] =
+        [Compression::F32, Compression::Bf16, Compression::Int8, Compression::E3m0, Compression::TopK];
 
     #[test]
     fn known_values_have_known_bytes() {
@@ -125,10 +129,11 @@ mod tests {
     }
 
     #[test]
-    fn four_bits_are_a_seventh_of_f32() {
+    fn fewer_bits_are_fewer_bytes() {
         let length = |compression| encoded_len(1_000_000, compression).unwrap() as f64;
         assert!(length(Compression::F32) / length(Compression::E3m0) > 7.8);
         assert!(length(Compression::F32) / length(Compression::Int8) > 3.9);
+        assert!(length(Compression::F32) / length(Compression::TopK) > 63.0);
     }
 
     #[test]
@@ -163,7 +168,7 @@ mod tests {
 
     #[test]
     fn names_are_those_of_the_configuration() {
-        for (compression, name) in ALL.into_iter().zip(["f32", "bf16", "int8", "e3m0"]) {
+        for (compression, name) in ALL.into_iter().zip(["f32", "bf16", "int8", "e3m0", "top-k"]) {
             assert_eq!(serde_json::to_value(compression).unwrap(), name);
             assert_eq!(Compression::of_code(compression.code()), Some(compression));
         }
@@ -187,6 +192,8 @@ mod tests {
                             Compression::Int8 => largest / 253.0,
                             // A third of the value, or half of the least power of two.
                             Compression::E3m0 => (value.abs() * 0.3334).max(largest / 95.0),
+                            // It may be lost.
+                            Compression::TopK => value.abs(),
                         };
                         prop_assert!((value - found).abs() <= allowed, "{:?}: {} for {}", compression, found, value);
                     }
@@ -196,7 +203,7 @@ mod tests {
 
         #[test]
         fn what_was_rounded_once_is_not_rounded_again(values in prop::collection::vec(-10f32..10.0, 1..300)) {
-            for compression in [Compression::Bf16, Compression::E3m0] {
+            for compression in [Compression::Bf16, Compression::E3m0, Compression::TopK] {
                 let once = decode(&encode(&values, compression).unwrap(), values.len()).unwrap();
                 let twice = decode(&encode(&once, compression).unwrap(), values.len()).unwrap();
                 prop_assert_eq!(once, twice);
@@ -205,7 +212,7 @@ mod tests {
 
         #[test]
         fn any_bytes_are_refused_or_read_without_panic(
-            tail in prop::collection::vec(any::<u8>(), 0..100), code in 0u32..5, count in 0u64..40, expected in 0usize..40,
+            tail in prop::collection::vec(any::<u8>(), 0..100), code in 0u32..6, count in 0u64..40, expected in 0usize..40,
         ) {
             let mut bytes = MAGIC.to_vec();
             bytes.extend_from_slice(&VERSION.to_le_bytes());

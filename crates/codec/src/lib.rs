@@ -1,4 +1,4 @@
-//! Outer gradients as bytes, from four bits to four bytes a value.
+//! Outer gradients as bytes, from half a bit to four bytes a value.
 //!
 //! A worker encodes what a path adds to a module; the synchronizer decodes it and adds it up in f32. Values are numbers,
 //! one after the other; which tensors they belong to is known on both sides.
@@ -16,6 +16,7 @@ mod compression;
 mod e3m0;
 mod error;
 mod format;
+mod top_k;
 
 pub use compression::Compression;
 pub use error::CodecError;

@@ -1,6 +1,6 @@
 //! Whether the values of a configuration are in range and fit together.
 
-use dipaco_sync::{Rescale, ScheduleError};
+use dipaco_sync::{Rescale, ScheduleError, Weighting};
 use dipaco_topology::Topology;
 
 use crate::{ConfigError, Problem, RunConfig};
@@ -78,9 +78,24 @@ impl RunConfig {
         for (key, problem) in self.sync.check() {
             problems.add(format!("sync.{key} {problem}"));
         }
+        if self.sync.eager {
+            if self.sync.overlap_steps != self.train.inner_steps {
+                problems.add(
+                    "sync.eager needs sync.overlap_steps = train.inner_steps: outer steps a round late"
+                        .to_owned(),
+                );
+            }
+            if self.outer.rescale == Rescale::Rda || self.outer.weighting == Weighting::Tokens {
+                problems.add(
+                    "sync.eager can't be combined with outer.rescale = \"rda\", which is not linear, nor with \
+                     outer.weighting = \"tokens\", which a path does not know beforehand"
+                        .to_owned(),
+                );
+            }
+        }
         let ends = self.routing.phases.iter().map(|phase| phase.round).chain([self.train.rounds]);
         // What is wrong with rounds and phases is said beside them.
-        let problem = match self.sync.schedule(self.train.inner_steps, ends) {
+        let problem = match self.sync.schedule(self.run.seed, self.train.inner_steps, ends) {
             Err(error @ ScheduleError::Fragments { .. }) => format!("sync.fragments: {error}"),
             Err(error @ ScheduleError::Overlap { .. }) => format!("sync.overlap_steps: {error}"),
             Err(ScheduleError::Empty) if self.sync.fragments == 0 => {
@@ -104,7 +119,16 @@ impl RunConfig {
         if !(self.outer.guard.is_finite() && self.outer.guard >= 0.0) {
             problems.add(format!("outer.guard is {}: use a number from 0", self.outer.guard));
         }
+        if !(0.0..=1.0).contains(&self.outer.error_feedback) {
+            problems.add(format!("outer.error_feedback is {}: use 0 to 1", self.outer.error_feedback));
+        }
         if let Some(delayed) = self.outer.delayed() {
+            if self.outer.weighting == Weighting::Tokens {
+                problems.add(
+                    "outer.delay can't be combined with outer.weighting = \"tokens\": contributions are applied one by one"
+                        .to_owned(),
+                );
+            }
             problems.of_section("outer", delayed.check());
             if self.outer.rescale == Rescale::Rda {
                 problems.add(

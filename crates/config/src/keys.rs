@@ -454,9 +454,28 @@ pub const KEYS: &[KeyDoc] = &[
          a quorum, one fragment and no overlap.",
     ),
     key(
+        "sync.shard_sampling",
+        "flag",
+        "Whether the path that is trained next is drawn by how much less of its shard has been trained on than of all \
+         shards, instead of taking the one that is furthest behind. Needs a quorum.",
+    ),
+    key(
+        "sync.eager",
+        "flag",
+        "Eager updates, with an overlap of a whole round: a path that takes over weights that are a round late adds what the \
+         outer optimizer makes of its own newer part.",
+    ),
+    key(
+        "sync.drop_rate",
+        "share",
+        "Share of the outer gradients that are never sent, to try out what a run makes of it; whoever drops one goes on from \
+         its own weights. At least 0 and below 1.",
+    ),
+    key(
         "outer.weighting",
         "name",
-        "\"shard-size\" weights a path by the tokens of its shard, \"uniform\" weights all alike.",
+        "\"shard-size\" weights a path by the tokens of its shard, \"uniform\" weights all alike, \"tokens\" by the \
+         tokens of the contribution times its tokens per inner step, for paths that contribute unlike amounts.",
     ),
     key(
         "outer.rescale",
@@ -469,7 +488,14 @@ pub const KEYS: &[KeyDoc] = &[
         "outer.compression",
         "name",
         "How outer gradients are written on their way: \"f32\" without loss; \"bf16\" at half the bytes; \"int8\" at a quarter; \
-         \"e3m0\" at an eighth, a sign and three bits of exponent. They are added up in f32 in any case.",
+         \"e3m0\" at an eighth, a sign and three bits of exponent; \"top-k\" at a 63rd, only the 128 largest of 4,096 values, to \
+         be used with `outer.error_feedback`. They are added up in f32 in any case.",
+    ),
+    key(
+        "outer.error_feedback",
+        "share",
+        "What writing an outer gradient loses is kept by the path, multiplied by this and added to its next one; 0 adds \
+         nothing, \"top-k\" wants about 0.95.",
     ),
     key(
         "outer.guard",

@@ -297,6 +297,8 @@ pub struct OuterConfig {
     pub rescale: Rescale,
     /// How outer gradients are written on their way to the synchronizer.
     pub compression: Compression,
+    /// β, the share of what writing an outer gradient has lost that is added to the path's next one; 0 adds nothing.
+    pub error_feedback: f32,
     /// How many times as long as the last ones of its module an outer gradient may be; 0 for any length.
     pub guard: f64,
     /// How the change of the global weights is written on its way to the workers.
@@ -315,6 +317,7 @@ impl Default for OuterConfig {
             weighting: Weighting::default(),
             rescale: Rescale::default(),
             compression: Compression::default(),
+            error_feedback: 0.0,
             guard: 100.0,
             broadcast: Compression::default(),
             delay: 0,

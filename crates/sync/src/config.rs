@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Pattern, Quorum, Schedule, ScheduleError, Scheme};
+use crate::{Drops, Pattern, Quorum, Schedule, ScheduleError, Scheme};
 
 /// When and for whom paths synchronise their modules. The defaults are DiLoCo's, and DiPaCo's: whole modules, and
 /// everyone waits for everyone.
@@ -27,6 +27,12 @@ pub struct SyncConfig {
     pub grace_share: f64,
     /// Whether slower workers take fewer inner steps between two contributions.
     pub dynamic_steps: bool,
+    /// Whether the path that is trained next is drawn by how much less of its shard has been trained on than of all.
+    pub shard_sampling: bool,
+    /// Whether a path that takes over delayed weights adds what the outer optimizer makes of its own newer part.
+    pub eager: bool,
+    /// The share of outer gradients that are never sent, to see what a run makes of losing them; at least 0, below 1.
+    pub drop_rate: f64,
 }
 
 impl Default for SyncConfig {
@@ -40,22 +46,28 @@ impl Default for SyncConfig {
             grace_seconds: 0.0,
             grace_share: 0.5,
             dynamic_steps: false,
+            shard_sampling: false,
+            eager: false,
+            drop_rate: 0.0,
         }
     }
 }
 
 impl SyncConfig {
-    /// The schedule of a run with H = `inner_steps` whose phases end after these rounds, the last one with the run.
+    /// The schedule of a run of this seed with H = `inner_steps` whose phases end after these rounds, the last one with the
+    /// run.
     ///
     /// # Errors
     /// When there is no such schedule.
     pub fn schedule(
         &self,
+        seed: u64,
         inner_steps: u64,
         ends: impl IntoIterator<Item = u32>,
     ) -> Result<Schedule, ScheduleError> {
         let ends = ends.into_iter().map(|round| u64::from(round).saturating_mul(inner_steps)).collect();
-        Schedule::new(inner_steps, self.fragments, self.overlap_steps, ends)
+        let schedule = Schedule::new(inner_steps, self.fragments, self.overlap_steps, ends)?;
+        Ok(schedule.eager(self.eager).without(Drops::new(seed, self.drop_rate)))
     }
 
     /// Whom outer steps wait for.
@@ -92,6 +104,28 @@ impl SyncConfig {
                 "dynamic_steps",
                 "needs sync.quorum of at least 1, one fragment and no overlap: otherwise paths wait for each other, or \
                  send at fixed steps"
+                    .to_owned(),
+            ));
+        }
+        if self.shard_sampling && self.quorum == 0 {
+            problems.push((
+                "shard_sampling",
+                "needs sync.quorum of at least 1: otherwise all paths go on at one pace".to_owned(),
+            ));
+        }
+        if !(0.0..1.0).contains(&self.drop_rate) {
+            problems.push(("drop_rate", format!("is {}: use at least 0 and below 1", self.drop_rate)));
+        }
+        if self.drop_rate > 0.0 && self.dynamic_steps {
+            problems.push(("drop_rate", "can't be combined with sync.dynamic_steps".to_owned()));
+        }
+        if self.eager
+            && (self.quorum > 0 || self.overlap_steps == 0 || self.blend > 0.0 || self.drop_rate > 0.0)
+        {
+            problems.push((
+                "eager",
+                "needs sync.overlap_steps of train.inner_steps, and no sync.quorum, sync.blend and sync.drop_rate: it is \
+                 what a path does while an outer step is a round late"
                     .to_owned(),
             ));
         }

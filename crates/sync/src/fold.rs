@@ -15,6 +15,9 @@ pub enum Weighting {
     ShardSize,
     /// All alike.
     Uniform,
+    /// By the tokens of the contribution times its tokens per inner step (arXiv:2604.21428 §3.2: quantity times quality),
+    /// for paths that contribute unlike amounts.
+    Tokens,
 }
 
 /// What makes up for the length that a mean of unlike outer gradients loses.
@@ -88,26 +91,24 @@ pub enum FoldError {
 
 /// The weight of each path through a module, in path order; the weights sum to 1.
 ///
-/// Normalising within the module keeps the step of every module on one scale, whatever its number of paths.
+/// `sizes` are what the weighting goes by: the tokens of shards, or what [`Contribution::amount`](crate::Contribution::amount)
+/// says. Normalising within the module keeps the step of every module on one scale, whatever its number of paths.
 ///
 /// # Errors
 /// When there are no paths or all shards are empty.
-pub fn merge_weights(
-    weighting: Weighting,
-    shards: &[(PathId, u64)],
-) -> Result<Vec<(PathId, f32)>, FoldError> {
+pub fn merge_weights(weighting: Weighting, sizes: &[(PathId, u64)]) -> Result<Vec<(PathId, f32)>, FoldError> {
     let size = |tokens: u64| match weighting {
-        Weighting::ShardSize => tokens,
+        Weighting::ShardSize | Weighting::Tokens => tokens,
         Weighting::Uniform => 1,
     };
-    let total: u64 = shards.iter().map(|&(_, tokens)| size(tokens)).sum();
+    let total: u64 = sizes.iter().map(|&(_, tokens)| size(tokens)).sum();
     if total == 0 {
         return Err(FoldError::NoWeight);
     }
     // Rounding a token count to f64 and a share to f32 is far below the noise of the gradients.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     let share = |tokens: u64| (size(tokens) as f64 / total as f64) as f32;
-    let mut weights: Vec<_> = shards.iter().map(|&(path, tokens)| (path, share(tokens))).collect();
+    let mut weights: Vec<_> = sizes.iter().map(|&(path, tokens)| (path, share(tokens))).collect();
     weights.sort_by_key(|&(path, _)| path);
     Ok(weights)
 }

@@ -41,17 +41,6 @@ pub fn receive(base: &mut [f32], local: &mut [f32], global: &[f32], blend: Blend
     }
 }
 
-/// The outer gradient of an eager update (arXiv:2502.12996, algorithm 3): in the mean of the round before, the path's own
-/// part is replaced by its fresh one. `own_weight` is the path's weight in the mean, 1 / M when all count alike;
-/// `stale` is what the path sent in the round before, as the others decoded it.
-///
-/// All have one length; the result is written to `delayed_mean`.
-pub fn eager(delayed_mean: &mut [f32], fresh: &[f32], stale: &[f32], own_weight: f32) {
-    for ((mean, fresh), stale) in delayed_mean.iter_mut().zip(fresh).zip(stale) {
-        *mean += own_weight * (fresh - stale);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,13 +62,5 @@ mod tests {
         assert_eq!((base, local), ([7.0], [7.0]));
         receive(&mut base, &mut local, &[1.0], Blend { own: 1.0 });
         assert_eq!((base, local), ([1.0], [7.0]));
-    }
-
-    #[test]
-    fn an_eager_update_has_the_fresh_part_of_the_path_itself() {
-        // (D1(t) + D2(t - H)) / 2 with D1(t) = 6, D1(t - H) = 2, D2(t - H) = 4.
-        let mut mean = [3.0];
-        eager(&mut mean, &[6.0], &[2.0], 0.5);
-        assert_eq!(mean, [5.0]);
     }
 }

@@ -14,20 +14,27 @@
 //! over is there.
 
 mod config;
+mod drops;
+mod eager;
 mod fold;
 mod fragments;
 mod grace;
 mod guard;
+mod holders;
 pub mod learner;
 mod lease;
 mod progress;
+mod ready;
 mod reason;
 mod rounds;
+mod sampling;
 mod schedule;
 mod scheme;
 mod unit;
 
 pub use config::SyncConfig;
+pub use drops::Drops;
+pub use eager::{Ahead, OuterRule};
 pub use fold::{Fold, FoldError, Rescale, Weighting, check_contribution, merge_weights};
 pub use fragments::{FragmentsError, Pattern, Tensor, cut};
 pub use grace::Grace;

@@ -39,6 +39,15 @@ pub struct Contribution {
     pub tokens: u64,
 }
 
+impl Contribution {
+    /// What [`Weighting::Tokens`](crate::Weighting::Tokens) weights by: tokens² per inner step.
+    #[must_use]
+    pub fn amount(&self) -> u64 {
+        let tokens = u128::from(self.tokens);
+        u64::try_from(tokens * tokens / u128::from(self.steps.max(1))).unwrap_or(u64::MAX)
+    }
+}
+
 /// How far a run is: the part of [`Rounds`](crate::Rounds) that the manifest keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
@@ -85,12 +94,17 @@ impl Progress {
                     return Err(ProgressError::Inconsistent { unit, version, path, sent: 0 });
                 };
                 let pending = self.pending.get(&unit).into_iter().flatten().filter(|c| c.path == path);
-                let (count, last) = pending.fold((0, 0), |(count, last), c| (count + 1, last.max(c.number)));
+                let pending: Vec<u32> = pending.map(|contribution| contribution.number).collect();
+                let dropped = |&number: &u32| plan.schedule.dropped(path, unit.fragment, u64::from(number));
                 // What waits is the newest of what was sent, and all of the rest has been merged: when all are waited
                 // for, in one outer step each.
-                let merged = sent.checked_sub(count);
-                let exact = !plan.scheme.waits() || merged == Some(version);
-                if merged.is_none() || !exact || adopted > version || (count > 0 && last != sent) {
+                let oldest = if plan.scheme.waits() {
+                    (version <= sent).then_some(version + 1)
+                } else {
+                    Some(pending.first().copied().unwrap_or(sent.saturating_add(1)))
+                };
+                let waits = oldest.map(|oldest| (oldest..=sent).filter(|number| !dropped(number)));
+                if adopted > version || !waits.is_some_and(|waits| waits.eq(pending)) {
                     return Err(ProgressError::Inconsistent { unit, version, path, sent });
                 }
             }

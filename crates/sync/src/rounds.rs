@@ -5,12 +5,21 @@ use std::time::Duration;
 
 use dipaco_topology::{PathId, Topology};
 
+use crate::holders::Holders;
+use crate::ready::Ready;
+use crate::sampling::Sampling;
 use crate::scheme::dynamic_steps;
 use crate::unit::units_of;
 use crate::{
     Contribution, Fence, Grace, Lease, LeaseError, PathProgress, Progress, ProgressError, Quorum, Reason,
-    Receive, Schedule, Scheme, Send, Task, Unit,
+    Schedule, Scheme, Task, Unit,
 };
+
+mod contributions;
+mod outer_steps;
+mod tasks;
+
+use outer_steps::Gathering;
 
 /// What a run is to do.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +84,8 @@ pub struct Rounds {
     progress: Progress,
     /// The leases that are out, by path: at most one per path.
     leases: BTreeMap<PathId, Lease>,
+    /// The leases that come after those that are out, whose holders know them already.
+    following: BTreeMap<PathId, Lease>,
     /// The fence of each path's last accepted commit, to tell a retry from a zombie.
     committed: BTreeMap<PathId, Fence>,
     next_fence: u64,
@@ -85,25 +96,11 @@ pub struct Rounds {
     speeds: BTreeMap<String, f64>,
     /// Units whose outer step has been said to be due and is not written down yet.
     stepping: BTreeSet<Unit>,
-    /// Paths that only a worker that holds what they were trained to goes on with at once: others train it again.
-    bound: BTreeSet<PathId>,
-    /// The workers that have asked, when they were last heard of and which paths they hold.
-    around: BTreeMap<String, Around>,
-}
-
-/// A worker that has asked for work.
-#[derive(Clone, Debug)]
-struct Around {
-    heard: Duration,
-    held: BTreeSet<PathId>,
-}
-
-/// How far the quorum of an outer step is.
-#[derive(Clone, Copy, Debug)]
-struct Gathering {
-    since: Duration,
-    /// When the step is taken at the latest, once the quorum is there.
-    until: Option<Duration>,
+    holders: Holders,
+    /// What each path can do now.
+    ready: Ready,
+    /// Draws the next path by what its shard lacks; otherwise the one that is furthest behind is next.
+    sampling: Option<Sampling>,
 }
 
 impl Rounds {
@@ -123,20 +120,24 @@ impl Rounds {
             Scheme::Quorum(Quorum { grace, grace_share, .. }) => (grace, grace_share),
         };
         let grace = Grace::new(longest, share, plan.schedule.overlap());
-        Ok(Self {
+        let mut rounds = Self {
             topology,
             plan,
             progress,
             leases: BTreeMap::new(),
+            following: BTreeMap::new(),
             committed: BTreeMap::new(),
             next_fence: u64::from(incarnation) << 32,
             gathering: BTreeMap::new(),
             grace,
             speeds: BTreeMap::new(),
             stepping: BTreeSet::new(),
-            bound: BTreeSet::new(),
-            around: BTreeMap::new(),
-        })
+            holders: Holders::default(),
+            ready: Ready::default(),
+            sampling: None,
+        };
+        rounds.look_at_all();
+        Ok(rounds)
     }
 
     /// What the manifest keeps.
@@ -199,65 +200,100 @@ impl Rounds {
     /// Lets the paths train to the end of `phase`: it has begun.
     pub fn go_on(&mut self, phase: usize) {
         self.plan.phase = self.plan.phase.max(phase);
+        self.look_at_all();
     }
 
     /// Says whether a path goes on at once only with a worker that holds what it was trained to. While such a worker is
     /// around, no other is given the path.
     pub fn bind(&mut self, path: PathId, bound: bool) {
-        if bound {
-            self.bound.insert(path);
-        } else {
-            self.bound.remove(&path);
-        }
+        self.holders.bind(path, bound);
     }
 
-    /// Another worker that holds a path that is bound to those that do, and that was heard of within the time of a lease.
+    /// From now on paths that can go on are drawn by how much less of their shards has been trained on than of all
+    /// (arXiv:2401.09135, equation 2). `shards` are the tokens of each path's shard.
+    pub fn sample_shards(&mut self, seed: u64, shards: Vec<u64>) {
+        self.sampling = Some(Sampling { seed, shards });
+    }
+
+    /// Another worker that a path has to wait for.
     fn holder(&self, now: Duration, path: PathId, worker: &str) -> Option<&str> {
-        let around = |(other, around): &(&String, &Around)| {
-            other.as_str() != worker && around.held.contains(&path) && around.heard + self.plan.lease > now
-        };
-        let own = self.around.get(worker).is_some_and(|around| around.held.contains(&path));
-        let bound = self.bound.contains(&path) && !own;
-        bound.then(|| self.around.iter().find(around)).flatten().map(|(other, _)| other.as_str())
+        self.holders.other(now, path, worker, self.plan.lease)
     }
 
     /// Gives a worker a path to work on: of those that can run the one that is furthest behind, and among equals one
-    /// of `held` (paths whose state the worker still has) before the lowest number.
+    /// of `held` (paths whose state the worker still has) before the lowest number; or the one that shard sampling draws.
     pub fn grant(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Grant {
         if self.finished() {
             return Grant::Finished;
         }
-        let around = Around { heard: now, held: held.iter().copied().collect() };
-        self.around.insert(worker.to_owned(), around);
-        let best = self
-            .topology
-            .path_ids()
-            .filter(|path| !self.leases.contains_key(path))
-            .filter(|&path| self.holder(now, path, worker).is_none())
-            .filter_map(|path| self.task(path).ok().map(|task| (path, task)))
-            .min_by_key(|&(path, _)| (self.path(path).steps, !held.contains(&path), path));
-        let Some((path, task)) = best else {
+        debug_assert!(self.topology.path_ids().all(|path| self.task(path) == self.ready.task(path)));
+        self.holders.asks(now, worker, held, self.plan.lease);
+        let Some((path, task)) = self.next_for(now, worker, held) else {
             return Grant::Wait(self.reason(now, worker));
         };
-        let from = self.path(path).steps;
+        let lease = self.draw_up(path, self.path(path).steps, task, worker, now + self.plan.lease);
+        self.leases.insert(path, lease.clone());
+        self.look_at(path);
+        Grant::Lease(lease)
+    }
+
+    /// A new lease on a path from `from` on.
+    fn draw_up(&mut self, path: PathId, from: u64, task: Task, worker: &str, deadline: Duration) -> Lease {
         let to = match task {
             Task::Train => self.stop(from, worker),
             Task::Measure => from,
         };
-        let lease = Lease {
-            path,
-            from,
-            to,
-            fence: Fence(self.next_fence),
-            task,
-            receives: self.receives(path, task).into_iter().map(|(receive, _)| receive).collect(),
-            sends: if task == Task::Train { self.sends(path, from, to) } else { Vec::new() },
-            worker: worker.to_owned(),
-            deadline: now + self.plan.lease,
-        };
+        let fence = Fence(self.next_fence);
         self.next_fence += 1;
-        self.leases.insert(path, lease.clone());
-        Grant::Lease(lease)
+        let receives = self.receives(path, from, task).into_iter().map(|(receive, _)| receive).collect();
+        let sends = if task == Task::Train { self.sends(path, from, to) } else { Vec::new() };
+        Lease { path, from, to, fence, task, receives, sends, worker: worker.to_owned(), deadline }
+    }
+
+    /// The lease that comes after one that is out, as soon as what it begins with is there: its holder fetches that while
+    /// it still trains, and goes on without waiting for anyone. It counts from the moment on at which the one before is
+    /// complete, and is lost with it. [`Grant::Finished`] when no lease can follow before the one that is out is complete.
+    ///
+    /// # Errors
+    /// When the lease is no longer valid.
+    pub fn follow(&mut self, path: PathId, fence: Fence) -> Result<Grant, LeaseError> {
+        let lease = self.check(path, fence)?.clone();
+        if let Some(following) = self.following.get(&path) {
+            return Ok(Grant::Lease(following.clone()));
+        }
+        if lease.task != Task::Train || self.plan.schedule.overlap() == 0 || lease.to >= self.end() {
+            return Ok(Grant::Finished);
+        }
+        let receives = self.receives(path, lease.to, Task::Train);
+        if let Some((receive, _)) = receives.iter().find(|(receive, needed)| receive.version < *needed) {
+            return Ok(Grant::Wait(self.reason_of(receive.unit)));
+        }
+        let next = self.draw_up(path, lease.to, Task::Train, &lease.worker, lease.deadline);
+        self.following.insert(path, next.clone());
+        Ok(Grant::Lease(next))
+    }
+
+    /// The path that a worker is to go on with, and with what.
+    fn next_for(&self, now: Duration, worker: &str, held: &[PathId]) -> Option<(PathId, Task)> {
+        let mut free = self.ready.free().filter(|&(_, path)| self.holder(now, path, worker).is_none());
+        let best = match &self.sampling {
+            None => free.next().map(|(steps, first)| {
+                let held = held.iter().copied().filter(|&path| self.ready.is_free(path, steps));
+                held.min().unwrap_or(first)
+            }),
+            Some(sampling) => {
+                let candidates: Vec<PathId> = free.by_ref().map(|(_, path)| path).collect();
+                let steps: Vec<u64> = self.progress.paths.iter().map(|path| path.steps).collect();
+                sampling.draw(&candidates, &steps, self.next_fence)
+            }
+        };
+        best.and_then(|path| Some((path, self.ready.task(path).ok()?)))
+    }
+
+    /// Whether some path could go on with the right worker.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        self.ready.free().next().is_some()
     }
 
     /// Up to where a worker trains a path that has taken `from` steps.
@@ -271,126 +307,17 @@ impl Rounds {
         (from + steps).min(self.end())
     }
 
-    /// What a path takes over where it is, each with the version that must be there.
-    fn receives(&self, path: PathId, task: Task) -> Vec<(Receive, u32)> {
-        let from = self.path(path).steps;
-        let schedule = &self.plan.schedule;
-        let all = (0..schedule.fragments()).map(|fragment| (fragment, schedule.sent_through(fragment, from)));
-        let due: BTreeMap<u32, u64> = if task == Task::Measure || self.plan.scheme.dynamic_steps() {
-            all.collect()
-        } else {
-            schedule.receives(from).into_iter().collect()
-        };
-        let units = self.units_of(path).into_iter();
-        units
-            .filter_map(|unit| {
-                let sent = u32::try_from(*due.get(&unit.fragment)?).unwrap_or(u32::MAX);
-                let version = self.progress.versions[&unit];
-                // Paths that wait take over exactly what came of what they sent: time has no say in it.
-                let (version, needed) =
-                    if self.plan.scheme.waits() { (sent.min(version), sent) } else { (version, 0) };
-                Some((Receive { unit, version }, needed))
-            })
-            .collect()
-    }
-
-    /// What a path sends on its way from one step to another.
-    #[must_use]
-    pub fn sends(&self, path: PathId, from: u64, to: u64) -> Vec<Send> {
-        let units = self.units_of(path);
-        if self.plan.scheme.dynamic_steps() {
-            // Nothing is sent before the end of a lease, so what counts is complete.
-            let sent = |unit: Unit| self.path(path).sent.get(self.slot(unit)).copied().unwrap_or(0);
-            return units.iter().map(|&unit| Send { unit, step: to, number: sent(unit) + 1 }).collect();
-        }
-        let schedule = &self.plan.schedule;
-        let of = |point: crate::Point| {
-            let sent = schedule.sent_through(point.fragment, point.step);
-            let number = u32::try_from(sent).unwrap_or(u32::MAX);
-            let units = units.iter().filter(move |unit| unit.fragment == point.fragment);
-            units.map(move |&unit| Send { unit, step: point.step, number }).collect::<Vec<_>>()
-        };
-        schedule.sends(from, to).into_iter().flat_map(of).collect()
-    }
-
-    /// What a path can do now, or the first unit that it waits for.
-    fn task(&self, path: PathId) -> Result<Task, Option<Unit>> {
-        let done = self.path(path);
-        let total = self.plan.schedule.total();
-        let task = if done.steps < self.end() {
-            Task::Train
-        } else if done.steps == total && !done.measured {
-            Task::Measure
-        } else {
-            return Err(None);
-        };
-        if task == Task::Measure && !self.plan.scheme.waits() {
-            // The final weights are final when all learners are at their end and everything has been merged.
-            let open = |unit: &Unit| {
-                self.progress.pending.contains_key(unit)
-                    || self.topology.paths_through(unit.module).any(|path| self.path(path).steps < total)
-            };
-            return self.units_of(path).into_iter().find(open).map_or(Ok(task), |unit| Err(Some(unit)));
-        }
-        if !self.plan.scheme.waits() && self.plan.schedule.overlap() == 0 {
-            // The outer step that is being taken is the newest a moment later.
-            let stepping = self.units_of(path).into_iter().find(|unit| self.stepping.contains(unit));
-            return stepping.map_or(Ok(task), |unit| Err(Some(unit)));
-        }
-        let receives = self.receives(path, task);
-        let missing = receives.iter().find(|(receive, needed)| receive.version < *needed);
-        missing.map_or(Ok(task), |(receive, _)| Err(Some(receive.unit)))
-    }
-
-    fn reason(&self, now: Duration, worker: &str) -> Reason {
-        if self.at_boundary() {
-            return Reason::PhaseEnds { steps: self.end() };
-        }
-        let idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
-        let waiting = idle.filter_map(|path| Some((self.path(path).steps, path, self.task(path).err()??)));
-        let Some((_, _, unit)) = waiting.min() else {
-            let mut idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
-            if let Some((path, holder)) =
-                idle.find_map(|path| self.holder(now, path, worker).map(|holder| (path, holder)))
-            {
-                return Reason::Held { path, worker: holder.to_owned() };
-            }
-            return Reason::AllLeased { leases: self.leases.len() };
-        };
-        let (slot, cut) = (self.slot(unit), self.plan.schedule.fragments() > 1);
-        let version = self.progress.versions[&unit];
-        if self.stepping.contains(&unit) {
-            return Reason::OuterStep { unit, cut };
-        }
-        let missing = self.topology.paths_through(unit.module).filter(|&path| {
-            let done = self.path(path);
-            if self.plan.scheme.waits() {
-                done.sent[slot] <= version
-            } else {
-                done.steps < self.plan.schedule.total()
-            }
-        });
-        let paths: Vec<_> =
-            missing.take(4).map(|path| (path, self.leases.get(&path).map(|l| l.worker.clone()))).collect();
-        if paths.is_empty() {
-            Reason::OuterStep { unit, cut }
-        } else {
-            Reason::UnitWaits { unit, cut, paths }
-        }
-    }
-
     /// Renews a lease and returns its new deadline.
     ///
     /// # Errors
     /// When the lease is no longer valid: the holder must drop its work.
     pub fn heartbeat(&mut self, now: Duration, path: PathId, fence: Fence) -> Result<Duration, LeaseError> {
         let deadline = now + self.plan.lease;
+        let follows = self.following.get(&path).is_some_and(|following| following.fence == fence);
         match self.leases.get_mut(&path) {
-            Some(lease) if lease.fence == fence => {
+            Some(lease) if lease.fence == fence || follows => {
                 lease.deadline = deadline;
-                if let Some(around) = self.around.get_mut(&lease.worker) {
-                    around.heard = now;
-                }
+                self.holders.heard(now, &lease.worker);
                 Ok(deadline)
             }
             _ => Err(self.lost(path, fence)),
@@ -415,106 +342,14 @@ impl Rounds {
         }
     }
 
-    /// Takes an outer gradient that is sent before the end of its lease, so that others need not wait for the rest of
-    /// it. The caller has made it durable or does so before it answers. What a lease has contributed counts even when
-    /// the lease is lost afterwards: its successor brings the same once more, and is told that it is a duplicate.
-    pub fn contribute(&mut self, path: PathId, fence: Fence, unit: Unit, number: u32, tokens: u64) -> Commit {
-        let lease = match self.check(path, fence) {
-            Ok(lease) => lease,
-            Err(error) => return Commit::Refused(error),
-        };
-        let asked = lease.sends.iter().find(|send| send.unit == unit && send.number == number);
-        match asked {
-            Some(send) if send.step < lease.to => {
-                let lease = lease.clone();
-                self.count(&lease, *send, tokens)
-            }
-            _ => Commit::Refused(LeaseError::NotAsked { path, fence, unit, number }),
-        }
-    }
-
-    fn count(&mut self, lease: &Lease, send: Send, tokens: u64) -> Commit {
-        let Lease { path, from, fence, .. } = *lease;
-        let slot = self.slot(send.unit);
-        let sent = self.path(path).sent[slot];
-        if send.number <= sent {
-            return Commit::Duplicate;
-        }
-        if send.number != sent + 1 {
-            return Commit::Refused(LeaseError::Owes { path, fence, unit: send.unit, number: sent + 1 });
-        }
-        let received = lease.receives.iter().find(|receive| receive.unit == send.unit);
-        let base = received.map_or(self.path(path).adopted[slot], |receive| receive.version);
-        let schedule = &self.plan.schedule;
-        let steps = if self.plan.scheme.dynamic_steps() {
-            send.step - from
-        } else {
-            // Since the send before, or the beginning of the run.
-            let previous = schedule.sends_before(send.unit.fragment, send.step);
-            send.step - previous
-        };
-        let contribution = Contribution { path, number: send.number, base, steps, tokens };
-        self.progress.paths[path.index()].sent[slot] += 1;
-        let pending = self.progress.pending.entry(send.unit).or_default();
-        pending.push(contribution);
-        pending.sort_unstable();
-        Commit::Accepted
-    }
-
-    /// Takes a finished lease, with the outer gradients that were sent at its end. The caller has made it durable or
-    /// does so before it answers.
-    pub fn commit(&mut self, path: PathId, fence: Fence, done: &Done) -> Commit {
-        let lease = match self.check(path, fence) {
-            Ok(lease) => lease.clone(),
-            Err(_) if self.committed.get(&path) == Some(&fence) => return Commit::Duplicate,
-            Err(error) => return Commit::Refused(error),
-        };
-        let early = lease.sends.iter().filter(|send| send.step < lease.to);
-        for send in early {
-            if self.path(path).sent[self.slot(send.unit)] < send.number {
-                let (unit, number) = (send.unit, send.number);
-                return Commit::Refused(LeaseError::Owes { path, fence, unit, number });
-            }
-        }
-        for &send in lease.sends.iter().filter(|send| send.step == lease.to) {
-            if let refused @ Commit::Refused(_) =
-                self.count(&lease, send, done.tokens.get(&send.unit).copied().unwrap_or(0))
-            {
-                return refused;
-            }
-        }
-        let slots: Vec<_> = lease.receives.iter().map(|r| (self.slot(r.unit), r.version)).collect();
-        let progress = &mut self.progress.paths[path.index()];
-        for (slot, version) in slots {
-            progress.adopted[slot] = version;
-        }
-        progress.steps = lease.to;
-        progress.measured |= lease.task == Task::Measure;
-        if lease.to > lease.from && done.seconds > 0.0 {
-            // Numbers of inner steps are far below 2^53.
-            #[allow(clippy::cast_precision_loss)]
-            let steps = (lease.to - lease.from) as f64;
-            self.grace.inner_step(path, done.seconds / steps);
-            self.speeds.insert(lease.worker.clone(), steps / done.seconds);
-        }
-        self.leases.remove(&path);
-        self.committed.insert(path, fence);
-        // Whoever else held the path holds what it was before.
-        for (name, around) in &mut self.around {
-            if *name == lease.worker {
-                around.held.insert(path);
-            } else {
-                around.held.remove(&path);
-            }
-        }
-        Commit::Accepted
-    }
-
-    /// Gives a lease back, as when its worker says good-bye or its connection is gone for good.
+    /// Gives a lease back, as when its worker says good-bye or its connection is gone for good; what would follow it is
+    /// gone with it.
     pub fn release(&mut self, path: PathId, fence: Fence) -> bool {
         let held = self.leases.get(&path).is_some_and(|lease| lease.fence == fence);
         if held {
             self.leases.remove(&path);
+            self.following.remove(&path);
+            self.look_at(path);
         }
         held
     }
@@ -524,6 +359,10 @@ impl Rounds {
         let (gone, kept): (BTreeMap<_, _>, BTreeMap<_, _>) =
             std::mem::take(&mut self.leases).into_iter().partition(|(_, lease)| lease.deadline <= now);
         self.leases = kept;
+        for &path in gone.keys() {
+            self.following.remove(&path);
+            self.look_at(path);
+        }
         gone.into_values().collect()
     }
 
@@ -532,92 +371,6 @@ impl Rounds {
     pub fn next_deadline(&self) -> Option<Duration> {
         let leases = self.leases.values().map(|lease| lease.deadline);
         leases.chain(self.gathering.values().filter_map(|gathering| gathering.until)).min()
-    }
-
-    /// The outer steps that can be taken now, in order.
-    pub fn due(&mut self, now: Duration) -> Vec<OuterStep> {
-        let units: Vec<Unit> = self.progress.pending.keys().copied().collect();
-        units.into_iter().filter_map(|unit| self.due_step(now, unit)).collect()
-    }
-
-    fn due_step(&mut self, now: Duration, unit: Unit) -> Option<OuterStep> {
-        let version = self.progress.versions[&unit] + 1;
-        let pending = self.progress.pending.get(&unit)?;
-        let learners: Vec<PathId> = self.topology.paths_through(unit.module).collect();
-        let contributions = match self.plan.scheme {
-            Scheme::Synchronous => {
-                let of_version: Vec<_> = pending.iter().filter(|c| c.number == version).copied().collect();
-                (of_version.len() == learners.len()).then_some(of_version)?
-            }
-            Scheme::Quorum(quorum) => {
-                let there: BTreeSet<PathId> = pending.iter().map(|c| c.path).collect();
-                // Those at the end of the phase have nothing more to bring.
-                let end = self.end();
-                let possible =
-                    learners.iter().filter(|p| there.contains(p) || self.path(**p).steps < end).count();
-                let needed = (quorum.learners as usize).clamp(1, possible.max(1));
-                let window = self.grace.window();
-                let gathering = self.gathering.entry(unit).or_insert(Gathering { since: now, until: None });
-                if there.len() < needed {
-                    return None;
-                }
-                let since = gathering.since;
-                let until = *gathering.until.get_or_insert_with(|| {
-                    self.grace.quorum(now.saturating_sub(since));
-                    now + window
-                });
-                (there.len() == possible || now >= until).then(|| pending.clone())?
-            }
-        };
-        self.stepping.insert(unit);
-        Some(OuterStep { unit, version, contributions })
-    }
-
-    /// Records that a unit has taken an outer step that was [`due`](Self::due), and how long that took. Returns whether
-    /// it counts: not when the unit has another version by now.
-    pub fn stepped(&mut self, step: &OuterStep, took: Duration) -> bool {
-        let Some(version) = self.progress.versions.get_mut(&step.unit) else { return false };
-        let pending = self.progress.pending.get_mut(&step.unit);
-        let Some(pending) = pending.filter(|p| step.contributions.iter().all(|c| p.contains(c))) else {
-            return false;
-        };
-        if *version + 1 != step.version {
-            return false;
-        }
-        *version = step.version;
-        pending.retain(|contribution| !step.contributions.contains(contribution));
-        if pending.is_empty() {
-            self.progress.pending.remove(&step.unit);
-        }
-        self.gathering.remove(&step.unit);
-        self.stepping.remove(&step.unit);
-        self.grace.outer_step(took);
-        true
-    }
-
-    /// The versions of a unit that a path may still need besides the newest: what it has taken over and trains on, and
-    /// what it is to take over next.
-    #[must_use]
-    pub fn needed_versions(&self, unit: Unit) -> BTreeSet<u32> {
-        let slot = self.slot(unit);
-        let newest = self.progress.versions.get(&unit).copied().unwrap_or(0);
-        let mut needed = BTreeSet::new();
-        for path in self.topology.paths_through(unit.module) {
-            let done = self.path(path);
-            let lease = self.leases.get(&path);
-            let leased = lease.and_then(|l| l.receives.iter().find(|r| r.unit == unit)).map(|r| r.version);
-            needed.extend(leased);
-            if done.steps == self.plan.schedule.total() {
-                continue;
-            }
-            let next = self.receives(path, Task::Train).into_iter().find(|(r, _)| r.unit == unit);
-            match next {
-                Some((receive, _)) => needed.insert(receive.version),
-                None => needed.insert(done.adopted[slot]),
-            };
-        }
-        needed.remove(&newest);
-        needed
     }
 }
 

@@ -1,6 +1,9 @@
 //! When a path sends and receives which fragment.
 
+use dipaco_topology::PathId;
 use thiserror::Error;
+
+use crate::Drops;
 
 /// The inner steps at which a path sends its outer gradients and takes over what became of them (Streaming DiLoCo,
 /// arXiv:2501.18512 §2.2 and §2.3). Steps are counted from 1; "at step t" is after t inner steps.
@@ -15,6 +18,8 @@ pub struct Schedule {
     fragments: u32,
     overlap: u64,
     ends: Vec<u64>,
+    eager: bool,
+    drops: Drops,
 }
 
 /// Why a schedule can't be.
@@ -82,7 +87,34 @@ impl Schedule {
         if ends.windows(2).any(|pair| pair[0] >= pair[1]) {
             return Err(ScheduleError::Ends);
         }
-        Ok(Self { inner_steps, fragments, overlap, ends })
+        Ok(Self { inner_steps, fragments, overlap, ends, eager: false, drops: Drops::default() })
+    }
+
+    /// The same schedule with eager updates (arXiv:2502.12996): a path takes something over from the first send of a
+    /// phase on, before anything has come back, because it takes over what it did itself.
+    #[must_use]
+    pub fn eager(self, eager: bool) -> Self {
+        Self { eager, ..self }
+    }
+
+    /// The same schedule without the outer gradients that are dropped.
+    #[must_use]
+    pub fn without(self, drops: Drops) -> Self {
+        Self { drops, ..self }
+    }
+
+    /// What is dropped.
+    #[must_use]
+    pub fn drops(&self) -> Drops {
+        self.drops
+    }
+
+    /// Whether a path drops its outer gradient of this number to a fragment of each of its modules. What is sent where a
+    /// phase of routing or the run ends never is.
+    #[must_use]
+    pub fn dropped(&self, path: PathId, fragment: u32, number: u64) -> bool {
+        let at_an_end = || self.ends.iter().any(|&end| self.sent_through(fragment, end) == number);
+        self.drops.drops(path, fragment, number) && !at_an_end()
     }
 
     /// H: inner steps between two sends of a fragment.
@@ -158,9 +190,18 @@ impl Schedule {
         sent
     }
 
-    /// The step of the last send of a fragment before `step`, or 0.
+    /// Inner steps in what a path sends of a fragment after `step` steps: those since what it sent before.
     #[must_use]
-    pub fn sends_before(&self, fragment: u32, step: u64) -> u64 {
+    pub fn steps_in(&self, path: PathId, fragment: u32, step: u64) -> u64 {
+        let mut before = self.send_before(fragment, step);
+        while before > 0 && self.dropped(path, fragment, self.sent_through(fragment, before)) {
+            before = self.send_before(fragment, before);
+        }
+        step - before.min(step)
+    }
+
+    /// The step of the last send of a fragment before `step`, or 0.
+    fn send_before(&self, fragment: u32, step: u64) -> u64 {
         let Some(last) = step.checked_sub(1) else { return 0 };
         let begin = self.begin(self.phase_at(last));
         let regular = (last + self.overlap).checked_sub(self.first(fragment)).map(|span| {
@@ -195,18 +236,22 @@ impl Schedule {
         points
     }
 
-    /// The fragments that are received at a step, each with how often it has been sent when what is received was sent.
-    /// At the beginning of a phase that is all of them.
+    /// The fragments that a path receives at a step, each with how often it has been sent when what is received was sent.
+    /// At the beginning of a phase that is all of them; later none whose outer gradient the path has dropped.
     #[must_use]
-    pub fn receives(&self, step: u64) -> Vec<(u32, u64)> {
+    pub fn receives(&self, path: PathId, step: u64) -> Vec<(u32, u64)> {
         let begin = self.begin(self.phase_at(step));
         let due = |fragment: u32| {
             if step == begin {
                 return Some((fragment, self.sent_through(fragment, begin)));
             }
             let regular = step.checked_sub(self.first(fragment))?.is_multiple_of(self.inner_steps);
-            let sent = step.checked_sub(self.overlap)?;
-            (regular && sent > begin).then(|| (fragment, self.sent_through(fragment, sent)))
+            let sent = match step.checked_sub(self.overlap) {
+                Some(sent) if sent > begin => self.sent_through(fragment, sent),
+                _ if self.eager => self.sent_through(fragment, begin),
+                _ => return None,
+            };
+            (regular && !self.dropped(path, fragment, sent)).then_some((fragment, sent))
         };
         (0..self.fragments).filter_map(due).collect()
     }
@@ -219,8 +264,8 @@ impl Schedule {
         let (begin, end) = (self.begin(phase), self.end(phase));
         let next = |fragment: u32| {
             let first = self.first(fragment);
-            // The first receive after `from` whose send is one of this phase.
-            let after = from.max(begin + self.overlap);
+            // The first receive after `from` whose send is one of this phase, if it has to be.
+            let after = if self.eager { from } else { from.max(begin + self.overlap) };
             if after < first {
                 first
             } else {
@@ -251,7 +296,7 @@ mod tests {
         assert_eq!((plain.next_stop(0), plain.next_stop(10), plain.next_stop(20)), (10, 20, 30));
         assert_eq!(points(&plain.sends(10, 20)), [(20, 0)]);
         assert_eq!(points(&plain.sends(20, 30)), [(30, 0)]);
-        assert_eq!(plain.receives(20), [(0, 2)]);
+        assert_eq!(plain.receives(PathId(0), 20), [(0, 2)]);
         assert_eq!(plain.sent_through(0, 30), 3);
     }
 
@@ -263,7 +308,10 @@ mod tests {
             points(&turns.sends(0, 18)),
             [(2, 0), (5, 1), (8, 0), (11, 1), (14, 0), (17, 1), (18, 0), (18, 1)]
         );
-        assert_eq!((turns.receives(3), turns.receives(6)), (vec![(0, 1)], vec![(1, 1)]));
+        assert_eq!(
+            (turns.receives(PathId(0), 3), turns.receives(PathId(0), 6)),
+            (vec![(0, 1)], vec![(1, 1)])
+        );
         assert_eq!((turns.next_stop(0), turns.next_stop(3), turns.next_stop(15)), (3, 6, 18));
     }
 
@@ -274,17 +322,17 @@ mod tests {
         assert_eq!(points(&double.sends(0, 1)), [(1, 2)]);
         assert_eq!(points(&double.sends(1, 4)), [(2, 3), (3, 0), (4, 1)]);
         assert_eq!(double.next_stop(0), 3);
-        assert_eq!(double.receives(3), [(2, 1)]);
+        assert_eq!(double.receives(PathId(0), 3), [(2, 1)]);
     }
 
     #[test]
     fn a_phase_begins_with_all_that_was_sent_at_the_end_of_the_one_before() {
         let phases = schedule(4, 2, 1, &[8, 16]);
         assert_eq!(points(&phases.sends(6, 8)), [(7, 1), (8, 0), (8, 1)]);
-        assert_eq!(phases.receives(8), [(0, 3), (1, 3)]);
+        assert_eq!(phases.receives(PathId(0), 8), [(0, 3), (1, 3)]);
         // What was sent before the phase is not received in it once more.
         assert_eq!(phases.next_stop(8), 10);
-        assert_eq!(phases.receives(10), [(0, 4)]);
+        assert_eq!(phases.receives(PathId(0), 10), [(0, 4)]);
         assert_eq!((phases.phase_at(7), phases.phase_at(8)), (0, 1));
     }
 
@@ -296,6 +344,29 @@ mod tests {
         assert_eq!(error(2, 3, 0, &[4]), ScheduleError::Fragments { fragments: 3, inner_steps: 2 });
         assert_eq!(error(2, 1, 3, &[4]), ScheduleError::Overlap { overlap: 3, inner_steps: 2 });
         assert_eq!(error(2, 1, 0, &[4, 4]), ScheduleError::Ends);
+    }
+
+    #[test]
+    fn an_eager_path_takes_over_whenever_it_sends() {
+        let delayed = schedule(4, 1, 4, &[16]);
+        assert_eq!((delayed.next_stop(0), delayed.next_stop(8)), (8, 12));
+        let eager = delayed.eager(true);
+        assert_eq!((eager.next_stop(0), eager.next_stop(4), eager.next_stop(8)), (4, 8, 12));
+        assert_eq!(points(&eager.sends(0, 4)), [(4, 0)]);
+        let received = [4, 8, 12].map(|step| eager.receives(PathId(0), step));
+        assert_eq!(received, [vec![(0, 0)], vec![(0, 1)], vec![(0, 2)]]);
+    }
+
+    #[test]
+    fn what_is_dropped_is_part_of_what_is_sent_next() {
+        let schedule = schedule(2, 1, 0, &[200]).without(Drops::new(5, 0.5));
+        let path = PathId(1);
+        let kept: Vec<u64> = (1..=100).filter(|&n| !schedule.dropped(path, 0, n)).collect();
+        assert!(kept.len() < 70 && kept.last() == Some(&100), "what ends the run is sent: {kept:?}");
+        let steps: u64 = kept.iter().map(|number| schedule.steps_in(path, 0, 2 * number)).sum();
+        assert_eq!(steps, 200);
+        let received = (1..100).filter(|round| !schedule.receives(path, 2 * round).is_empty()).count();
+        assert_eq!(received, kept.len() - 1);
     }
 
     proptest! {
@@ -311,7 +382,7 @@ mod tests {
             let mut sent = vec![0; f as usize];
             let mut from = 0;
             while from < schedule.total() {
-                for (fragment, number) in schedule.receives(from) {
+                for (fragment, number) in schedule.receives(PathId(0), from) {
                     prop_assert!(number <= sent[fragment as usize], "{fragment} at {from}");
                     // With τ = H a fragment is sent once more before it is received.
                     prop_assert!(number + 1 >= sent[fragment as usize], "{fragment} at {from}");

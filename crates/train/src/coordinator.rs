@@ -14,7 +14,7 @@ use dipaco_sync::Guard;
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
 use serde::Serialize;
-use tokio::sync::{Mutex, Notify, Semaphore};
+use tokio::sync::{Mutex, Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -26,6 +26,7 @@ use crate::plan::WorkerPlan;
 use crate::protocol::{PIECES_AT_ONCE, RUN_COMPLETE, Request, Response};
 use crate::revocations::Revocations;
 use crate::run_progress::RunProgress;
+use crate::scribe::Scribe;
 use crate::start::Started;
 use crate::synchronizer::Synchronizer;
 use crate::uploads::Uploads;
@@ -104,9 +105,17 @@ pub async fn coordinate(
     let topology = Topology::new(&config.topology, config.model.blocks)?;
     let lease = Duration::from_secs(config.train.lease_seconds);
     let plan = WorkerPlan::new(&config);
-    let ledger =
-        Ledger::take_over(store.clone(), started.manifest, started.sequence, topology.clone(), &plan, lease)
-            .await?;
+    let to_write = Arc::new(Notify::new());
+    let (ledger, sequence) = Ledger::take_over(
+        store.clone(),
+        started.manifest,
+        started.sequence,
+        topology.clone(),
+        &plan,
+        lease,
+        to_write.clone(),
+    )
+    .await?;
     let layout = plan.layout(&topology)?;
     let done = trained(&ledger);
     let total = u64::from(topology.paths()) * plan.total_steps();
@@ -116,6 +125,12 @@ pub async fn coordinate(
     let changed = Arc::new(Notify::new());
     let ledger = Arc::new(Mutex::new(ledger));
     let books = ledger.clone();
+    let (written, on_disk) = watch::channel(0);
+    let scribe =
+        Scribe { ledger: ledger.clone(), store: store.clone(), sequence, changed: to_write, written };
+    let stop_writing = CancellationToken::new();
+    let _stop_with_this = stop_writing.clone().drop_guard();
+    let writing = tokio::spawn(scribe.run(stop_writing.clone()));
     let desk = Arc::new(Desk {
         ledger,
         store,
@@ -126,6 +141,8 @@ pub async fn coordinate(
         uploads: Uploads::new(shards.clone()),
         shards,
         changed,
+        deadlines: Arc::new(Notify::new()),
+        written: on_disk.clone(),
         revocations,
         guard: Mutex::new(Guard::new(config.outer.guard)),
         contributed: Arc::new(Notify::new()),
@@ -142,9 +159,20 @@ pub async fn coordinate(
         result = watch_leases(&desk) => result.map(|()| Ended::Stopped),
         result = &mut accepting => result.map(|()| Ended::Stopped),
         result = conduct(&desk, reroute.as_ref()) => result,
+        () = scribe_ends(on_disk) => Err(TrainError::Cancelled),
         () = cancel.cancelled() => Ok(Ended::Stopped),
     };
-    let ended = ended?;
+    let ended = match ended {
+        // Those who wait for the disk are told nothing more than that there is no writing any more: this is why.
+        Err(TrainError::Cancelled) => {
+            stop_writing.cancel();
+            return writing
+                .await
+                .map_err(|source| TrainError::Thread { source })?
+                .and(Err(TrainError::Cancelled));
+        }
+        ended => ended?,
+    };
     let finished = ended == Ended::Complete;
     if finished {
         // Workers ask once more and hear that the run is complete; one that is gone is not waited for.
@@ -157,9 +185,11 @@ pub async fn coordinate(
     let spent = progress.spent_in_all();
     let traffic = server.traffic();
     server.close(if finished { RUN_COMPLETE } else { "the coordinator stops" }).await;
-    // What is being written is written to its end; nothing begins any more.
-    let mut books = books.lock().await;
-    books.close();
+    // What is in the books is written to its end; nothing begins any more.
+    books.lock().await.close();
+    stop_writing.cancel();
+    writing.await.map_err(|source| TrainError::Thread { source })??;
+    let books = books.lock().await;
     let paths = &books.rounds().progress().paths;
     // Inner steps are counted far below 2^53.
     #[allow(clippy::cast_precision_loss)]
@@ -175,6 +205,11 @@ pub async fn coordinate(
         waited_seconds: spent.waited,
         seconds: begun.elapsed().as_secs_f64(),
     })
+}
+
+/// Waits until nothing is written down any more.
+async fn scribe_ends(mut written: watch::Receiver<u64>) {
+    while written.changed().await.is_ok() {}
 }
 
 /// Inner steps that all paths together have taken.
@@ -224,9 +259,6 @@ async fn conduct(desk: &Desk, reroute: Option<&Reroute>) -> Result<Ended, TrainE
 /// Ends leases at their deadline.
 async fn watch_leases(desk: &Desk) -> Result<(), TrainError> {
     loop {
-        let changed = desk.changed.notified();
-        tokio::pin!(changed);
-        changed.as_mut().enable();
         // Its own statement: the books must not stay locked while this waits.
         let deadline = desk.ledger.lock().await.rounds().next_deadline();
         match deadline {
@@ -234,10 +266,10 @@ async fn watch_leases(desk: &Desk) -> Result<(), TrainError> {
                 tokio::select! {
                     // Heartbeats move deadlines back, so at the wake-up there may be nothing to end yet.
                     () = tokio::time::sleep_until(desk.started + deadline) => desk.wake().await?,
-                    () = changed => {}
+                    () = desk.deadlines.notified() => {}
                 }
             }
-            None => changed.await,
+            None => desk.deadlines.notified().await,
         }
     }
 }

@@ -10,16 +10,17 @@ use bytes::Bytes;
 use dipaco_model::{parameters, path_specs};
 use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, ShardRecord, names};
-use dipaco_sync::{Fence, Grant, Guard, Lease, LeaseError, Task, Unit, units_of};
+use dipaco_sync::{Fence, Grant, Guard, Lease, LeaseError, Task, Unit, merge_weights, units_of};
 use dipaco_telemetry::Event;
 use dipaco_topology::{PathId, Topology};
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::Instant;
 
 use crate::TrainError;
 use crate::layout::Layout;
-use crate::ledger::{Completed, Ledger};
+use crate::ledger::{Completed, Ledger, shard_tokens};
 use crate::module_files::{check_state, decode_gradient};
+use crate::path_state::KEPT_PARTS;
 use crate::plan::WorkerPlan;
 use crate::protocol::{
     Change, Item, PIECE_BYTES, Report, Request, Response, Source, Stretch, UnitWeights, Whole, Work,
@@ -46,6 +47,10 @@ pub(crate) struct Desk {
     pub(crate) uploads: Uploads,
     /// Woken when work may have become available.
     pub(crate) changed: Arc<Notify>,
+    /// Woken when there is another deadline to watch: of a lease, or of a grace period.
+    pub(crate) deadlines: Arc<Notify>,
+    /// The number of the last change of the books that is on the disk.
+    pub(crate) written: watch::Receiver<u64>,
     /// Tokens that may not be used any more.
     pub(crate) revocations: Revocations,
     /// Refuses outer gradients that are out of all proportion.
@@ -98,16 +103,16 @@ impl Desk {
         match item {
             Item::OuterGradient { unit, .. } => {
                 let values = self.values(path, unit).unwrap_or(0) as u64;
-                let bytes = dipaco_codec::encoded_len(values, self.plan.compression);
+                let bytes = dipaco_codec::encoded_len(values, self.plan.outer.compression);
                 if values == 0 { 0 } else { bytes.unwrap_or(0) }
             }
             Item::State => {
                 let specs = path_specs(&self.plan.model);
                 let fragments = self.topology.levels() * self.plan.sync.fragments as usize;
-                // Two moments, and at most own weights and what they are measured from, of four bytes a value, and a
-                // safetensors header of well under 512 bytes a tensor.
-                let tensors = 2 * specs.len() + 2 * fragments;
-                4 * (parameters(&specs) as u64 * 4) + tensors as u64 * 512 + 4096
+                // Two moments and what else a path keeps of its fragments, of four bytes a value, and a safetensors header
+                // of well under 512 bytes a tensor.
+                let tensors = 2 * specs.len() + KEPT_PARTS * fragments;
+                (2 + KEPT_PARTS as u64) * (parameters(&specs) as u64 * 4) + tensors as u64 * 512 + 4096
             }
         }
     }
@@ -192,6 +197,14 @@ impl Desk {
         tokio::spawn(change(self.clone())).await.map_err(|source| TrainError::Thread { source })?
     }
 
+    /// Waits until everything that is in the books now is on the disk.
+    async fn on_disk(&self) -> Result<(), TrainError> {
+        let changes = self.ledger.lock().await.changes();
+        // It ends when the coordinator does.
+        let written = self.written.clone().wait_for(|written| *written >= changes).await.map(|_| ());
+        written.map_err(|_| TrainError::Cancelled)
+    }
+
     /// Why a token may not be used, if that is so.
     pub(crate) async fn revoked(&self, token: &str) -> Result<Option<String>, TrainError> {
         let revocations = self.revocations.clone();
@@ -237,6 +250,7 @@ impl Desk {
 
     async fn lease(&self, guest: &Guest, held: &[PathId], wait: Duration) -> Result<Answer, TrainError> {
         let deadline = Instant::now() + wait.min(LONGEST_WAIT);
+        let mut waited = false;
         loop {
             // Registered before the books are read, so that a change in between is not missed.
             let changed = self.changed.notified();
@@ -244,11 +258,18 @@ impl Desk {
             changed.as_mut().enable();
             let reason = {
                 let mut ledger = self.ledger.lock().await;
+                // Of all that are woken only those look closer for which there may be something.
+                let rounds = ledger.rounds();
+                if waited && !rounds.has_work() && !rounds.finished() && Instant::now() < deadline {
+                    drop(ledger);
+                    let _ = tokio::time::timeout_at(deadline, changed).await;
+                    continue;
+                }
+                waited = true;
                 match ledger.grant(self.now(), &guest.worker, held) {
                     Grant::Finished => return Ok((Response::Finished, None)),
                     Grant::Lease(lease) => {
-                        // The timer of the leases has a new deadline to watch.
-                        self.changed.notify_waiters();
+                        self.deadlines.notify_one();
                         let work = self.work(&ledger, &lease)?;
                         if lease.task == Task::Train {
                             self.progress.leased(lease.from)?;
@@ -271,6 +292,7 @@ impl Desk {
         let lacks = |what: String| TrainError::ManifestLacks { what };
         let path = training.path(lease.path).ok_or_else(|| lacks(format!("path {}", lease.path)))?;
         let units = units_of(&self.topology, self.plan.sync.fragments, lease.path);
+        let shards = shard_tokens(training);
         let weights = |versions: &[u32], received: &[bool], with_changes: bool| {
             let of = |((&unit, &version), &received): ((&Unit, &u32), &bool)| {
                 let fragment = training.fragment(unit.module, unit.fragment);
@@ -281,7 +303,8 @@ impl Desk {
                     .filter(|change| with_changes && change.version <= version)
                     .map(|change| Change { from: change.from.clone(), object: change.object.clone() })
                     .collect();
-                Ok::<_, TrainError>(UnitWeights { unit, object, changes, received })
+                let share = self.share(&shards, unit, lease.path)?;
+                Ok::<_, TrainError>(UnitWeights { unit, object, changes, received, share })
             };
             units.iter().zip(versions).zip(received).map(of).collect::<Result<Vec<_>, _>>()
         };
@@ -310,6 +333,15 @@ impl Desk {
             brings_state: ledger.needs_state(lease)?,
             shard: self.shard(ledger, lease.path)?.clone(),
         })
+    }
+
+    /// A path's factor in the merged outer gradient of a unit: its weight times what the mean is rescaled by.
+    fn share(&self, shards: &[u64], unit: Unit, path: PathId) -> Result<f32, TrainError> {
+        let tokens = |path: PathId| (path, shards.get(path.index()).copied().unwrap_or(0));
+        let sizes: Vec<_> = self.topology.paths_through(unit.module).map(tokens).collect();
+        let weights = merge_weights(self.plan.outer.weighting, &sizes)?;
+        let own = weights.iter().find(|(other, _)| *other == path).map_or(0.0, |&(_, weight)| weight);
+        Ok(own * self.plan.outer.rescale.factor(sizes.len()))
     }
 
     fn shard<'a>(&self, ledger: &'a Ledger, path: PathId) -> Result<&'a ShardRecord, TrainError> {
@@ -441,7 +473,7 @@ impl Desk {
         whole: Whole,
         complete: &mut Complete,
     ) -> Result<Response, TrainError> {
-        let _memory = self.uploads.memory(complete).await;
+        let memory = self.uploads.memory(complete).await;
         let payload = complete.content().await?;
         let step = match self.ledger.lock().await.check(path, fence) {
             Ok(lease) => lease.to,
@@ -477,8 +509,10 @@ impl Desk {
             Err(error) => return in_vain(&error),
         };
         self.store.put_referenced(&object, payload).await?;
+        drop(memory);
         let staged = self.ledger.lock().await.stage(path, fence, item, object).await?;
         self.contributed.notify_one();
+        self.on_disk().await?;
         Ok(match staged {
             Ok(()) => Response::Done,
             Err(error @ LeaseError::Lost { .. }) => Response::Lost { reason: error.to_string() },
@@ -524,7 +558,8 @@ impl Desk {
         fence: Fence,
         report: Report,
     ) -> Result<Answer, TrainError> {
-        let completed = self.ledger.lock().await.complete(path, fence, &report).await?;
+        let completed = self.ledger.lock().await.complete(path, fence, &report)?;
+        self.on_disk().await?;
         match completed {
             Completed::Closed => Ok((Response::Lost { reason: "the coordinator stops".to_owned() }, None)),
             Completed::Duplicate => Ok((Response::Done, None)),
@@ -567,10 +602,8 @@ impl Desk {
 
     /// Begins the next phase of routing with these shards.
     pub(crate) async fn begin_phase(&self, shards: Vec<ShardRecord>) -> Result<(), TrainError> {
-        // A task of its own: the books must not be left ahead of the disk when the coordinator is stopped here.
-        let mut books = self.ledger.clone().lock_owned().await;
-        let beginning = tokio::spawn(async move { books.begin_phase(shards).await });
-        beginning.await.map_err(|source| TrainError::Thread { source })??;
+        self.ledger.lock().await.begin_phase(shards)?;
+        self.on_disk().await?;
         self.changed.notify_waiters();
         Ok(())
     }

@@ -1,6 +1,7 @@
-//! The run's books: every decision of the core, made durable before anyone is told of it.
+//! The run's books: every decision of the core, beside the manifest that is to record it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_store::{
@@ -12,6 +13,7 @@ use dipaco_sync::{
     Rounds, Task, Unit, units_of,
 };
 use dipaco_topology::{PathId, Topology};
+use tokio::sync::Notify;
 
 use crate::TrainError;
 use crate::plan::WorkerPlan;
@@ -20,19 +22,37 @@ use crate::start::check_shards;
 
 /// The state machine of the run beside the manifest that records it.
 ///
-/// The manifest is written before an answer leaves, so that what a worker has been told survives a crash. A failure to
-/// write it ends the coordinator: memory would be ahead of the disk, and `--resume` continues from the disk.
+/// The [`Scribe`](crate::scribe::Scribe) writes the manifest, and no answer leaves before its change is written, so that
+/// what a worker has been told survives a crash. A failure to write ends the coordinator: memory would be ahead of the
+/// disk, and `--resume` continues from the disk.
 pub(crate) struct Ledger {
     rounds: Rounds,
     manifest: RunManifest,
-    sequence: Sequence,
     store: RunStore,
+    /// Changes of the manifest under this coordinator.
+    changes: u64,
+    /// Objects that the manifest refers to no more, and the one on the disk may.
+    obsolete: Vec<String>,
+    /// Wakes the scribe.
+    changed: Arc<Notify>,
     /// Leases of a path between two states that are brought.
     state_every: u32,
+    /// The seed of shard sampling, when paths are drawn.
+    sampling: Option<u64>,
     /// What has been brought for the end of a lease that is still out, by path.
     staged: BTreeMap<PathId, Staged>,
     /// Whether the coordinator stops: nothing counts from now on.
     closed: bool,
+}
+
+/// What there is to write down.
+pub(crate) struct Page {
+    /// The manifest, when it has changed.
+    pub(crate) manifest: Option<RunManifest>,
+    /// The number of its last change.
+    pub(crate) change: u64,
+    /// Objects that can be deleted when it is written.
+    pub(crate) obsolete: Vec<String>,
 }
 
 /// Weights that the leases since a path's last state may name together: they are sent with each of its leases.
@@ -65,7 +85,8 @@ pub(crate) enum Completed {
 
 impl Ledger {
     /// Takes a run over: raises the incarnation, so that fencing numbers are new and a coordinator that still
-    /// believes to hold the run fails at its next write.
+    /// believes to hold the run fails at its next write. Returns the place of the manifest on the disk too; `changed` is
+    /// woken when there is something to write.
     pub(crate) async fn take_over(
         store: RunStore,
         mut manifest: RunManifest,
@@ -73,10 +94,12 @@ impl Ledger {
         topology: Topology,
         plan: &WorkerPlan,
         lease: Duration,
-    ) -> Result<Self, TrainError> {
+        changed: Arc<Notify>,
+    ) -> Result<(Self, Sequence), TrainError> {
         manifest.incarnation += 1;
         let training = manifest.training.as_ref().ok_or(TrainError::NotStarted)?;
         let state_every = plan.train.state_every;
+        let sampling = plan.sync.shard_sampling.then_some(plan.seed);
         let plan = Plan {
             schedule: plan.schedule()?,
             scheme: plan.sync.scheme(),
@@ -87,13 +110,48 @@ impl Ledger {
         for (path, record) in (0..).map(PathId).zip(&training.paths) {
             rounds.bind(path, !record.tail.is_empty());
         }
+        if let Some(seed) = sampling {
+            rounds.sample_shards(seed, shard_tokens(training));
+        }
         // Listed before the manifest is replaced: what is there now can't belong to a coordinator after this one.
         let stored = stored(&store).await?;
         let sequence = store.replace(&manifest, sequence).await?;
         let staged = BTreeMap::new();
-        let ledger = Self { rounds, manifest, sequence, store, state_every, staged, closed: false };
+        let ledger = Self {
+            rounds,
+            manifest,
+            store,
+            changes: 0,
+            obsolete: Vec::new(),
+            changed,
+            state_every,
+            sampling,
+            staged,
+            closed: false,
+        };
         ledger.sweep(stored).await?;
-        Ok(ledger)
+        Ok((ledger, sequence))
+    }
+
+    /// The number of the last change.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// What there is to write down when the changes up to `written` are on the disk.
+    pub(crate) fn page(&mut self, written: u64) -> Page {
+        Page {
+            manifest: (self.changes > written).then(|| self.manifest.clone()),
+            change: self.changes,
+            obsolete: std::mem::take(&mut self.obsolete),
+        }
+    }
+
+    /// Notes that the manifest has changed, and what it refers to no more.
+    fn save(&mut self, obsolete: Vec<String>) {
+        self.changes += 1;
+        self.obsolete.extend(obsolete);
+        self.changed.notify_one();
     }
 
     /// Deletes what a crashed coordinator left behind: those of `stored` that the manifest does not refer to.
@@ -210,7 +268,7 @@ impl Ledger {
                     Commit::Accepted => {
                         self.note_gradient(path, unit, number, object)?;
                         self.note_progress(path)?;
-                        self.save().await?;
+                        self.save(Vec::new());
                     }
                     Commit::Duplicate => self.delete_unless_counted(path, object).await?,
                     Commit::Refused(error) => {
@@ -271,7 +329,7 @@ impl Ledger {
     }
 
     /// Takes a finished lease into the books.
-    pub(crate) async fn complete(
+    pub(crate) fn complete(
         &mut self,
         path: PathId,
         fence: Fence,
@@ -332,8 +390,7 @@ impl Ledger {
         for unit in self.units_of(path) {
             obsolete.extend(self.prune(unit)?);
         }
-        self.save().await?;
-        self.delete(&obsolete).await?;
+        self.save(obsolete);
         Ok(Completed::Accepted { lease, best })
     }
 
@@ -387,7 +444,7 @@ impl Ledger {
     }
 
     /// Takes an outer step into the books: the new weights and the momentum are in the store. Returns whether it counts.
-    pub(crate) async fn stepped(
+    pub(crate) fn stepped(
         &mut self,
         step: &OuterStep,
         weights: ObjectRef,
@@ -429,8 +486,8 @@ impl Ledger {
             obsolete.extend(used.into_iter().map(|gradient| gradient.object.name));
         }
         obsolete.extend(self.prune(unit)?);
-        self.save().await?;
-        self.delete(&obsolete).await
+        self.save(obsolete);
+        Ok(())
     }
 
     /// Begins the next phase with these shards. Paths keep their states; their early-stopping bests are forgotten, with
@@ -438,7 +495,7 @@ impl Ledger {
     ///
     /// # Errors
     /// When the run is not at a boundary, or the shards are not those of its paths.
-    pub(crate) async fn begin_phase(&mut self, shards: Vec<ShardRecord>) -> Result<(), TrainError> {
+    pub(crate) fn begin_phase(&mut self, shards: Vec<ShardRecord>) -> Result<(), TrainError> {
         if self.closed {
             return Err(TrainError::Cancelled);
         }
@@ -453,14 +510,17 @@ impl Ledger {
             (path.best, path.last) = (None, None);
         }
         let phase = training.phase as usize;
+        if let Some(seed) = self.sampling {
+            self.rounds.sample_shards(seed, shard_tokens(training));
+        }
         let mut obsolete = Vec::new();
         let units: Vec<Unit> = self.rounds.progress().versions.keys().copied().collect();
         for unit in units {
             obsolete.extend(self.prune(unit)?);
         }
-        self.save().await?;
+        self.save(obsolete);
         self.rounds.go_on(phase);
-        self.delete(&obsolete).await
+        Ok(())
     }
 
     /// Drops the earlier versions of a fragment that no path trains on and that are the best of none, and returns their
@@ -481,17 +541,17 @@ impl Ledger {
         Ok(dropped.into_iter().map(|kept| kept.weights.name).collect())
     }
 
-    async fn save(&mut self) -> Result<(), TrainError> {
-        self.sequence = self.store.replace(&self.manifest, self.sequence).await?;
-        Ok(())
-    }
-
     async fn delete(&self, names: &[String]) -> Result<(), TrainError> {
         for name in names {
             self.store.delete(name).await?;
         }
         Ok(())
     }
+}
+
+/// Tokens in the shard of each path.
+pub(crate) fn shard_tokens(training: &TrainingRecord) -> Vec<u64> {
+    training.shards.iter().map(|shard| shard.tokens).collect()
 }
 
 /// The names of all objects of a training run that are in the store.

@@ -32,6 +32,7 @@ mod router_targets;
 mod router_training;
 mod run_progress;
 mod scores;
+mod scribe;
 mod seed;
 mod session;
 mod start;
@@ -47,7 +48,7 @@ pub use device::{DeviceChoice, TrainDevice};
 pub use error::TrainError;
 pub use inner::{InnerConfig, StepReport, Trainer};
 pub use layout::{Fragment, Layout};
-pub use path_state::{Own, PathState};
+pub use path_state::{Kept, PathState};
 pub use path_weights::{Global, PathWeights};
 pub use plan::WorkerPlan;
 pub use protocol::{

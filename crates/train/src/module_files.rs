@@ -59,15 +59,12 @@ pub(crate) fn check_state(
 ) -> Result<(), TrainError> {
     let state = PathState::decode(bytes, model)?;
     let levels = u16::try_from(topology.levels()).unwrap_or(u16::MAX);
-    for (&(level, fragment), own) in &state.own {
+    for (&(level, fragment), kept) in &state.kept {
         let expected = if level < levels { layout.fragment(level, fragment)?.values() } else { 0 };
-        let found = own.base.iter().map(Vec::len).chain([own.weights.len()]).find(|&found| found != expected);
-        if let Some(found) = found {
-            return Err(TrainError::PathStateLength { expected, found });
-        }
+        kept.check(expected)?;
     }
-    let own = state.own.values().flat_map(|own| own.weights.iter().chain(own.base.iter().flatten()));
-    match state.first.iter().chain(&state.second).chain(own).position(|value| !value.is_finite()) {
+    let kept = state.kept.values().flat_map(|kept| kept.parts().into_iter().flat_map(|(_, values)| values));
+    match state.first.iter().chain(&state.second).chain(kept).position(|value| !value.is_finite()) {
         Some(position) => Err(TrainError::MomentNotFinite { position }),
         None => Ok(()),
     }

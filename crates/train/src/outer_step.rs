@@ -21,6 +21,8 @@ pub(crate) struct OuterState {
 /// What an outer step is taken from.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Merged {
+    /// Nothing: all contributions have been dropped.
+    Nothing,
     /// The merged contributions.
     Mean(Vec<f32>),
     /// Each contribution, multiplied by its weight and the number of learners, and how many were applied before them.
@@ -88,6 +90,7 @@ impl OuterState {
             *weight += residual;
         }
         match merged {
+            Merged::Nothing => {}
             Merged::Mean(gradient) => nesterov_step(weights, gradient, &mut self.momentum, &outer.nesterov),
             Merged::Each(gradients, received) => {
                 if let (Some(config), Some(buffer)) = (outer.delayed(), &mut self.buffer) {

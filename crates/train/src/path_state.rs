@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, parameters, path_specs};
+use dipaco_sync::Ahead;
 use dipaco_topology::Part;
 use serde::{Deserialize, Serialize};
 
@@ -23,22 +24,70 @@ pub struct PathState {
     pub first: Vec<f32>,
     /// AdamW's second moments, flat, in the same order.
     pub second: Vec<f32>,
-    /// The path's own weights of the fragments that it does not begin its next lease with as they are in the store, by
-    /// level and fragment.
-    pub own: BTreeMap<(u16, u32), Own>,
+    /// What the path keeps of its fragments, by level and fragment; nothing of those that are not named.
+    pub kept: BTreeMap<(u16, u32), Kept>,
 }
 
-/// A path's own weights of a fragment.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Own {
-    /// The weights.
-    pub weights: Vec<f32>,
+/// What a path keeps of a fragment beside the global weights. All have the fragment's length.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Kept {
+    /// Its own weights, when it does not begin its next lease with those of the store.
+    pub weights: Option<Vec<f32>>,
     /// What the next outer gradient is measured from, when that is not the global weights that the path took over last:
     /// what the path has sent and not received back.
     pub base: Option<Vec<f32>>,
+    /// What writing its outer gradients has lost and the next one makes up for.
+    pub residual: Option<Vec<f32>>,
+    /// How far it is ahead of the global weights with eager updates.
+    pub ahead: Option<Ahead>,
 }
 
-const FORMAT: &str = "dipaco-path-state/2";
+/// The names of the parts of [`Kept`] in a state's file.
+const NAMES: [&str; KEPT_PARTS] = ["own", "base", "residual", "ahead", "ahead-momentum", "ahead-sent"];
+
+/// As how many vectors a fragment is kept at most.
+pub(crate) const KEPT_PARTS: usize = 6;
+
+impl Kept {
+    /// The parts that there are, by name.
+    pub(crate) fn parts(&self) -> Vec<(&'static str, &Vec<f32>)> {
+        let ahead = self.ahead.as_ref();
+        let parts = [
+            self.weights.as_ref(),
+            self.base.as_ref(),
+            self.residual.as_ref(),
+            ahead.map(|ahead| &ahead.weights),
+            ahead.map(|ahead| &ahead.momentum),
+            ahead.map(|ahead| &ahead.sent),
+        ];
+        NAMES.into_iter().zip(parts).filter_map(|(name, part)| Some((name, part?))).collect()
+    }
+
+    /// What these parts make; the three of what a path is ahead by are there together or not at all.
+    fn of_parts(mut parts: BTreeMap<&'static str, Vec<f32>>) -> Option<Self> {
+        let mut take = |place: usize| NAMES.get(place).and_then(|name| parts.remove(name));
+        let (weights, base, residual) = (take(0), take(1), take(2));
+        let ahead = match (take(3), take(4), take(5)) {
+            (Some(weights), Some(momentum), Some(sent)) => Some(Ahead { weights, momentum, sent }),
+            (None, None, None) => None,
+            _ => return None,
+        };
+        Some(Self { weights, base, residual, ahead })
+    }
+
+    /// Checks that every part has the length of its fragment.
+    ///
+    /// # Errors
+    /// When one has not.
+    pub(crate) fn check(&self, expected: usize) -> Result<(), TrainError> {
+        match self.parts().into_iter().map(|(_, part)| part.len()).find(|&found| found != expected) {
+            Some(found) => Err(TrainError::PathStateLength { expected, found }),
+            None => Ok(()),
+        }
+    }
+}
+
+const FORMAT: &str = "dipaco-path-state/3";
 /// The entry of the file's metadata that holds a [`Place`] as JSON.
 const PLACE: &str = "dipaco";
 
@@ -60,21 +109,23 @@ impl PathState {
             position: 0,
             first: vec![0.0; parameters],
             second: vec![0.0; parameters],
-            own: BTreeMap::new(),
+            kept: BTreeMap::new(),
         }
     }
 
     /// Encodes the state as safetensors: `first/NAME` and `second/NAME` for every tensor of the path, and
-    /// `own/LEVEL/FRAGMENT` and `base/LEVEL/FRAGMENT` for its own weights.
+    /// `PART/LEVEL/FRAGMENT` for what it keeps of its fragments.
     ///
     /// # Errors
     /// When the moments do not have the path's size.
     pub fn encode(&self, model: &ModelConfig) -> Result<Vec<u8>, TrainError> {
         let mut specs = moment_specs(model);
         let mut values = [self.first.as_slice(), self.second.as_slice()].concat();
-        for (&place, own) in &self.own {
-            specs.extend(own_specs(place, own.weights.len(), own.base.as_ref().map(Vec::len)));
-            values.extend(own.weights.iter().chain(own.base.iter().flatten()));
+        for (&place, kept) in &self.kept {
+            for (name, part) in kept.parts() {
+                specs.push(kept_spec(name, place, part.len()));
+                values.extend(part);
+            }
         }
         let place = Place { format: FORMAT.to_owned(), step: self.step, position: self.position };
         let place = serde_json::to_string(&place).map_err(|source| TrainError::Json { source })?;
@@ -94,30 +145,33 @@ impl PathState {
             return Err(damaged());
         };
         let tensors = header.tensors();
-        let length = |name: &str| tensors.get(name).map(|info| info.shape.iter().product::<usize>());
         let mut specs = moment_specs(model);
-        let mut places = BTreeMap::new();
-        for name in tensors.keys() {
-            // A name that is not written like this one is unknown to what reads the tensors.
-            let place = name.strip_prefix("own/").and_then(|place| place.split_once('/'));
-            let place =
-                place.and_then(|(level, fragment)| Some((level.parse().ok()?, fragment.parse().ok()?)));
-            if let Some((level, fragment)) = place {
-                let base = length(&format!("base/{level}/{fragment}"));
-                places.insert((level, fragment), (length(name).unwrap_or(0), base));
+        let mut places: BTreeMap<(u16, u32), Vec<(&'static str, usize)>> = BTreeMap::new();
+        // In the order of the names, so that each place has its parts in that order. A name that is not written like these
+        // is unknown to what reads the tensors.
+        for part in NAMES {
+            for (name, info) in &tensors {
+                let place = name.strip_prefix(part).and_then(|rest| rest.strip_prefix('/')?.split_once('/'));
+                let place =
+                    place.and_then(|(level, fragment)| Some((level.parse().ok()?, fragment.parse().ok()?)));
+                if let Some(place) = place {
+                    places.entry(place).or_default().push((part, info.shape.iter().product()));
+                }
             }
         }
-        specs.extend(places.iter().flat_map(|(&place, &(weights, base))| own_specs(place, weights, base)));
+        for (&place, parts) in &places {
+            specs.extend(parts.iter().map(|&(part, length)| kept_spec(part, place, length)));
+        }
         let mut values = ModuleWeights::from_safetensors(bytes, specs.into())?.values.into_iter();
         let mut take = |count| values.by_ref().take(count).collect::<Vec<f32>>();
         let moments = parameters(&path_specs(model));
         let (first, second) = (take(moments), take(moments));
-        let mut own = BTreeMap::new();
-        for (place, (weights, base)) in places {
-            let weights = take(weights);
-            own.insert(place, Own { weights, base: base.map(&mut take) });
+        let mut kept = BTreeMap::new();
+        for (place, parts) in places {
+            let parts = parts.into_iter().map(|(part, length)| (part, take(length))).collect();
+            kept.insert(place, Kept::of_parts(parts).ok_or_else(damaged)?);
         }
-        Ok(Self { step, position, first, second, own })
+        Ok(Self { step, position, first, second, kept })
     }
 }
 
@@ -129,20 +183,15 @@ fn moment_specs(model: &ModelConfig) -> Vec<TensorSpec> {
     named("first").chain(named("second")).collect()
 }
 
-/// The tensors of a path's own weights of a fragment, and of their base if there is one; with their lengths in values.
-fn own_specs(
-    (level, fragment): (u16, u32),
-    weights: usize,
-    base: Option<usize>,
-) -> impl Iterator<Item = TensorSpec> {
-    let flat = move |prefix: &str, values| TensorSpec {
-        name: format!("{prefix}/{level}/{fragment}"),
+/// The tensor of a part of what a path keeps of a fragment, of so many values.
+fn kept_spec(part: &str, (level, fragment): (u16, u32), values: usize) -> TensorSpec {
+    TensorSpec {
+        name: format!("{part}/{level}/{fragment}"),
         shape: vec![values],
         // Neither is asked for where states are read and written.
         part: Part::Block(0),
         decay: false,
-    };
-    std::iter::once(flat("own", weights)).chain(base.map(|values| flat("base", values)))
+    }
 }
 
 #[cfg(test)]
@@ -170,8 +219,10 @@ mod tests {
         for (i, value) in state.first.iter_mut().chain(&mut state.second).enumerate() {
             *value = f32::from_bits(0x3f00_0000 + i as u32);
         }
-        state.own.insert((0, 2), Own { weights: vec![1.5, 2.5], base: None });
-        state.own.insert((1, 0), Own { weights: vec![3.5], base: Some(vec![4.5]) });
+        state.kept.insert((0, 2), Kept { weights: Some(vec![1.5, 2.5]), ..Kept::default() });
+        let ahead = Ahead { weights: vec![6.5], momentum: vec![7.5], sent: vec![8.5] };
+        let (weights, base, residual) = (Some(vec![3.5]), Some(vec![4.5]), Some(vec![5.5]));
+        state.kept.insert((1, 0), Kept { weights, base, residual, ahead: Some(ahead) });
         PathState { step: 7, position: u64::MAX, ..state }
     }
 

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use dipaco_model::ModuleWeights;
-use dipaco_sync::Unit;
 use dipaco_sync::learner::{self, Blend};
+use dipaco_sync::{Ahead, OuterRule, Unit};
 use dipaco_topology::{PathId, Topology};
 
 use crate::TrainError;
 use crate::device::TrainDevice;
 use crate::inner::{InnerConfig, Trainer};
 use crate::layout::Layout;
-use crate::path_state::{Own, PathState};
+use crate::path_state::{Kept, PathState};
 use crate::plan::WorkerPlan;
 
 /// A path's weights when a lease begins.
@@ -23,10 +23,23 @@ pub struct PathWeights {
     local: Vec<ModuleWeights>,
     /// What outer gradients are measured from, one module per level.
     base: Vec<Vec<f32>>,
-    /// The fragments, by level and fragment, that have been sent and not received back.
-    under_way: BTreeMap<(u16, u32), bool>,
+    /// What else there is of each fragment, by level and fragment.
+    fragments: BTreeMap<(u16, u32), FragmentState>,
     /// Whether the path begins with the global weights as they are.
     pub(crate) global: bool,
+}
+
+/// A fragment of a path between a receive and the next send.
+#[derive(Clone, Debug)]
+struct FragmentState {
+    /// Whether it has been sent and not received back.
+    under_way: bool,
+    /// The path's factor in the merged outer gradient.
+    share: f32,
+    /// What writing its outer gradients has lost.
+    residual: Option<Vec<f32>>,
+    /// How far the path is ahead of the global weights with eager updates.
+    ahead: Option<Ahead>,
 }
 
 /// Global weights of a fragment, and whether the path takes them over now.
@@ -38,6 +51,8 @@ pub struct Global<'a> {
     pub values: &'a [f32],
     /// Whether the path takes them over now. Otherwise it has taken them over before.
     pub received: bool,
+    /// The path's factor in the merged outer gradient: its weight times what the mean is rescaled by.
+    pub share: f32,
 }
 
 impl PathWeights {
@@ -63,35 +78,42 @@ impl PathWeights {
         }
         let mut base: Vec<Vec<f32>> = local.iter().map(|module| module.values.clone()).collect();
         let blend = if begins { Blend::default() } else { Blend { own: plan.sync.blend } };
-        let mut under_way = BTreeMap::new();
+        let mut fragments = BTreeMap::new();
         let mut global = true;
-        for Global { unit, values, received } in globals {
+        for Global { unit, values, received, share } in globals {
             let place = (unit.module.level, unit.fragment);
             let level = usize::from(unit.module.level);
             let fragment = layout.fragment(unit.module.level, unit.fragment)?;
-            let own = state.own.remove(&place);
-            let lengths = own.iter().flat_map(|own| [Some(&own.weights), own.base.as_ref()]).flatten();
-            let wrong =
-                lengths.map(Vec::len).chain([values.len()]).find(|&length| length != fragment.values());
-            if let Some(found) = wrong {
-                return Err(TrainError::PathStateLength { expected: fragment.values(), found });
-            }
-            let (mut weights, mut from) = match own {
-                Some(Own { weights, base }) => {
-                    under_way.insert(place, base.is_some());
-                    (weights, base.unwrap_or_else(|| values.to_vec()))
-                }
-                None => (values.to_vec(), values.to_vec()),
+            let Kept { weights, base: from, residual, ahead } = {
+                let kept = state.kept.remove(&place).unwrap_or_default();
+                kept.check(fragment.values())?;
+                kept
             };
+            if values.len() != fragment.values() {
+                return Err(TrainError::PathStateLength { expected: fragment.values(), found: values.len() });
+            }
+            let mut under_way = from.is_some();
+            let mut from = from.unwrap_or_else(|| values.to_vec());
+            let mut weights = weights.unwrap_or_else(|| values.to_vec());
+            // The global weights with which a phase begins have everything that was sent before it.
+            let ahead = ahead.filter(|_| !begins);
             if *received {
-                learner::receive(&mut from, &mut weights, values, blend);
-                under_way.insert(place, false);
+                match &ahead {
+                    Some(ahead) => {
+                        let mine: Vec<f32> =
+                            values.iter().zip(&ahead.weights).map(|(global, ahead)| global + ahead).collect();
+                        learner::receive(&mut from, &mut weights, &mine, Blend::default());
+                    }
+                    None => learner::receive(&mut from, &mut weights, values, blend),
+                }
+                under_way = false;
             }
             global &= *received && weights == *values;
             fragment.scatter(&weights, &mut local[level].values);
             fragment.scatter(&from, &mut base[level]);
+            fragments.insert(place, FragmentState { under_way, share: *share, residual, ahead });
         }
-        Ok(Self { topology, layout, local, base, under_way, global })
+        Ok(Self { topology, layout, local, base, fragments, global })
     }
 
     /// A trainer of the path.
@@ -106,47 +128,82 @@ impl PathWeights {
         Trainer::new(device, &plan.model, &self.topology, &local, state, config)
     }
 
-    /// The outer gradient of a fragment, which begins the next one.
-    pub(crate) fn send(&mut self, unit: Unit, local: &[ModuleWeights]) -> Result<Vec<f32>, TrainError> {
+    /// The outer gradient of a fragment as it is sent; the next one begins with it.
+    pub(crate) fn send(
+        &mut self,
+        plan: &WorkerPlan,
+        path: PathId,
+        unit: Unit,
+        local: &[ModuleWeights],
+    ) -> Result<Vec<u8>, TrainError> {
         let level = usize::from(unit.module.level);
         let fragment = self.layout.fragment(unit.module.level, unit.fragment)?;
-        let lacks = || TrainError::ManifestLacks { what: format!("level {level}") };
+        let lacks = || TrainError::ManifestLacks { what: format!("fragment {unit}") };
         let (base, local) =
             (self.base.get_mut(level).ok_or_else(lacks)?, local.get(level).ok_or_else(lacks)?);
+        let state = self.fragments.get_mut(&(unit.module.level, unit.fragment)).ok_or_else(lacks)?;
         let mut from = fragment.gather(base);
-        let gradient = learner::send(&mut from, &fragment.gather(&local.values));
+        let mut gradient = learner::send(&mut from, &fragment.gather(&local.values));
         fragment.scatter(&from, base);
-        self.under_way.insert((unit.module.level, unit.fragment), true);
-        Ok(gradient)
-    }
-
-    /// What of the path's weights its next lease, which begins at a step, does not find in the store.
-    pub(crate) fn own(
-        &self,
-        plan: &WorkerPlan,
-        local: &[ModuleWeights],
-        step: u64,
-    ) -> Result<BTreeMap<(u16, u32), Own>, TrainError> {
-        let mut own = BTreeMap::new();
-        let schedule = plan.schedule()?;
-        if step >= schedule.total() {
-            return Ok(own);
+        state.under_way = true;
+        let outer = &plan.outer;
+        // arXiv:2508.15706: what is sent is taken off what was to be sent, and the rest is kept.
+        for (value, residual) in gradient.iter_mut().zip(state.residual.iter().flatten()) {
+            *value += outer.error_feedback * residual;
         }
-        let begins = step == schedule.begin(schedule.phase_at(step));
-        let receives: BTreeMap<u32, u64> = schedule.receives(step).into_iter().collect();
-        for (level, module) in (0u16..).zip(local) {
-            for (number, fragment) in (0u32..).zip(self.layout.fragments(level)?) {
-                // Weights that are taken over as they are replace the path's own.
-                let replaced = plan.sync.dynamic_steps || receives.contains_key(&number);
-                if replaced && (begins || plan.sync.blend == 0.0) {
-                    continue;
-                }
-                let base = self.base.get(usize::from(level)).map(|base| fragment.gather(base));
-                let under_way = self.under_way.get(&(level, number)).copied().unwrap_or(false) && !replaced;
-                let weights = fragment.gather(&module.values);
-                own.insert((level, number), Own { weights, base: base.filter(|_| under_way) });
+        let wrong = |why| TrainError::OuterGradient { module: unit.module, path, why };
+        let encoded = dipaco_codec::encode(&gradient, outer.compression).map_err(wrong)?;
+        if outer.error_feedback > 0.0 || plan.sync.eager {
+            let sent = dipaco_codec::decode(&encoded, gradient.len()).map_err(wrong)?;
+            if plan.sync.eager {
+                // Numbers of a configuration, exact enough in f32.
+                #[allow(clippy::cast_possible_truncation)]
+                let rule = OuterRule {
+                    learning_rate: outer.nesterov.learning_rate as f32,
+                    momentum: outer.nesterov.momentum as f32,
+                };
+                let ahead = state.ahead.get_or_insert_with(|| Ahead::start(sent.len()));
+                ahead.send(&sent, state.share, rule);
+            }
+            if outer.error_feedback > 0.0 {
+                gradient.iter_mut().zip(&sent).for_each(|(value, sent)| *value -= sent);
+                state.residual = Some(gradient);
             }
         }
-        Ok(own)
+        Ok(encoded)
+    }
+
+    /// What of the path its next lease, which begins at a step, does not find in the store.
+    pub(crate) fn keep(
+        &mut self,
+        plan: &WorkerPlan,
+        path: PathId,
+        local: &[ModuleWeights],
+        step: u64,
+    ) -> Result<BTreeMap<(u16, u32), Kept>, TrainError> {
+        let mut kept = BTreeMap::new();
+        let schedule = plan.schedule()?;
+        if step >= schedule.total() {
+            return Ok(kept);
+        }
+        let begins = step == schedule.begin(schedule.phase_at(step));
+        let receives: BTreeMap<u32, u64> = schedule.receives(path, step).into_iter().collect();
+        for (level, module) in (0u16..).zip(local) {
+            for (number, fragment) in (0u32..).zip(self.layout.fragments(level)?) {
+                let Some(state) = self.fragments.remove(&(level, number)) else { continue };
+                // Weights that are taken over as they are replace the path's own.
+                let replaced = plan.sync.dynamic_steps || receives.contains_key(&number);
+                let weights =
+                    (!replaced || !begins && plan.sync.blend > 0.0).then(|| fragment.gather(&module.values));
+                let base = self.base.get(usize::from(level)).map(|base| fragment.gather(base));
+                let base = base.filter(|_| state.under_way && !replaced);
+                let ahead = state.ahead.filter(|_| !begins);
+                let of_fragment = Kept { weights, base, residual: state.residual, ahead };
+                if of_fragment != Kept::default() {
+                    kept.insert((level, number), of_fragment);
+                }
+            }
+        }
+        Ok(kept)
     }
 }

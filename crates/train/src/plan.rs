@@ -1,7 +1,6 @@
 //! The part of the configuration that workers need.
 
-use dipaco_codec::Compression;
-use dipaco_config::{RunConfig, ScheduleAtPhase, TrainConfig};
+use dipaco_config::{OuterConfig, RunConfig, ScheduleAtPhase, TrainConfig};
 use dipaco_model::ModelConfig;
 use dipaco_sync::{Schedule, SyncConfig};
 use dipaco_topology::{Topology, TopologyConfig, TopologyError};
@@ -25,8 +24,8 @@ pub struct WorkerPlan {
     pub sync: SyncConfig,
     /// The rounds after which the phases of routing end, but for the last.
     pub boundaries: Vec<u32>,
-    /// How outer gradients are written on their way to the synchronizer.
-    pub compression: Compression,
+    /// How outer gradients are written on their way to the synchronizer, and what it makes of them.
+    pub outer: OuterConfig,
     /// The run's random seed.
     pub seed: u64,
 }
@@ -41,7 +40,7 @@ impl WorkerPlan {
             train: config.train.clone(),
             sync: config.sync.clone(),
             boundaries: config.routing.phases.iter().map(|phase| phase.round).collect(),
-            compression: config.outer.compression,
+            outer: config.outer.clone(),
             seed: config.run.seed,
         }
     }
@@ -60,7 +59,7 @@ impl WorkerPlan {
     /// When the section `[sync]` does not fit the inner steps.
     pub fn schedule(&self) -> Result<Schedule, TrainError> {
         let ends = self.boundaries.iter().copied().chain([self.train.rounds]);
-        Ok(self.sync.schedule(self.train.inner_steps, ends)?)
+        Ok(self.sync.schedule(self.seed, self.train.inner_steps, ends)?)
     }
 
     /// Where the fragments of modules lie.

@@ -297,6 +297,8 @@ pub struct UnitWeights {
     pub changes: Vec<Change>,
     /// Whether the path takes them over now; otherwise they are what it took over before, and goes on from.
     pub received: bool,
+    /// The path's factor in the merged outer gradient: its weight times what the mean is rescaled by.
+    pub share: f32,
 }
 
 /// A change of global weights.

@@ -139,8 +139,9 @@ fn data_seed(seed: u64, path: PathId) -> u64 {
 pub struct OuterGradient {
     /// Which one.
     pub send: Send,
-    /// What the path's last outer gradient of this fragment, or the global weights, were minus what its weights are.
-    pub values: Vec<f32>,
+    /// What the path's last outer gradient of this fragment, or the global weights, were minus what its weights are, as
+    /// it is written.
+    pub encoded: Vec<u8>,
     /// Tokens in it, padding not counted.
     pub tokens: u64,
 }
@@ -219,11 +220,11 @@ pub fn train_round(
         }
         let local = trainer.weights()?;
         for send in now {
-            let values = weights.send(send.unit, &local)?;
+            let encoded = weights.send(plan, path, send.unit, &local)?;
             // A path's steps have about as many tokens each: those of this lease stand for those before it.
-            let steps = step - schedule.sends_before(send.unit.fragment, step).min(step);
+            let steps = schedule.steps_in(path, send.unit.fragment, step);
             let tokens = report.tokens * steps / (step - from);
-            let gradient = OuterGradient { send, values, tokens };
+            let gradient = OuterGradient { send, encoded, tokens };
             if step < to { early(gradient) } else { last.push(gradient) }
         }
     }
@@ -234,8 +235,8 @@ pub fn train_round(
         let mean = loss_sum / (to - from) as f64;
         report.loss = Some(mean);
     }
-    let own = weights.own(plan, &trainer.weights()?, to)?;
-    let state = PathState { own, ..trainer.into_state()? };
+    let kept = weights.keep(plan, path, &trainer.weights()?, to)?;
+    let state = PathState { kept, ..trainer.into_state()? };
     Ok(Some(RoundResult { last, state, report }))
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dipaco_config::OuterConfig;
 use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, names};
-use dipaco_sync::{Contribution, Fold, OuterStep, Unit, merge_weights};
+use dipaco_sync::{Contribution, Fold, OuterStep, Unit, Weighting, merge_weights};
 use dipaco_telemetry::Event;
 use dipaco_topology::PathId;
 use tokio::time::Instant;
@@ -42,10 +42,12 @@ impl Synchronizer {
     /// Folds what is contributed and takes the outer steps that are due, beginning with what the manifest already holds.
     pub(crate) async fn run(mut self) -> Result<(), TrainError> {
         loop {
-            if self.desk.plan.sync.scheme().waits() {
+            if self.folds_early() {
                 self.fold_what_arrived().await?;
             }
             let due = self.desk.ledger.lock().await.due(self.desk.now());
+            // A grace period may have begun.
+            self.desk.deadlines.notify_one();
             let idle = due.is_empty();
             for step in due {
                 self.step(step).await?;
@@ -54,6 +56,11 @@ impl Synchronizer {
                 self.desk.contributed.notified().await;
             }
         }
+    }
+
+    /// Whether it is known beforehand who contributes to an outer step, and with which weight.
+    fn folds_early(&self) -> bool {
+        self.desk.plan.sync.scheme().waits() && self.outer.weighting != Weighting::Tokens
     }
 
     /// Merges every contribution whose turn has come.
@@ -81,7 +88,10 @@ impl Synchronizer {
         let mut folding = match self.folds.remove(&unit).filter(|folding| folding.version == version) {
             Some(folding) => folding,
             None => {
-                let learners: Vec<_> = self.desk.topology.paths_through(unit.module).collect();
+                let schedule = self.desk.plan.schedule()?;
+                let dropped = |path| schedule.dropped(path, unit.fragment, u64::from(version));
+                let learners = self.desk.topology.paths_through(unit.module);
+                let learners: Vec<_> = learners.filter(|&path| !dropped(path)).collect();
                 let sizes = self.shard_sizes(&learners).await?;
                 let sizes: Vec<_> = learners.into_iter().zip(sizes).collect();
                 let weights = merge_weights(self.outer.weighting, &sizes)?;
@@ -134,10 +144,15 @@ impl Synchronizer {
 
     /// The fold of a step whose contributions were not waited for.
     async fn fold_now(&self, step: &OuterStep) -> Result<Fold, TrainError> {
-        let paths: Vec<PathId> = step.contributions.iter().map(|contribution| contribution.path).collect();
-        let shards = self.shard_sizes(&paths).await?;
+        let sizes = match self.outer.weighting {
+            Weighting::Tokens => step.contributions.iter().map(Contribution::amount).collect(),
+            Weighting::ShardSize | Weighting::Uniform => {
+                let paths: Vec<_> = step.contributions.iter().map(|contribution| contribution.path).collect();
+                self.shard_sizes(&paths).await?
+            }
+        };
         // A path may have contributed more than once: each contribution is a learner of its own here.
-        let sizes: Vec<_> = (0..).map(PathId).zip(shards).collect();
+        let sizes: Vec<_> = (0..).map(PathId).zip(sizes).collect();
         let weights = merge_weights(self.outer.weighting, &sizes)?;
         let mut fold = Fold::new(self.fragment(step.unit)?.values(), weights, self.outer.rescale);
         for (place, contribution) in (0..).map(PathId).zip(&step.contributions) {
@@ -183,7 +198,7 @@ impl Synchronizer {
     /// The merged contributions of a step, and how alike they are.
     async fn mean(&mut self, step: &OuterStep) -> Result<(Merged, Option<f64>), TrainError> {
         let unit = step.unit;
-        if self.desk.plan.sync.scheme().waits() {
+        if self.folds_early() {
             // Some may have arrived since the last look.
             for &contribution in &step.contributions {
                 self.announce(unit, step.version, contribution).await?;
@@ -202,6 +217,7 @@ impl Synchronizer {
         let begun = Instant::now();
         let unit = step.unit;
         let (merged, cosine) = match self.outer.delayed() {
+            _ if step.contributions.is_empty() => (Merged::Nothing, None),
             Some(_) => (self.each(&step).await?, None),
             None => self.mean(&step).await?,
         };
@@ -217,6 +233,7 @@ impl Synchronizer {
         };
         let (weights, state, change, norm) = blocking(move || {
             let norm = match &merged {
+                Merged::Nothing => 0.0,
                 Merged::Mean(gradient) => squared_norm(gradient).sqrt(),
                 Merged::Each(gradients, _) => gradients.iter().map(|g| squared_norm(g)).sum::<f64>().sqrt(),
             };
@@ -239,14 +256,8 @@ impl Synchronizer {
             }
             None => None,
         };
-        // A task of its own: the books must not be left ahead of the disk when the coordinator is stopped here.
-        let mut books = self.desk.ledger.clone().lock_owned().await;
         let (paths, version) = (step.contributions.len(), step.version);
-        let stepping =
-            tokio::spawn(
-                async move { books.stepped(&step, weights, momentum, change, begun.elapsed()).await },
-            );
-        stepping.await.map_err(|source| TrainError::Thread { source })??;
+        self.desk.ledger.lock().await.stepped(&step, weights, momentum, change, begun.elapsed())?;
         tracing::debug!(%unit, version, "outer step");
         self.desk.progress.event(Event::ModuleStepped {
             module,

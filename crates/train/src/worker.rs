@@ -177,7 +177,7 @@ impl Worker {
         let weights = self.path_weights(work.path, &work.weights, &mut state, begins)?;
         let (plan, device) = (self.session.plan().clone(), self.options.device.clone());
         let (path, to, phase_step, own_watch) = (work.path, work.to, work.phase_step, watch.clone());
-        let (sends, compression) = (work.sends.clone(), plan.compression);
+        let sends = work.sends.clone();
         let waited = self.idle.elapsed();
         let under = Under { path, fence: work.fence };
         // Everything that a lease sends fits: training never waits for the network.
@@ -189,7 +189,7 @@ impl Worker {
             // A closed channel means that the lease is lost: the round is cancelled.
             train_round(round, weights, state, &own_watch, |gradient| drop(early.try_send(gradient)))
         });
-        let bringing = bring_gradients(self.transfer.clone(), under, compression, gradients);
+        let bringing = bring_gradients(self.transfer.clone(), under, gradients);
         tokio::pin!(training, bringing);
         let result = tokio::select! {
             result = &mut training => result??,
@@ -258,7 +258,8 @@ impl Worker {
             .iter()
             .map(|weights| {
                 let (_, values) = self.weights.get(&weights.unit).ok_or_else(|| lacks(weights.unit))?;
-                Ok::<_, TrainError>(Global { unit: weights.unit, values, received: weights.received })
+                let UnitWeights { unit, received, share, .. } = *weights;
+                Ok::<_, TrainError>(Global { unit, values, received, share })
             })
             .collect::<Result<_, _>>()?;
         PathWeights::new(self.session.plan(), path, &globals, state, begins)

@@ -5,7 +5,7 @@ mod support;
 
 use dipaco_codec::Compression;
 use dipaco_config::RunConfig;
-use dipaco_sync::SyncConfig;
+use dipaco_sync::{SyncConfig, Weighting};
 use dipaco_topology::PathId;
 use dipaco_train::{PathData, TrainError, WorkerPlan};
 use support::{Run, config, tokens};
@@ -67,7 +67,7 @@ async fn streaming_gives_the_same_bits_for_any_workers() {
         assert!(!seen.contains(&bits), "{:?}", config.sync);
         seen.push(bits);
         let training = one.manifest().await.training.unwrap();
-        let gradients = config.sync.schedule(4, [3]).unwrap();
+        let gradients = config.sync.schedule(config.run.seed, 4, [3]).unwrap();
         for fragment in training.modules.iter().flat_map(|m| m.fragments.iter().enumerate()) {
             let sends = gradients.sent_through(u32::try_from(fragment.0).unwrap(), 12);
             assert_eq!(u64::from(fragment.1.version), sends);
@@ -117,6 +117,56 @@ async fn a_rounded_broadcast_is_the_same_for_those_who_add_changes_and_those_who
     assert!(few_bytes * 10 < all_bytes * 9, "{few_bytes} of {all_bytes}");
 }
 
+/// What paths keep of their fragments beside the weights of the store makes no difference between one worker that holds
+/// all of it, workers that bring it, and workers that train again what they do not hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_paths_keep_of_their_fragments_goes_with_them() {
+    let sparse = |mut config: RunConfig| {
+        config.outer.compression = Compression::TopK;
+        config.outer.error_feedback = 0.95;
+        config
+    };
+    let eager = |mut config: RunConfig| {
+        config.sync.eager = true;
+        config
+    };
+    let dropping = |mut config: RunConfig| {
+        config.sync.drop_rate = 0.4;
+        config
+    };
+    let delayed = || streaming(4, 0.0);
+    let mut seen = vec![weights_and_bytes(delayed(), 1).await.0];
+    for config in [sparse(config()), eager(delayed()), sparse(eager(delayed())), dropping(streaming(1, 0.5))]
+    {
+        let (one, _) = weights_and_bytes(config.clone(), 1).await;
+        assert!(!seen.contains(&one), "{:?} {:?}", config.sync, config.outer);
+        let (three, _) = weights_and_bytes(config.clone(), 3).await;
+        assert_eq!(one, three, "{:?} {:?}", config.sync, config.outer);
+        let mut config = config;
+        config.train.state_every = 100;
+        config.train.held_paths = 1;
+        let (again, _) = weights_and_bytes(config.clone(), 2).await;
+        assert_eq!(one, again, "{:?} {:?}", config.sync, config.outer);
+        seen.push(one);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_sent_does_not_go_over_the_wire() {
+    let mut config = config();
+    config.train.state_every = 100;
+    config.train.held_paths = 4;
+    config.outer.broadcast = Compression::E3m0;
+    let (_, all) = weights_and_bytes(config.clone(), 1).await;
+    config.outer.compression = Compression::TopK;
+    let (_, few) = weights_and_bytes(config.clone(), 1).await;
+    assert!(few < all, "{few} of {all}");
+    config.outer.compression = Compression::F32;
+    config.sync.drop_rate = 0.9;
+    let (_, dropped) = weights_and_bytes(config, 1).await;
+    assert!(dropped < all, "{dropped} of {all}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_a_quorum_nobody_waits_and_every_step_counts() {
     for (dynamic_steps, overlap_steps, fragments, delay) in
@@ -124,6 +174,9 @@ async fn with_a_quorum_nobody_waits_and_every_step_counts() {
     {
         let mut config = streaming(overlap_steps, 0.0);
         config.sync = SyncConfig { quorum: 1, grace_seconds: 0.01, dynamic_steps, fragments, ..config.sync };
+        // Half of the cases draw paths by their shards and weight contributions by what is in them.
+        config.sync.shard_sampling = delay == 0;
+        config.outer.weighting = if delay == 0 { Weighting::Tokens } else { Weighting::ShardSize };
         config.outer.delay = delay;
         let run = Run::seeded(config).await;
         let (summary, _) = run.train(2).await;

@@ -142,7 +142,7 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     let modules = split(&config.model, &topology, &start).unwrap();
     let schedule = plan.schedule().unwrap();
     let unit = Unit { module: ModuleId { level: 0, index: 0 }, fragment: 0 };
-    let global = Global { unit, values: &modules[0].values, received: true };
+    let global = Global { unit, values: &modules[0].values, received: true, share: 1.0 };
     let weights = PathWeights::new(&plan, PathId(0), &[global], &mut state, true).unwrap();
     let last = Send { unit, step: 12, number: 1 };
     let round = Round {
@@ -160,10 +160,10 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
 
     let trained = &manifest.training.unwrap().modules[0].fragments[0].weights;
     let trained = ModuleWeights::from_safetensors(&run.store.get(trained).await.unwrap(), specs).unwrap();
-    let change = &plain.last[0].values;
+    let change = dipaco_codec::decode(&plain.last[0].encoded, modules[0].values.len()).unwrap();
     let moved = change.iter().map(|change| change.abs()).fold(0.0, f32::max);
     assert!(moved > 1e-4, "training moves weights by {moved}");
-    let ends = modules[0].values.iter().zip(change).map(|(start, change)| start - change);
+    let ends = modules[0].values.iter().zip(&change).map(|(start, change)| start - change);
     for (here, there) in trained.values.iter().zip(ends) {
         assert!((here - there).abs() <= 1e-6, "{here} {there}");
     }

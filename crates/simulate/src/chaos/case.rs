@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use dipaco_sync::{Plan, Quorum, Schedule, Scheme, learner::Blend};
-use dipaco_topology::{LevelConfig, Modules, Topology, TopologyConfig};
+use dipaco_sync::{
+    Drops, OuterRule, Plan, Quorum, Rescale, Schedule, Scheme, Unit, Weighting, learner::Blend, merge_weights,
+};
+use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -14,6 +16,10 @@ pub(crate) struct Case {
     pub(crate) schedule: Schedule,
     pub(crate) scheme: Scheme,
     pub(crate) blend: Blend,
+    /// Whether paths take over delayed weights with eager updates.
+    pub(crate) eager: bool,
+    /// The seed of shard sampling, when paths are drawn.
+    pub(crate) sampling: Option<u64>,
     pub(crate) workers: Vec<Worker>,
     pub(crate) faults: Faults,
 }
@@ -48,6 +54,10 @@ pub(crate) struct Faults {
     pub(crate) until: Duration,
 }
 
+/// The outer step of every case.
+pub(crate) const RESCALE: Rescale = Rescale::SqrtPaths;
+pub(crate) const RULE: OuterRule = OuterRule { learning_rate: 0.5, momentum: 0.8 };
+
 /// How long a lease lasts without a heartbeat.
 pub(crate) const LEASE: Duration = Duration::from_millis(2000);
 
@@ -68,7 +78,16 @@ impl Case {
             // Phases need not end where a fragment is received.
             ends.push(ends[0] + random.random_range(1..=2 * inner_steps));
         }
+        let eager = !quorum && random.random_bool(0.2);
+        let overlap = if eager { inner_steps } else { overlap };
+        let drops = if dynamic || eager || random.random_bool(0.7) {
+            Drops::default()
+        } else {
+            Drops::new(seed, random.random_range(0.0..0.7))
+        };
         let schedule = Schedule::new(inner_steps, fragments, overlap, ends).map_err(|e| e.to_string())?;
+        let schedule = schedule.eager(eager).without(drops);
+        let sampling = (quorum && random.random_bool(0.3)).then_some(seed);
         let scheme = if quorum {
             Scheme::Quorum(Quorum {
                 learners: random.random_range(1..=topology.paths()),
@@ -79,13 +98,14 @@ impl Case {
         } else {
             Scheme::Synchronous
         };
-        let blend = Blend { own: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) } };
+        let blend =
+            Blend { own: if eager || random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) } };
         let worker = |random: &mut ChaCha8Rng| Worker {
             step: Duration::from_micros(random.random_range(1_000..60_000)),
             clock: random.random_range(0.7..1.4),
         };
         let workers = (0..random.random_range(1..=5)).map(|_| worker(random)).collect();
-        Ok(Self { topology, schedule, scheme, blend, workers, faults: faults(random) })
+        Ok(Self { topology, schedule, scheme, blend, eager, sampling, workers, faults: faults(random) })
     }
 
     /// The same training by one worker to whom nothing happens.
@@ -111,6 +131,20 @@ impl Case {
         Plan { schedule: self.schedule.clone(), scheme: self.scheme, phase, lease: LEASE }
     }
 
+    /// The tokens of a path's shard.
+    pub(crate) fn shard(path: PathId) -> u64 {
+        100 + 10 * u64::from(path.0)
+    }
+
+    /// A path's factor in the merged outer gradient of a unit when all its learners contribute once.
+    pub(crate) fn share(&self, unit: Unit, path: PathId) -> f32 {
+        let learners: Vec<_> =
+            self.topology.paths_through(unit.module).map(|path| (path, Self::shard(path))).collect();
+        let weights = merge_weights(Weighting::ShardSize, &learners).unwrap_or_default();
+        let own = weights.iter().find(|(other, _)| *other == path).map_or(0.0, |&(_, weight)| weight);
+        own * RESCALE.factor(learners.len())
+    }
+
     /// A line about the case.
     pub(crate) fn describe(&self) -> String {
         let Faults { lost, doubled, worker_crash, coordinator_crash, .. } = self.faults;
@@ -124,14 +158,17 @@ impl Case {
             ),
         };
         format!(
-            "{} paths {:?}, H {}, F {}, overlap {}, {} steps, {scheme}; {} workers; of messages {:.0} % lost, {:.0} % doubled; \
+            "{} paths {:?}, H {}, F {}, overlap {}{}{}, {} steps, {scheme}{}; {} workers; of messages {:.0} % lost, {:.0} % doubled; \
              a worker dies every {:.1} s, the coordinator every {:.1} s",
             self.topology.paths(),
             self.topology.radices(),
             self.schedule.inner_steps(),
             self.schedule.fragments(),
             self.schedule.overlap(),
+            if self.eager { ", eager" } else { "" },
+            if self.schedule.drops().any() { ", some dropped" } else { "" },
             self.schedule.total(),
+            if self.sampling.is_some() { ", paths drawn" } else { "" },
             self.workers.len(),
             lost * 100.0,
             doubled * 100.0,

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use dipaco_optim::{NesterovConfig, nesterov_step};
 use dipaco_sync::{
-    Commit, Done, Fence, Fold, Grant, Lease, OuterStep, Progress, Receive, Rescale, Rounds, Send, Unit,
+    Commit, Done, Fence, Fold, Grant, Lease, OuterRule, OuterStep, Progress, Receive, Rounds, Send, Unit,
     Weighting, merge_weights, units, units_of,
 };
 use dipaco_topology::PathId;
 
 use super::Bug;
-use super::case::Case;
+use super::case::{Case, RESCALE, RULE};
 use super::toy::{Gradient, PathState, VALUES, Values, seed};
 
 /// What survives the coordinator.
@@ -50,9 +50,10 @@ impl Disk {
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
     Ask,
+    Follow { path: PathId, fence: Fence },
     Heartbeat { path: PathId, fence: Fence },
     Contribute { path: PathId, fence: Fence, send: Send, gradient: Gradient },
-    Complete { path: PathId, fence: Fence, last: Vec<(Send, Gradient)>, state: PathState, done: Done },
+    Complete { path: PathId, fence: Fence, last: Vec<(Send, Gradient)>, state: Box<PathState>, done: Done },
 }
 
 /// What it is told.
@@ -114,13 +115,16 @@ impl Coordinator {
         if bug == Some(Bug::LostMomentum) && disk.incarnation > 1 {
             disk.momentum.values_mut().for_each(|momentum| *momentum = [0.0; VALUES]);
         }
-        let rounds = Rounds::new(
+        let mut rounds = Rounds::new(
             case.topology.clone(),
             case.plan(disk.phase),
             disk.progress.clone(),
             disk.incarnation,
         )
         .map_err(|error| error.to_string())?;
+        if let Some(seed) = case.sampling {
+            rounds.sample_shards(seed, case.topology.path_ids().map(Case::shard).collect());
+        }
         Ok(Self {
             rounds,
             disk: disk.clone(),
@@ -167,21 +171,21 @@ impl Coordinator {
         let gradients: Vec<Gradient> = step.contributions.iter().map(gradient).collect::<Result<_, _>>()?;
         // A path that contributed twice to one step is two learners of half the weight here.
         let learners: Vec<_> = (0..).map(PathId).zip(&step.contributions).collect();
-        let sizes: Vec<_> =
-            learners.iter().map(|&(place, c)| (place, 100 + 10 * u64::from(c.path.0))).collect();
+        let sizes: Vec<_> = learners.iter().map(|&(place, c)| (place, Case::shard(c.path))).collect();
         let failed = |error: dipaco_sync::FoldError| format!("{unit}: {error}");
-        let mut fold = Fold::new(
-            VALUES,
-            merge_weights(Weighting::ShardSize, &sizes).map_err(failed)?,
-            Rescale::SqrtPaths,
-        );
+        let (mut weights, mut momentum) = (self.disk.weights[&unit], self.disk.momentum[&unit]);
+        if sizes.is_empty() {
+            return Ok(Operation::Step(step, weights, momentum, gradients));
+        }
+        let mut fold =
+            Fold::new(VALUES, merge_weights(Weighting::ShardSize, &sizes).map_err(failed)?, RESCALE);
         for (&(place, _), gradient) in learners.iter().zip(&gradients) {
             fold.announce(place).map_err(failed)?;
             fold.merge(place, &gradient.values).map_err(failed)?;
         }
         let merged = fold.finish().map_err(failed)?;
-        let (mut weights, mut momentum) = (self.disk.weights[&unit], self.disk.momentum[&unit]);
-        let config = NesterovConfig { learning_rate: 0.5, momentum: 0.8 };
+        let OuterRule { learning_rate, momentum: mu } = RULE;
+        let config = NesterovConfig { learning_rate: learning_rate.into(), momentum: mu.into() };
         nesterov_step(&mut weights, &merged, &mut momentum, &config);
         Ok(Operation::Step(step, weights, momentum, gradients))
     }
@@ -237,6 +241,13 @@ impl Coordinator {
                 Grant::Wait(_) => (Reply::Wait, false),
                 Grant::Lease(lease) => (self.work(lease), false),
             },
+            Request::Follow { path, fence } => match self.rounds.follow(path, fence) {
+                Ok(Grant::Lease(lease)) => (self.work(lease), false),
+                Ok(Grant::Wait(_)) => (Reply::Wait, false),
+                // Nothing follows.
+                Ok(Grant::Finished) => (Reply::Done, false),
+                Err(error) => (refused(&error), false),
+            },
             Request::Heartbeat { path, fence } => {
                 let renewed = self.rounds.heartbeat(now, path, fence);
                 (if renewed.is_ok() { Reply::Done } else { Reply::Lost }, false)
@@ -263,7 +274,7 @@ impl Coordinator {
                                 self.disk.gradients.insert((send.unit, path, send.number), gradient);
                             }
                         }
-                        self.disk.states.insert(path, state);
+                        self.disk.states.insert(path, *state);
                         (Reply::Done, true)
                     }
                     Commit::Duplicate => (Reply::Done, false),

@@ -1,9 +1,9 @@
 //! The training that chaos disturbs: a few values a fragment, drawn to targets that each inner step reads from its data.
 
-use dipaco_sync::{Lease, Receive, Schedule, Task, Unit, learner};
+use dipaco_sync::{Ahead, Lease, Receive, Task, Unit, learner};
 use dipaco_topology::PathId;
 
-use super::case::Case;
+use super::case::{Case, RULE};
 
 /// Values of a fragment.
 pub(crate) const VALUES: usize = 3;
@@ -20,6 +20,8 @@ pub(crate) struct PathState {
     moment: Vec<Values>,
     /// The version that each base comes from, as the worker believes.
     pub(crate) seen: Vec<u32>,
+    /// How far each unit is ahead with eager updates.
+    ahead: Vec<Ahead>,
     /// The step after which the path sent last, by unit: what is sent next begins behind it.
     sent_at: Vec<u64>,
 }
@@ -58,6 +60,7 @@ impl PathState {
             local: seeds.clone(),
             base: seeds,
             moment: vec![[0.0; VALUES]; units.len()],
+            ahead: vec![Ahead::start(VALUES); units.len()],
             seen: vec![0; units.len()],
             sent_at: vec![0; units.len()],
         }
@@ -77,7 +80,16 @@ impl PathState {
             if begins || lease.task == Task::Measure { learner::Blend::default() } else { case.blend };
         for (receive, values) in globals {
             if let Some(slot) = units.iter().position(|unit| *unit == receive.unit) {
-                learner::receive(&mut self.base[slot], &mut self.local[slot], values, blend);
+                let mut values = *values;
+                if begins {
+                    self.ahead[slot] = Ahead::start(VALUES);
+                } else if case.eager && lease.task == Task::Train {
+                    values
+                        .iter_mut()
+                        .zip(&self.ahead[slot].weights)
+                        .for_each(|(value, ahead)| *value += ahead);
+                }
+                learner::receive(&mut self.base[slot], &mut self.local[slot], &values, blend);
                 self.seen[slot] = receive.version;
             }
         }
@@ -100,14 +112,20 @@ impl PathState {
     }
 
     /// What the path sends of a unit where it is.
-    pub(crate) fn send(&mut self, slot: usize) -> Gradient {
+    pub(crate) fn send(&mut self, case: &Case, path: PathId, unit: Unit, slot: usize) -> Gradient {
         let gradient = learner::send(&mut self.base[slot], &self.local[slot]);
+        if case.eager {
+            self.ahead[slot].send(&gradient, case.share(unit, path), RULE);
+        }
         let data = (std::mem::replace(&mut self.sent_at[slot], self.step), self.step);
         Gradient { values: std::array::from_fn(|i| gradient[i]), seen: self.seen[slot], data }
     }
 }
 
-/// How many outer gradients of a fragment a path sends in all; `None` when that depends on time.
-pub(crate) fn sends(schedule: &Schedule, dynamic: bool, fragment: u32) -> Option<u64> {
-    (!dynamic).then(|| schedule.sent_through(fragment, schedule.total()))
+/// The numbers of the outer gradients of a fragment that a path sends in all; `None` when that depends on time.
+pub(crate) fn sends(case: &Case, path: PathId, fragment: u32) -> Option<Vec<u32>> {
+    let schedule = &case.schedule;
+    let numbers = 1..=schedule.sent_through(fragment, schedule.total());
+    let sent = numbers.filter(|&number| !schedule.dropped(path, fragment, number));
+    (!case.scheme.dynamic_steps()).then(|| sent.map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect())
 }

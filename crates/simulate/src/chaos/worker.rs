@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dipaco_sync::{Done, Receive, Task, Unit, units_of};
+use dipaco_sync::{Done, Receive, Send, Task, Unit, units_of};
 
 use super::Bug;
 use super::case::Case;
 use super::coordinator::{Reply, Request, Work};
-use super::toy::{PathState, Values};
+use super::toy::{Gradient, PathState, Values};
 
 /// What a worker holds in memory.
 #[derive(Debug, Default)]
@@ -22,6 +22,9 @@ pub(crate) struct Worker {
     /// Requests without an answer yet.
     pub(crate) open: BTreeMap<u64, Request>,
     next: u64,
+    /// A lease whose training is done, and which is not complete.
+    before: Option<Job>,
+    /// What is trained.
     job: Option<Job>,
     /// The weights that it has seen last, which only a worker with a bug uses.
     seen: BTreeMap<Unit, (u32, Values)>,
@@ -35,6 +38,12 @@ struct Job {
     begun: Duration,
     /// Outer gradients that have been sent and not been acknowledged.
     open: BTreeSet<u64>,
+    /// Outer gradients that wait until the lease before is complete.
+    waiting: Vec<Request>,
+    /// What is sent at the end, when the training is done.
+    last: Option<Vec<(Send, Gradient)>>,
+    /// The lease that follows.
+    following: Option<Work>,
     completing: bool,
     /// Which job of its worker it is: events of an earlier one are stale.
     serial: u64,
@@ -51,6 +60,8 @@ pub(crate) enum Act {
     Beat(Duration, u64),
     /// Asks for work after this long.
     AskLater(Duration),
+    /// Asks for the lease that follows after this long.
+    FollowLater(Duration, u64),
 }
 
 impl Worker {
@@ -71,7 +82,7 @@ impl Worker {
     }
 
     fn drop_job(&mut self) -> Vec<Act> {
-        self.job = None;
+        (self.job, self.before) = (None, None);
         self.open.retain(|_, request| matches!(request, Request::Ask));
         self.ask()
     }
@@ -100,14 +111,61 @@ impl Worker {
             (Request::Ask, _) => vec![Act::AskLater(Duration::from_millis(40))],
             (_, Reply::Lost) => self.drop_job(),
             (Request::Heartbeat { .. }, _) => Vec::new(),
+            (Request::Follow { fence, .. }, reply) => match (&mut self.job, reply) {
+                (Some(job), Reply::Work(work)) if job.work.lease.fence == fence => {
+                    job.following = Some(*work);
+                    self.go_on(now, case, who, bug)
+                }
+                (Some(job), Reply::Wait) if job.work.lease.fence == fence => {
+                    vec![Act::FollowLater(Duration::from_millis(15), job.serial)]
+                }
+                _ => Vec::new(),
+            },
             (Request::Contribute { .. }, _) => {
-                if let Some(job) = &mut self.job {
+                for job in self.before.iter_mut().chain(&mut self.job) {
                     job.open.remove(&id);
                 }
                 self.complete(now)
             }
+            (Request::Complete { .. }, _) if self.before.take().is_some() => {
+                let waiting =
+                    self.job.as_mut().map(|job| std::mem::take(&mut job.waiting)).unwrap_or_default();
+                let mut acts = self.contribute(waiting);
+                acts.extend(self.complete(now));
+                acts.extend(self.go_on(now, case, who, bug));
+                acts
+            }
             (Request::Complete { .. }, _) => self.drop_job(),
         })
+    }
+
+    /// Begins the lease that follows one whose training is done.
+    fn go_on(&mut self, now: Duration, case: &Case, who: usize, bug: Option<Bug>) -> Vec<Act> {
+        if self.before.is_some() || self.job.as_ref().is_none_or(|job| job.last.is_none()) {
+            return Vec::new();
+        }
+        let Some(work) = self.job.as_mut().and_then(|job| job.following.take()) else { return Vec::new() };
+        self.before = self.job.take();
+        let state = self.before.as_ref().map(|job| job.state.clone());
+        let work = Work { state: state.unwrap_or_else(|| work.state.clone()), ..work };
+        self.begin(now, case, who, work, bug)
+    }
+
+    pub(crate) fn follow(&mut self, serial: u64) -> Vec<Act> {
+        let Some(job) = self.job.as_ref().filter(|job| job.serial == serial) else { return Vec::new() };
+        let (path, fence) = (job.work.lease.path, job.work.lease.fence);
+        if job.completing { Vec::new() } else { vec![self.call(Request::Follow { path, fence })] }
+    }
+
+    /// Sends outer gradients of the lease that is trained.
+    fn contribute(&mut self, gradients: Vec<Request>) -> Vec<Act> {
+        let acts: Vec<Act> = gradients.into_iter().map(|request| self.call(request)).collect();
+        if let Some(job) = &mut self.job {
+            job.open.extend(
+                acts.iter().filter_map(|act| if let Act::Call(id, _) = act { Some(*id) } else { None }),
+            );
+        }
+        acts
     }
 
     fn begin(&mut self, now: Duration, case: &Case, who: usize, work: Work, bug: Option<Bug>) -> Vec<Act> {
@@ -124,15 +182,29 @@ impl Worker {
         state.take_over(case, &work.lease, &units, &globals);
         self.next += 1;
         let serial = self.next;
-        let job = Job { work, units, state, begun: now, open: BTreeSet::new(), completing: false, serial };
+        let job = Job {
+            work,
+            units,
+            state,
+            begun: now,
+            open: BTreeSet::new(),
+            waiting: Vec::new(),
+            last: None,
+            following: None,
+            completing: false,
+            serial,
+        };
         let measures = job.work.lease.task == Task::Measure;
         self.job = Some(job);
         let pause = Duration::from_millis(500).div_f64(case.workers[who].clock);
         let mut acts = vec![Act::Beat(pause, serial)];
         if measures {
-            acts.extend(self.complete(now));
+            acts.extend(self.end(now, case));
         } else {
             acts.extend(self.until_next(case, who));
+            if case.schedule.overlap() > 0 {
+                acts.push(Act::FollowLater(Duration::from_millis(5), serial));
+            }
         }
         acts
     }
@@ -148,17 +220,25 @@ impl Worker {
     }
 
     /// The training up to the next send is done.
-    pub(crate) fn trained(&mut self, now: Duration, case: &Case, who: usize, serial: u64) -> Vec<Act> {
+    pub(crate) fn trained(
+        &mut self,
+        now: Duration,
+        case: &Case,
+        who: usize,
+        serial: u64,
+        bug: Option<Bug>,
+    ) -> Vec<Act> {
         let Some(job) = self.job.as_mut().filter(|job| job.serial == serial) else { return Vec::new() };
         let lease = job.work.lease.clone();
         let at = job.state.step;
         let next = lease.sends.iter().map(|send| send.step).filter(|&step| step > at).min();
         let to = next.unwrap_or(lease.to).min(lease.to);
-        job.state.train(lease.path, to);
+        let path = lease.path;
+        job.state.train(path, to);
         let mut sent = Vec::new();
         for send in lease.sends.iter().filter(|send| send.step == to && to < lease.to) {
             if let Some(slot) = job.units.iter().position(|unit| *unit == send.unit) {
-                let gradient = job.state.send(slot);
+                let gradient = job.state.send(case, path, send.unit, slot);
                 sent.push(Request::Contribute {
                     path: lease.path,
                     fence: lease.fence,
@@ -167,36 +247,47 @@ impl Worker {
                 });
             }
         }
-        let mut acts: Vec<Act> = sent.into_iter().map(|request| self.call(request)).collect();
-        if let Some(job) = &mut self.job {
-            job.open.extend(
-                acts.iter().filter_map(|act| if let Act::Call(id, _) = act { Some(*id) } else { None }),
-            );
-        }
+        let mut acts = match (&self.before, &mut self.job) {
+            (Some(_), Some(job)) => {
+                job.waiting.extend(sent);
+                Vec::new()
+            }
+            _ => self.contribute(sent),
+        };
         if to == lease.to {
-            acts.extend(self.complete(now));
+            acts.extend(self.end(now, case));
+            acts.extend(self.go_on(now, case, who, bug));
         } else {
             acts.extend(self.until_next(case, who));
         }
         acts
     }
 
-    /// Completes the lease once everything that it sent early is acknowledged.
-    fn complete(&mut self, now: Duration) -> Vec<Act> {
+    /// The training of the lease is done.
+    fn end(&mut self, now: Duration, case: &Case) -> Vec<Act> {
         let Some(job) = &mut self.job else { return Vec::new() };
-        let lease = &job.work.lease;
-        if job.completing || !job.open.is_empty() || job.state.step < lease.to {
+        let (path, to) = (job.work.lease.path, job.work.lease.to);
+        let mut last = Vec::new();
+        for send in job.work.lease.sends.iter().filter(|send| send.step == to) {
+            if let Some(slot) = job.units.iter().position(|unit| *unit == send.unit) {
+                last.push((*send, job.state.send(case, path, send.unit, slot)));
+            }
+        }
+        job.last = Some(last);
+        self.complete(now)
+    }
+
+    /// Completes the older lease once everything that it sent early is acknowledged.
+    fn complete(&mut self, now: Duration) -> Vec<Act> {
+        let Some(job) = self.before.as_mut().or(self.job.as_mut()) else { return Vec::new() };
+        let Some(last) = &job.last else { return Vec::new() };
+        if job.completing || !job.open.is_empty() || !job.waiting.is_empty() {
             return Vec::new();
         }
         job.completing = true;
-        let mut last = Vec::new();
-        for send in lease.sends.iter().filter(|send| send.step == lease.to) {
-            if let Some(slot) = job.units.iter().position(|unit| *unit == send.unit) {
-                last.push((*send, job.state.send(slot)));
-            }
-        }
         let done = Done { seconds: (now - job.begun).as_secs_f64(), ..Done::default() };
-        let (path, fence, state) = (lease.path, lease.fence, job.state.clone());
+        let (path, fence) = (job.work.lease.path, job.work.lease.fence);
+        let (last, state) = (last.clone(), Box::new(job.state.clone()));
         vec![self.call(Request::Complete { path, fence, last, state, done })]
     }
 

@@ -25,6 +25,7 @@ enum Event {
     Ask(usize, u32),
     Trained(usize, u32, u64),
     Beat(usize, u32, u64),
+    Follow(usize, u32, u64),
     Written(u32),
     Computed(u32, Operation),
     Timer(u32),
@@ -161,6 +162,9 @@ impl<'a> World<'a> {
                 Act::Train(pause, serial) => self.after(pause, Event::Trained(worker, incarnation, serial)),
                 Act::Beat(pause, serial) => self.after(pause, Event::Beat(worker, incarnation, serial)),
                 Act::AskLater(pause) => self.after(pause, Event::Ask(worker, incarnation)),
+                Act::FollowLater(pause, serial) => {
+                    self.after(pause, Event::Follow(worker, incarnation, serial));
+                }
             }
         }
     }
@@ -176,6 +180,7 @@ impl<'a> World<'a> {
         | Event::Resend(worker, incarnation, _)
         | Event::Ask(worker, incarnation)
         | Event::Trained(worker, incarnation, _)
+        | Event::Follow(worker, incarnation, _)
         | Event::Beat(worker, incarnation, _) = &event
         {
             match self.reaches(*worker, *incarnation) {
@@ -214,7 +219,11 @@ impl<'a> World<'a> {
                 self.act(worker, acts);
             }
             Event::Trained(worker, _, serial) => {
-                let acts = self.workers[worker].trained(now, case, worker, serial);
+                let acts = self.workers[worker].trained(now, case, worker, serial, self.bug);
+                self.act(worker, acts);
+            }
+            Event::Follow(worker, _, serial) => {
+                let acts = self.workers[worker].follow(serial);
                 self.act(worker, acts);
             }
             Event::Beat(worker, _, serial) => {
@@ -267,7 +276,7 @@ impl<'a> World<'a> {
                 last.iter_mut().for_each(|(_, gradient)| gradient.values = [1e9; 3]);
                 state.local.iter_mut().for_each(|values| *values = [1e9; 3]);
             }
-            Request::Ask | Request::Heartbeat { .. } => return None,
+            Request::Ask | Request::Follow { .. } | Request::Heartbeat { .. } => return None,
         }
         Some(request)
     }

@@ -3,14 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use dipaco_codec::Compression;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::TrainError;
 use crate::protocol::{Item, PIECES_AT_ONCE};
 use crate::round::OuterGradient;
-use crate::synchronizer::blocking;
 use crate::transfer::{Transfer, Under};
 
 /// Brings outer gradients as they come, several at a time, until there are no more; those of one fragment in their order,
@@ -18,7 +16,6 @@ use crate::transfer::{Transfer, Under};
 pub(super) async fn bring_gradients(
     transfer: Arc<Transfer>,
     under: Under,
-    compression: Compression,
     mut gradients: mpsc::Receiver<OuterGradient>,
 ) -> Result<(), TrainError> {
     let mut under_way = JoinSet::new();
@@ -29,11 +26,13 @@ pub(super) async fn bring_gradients(
         if let Some(gradient) =
             next.take_if(|next| under_way.len() < PIECES_AT_ONCE && !busy.contains(&next.send.unit))
         {
-            let unit = gradient.send.unit;
-            busy.insert(unit);
+            let OuterGradient { send, encoded, tokens } = gradient;
+            busy.insert(send.unit);
+            let item = Item::OuterGradient { unit: send.unit, number: send.number, tokens };
             let transfer = transfer.clone();
-            under_way
-                .spawn(async move { bring(&transfer, under, compression, gradient).await.map(|()| unit) });
+            under_way.spawn(async move {
+                transfer.bring(under, item, encoded.into()).await.map(|()| send.unit)
+            });
         }
         tokio::select! {
             gradient = gradients.recv(), if more && next.is_none() => {
@@ -46,21 +45,4 @@ pub(super) async fn bring_gradients(
             else => return Ok(()),
         }
     }
-}
-
-async fn bring(
-    transfer: &Arc<Transfer>,
-    under: Under,
-    compression: Compression,
-    gradient: OuterGradient,
-) -> Result<(), TrainError> {
-    let OuterGradient { send, values, tokens } = gradient;
-    let (module, path) = (send.unit.module, under.path);
-    let encoded = blocking(move || {
-        dipaco_codec::encode(&values, compression)
-            .map_err(|why| TrainError::OuterGradient { module, path, why })
-    })
-    .await??;
-    let item = Item::OuterGradient { unit: send.unit, number: send.number, tokens };
-    transfer.bring(under, item, encoded.into()).await
 }

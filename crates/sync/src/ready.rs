@@ -1,0 +1,52 @@
+//! What each path can do now, so that a worker that asks does not have to wait until all paths have been looked at.
+
+use std::collections::BTreeSet;
+
+use dipaco_topology::PathId;
+
+use crate::{Task, Unit};
+
+/// What each path can do, and which of those that can do something are free.
+#[derive(Debug, Default)]
+pub(crate) struct Ready {
+    /// The task of each path, or the unit that it waits for.
+    tasks: Vec<Result<Task, Option<Unit>>>,
+    /// The inner steps under which each path is among the free ones.
+    place: Vec<Option<u64>>,
+    /// Paths that can go on and are not leased, the one that is furthest behind first.
+    free: BTreeSet<(u64, PathId)>,
+}
+
+impl Ready {
+    /// Notes what a path that has taken `steps` inner steps can do, and whether somebody does it.
+    pub(crate) fn set(&mut self, path: PathId, steps: u64, task: Result<Task, Option<Unit>>, leased: bool) {
+        if self.tasks.len() <= path.index() {
+            self.tasks.resize(path.index() + 1, Err(None));
+            self.place.resize(path.index() + 1, None);
+        }
+        self.tasks[path.index()] = task;
+        if let Some(before) = self.place[path.index()].take() {
+            self.free.remove(&(before, path));
+        }
+        if task.is_ok() && !leased {
+            self.place[path.index()] = Some(steps);
+            self.free.insert((steps, path));
+        }
+    }
+
+    /// What a path can do, or what it waits for.
+    pub(crate) fn task(&self, path: PathId) -> Result<Task, Option<Unit>> {
+        self.tasks.get(path.index()).copied().unwrap_or(Err(None))
+    }
+
+    /// The paths that can go on and are not leased with the inner steps that they have taken, the one that is furthest
+    /// behind first.
+    pub(crate) fn free(&self) -> impl Iterator<Item = (u64, PathId)> + '_ {
+        self.free.iter().copied()
+    }
+
+    /// Whether a path that has taken `steps` inner steps can go on and is not leased.
+    pub(crate) fn is_free(&self, path: PathId, steps: u64) -> bool {
+        self.place.get(path.index()).copied().flatten() == Some(steps)
+    }
+}

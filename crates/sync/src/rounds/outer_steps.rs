@@ -1,0 +1,114 @@
+//! When a unit takes its outer step, and which of its versions are still needed.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use dipaco_topology::PathId;
+
+use super::{OuterStep, Rounds};
+use crate::{Scheme, Task, Unit};
+
+/// How far the quorum of an outer step is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gathering {
+    pub(super) since: Duration,
+    /// When the step is taken at the latest, once the quorum is there.
+    pub(super) until: Option<Duration>,
+}
+
+impl Rounds {
+    /// The outer steps that can be taken now, in order.
+    pub fn due(&mut self, now: Duration) -> Vec<OuterStep> {
+        let pending = self.progress.pending.keys().copied();
+        // Where outer gradients are dropped, a step may have none.
+        let units: Vec<Unit> = match self.plan.schedule.drops().any() {
+            true => self.progress.versions.keys().copied().collect(),
+            false => pending.collect(),
+        };
+        units.into_iter().filter_map(|unit| self.due_step(now, unit)).collect()
+    }
+
+    fn due_step(&mut self, now: Duration, unit: Unit) -> Option<OuterStep> {
+        let version = self.progress.versions[&unit] + 1;
+        let pending = self.progress.pending.get(&unit).map_or(&[][..], Vec::as_slice);
+        let learners: Vec<PathId> = self.topology.paths_through(unit.module).collect();
+        let contributions = match self.plan.scheme {
+            Scheme::Synchronous => {
+                let slot = self.slot(unit);
+                let of_version = pending.iter().filter(|c| c.number == version).copied();
+                let all = learners.iter().all(|&path| self.path(path).sent[slot] >= version);
+                all.then(|| of_version.collect())?
+            }
+            Scheme::Quorum(_) if pending.is_empty() => return None,
+            Scheme::Quorum(quorum) => {
+                let there: BTreeSet<PathId> = pending.iter().map(|c| c.path).collect();
+                // Those at the end of the phase have nothing more to bring.
+                let end = self.end();
+                let possible =
+                    learners.iter().filter(|p| there.contains(p) || self.path(**p).steps < end).count();
+                let needed = (quorum.learners as usize).clamp(1, possible.max(1));
+                let window = self.grace.window();
+                let gathering = self.gathering.entry(unit).or_insert(Gathering { since: now, until: None });
+                if there.len() < needed {
+                    return None;
+                }
+                let since = gathering.since;
+                let until = *gathering.until.get_or_insert_with(|| {
+                    self.grace.quorum(now.saturating_sub(since));
+                    now + window
+                });
+                (there.len() == possible || now >= until).then(|| pending.to_vec())?
+            }
+        };
+        self.stepping.insert(unit);
+        self.look_at_learners(unit);
+        Some(OuterStep { unit, version, contributions })
+    }
+
+    /// Records that a unit has taken an outer step that was [`due`](Self::due), and how long that took. Returns whether
+    /// it counts: not when the unit has another version by now.
+    pub fn stepped(&mut self, step: &OuterStep, took: Duration) -> bool {
+        let Some(version) = self.progress.versions.get_mut(&step.unit) else { return false };
+        let pending = self.progress.pending.get(&step.unit).map_or(&[][..], Vec::as_slice);
+        if *version + 1 != step.version || !step.contributions.iter().all(|c| pending.contains(c)) {
+            return false;
+        }
+        let left: Vec<_> = pending.iter().filter(|c| !step.contributions.contains(c)).copied().collect();
+        *version = step.version;
+        if left.is_empty() {
+            self.progress.pending.remove(&step.unit);
+        } else {
+            self.progress.pending.insert(step.unit, left);
+        }
+        self.gathering.remove(&step.unit);
+        self.stepping.remove(&step.unit);
+        self.look_at_learners(step.unit);
+        self.grace.outer_step(took);
+        true
+    }
+
+    /// The versions of a unit that a path may still need besides the newest: what it has taken over and trains on, and
+    /// what it is to take over next.
+    #[must_use]
+    pub fn needed_versions(&self, unit: Unit) -> BTreeSet<u32> {
+        let slot = self.slot(unit);
+        let newest = self.progress.versions.get(&unit).copied().unwrap_or(0);
+        let mut needed = BTreeSet::new();
+        for path in self.topology.paths_through(unit.module) {
+            let done = self.path(path);
+            let leases = self.leases.get(&path).into_iter().chain(self.following.get(&path));
+            let receives = leases.flat_map(|lease| &lease.receives).filter(|receive| receive.unit == unit);
+            needed.extend(receives.map(|receive| receive.version));
+            if done.steps == self.plan.schedule.total() {
+                continue;
+            }
+            let next = self.receives(path, done.steps, Task::Train).into_iter().find(|(r, _)| r.unit == unit);
+            match next {
+                Some((receive, _)) => needed.insert(receive.version),
+                None => needed.insert(done.adopted[slot]),
+            };
+        }
+        needed.remove(&newest);
+        needed
+    }
+}

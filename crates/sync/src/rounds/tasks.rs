@@ -1,0 +1,148 @@
+//! What a path can do where it is, and what it waits for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use dipaco_topology::PathId;
+
+use super::Rounds;
+use crate::{Reason, Receive, Send, Task, Unit};
+
+impl Rounds {
+    /// What a path takes over after `from` inner steps, each with the version that must be there.
+    pub(super) fn receives(&self, path: PathId, from: u64, task: Task) -> Vec<(Receive, u32)> {
+        let schedule = &self.plan.schedule;
+        let all = (0..schedule.fragments()).map(|fragment| (fragment, schedule.sent_through(fragment, from)));
+        let due: BTreeMap<u32, u64> = if task == Task::Measure || self.plan.scheme.dynamic_steps() {
+            all.collect()
+        } else {
+            schedule.receives(path, from).into_iter().collect()
+        };
+        let units = self.units_of(path).into_iter();
+        units
+            .filter_map(|unit| {
+                let sent = u32::try_from(*due.get(&unit.fragment)?).unwrap_or(u32::MAX);
+                let version = self.progress.versions[&unit];
+                // Paths that wait take over exactly what came of what they sent: time has no say in it.
+                let (version, needed) =
+                    if self.plan.scheme.waits() { (sent.min(version), sent) } else { (version, 0) };
+                Some((Receive { unit, version }, needed))
+            })
+            .collect()
+    }
+
+    /// What a path sends on its way from one step to another.
+    #[must_use]
+    pub fn sends(&self, path: PathId, from: u64, to: u64) -> Vec<Send> {
+        let units = self.units_of(path);
+        if self.plan.scheme.dynamic_steps() {
+            // Nothing is sent before the end of a lease, so what counts is complete.
+            let sent = |unit: Unit| self.path(path).sent.get(self.slot(unit)).copied().unwrap_or(0);
+            return units.iter().map(|&unit| Send { unit, step: to, number: sent(unit) + 1 }).collect();
+        }
+        let schedule = &self.plan.schedule;
+        let of = |point: crate::Point| {
+            let sent = schedule.sent_through(point.fragment, point.step);
+            let number = u32::try_from(sent).unwrap_or(u32::MAX);
+            let units = units.iter().filter(move |unit| unit.fragment == point.fragment);
+            units.map(move |&unit| Send { unit, step: point.step, number }).collect::<Vec<_>>()
+        };
+        let mut points = schedule.sends(from, to);
+        points.retain(|point| {
+            !schedule.dropped(path, point.fragment, schedule.sent_through(point.fragment, point.step))
+        });
+        points.into_iter().flat_map(of).collect()
+    }
+
+    /// What a path can do now, or the first unit that it waits for.
+    pub(super) fn task(&self, path: PathId) -> Result<Task, Option<Unit>> {
+        let done = self.path(path);
+        let total = self.plan.schedule.total();
+        let task = if done.steps < self.end() {
+            Task::Train
+        } else if done.steps == total && !done.measured {
+            Task::Measure
+        } else {
+            return Err(None);
+        };
+        if task == Task::Measure && !self.plan.scheme.waits() {
+            // The final weights are final when all learners are at their end and everything has been merged.
+            let open = |unit: &Unit| {
+                self.progress.pending.contains_key(unit)
+                    || self.topology.paths_through(unit.module).any(|path| self.path(path).steps < total)
+            };
+            return self.units_of(path).into_iter().find(open).map_or(Ok(task), |unit| Err(Some(unit)));
+        }
+        if !self.plan.scheme.waits() && self.plan.schedule.overlap() == 0 {
+            // The outer step that is being taken is the newest a moment later.
+            let stepping = self.units_of(path).into_iter().find(|unit| self.stepping.contains(unit));
+            return stepping.map_or(Ok(task), |unit| Err(Some(unit)));
+        }
+        let receives = self.receives(path, done.steps, task);
+        let missing = receives.iter().find(|(receive, needed)| receive.version < *needed);
+        missing.map_or(Ok(task), |(receive, _)| Err(Some(receive.unit)))
+    }
+
+    /// Looks anew at what a path can do.
+    pub(super) fn look_at(&mut self, path: PathId) {
+        let task = self.task(path);
+        let leased = self.leases.contains_key(&path);
+        self.ready.set(path, self.path(path).steps, task, leased);
+    }
+
+    pub(super) fn look_at_all(&mut self) {
+        for path in self.topology.path_ids() {
+            self.look_at(path);
+        }
+    }
+
+    /// Looks anew at what the learners of a unit can do.
+    pub(super) fn look_at_learners(&mut self, unit: Unit) {
+        let learners: Vec<PathId> = self.topology.paths_through(unit.module).collect();
+        learners.into_iter().for_each(|path| self.look_at(path));
+    }
+
+    /// Why nothing can run now.
+    pub(super) fn reason(&self, now: Duration, worker: &str) -> Reason {
+        if self.at_boundary() {
+            return Reason::PhaseEnds { steps: self.end() };
+        }
+        let idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
+        let waiting =
+            idle.filter_map(|path| Some((self.path(path).steps, path, self.ready.task(path).err()??)));
+        let Some((_, _, unit)) = waiting.min() else {
+            let mut idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
+            if let Some((path, holder)) =
+                idle.find_map(|path| self.holder(now, path, worker).map(|holder| (path, holder)))
+            {
+                return Reason::Held { path, worker: holder.to_owned() };
+            }
+            return Reason::AllLeased { leases: self.leases.len() };
+        };
+        self.reason_of(unit)
+    }
+
+    /// What a unit waits for.
+    pub(super) fn reason_of(&self, unit: Unit) -> Reason {
+        let (slot, cut) = (self.slot(unit), self.plan.schedule.fragments() > 1);
+        let version = self.progress.versions[&unit];
+        if self.stepping.contains(&unit) {
+            return Reason::OuterStep { unit, cut };
+        }
+        let missing = self.topology.paths_through(unit.module).filter(|&path| {
+            let done = self.path(path);
+            if self.plan.scheme.waits() {
+                done.sent[slot] <= version
+            } else {
+                done.steps < self.plan.schedule.total()
+            }
+        });
+        let paths: Vec<_> =
+            missing.take(4).map(|path| (path, self.leases.get(&path).map(|l| l.worker.clone()))).collect();
+        if paths.is_empty() {
+            Reason::OuterStep { unit, cut }
+        } else {
+            Reason::UnitWaits { unit, cut, paths }
+        }
+    }
+}

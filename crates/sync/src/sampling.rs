@@ -1,0 +1,78 @@
+//! Which of the paths that can go on is trained next, where shards are of unlike size.
+
+use dipaco_topology::PathId;
+
+use crate::drops::hash;
+
+/// Shard sampling (arXiv:2401.09135, equation 2): a path is drawn with a probability in proportion to how much less of
+/// its shard has been trained on than of all shards: `max(|D_i| / Σ |D| - n_i / Σ n, 0)`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sampling {
+    pub(crate) seed: u64,
+    /// Tokens of the shard of each path.
+    pub(crate) shards: Vec<u64>,
+}
+
+impl Sampling {
+    /// Draws one of `candidates`; `steps` are the inner steps that every path has taken, and `draw` tells this draw from
+    /// all others. Candidates whose shards are not behind are drawn only when no other is, in proportion to their shards.
+    pub(crate) fn draw(&self, candidates: &[PathId], steps: &[u64], draw: u64) -> Option<PathId> {
+        let size = |path: PathId| self.shards.get(path.index()).copied().unwrap_or(0);
+        // Counts of tokens and steps are far below 2^53.
+        #[allow(clippy::cast_precision_loss)]
+        let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+        let (tokens, taken) = (self.shards.iter().sum(), steps.iter().sum());
+        let behind = |path: PathId| {
+            let steps = steps.get(path.index()).copied().unwrap_or(0);
+            (share(size(path), tokens) - share(steps, taken)).max(0.0)
+        };
+        let mut weights: Vec<f64> = candidates.iter().map(|&path| behind(path)).collect();
+        if weights.iter().sum::<f64>() <= 0.0 {
+            weights = candidates.iter().map(|&path| share(size(path).max(1), tokens.max(1))).collect();
+        }
+        // 53 bits fit a f64: a number from 0 to 1.
+        #[allow(clippy::cast_precision_loss)]
+        let mut left =
+            (hash([self.seed, draw]) >> 11) as f64 / (1u64 << 53) as f64 * weights.iter().sum::<f64>();
+        for (&path, weight) in candidates.iter().zip(&weights) {
+            left -= weight;
+            if left < 0.0 && *weight > 0.0 {
+                return Some(path);
+            }
+        }
+        candidates.last().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drawn(shards: &[u64], steps: &[u64], candidates: &[u32]) -> Vec<usize> {
+        let sampling = Sampling { seed: 3, shards: shards.to_vec() };
+        let candidates: Vec<PathId> = candidates.iter().copied().map(PathId).collect();
+        let mut counts = vec![0; shards.len()];
+        for draw in 0..10_000 {
+            counts[sampling.draw(&candidates, steps, draw).unwrap().index()] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn shards_are_drawn_by_what_they_lack() {
+        // Before any step: in proportion to the shards. Three standard deviations of 10,000 draws are 130.
+        let counts = drawn(&[100, 300], &[0, 0], &[0, 1]);
+        assert!(counts[0].abs_diff(2_500) < 130, "{counts:?}");
+        // 1/4 - 1/2 is behind nothing: only the other one is drawn.
+        assert_eq!(drawn(&[100, 300], &[5, 5], &[0, 1]), [0, 10_000]);
+        // 0.25 - 0.1, 0.25 - 0.2, 0.5 - 0.7: three to one.
+        let counts = drawn(&[100, 100, 200], &[10, 20, 70], &[0, 1, 2]);
+        assert!(counts[0].abs_diff(7_500) < 130 && counts[2] == 0, "{counts:?}");
+    }
+
+    #[test]
+    fn someone_is_drawn_even_when_no_shard_is_behind() {
+        assert_eq!(drawn(&[100, 300], &[5, 5], &[0]), [10_000, 0]);
+        assert_eq!(Sampling::default().draw(&[], &[], 0), None);
+    }
+}

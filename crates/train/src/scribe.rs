@@ -1,0 +1,48 @@
+//! Writes the books down.
+
+use std::sync::Arc;
+
+use dipaco_store::{RunStore, Sequence};
+use tokio::sync::{Mutex, Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::TrainError;
+use crate::ledger::Ledger;
+
+/// Writes the manifest when the books have changed: one write for all changes since the one before. Nobody is told of a
+/// change before it is on the disk, and nothing is deleted that the manifest on the disk refers to.
+pub(crate) struct Scribe {
+    pub(crate) ledger: Arc<Mutex<Ledger>>,
+    pub(crate) store: RunStore,
+    /// The place of the manifest on the disk.
+    pub(crate) sequence: Sequence,
+    /// Woken by a change of the books.
+    pub(crate) changed: Arc<Notify>,
+    /// The number of the last change that is on the disk.
+    pub(crate) written: watch::Sender<u64>,
+}
+
+impl Scribe {
+    /// Writes until it is told to stop, and then once more what is left.
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), TrainError> {
+        loop {
+            let stopping = stop.is_cancelled();
+            let written = *self.written.borrow();
+            let page = self.ledger.lock().await.page(written);
+            if let Some(manifest) = page.manifest {
+                self.sequence = self.store.replace(&manifest, self.sequence).await?;
+                self.written.send_replace(page.change);
+            }
+            for name in &page.obsolete {
+                self.store.delete(name).await?;
+            }
+            if stopping {
+                return Ok(());
+            }
+            tokio::select! {
+                () = self.changed.notified() => {}
+                () = stop.cancelled() => {}
+            }
+        }
+    }
+}
