@@ -88,6 +88,22 @@ async fn cut_damaged_longer_and_missing_objects_are_told_with_name_and_remedy() 
 }
 
 #[tokio::test]
+async fn parts_of_an_object_are_its_bytes_and_are_held_against_its_length() {
+    let (directory, store) = directory();
+    let reference = store.put("modules/0/3/1", "0123456789".into()).await.unwrap();
+    for (range, part) in [(0..4, "0123"), (4..8, "4567"), (8..12, "89"), (10..12, "")] {
+        assert_eq!(store.get_range(&reference, range).await.unwrap(), part);
+    }
+    let path = file(&directory, "modules/0/3/1");
+    fs::write(&path, "012345").unwrap();
+    let error = store.get_range(&reference, 0..4).await.unwrap_err();
+    assert!(matches!(error, StoreError::Cut { expected: 10, found: 6, .. }), "{error}");
+    fs::write(&path, "01234567890").unwrap();
+    let error = store.get_range(&reference, 0..4).await.unwrap_err();
+    assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
+}
+
+#[tokio::test]
 async fn what_an_interrupted_put_leaves_is_not_visible_and_in_nobodys_way() {
     let (directory, store) = directory();
     fs::create_dir_all(file(&directory, "modules/0/3")).unwrap();

@@ -10,7 +10,7 @@ use dipaco_sync::Unit;
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId, Topology};
 use dipaco_train::{
-    Item, Report, Request, Response, Revocations, Source, TrainError, Work, coordinate, work,
+    Item, Report, Request, Response, Revocations, Source, TrainError, Whole, Work, coordinate, work,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -88,6 +88,16 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     }
     let nowhere = Work { path: PathId(99), ..work.clone() };
     refusal(submit(&puppet, &nowhere, item, gradient.clone()).await);
+    // Pieces that make another whole, and no piece of a whole.
+    let whole = Whole::of(&gradient);
+    let other = Whole { hash: "0".repeat(64), ..whole.clone() };
+    for (whole, offset, why) in
+        [(other, 0, "BLAKE3"), (whole.clone(), 1, "has no piece"), (whole, 2 << 20, "has no piece")]
+    {
+        let request = Request::Submit { path: work.path, fence: work.fence, item, whole, offset };
+        let answer = puppet.ask(&request, Some(gradient.clone())).await.unwrap().0;
+        assert!(matches!(&answer, Response::Refused { reason } if reason.contains(why)), "{answer:?}");
+    }
     // Larger than any module file: refused before it is read.
     let huge = Bytes::from(vec![0; 64 << 20]);
     assert!(refusal(submit(&puppet, &work, item, huge).await).contains("at most"));

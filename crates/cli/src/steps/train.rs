@@ -12,6 +12,7 @@ use dipaco_train::{
     CoordinatorOptions, CoordinatorSummary, DeviceChoice, Revocations, Started, coordinate, rising_losses,
     small_shards, start_training,
 };
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio_util::sync::CancellationToken;
 
 use crate::run_directory::RunDirectory;
@@ -57,6 +58,7 @@ pub(crate) async fn train(
             tracing::warn!("{warning}");
         }
     }
+    raise_open_files();
     let server = listen(run, &started, options)?;
     let events = Events::create(&run.events())?;
     let setup = CoordinatorOptions {
@@ -84,6 +86,16 @@ pub(crate) async fn train(
         tracing::warn!("{warning}");
     }
     Ok(summary)
+}
+
+/// Raises the number of files that this process may open to what the system allows: each result that is on its way is
+/// one, and the usual 1,024 are too few for a thousand workers.
+fn raise_open_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the number of open files stays as it is");
+    }
 }
 
 /// The share of the cores that each of several workers on this machine gets.

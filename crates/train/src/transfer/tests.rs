@@ -86,6 +86,10 @@ impl Script {
 
 /// A worker's end of a connection to a coordinator that follows a script.
 async fn connect(script: &Arc<Script>) -> (Arc<Server>, Arc<Transfer>) {
+    connect_at(script, 0).await
+}
+
+async fn connect_at(script: &Arc<Script>, megabits_per_second: u32) -> (Arc<Server>, Arc<Transfer>) {
     let now = SystemTime::now();
     let authority = RunAuthority::create("run", now).unwrap();
     let identity = authority.server(now, HOUR).unwrap();
@@ -107,7 +111,7 @@ async fn connect(script: &Arc<Script>) -> (Arc<Server>, Arc<Transfer>) {
     });
     let identity = Identity { token, worker: "w".into(), instance: 1, patience: HOUR };
     let session = Session::open(identity, CancellationToken::new()).await.unwrap();
-    (server, Arc::new(Transfer::new(Arc::new(session), 0)))
+    (server, Arc::new(Transfer::new(Arc::new(session), megabits_per_second)))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -167,4 +171,18 @@ async fn a_length_that_is_not_known_is_told_by_the_first_piece() {
     // A length that was known to be another one is no answer.
     let other = transfer.gather(&source, Some(1), |_, _| Ok(())).await.unwrap_err();
     assert!(matches!(other, TrainError::Net(_) | TrainError::UnexpectedAnswer { .. }), "{other}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bandwidth_holds_in_both_directions() {
+    let content = content(2, 77);
+    let script = Arc::new(Script { object: content.clone(), ..Script::default() });
+    // Two pieces take 83.9 ms at 50 MB/s, and the third begins after them.
+    let (_server, transfer) = connect_at(&script, 400).await;
+    let begun = Instant::now();
+    transfer.object(&ObjectRef::of("modules/0/0/0/1", &content)).await.unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(83), "{:?}", begun.elapsed());
+    let begun = Instant::now();
+    transfer.bring(UNDER, Item::State, content).await.unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(83), "{:?}", begun.elapsed());
 }
