@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, TokioRuntime};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -125,61 +125,93 @@ impl Client {
         max_response_payload: u64,
         limit: Duration,
     ) -> Result<(Resp, Option<Bytes>), NetError> {
-        match timeout(limit, self.perform(request, payload, max_response_payload)).await {
+        self.within(limit, async {
+            let (response, announced, mut receive) = self.ask(request, payload).await?;
+            let Some(announced) = announced else { return Ok((response, None)) };
+            let link = self.link("response payload");
+            let payload = link.read_payload(&mut receive, announced, max_response_payload).await?;
+            self.counters.received(payload.len());
+            Ok((response, Some(payload)))
+        })
+        .await
+    }
+
+    /// [`Client::call`] with a response whose payload takes the place of what is in `into`, in the memory that is there:
+    /// parts of a whole arrive where they belong. Without a payload `into` is empty afterwards.
+    ///
+    /// # Errors
+    /// As [`Client::call`]; what is in `into` then is of no use.
+    pub async fn call_into<Req: Serialize, Resp: DeserializeOwned>(
+        &self,
+        request: &Req,
+        into: &mut BytesMut,
+        limit: Duration,
+    ) -> Result<Resp, NetError> {
+        self.within(limit, async {
+            let (response, announced, mut receive) = self.ask(request, None).await?;
+            into.clear();
+            if let Some(announced) = announced {
+                self.link("response payload").read_payload_into(&mut receive, announced, into).await?;
+                self.counters.received(into.len());
+            }
+            Ok(response)
+        })
+        .await
+    }
+
+    async fn within<T>(
+        &self,
+        limit: Duration,
+        call: impl Future<Output = Result<T, NetError>>,
+    ) -> Result<T, NetError> {
+        match timeout(limit, call).await {
             Ok(done) => done,
             Err(_) => Err(NetError::Timeout { peer: self.peer.clone(), what: "answer", after: limit }),
         }
     }
 
-    async fn perform<Req: Serialize, Resp: DeserializeOwned>(
+    /// The whole call has a time limit, and the coordinator may think for as long as that.
+    fn link(&self, what: &'static str) -> Link<'_> {
+        Link { peer: &self.peer, what, stall: Duration::MAX }
+    }
+
+    /// Sends a request and reads the response's header.
+    async fn ask<Req: Serialize, Resp: DeserializeOwned>(
         &self,
         request: &Req,
         payload: Option<Bytes>,
-        max_response_payload: u64,
-    ) -> Result<(Resp, Option<Bytes>), NetError> {
-        // The whole call has a time limit, and the coordinator may think for as long as that.
-        let link = |what| Link { peer: &self.peer, what, stall: Duration::MAX };
-        let announced = match &payload {
-            Some(payload) => Some(Announced::of(payload).await),
-            None => None,
-        };
-        let frame = link("request header").frame(&announced, request, self.limits.max_header_bytes)?;
+    ) -> Result<(Resp, Option<Announced>, quinn::RecvStream), NetError> {
+        let announced = payload.as_ref().map(Announced::of);
+        let frame = self.link("request header").frame(&announced, request, self.limits.max_header_bytes)?;
         let (mut send, mut receive) =
             self.connection.open_bi().await.map_err(|source| wire::closed(&self.peer, source))?;
         self.counters.exchange();
-        match self.send(&mut send, &frame, payload.as_ref()).await {
+        match self.send(&mut send, &frame, payload).await {
             // The coordinator may answer before it has read everything, and then stops reading.
             Ok(()) | Err(NetError::Abandoned { .. }) => {}
             Err(error) => return Err(error),
         }
 
-        let header = link("response header");
+        let header = self.link("response header");
         let body = header.read_frame(&mut receive, self.limits.max_header_bytes).await?;
-        let (announced, rest) = match header.take(&body)? {
-            (Status::Done(announced), rest) => (announced, rest),
-            (Status::Refused(message), _) => {
-                return Err(NetError::Refused { peer: self.peer.clone(), message });
-            }
-        };
-        let response = header.last(rest)?;
-        let Some(announced) = announced else { return Ok((response, None)) };
-        let payload =
-            link("response payload").read_payload(&mut receive, announced, max_response_payload).await?;
-        self.counters.received(payload.len());
-        Ok((response, Some(payload)))
+        match header.take(&body)? {
+            (Status::Done(announced), rest) => Ok((header.last(rest)?, announced, receive)),
+            (Status::Refused(message), _) => Err(NetError::Refused { peer: self.peer.clone(), message }),
+        }
     }
 
     async fn send(
         &self,
         stream: &mut quinn::SendStream,
         frame: &[u8],
-        payload: Option<&Bytes>,
+        payload: Option<Bytes>,
     ) -> Result<(), NetError> {
         let stall = self.limits.stall_timeout;
         Link { peer: &self.peer, what: "request header", stall }.write(stream, frame).await?;
         if let Some(payload) = payload {
-            Link { peer: &self.peer, what: "request payload", stall }.write(stream, payload).await?;
-            self.counters.sent(payload.len());
+            let length = payload.len();
+            Link { peer: &self.peer, what: "request payload", stall }.write_payload(stream, payload).await?;
+            self.counters.sent(length);
         }
         // An error means that the coordinator has stopped reading, which is no failure.
         stream.finish().ok();

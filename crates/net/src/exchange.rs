@@ -69,11 +69,10 @@ impl Exchange {
         self.announced.map(|announced| announced.length)
     }
 
-    /// The request's payload, of at most `max_bytes`, verified by its hash.
+    /// The request's payload, of at most `max_bytes`.
     ///
     /// # Errors
-    /// [`NetError::TooLarge`], [`NetError::Damaged`], [`NetError::Memory`] and [`NetError::Payload`] (none was
-    /// announced), which the peer is told too; [`NetError::Timeout`], [`NetError::Abandoned`], [`NetError::Lost`].
+    /// [`NetError::TooLarge`], [`NetError::Memory`] and [`NetError::Payload`] (none was announced), which the peer is told too; [`NetError::Timeout`], [`NetError::Abandoned`], [`NetError::Lost`].
     pub async fn receive_payload(&mut self, max_bytes: u64) -> Result<Bytes, NetError> {
         let payload = self.read_payload(max_bytes).await;
         self.refuse_if_failed(payload).await
@@ -113,10 +112,7 @@ impl Exchange {
         response: &Resp,
         payload: Option<Bytes>,
     ) -> Result<(), NetError> {
-        let announced = match &payload {
-            Some(payload) => Some(Announced::of(payload).await),
-            None => None,
-        };
+        let announced = payload.as_ref().map(Announced::of);
         self.answer(&Status::Done(announced), response, payload).await
     }
 
@@ -153,8 +149,9 @@ impl Exchange {
         if let Some(payload) = payload {
             patience += Duration::from_secs(payload.len() as u64 / SLOWEST_BYTES_PER_SECOND);
             link.what = "response payload";
-            link.write(&mut self.send, &payload).await?;
-            self.shared.counters.sent(payload.len());
+            let length = payload.len();
+            link.write_payload(&mut self.send, payload).await?;
+            self.shared.counters.sent(length);
         }
         let abandoned = || NetError::Abandoned { peer: self.peer.to_string(), what: "response" };
         self.send.finish().map_err(|_| abandoned())?;

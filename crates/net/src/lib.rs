@@ -7,8 +7,8 @@
 //! Each operation is one bidirectional stream: a request header and perhaps a payload one way, a response header and
 //! perhaps a payload back. A lost packet of one transfer holds up no other, and the response is the acknowledgement.
 //! Headers are any serde types (in postcard); their length is bounded before memory is allocated, and a checksum
-//! covers them. A payload's length and BLAKE3 hash stand in the header: the length is held against what the receiver
-//! is ready for before anything is allocated, and the hash is verified.
+//! covers them. A payload's length stands in the header, and is held against what the receiver is ready for before
+//! anything is allocated. TLS guards it on the way; what it is a part of is verified by who knows the hash of the whole.
 //!
 //! ```
 //! # use std::time::{Duration, SystemTime};

@@ -1,6 +1,6 @@
 //! Streams with bytes and nothing else, over the same connections: what transfers are measured against.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::io::AsyncWriteExt;
 
 use crate::wire::{self, Link};
@@ -10,17 +10,17 @@ const FETCH: u8 = 0;
 const BRING: u8 = 1;
 
 impl Client {
-    /// Reads what the peer serves, on a stream of its own, and returns its length in bytes.
+    /// Reads what the peer serves, on a stream of its own, into the memory of `into`.
     ///
     /// # Errors
     /// [`NetError::Lost`], [`NetError::Closed`] and [`NetError::Abandoned`].
-    pub async fn fetch_plain(&self) -> Result<u64, NetError> {
+    pub async fn fetch_plain(&self, into: &mut BytesMut) -> Result<(), NetError> {
         let link = self.plain_link();
         let opened = self.connection().open_bi().await;
         let (mut send, mut receive) = opened.map_err(|source| wire::closed(link.peer, source))?;
         link.write(&mut send, &[FETCH]).await?;
         send.finish().ok();
-        drain(&link, &mut receive).await
+        collect(&link, &mut receive, into).await
     }
 
     /// Brings bytes on a stream of their own; returns when the peer has read them.
@@ -34,12 +34,12 @@ impl Client {
         link.write(&mut send, &[BRING]).await?;
         send.write_chunk(bytes).await.map_err(|error| link.broken(&error.into()))?;
         send.finish().ok();
-        drain(&link, &mut receive).await.map(|_| ())
+        collect(&link, &mut receive, &mut BytesMut::new()).await
     }
 }
 
 impl Peer {
-    /// Serves `bytes` to whoever fetches, and reads what is brought, until the connection ends.
+    /// Serves `bytes` to whoever fetches, and reads as many into memory of whoever brings, until the connection ends.
     pub async fn serve_plain(&self, bytes: &Bytes) {
         while let Ok((mut send, mut receive)) = self.connection().accept_bi().await {
             let (bytes, shown) = (bytes.clone(), self.to_string());
@@ -51,7 +51,8 @@ impl Peer {
                     if what == [FETCH] {
                         send.write_chunk(bytes).await.ok()?;
                     } else {
-                        drain(&link, &mut receive).await.ok()?;
+                        let mut into = BytesMut::with_capacity(bytes.len());
+                        collect(&link, &mut receive, &mut into).await.ok()?;
                         send.write_all(&[0]).await.ok()?;
                     }
                     send.shutdown().await.ok()
@@ -64,13 +65,16 @@ impl Peer {
     }
 }
 
-/// Reads a stream to its end and returns how long it was.
-async fn drain(link: &Link<'_>, stream: &mut quinn::RecvStream) -> Result<u64, NetError> {
-    let mut bytes = 0;
+/// Reads a stream to its end.
+async fn collect(
+    link: &Link<'_>,
+    stream: &mut quinn::RecvStream,
+    into: &mut BytesMut,
+) -> Result<(), NetError> {
     while let Some(chunk) =
         stream.read_chunk(usize::MAX, true).await.map_err(|error| link.broken(&error.into()))?
     {
-        bytes += chunk.bytes.len() as u64;
+        into.extend_from_slice(&chunk.bytes);
     }
-    Ok(bytes)
+    Ok(())
 }

@@ -12,7 +12,7 @@ pub struct Traffic {
     pub exchanges: u64,
     /// Bytes of payloads sent.
     pub payload_sent: u64,
-    /// Bytes of payloads received and verified.
+    /// Bytes of payloads received.
     pub payload_received: u64,
     /// Bytes sent in UDP datagrams: payloads, headers, encryption, retransmissions and acknowledgements.
     pub udp_sent: u64,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use dipaco_net::{Client, JoinToken, Limits, NetError};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -69,24 +69,48 @@ impl Session {
         &self,
         request: &Request,
         payload: Option<Bytes>,
-        largest_answer: u64,
         timeout: Duration,
-    ) -> Result<(Response, Option<Bytes>), TrainError> {
+    ) -> Result<Response, TrainError> {
         loop {
             let client = self.client().await;
-            let call = client.call(request, payload.clone(), largest_answer, timeout);
-            let result = tokio::select! {
-                result = call => result,
-                () = self.cancel.cancelled() => return Err(TrainError::Cancelled),
-            };
-            match result {
-                Ok(answer) => return Ok(answer),
-                Err(NetError::Closed { reason, .. }) if reason == RUN_COMPLETE => {
-                    return Err(TrainError::Complete);
-                }
-                Err(error) if transient(&error) => self.connect_again(&client, &error).await?,
-                Err(error) => return Err(error.into()),
+            let call = client.call(request, payload.clone(), 0, timeout);
+            if let Some((answer, _)) = self.attend(&client, call).await? {
+                return Ok(answer);
             }
+        }
+    }
+
+    /// [`Session::call`] with an answer whose payload arrives in the memory of `into`.
+    pub(crate) async fn call_into(
+        &self,
+        request: &Request,
+        into: &mut BytesMut,
+        timeout: Duration,
+    ) -> Result<Response, TrainError> {
+        loop {
+            let client = self.client().await;
+            let call = client.call_into(request, into, timeout);
+            if let Some(answer) = self.attend(&client, call).await? {
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// Waits for the end of a call; `None` when its connection broke and there is another one.
+    async fn attend<T>(
+        &self,
+        client: &Arc<Client>,
+        call: impl Future<Output = Result<T, NetError>>,
+    ) -> Result<Option<T>, TrainError> {
+        let result = tokio::select! {
+            result = call => result,
+            () = self.cancel.cancelled() => return Err(TrainError::Cancelled),
+        };
+        match result {
+            Ok(answer) => Ok(Some(answer)),
+            Err(NetError::Closed { reason, .. }) if reason == RUN_COMPLETE => Err(TrainError::Complete),
+            Err(error) if transient(&error) => self.connect_again(client, &error).await.map(|()| None),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -1,11 +1,13 @@
 //! A worker's transfers: everything large travels in pieces, several at a time.
 //!
 //! Each piece is an operation of its own, so a broken connection costs the pieces that were not acknowledged, and the
-//! session repeats those alone. The whole is verified by its hash where it arrives.
+//! session repeats those alone. The pieces of an object arrive in one memory, each where it belongs, and the whole is
+//! verified by its hash.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use dipaco_store::ObjectRef;
 use dipaco_sync::Fence;
 use dipaco_topology::PathId;
@@ -40,7 +42,7 @@ pub(crate) struct Under {
 struct Arrived {
     offset: u64,
     total: u64,
-    bytes: Bytes,
+    bytes: BytesMut,
     place: OwnedSemaphorePermit,
 }
 
@@ -60,25 +62,14 @@ impl Transfer {
     /// Fetches an object, verified by its hash.
     pub(crate) async fn object(self: &Arc<Self>, object: &ObjectRef) -> Result<Bytes, TrainError> {
         for last in [false, true] {
-            let length = object.bytes;
-            let mut content = blocking(move || zeros(length)).await??;
-            let source = Source::Object(object.clone());
-            self.gather(&source, Some(object.bytes), |offset, piece| {
-                // Within the length, which every piece has been held against.
-                let begin = usize::try_from(offset).unwrap_or(usize::MAX);
-                let place = content.get_mut(begin..).and_then(|rest| rest.get_mut(..piece.len()));
-                let place = place.ok_or(TrainError::UnexpectedAnswer { request: "fetch" })?;
-                place.copy_from_slice(piece);
-                Ok(())
-            })
-            .await?;
+            let content = self.put_together(object).await?.freeze();
             let (content, whole) = blocking(move || {
                 let whole = Whole::of(&content);
                 (content, whole)
             })
             .await?;
             if whole.hash == object.hash {
-                return Ok(content.into());
+                return Ok(content);
             }
             if !last {
                 tracing::warn!(
@@ -86,18 +77,41 @@ impl Transfer {
                     "an object arrived damaged; the coordinator looks at its own"
                 );
                 let check = Request::Check { object: object.clone() };
-                answered(self.session.call(&check, None, 0, LONG_CALL).await?.0, "check")?;
+                answered(self.session.call(&check, None, LONG_CALL).await?, "check")?;
             }
         }
         Err(TrainError::OtherObject { name: object.name.clone() })
     }
 
-    /// Fetches what is in `source`, whose length in bytes may be known; `put` gets every piece once, in any order.
+    /// Fetches the pieces of an object into one memory.
+    async fn put_together(self: &Arc<Self>, object: &ObjectRef) -> Result<BytesMut, TrainError> {
+        let source = Source::Object(object.clone());
+        let mut free = memory(object.bytes)?;
+        // Pieces are begun in their order.
+        let room = |length| {
+            let behind = free.split_off(length);
+            std::mem::replace(&mut free, behind)
+        };
+        let mut pieces = BTreeMap::new();
+        self.gather(&source, Some(object.bytes), room, |offset, piece| {
+            pieces.insert(offset, piece);
+            Ok(())
+        })
+        .await?;
+        // Neighbours in one memory are put together without a copy.
+        let mut whole = BytesMut::new();
+        pieces.into_values().for_each(|piece| whole.unsplit(piece));
+        Ok(whole)
+    }
+
+    /// Fetches what is in `source`, whose length in bytes may be known. `room` gives the memory for each piece, in the
+    /// order of their offsets; `put` gets every piece once, in any order.
     pub(crate) async fn gather(
         self: &Arc<Self>,
         source: &Source,
         mut total: Option<u64>,
-        mut put: impl FnMut(u64, &[u8]) -> Result<(), TrainError>,
+        mut room: impl FnMut(usize) -> BytesMut,
+        mut put: impl FnMut(u64, BytesMut) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
         let mut next = 0;
         let mut under_way = JoinSet::new();
@@ -107,27 +121,35 @@ impl Transfer {
             while under_way.len() < at_once && next < total.unwrap_or(1) {
                 let (transfer, source, offset) = (self.clone(), source.clone(), next);
                 let length = total.map_or(PIECE_BYTES, |total| (total - next).min(PIECE_BYTES));
-                under_way.spawn(async move { transfer.piece(&source, offset, length).await });
+                // A piece is far shorter than what can be addressed.
+                let into = room(usize::try_from(length).unwrap_or(0));
+                under_way.spawn(async move { transfer.piece(&source, offset, length, into).await });
                 next += PIECE_BYTES;
             }
             let Some(arrived) = under_way.join_next().await else { return Ok(()) };
             let Arrived { offset, total: of, bytes, place } =
                 arrived.map_err(|source| TrainError::Thread { source })??;
             let expected = *total.get_or_insert(of);
-            if of != expected || bytes.len() as u64 != (of.saturating_sub(offset)).min(PIECE_BYTES) {
+            if of != expected || bytes.len() as u64 != of.saturating_sub(offset).min(PIECE_BYTES) {
                 return Err(TrainError::UnexpectedAnswer { request: "fetch" });
             }
-            put(offset, &bytes)?;
+            put(offset, bytes)?;
             drop(place);
         }
     }
 
-    async fn piece(&self, source: &Source, offset: u64, length: u64) -> Result<Arrived, TrainError> {
+    async fn piece(
+        &self,
+        source: &Source,
+        offset: u64,
+        length: u64,
+        mut into: BytesMut,
+    ) -> Result<Arrived, TrainError> {
         let place = self.begin(&self.incoming, length).await?;
         let request = Request::Fetch { source: source.clone(), offset };
-        match self.session.call(&request, None, length, LONG_CALL).await? {
-            (Response::Piece { total }, Some(bytes)) => Ok(Arrived { offset, total, bytes, place }),
-            (answer, _) => {
+        match self.session.call_into(&request, &mut into, LONG_CALL).await? {
+            Response::Piece { total } => Ok(Arrived { offset, total, bytes: into, place }),
+            answer => {
                 answered(answer, "fetch")?;
                 Err(TrainError::UnexpectedAnswer { request: "fetch" })
             }
@@ -177,7 +199,7 @@ impl Transfer {
     ) -> Result<bool, TrainError> {
         let _place = self.begin(&self.outgoing, piece.len() as u64).await?;
         let request = Request::Submit { path, fence, item, whole, offset };
-        match self.session.call(&request, Some(piece), 0, LONG_CALL).await?.0 {
+        match self.session.call(&request, Some(piece), LONG_CALL).await? {
             Response::Kept => Ok(false),
             answer => answered(answer, "submit").map(|()| true),
         }
@@ -205,13 +227,12 @@ pub(crate) fn answered(answer: Response, request: &'static str) -> Result<(), Tr
 }
 
 /// Memory for what is to arrive, if there is that much.
-fn zeros(bytes: u64) -> Result<Vec<u8>, TrainError> {
+fn memory(bytes: u64) -> Result<BytesMut, TrainError> {
     let memory = || TrainError::Memory { bytes };
     let length = usize::try_from(bytes).map_err(|_| memory())?;
-    let mut content = Vec::new();
-    content.try_reserve_exact(length).map_err(|_| memory())?;
-    content.resize(length, 0);
-    Ok(content)
+    // `BytesMut` would end the process where this only fails.
+    Vec::<u8>::new().try_reserve_exact(length).map_err(|_| memory())?;
+    Ok(BytesMut::with_capacity(length))
 }
 
 #[cfg(test)]

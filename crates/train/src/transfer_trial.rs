@@ -87,7 +87,7 @@ impl Desk {
                     Taken::Answer(answer) => (answer, None),
                     Taken::Whole(mut complete) => {
                         let _memory = self.uploads.memory(&complete).await;
-                        let content = complete.content().await?;
+                        let content = complete.content()?;
                         let found = blocking(move || Whole::of(&content)).await?;
                         let answer = if found.hash == hash {
                             Response::Done
@@ -101,7 +101,10 @@ impl Desk {
             }
             _ => (Response::Refused { reason: "this is a trial of transfers alone".to_owned() }, None),
         };
-        exchange.respond(&response, payload).await?;
+        // Who has read the answer may be gone before its end is acknowledged.
+        if let Err(error) = exchange.respond(&response, payload).await {
+            tracing::trace!(%error, "an answer was not taken to its end");
+        }
         Ok(())
     }
 }

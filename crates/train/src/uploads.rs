@@ -5,20 +5,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use dipaco_sync::Fence;
 use dipaco_topology::PathId;
+use memmap2::Mmap;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::TrainError;
 use crate::protocol::{Item, PIECE_BYTES, Response, Whole};
 use crate::synchronizer::blocking;
 
-/// Memory that results take while they are looked through and stored, in MiB: a larger one is alone.
+/// Results that are looked through and stored at a time, in MiB: a larger one is alone.
 const AT_ONCE_MIB: u32 = 256;
 
 /// All results that are being brought: at most one for each item that a lease asks for.
@@ -167,27 +168,20 @@ impl Progress {
 }
 
 impl Complete {
-    /// Reads the result.
+    /// The result: mapped where it lies, so that it takes no more memory than is looked at.
     ///
     /// # Errors
     /// When the disk fails.
-    pub(crate) async fn content(&mut self) -> Result<Bytes, TrainError> {
+    pub(crate) fn content(&mut self) -> Result<Bytes, TrainError> {
         if let Some(only) = self.only.take() {
             return Ok(only);
         }
-        let Some(mut file) = self.progress.file.take() else { return Ok(Bytes::new()) };
-        let bytes = self.bytes;
-        blocking(move || {
-            let io =
-                |source| TrainError::Io { action: "read", file: "a result that was brought".into(), source };
-            let length = usize::try_from(bytes).map_err(|_| TrainError::Memory { bytes })?;
-            let mut content = Vec::new();
-            content.try_reserve_exact(length).map_err(|_| TrainError::Memory { bytes })?;
-            file.seek(SeekFrom::Start(0)).map_err(io)?;
-            file.read_to_end(&mut content).map_err(io)?;
-            Ok(content.into())
-        })
-        .await?
+        let Some(file) = self.progress.file.take() else { return Ok(Bytes::new()) };
+        let failed =
+            |source| TrainError::Io { action: "read", file: "a result that was brought".into(), source };
+        // SAFETY: the file has no name and this was its only handle, so nobody changes or cuts it while it is mapped.
+        let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
+        Ok(Bytes::from_owner(map))
     }
 
     /// Says what everyone is answered who brings a piece of it from now on.

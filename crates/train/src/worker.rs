@@ -133,8 +133,7 @@ impl Worker {
         loop {
             let held = self.held.iter().map(|&(path, ..)| path).collect();
             let ask = Request::Lease { held, wait_ms: 15_000 };
-            let (answer, _) = self.session.call(&ask, None, 0, SHORT_CALL).await?;
-            let work = match answer {
+            let work = match self.session.call(&ask, None, SHORT_CALL).await? {
                 Response::Work(work) => *work,
                 Response::Wait { reason } => {
                     tracing::debug!(reason, "waiting");
@@ -234,7 +233,7 @@ impl Worker {
         };
         let ((), state) = tokio::try_join!(bringing, bringing_state)?;
         let request = Request::Complete { path, fence: work.fence, report: result.report };
-        answered(self.session.call(&request, None, 0, LONG_CALL).await?.0, "complete")?;
+        answered(self.session.call(&request, None, LONG_CALL).await?, "complete")?;
         drop(heart);
         if work.trains() {
             self.held.push((path, work.fence, state));

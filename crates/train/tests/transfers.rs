@@ -8,10 +8,10 @@ use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
 
-/// A run with two pieces a module and six a state.
+/// A run with two pieces a module and seven a state.
 async fn large() -> Run {
     let mut config = config();
-    (config.model.hidden_size, config.model.ffn_size) = (256, 512);
+    (config.model.hidden_size, config.model.ffn_size) = (256, 1024);
     (config.train.rounds, config.train.inner_steps) = (1, 1);
     let run = Run::seeded(config).await;
     let started = run.start(false).await.unwrap();

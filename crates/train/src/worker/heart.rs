@@ -31,11 +31,11 @@ impl Heart {
                 let (step, loss) = watch.read();
                 let request = Request::Heartbeat { path, fence, step, loss };
                 let answer = tokio::select! {
-                    answer = session.call(&request, None, 0, SHORT_CALL) => answer,
+                    answer = session.call(&request, None, SHORT_CALL) => answer,
                     () = stopped.cancelled() => return None,
                 };
                 match answer {
-                    Ok((Response::Lost { reason }, _)) => {
+                    Ok(Response::Lost { reason }) => {
                         watch.cancel();
                         return Some(reason);
                     }

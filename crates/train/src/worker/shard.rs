@@ -4,6 +4,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path as FilePath;
 use std::sync::Arc;
 
+use bytes::BytesMut;
 use dipaco_shards::TokenFile;
 use dipaco_store::ShardRecord;
 use dipaco_topology::PathId;
@@ -66,9 +67,9 @@ impl Worker {
         let mut temporary = tempfile::NamedTempFile::new_in(&self.options.cache).map_err(io("create"))?;
         let source = Source::Shard { path, hash: hash.to_owned() };
         self.transfer
-            .gather(&source, None, |offset, piece| {
+            .gather(&source, None, BytesMut::with_capacity, |offset, piece| {
                 temporary.seek(SeekFrom::Start(offset)).map_err(io("write"))?;
-                temporary.write_all(piece).map_err(io("write"))
+                temporary.write_all(&piece).map_err(io("write"))
             })
             .await?;
         temporary.as_file().sync_all().map_err(io("write"))?;

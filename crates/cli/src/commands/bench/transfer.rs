@@ -54,13 +54,22 @@ struct Job {
     rounds: u16,
 }
 
-/// Seconds that a round took.
+/// What each round took.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Rounds {
-    fetch_plain: Vec<f64>,
-    fetch: Vec<f64>,
-    bring_plain: Vec<f64>,
-    bring: Vec<f64>,
+    fetch_plain: Vec<Took>,
+    fetch: Vec<Took>,
+    bring_plain: Vec<Took>,
+    bring: Vec<Took>,
+}
+
+/// What a round took.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Took {
+    seconds: f64,
+    /// Processor time of both processes, in seconds: what other programs of the machine do hardly changes it; absent
+    /// where the system does not tell.
+    cpu: Option<f64>,
 }
 
 /// What was measured, as JSON.
@@ -73,7 +82,7 @@ struct Report {
     fetch: Direction,
     bring: Direction,
     outer_step: OuterStep,
-    seconds: Rounds,
+    rounds: Rounds,
 }
 
 /// One direction: medians of the rounds.
@@ -83,6 +92,8 @@ struct Direction {
     mb_s: f64,
     /// How much longer than plain streams: the median over the rounds.
     ratio: f64,
+    /// How much more processor time of both processes than plain streams: the median over the rounds.
+    cpu_ratio: Option<f64>,
 }
 
 /// The value in the middle.
@@ -109,22 +120,28 @@ pub(super) fn run(options: &TransferOptions) -> Result<(), CliError> {
     }
     let length = usize::from(options.megabytes) * 1_000_000;
     let outer_step = outer_step::measure(length, usize::from(options.rounds) * 2);
-    let seconds = runtime::run(coordinate(options, length))?;
+    let rounds = runtime::run(coordinate(options, length))?;
     let bytes = f64::from(options.modules) * f64::from(options.megabytes);
-    let direction = |plain: &[f64], own: &[f64]| Direction {
-        plain_mb_s: bytes / plain.to_vec().median(),
-        mb_s: bytes / own.to_vec().median(),
-        ratio: own.iter().zip(plain).map(|(own, plain)| own / plain).collect::<Vec<_>>().median(),
+    let seconds = |rounds: &[Took]| rounds.iter().map(|took| took.seconds).collect::<Vec<_>>();
+    let direction = |plain: &[Took], own: &[Took]| {
+        let pairs = || own.iter().zip(plain);
+        let cpu: Option<Vec<f64>> = pairs().map(|(own, plain)| Some(own.cpu? / plain.cpu?)).collect();
+        Direction {
+            plain_mb_s: bytes / seconds(plain).median(),
+            mb_s: bytes / seconds(own).median(),
+            ratio: pairs().map(|(own, plain)| own.seconds / plain.seconds).collect::<Vec<_>>().median(),
+            cpu_ratio: cpu.map(Median::median),
+        }
     };
     let report = Report {
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
         modules: options.modules,
         megabytes: options.megabytes,
         cores: std::thread::available_parallelism().map_or(1, usize::from),
-        fetch: direction(&seconds.fetch_plain, &seconds.fetch),
-        bring: direction(&seconds.bring_plain, &seconds.bring),
+        fetch: direction(&rounds.fetch_plain, &rounds.fetch),
+        bring: direction(&rounds.bring_plain, &rounds.bring),
         outer_step,
-        seconds,
+        rounds,
     };
     if options.json { output::print_json(&report) } else { output::print(&describe(&report)) }
 }
@@ -135,6 +152,7 @@ fn describe(report: &Report) -> String {
         ("plain streams MB/s", Align::Right),
         ("transfers MB/s", Align::Right),
         ("time over plain", Align::Right),
+        ("CPU time over plain", Align::Right),
     ]);
     for (name, found) in [("worker fetches", &report.fetch), ("worker brings", &report.bring)] {
         table.row([
@@ -142,6 +160,7 @@ fn describe(report: &Report) -> String {
             format!("{:.0}", found.plain_mb_s),
             format!("{:.0}", found.mb_s),
             format!("{:.2}", found.ratio),
+            found.cpu_ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}")),
         ]);
     }
     let OuterStep { step_gb_s, copy_gb_s, share, .. } = &report.outer_step;
@@ -250,8 +269,8 @@ async fn work() -> Result<(), CliError> {
     let mut rounds = Rounds::default();
     for round in 0..=job.rounds {
         let fetch_plain = timed(all_plain(times, || {
-            let plain = plain.clone();
-            async move { plain.fetch_plain().await.map(drop) }
+            let (plain, mut into) = (plain.clone(), bytes::BytesMut::with_capacity(content.len()));
+            async move { plain.fetch_plain(&mut into).await }
         }));
         let fetch_plain = fetch_plain.await?;
         let fetch = timed(async { transfer.fetch(&job.objects).await.map_err(step) }).await?;
@@ -274,11 +293,30 @@ async fn work() -> Result<(), CliError> {
     output::print_json(&rounds)
 }
 
-/// Seconds that something takes.
-async fn timed(work: impl Future<Output = Result<(), CliError>>) -> Result<f64, CliError> {
+/// What something takes.
+async fn timed(work: impl Future<Output = Result<(), CliError>>) -> Result<Took, CliError> {
+    let before = cpu_seconds();
     let begun = Instant::now();
     work.await?;
-    Ok(begun.elapsed().as_secs_f64())
+    let seconds = begun.elapsed().as_secs_f64();
+    let cpu = cpu_seconds().zip(before).map(|(after, before)| after - before);
+    Ok(Took { seconds, cpu })
+}
+
+/// Processor time of this process and of its parent since they began, in seconds.
+fn cpu_seconds() -> Option<f64> {
+    let parent = rustix::process::getppid()?;
+    let own = format!("/proc/{}/stat", std::process::id());
+    let parent = format!("/proc/{}/stat", parent.as_raw_nonzero());
+    let ticks = |file: String| {
+        let text = std::fs::read_to_string(file).ok()?;
+        // The name of the program, in parentheses, may hold anything; utime and stime are the 14th and 15th field.
+        let mut fields = text.rsplit_once(')')?.1.split_whitespace().skip(11);
+        let user: u64 = fields.next()?.parse().ok()?;
+        Some(user + fields.next()?.parse::<u64>().ok()?)
+    };
+    let per_second = rustix::param::clock_ticks_per_second();
+    Some((ticks(own)? + ticks(parent)?) as f64 / per_second as f64)
 }
 
 /// So many plain streams at the same time.
