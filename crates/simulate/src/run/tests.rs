@@ -111,6 +111,23 @@ fn paths_whose_state_can_move_keep_everyone_busy() {
     assert!(stays < 0.87 && moves > 0.93, "{stays} {moves}");
 }
 
+/// The core completes a lease when everything that it sends has arrived: with H = 24 and τ = 2 eight fragments leave each
+/// two of three steps to travel in, of twelve each is sent at the end of a lease.
+#[test]
+fn what_is_sent_at_the_end_of_a_lease_is_waited_for() {
+    let utilisation = |fragments| {
+        // A fragment takes a second.
+        let link = Some(Link { bits_per_second: 1e9 / f64::from(fragments), latency_seconds: 0.0 });
+        let scheme = Scheme::streaming(24, fragments, 2, 1.0);
+        play(&LargeRun { link, ..LargeRun::new(2, scheme, 1e9, 1.0) }).unwrap().utilisation
+    };
+    assert!((utilisation(8) - 1.0).abs() < 1e-9);
+    // Each lease of two steps waits for what the last step's backward pass has not hidden.
+    let hidden = 2.0 / 3.0 * (1.0 - 1.0 / 128.0);
+    // The first lease has four steps, for at step 2 nothing has been sent.
+    assert!((utilisation(12) - 2.0 / (2.0 + 1.0 - hidden)).abs() < 2e-4, "{}", utilisation(12));
+}
+
 #[test]
 fn what_can_not_be_played_is_refused() {
     let fine = run(150_000, 2, true);
