@@ -186,6 +186,14 @@ impl Client {
         Ok(())
     }
 
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    pub(crate) fn plain_link(&self) -> Link<'_> {
+        Link { peer: &self.peer, what: "plain bytes", stall: self.limits.stall_timeout }
+    }
+
     /// What has passed through so far.
     #[must_use]
     pub fn traffic(&self) -> Traffic {

@@ -1,6 +1,7 @@
 //! One operation, at the end that answers it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -13,6 +14,9 @@ use crate::transport::code;
 use crate::wire::{self, Announced, Link, Status};
 
 const MAX_REFUSAL_BYTES: usize = 2048;
+
+/// The slowest peer that is waited for: what it has not taken is memory here.
+const SLOWEST_BYTES_PER_SECOND: u64 = 8 << 10;
 
 /// One operation that a peer asks for. Dropping it without an answer tells the peer that it was given up.
 pub struct Exchange {
@@ -96,7 +100,10 @@ impl Exchange {
         result
     }
 
-    /// Answers the request. `Ok` means that the whole answer has reached the peer.
+    /// Answers the request. `Ok` means that the whole answer has reached the peer; it has [`Limits::stall_timeout`] for
+    /// that, and a second for each 8 KiB of the payload.
+    ///
+    /// [`Limits::stall_timeout`]: crate::Limits::stall_timeout
     ///
     /// # Errors
     /// [`NetError::Abandoned`] when the peer gave up, [`NetError::Answered`], [`NetError::TooLarge`],
@@ -142,7 +149,9 @@ impl Exchange {
         // What the peer still sends of its request has no reader. An error means that all has arrived.
         self.receive.stop(code::ABANDONED).ok();
         link.write(&mut self.send, &frame).await?;
+        let mut patience = limits.stall_timeout;
         if let Some(payload) = payload {
+            patience += Duration::from_secs(payload.len() as u64 / SLOWEST_BYTES_PER_SECOND);
             link.what = "response payload";
             link.write(&mut self.send, &payload).await?;
             self.shared.counters.sent(payload.len());
@@ -150,16 +159,17 @@ impl Exchange {
         let abandoned = || NetError::Abandoned { peer: self.peer.to_string(), what: "response" };
         self.send.finish().map_err(|_| abandoned())?;
         self.answered = true;
-        match timeout(limits.stall_timeout, self.send.stopped()).await {
+        match timeout(patience, self.send.stopped()).await {
             Ok(Ok(None)) => Ok(()),
             Ok(Ok(Some(_))) => Err(abandoned()),
             Ok(Err(quinn::StoppedError::ConnectionLost(source))) => Err(wire::closed(&self.peer, source)),
             Ok(Err(quinn::StoppedError::ZeroRttRejected)) => Err(abandoned()),
-            Err(_) => Err(NetError::Timeout {
-                peer: self.peer.to_string(),
-                what: "acknowledge a response",
-                after: limits.stall_timeout,
-            }),
+            Err(_) => {
+                // What the peer has not taken is not kept for it any longer.
+                self.send.reset(code::ABANDONED).ok();
+                let what = "acknowledge a response";
+                Err(NetError::Timeout { peer: self.peer.to_string(), what, after: patience })
+            }
         }
     }
 }

@@ -46,6 +46,7 @@ mod client;
 mod error;
 mod exchange;
 mod limits;
+mod plain;
 mod server;
 mod tls;
 mod token;

@@ -237,6 +237,10 @@ impl Peer {
         self.connection.remote_address()
     }
 
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
     /// The peer's next operation; `None` when the connection has ended. Operations of one peer may be handled at the
     /// same time.
     pub async fn accept_exchange(&self) -> Option<Exchange> {

@@ -1,12 +1,13 @@
 //! The run store and its objects.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
-use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
 use crate::address::{self, Open, Resolved, StoreOptions};
 use crate::object::{self, ObjectRef};
@@ -121,11 +122,19 @@ impl RunStore {
     /// # Errors
     /// [`StoreError::Full`] when the disk is, and [`StoreError::Name`] for a name that can't be used.
     pub async fn put_replacing(&self, name: &str, content: Bytes) -> Result<ObjectRef, StoreError> {
-        let path = object_path(name)?;
         let reference = reference(name, &content).await;
-        let written = self.write(&path, content, PutMode::Overwrite).await;
-        written.map_err(|source| self.failed("write", name, source))?;
+        self.put_referenced(&reference, content).await?;
         Ok(reference)
+    }
+
+    /// [`RunStore::put_replacing`] for content whose reference the caller has made of it.
+    ///
+    /// # Errors
+    /// As [`RunStore::put_replacing`].
+    pub async fn put_referenced(&self, reference: &ObjectRef, content: Bytes) -> Result<(), StoreError> {
+        let path = object_path(&reference.name)?;
+        let written = self.write(&path, content, PutMode::Overwrite).await;
+        written.map_err(|source| self.failed("write", &reference.name, source))
     }
 
     /// The content of an object, verified by length and hash.
@@ -133,32 +142,57 @@ impl RunStore {
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::Cut`] and [`StoreError::Damaged`].
     pub async fn get(&self, reference: &ObjectRef) -> Result<Bytes, StoreError> {
+        let content = self.read_object(reference, GetOptions::default()).await?;
+        let hash = object::hash(&content).await;
+        if hash != reference.hash || content.len() as u64 != reference.bytes {
+            return Err(self.damaged(reference, hash, content.len() as u64));
+        }
+        Ok(content)
+    }
+
+    /// A part of an object. Only the object's length is verified: whoever puts the parts together verifies the hash.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`], [`StoreError::Cut`] and [`StoreError::Damaged`].
+    pub async fn get_range(&self, reference: &ObjectRef, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let expected = range.end.min(reference.bytes).saturating_sub(range.start);
+        if expected == 0 {
+            return Ok(Bytes::new());
+        }
+        let options = GetOptions { range: Some(range.into()), ..GetOptions::default() };
+        let part = self.read_object(reference, options).await?;
+        if part.len() as u64 != expected {
+            return Err(self.damaged(reference, "not read".to_owned(), part.len() as u64));
+        }
+        Ok(part)
+    }
+
+    /// Reads what is asked for of an object that has the right length.
+    async fn read_object(&self, reference: &ObjectRef, options: GetOptions) -> Result<Bytes, StoreError> {
         let name = reference.name.as_str();
-        let path = object_path(name)?;
-        let (object, store) = (name.to_owned(), self.address.to_string());
-        let found = self.objects.get(&path).await.map_err(|source| self.failed("read", name, source))?;
+        let failed = |source| self.failed("read", name, source);
+        let found = self.objects.get_opts(&object_path(name)?, options).await.map_err(failed)?;
         let (expected, size) = (reference.bytes, found.meta.size);
         // The length comes first, so that a wrong one costs no memory.
         if size < expected {
+            let (object, store) = (name.to_owned(), self.address.to_string());
             return Err(StoreError::Cut { object, store, expected, found: size });
         }
-        let damaged = |found: String, found_bytes| StoreError::Damaged {
-            object,
-            store,
+        if size > expected {
+            return Err(self.damaged(reference, "not read".to_owned(), size));
+        }
+        found.bytes().await.map_err(failed)
+    }
+
+    fn damaged(&self, reference: &ObjectRef, found: String, found_bytes: u64) -> StoreError {
+        StoreError::Damaged {
+            object: reference.name.clone(),
+            store: self.address.to_string(),
             expected: reference.hash.clone(),
-            expected_bytes: expected,
+            expected_bytes: reference.bytes,
             found,
             found_bytes,
-        };
-        if size > expected {
-            return Err(damaged("not read".to_owned(), size));
         }
-        let content = found.bytes().await.map_err(|source| self.failed("read", name, source))?;
-        let hash = object::hash(&content).await;
-        if hash != reference.hash || content.len() as u64 != expected {
-            return Err(damaged(hash, content.len() as u64));
-        }
-        Ok(content)
     }
 
     /// Whether an object of this name is present; its content is not read.

@@ -14,7 +14,7 @@ use dipaco_sync::Guard;
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
 use serde::Serialize;
-use tokio::sync::{Mutex, Notify, watch};
+use tokio::sync::{Mutex, Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -23,12 +23,13 @@ use crate::TrainError;
 use crate::desk::{Desk, Guest};
 use crate::ledger::Ledger;
 use crate::plan::WorkerPlan;
-use crate::protocol::{RUN_COMPLETE, Request, Response};
+use crate::protocol::{PIECES_AT_ONCE, RUN_COMPLETE, Request, Response};
 use crate::revocations::Revocations;
 use crate::run_progress::RunProgress;
 use crate::scribe::Scribe;
 use crate::start::Started;
 use crate::synchronizer::Synchronizer;
+use crate::uploads::Uploads;
 
 /// How long the coordinator of a finished run waits for its workers to hear of it.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -137,6 +138,7 @@ pub async fn coordinate(
         topology,
         layout,
         lease,
+        uploads: Uploads::new(shards.clone()),
         shards,
         changed,
         deadlines: Arc::new(Notify::new()),
@@ -323,12 +325,13 @@ async fn serve(peer: Peer, desk: Arc<Desk>, known: Known) -> Result<(), TrainErr
     };
     tracing::info!(worker = guest.worker, %address, "joined");
     let mut exchanges = JoinSet::new();
+    let places = Arc::new(Semaphore::new(PIECES_AT_ONCE));
     loop {
         tokio::select! {
             exchange = peer.accept_exchange() => {
                 let Some(exchange) = exchange else { break };
-                let (desk, guest) = (desk.clone(), guest.clone());
-                exchanges.spawn(async move { handle(exchange, &desk, &guest).await });
+                let (desk, guest, places) = (desk.clone(), guest.clone(), places.clone());
+                exchanges.spawn(async move { handle(exchange, &desk, &guest, &places).await });
             }
             Some(ended) = exchanges.join_next() => ended.map_err(|source| TrainError::Thread { source })??,
             () = replaced.cancelled() => peer.close("the worker has connected again"),
@@ -389,7 +392,14 @@ async fn greet(
     Ok(Some((guest, replaced)))
 }
 
-async fn handle(mut exchange: Exchange, desk: &Arc<Desk>, guest: &Guest) -> Result<(), TrainError> {
+/// Answers one request. `places` are those of this worker for pieces: one that is slow to send or to take them holds no
+/// more memory than these.
+async fn handle(
+    mut exchange: Exchange,
+    desk: &Arc<Desk>,
+    guest: &Guest,
+    places: &Semaphore,
+) -> Result<(), TrainError> {
     let request = match exchange.request::<Request>().await {
         Ok(request) => request,
         Err(error) => {
@@ -407,6 +417,8 @@ async fn handle(mut exchange: Exchange, desk: &Arc<Desk>, guest: &Guest) -> Resu
         answer(exchange, &Response::Refused { reason }, None).await;
         return Ok(());
     }
+    // Held until the answer has arrived; the semaphore is never closed.
+    let _place = if request.moves_a_piece() { places.acquire().await.ok() } else { None };
     let payload = match desk.payload_limit(&request) {
         0 => None,
         limit => match exchange.receive_payload(limit).await {

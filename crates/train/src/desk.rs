@@ -23,11 +23,12 @@ use crate::module_files::{check_state, decode_gradient};
 use crate::path_state::KEPT_PARTS;
 use crate::plan::WorkerPlan;
 use crate::protocol::{
-    Change, Item, Report, Request, Response, SHARD_PIECE_BYTES, Stretch, UnitWeights, Work,
+    Change, Item, PIECE_BYTES, Report, Request, Response, Source, Stretch, UnitWeights, Whole, Work,
 };
 use crate::revocations::Revocations;
 use crate::run_progress::RunProgress;
 use crate::synchronizer::blocking;
+use crate::uploads::{Complete, Taken, Uploads};
 
 /// The longest time that a question for work stays open.
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
@@ -42,6 +43,8 @@ pub(crate) struct Desk {
     pub(crate) lease: Duration,
     /// The routing folder, in which the shards of all phases are.
     pub(crate) shards: PathBuf,
+    /// Results that are being brought.
+    pub(crate) uploads: Uploads,
     /// Woken when work may have become available.
     pub(crate) changed: Arc<Notify>,
     /// Woken when there is another deadline to watch: of a lease, or of a grace period.
@@ -88,12 +91,22 @@ impl Desk {
     /// The largest payload, in bytes, that a request may bring.
     pub(crate) fn payload_limit(&self, request: &Request) -> u64 {
         match request {
-            Request::Submit { item: Item::OuterGradient { unit, .. }, path, .. } => {
-                let values = self.values(*path, *unit).unwrap_or(0) as u64;
+            Request::Submit { path, item, whole, .. } if whole.bytes <= self.item_limit(*path, *item) => {
+                whole.bytes.min(PIECE_BYTES)
+            }
+            _ => 0,
+        }
+    }
+
+    /// The largest length of an item in bytes; 0 when the path has none like it.
+    fn item_limit(&self, path: PathId, item: Item) -> u64 {
+        match item {
+            Item::OuterGradient { unit, .. } => {
+                let values = self.values(path, unit).unwrap_or(0) as u64;
                 let bytes = dipaco_codec::encoded_len(values, self.plan.outer.compression);
                 if values == 0 { 0 } else { bytes.unwrap_or(0) }
             }
-            Request::Submit { item: Item::State, .. } => {
+            Item::State => {
                 let specs = path_specs(&self.plan.model);
                 let fragments = self.topology.levels() * self.plan.sync.fragments as usize;
                 // Two moments and what else a path keeps of its fragments, of four bytes a value, and a safetensors header
@@ -101,7 +114,6 @@ impl Desk {
                 let tensors = 2 * specs.len() + KEPT_PARTS * fragments;
                 (2 + KEPT_PARTS as u64) * (parameters(&specs) as u64 * 4) + tensors as u64 * 512 + 4096
             }
-            _ => 0,
         }
     }
 
@@ -137,8 +149,13 @@ impl Desk {
                     Err(error) => (Response::Lost { reason: error.to_string() }, None),
                 })
             }
-            Request::Fetch { object } => self.fetch(&object).await,
-            Request::FetchShard { path, hash, offset } => self.shard_piece(path, &hash, offset).await,
+            Request::Fetch { source: Source::Object(object), offset } => {
+                self.object_piece(&object, offset).await
+            }
+            Request::Fetch { source: Source::Shard { path, hash }, offset } => {
+                self.shard_piece(path, &hash, offset).await
+            }
+            Request::Check { object } => self.check(&object).await,
             Request::Submit { item: Item::OuterGradient { unit, .. }, path, .. }
                 if self.values(path, unit).is_none() =>
             {
@@ -147,13 +164,17 @@ impl Desk {
                     unit.fragment, unit.module
                 )))
             }
-            Request::Submit { path, fence, item } => match payload {
-                Some(payload) => {
-                    self.to_its_end(move |desk| async move { desk.submit(path, fence, item, payload).await })
-                        .await
-                }
-                None => Ok(refused("a submission without its payload")),
-            },
+            Request::Submit { path, item, whole, .. } if whole.bytes > self.item_limit(path, item) => {
+                let (name, limit) = (item.name(), self.item_limit(path, item));
+                Ok(refused(format!("{name} has at most {limit} bytes here, not {}", whole.bytes)))
+            }
+            Request::Submit { path, fence, item, whole, offset } => {
+                let piece = payload.unwrap_or_default();
+                self.to_its_end(move |desk| async move {
+                    desk.take((path, fence), item, whole, offset, piece).await.map(|answer| (answer, None))
+                })
+                .await
+            }
             Request::Complete { path, fence, report } => {
                 let guest = guest.clone();
                 self.to_its_end(move |desk| async move { desk.complete(&guest, path, fence, report).await })
@@ -209,6 +230,7 @@ impl Desk {
     /// Ends a lease unfinished, if it is out.
     pub(crate) async fn release(&self, path: PathId, fence: Fence) -> Result<(), TrainError> {
         if self.ledger.lock().await.release(path, fence).await? {
+            self.drop_uploads().await;
             self.progress.lost(path, fence);
             self.changed.notify_waiters();
         }
@@ -329,15 +351,31 @@ impl Desk {
             .ok_or_else(|| TrainError::ManifestLacks { what: format!("the shard of path {path}") })
     }
 
-    /// Sends an object that a worker may ask for: weights that some path needs and path states, nothing else of the
-    /// store.
-    async fn fetch(&self, object: &ObjectRef) -> Result<Answer, TrainError> {
+    /// Sends a piece of an object that a worker may ask for: weights that some path needs and path states, nothing else
+    /// of the store.
+    async fn object_piece(&self, object: &ObjectRef, offset: u64) -> Result<Answer, TrainError> {
+        if !self.is_current(object).await? {
+            return Ok(outdated(object));
+        }
+        if offset > object.bytes || !offset.is_multiple_of(PIECE_BYTES) {
+            return Ok(refused(format!("no piece of {} begins at byte {offset}", object.name)));
+        }
+        let end = object.bytes.min(offset.saturating_add(PIECE_BYTES));
+        match self.store.get_range(object, offset..end).await {
+            Ok(piece) => Ok((Response::Piece { total: object.bytes }, Some(piece))),
+            // Superseded and deleted since it was looked up.
+            Err(_) if !self.is_current(object).await? => Ok(outdated(object)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads an object that did not arrive as it should.
+    async fn check(&self, object: &ObjectRef) -> Result<Answer, TrainError> {
         if !self.is_current(object).await? {
             return Ok(outdated(object));
         }
         match self.store.get(object).await {
-            Ok(bytes) => Ok((Response::Done, Some(bytes))),
-            // Superseded and deleted since it was looked up.
+            Ok(_) => Ok((Response::Done, None)),
             Err(_) if !self.is_current(object).await? => Ok(outdated(object)),
             Err(error) => Err(error.into()),
         }
@@ -370,17 +408,59 @@ impl Desk {
             let total = source.metadata()?.len();
             source.seek(SeekFrom::Start(offset))?;
             let mut piece = Vec::new();
-            source.take(SHARD_PIECE_BYTES).read_to_end(&mut piece)?;
+            source.take(PIECE_BYTES).read_to_end(&mut piece)?;
             Ok::<_, std::io::Error>((total, piece))
         })
         .await?;
         Ok(match read {
-            Ok((total, piece)) => (Response::ShardPiece { total }, Some(piece.into())),
+            Ok((total, piece)) => (Response::Piece { total }, Some(piece.into())),
             Err(source) => refused(format!(
                 "the coordinator can't read {}: {source}; run `dipaco route assign` again",
                 name.display()
             )),
         })
+    }
+
+    /// Takes a piece of a result.
+    async fn take(
+        self: &Arc<Self>,
+        (path, fence): (PathId, Fence),
+        item: Item,
+        whole: Whole,
+        offset: u64,
+        piece: Bytes,
+    ) -> Result<Response, TrainError> {
+        match self.ledger.lock().await.check(path, fence) {
+            Err(error) => return Ok(Response::Lost { reason: error.to_string() }),
+            Ok(lease) if lease.task != Task::Train => {
+                let reason = "this lease is to measure; it brings nothing but its report".to_owned();
+                return Ok(Response::Refused { reason });
+            }
+            Ok(lease) => {
+                if let Item::OuterGradient { unit, number, .. } = item
+                    && !lease.sends.iter().any(|send| (send.unit, send.number) == (unit, number))
+                {
+                    let reason = LeaseError::NotAsked { path, fence, unit, number }.to_string();
+                    return Ok(Response::Refused { reason });
+                }
+            }
+        }
+        match self.uploads.take((path, fence), item, whole.clone(), offset, piece).await? {
+            Taken::Answer(answer) => Ok(answer),
+            Taken::Whole(mut complete) => {
+                let answer = self.submit(path, fence, item, whole, &mut complete).await?;
+                complete.answer(answer.clone());
+                // The lease may have ended meanwhile.
+                self.drop_uploads().await;
+                Ok(answer)
+            }
+        }
+    }
+
+    /// Forgets what leases have brought in part that are over.
+    async fn drop_uploads(&self) {
+        let ledger = self.ledger.lock().await;
+        self.uploads.retain(|path, fence| ledger.check(path, fence).is_ok());
     }
 
     /// Checks one result and puts it into the store. What is sent at the end of a lease counts only with
@@ -390,51 +470,80 @@ impl Desk {
         path: PathId,
         fence: Fence,
         item: Item,
-        payload: Bytes,
-    ) -> Result<Answer, TrainError> {
+        whole: Whole,
+        complete: &mut Complete,
+    ) -> Result<Response, TrainError> {
+        let memory = self.uploads.memory(complete).await;
+        let payload = complete.content().await?;
         let step = match self.ledger.lock().await.check(path, fence) {
-            Ok(lease) if lease.task == Task::Train => lease.to,
-            Ok(_) => return Ok(refused("this lease is to measure; it brings nothing but its report")),
-            Err(error) => return Ok((Response::Lost { reason: error.to_string() }, None)),
+            Ok(lease) => lease.to,
+            Err(error) => return Ok(Response::Lost { reason: error.to_string() }),
         };
-        let (desk, bytes) = (self.clone(), payload.clone());
-        let checked = blocking(move || match item {
-            Item::OuterGradient { unit, .. } => {
-                let fragment = desk.layout.fragment(unit.module.level, unit.fragment)?;
-                let values = decode_gradient(path, unit.module, &fragment.specs, &bytes)?;
-                Ok(Some((unit, squared_norm(&values).sqrt())))
-            }
-            Item::State => check_state(&desk.plan.model, &desk.topology, &desk.layout, &bytes).map(|()| None),
-        })
-        .await?;
-        let in_vain = |why: &dyn std::fmt::Display| {
-            tracing::warn!(%path, step, %why, "a result is refused");
-            Ok(refused(format!("what path {path} brought up to step {step}: {why}")))
-        };
-        match checked {
-            Ok(None) => {}
-            Ok(Some((unit, norm))) => {
-                if let Err(why) = self.guard.lock().await.look(unit, norm) {
-                    return in_vain(&why);
-                }
-            }
-            Err(error) => return in_vain(&error),
-        }
         let name = match item {
             Item::OuterGradient { unit: Unit { module, fragment }, number, .. } => {
                 names::outer_gradient(module, fragment, number, path, fence.0)
             }
             Item::State => names::path_state(path, step, fence.0),
         };
-        let object = self.store.put_replacing(&name, payload).await?;
+        let (desk, bytes) = (self.clone(), payload.clone());
+        let checked = blocking(move || {
+            let object = ObjectRef::of(name, &bytes);
+            let norm = desk.look_through(path, item, &whole, &object, &bytes)?;
+            Ok::<_, TrainError>((object, norm))
+        })
+        .await?;
+        let in_vain = |why: &dyn std::fmt::Display| {
+            tracing::warn!(%path, step, %why, "a result is refused");
+            let reason = format!("what path {path} brought up to step {step}: {why}");
+            Ok(Response::Refused { reason })
+        };
+        let object = match checked {
+            Ok((object, norm)) => {
+                if let Some((unit, norm)) = norm
+                    && let Err(why) = self.guard.lock().await.look(unit, norm)
+                {
+                    return in_vain(&why);
+                }
+                object
+            }
+            Err(error) => return in_vain(&error),
+        };
+        self.store.put_referenced(&object, payload).await?;
+        drop(memory);
         let staged = self.ledger.lock().await.stage(path, fence, item, object).await?;
         self.contributed.notify_one();
         self.on_disk().await?;
         Ok(match staged {
-            Ok(()) => (Response::Done, None),
-            Err(error @ LeaseError::Lost { .. }) => (Response::Lost { reason: error.to_string() }, None),
-            Err(error) => refused(error.to_string()),
+            Ok(()) => Response::Done,
+            Err(error @ LeaseError::Lost { .. }) => Response::Lost { reason: error.to_string() },
+            Err(error) => Response::Refused { reason: error.to_string() },
         })
+    }
+
+    /// Whether a result is what it is said to be; returns the norm of an outer gradient.
+    fn look_through(
+        &self,
+        path: PathId,
+        item: Item,
+        whole: &Whole,
+        object: &ObjectRef,
+        bytes: &[u8],
+    ) -> Result<Option<(Unit, f64)>, TrainError> {
+        if object.hash != whole.hash {
+            let (expected, found) = (whole.hash.clone(), object.hash.clone());
+            return Err(TrainError::OtherContent { expected, found });
+        }
+        match item {
+            Item::OuterGradient { unit, .. } => {
+                let fragment = self.layout.fragment(unit.module.level, unit.fragment)?;
+                let values = decode_gradient(path, unit.module, &fragment.specs, bytes)?;
+                Ok(Some((unit, squared_norm(&values).sqrt())))
+            }
+            Item::State => {
+                check_state(&self.plan.model, &self.topology, &self.layout, bytes)?;
+                Ok(None)
+            }
+        }
     }
 
     /// The round of a path that has taken so many inner steps.
@@ -466,6 +575,7 @@ impl Desk {
             }
             Completed::Incomplete(what) => Ok(refused(format!("{what} is missing"))),
             Completed::Accepted { lease, best } => {
+                self.drop_uploads().await;
                 let round = self.round(lease.from);
                 if lease.task == Task::Train {
                     let loss = report.loss.unwrap_or(f64::NAN);
@@ -518,6 +628,7 @@ impl Desk {
             })?;
         }
         if !expired.is_empty() {
+            self.drop_uploads().await;
             self.changed.notify_waiters();
         }
         Ok(())

@@ -203,6 +203,12 @@ pub enum TrainError {
         /// Why, in its words.
         reason: String,
     },
+    /// The lease under which a worker works is over; what it did under it is dropped, and it asks for another one.
+    #[error("the lease is lost: {reason}")]
+    LeaseLost {
+        /// Why, in the coordinator's words.
+        reason: String,
+    },
     /// The coordinator's answer does not fit the question.
     #[error("the coordinator's answer to a {request} is none: the two are of different versions")]
     UnexpectedAnswer {
@@ -246,8 +252,22 @@ pub enum TrainError {
         #[source]
         source: serde_json::Error,
     },
-    /// The coordinator sent something else than was asked for.
-    #[error("the coordinator sent another content for {name} than its manifest says: its store is damaged")]
+    /// The pieces of a result are no whole.
+    #[error("its pieces make a whole with BLAKE3 {found}, and {expected} was said: bring it again, and check the memory of the worker's machine")]
+    OtherContent {
+        /// The hash that the worker gave.
+        expected: String,
+        /// The hash of what arrived.
+        found: String,
+    },
+    /// There is no memory for an object.
+    #[error("there is no memory for an object of {bytes} bytes: stop other programs, or train smaller modules")]
+    Memory {
+        /// The object's length in bytes.
+        bytes: u64,
+    },
+    /// The coordinator sent something else than was asked for, twice, and finds its own copy sound.
+    #[error("{name} arrived twice with another content than the coordinator's manifest says: check the memory of this machine, and that both run the same version")]
     OtherObject {
         /// The object asked for.
         name: String,

@@ -20,6 +20,7 @@ mod layout;
 mod ledger;
 mod module_files;
 mod outer_step;
+mod pace;
 mod path_state;
 mod path_weights;
 mod plan;
@@ -36,6 +37,9 @@ mod seed;
 mod session;
 mod start;
 mod synchronizer;
+mod transfer;
+mod transfer_trial;
+mod uploads;
 mod worker;
 
 pub use coordinator::{CoordinatorOptions, CoordinatorSummary, Reroute, Rerouting, coordinate};
@@ -47,7 +51,10 @@ pub use layout::{Fragment, Layout};
 pub use path_state::{Kept, PathState};
 pub use path_weights::{Global, PathWeights};
 pub use plan::WorkerPlan;
-pub use protocol::{Change, Item, Report, Request, Response, Stretch, UnitWeights, Work};
+pub use protocol::{
+    Change, Item, PIECE_BYTES, PIECES_AT_ONCE, Report, Request, Response, Source, Stretch, UnitWeights, Whole,
+    Work,
+};
 pub use revocations::Revocations;
 pub use round::{OuterGradient, PathData, Round, RoundResult, RoundWatch, train_round};
 pub use router_targets::router_targets;
@@ -55,4 +62,5 @@ pub use router_training::{RouterStep, RouterTraining, TrainedRouter, train_route
 pub use scores::{PathScores, ScoreHeader, scores_are_there, write_scores};
 pub use seed::{SeedOptions, SeedSummary, adopt_seed, train_seed};
 pub use start::{Started, open_run, start_training, training_origin};
+pub use transfer_trial::{TrialWorker, serve_trial};
 pub use worker::{WorkerOptions, WorkerSummary, work};

@@ -1,7 +1,7 @@
 //! What workers and the coordinator say to each other.
 //!
-//! One request and one response per QUIC stream; weights, gradients, states and pieces of shards are payloads beside
-//! them. Every operation can be repeated: a worker whose answer was lost asks again.
+//! One request and one response per QUIC stream. Weights, gradients, states and shards travel in pieces, each the payload
+//! of an operation of its own. Every operation can be repeated: a worker whose answer was lost asks again.
 //! `docs/wire-protocol.md` describes the bytes.
 
 use dipaco_store::{ObjectRef, ShardRecord};
@@ -9,8 +9,13 @@ use dipaco_sync::{Fence, Send, Unit};
 use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 
-/// The largest piece of a shard in one response, in bytes.
-pub(crate) const SHARD_PIECE_BYTES: u64 = 8 << 20;
+/// The length of every piece of a whole but the last, in bytes: what a broken connection costs for each stream, and what
+/// the coordinator keeps in memory for one. Shorter pieces cost more requests; this long, they are not seen.
+pub const PIECE_BYTES: u64 = 2 << 20;
+
+/// How many pieces a worker has under way at a time, in both directions together; the coordinator takes up no more of
+/// one worker. With [`PIECE_BYTES`] 16 MiB, twice what a link of 1 Gb/s and 50 ms holds.
+pub const PIECES_AT_ONCE: usize = 8;
 
 /// The reason with which the coordinator of a complete run closes its connections.
 pub(crate) const RUN_COMPLETE: &str = "the run is complete";
@@ -45,28 +50,32 @@ pub enum Request {
         /// Mean training loss of the steps since the last heartbeat, in nats per token; absent before the first step.
         loss: Option<f32>,
     },
-    /// Asks for an object that [`Work`] names.
+    /// Asks for a piece of something that [`Work`] names.
     Fetch {
+        /// Of what.
+        source: Source,
+        /// Where the piece begins: a multiple of [`PIECE_BYTES`].
+        offset: u64,
+    },
+    /// Says that an object did not arrive as its reference says, although every piece of it did: the coordinator reads
+    /// what it has stored.
+    Check {
         /// The object.
         object: ObjectRef,
     },
-    /// Asks for a piece of the shard of a path.
-    FetchShard {
-        /// The path.
-        path: PathId,
-        /// The shard's content hash: a path has another shard in every phase.
-        hash: String,
-        /// Where the piece begins, in bytes.
-        offset: u64,
-    },
-    /// Brings one result of a lease as payload. What is sent before the lease ends counts at once.
+    /// Brings a piece of one result of a lease as payload. With its last piece the result is whole, and what is sent
+    /// before the lease ends counts at once.
     Submit {
         /// The path.
         path: PathId,
         /// The lease's fencing number.
         fence: Fence,
-        /// What the payload is.
+        /// What the whole is.
         item: Item,
+        /// The whole.
+        whole: Whole,
+        /// Where the piece begins: a multiple of [`PIECE_BYTES`].
+        offset: u64,
     },
     /// Says that every result of a lease has been brought.
     Complete {
@@ -86,7 +95,52 @@ pub enum Request {
     },
 }
 
-/// What a payload of [`Request::Submit`] is.
+impl Request {
+    /// Whether a piece goes with the request or its answer.
+    pub(crate) fn moves_a_piece(&self) -> bool {
+        matches!(self, Self::Fetch { .. } | Self::Submit { .. })
+    }
+}
+
+/// What a worker may ask for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// An object of the store.
+    Object(ObjectRef),
+    /// The shard of a path.
+    Shard {
+        /// The path.
+        path: PathId,
+        /// The shard's content hash: a path has another shard in every phase.
+        hash: String,
+    },
+}
+
+/// Something that travels in pieces.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Whole {
+    /// Its BLAKE3 hash, 64 lower-case hexadecimal digits.
+    pub hash: String,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+impl Whole {
+    /// What `content` is as a whole.
+    #[must_use]
+    pub fn of(content: &[u8]) -> Self {
+        Self { hash: blake3::hash(content).to_hex().to_string(), bytes: content.len() as u64 }
+    }
+
+    /// The length in bytes of the piece at `offset`; `None` where no piece begins. What is empty has one empty piece.
+    #[must_use]
+    pub fn piece(&self, offset: u64) -> Option<u64> {
+        let begins = offset.is_multiple_of(PIECE_BYTES) && (offset < self.bytes || offset == 0);
+        begins.then(|| (self.bytes - offset).min(PIECE_BYTES))
+    }
+}
+
+/// What is brought with [`Request::Submit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Item {
     /// The outer gradient of a fragment.
@@ -110,6 +164,14 @@ impl Item {
                 format!("outer gradient {number} of fragment {} of module {}", unit.fragment, unit.module)
             }
             Self::State => "the path's state".to_owned(),
+        }
+    }
+
+    /// The item as the coordinator knows it before it is brought.
+    pub(crate) fn without_tokens(self) -> Self {
+        match self {
+            Self::OuterGradient { unit, number, .. } => Self::OuterGradient { unit, number, tokens: 0 },
+            Self::State => Self::State,
         }
     }
 }
@@ -151,13 +213,15 @@ pub enum Response {
     },
     /// Answers [`Request::Lease`]: the run is complete.
     Finished,
-    /// Answers a request that has been carried out; the payload, if one was asked for, goes with it.
+    /// Answers a request that has been carried out.
     Done,
-    /// Answers [`Request::FetchShard`]; the piece is the payload.
-    ShardPiece {
-        /// The shard file's whole length in bytes.
+    /// Answers [`Request::Fetch`]; the piece is the payload.
+    Piece {
+        /// The length of the whole in bytes.
         total: u64,
     },
+    /// Answers [`Request::Submit`]: the piece is kept, and others are missing.
+    Kept,
     /// The lease is no longer valid: drop the work.
     Lost {
         /// Why.

@@ -34,14 +34,6 @@ impl RoundWatch {
         (self.steps.load(Ordering::Relaxed), (loss != 0).then(|| f32::from_bits(loss)))
     }
 
-    /// The watch of a round whose steps are done.
-    #[must_use]
-    pub fn finished(steps: u64) -> Self {
-        let watch = Self::default();
-        watch.steps.store(steps, Ordering::Relaxed);
-        watch
-    }
-
     /// Asks the round to stop after the step that it is in.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);

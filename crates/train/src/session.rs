@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use dipaco_net::{Client, JoinToken, Limits, NetError};
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -32,10 +33,11 @@ pub(crate) struct Identity {
     pub(crate) patience: Duration,
 }
 
-/// A connection that has been welcomed.
+/// A connection that has been welcomed, and is made again when it breaks. Calls may run at the same time.
 pub(crate) struct Session {
     identity: Identity,
-    client: Arc<Client>,
+    /// Locked while a connection is being made: whoever has something to say waits for it.
+    client: Mutex<Arc<Client>>,
     plan: WorkerPlan,
     cancel: CancellationToken,
 }
@@ -44,29 +46,35 @@ impl Session {
     /// Connects and says hello.
     pub(crate) async fn open(identity: Identity, cancel: CancellationToken) -> Result<Self, TrainError> {
         let (client, plan) = connect(&identity, &cancel).await?;
-        Ok(Self { identity, client, plan, cancel })
+        Ok(Self { identity, client: Mutex::new(client), plan, cancel })
     }
 
     pub(crate) fn plan(&self) -> &WorkerPlan {
         &self.plan
     }
 
-    /// A handle for requests beside this session's own, as heartbeats are; it does not reconnect.
-    pub(crate) fn client(&self) -> Arc<Client> {
-        self.client.clone()
+    /// Waits until the worker is to stop.
+    pub(crate) async fn cancelled(&self) {
+        self.cancel.cancelled().await;
+    }
+
+    /// The connection as it is now, for what is said once at most.
+    pub(crate) async fn client(&self) -> Arc<Client> {
+        self.client.lock().await.clone()
     }
 
     /// Sends a request and returns the answer. When the connection breaks it is made again and the request repeated:
     /// every request of the protocol may be repeated.
     pub(crate) async fn call(
-        &mut self,
+        &self,
         request: &Request,
         payload: Option<Bytes>,
         largest_answer: u64,
         timeout: Duration,
     ) -> Result<(Response, Option<Bytes>), TrainError> {
         loop {
-            let call = self.client.call(request, payload.clone(), largest_answer, timeout);
+            let client = self.client().await;
+            let call = client.call(request, payload.clone(), largest_answer, timeout);
             let result = tokio::select! {
                 result = call => result,
                 () = self.cancel.cancelled() => return Err(TrainError::Cancelled),
@@ -76,22 +84,30 @@ impl Session {
                 Err(NetError::Closed { reason, .. }) if reason == RUN_COMPLETE => {
                     return Err(TrainError::Complete);
                 }
-                Err(error) if transient(&error) => {
-                    tracing::warn!(%error, "the connection broke; connecting again");
-                    let (client, plan) = connect(&self.identity, &self.cancel).await?;
-                    if plan != self.plan {
-                        return Err(TrainError::PlanChanged);
-                    }
-                    self.client = client;
-                }
+                Err(error) if transient(&error) => self.connect_again(&client, &error).await?,
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
+    /// Replaces a connection that broke, unless another call has done so.
+    async fn connect_again(&self, broken: &Arc<Client>, error: &NetError) -> Result<(), TrainError> {
+        let mut client = self.client.lock().await;
+        if !Arc::ptr_eq(broken, &client) {
+            return Ok(());
+        }
+        tracing::warn!(%error, "the connection broke; connecting again");
+        let (again, plan) = connect(&self.identity, &self.cancel).await?;
+        if plan != self.plan {
+            return Err(TrainError::PlanChanged);
+        }
+        *client = again;
+        Ok(())
+    }
+
     /// Closes the connection after the coordinator has had what was sent.
-    pub(crate) async fn close(self) {
-        self.client.close("the worker stops").await;
+    pub(crate) async fn close(&self) {
+        self.client().await.close("the worker stops").await;
     }
 }
 

@@ -118,11 +118,12 @@ async fn a_worker_that_lost_its_lease_is_told_so() {
     let gradient = dipaco_codec::encode(&[0.5; 4], Compression::F32).unwrap();
     puppet.ask(&Request::Release { path, fence }, None).await.unwrap();
 
-    let submit = Request::Submit { path, fence, item };
+    let answer = puppet.submit(&work, item, gradient.into()).await.unwrap();
+    assert!(matches!(answer, Response::Lost { .. }), "{answer:?}");
     let complete = Request::Complete { path, fence, report: dipaco_train::Report::default() };
     let beat = Request::Heartbeat { path, fence, step: u64::MAX, loss: Some(f32::NAN) };
-    for (request, payload) in [(submit, Some(gradient.into())), (complete, None), (beat, None)] {
-        let answer = puppet.ask(&request, payload).await.unwrap().0;
+    for request in [complete, beat] {
+        let answer = puppet.ask(&request, None).await.unwrap().0;
         assert!(matches!(answer, Response::Lost { .. }), "{request:?}: {answer:?}");
     }
     drop(puppet);

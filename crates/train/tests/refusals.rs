@@ -9,7 +9,9 @@ use dipaco_model::{level_specs, parameters};
 use dipaco_sync::Unit;
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId, Topology};
-use dipaco_train::{Item, Report, Request, Response, Revocations, TrainError, Work, coordinate, work};
+use dipaco_train::{
+    Item, Report, Request, Response, Revocations, Source, TrainError, Work, coordinate, work,
+};
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -48,8 +50,7 @@ async fn peers_that_are_no_workers_of_this_version_are_turned_away() {
 
 /// Submits as the holder of a lease.
 async fn submit(puppet: &Puppet, work: &Work, item: Item, payload: Bytes) -> Response {
-    let request = Request::Submit { path: work.path, fence: work.fence, item };
-    puppet.ask(&request, Some(payload)).await.unwrap().0
+    puppet.submit(work, item, payload).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -89,12 +90,13 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     refusal(submit(&puppet, &nowhere, item, gradient.clone()).await);
     // Larger than any module file: refused before it is read.
     let huge = Bytes::from(vec![0; 64 << 20]);
-    let request = Request::Submit { path: work.path, fence: work.fence, item };
-    assert!(puppet.ask(&request, Some(huge)).await.is_err());
+    assert!(refusal(submit(&puppet, &work, item, huge).await).contains("at most"));
 
     // Out of all proportion to what came before.
-    for _ in 0..4 {
-        assert_eq!(submit(&puppet, &work, item, gradient.clone()).await, Response::Done);
+    for number in 0..4u8 {
+        let value = 0.5 + f32::from(number) / 64.0;
+        let gradient = dipaco_codec::encode(&vec![value; values], Compression::F32).unwrap();
+        assert_eq!(submit(&puppet, &work, item, gradient.into()).await, Response::Done);
     }
     let broken = Bytes::from(dipaco_codec::encode(&vec![1e6; values], Compression::F32).unwrap());
     assert!(refusal(submit(&puppet, &work, item, broken).await).contains("outer.guard"));
@@ -106,14 +108,14 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     };
     assert!(refusal(puppet.ask(&complete, None).await.unwrap().0).contains("missing"));
     let object = dipaco_store::ObjectRef { name: "run/authority.pem".into(), ..object };
-    assert!(matches!(puppet.ask(&Request::Fetch { object }, None).await.unwrap().0, Response::Lost { .. }));
-    refusal(
-        puppet
-            .ask(&Request::FetchShard { path: PathId(99), hash: String::new(), offset: 0 }, None)
-            .await
-            .unwrap()
-            .0,
-    );
+    for request in [
+        Request::Fetch { source: Source::Object(object.clone()), offset: 0 },
+        Request::Check { object: object.clone() },
+    ] {
+        assert!(matches!(puppet.ask(&request, None).await.unwrap().0, Response::Lost { .. }));
+    }
+    let source = Source::Shard { path: PathId(99), hash: String::new() };
+    refusal(puppet.ask(&Request::Fetch { source, offset: 0 }, None).await.unwrap().0);
     let beat =
         Request::Heartbeat { path: work.path, fence: work.fence, step: u64::MAX, loss: Some(f32::NAN) };
     assert_eq!(puppet.ask(&beat, None).await.unwrap().0, Response::Done);

@@ -1,4 +1,7 @@
-//! `dipaco bench`: how fast this machine trains.
+//! `dipaco bench`: how fast this machine trains, and moves what training makes.
+
+mod outer_step;
+mod transfer;
 
 use std::path::PathBuf;
 
@@ -26,7 +29,18 @@ pub(crate) enum BenchCommand {
     /// Measure the training step of one path, on random tokens.
     #[command(after_help = STEP_EXAMPLES)]
     Step(StepOptions),
+    /// Measure transfers between two processes of this machine, and the outer step.
+    ///
+    /// A worker's process fetches modules and brings as many outer gradients over loopback, with mutual TLS, in pieces that
+    /// are verified by their hashes; in the same round plain QUIC streams move the same bytes, and nobody looks at them.
+    #[command(after_help = TRANSFER_EXAMPLES)]
+    Transfer(transfer::TransferOptions),
 }
+
+const TRANSFER_EXAMPLES: &str = "\
+Examples:
+  dipaco bench transfer                        32 modules of 40 MB
+  dipaco bench transfer --modules 8 --megabytes 5 --rounds 3 --json";
 
 const STEP_EXAMPLES: &str = "\
 Examples:
@@ -164,6 +178,7 @@ struct Report {
 pub(crate) fn run(command: &BenchCommand, progress: &Progress) -> Result<(), CliError> {
     match command {
         BenchCommand::Step(options) => step(options, progress),
+        BenchCommand::Transfer(options) => transfer::run(options),
     }
 }
 

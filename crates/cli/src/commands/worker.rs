@@ -17,7 +17,8 @@ use crate::{output, runtime, steps};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco worker --join join.token                      work for the run whose token this is, until it is complete
-  dipaco worker --join join.token --name gpu-3 --threads 8 --cache /var/cache/dipaco";
+  dipaco worker --join join.token --name gpu-3 --threads 8 --cache /var/cache/dipaco
+  dipaco worker --join join.token --bandwidth 50       leave the rest of the line to others";
 
 /// Options of `dipaco worker`.
 #[derive(Debug, Args)]
@@ -40,6 +41,9 @@ pub(crate) struct WorkerOptions {
     /// Seconds to go on trying when the coordinator can't be reached.
     #[arg(long, env = "DIPACO_PATIENCE", default_value_t = 600, value_name = "SECONDS")]
     patience: u64,
+    /// Bandwidth that transfers may use in each direction; 0 is no limit.
+    #[arg(long, env = "DIPACO_BANDWIDTH", default_value_t = 0, value_name = "MBIT/S")]
+    bandwidth: u32,
     #[command(flatten)]
     device: DeviceOptions,
     /// Leave when standard input is closed: how `dipaco train` ends its workers, however it ends itself.
@@ -59,6 +63,7 @@ pub(crate) fn run(options: &WorkerOptions) -> Result<(), CliError> {
         shards: options.shards.clone(),
         cache: options.cache.clone(),
         patience: Duration::from_secs(options.patience),
+        bandwidth: options.bandwidth,
         device: options.device.open()?,
     };
     let cancel = interrupt.token();

@@ -17,8 +17,8 @@ use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_telemetry::{Clock, Events, Progress};
 use dipaco_topology::Topology;
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, Request, Response, Revocations, SeedOptions, Started,
-    TrainDevice, TrainError, Work, WorkerOptions, WorkerSummary, coordinate, open_run, start_training,
+    CoordinatorOptions, CoordinatorSummary, Item, Request, Response, Revocations, SeedOptions, Started,
+    TrainDevice, TrainError, Whole, Work, WorkerOptions, WorkerSummary, coordinate, open_run, start_training,
     train_seed, work,
 };
 use tokio_util::sync::CancellationToken;
@@ -184,6 +184,7 @@ impl Run {
             shards: None,
             cache: self.folder.path().join("cache").join(name),
             patience: Duration::from_secs(20),
+            bandwidth: 0,
             device: TrainDevice::Cpu,
         }
     }
@@ -287,6 +288,13 @@ impl Puppet {
         payload: Option<Bytes>,
     ) -> Result<(Response, Option<Bytes>), NetError> {
         self.0.call(request, payload, 1 << 30, Duration::from_secs(30)).await
+    }
+
+    /// Brings a result of a lease that fits in one piece.
+    pub(crate) async fn submit(&self, work: &Work, item: Item, content: Bytes) -> Result<Response, NetError> {
+        let (path, fence, whole) = (work.path, work.fence, Whole::of(&content));
+        let request = Request::Submit { path, fence, item, whole, offset: 0 };
+        self.ask(&request, Some(content)).await.map(|(answer, _)| answer)
     }
 
     /// Takes the next lease.

@@ -1,0 +1,72 @@
+//! How fast an outer step goes through memory, against a plain copy.
+
+use std::time::Instant;
+
+use dipaco_optim::{NesterovConfig, nesterov_step};
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::transfer::Median;
+
+/// Modules that are stepped in turn: together they are larger than any cache.
+const MODULES: usize = 4;
+/// Values that one task copies.
+const COPIED: usize = 1 << 16;
+
+/// Weights, outer gradient and momentum of a module.
+struct Module {
+    weights: Vec<f32>,
+    gradient: Vec<f32>,
+    momentum: Vec<f32>,
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+pub(super) struct OuterStep {
+    threads: usize,
+    /// Bytes read and written in a second: an outer step reads weights, outer gradient and momentum, and writes weights
+    /// and momentum.
+    pub(super) step_gb_s: f64,
+    /// Bytes read and written in a second: a copy reads one array and writes another.
+    pub(super) copy_gb_s: f64,
+    pub(super) share: f64,
+    /// `share` of each round.
+    shares: Vec<f64>,
+}
+
+/// Measures steps of modules of so many bytes, and copies, alternately.
+pub(super) fn measure(bytes: usize, rounds: usize) -> OuterStep {
+    let values = bytes / 4;
+    let mut modules: Vec<Module> = (0..MODULES)
+        .map(|_| Module {
+            weights: vec![0.5; values],
+            gradient: vec![0.01; values],
+            momentum: vec![0.25; values],
+        })
+        .collect();
+    let config = NesterovConfig::default();
+    let size = (MODULES * values * 4) as f64;
+    let (mut steps, mut copies) = (Vec::new(), Vec::new());
+    for _ in 0..=rounds {
+        let begun = Instant::now();
+        for Module { weights, gradient, momentum } in &mut modules {
+            nesterov_step(weights, gradient, momentum, &config);
+        }
+        steps.push(5.0 * size / begun.elapsed().as_secs_f64() / 1e9);
+        let begun = Instant::now();
+        for Module { weights, gradient, .. } in &mut modules {
+            let parts = gradient.par_chunks_mut(COPIED).zip(weights.par_chunks(COPIED));
+            parts.for_each(|(to, from)| to.copy_from_slice(from));
+        }
+        copies.push(2.0 * size / begun.elapsed().as_secs_f64() / 1e9);
+    }
+    // The first round takes the memory.
+    let shares: Vec<f64> = steps.iter().zip(&copies).skip(1).map(|(step, copy)| step / copy).collect();
+    OuterStep {
+        threads: rayon::current_num_threads(),
+        step_gb_s: steps[1..].to_vec().median(),
+        copy_gb_s: copies[1..].to_vec().median(),
+        share: shares.clone().median(),
+        shares,
+    }
+}

@@ -1,0 +1,312 @@
+//! `dipaco bench transfer`: how fast modules move between two processes of this machine.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant, SystemTime};
+
+use clap::Args;
+use dipaco_net::{Client, JoinToken, Limits, RunAuthority, Server};
+use dipaco_store::{ObjectRef, RunStore, StoreOptions};
+use dipaco_telemetry::{Align, Table};
+use dipaco_train::{TrialWorker, serve_trial};
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+use tokio::task::JoinSet;
+
+use super::outer_step::{self, OuterStep};
+use crate::error::CliError;
+use crate::steps::error::StepError;
+use crate::{output, runtime};
+
+/// How long the identities of a measurement hold.
+const LIFETIME: Duration = Duration::from_secs(86_400);
+
+/// Options of `dipaco bench transfer`.
+#[derive(Debug, Args)]
+pub(crate) struct TransferOptions {
+    /// Modules that are moved in each round.
+    #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    modules: u16,
+    /// Length of a module.
+    #[arg(long, default_value_t = 40, value_name = "MB", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    megabytes: u16,
+    /// Rounds that are measured, after one that is not.
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: u16,
+    /// Where the modules lie meanwhile; the folder for temporary files without it.
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Be the worker: the job comes on standard input.
+    #[arg(long, hide = true)]
+    as_worker: bool,
+}
+
+/// What the worker's process is to do.
+#[derive(Debug, Serialize, Deserialize)]
+struct Job {
+    plain: JoinToken,
+    transfer: JoinToken,
+    objects: Vec<ObjectRef>,
+    rounds: u16,
+}
+
+/// Seconds that a round took.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Rounds {
+    fetch_plain: Vec<f64>,
+    fetch: Vec<f64>,
+    bring_plain: Vec<f64>,
+    bring: Vec<f64>,
+}
+
+/// What was measured, as JSON.
+#[derive(Debug, Serialize)]
+struct Report {
+    what: String,
+    modules: u16,
+    megabytes: u16,
+    cores: usize,
+    fetch: Direction,
+    bring: Direction,
+    outer_step: OuterStep,
+    seconds: Rounds,
+}
+
+/// One direction: medians of the rounds.
+#[derive(Debug, Serialize)]
+struct Direction {
+    plain_mb_s: f64,
+    mb_s: f64,
+    /// How much longer than plain streams: the median over the rounds.
+    ratio: f64,
+}
+
+/// The value in the middle.
+pub(super) trait Median {
+    fn median(self) -> f64;
+}
+
+impl Median for Vec<f64> {
+    fn median(mut self) -> f64 {
+        self.sort_by(f64::total_cmp);
+        let at = self.len() / 2;
+        let upper = self.get(at).copied().unwrap_or(f64::NAN);
+        if self.len() % 2 == 1 { upper } else { f64::midpoint(upper, self.get(at.wrapping_sub(1)).copied().unwrap_or(upper)) }
+    }
+}
+
+pub(super) fn run(options: &TransferOptions) -> Result<(), CliError> {
+    if options.as_worker {
+        return runtime::run(work());
+    }
+    let length = usize::from(options.megabytes) * 1_000_000;
+    let outer_step = outer_step::measure(length, usize::from(options.rounds) * 2);
+    let seconds = runtime::run(coordinate(options, length))?;
+    let bytes = f64::from(options.modules) * f64::from(options.megabytes);
+    let direction = |plain: &[f64], own: &[f64]| Direction {
+        plain_mb_s: bytes / plain.to_vec().median(),
+        mb_s: bytes / own.to_vec().median(),
+        ratio: own.iter().zip(plain).map(|(own, plain)| own / plain).collect::<Vec<_>>().median(),
+    };
+    let report = Report {
+        what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
+        modules: options.modules,
+        megabytes: options.megabytes,
+        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        fetch: direction(&seconds.fetch_plain, &seconds.fetch),
+        bring: direction(&seconds.bring_plain, &seconds.bring),
+        outer_step,
+        seconds,
+    };
+    if options.json { output::print_json(&report) } else { output::print(&describe(&report)) }
+}
+
+fn describe(report: &Report) -> String {
+    let mut table = Table::new(&[
+        ("direction", Align::Left),
+        ("plain streams MB/s", Align::Right),
+        ("transfers MB/s", Align::Right),
+        ("time over plain", Align::Right),
+    ]);
+    for (name, found) in [("worker fetches", &report.fetch), ("worker brings", &report.bring)] {
+        table.row([
+            name.to_owned(),
+            format!("{:.0}", found.plain_mb_s),
+            format!("{:.0}", found.mb_s),
+            format!("{:.2}", found.ratio),
+        ]);
+    }
+    let OuterStep { step_gb_s, copy_gb_s, share, .. } = &report.outer_step;
+    format!(
+        "{} modules of {} MB between two processes over loopback, {} cores\n\n{table}\n\
+         outer step {step_gb_s:.1} GB/s, copy {copy_gb_s:.1} GB/s: {:.0} %\n",
+        report.modules,
+        report.megabytes,
+        report.cores,
+        100.0 * share,
+    )
+}
+
+fn step(error: impl Into<StepError>) -> CliError {
+    CliError::Step(error.into())
+}
+
+fn io(action: &'static str, path: &'static str) -> impl Fn(std::io::Error) -> CliError {
+    move |source| CliError::Io { action, path: path.into(), source }
+}
+
+/// The coordinator's end: serves both kinds until the worker's process has measured them.
+async fn coordinate(options: &TransferOptions, length: usize) -> Result<Rounds, CliError> {
+    let folder = match &options.folder {
+        Some(folder) => tempfile::tempdir_in(folder),
+        None => tempfile::tempdir(),
+    };
+    let folder = folder.map_err(io("create", "a temporary folder"))?;
+    let settings = StoreOptions { durable: false, ..StoreOptions::default() };
+    let store = RunStore::create_with(&folder.path().join("store").to_string_lossy(), &settings).map_err(step)?;
+    let mut objects = Vec::new();
+    let mut first = bytes::Bytes::new();
+    for number in 0..options.modules {
+        let content = content(number, length);
+        let object = store.put(&format!("modules/{number}/0/0/1"), content.clone()).await.map_err(step)?;
+        objects.push(object);
+        first = content;
+    }
+    let now = SystemTime::now();
+    let authority = RunAuthority::create("trial", now).map_err(step)?;
+    let identity = authority.server(now, LIFETIME).map_err(step)?;
+    let bind = || Server::bind(([127, 0, 0, 1], 0).into(), &identity, Limits::default());
+    let (plain, transfer) = (bind().map_err(step)?, bind().map_err(step)?);
+    let token = |server: &Server| {
+        authority.issue("worker", "trial", vec![server.local_addr().to_string()], now, LIFETIME)
+    };
+    let job = Job {
+        plain: token(&plain).map_err(step)?,
+        transfer: token(&transfer).map_err(step)?,
+        objects,
+        rounds: options.rounds,
+    };
+    tokio::select! {
+        rounds = worker(&job) => rounds,
+        served = serve_trial(&transfer, &store, folder.path()) => Err(ended(served.map_err(step)).await),
+        () = serve_plain(&plain, first) => Err(ended(Ok(())).await),
+    }
+}
+
+/// The servers serve until they are dropped.
+async fn ended(served: Result<(), CliError>) -> CliError {
+    match served {
+        Ok(()) => std::future::pending().await,
+        Err(error) => error,
+    }
+}
+
+async fn serve_plain(server: &Server, content: bytes::Bytes) {
+    let mut peers = JoinSet::new();
+    while let Some(peer) = server.accept().await {
+        let content = content.clone();
+        peers.spawn(async move { peer.serve_plain(&content).await });
+    }
+}
+
+/// Starts the worker's process, and reads what it has measured.
+async fn worker(job: &Job) -> Result<Rounds, CliError> {
+    let json = |error: serde_json::Error| io("read from", "the worker's process")(error.into());
+    let program = std::env::current_exe().map_err(io("find", "this program"))?;
+    let mut child = Command::new(&program)
+        .args(["bench", "transfer", "--as-worker"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(io("start", "the worker's process"))?;
+    if let Some(mut input) = child.stdin.take() {
+        let job = serde_json::to_vec(job).map_err(json)?;
+        input.write_all(&job).await.map_err(io("write to", "the worker's process"))?;
+    }
+    let done = child.wait_with_output().await.map_err(io("read from", "the worker's process"))?;
+    serde_json::from_slice(&done.stdout).map_err(json)
+}
+
+/// The worker's end.
+async fn work() -> Result<(), CliError> {
+    let job: Job = serde_json::from_reader(std::io::stdin().lock())
+        .map_err(|error| io("read from", "standard input")(error.into()))?;
+    let plain = Client::connect(&job.plain, SystemTime::now(), Limits::default()).await.map_err(step)?;
+    let plain = std::sync::Arc::new(plain);
+    let mut transfer = TrialWorker::open(job.transfer).await.map_err(step)?;
+    let times = u16::try_from(job.objects.len()).unwrap_or(u16::MAX);
+    let length = job.objects.first().map_or(0, |object| object.bytes);
+    let content = content(0, usize::try_from(length).unwrap_or(0));
+    let mut rounds = Rounds::default();
+    for round in 0..=job.rounds {
+        let fetch_plain = timed(all_plain(times, || {
+            let plain = plain.clone();
+            async move { plain.fetch_plain().await.map(drop) }
+        }));
+        let fetch_plain = fetch_plain.await?;
+        let fetch = timed(async { transfer.fetch(&job.objects).await.map_err(step) }).await?;
+        let bring_plain = timed(all_plain(times, || {
+            let (plain, content) = (plain.clone(), content.clone());
+            async move { plain.bring_plain(content).await }
+        }));
+        let bring_plain = bring_plain.await?;
+        let bring = timed(async { transfer.bring(&content, times).await.map_err(step) }).await?;
+        // In the first round paths are probed and memory is taken.
+        if round > 0 {
+            rounds.fetch_plain.push(fetch_plain);
+            rounds.fetch.push(fetch);
+            rounds.bring_plain.push(bring_plain);
+            rounds.bring.push(bring);
+        }
+    }
+    plain.close("measured").await;
+    transfer.close().await;
+    output::print_json(&rounds)
+}
+
+/// Seconds that something takes.
+async fn timed(work: impl Future<Output = Result<(), CliError>>) -> Result<f64, CliError> {
+    let begun = Instant::now();
+    work.await?;
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+/// So many plain streams at the same time.
+async fn all_plain<F>(times: u16, stream: impl Fn() -> F) -> Result<(), CliError>
+where
+    F: Future<Output = Result<(), dipaco_net::NetError>> + Send + 'static,
+{
+    let mut streams = JoinSet::new();
+    for _ in 0..times {
+        streams.spawn(stream());
+    }
+    while let Some(done) = streams.join_next().await {
+        done.map_err(|source| StepError::Task { source })?.map_err(step)?;
+    }
+    Ok(())
+}
+
+/// Bytes of a module that are like no other's.
+fn content(number: u16, length: usize) -> bytes::Bytes {
+    let mut content = vec![0; length];
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&number.to_le_bytes());
+    hasher.finalize_xof().fill(&mut content);
+    content.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_in_the_middle() {
+        assert_eq!(vec![3.0, 1.0, 2.0].median(), 2.0);
+        assert_eq!(vec![4.0, 1.0, 2.0, 3.0].median(), 2.5);
+    }
+}

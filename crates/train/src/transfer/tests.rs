@@ -1,0 +1,170 @@
+//! A worker's transfers over real connections, to a coordinator that does what a test says.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+use dipaco_config::RunConfig;
+use dipaco_net::{Exchange, Limits, NetError, RunAuthority, Server};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::plan::WorkerPlan;
+use crate::session::Identity;
+
+const HOUR: Duration = Duration::from_secs(3600);
+const UNDER: Under = Under { path: PathId(0), fence: Fence(1) };
+
+/// What a coordinator does and saw.
+#[derive(Default)]
+struct Script {
+    object: Bytes,
+    /// How many pieces are answered before the connection is cut, each time that there is one.
+    cuts: Mutex<Vec<usize>>,
+    /// How many times the first piece is sent with a wrong byte.
+    damaged: Mutex<usize>,
+    answered: Mutex<BTreeSet<u64>>,
+    repeated: Mutex<usize>,
+    checks: Mutex<usize>,
+    brought: Mutex<BTreeSet<u64>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap()
+}
+
+fn content(pieces: u64, rest: u64) -> Bytes {
+    (0..pieces * PIECE_BYTES + rest).map(|at| (at % 251) as u8).collect::<Vec<_>>().into()
+}
+
+impl Script {
+    /// Answers one request; returns whether a piece went with it.
+    async fn answer(&self, mut exchange: Exchange) -> bool {
+        let (response, payload, offset) = match exchange.request::<Request>().await.unwrap() {
+            Request::Hello { .. } => {
+                let plan = serde_json::to_string(&WorkerPlan::new(&RunConfig::default())).unwrap();
+                (Response::Welcome { run: "run".into(), plan }, None, None)
+            }
+            Request::Fetch { offset, .. } => {
+                let end = self.object.len().min((offset + PIECE_BYTES) as usize);
+                let mut piece = self.object[offset as usize..end].to_vec();
+                let mut damaged = lock(&self.damaged);
+                if offset == 0 && *damaged > 0 {
+                    *damaged -= 1;
+                    piece[0] ^= 1;
+                }
+                let total = self.object.len() as u64;
+                (Response::Piece { total }, Some(piece.into()), Some(offset))
+            }
+            Request::Submit { offset, whole, .. } => {
+                let piece = exchange.receive_payload(PIECE_BYTES).await.unwrap();
+                assert_eq!(Some(piece.len() as u64), whole.piece(offset));
+                let mut brought = lock(&self.brought);
+                brought.insert(offset);
+                let all = brought.len() as u64 == whole.bytes.div_ceil(PIECE_BYTES);
+                (if all { Response::Done } else { Response::Kept }, None, Some(offset))
+            }
+            Request::Check { .. } => {
+                *lock(&self.checks) += 1;
+                (Response::Done, None, None)
+            }
+            other => panic!("{other:?}"),
+        };
+        match exchange.respond(&response, payload).await {
+            // Who has read the answer may be gone before its end is acknowledged.
+            Ok(()) | Err(NetError::Abandoned { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        if let Some(offset) = offset
+            && !lock(&self.answered).insert(offset)
+        {
+            *lock(&self.repeated) += 1;
+        }
+        offset.is_some()
+    }
+}
+
+/// A worker's end of a connection to a coordinator that follows a script.
+async fn connect(script: &Arc<Script>) -> (Arc<Server>, Arc<Transfer>) {
+    let now = SystemTime::now();
+    let authority = RunAuthority::create("run", now).unwrap();
+    let identity = authority.server(now, HOUR).unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let server = Arc::new(Server::bind(address, &identity, Limits::default()).unwrap());
+    let token = authority.issue("worker", "w", vec![server.local_addr().to_string()], now, HOUR).unwrap();
+    let (listening, script) = (server.clone(), script.clone());
+    tokio::spawn(async move {
+        while let Some(peer) = listening.accept().await {
+            let mut left = lock(&script.cuts).pop();
+            while left != Some(0)
+                && let Some(exchange) = peer.accept_exchange().await
+            {
+                let piece = script.answer(exchange).await;
+                left = left.map(|left| left - usize::from(piece));
+            }
+            peer.close("cut");
+        }
+    });
+    let identity = Identity { token, worker: "w".into(), instance: 1, patience: HOUR };
+    let session = Session::open(identity, CancellationToken::new()).await.unwrap();
+    (server, Arc::new(Transfer::new(Arc::new(session), 0)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fetch_goes_on_after_each_cut_with_the_pieces_that_had_not_arrived() {
+    let object = content(12, 77);
+    let cuts = Mutex::new(vec![5, 1, 3]);
+    let script = Arc::new(Script { object: object.clone(), cuts, ..Script::default() });
+    let (server, transfer) = connect(&script).await;
+    let fetched = transfer.object(&ObjectRef::of("modules/0/0/0/1", &object)).await.unwrap();
+    assert!(fetched == object);
+    assert_eq!(*lock(&script.repeated), 0, "pieces that had arrived were sent again");
+    assert_eq!(server.traffic().payload_sent, object.len() as u64);
+    assert!(lock(&script.cuts).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_goes_on_after_each_cut_with_the_pieces_that_were_not_acknowledged() {
+    let content = content(12, 77);
+    let script = Arc::new(Script { cuts: Mutex::new(vec![5, 1, 3]), ..Script::default() });
+    let (server, transfer) = connect(&script).await;
+    transfer.bring(UNDER, Item::State, content.clone()).await.unwrap();
+    assert_eq!(*lock(&script.repeated), 0, "pieces that had been acknowledged were sent again");
+    assert_eq!(server.traffic().payload_received, content.len() as u64);
+    assert!(lock(&script.cuts).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_with_another_hash_is_fetched_once_more_and_then_given_up() {
+    let object = content(1, 5);
+    let reference = ObjectRef::of("modules/0/0/0/1", &object);
+    let script = |damaged| {
+        Arc::new(Script { object: object.clone(), damaged: Mutex::new(damaged), ..Script::default() })
+    };
+    let once = script(1);
+    let (_server, transfer) = connect(&once).await;
+    assert!(transfer.object(&reference).await.unwrap() == object);
+    assert_eq!(*lock(&once.checks), 1);
+
+    let (_server, transfer) = connect(&script(2)).await;
+    let error = transfer.object(&reference).await.unwrap_err();
+    assert!(matches!(&error, TrainError::OtherObject { name } if *name == reference.name), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_length_that_is_not_known_is_told_by_the_first_piece() {
+    let object = content(2, 1);
+    let script = Arc::new(Script { object: object.clone(), ..Script::default() });
+    let (_server, transfer) = connect(&script).await;
+    let source = Source::Shard { path: PathId(0), hash: "h".into() };
+    let mut parts = std::collections::BTreeMap::new();
+    let put = |offset, piece: &[u8]| {
+        parts.insert(offset, piece.to_vec());
+        Ok(())
+    };
+    transfer.gather(&source, None, put).await.unwrap();
+    assert!(parts.into_values().flatten().eq(object.iter().copied()));
+    // A length that was known to be another one is no answer.
+    let other = transfer.gather(&source, Some(1), |_, _| Ok(())).await.unwrap_err();
+    assert!(matches!(other, TrainError::Net(_) | TrainError::UnexpectedAnswer { .. }), "{other}");
+}
