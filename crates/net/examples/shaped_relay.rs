@@ -46,7 +46,8 @@ impl Link {
     }
 
     fn push(&mut self, datagram: &[u8]) {
-        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.state =
+            self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let chance = (self.state >> 40) as f64 / (1u64 << 24) as f64;
         let now = Instant::now();
         let begins = self.free.max(now);

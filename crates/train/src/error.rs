@@ -253,7 +253,9 @@ pub enum TrainError {
         source: serde_json::Error,
     },
     /// The pieces of a result are no whole.
-    #[error("its pieces make a whole with BLAKE3 {found}, and {expected} was said: bring it again, and check the memory of the worker's machine")]
+    #[error(
+        "its pieces make a whole with BLAKE3 {found}, and {expected} was said: bring it again, and check the memory of the worker's machine"
+    )]
     OtherContent {
         /// The hash that the worker gave.
         expected: String,
@@ -261,13 +263,17 @@ pub enum TrainError {
         found: String,
     },
     /// There is no memory for an object.
-    #[error("there is no memory for an object of {bytes} bytes: stop other programs, or train smaller modules")]
+    #[error(
+        "there is no memory for an object of {bytes} bytes: stop other programs, or train smaller modules"
+    )]
     Memory {
         /// The object's length in bytes.
         bytes: u64,
     },
     /// The coordinator sent something else than was asked for, twice, and finds its own copy sound.
-    #[error("{name} arrived twice with another content than the coordinator's manifest says: check the memory of this machine, and that both run the same version")]
+    #[error(
+        "{name} arrived twice with another content than the coordinator's manifest says: check the memory of this machine, and that both run the same version"
+    )]
     OtherObject {
         /// The object asked for.
         name: String,

@@ -52,8 +52,8 @@ pub use path_state::{Kept, PathState};
 pub use path_weights::{Global, PathWeights};
 pub use plan::WorkerPlan;
 pub use protocol::{
-    Change, Item, PIECE_BYTES, PIECES_AT_ONCE, Report, Request, Response, Source, Stretch, UnitWeights, Whole,
-    Work,
+    Change, Item, PIECE_BYTES, PIECES_AT_ONCE, Report, Request, Response, Source, Stretch, UnitWeights,
+    Whole, Work,
 };
 pub use revocations::Revocations;
 pub use round::{OuterGradient, PathData, Round, RoundResult, RoundWatch, train_round};

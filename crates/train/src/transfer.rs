@@ -81,7 +81,10 @@ impl Transfer {
                 return Ok(content.into());
             }
             if !last {
-                tracing::warn!(name = object.name, "an object arrived damaged; the coordinator looks at its own");
+                tracing::warn!(
+                    name = object.name,
+                    "an object arrived damaged; the coordinator looks at its own"
+                );
                 let check = Request::Check { object: object.clone() };
                 answered(self.session.call(&check, None, 0, LONG_CALL).await?.0, "check")?;
             }

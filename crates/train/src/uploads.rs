@@ -145,7 +145,8 @@ impl Uploads {
 impl Upload {
     fn new(item: Item, whole: Whole) -> Self {
         // The length is one that the item may have, so this set is about as long as the model's files are large.
-        let missing = (0..).step_by(PIECE_BYTES as usize).take_while(|&at| whole.piece(at).is_some()).collect();
+        let missing =
+            (0..).step_by(PIECE_BYTES as usize).take_while(|&at| whole.piece(at).is_some()).collect();
         let progress = Progress { file: None, missing, answer: None };
         Self { item, whole, progress: Arc::new(tokio::sync::Mutex::new(progress)) }
     }
@@ -177,7 +178,8 @@ impl Complete {
         let Some(mut file) = self.progress.file.take() else { return Ok(Bytes::new()) };
         let bytes = self.bytes;
         blocking(move || {
-            let io = |source| TrainError::Io { action: "read", file: "a result that was brought".into(), source };
+            let io =
+                |source| TrainError::Io { action: "read", file: "a result that was brought".into(), source };
             let length = usize::try_from(bytes).map_err(|_| TrainError::Memory { bytes })?;
             let mut content = Vec::new();
             content.try_reserve_exact(length).map_err(|_| TrainError::Memory { bytes })?;

@@ -302,7 +302,7 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
     let schedule = Schedule::new(STEPS, 1, 2, vec![30]).unwrap();
     let mut rounds = begin(Plan { schedule, scheme: Scheme::Synchronous, phase: 0, lease: LEASE });
     let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
-    let Grant::Wait(reason) = rounds.follow(PathId(0), leases[0].fence).unwrap() else { panic!() };
+    let Grant::Wait(reason) = rounds.follow(at(1), PathId(0), leases[0].fence).unwrap() else { panic!() };
     assert_eq!(reason.to_string(), "module 0/0 waits for path 0 (leased to w), path 1 (leased to w)");
     for l in &leases {
         for send in &l.sends {
@@ -310,21 +310,27 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
         }
     }
     step_all(&mut rounds, at(1));
-    let next = lease(rounds.follow(PathId(0), leases[0].fence).unwrap());
+    let next = lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap());
     assert_eq!((next.from, next.to), (10, 20));
     assert!(next.receives.iter().all(|receive| receive.version == 1));
-    assert_eq!(lease(rounds.follow(PathId(0), leases[0].fence).unwrap()), next, "a retry gets the same");
+    assert_eq!(
+        lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap()),
+        next,
+        "a retry gets the same"
+    );
     // It is heard of, and does not count yet.
     assert!(rounds.heartbeat(at(50), PathId(0), next.fence).is_ok());
     assert!(matches!(commit(&mut rounds, &next), Commit::Refused(_)));
     assert_eq!(commit(&mut rounds, &leases[0]), Commit::Accepted);
+    let again = lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap());
+    assert_eq!(again.fence, next.fence, "a late retry too");
     for send in &next.sends {
         assert_eq!(rounds.contribute(next.path, next.fence, send.unit, send.number, 1), Commit::Accepted);
     }
     assert_eq!(commit(&mut rounds, &next), Commit::Accepted);
     assert_eq!(rounds.progress().paths[0].steps, 20);
     // That of another is lost with the lease that it follows.
-    let other = lease(rounds.follow(PathId(1), leases[1].fence).unwrap());
+    let other = lease(rounds.follow(at(1), PathId(1), leases[1].fence).unwrap());
     assert!(rounds.release(PathId(1), leases[1].fence));
     assert!(rounds.heartbeat(at(51), PathId(1), other.fence).is_err());
     assert_eq!(rounds.progress().paths[1].steps, 0);
@@ -347,7 +353,7 @@ fn what_a_following_lease_begins_with_is_kept() {
         step_all(rounds, at(1));
     };
     sends(&mut rounds, &leases[1]);
-    let next = lease(rounds.follow(PathId(0), leases[0].fence).unwrap());
+    let next = lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap());
     assert_eq!(next.receives[0], crate::Receive { unit: shared, version: 1 });
     assert_eq!(commit(&mut rounds, &leases[1]), Commit::Accepted);
     let again = lease(rounds.grant(at(2), "w", &[PathId(1)]));

@@ -100,12 +100,12 @@ async fn pieces_that_are_none_are_refused_with_the_reason() {
     let whole = Whole::of(&desk.content);
     let piece = vec![0; PIECE];
     for (offset, length) in [
-        (1, PIECE),             // overlaps two others
-        (PIECE, PIECE - 1),     // too short
-        (3 * PIECE, 10),        // beyond the end
-        (4 * PIECE, 1),         // behind the end
-        (usize::MAX - 8, 1),    // far behind the end
-        (0, 0),                 // nothing
+        (1, PIECE),          // overlaps two others
+        (PIECE, PIECE - 1),  // too short
+        (3 * PIECE, 10),     // beyond the end
+        (4 * PIECE, 1),      // behind the end
+        (usize::MAX - 8, 1), // far behind the end
+        (0, 0),              // nothing
     ] {
         let refused = answer(desk.bring(Item::State, &whole, offset, &piece[..length]).await);
         let Response::Refused { reason } = refused else { panic!("{refused:?}") };

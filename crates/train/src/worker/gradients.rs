@@ -30,9 +30,8 @@ pub(super) async fn bring_gradients(
             busy.insert(send.unit);
             let item = Item::OuterGradient { unit: send.unit, number: send.number, tokens };
             let transfer = transfer.clone();
-            under_way.spawn(async move {
-                transfer.bring(under, item, encoded.into()).await.map(|()| send.unit)
-            });
+            under_way
+                .spawn(async move { transfer.bring(under, item, encoded.into()).await.map(|()| send.unit) });
         }
         tokio::select! {
             gradient = gradients.recv(), if more && next.is_none() => {

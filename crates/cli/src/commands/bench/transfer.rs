@@ -95,7 +95,11 @@ impl Median for Vec<f64> {
         self.sort_by(f64::total_cmp);
         let at = self.len() / 2;
         let upper = self.get(at).copied().unwrap_or(f64::NAN);
-        if self.len() % 2 == 1 { upper } else { f64::midpoint(upper, self.get(at.wrapping_sub(1)).copied().unwrap_or(upper)) }
+        if self.len() % 2 == 1 {
+            upper
+        } else {
+            f64::midpoint(upper, self.get(at.wrapping_sub(1)).copied().unwrap_or(upper))
+        }
     }
 }
 
@@ -167,7 +171,8 @@ async fn coordinate(options: &TransferOptions, length: usize) -> Result<Rounds, 
     };
     let folder = folder.map_err(io("create", "a temporary folder"))?;
     let settings = StoreOptions { durable: false, ..StoreOptions::default() };
-    let store = RunStore::create_with(&folder.path().join("store").to_string_lossy(), &settings).map_err(step)?;
+    let store =
+        RunStore::create_with(&folder.path().join("store").to_string_lossy(), &settings).map_err(step)?;
     let mut objects = Vec::new();
     let mut first = bytes::Bytes::new();
     for number in 0..options.modules {
