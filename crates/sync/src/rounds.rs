@@ -93,6 +93,8 @@ pub struct Rounds {
     next_fence: u64,
     /// When the quorum of a unit's next outer step began to gather, and when it was there.
     gathering: BTreeMap<Unit, Gathering>,
+    /// When each unit's last outer step was due.
+    stepped_at: BTreeMap<Unit, Duration>,
     grace: Grace,
     /// Inner steps per second, by worker.
     speeds: BTreeMap<String, f64>,
@@ -132,6 +134,7 @@ impl Rounds {
             committed: BTreeMap::new(),
             next_fence: u64::from(incarnation) << 32,
             gathering: BTreeMap::new(),
+            stepped_at: BTreeMap::new(),
             grace,
             speeds: BTreeMap::new(),
             stepping: BTreeSet::new(),
