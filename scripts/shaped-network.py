@@ -4,7 +4,7 @@
     sudo scripts/shaped-network.py --dipaco target/release/dipaco --rate 1gbit --delay 25ms
 
 The coordinator and each worker live in network namespaces of their own, joined by a bridge; `tc netem` delays what each end
-sends by --delay (so a round trip takes twice that), limits it to --rate and loses --loss of it. The same small run is trained
+sends by --delay (so a round trip takes twice that), limits it to --rate and loses --loss of it. A path for each worker; the same small run is trained
 with each scheme in turn, --repeat times. Needs Linux, root, `ip` and `tc` with netem; says so and ends with 0 where it may not
 use them. With --relay a relay in user space does the same (cargo build --release -p dipaco-net --example shaped_relay).
 Prints JSON.
@@ -40,12 +40,13 @@ context = 256
 dtype = "bf16"
 
 [[topology.levels]]
-modules = 2
+modules = {workers}
 blocks = "0..2"
 embedding = true
 
+# Shared by all: everyone waits for everyone.
 [[topology.levels]]
-modules = 2
+modules = 1
 blocks = "2..4"
 head = true
 
@@ -242,7 +243,7 @@ def main():
 
         def text(scheme):
             held, sections = SCHEMES[scheme]
-            filled = CONFIG.format(rounds=options.rounds, inner_steps=options.inner_steps, held=held)
+            filled = CONFIG.format(rounds=options.rounds, inner_steps=options.inner_steps, workers=options.workers, held=held)
             return filled + sections.format(overlap=options.overlap)
 
         config.write_text(text("synchronous, f32"))

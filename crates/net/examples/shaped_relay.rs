@@ -5,6 +5,7 @@
 //! every run). What would wait for more than a second is lost too. Runs until it is killed.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::error::Error;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -75,30 +76,30 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut buffer = vec![0; 65_536];
     loop {
         let (length, peer) = outside.recv_from(&mut buffer)?;
-        if !peers.contains_key(&peer) {
-            let seed = u64::from(peer.port());
-            let inside = Arc::new(UdpSocket::bind("127.0.0.1:0")?);
-            inside.connect(target)?;
-            let (answers, back) = (inside.clone(), outside.clone());
-            thread::spawn(move || {
-                let mut link = Link::new(shape, !seed, move |datagram| {
-                    let _ = back.send_to(datagram, peer);
-                });
-                let mut buffer = vec![0; 65_536];
-                // A refused datagram ends nothing: the target may be on its way back.
-                loop {
-                    if let Ok(length) = answers.recv(&mut buffer) {
-                        link.push(&buffer[..length]);
+        let link = match peers.entry(peer) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let seed = u64::from(peer.port());
+                let inside = Arc::new(UdpSocket::bind("127.0.0.1:0")?);
+                inside.connect(target)?;
+                let (answers, back) = (inside.clone(), outside.clone());
+                thread::spawn(move || {
+                    let mut link = Link::new(shape, !seed, move |datagram| {
+                        let _ = back.send_to(datagram, peer);
+                    });
+                    let mut buffer = vec![0; 65_536];
+                    // A refused datagram ends nothing: the target may be on its way back.
+                    loop {
+                        if let Ok(length) = answers.recv(&mut buffer) {
+                            link.push(&buffer[..length]);
+                        }
                     }
-                }
-            });
-            let link = Link::new(shape, seed, move |datagram| {
-                let _ = inside.send(datagram);
-            });
-            peers.insert(peer, link);
-        }
-        if let Some(link) = peers.get_mut(&peer) {
-            link.push(&buffer[..length]);
-        }
+                });
+                place.insert(Link::new(shape, seed, move |datagram| {
+                    let _ = inside.send(datagram);
+                }))
+            }
+        };
+        link.push(&buffer[..length]);
     }
 }

@@ -115,8 +115,8 @@ struct Bringing {
 
 /// The lease that follows one that is trained.
 enum Upcoming {
-    Asked(Beside<Option<Work>>),
-    Known(Option<Work>),
+    Asked(Beside<Option<Box<Work>>>),
+    Known(Option<Box<Work>>),
 }
 
 impl Upcoming {
@@ -133,7 +133,7 @@ impl Upcoming {
     }
 
     /// The lease, when there is one.
-    async fn next(&mut self) -> Result<Option<Work>, TrainError> {
+    async fn next(&mut self) -> Result<Option<Box<Work>>, TrainError> {
         if let Self::Asked(_) = self {
             self.look().await?;
         }
@@ -264,7 +264,7 @@ impl Worker {
             watch = Arc::new(RoundWatch::default());
             heart = Heart::start(self.session.clone(), &next, watch.clone());
             self.carried = [(work.path, work.fence), (next.path, next.fence)];
-            (work, state) = (next, kept);
+            (work, state) = (*next, kept);
             before = completing.unwrap_or_else(|| Box::pin(async { Ok(()) }));
         }
     }
@@ -282,7 +282,7 @@ impl Worker {
                 match session.call(&ask, None, 0, SHORT_CALL).await?.0 {
                     Response::Work(next) => {
                         weights.fetch(&next.weights).await?;
-                        return Ok(Some(*next));
+                        return Ok(Some(next));
                     }
                     Response::Wait { reason } => tracing::debug!(%path, reason, "what follows has to wait"),
                     // When the lease is lost, those who bring its results hear of it.

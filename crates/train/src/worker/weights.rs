@@ -15,11 +15,14 @@ use crate::synchronizer::blocking;
 use crate::transfer::Transfer;
 use crate::{TrainError, module_files};
 
+/// Weights with their object.
+type Held = (ObjectRef, Arc<Vec<f32>>);
+
 /// Global weights that a worker has, with their objects: those that did not change are not fetched again.
 pub(super) struct Weights {
     transfer: Arc<Transfer>,
     layout: Layout,
-    held: Mutex<BTreeMap<Unit, (ObjectRef, Arc<Vec<f32>>)>>,
+    held: Mutex<BTreeMap<Unit, Held>>,
 }
 
 impl Weights {
@@ -32,7 +35,7 @@ impl Weights {
     pub(super) async fn fetch(&self, weights: &[UnitWeights]) -> Result<(), TrainError> {
         let mut held = self.held.lock().await;
         let current = |wanted: &&UnitWeights| {
-            !held.get(&wanted.unit).is_some_and(|(held, _)| held.hash == wanted.object.hash)
+            held.get(&wanted.unit).is_none_or(|(held, _)| held.hash != wanted.object.hash)
         };
         let wanted: Vec<UnitWeights> = weights.iter().filter(current).cloned().collect();
         let mut wanted = wanted.into_iter();
@@ -73,7 +76,7 @@ struct Fetching {
     transfer: Arc<Transfer>,
     specs: Arc<[TensorSpec]>,
     wanted: UnitWeights,
-    held: Option<(ObjectRef, Arc<Vec<f32>>)>,
+    held: Option<Held>,
 }
 
 impl Fetching {

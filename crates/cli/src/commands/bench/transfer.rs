@@ -1,6 +1,6 @@
 //! `dipaco bench transfer`: how fast modules move between two processes of this machine.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 

@@ -84,6 +84,8 @@ impl SpeedsOptions {
             };
             (name.to_owned(), run)
         };
+        let mut throttled = run("quorum of one, grace, throttle", overlap, 1, self.grace_seconds, true);
+        throttled.1.scheme.sync.throttle = 0.9;
         vec![
             run("all wait for all, no overlap", 0, 0, 0.0, true),
             run("all wait for all", overlap, 0, 0.0, true),
@@ -91,6 +93,7 @@ impl SpeedsOptions {
             run("quorum of all", overlap, self.learners, 0.0, true),
             run("quorum of one and grace", overlap, 1, self.grace_seconds, true),
             run("quorum of one", overlap, 1, 0.0, true),
+            throttled,
         ]
     }
 
