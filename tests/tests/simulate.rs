@@ -36,3 +36,24 @@ fn goodput_is_told_and_drawn() {
     let _ = dipaco("simulate goodput --learners 0").failed(2, &["learners = 0"]);
     let _ = dipaco("simulate goodput --chip-failure-days 0").failed(2, &["failures of a chip"]);
 }
+
+#[test]
+fn learners_of_unlike_speed_wait_only_where_the_scheme_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().display();
+    let rows = dipaco(&format!("simulate speeds --learners 4 --json --out {out}")).succeeded().json();
+    let found = |name: &str, what: &str| {
+        let row = rows.as_array().unwrap().iter().find(|row| row["name"] == name).unwrap();
+        row[what].as_f64().unwrap()
+    };
+    // The slower half takes 18 % longer, and whoever waits is as fast as the slowest: 1 / 1.18 of the time is used.
+    assert!(found("all wait for all, no overlap", "goodput") < 0.88);
+    assert!(found("quorum of one", "goodput") > 0.99);
+    // A throttle keeps the outer steps of a fragment to about one a round, without anyone waiting.
+    assert!(found("quorum of one, grace, throttle", "goodput") > 0.99);
+    let (free, throttled) = ("quorum of one", "quorum of one, grace, throttle");
+    let steps = |name| found(name, "outer_steps_a_round");
+    assert!(steps(free) > 2.0 && steps(throttled) < 1.3, "{} {}", steps(free), steps(throttled));
+    assert!(folder.path().join("speeds.png").metadata().unwrap().len() > 1000);
+    let _ = dipaco("simulate speeds --learners 0").failed(2, &["learners = 0"]);
+}

@@ -69,7 +69,7 @@ pub(crate) enum Command {
     /// Draw charts of runs and experiments, as SVG and PNG.
     #[command(after_help = commands::plot::EXAMPLES)]
     Plot(commands::plot::PlotOptions),
-    /// What large runs would do: bandwidth between sites, goodput under failures.
+    /// What large runs would do: bandwidth between sites, goodput under failures, learners of unlike speed.
     #[command(subcommand)]
     Simulate(commands::simulate::SimulateCommand),
     /// Serve a trained run over HTTP.

@@ -11,6 +11,11 @@ pub(crate) fn peak() -> Option<u64> {
     bytes(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmHWM:")
 }
 
+/// The memory that another process holds, in bytes.
+pub(crate) fn of_process(id: u32) -> Option<u64> {
+    bytes(&std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default(), "VmRSS:")
+}
+
 /// The value of a line `NAME  123 kB`.
 fn bytes(text: &str, name: &str) -> Option<u64> {
     let kib: u64 =

@@ -448,6 +448,12 @@ pub const KEYS: &[KeyDoc] = &[
          and outer step.",
     ),
     key(
+        "sync.throttle",
+        "share",
+        "With a quorum: the time between two outer steps of a fragment, at least, as a share of what the fastest path takes \
+         for `train.inner_steps`. Near 1 an outer step has about one contribution of each path, whatever the quorum.",
+    ),
+    key(
         "sync.dynamic_steps",
         "flag",
         "Whether slower workers take fewer inner steps between two contributions, so that all contribute as often. Needs \

@@ -1,19 +1,7 @@
-//! How much of the time compute is busy over a link, and what link it takes (arXiv:2501.18512 §3.1).
-//!
-//! Each site is one compute stream; all of them take their steps at the same time. What a step sends is cut into equal
-//! buckets that become ready while the backward pass goes on, and one link carries them in their order. A step that ends
-//! before the last bucket it needs has arrived waits for it.
+//! What link it takes to keep compute busy (arXiv:2501.18512 §3.1).
 
-use serde::{Deserialize, Serialize};
+use crate::{LargeRun, Link, SimulateError, play};
 
-use crate::{Scheme, SimulateError};
-
-/// Buckets of what one step sends.
-const BUCKETS: u32 = 128;
-/// Inner steps that are played at least.
-const STEPS: u64 = 2000;
-/// The backward pass takes twice as long as the forward pass.
-const FORWARD_SHARE: f64 = 1.0 / 3.0;
 /// Bandwidths that are tried: this many to a factor of 10,000, evenly in their logarithm, as in the paper's tables.
 const NOTCHES: u32 = 49;
 /// The least bandwidth that is tried in bits per second.
@@ -21,90 +9,19 @@ const LEAST: f64 = 1e8;
 /// The largest bandwidth that is tried, in notches above the least: a factor of a billion.
 const MOST_NOTCHES: u32 = NOTCHES * 9 / 4;
 
-/// What is trained.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Training {
-    /// Parameters that are synchronised.
-    pub parameters: f64,
-    /// Seconds of one inner step at a site.
-    pub step_seconds: f64,
-    /// M, sites.
-    pub sites: u32,
-}
-
-impl Training {
-    fn check(&self) -> Result<(), SimulateError> {
-        SimulateError::positive("parameters", self.parameters)?;
-        SimulateError::positive("seconds of a step", self.step_seconds)?;
-        SimulateError::positive("sites", f64::from(self.sites))
-    }
-}
-
-/// The link between sites.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Link {
-    /// Bits per second.
-    pub bits_per_second: f64,
-    /// Seconds that each bucket takes beside its bits.
-    pub latency_seconds: f64,
-}
-
-/// The share of the time that a site computes, from 0 to 1.
-///
-/// # Errors
-///
-/// [`SimulateError`] for a setting that can't be played.
-pub fn utilisation(training: &Training, scheme: &Scheme, link: &Link) -> Result<f64, SimulateError> {
-    training.check()?;
-    scheme.check()?;
-    SimulateError::positive("bits per second", link.bits_per_second)?;
-    SimulateError::not_negative("seconds of latency", link.latency_seconds)?;
-    // A ring sends and receives everything but its own part, twice.
-    let ring = 2.0 * (1.0 - 1.0 / f64::from(training.sites));
-    let bits = training.parameters * scheme.value_bits * ring / f64::from(scheme.fragments);
-    let bucket_seconds = link.latency_seconds + bits / f64::from(BUCKETS) / link.bits_per_second;
-    let step = training.step_seconds;
-    let steps = STEPS.max(10 * u64::from(scheme.inner_steps));
-    let (mut clock, mut link_free, mut waited) = (0.0f64, 0.0f64, 0.0f64);
-    for number in 0..steps {
-        let start = clock;
-        clock += step;
-        if bits == 0.0 || !scheme.sends(number) {
-            continue;
-        }
-        for bucket in 1..=BUCKETS {
-            let backward = f64::from(bucket) / f64::from(BUCKETS) * (1.0 - FORWARD_SHARE);
-            let ready = start + (FORWARD_SHARE + backward) * step;
-            link_free = ready.max(link_free) + bucket_seconds;
-        }
-        let needed = start + f64::from(scheme.overlap_steps + 1) * step;
-        let wait = (link_free - needed).max(0.0);
-        clock += wait;
-        waited += wait;
-    }
-    let computed = steps as f64 * step;
-    Ok(computed / (computed + waited))
-}
-
-/// The least bandwidth, in bits per second, at which a site computes for at least `share` of the time: the first that is
+/// The least bandwidth, in bits per second, at which learners train for at least `share` of the time: the first that is
 /// enough of 50 from 0.1 to 1,000 Gbit/s and as many more as it takes, evenly in their logarithm. `None` when none is
-/// enough.
+/// enough. The link of the run says how long a bucket takes beside its bits.
 ///
 /// # Errors
 ///
-/// [`SimulateError`] for a setting that can't be played.
-pub fn required_bandwidth(
-    training: &Training,
-    scheme: &Scheme,
-    latency_seconds: f64,
-    share: f64,
-) -> Result<Option<f64>, SimulateError> {
+/// [`SimulateError`] for a run that can't be played.
+pub fn required_bandwidth(run: &LargeRun, share: f64) -> Result<Option<f64>, SimulateError> {
     let bandwidth = |notch: u32| LEAST * 10f64.powf(4.0 * f64::from(notch) / f64::from(NOTCHES));
+    let latency_seconds = run.link.map_or(0.0, |link| link.latency_seconds);
     let enough = |notch: u32| {
-        let link = Link { bits_per_second: bandwidth(notch), latency_seconds };
-        Ok(utilisation(training, scheme, &link)? >= share)
+        let link = Some(Link { bits_per_second: bandwidth(notch), latency_seconds });
+        Ok::<_, SimulateError>(play(&LargeRun { link, ..run.clone() })?.utilisation >= share)
     };
     // More bandwidth never makes a wait longer: the first that is enough is found by halving.
     let (mut low, mut high) = (0, MOST_NOTCHES + 1);
@@ -122,6 +39,7 @@ pub fn required_bandwidth(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Scheme;
 
     const SHARES: [f64; 5] = [0.5, 0.8, 0.9, 0.95, 0.99];
 
@@ -170,21 +88,21 @@ mod tests {
     fn the_papers_table_comes_out() {
         let (mut near, mut off) = (0, Vec::new());
         for (parameters, step_seconds, fragments, rows) in TABLE {
-            let training = Training { parameters, step_seconds, sites: 2 };
             let schemes = [
-                Scheme::DATA_PARALLEL,
+                Scheme::data_parallel(),
                 Scheme::diloco(100),
                 Scheme::streaming(100, fragments, 0, 16.0),
                 Scheme::streaming(100, fragments, 1, 16.0),
                 Scheme::streaming(100, fragments, 1, 4.0),
             ];
-            for (scheme, row) in schemes.iter().zip(rows) {
+            for (scheme, row) in schemes.into_iter().zip(rows) {
+                let run = LargeRun::new(2, scheme, parameters, step_seconds);
                 for (share, paper) in SHARES.into_iter().zip(row) {
-                    let found = required_bandwidth(&training, scheme, 0.0, share).unwrap().unwrap() / 1e9;
+                    let found = required_bandwidth(&run, share).unwrap().unwrap() / 1e9;
                     if (found / paper).max(paper / found) <= 1.5 {
                         near += 1;
                     } else {
-                        off.push((parameters, *scheme, share, found, paper));
+                        off.push((parameters, run.scheme.clone(), share, found, paper));
                     }
                 }
             }
@@ -196,32 +114,14 @@ mod tests {
 
     #[test]
     fn a_link_that_is_fast_enough_costs_nothing_and_one_site_needs_none() {
-        let training = Training { parameters: 1e9, step_seconds: 1.0, sites: 4 };
+        let utilisation = |learners, scheme, bits_per_second| {
+            let link = Some(Link { bits_per_second, latency_seconds: 0.0 });
+            play(&LargeRun { link, ..LargeRun::new(learners, scheme, 1e9, 1.0) }).unwrap().utilisation
+        };
         let overlapped = Scheme::streaming(100, 10, 2, 16.0);
-        let link = |bits_per_second| Link { bits_per_second, latency_seconds: 0.0 };
-        assert!((utilisation(&training, &overlapped, &link(1e12)).unwrap() - 1.0).abs() < 1e-12);
-        let alone = Training { sites: 1, ..training };
-        assert!((utilisation(&alone, &Scheme::DATA_PARALLEL, &link(1.0)).unwrap() - 1.0).abs() < 1e-12);
-        let slow = utilisation(&training, &overlapped, &link(1e6)).unwrap();
+        assert!((utilisation(4, overlapped.clone(), 1e12) - 1.0).abs() < 1e-9);
+        assert!((utilisation(1, Scheme::data_parallel(), 1.0) - 1.0).abs() < 1e-9);
+        let slow = utilisation(4, overlapped, 1e6);
         assert!(slow > 0.0 && slow < 0.1, "{slow}");
-    }
-
-    #[test]
-    fn what_can_not_be_played_is_refused() {
-        let training = Training { parameters: 1e9, step_seconds: 1.0, sites: 2 };
-        let link = Link { bits_per_second: 1e9, latency_seconds: 0.0 };
-        for (training, scheme) in [
-            (Training { parameters: f64::NAN, ..training }, Scheme::DATA_PARALLEL),
-            (Training { step_seconds: 0.0, ..training }, Scheme::DATA_PARALLEL),
-            (Training { sites: 0, ..training }, Scheme::DATA_PARALLEL),
-            (training, Scheme::diloco(0)),
-            (training, Scheme::streaming(10, 11, 0, 16.0)),
-            (training, Scheme::streaming(10, 5, 0, -1.0)),
-        ] {
-            assert!(utilisation(&training, &scheme, &link).is_err(), "{training:?} {scheme:?}");
-        }
-        assert!(
-            utilisation(&training, &Scheme::DATA_PARALLEL, &Link { bits_per_second: 0.0, ..link }).is_err()
-        );
     }
 }

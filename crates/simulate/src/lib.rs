@@ -1,18 +1,19 @@
-//! What large runs would do, in virtual time: how much bandwidth between sites keeps compute busy, and how much of it
+//! What large runs would do, in virtual time: how much of its time compute is busy, what link that takes, and what
 //! failures cost.
 //!
-//! Nothing here trains. [`utilisation()`] plays the messages of a synchronisation scheme over one link, bucket by bucket;
-//! [`goodput()`] plays failures of chips, event by event. Both are functions of their arguments: the same seed gives the
-//! same numbers.
+//! Nothing here trains. [`play()`] lets learners ask the core of synchronisation ([`dipaco_sync`]), the same that runs in
+//! production, for work, and plays what their links, their chips and their speeds make of it; [`required_bandwidth()`] asks
+//! it which link is enough. [`chaos()`] plays small runs to the last bit, to see whether the core holds what it promises.
+//! All are functions of their arguments: the same seed gives the same numbers.
 
 mod bandwidth;
 mod chaos;
 mod error;
-mod goodput;
+mod run;
 mod scheme;
 
-pub use bandwidth::{Link, Training, required_bandwidth, utilisation};
+pub use bandwidth::required_bandwidth;
 pub use chaos::{Bug, Chaos, Violation, chaos};
 pub use error::SimulateError;
-pub use goodput::{Fleet, Goodput, goodput};
+pub use run::{Chips, LargeRun, Link, Played, play};
 pub use scheme::Scheme;

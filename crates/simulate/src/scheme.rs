@@ -1,64 +1,73 @@
-//! What is sent when.
+//! What is sent when, and who waits for whom.
 
-use serde::{Deserialize, Serialize};
+use dipaco_sync::{Schedule, SyncConfig};
+use serde::Serialize;
 
 use crate::SimulateError;
 
 /// The most inner steps between two synchronisations of a fragment.
 const MOST_STEPS: u32 = 1 << 16;
+/// Inner steps of a path in a run whose end is not played.
+const ENDLESS: u64 = 1 << 40;
 
-/// A synchronisation scheme, as far as the network sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// A synchronisation scheme: section `[sync]` of a run, its H, and how long its values are.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Scheme {
     /// H, inner steps between two synchronisations of the same parameters; 1 sends gradients in every step.
     pub inner_steps: u32,
-    /// Fragments of the parameters, which are sent in turn, evenly over the H steps; 1 sends all at once.
-    pub fragments: u32,
-    /// τ, inner steps that go on while a fragment travels; 0 waits for it at the end of its step.
-    pub overlap_steps: u32,
     /// Bits of each value on the wire.
     pub value_bits: f64,
+    /// F, τ, K and the grace period, as production has them.
+    pub sync: SyncConfig,
 }
 
 impl Scheme {
     /// Gradients in every step, 16 bits.
-    pub const DATA_PARALLEL: Self = Self { inner_steps: 1, fragments: 1, overlap_steps: 0, value_bits: 16.0 };
+    #[must_use]
+    pub fn data_parallel() -> Self {
+        Self::diloco(1)
+    }
 
     /// DiLoCo (arXiv:2311.08105): everything every `inner_steps`, 16 bits.
     #[must_use]
-    pub const fn diloco(inner_steps: u32) -> Self {
-        Self { inner_steps, ..Self::DATA_PARALLEL }
+    pub fn diloco(inner_steps: u32) -> Self {
+        Self { inner_steps, value_bits: 16.0, sync: SyncConfig::default() }
     }
 
     /// Streaming DiLoCo (arXiv:2501.18512): fragments in turn while `overlap_steps` inner steps go on.
     #[must_use]
-    pub const fn streaming(inner_steps: u32, fragments: u32, overlap_steps: u32, value_bits: f64) -> Self {
-        Self { inner_steps, fragments, overlap_steps, value_bits }
+    pub fn streaming(inner_steps: u32, fragments: u32, overlap_steps: u32, value_bits: f64) -> Self {
+        let overlap_steps = u64::from(overlap_steps);
+        let sync = SyncConfig { fragments, overlap_steps, ..SyncConfig::default() };
+        Self { inner_steps, value_bits, sync }
     }
 
-    /// Whether a fragment is sent at the end of inner step `step`, counted from 0.
-    pub(crate) fn sends(&self, step: u64) -> bool {
-        let fragment = |step: u64| {
-            let (h, p) = (u64::from(self.inner_steps), u64::from(self.fragments));
-            (step / h, step % h * p / h)
-        };
-        fragment(step) != fragment(step + 1)
+    /// Decoupled DiLoCo (arXiv:2604.21428): the same without waiting; an outer step takes what is there once one learner
+    /// has contributed and a grace period of at most `grace_seconds` is over.
+    #[must_use]
+    pub fn decoupled(inner_steps: u32, fragments: u32, overlap_steps: u32, grace_seconds: f64) -> Self {
+        let streaming = Self::streaming(inner_steps, fragments, overlap_steps, 16.0);
+        Self { sync: SyncConfig { quorum: 1, grace_seconds, ..streaming.sync }, ..streaming }
     }
 
-    pub(crate) fn check(&self) -> Result<(), SimulateError> {
-        let counts = [("inner steps", self.inner_steps), ("fragments", self.fragments)];
-        for (what, value) in counts {
+    /// When a path sends and receives, in a run that goes on for longer than anyone plays.
+    pub(crate) fn schedule(&self) -> Result<Schedule, SimulateError> {
+        let (steps, fragments) = (self.inner_steps, self.sync.fragments);
+        for (what, value) in [("inner steps", steps), ("fragments", fragments)] {
             if value == 0 || value > MOST_STEPS {
                 let problem = "must be at least 1 and at most 65536";
-                return Err(SimulateError { what, value: f64::from(value), problem });
+                return Err(SimulateError::Setting { what, value: f64::from(value), problem });
             }
         }
-        if self.fragments > self.inner_steps {
+        if fragments > steps {
             let problem = "there can't be more than inner steps, for one is sent at the end of a step";
-            return Err(SimulateError { what: "fragments", value: f64::from(self.fragments), problem });
+            return Err(SimulateError::Setting { what: "fragments", value: f64::from(fragments), problem });
         }
-        SimulateError::positive("bits of a value", self.value_bits)
+        SimulateError::positive("bits of a value", self.value_bits)?;
+        if let Some((key, problem)) = self.sync.check().into_iter().next() {
+            return Err(SimulateError::Sync { key, problem });
+        }
+        Ok(Schedule::new(u64::from(steps), fragments, self.sync.overlap_steps, vec![ENDLESS])?)
     }
 }
 
@@ -69,14 +78,26 @@ mod tests {
     #[test]
     fn every_fragment_is_sent_once_in_h_steps() {
         for (h, p) in [(1, 1), (100, 1), (100, 8), (100, 36), (24, 24), (7, 3)] {
-            let scheme = Scheme::streaming(h, p, 1, 4.0);
+            let schedule = Scheme::streaming(h, p, 0, 4.0).schedule().unwrap();
             for cycle in 0..3 {
                 let first = cycle * u64::from(h);
-                let sent = (first..first + u64::from(h)).filter(|&step| scheme.sends(step)).count();
-                assert_eq!(sent, p as usize, "H = {h}, P = {p}");
+                let sent = schedule.sends(first, first + u64::from(h));
+                let mut fragments: Vec<u32> = sent.iter().map(|point| point.fragment).collect();
+                fragments.sort_unstable();
+                assert_eq!(fragments, (0..p).collect::<Vec<_>>(), "H = {h}, P = {p}");
             }
         }
-        let all_at_the_end: Vec<u64> = (0..300).filter(|&step| Scheme::diloco(100).sends(step)).collect();
-        assert_eq!(all_at_the_end, [99, 199, 299]);
+        let sends = Scheme::diloco(100).schedule().unwrap().sends(0, 300);
+        assert_eq!(sends.iter().map(|point| point.step).collect::<Vec<_>>(), [100, 200, 300]);
+    }
+
+    #[test]
+    fn what_can_not_be_a_schedule_is_refused_by_name() {
+        let told = |scheme: Scheme| scheme.schedule().unwrap_err().to_string();
+        assert!(told(Scheme::diloco(0)).starts_with("inner steps = 0:"));
+        assert!(told(Scheme::streaming(10, 11, 0, 16.0)).starts_with("fragments = 11:"));
+        assert!(told(Scheme::streaming(10, 5, 11, 16.0)).contains("an overlap of 11 steps"));
+        assert!(told(Scheme::streaming(10, 5, 0, -1.0)).starts_with("bits of a value = -1:"));
+        assert!(told(Scheme::decoupled(10, 5, 2, -1.0)).starts_with("sync.grace_seconds is -1:"));
     }
 }

@@ -25,6 +25,8 @@ pub struct SyncConfig {
     pub grace_seconds: f64,
     /// γ: the share of the measured slack that is spent on waiting for further learners.
     pub grace_share: f64,
+    /// The time between two outer steps, at least, as a share of what the fastest path takes for H inner steps.
+    pub throttle: f64,
     /// Whether slower workers take fewer inner steps between two contributions.
     pub dynamic_steps: bool,
     /// Whether the path that is trained next is drawn by how much less of its shard has been trained on than of all.
@@ -45,6 +47,7 @@ impl Default for SyncConfig {
             quorum: 0,
             grace_seconds: 0.0,
             grace_share: 0.5,
+            throttle: 0.0,
             dynamic_steps: false,
             shard_sampling: false,
             eager: false,
@@ -82,6 +85,7 @@ impl SyncConfig {
             learners: self.quorum,
             grace,
             grace_share: self.grace_share,
+            throttle: self.throttle,
             dynamic_steps: self.dynamic_steps,
         })
     }
@@ -95,6 +99,9 @@ impl SyncConfig {
         }
         if !(0.0..=1.0).contains(&self.grace_share) {
             problems.push(("grace_share", format!("is {}: use 0 to 1", self.grace_share)));
+        }
+        if !(0.0..=1.0).contains(&self.throttle) {
+            problems.push(("throttle", format!("is {}: use 0 to 1", self.throttle)));
         }
         if !(0.0..=86_400.0).contains(&self.grace_seconds) {
             problems.push(("grace_seconds", format!("is {}: use 0 to 86400", self.grace_seconds)));

@@ -53,6 +53,13 @@ impl Grace {
         self.outer = Some(average(self.outer, took.as_secs_f64()));
     }
 
+    /// How long the fastest path takes for so many inner steps; zero before anything has been measured.
+    #[must_use]
+    pub fn fastest(&self, steps: f64) -> Duration {
+        let seconds = self.steps.values().copied().reduce(f64::min).unwrap_or(0.0) * steps;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+
     /// How long to wait once the quorum is there.
     #[must_use]
     pub fn window(&self) -> Duration {

@@ -86,11 +86,15 @@ pub struct Rounds {
     leases: BTreeMap<PathId, Lease>,
     /// The leases that come after those that are out, whose holders know them already.
     following: BTreeMap<PathId, Lease>,
+    /// The lease that each path's current one has followed.
+    followed: BTreeMap<PathId, Fence>,
     /// The fence of each path's last accepted commit, to tell a retry from a zombie.
     committed: BTreeMap<PathId, Fence>,
     next_fence: u64,
     /// When the quorum of a unit's next outer step began to gather, and when it was there.
     gathering: BTreeMap<Unit, Gathering>,
+    /// When each unit's last outer step was due.
+    stepped_at: BTreeMap<Unit, Duration>,
     grace: Grace,
     /// Inner steps per second, by worker.
     speeds: BTreeMap<String, f64>,
@@ -126,9 +130,11 @@ impl Rounds {
             progress,
             leases: BTreeMap::new(),
             following: BTreeMap::new(),
+            followed: BTreeMap::new(),
             committed: BTreeMap::new(),
             next_fence: u64::from(incarnation) << 32,
             gathering: BTreeMap::new(),
+            stepped_at: BTreeMap::new(),
             grace,
             speeds: BTreeMap::new(),
             stepping: BTreeSet::new(),
@@ -161,6 +167,12 @@ impl Rounds {
     /// The leases that are out.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
         self.leases.values()
+    }
+
+    /// The lease on a path that is out.
+    #[must_use]
+    pub fn lease(&self, path: PathId) -> Option<&Lease> {
+        self.leases.get(&path)
     }
 
     fn path(&self, path: PathId) -> &PathProgress {
@@ -232,6 +244,7 @@ impl Rounds {
             return Grant::Wait(self.reason(now, worker));
         };
         let lease = self.draw_up(path, self.path(path).steps, task, worker, now + self.plan.lease);
+        self.followed.remove(&path);
         self.leases.insert(path, lease.clone());
         self.look_at(path);
         Grant::Lease(lease)
@@ -252,11 +265,18 @@ impl Rounds {
 
     /// The lease that comes after one that is out, as soon as what it begins with is there: its holder fetches that while
     /// it still trains, and goes on without waiting for anyone. It counts from the moment on at which the one before is
-    /// complete, and is lost with it. [`Grant::Finished`] when no lease can follow before the one that is out is complete.
+    /// complete, and is lost with it. [`Grant::Finished`] when no lease can follow before the one that is out is complete,
+    /// or when paths that the worker could go on with are further behind.
     ///
     /// # Errors
     /// When the lease is no longer valid.
-    pub fn follow(&mut self, path: PathId, fence: Fence) -> Result<Grant, LeaseError> {
+    pub fn follow(&mut self, now: Duration, path: PathId, fence: Fence) -> Result<Grant, LeaseError> {
+        if let Some(current) = self.leases.get(&path)
+            && self.followed.get(&path) == Some(&fence)
+        {
+            // The answer was lost, and the lease that was out then is complete.
+            return Ok(Grant::Lease(current.clone()));
+        }
         let lease = self.check(path, fence)?.clone();
         if let Some(following) = self.following.get(&path) {
             return Ok(Grant::Lease(following.clone()));
@@ -264,6 +284,12 @@ impl Rounds {
         if lease.task != Task::Train || self.plan.schedule.overlap() == 0 || lease.to >= self.end() {
             return Ok(Grant::Finished);
         }
+        let mut free = self.ready.free();
+        let mut behind = free.by_ref().take_while(|&(steps, _)| steps < lease.to);
+        if behind.any(|(_, path)| self.holder(now, path, &lease.worker).is_none()) {
+            return Ok(Grant::Finished);
+        }
+        drop(free);
         let receives = self.receives(path, lease.to, Task::Train);
         if let Some((receive, _)) = receives.iter().find(|(receive, needed)| receive.version < *needed) {
             return Ok(Grant::Wait(self.reason_of(receive.unit)));

@@ -23,6 +23,9 @@ pub struct Quorum {
     pub grace: Duration,
     /// γ: the share of the measured slack that is waited, 0 to 1. See [`Grace`](crate::Grace).
     pub grace_share: f64,
+    /// The time between two outer steps of a unit, at least, as a share of what the fastest path takes for H inner steps.
+    /// With 1 each learner has contributed about once by then; with 0 a quorum of one takes an outer step for each.
+    pub throttle: f64,
     /// Whether slower workers take fewer inner steps between two contributions (dynamic local updates,
     /// arXiv:2401.09135, equation 6). Needs one fragment and no overlap.
     pub dynamic_steps: bool,

@@ -139,6 +139,9 @@ impl Desk {
             Request::Lease { held, wait_ms } => {
                 self.lease(guest, &held, Duration::from_millis(wait_ms)).await
             }
+            Request::Follow { path, fence, wait_ms } => {
+                self.follow(guest, path, fence, Duration::from_millis(wait_ms)).await
+            }
             Request::Heartbeat { path, fence, step, loss } => {
                 let renewed = self.ledger.lock().await.heartbeat(self.now(), path, fence);
                 Ok(match renewed {
@@ -270,13 +273,7 @@ impl Desk {
                     Grant::Finished => return Ok((Response::Finished, None)),
                     Grant::Lease(lease) => {
                         self.deadlines.notify_one();
-                        let work = self.work(&ledger, &lease)?;
-                        if lease.task == Task::Train {
-                            self.progress.leased(lease.from)?;
-                        }
-                        let Lease { path, from, to, fence, .. } = &lease;
-                        tracing::debug!(%path, from, to, %fence, worker = guest.worker, "lease");
-                        return Ok((Response::Work(Box::new(work)), None));
+                        return self.leased(guest, &ledger, &lease);
                     }
                     Grant::Wait(reason) => reason,
                 }
@@ -285,6 +282,45 @@ impl Desk {
                 return Ok((Response::Wait { reason: reason.to_string() }, None));
             }
         }
+    }
+
+    /// The lease that comes after one that is out, as soon as what it begins with is there.
+    async fn follow(
+        &self,
+        guest: &Guest,
+        path: PathId,
+        fence: Fence,
+        wait: Duration,
+    ) -> Result<Answer, TrainError> {
+        let deadline = Instant::now() + wait.min(LONGEST_WAIT);
+        loop {
+            // Registered before the books are read, so that a change in between is not missed.
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let reason = {
+                let mut ledger = self.ledger.lock().await;
+                match ledger.follow(self.now(), path, fence) {
+                    Ok(Grant::Lease(lease)) => return self.leased(guest, &ledger, &lease),
+                    Ok(Grant::Finished) => return Ok((Response::Finished, None)),
+                    Ok(Grant::Wait(reason)) => reason,
+                    Err(error) => return Ok((Response::Lost { reason: error.to_string() }, None)),
+                }
+            };
+            if tokio::time::timeout_at(deadline, changed).await.is_err() {
+                return Ok((Response::Wait { reason: reason.to_string() }, None));
+            }
+        }
+    }
+
+    fn leased(&self, guest: &Guest, ledger: &Ledger, lease: &Lease) -> Result<Answer, TrainError> {
+        let work = self.work(ledger, lease)?;
+        if lease.task == Task::Train {
+            self.progress.leased(lease.from)?;
+        }
+        let Lease { path, from, to, fence, .. } = lease;
+        tracing::debug!(%path, from, to, %fence, worker = guest.worker, "lease");
+        Ok((Response::Work(Box::new(work)), None))
     }
 
     fn work(&self, ledger: &Ledger, lease: &Lease) -> Result<Work, TrainError> {

@@ -39,8 +39,8 @@ pub(crate) struct Ledger {
     state_every: u32,
     /// The seed of shard sampling, when paths are drawn.
     sampling: Option<u64>,
-    /// What has been brought for the end of a lease that is still out, by path.
-    staged: BTreeMap<PathId, Staged>,
+    /// What has been brought for the end of a lease that is still out.
+    staged: BTreeMap<(PathId, Fence), BTreeMap<Item, ObjectRef>>,
     /// Whether the coordinator stops: nothing counts from now on.
     closed: bool,
 }
@@ -57,11 +57,6 @@ pub(crate) struct Page {
 
 /// Weights that the leases since a path's last state may name together: they are sent with each of its leases.
 const TAIL: usize = 2_000;
-
-struct Staged {
-    fence: Fence,
-    items: BTreeMap<Item, ObjectRef>,
-}
 
 /// The answer to a finished lease.
 #[derive(Debug)]
@@ -196,9 +191,18 @@ impl Ledger {
     pub(crate) fn grant(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Grant {
         let grant = self.rounds.grant(now, worker, held);
         if let Grant::Lease(lease) = &grant {
-            self.staged.insert(lease.path, Staged { fence: lease.fence, items: BTreeMap::new() });
+            self.staged.insert((lease.path, lease.fence), BTreeMap::new());
         }
         grant
+    }
+
+    /// The lease that comes after one that is out, as soon as it can be given.
+    pub(crate) fn follow(&mut self, now: Duration, path: PathId, fence: Fence) -> Result<Grant, LeaseError> {
+        let grant = self.rounds.follow(now, path, fence)?;
+        if let Grant::Lease(lease) = &grant {
+            self.staged.entry((lease.path, lease.fence)).or_default();
+        }
+        Ok(grant)
     }
 
     pub(crate) fn heartbeat(&mut self, now: Duration, path: PathId, fence: Fence) -> Result<(), LeaseError> {
@@ -233,8 +237,10 @@ impl Ledger {
     }
 
     async fn discard(&mut self, path: PathId) -> Result<(), TrainError> {
-        let staged = self.staged.remove(&path).map(|staged| staged.items).unwrap_or_default();
-        let names: Vec<_> = staged.into_values().map(|object| object.name).collect();
+        let of_path = |(staged, _): &(PathId, Fence)| *staged == path;
+        let leases: Vec<_> = self.staged.keys().copied().filter(of_path).collect();
+        let staged = leases.into_iter().filter_map(|lease| self.staged.remove(&lease)).flatten();
+        let names: Vec<_> = staged.map(|(_, object)| object.name).collect();
         self.delete(&names).await
     }
 
@@ -278,9 +284,7 @@ impl Ledger {
                 }
             }
             item => {
-                let staged =
-                    self.staged.entry(path).or_insert_with(|| Staged { fence, items: BTreeMap::new() });
-                staged.items.insert(item, object);
+                self.staged.entry((path, fence)).or_default().insert(item, object);
             }
         }
         Ok(Ok(()))
@@ -342,8 +346,7 @@ impl Ledger {
         let mut items = BTreeMap::new();
         let mut done = Done { seconds: report.seconds, ..Done::default() };
         if let Some(lease) = lease.as_ref().filter(|lease| lease.task == Task::Train) {
-            let staged = self.staged.get(&path).filter(|staged| staged.fence == fence);
-            for (item, object) in staged.iter().flat_map(|staged| &staged.items) {
+            for (item, object) in self.staged.get(&(path, fence)).into_iter().flatten() {
                 if let Item::OuterGradient { unit, tokens, .. } = *item {
                     done.tokens.insert(unit, tokens);
                 }
@@ -365,7 +368,7 @@ impl Ledger {
             Commit::Accepted => {}
         }
         let lease = lease.ok_or_else(|| TrainError::ManifestLacks { what: format!("a lease of {path}") })?;
-        self.staged.remove(&path);
+        self.staged.remove(&(path, fence));
         if lease.task == Task::Train {
             let stretch = self.stretch(&lease)?;
             let record = path_record(&mut self.manifest, path)?;
@@ -394,17 +397,27 @@ impl Ledger {
         Ok(Completed::Accepted { lease, best })
     }
 
+    /// The lease that is out before one that follows it.
+    fn before(&self, lease: &Lease) -> Option<&Lease> {
+        self.rounds.lease(lease.path).filter(|current| current.from < lease.from)
+    }
+
     /// A lease as the path's record keeps it, before it is complete.
     pub(crate) fn stretch(&self, lease: &Lease) -> Result<StretchRecord, TrainError> {
         let lacks = || TrainError::ManifestLacks { what: format!("path {}", lease.path) };
         let adopted = &self.training()?.path(lease.path).ok_or_else(lacks)?.adopted;
-        let received = |unit: &Unit| lease.receives.iter().find(|receive| receive.unit == *unit);
+        let of = |lease: &Lease, unit: &Unit| lease.receives.iter().find(|r| r.unit == *unit).copied();
+        let received = |unit: &Unit| of(lease, unit);
+        let before = self.before(lease);
         let units = self.units_of(lease.path);
+        let adopted = units.iter().zip(adopted).map(|(unit, &adopted)| {
+            before.and_then(|before| of(before, unit)).map_or(adopted, |receive| receive.version)
+        });
         let versions = units.iter().zip(adopted);
         Ok(StretchRecord {
             from: lease.from,
             to: lease.to,
-            versions: versions.map(|(u, adopted)| received(u).map_or(*adopted, |r| r.version)).collect(),
+            versions: versions.map(|(u, adopted)| received(u).map_or(adopted, |r| r.version)).collect(),
             received: units.iter().map(|unit| received(unit).is_some()).collect(),
         })
     }
@@ -414,6 +427,7 @@ impl Ledger {
         let training = self.training()?;
         let lacks = || TrainError::ManifestLacks { what: format!("path {}", lease.path) };
         let tail = training.path(lease.path).ok_or_else(lacks)?.tail.len() + 1;
+        let tail = tail + usize::from(self.before(lease).is_some());
         let end = u64::from(training.phase_end()) * training.inner_steps;
         let long = tail >= self.state_every as usize || tail * self.units_of(lease.path).len() > TAIL;
         Ok(lease.task == Task::Train && (long || lease.to == end))

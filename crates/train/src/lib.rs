@@ -11,6 +11,7 @@
 
 mod compute;
 mod coordinator;
+mod crowd;
 mod data_per_path;
 mod desk;
 mod device;
@@ -43,6 +44,7 @@ mod uploads;
 mod worker;
 
 pub use coordinator::{CoordinatorOptions, CoordinatorSummary, Reroute, Rerouting, coordinate};
+pub use crowd::{CrowdOptions, CrowdReport, crowd};
 pub use data_per_path::{rising_losses, shard_repeats, small_shards};
 pub use device::{DeviceChoice, TrainDevice};
 pub use error::TrainError;

@@ -39,6 +39,15 @@ pub enum Request {
         /// How long the coordinator may keep the question open, in milliseconds.
         wait_ms: u64,
     },
+    /// Asks for the lease that comes after one that is out, to fetch what it begins with while that one is trained.
+    Follow {
+        /// The path.
+        path: PathId,
+        /// The fencing number of the lease that is out.
+        fence: Fence,
+        /// How long the coordinator may keep the question open, in milliseconds.
+        wait_ms: u64,
+    },
     /// Renews a lease.
     Heartbeat {
         /// The path.
@@ -204,14 +213,14 @@ pub enum Response {
         /// configuration is written in self-describing forms only.
         plan: String,
     },
-    /// Answers [`Request::Lease`]: do this.
+    /// Answers [`Request::Lease`] and [`Request::Follow`]: do this.
     Work(Box<Work>),
-    /// Answers [`Request::Lease`]: nothing can run now; ask again.
+    /// Answers [`Request::Lease`] and [`Request::Follow`]: nothing can run now; ask again.
     Wait {
         /// Why.
         reason: String,
     },
-    /// Answers [`Request::Lease`]: the run is complete.
+    /// Answers [`Request::Lease`]: the run is complete; and [`Request::Follow`]: nothing follows.
     Finished,
     /// Answers a request that has been carried out.
     Done,

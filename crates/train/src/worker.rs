@@ -5,14 +5,15 @@ mod heart;
 mod shard;
 mod weights;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dipaco_net::JoinToken;
-use dipaco_store::ObjectRef;
-use dipaco_sync::{Fence, Unit};
+use dipaco_sync::{Fence, units_of};
 use dipaco_topology::{PathId, Topology};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -20,16 +21,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
 use crate::device::TrainDevice;
-use crate::layout::Layout;
 use crate::path_state::PathState;
 use crate::path_weights::{Global, PathWeights};
 use crate::protocol::{Item, Request, Response, UnitWeights, Work};
-use crate::round::{PathData, Round, RoundWatch, train_round};
+use crate::round::{OuterGradient, PathData, Round, RoundResult, RoundWatch, train_round};
 use crate::session::{FAREWELL, Identity, LONG_CALL, SHORT_CALL, Session};
 use crate::synchronizer::blocking;
 use crate::transfer::{Transfer, Under, answered};
 use gradients::bring_gradients;
 use heart::Heart;
+use weights::Weights;
 
 /// How a worker is set up.
 #[derive(Clone, Debug)]
@@ -78,25 +79,76 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
     };
     let topology = session.plan().topology()?;
     let layout = session.plan().layout(&topology)?;
+    let transfer = Arc::new(Transfer::new(session.clone(), options.bandwidth));
+    let weights = Arc::new(Weights::new(transfer.clone(), layout));
     let mut worker = Worker {
-        transfer: Arc::new(Transfer::new(session.clone(), options.bandwidth)),
+        transfer,
         options,
         session,
         topology,
-        layout,
         cancel,
-        weights: BTreeMap::new(),
+        weights,
         held: Vec::new(),
         data: None,
-        summary: WorkerSummary::default(),
+        carried: [(PathId(0), Fence(0)); 2],
+        completed: Arc::default(),
+        lost: 0,
         idle: Instant::now(),
     };
     let result = worker.run().await;
-    let summary = worker.summary;
+    let summary = WorkerSummary { rounds: worker.completed.load(Ordering::Relaxed), lost: worker.lost };
     worker.session.close().await;
     match result {
         Ok(()) | Err(TrainError::Cancelled | TrainError::Complete) => Ok(summary),
         Err(error) => Err(error),
+    }
+}
+
+/// What goes on beside the training.
+type Beside<T> = Pin<Box<dyn Future<Output = Result<T, TrainError>> + Send>>;
+
+/// Outer gradients that are brought as they come.
+struct Bringing {
+    sent: mpsc::Sender<OuterGradient>,
+    bringing: Beside<()>,
+}
+
+/// The lease that follows one that is trained.
+enum Upcoming {
+    Asked(Beside<Option<Box<Work>>>),
+    Known(Option<Box<Work>>),
+}
+
+impl Upcoming {
+    /// Waits until it is known; never ends when it is.
+    async fn look(&mut self) -> Result<(), TrainError> {
+        match self {
+            Self::Asked(asking) => {
+                let known = asking.await?;
+                *self = Self::Known(known);
+                Ok(())
+            }
+            Self::Known(_) => std::future::pending().await,
+        }
+    }
+
+    /// The lease, when there is one.
+    async fn next(&mut self) -> Result<Option<Box<Work>>, TrainError> {
+        if let Self::Asked(_) = self {
+            self.look().await?;
+        }
+        match self {
+            Self::Known(known) => Ok(known.take()),
+            Self::Asked(_) => Ok(None),
+        }
+    }
+}
+
+/// Waits for something that may be there.
+async fn wait(beside: &mut Option<Beside<()>>) -> Result<(), TrainError> {
+    match beside {
+        Some(beside) => beside.await,
+        None => Ok(()),
     }
 }
 
@@ -115,15 +167,17 @@ struct Worker {
     session: Arc<Session>,
     transfer: Arc<Transfer>,
     topology: Topology,
-    layout: Layout,
     cancel: CancellationToken,
-    /// Global weights of the paths that are held, with their objects: those that did not change are not fetched again.
-    weights: BTreeMap<Unit, (ObjectRef, Vec<f32>)>,
+    weights: Arc<Weights>,
     /// The states of the paths that were trained last, the newest at the end, each with the lease that left it.
     held: Vec<(PathId, Fence, PathState)>,
     /// The shard of the last path, with its content hash.
     data: Option<(PathId, String, Arc<PathData>)>,
-    summary: WorkerSummary,
+    /// The lease that was begun last, and the one before it, which may not be complete.
+    carried: [(PathId, Fence); 2],
+    /// Leases that were trained and are complete.
+    completed: Arc<AtomicU64>,
+    lost: u64,
     /// Since when no inner step is taken.
     idle: Instant,
 }
@@ -143,40 +197,118 @@ impl Worker {
                 Response::Refused { reason } => return Err(TrainError::Refused { reason }),
                 _ => return Err(TrainError::UnexpectedAnswer { request: "lease" }),
             };
-            let (path, fence) = (work.path, work.fence);
-            // The last lease of a path only measures its final weights.
-            let trains = work.trains();
+            let path = work.path;
+            self.carried = [(path, work.fence); 2];
             match self.carry_out(work).await {
-                Ok(()) => self.summary.rounds += u64::from(trains),
+                Ok(()) => {}
                 Err(TrainError::LeaseLost { reason }) => {
                     tracing::warn!(%path, reason, "the lease is lost");
-                    self.summary.lost += 1;
+                    self.lost += 1;
+                    self.give_back().await;
                 }
                 Err(error) => {
-                    // Best effort on the way out: without it the lease ends by itself at its deadline.
-                    let release = Request::Release { path, fence };
-                    let client = self.session.client().await;
-                    if let Err(error) = client.call::<_, Response>(&release, None, 0, FAREWELL).await {
-                        tracing::debug!(%error, "the lease could not be given back");
-                    }
+                    self.give_back().await;
                     return Err(error);
                 }
             }
         }
     }
 
-    async fn carry_out(&mut self, work: Work) -> Result<(), TrainError> {
-        // Heartbeats cover the transfers too: on a slow link they may take longer than a lease.
+    /// Gives back what is carried. Best effort on the way out: without it a lease ends by itself at its deadline.
+    async fn give_back(&self) {
+        for (path, fence) in BTreeSet::from(self.carried) {
+            let release = Request::Release { path, fence };
+            let client = self.session.client().await;
+            if let Err(error) = client.call::<_, Response>(&release, None, 0, FAREWELL).await {
+                tracing::debug!(%error, "a lease could not be given back");
+            }
+        }
+    }
+
+    /// Carries out a lease and those that follow it. What a lease begins with is fetched while the one before is trained,
+    /// and what it ends with is brought while the next one is.
+    async fn carry_out(&mut self, mut work: Work) -> Result<(), TrainError> {
         let watch = Arc::new(RoundWatch::default());
-        let heart = Heart::start(self.session.clone(), &work, watch.clone());
+        // Heartbeats cover the transfers too: on a slow link they may take longer than a lease.
+        let mut heart = Heart::start(self.session.clone(), &work, watch.clone());
         let data = self.data(&work).await?;
         let mut state = self.state(&work, &data, &watch).await?;
-        self.fetch_weights(&work.weights).await?;
+        self.weights.fetch(&work.weights).await?;
+        let mut watch = watch;
+        let mut before: Beside<()> = Box::pin(async { Ok(()) });
+        loop {
+            let mut upcoming = self.upcoming(&work);
+            let trained = self.train(&work, &data, state, watch, before, &mut upcoming).await?;
+            let Some((result, bringing)) = trained else {
+                let reason = heart.stop().await.unwrap_or_else(|| "the round was given up".to_owned());
+                return Err(TrainError::LeaseLost { reason });
+            };
+            let (kept, completing) = self.complete(&work, result, bringing, heart).await?;
+            let mut completing = Some(completing);
+            let following = loop {
+                tokio::select! {
+                    following = upcoming.next() => break following?,
+                    completed = wait(&mut completing), if completing.is_some() => {
+                        completed?;
+                        completing = None;
+                    }
+                }
+            };
+            let Some(next) = following else {
+                if let Some(completing) = completing {
+                    completing.await?;
+                }
+                return self.rest(&work, kept).await;
+            };
+            watch = Arc::new(RoundWatch::default());
+            heart = Heart::start(self.session.clone(), &next, watch.clone());
+            self.carried = [(work.path, work.fence), (next.path, next.fence)];
+            (work, state) = (*next, kept);
+            before = completing.unwrap_or_else(|| Box::pin(async { Ok(()) }));
+        }
+    }
+
+    /// Asks for the lease that follows this one, and fetches what it begins with.
+    fn upcoming(&self, work: &Work) -> Upcoming {
+        if !work.trains() || self.session.plan().sync.overlap_steps == 0 {
+            return Upcoming::Known(None);
+        }
+        let (session, weights) = (self.session.clone(), self.weights.clone());
+        let (path, fence) = (work.path, work.fence);
+        Upcoming::Asked(Box::pin(async move {
+            loop {
+                let ask = Request::Follow { path, fence, wait_ms: 15_000 };
+                match session.call(&ask, None, SHORT_CALL).await? {
+                    Response::Work(next) => {
+                        weights.fetch(&next.weights).await?;
+                        return Ok(Some(next));
+                    }
+                    Response::Wait { reason } => tracing::debug!(%path, reason, "what follows has to wait"),
+                    // When the lease is lost, those who bring its results hear of it.
+                    Response::Finished | Response::Lost { .. } => return Ok(None),
+                    Response::Refused { reason } => return Err(TrainError::Refused { reason }),
+                    _ => return Err(TrainError::UnexpectedAnswer { request: "follow" }),
+                }
+            }
+        }))
+    }
+
+    /// Trains a lease, while `before` ends and then its outer gradients are brought; returns what it made and what is
+    /// still to be brought, or nothing when it was given up.
+    async fn train(
+        &mut self,
+        work: &Work,
+        data: &Arc<PathData>,
+        mut state: PathState,
+        watch: Arc<RoundWatch>,
+        before: Beside<()>,
+        upcoming: &mut Upcoming,
+    ) -> Result<Option<(RoundResult, Bringing)>, TrainError> {
         let begins = work.from == work.phase_step || !work.trains();
-        let weights = self.path_weights(work.path, &work.weights, &mut state, begins)?;
+        let weights = self.path_weights(work.path, &work.weights, &mut state, begins).await?;
         let (plan, device) = (self.session.plan().clone(), self.options.device.clone());
         let (path, to, phase_step, own_watch) = (work.path, work.to, work.phase_step, watch.clone());
-        let sends = work.sends.clone();
+        let (sends, data) = (work.sends.clone(), data.clone());
         let waited = self.idle.elapsed();
         let under = Under { path, fence: work.fence };
         // Everything that a lease sends fits: training never waits for the network.
@@ -188,79 +320,127 @@ impl Worker {
             // A closed channel means that the lease is lost: the round is cancelled.
             train_round(round, weights, state, &own_watch, |gradient| drop(early.try_send(gradient)))
         });
-        let bringing = bring_gradients(self.transfer.clone(), under, gradients);
-        tokio::pin!(training, bringing);
-        let result = tokio::select! {
-            result = &mut training => result??,
-            brought = &mut bringing => {
-                // Not before training is over, unless it failed.
-                watch.cancel();
-                training.await??;
-                brought?;
-                None
-            }
-            () = self.cancel.cancelled() => {
-                watch.cancel();
-                training.await??;
-                return Err(TrainError::Cancelled);
+        let transfer = self.transfer.clone();
+        let mut bringing: Beside<()> = Box::pin(async move {
+            before.await?;
+            bring_gradients(transfer, under, gradients).await
+        });
+        let cancel = self.cancel.clone();
+        tokio::pin!(training);
+        let result = loop {
+            tokio::select! {
+                result = &mut training => break result??,
+                brought = &mut bringing => {
+                    // Not before training is over, unless it failed.
+                    watch.cancel();
+                    training.await??;
+                    brought?;
+                    return Ok(None);
+                }
+                known = upcoming.look() => {
+                    if let Err(error) = known {
+                        watch.cancel();
+                        training.await??;
+                        return Err(error);
+                    }
+                }
+                () = cancel.cancelled() => {
+                    watch.cancel();
+                    training.await??;
+                    return Err(TrainError::Cancelled);
+                }
             }
         };
-        let Some(mut result) = result else {
-            let reason = heart.stop().await.unwrap_or_else(|| "the round was given up".to_owned());
-            return Err(TrainError::LeaseLost { reason });
-        };
+        let Some(mut result) = result else { return Ok(None) };
         result.report.waited_seconds = waited.as_secs_f64();
         if work.trains() {
             self.idle = Instant::now();
         }
-        for gradient in result.last {
+        Ok(Some((result, Bringing { sent, bringing })))
+    }
+
+    /// Brings what a lease ends with and completes it, beside whatever comes next. Returns the path's state with what is
+    /// still to be waited for.
+    async fn complete(
+        &self,
+        work: &Work,
+        result: RoundResult,
+        brought: Bringing,
+        heart: Heart,
+    ) -> Result<(PathState, Beside<()>), TrainError> {
+        let RoundResult { last, state, report } = result;
+        let Bringing { sent, bringing } = brought;
+        for gradient in last {
             drop(sent.try_send(gradient));
         }
         drop(sent);
-        let state = result.state;
-        let bringing_state = async {
-            if !(work.trains() && work.brings_state) {
-                return Ok(state);
-            }
+        let (state, encoded) = if work.trains() && work.brings_state {
             let session = self.session.clone();
-            let (state, encoded) = blocking(move || {
+            blocking(move || {
                 let encoded = state.encode(&session.plan().model)?;
-                Ok::<_, TrainError>((state, encoded))
+                Ok::<_, TrainError>((state, Some(encoded)))
             })
-            .await??;
-            self.transfer.bring(under, Item::State, encoded.into()).await?;
-            Ok::<_, TrainError>(state)
+            .await??
+        } else {
+            (state, None)
         };
-        let ((), state) = tokio::try_join!(bringing, bringing_state)?;
-        let request = Request::Complete { path, fence: work.fence, report: result.report };
-        answered(self.session.call(&request, None, LONG_CALL).await?, "complete")?;
-        drop(heart);
+        let (session, transfer, completed) =
+            (self.session.clone(), self.transfer.clone(), self.completed.clone());
+        let (under, trains) = (Under { path: work.path, fence: work.fence }, work.trains());
+        let completing: Beside<()> = Box::pin(async move {
+            let bringing_state = async {
+                match encoded {
+                    Some(encoded) => transfer.bring(under, Item::State, encoded.into()).await,
+                    None => Ok(()),
+                }
+            };
+            tokio::try_join!(bringing, bringing_state)?;
+            let Under { path, fence } = under;
+            let request = Request::Complete { path, fence, report };
+            answered(session.call(&request, None, LONG_CALL).await?, "complete")?;
+            drop(heart);
+            completed.fetch_add(u64::from(trains), Ordering::Relaxed);
+            Ok(())
+        });
+        Ok((state, completing))
+    }
+
+    /// Keeps what a complete lease leaves, when no other follows it at once.
+    async fn rest(&mut self, work: &Work, state: PathState) -> Result<(), TrainError> {
         if work.trains() {
-            self.held.push((path, work.fence, state));
+            self.held.push((work.path, work.fence, state));
         }
         let excess = self.held.len().saturating_sub(self.session.plan().train.held_paths);
         drop(self.held.drain(..excess));
-        self.forget_weights(&work);
+        let fragments = self.session.plan().sync.fragments;
+        let paths = self.held.iter().map(|&(path, ..)| path).chain([work.path]);
+        let used = paths.flat_map(|path| units_of(&self.topology, fragments, path)).collect();
+        self.weights.keep(&used).await;
         Ok(())
     }
 
     /// What a lease of a path begins with.
-    fn path_weights(
+    async fn path_weights(
         &self,
         path: PathId,
         weights: &[UnitWeights],
         state: &mut PathState,
         begins: bool,
     ) -> Result<PathWeights, TrainError> {
-        let lacks = |unit: Unit| TrainError::ManifestLacks { what: format!("weights of {unit}") };
+        let mut values = Vec::with_capacity(weights.len());
+        for weights in weights {
+            values.push(self.weights.get(weights.unit).await?);
+        }
         let globals: Vec<Global<'_>> = weights
             .iter()
-            .map(|weights| {
-                let (_, values) = self.weights.get(&weights.unit).ok_or_else(|| lacks(weights.unit))?;
-                let UnitWeights { unit, received, share, .. } = *weights;
-                Ok::<_, TrainError>(Global { unit, values, received, share })
+            .zip(&values)
+            .map(|(&UnitWeights { unit, received, share, .. }, values)| Global {
+                unit,
+                values,
+                received,
+                share,
             })
-            .collect::<Result<_, _>>()?;
+            .collect();
         PathWeights::new(self.session.plan(), path, &globals, state, begins)
     }
 
@@ -284,9 +464,9 @@ impl Worker {
             tracing::info!(%path, steps, "the path is taken over; what came after its last state is trained again");
         }
         for stretch in &work.tail {
-            self.fetch_weights(&stretch.weights).await?;
+            self.weights.fetch(&stretch.weights).await?;
             let begins = stretch.from == work.phase_step;
-            let weights = self.path_weights(work.path, &stretch.weights, &mut state, begins)?;
+            let weights = self.path_weights(work.path, &stretch.weights, &mut state, begins).await?;
             let (plan, device) = (self.session.plan().clone(), self.options.device.clone());
             let (path, phase_step, to, sends) =
                 (work.path, work.phase_step, stretch.to, stretch.sends.clone());

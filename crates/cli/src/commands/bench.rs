@@ -2,6 +2,7 @@
 
 mod outer_step;
 mod transfer;
+mod workers;
 
 use std::path::PathBuf;
 
@@ -35,7 +36,19 @@ pub(crate) enum BenchCommand {
     /// are verified by their hashes; in the same round plain QUIC streams move the same bytes, and nobody looks at them.
     #[command(after_help = TRANSFER_EXAMPLES)]
     Transfer(transfer::TransferOptions),
+    /// Measure how soon a coordinator answers many workers that ask for leases.
+    ///
+    /// A coordinator's process leads 2,048 paths of a model that is nearly nothing; workers with real connections ask for
+    /// leases, fetch weights, wait as if they trained, and bring outer gradients. Only answers of leases that are there are
+    /// timed.
+    #[command(after_help = WORKERS_EXAMPLES)]
+    Workers(workers::WorkersOptions),
 }
+
+const WORKERS_EXAMPLES: &str = "\
+Examples:
+  dipaco bench workers                              1,000 workers for a minute
+  dipaco bench workers --seconds 600 --json         what docs/results has";
 
 const TRANSFER_EXAMPLES: &str = "\
 Examples:
@@ -179,6 +192,7 @@ pub(crate) fn run(command: &BenchCommand, progress: &Progress) -> Result<(), Cli
     match command {
         BenchCommand::Step(options) => step(options, progress),
         BenchCommand::Transfer(options) => transfer::run(options),
+        BenchCommand::Workers(options) => workers::run(options),
     }
 }
 

@@ -3,6 +3,7 @@
 mod bandwidth;
 mod chaos;
 mod goodput;
+mod speeds;
 
 use std::path::PathBuf;
 
@@ -13,6 +14,7 @@ use dipaco_telemetry::Progress;
 use self::bandwidth::BandwidthOptions;
 use self::chaos::ChaosOptions;
 use self::goodput::GoodputOptions;
+use self::speeds::SpeedsOptions;
 use crate::error::CliError;
 use crate::output;
 use crate::steps::charts::Chart;
@@ -25,6 +27,9 @@ pub(crate) enum SimulateCommand {
     /// The share of all chips' time that is left for training when chips fail.
     #[command(after_help = goodput::EXAMPLES)]
     Goodput(GoodputOptions),
+    /// What learners of different speeds cost each other, for whom outer steps wait for.
+    #[command(after_help = speeds::EXAMPLES)]
+    Speeds(SpeedsOptions),
     /// Synchronisation while processes die, messages are lost and disks are slow: thousands of small runs, each checked.
     #[command(after_help = chaos::EXAMPLES)]
     Chaos(ChaosOptions),
@@ -67,6 +72,7 @@ pub(crate) fn run(command: &SimulateCommand, progress: &Progress) -> Result<(), 
     match command {
         SimulateCommand::Bandwidth(options) => bandwidth::run(options),
         SimulateCommand::Goodput(options) => goodput::run(options),
+        SimulateCommand::Speeds(options) => speeds::run(options),
         SimulateCommand::Chaos(options) => chaos::run(options, progress),
     }
 }

@@ -80,7 +80,7 @@ pub(crate) fn run(options: &WorkerOptions) -> Result<(), CliError> {
 }
 
 /// The parent holds the other end of the pipe; the end of the input means that it is gone.
-fn leave_with_stdin(cancel: CancellationToken) {
+pub(crate) fn leave_with_stdin(cancel: CancellationToken) {
     std::thread::spawn(move || {
         let mut ignored = [0; 64];
         while matches!(std::io::stdin().read(&mut ignored), Ok(1..)) {}

@@ -93,6 +93,7 @@ impl Case {
                 learners: random.random_range(1..=topology.paths()),
                 grace: Duration::from_millis(random.random_range(0..300)),
                 grace_share: 0.5,
+                throttle: if random.random_bool(0.7) { 0.0 } else { random.random_range(0.0..1.0) },
                 dynamic_steps: dynamic,
             })
         } else {

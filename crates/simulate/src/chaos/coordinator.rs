@@ -241,7 +241,7 @@ impl Coordinator {
                 Grant::Wait(_) => (Reply::Wait, false),
                 Grant::Lease(lease) => (self.work(lease), false),
             },
-            Request::Follow { path, fence } => match self.rounds.follow(path, fence) {
+            Request::Follow { path, fence } => match self.rounds.follow(now, path, fence) {
                 Ok(Grant::Lease(lease)) => (self.work(lease), false),
                 Ok(Grant::Wait(_)) => (Reply::Wait, false),
                 // Nothing follows.

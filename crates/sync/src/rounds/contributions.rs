@@ -96,6 +96,7 @@ impl Rounds {
         self.leases.remove(&path);
         if let Some(following) = self.following.remove(&path) {
             self.leases.insert(path, Lease { deadline: lease.deadline, ..following });
+            self.followed.insert(path, fence);
         }
         self.committed.insert(path, fence);
         self.look_at(path);

@@ -48,6 +48,11 @@ impl Rounds {
                     learners.iter().filter(|p| there.contains(p) || self.path(**p).steps < end).count();
                 let needed = (quorum.learners as usize).clamp(1, possible.max(1));
                 let window = self.grace.window();
+                // Numbers of inner steps are far below 2^53.
+                #[allow(clippy::cast_precision_loss)]
+                let round = self.grace.fastest(quorum.throttle * self.plan.schedule.inner_steps() as f64);
+                let earliest =
+                    self.stepped_at.get(&unit).map_or(Duration::ZERO, |&at| at.saturating_add(round));
                 let gathering = self.gathering.entry(unit).or_insert(Gathering { since: now, until: None });
                 if there.len() < needed {
                     return None;
@@ -55,11 +60,12 @@ impl Rounds {
                 let since = gathering.since;
                 let until = *gathering.until.get_or_insert_with(|| {
                     self.grace.quorum(now.saturating_sub(since));
-                    now + window
+                    (now + window).max(earliest)
                 });
                 (there.len() == possible || now >= until).then(|| pending.to_vec())?
             }
         };
+        self.stepped_at.insert(unit, now);
         self.stepping.insert(unit);
         self.look_at_learners(unit);
         Some(OuterStep { unit, version, contributions })

@@ -240,7 +240,7 @@ fn versions_are_kept_while_a_path_trains_on_them() {
 }
 
 fn quorum(learners: u32, grace: u64, dynamic_steps: bool) -> Rounds {
-    let quorum = Quorum { learners, grace: at(grace), grace_share: 0.5, dynamic_steps };
+    let quorum = Quorum { learners, grace: at(grace), grace_share: 0.5, throttle: 0.0, dynamic_steps };
     let schedule = Schedule::new(STEPS, 1, 0, vec![20]).unwrap();
     begin(Plan { schedule, scheme: Scheme::Quorum(quorum), phase: 0, lease: at(1000) })
 }
@@ -297,12 +297,52 @@ fn slower_workers_take_fewer_steps() {
 }
 
 #[test]
+fn a_throttle_lets_an_outer_step_gather_whom_the_quorum_does_not_wait_for() {
+    let schedule = Schedule::new(STEPS, 1, 0, vec![30]).unwrap();
+    let quorum = |throttle| Quorum {
+        learners: 1,
+        grace: Duration::ZERO,
+        grace_share: 0.0,
+        throttle,
+        dynamic_steps: false,
+    };
+    for (throttle, merged) in [(0.0, vec![1, 1, 1, 1]), (0.9, vec![1, 1, 2])] {
+        let scheme = Scheme::Quorum(quorum(throttle));
+        let mut rounds = begin(Plan { schedule: schedule.clone(), scheme, phase: 0, lease: LEASE });
+        let shared = unit(0, 0, 0);
+        let mut found = Vec::new();
+        // Paths 0 and 1 take ten seconds for their ten steps, one second apart.
+        let done = Done { seconds: 10.0, ..Done::default() };
+        let first: Vec<_> = (0..2).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
+        let mut look = |rounds: &mut Rounds, now| {
+            found.extend(
+                step_all(rounds, now).iter().filter(|s| s.unit == shared).map(|s| s.contributions.len()),
+            );
+        };
+        rounds.commit(PathId(0), first[0].fence, &done);
+        look(&mut rounds, at(10));
+        rounds.commit(PathId(1), first[1].fence, &done);
+        // With the throttle it waits until nine seconds after the first.
+        look(&mut rounds, at(11));
+        look(&mut rounds, at(19));
+        let again: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(19), "w", &[]))).collect();
+        let of = |path: u32| again.iter().find(|lease| lease.path == PathId(path)).unwrap();
+        rounds.commit(PathId(0), of(0).fence, &done);
+        look(&mut rounds, at(21));
+        rounds.commit(PathId(1), of(1).fence, &done);
+        look(&mut rounds, at(22));
+        look(&mut rounds, at(28));
+        assert_eq!(found, merged, "{throttle}");
+    }
+}
+
+#[test]
 fn what_follows_a_lease_is_known_while_it_is_out() {
     // H = 10, two steps on the way: sent after 8, taken over after 10.
     let schedule = Schedule::new(STEPS, 1, 2, vec![30]).unwrap();
     let mut rounds = begin(Plan { schedule, scheme: Scheme::Synchronous, phase: 0, lease: LEASE });
     let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
-    let Grant::Wait(reason) = rounds.follow(PathId(0), leases[0].fence).unwrap() else { panic!() };
+    let Grant::Wait(reason) = rounds.follow(at(1), PathId(0), leases[0].fence).unwrap() else { panic!() };
     assert_eq!(reason.to_string(), "module 0/0 waits for path 0 (leased to w), path 1 (leased to w)");
     for l in &leases {
         for send in &l.sends {
@@ -310,21 +350,27 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
         }
     }
     step_all(&mut rounds, at(1));
-    let next = lease(rounds.follow(PathId(0), leases[0].fence).unwrap());
+    let next = lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap());
     assert_eq!((next.from, next.to), (10, 20));
     assert!(next.receives.iter().all(|receive| receive.version == 1));
-    assert_eq!(lease(rounds.follow(PathId(0), leases[0].fence).unwrap()), next, "a retry gets the same");
+    assert_eq!(
+        lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap()),
+        next,
+        "a retry gets the same"
+    );
     // It is heard of, and does not count yet.
     assert!(rounds.heartbeat(at(50), PathId(0), next.fence).is_ok());
     assert!(matches!(commit(&mut rounds, &next), Commit::Refused(_)));
     assert_eq!(commit(&mut rounds, &leases[0]), Commit::Accepted);
+    let again = lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap());
+    assert_eq!(again.fence, next.fence, "a late retry too");
     for send in &next.sends {
         assert_eq!(rounds.contribute(next.path, next.fence, send.unit, send.number, 1), Commit::Accepted);
     }
     assert_eq!(commit(&mut rounds, &next), Commit::Accepted);
     assert_eq!(rounds.progress().paths[0].steps, 20);
     // That of another is lost with the lease that it follows.
-    let other = lease(rounds.follow(PathId(1), leases[1].fence).unwrap());
+    let other = lease(rounds.follow(at(1), PathId(1), leases[1].fence).unwrap());
     assert!(rounds.release(PathId(1), leases[1].fence));
     assert!(rounds.heartbeat(at(51), PathId(1), other.fence).is_err());
     assert_eq!(rounds.progress().paths[1].steps, 0);
@@ -333,7 +379,8 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
 #[test]
 fn what_a_following_lease_begins_with_is_kept() {
     let schedule = Schedule::new(STEPS, 1, 2, vec![30]).unwrap();
-    let quorum = Quorum { learners: 1, grace: Duration::ZERO, grace_share: 0.0, dynamic_steps: false };
+    let quorum =
+        Quorum { learners: 1, grace: Duration::ZERO, grace_share: 0.0, throttle: 0.0, dynamic_steps: false };
     let mut rounds = begin(Plan { schedule, scheme: Scheme::Quorum(quorum), phase: 0, lease: LEASE });
     let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
     let shared = unit(0, 0, 0);
@@ -347,7 +394,7 @@ fn what_a_following_lease_begins_with_is_kept() {
         step_all(rounds, at(1));
     };
     sends(&mut rounds, &leases[1]);
-    let next = lease(rounds.follow(PathId(0), leases[0].fence).unwrap());
+    let next = lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap());
     assert_eq!(next.receives[0], crate::Receive { unit: shared, version: 1 });
     assert_eq!(commit(&mut rounds, &leases[1]), Commit::Accepted);
     let again = lease(rounds.grant(at(2), "w", &[PathId(1)]));

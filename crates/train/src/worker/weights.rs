@@ -1,24 +1,41 @@
-//! The global weights of a lease.
+//! The global weights that a worker begins leases with.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use dipaco_model::{ModuleWeights, TensorSpec};
 use dipaco_store::ObjectRef;
-use dipaco_sync::{Unit, units_of};
+use dipaco_sync::Unit;
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-use super::Worker;
-use crate::protocol::{PIECES_AT_ONCE, UnitWeights, Work};
+use crate::layout::Layout;
+use crate::protocol::{PIECES_AT_ONCE, UnitWeights};
 use crate::synchronizer::blocking;
 use crate::transfer::Transfer;
 use crate::{TrainError, module_files};
 
-impl Worker {
+/// Weights with their object.
+type Held = (ObjectRef, Arc<Vec<f32>>);
+
+/// Global weights that a worker has, with their objects: those that did not change are not fetched again.
+pub(super) struct Weights {
+    transfer: Arc<Transfer>,
+    layout: Layout,
+    held: Mutex<BTreeMap<Unit, Held>>,
+}
+
+impl Weights {
+    /// None yet.
+    pub(super) fn new(transfer: Arc<Transfer>, layout: Layout) -> Self {
+        Self { transfer, layout, held: Mutex::default() }
+    }
+
     /// Fetches global weights, several fragments at a time, but for those that did not change since an earlier lease.
-    pub(super) async fn fetch_weights(&mut self, weights: &[UnitWeights]) -> Result<(), TrainError> {
+    pub(super) async fn fetch(&self, weights: &[UnitWeights]) -> Result<(), TrainError> {
+        let mut held = self.held.lock().await;
         let current = |wanted: &&UnitWeights| {
-            !self.weights.get(&wanted.unit).is_some_and(|(held, _)| held.hash == wanted.object.hash)
+            held.get(&wanted.unit).is_none_or(|(held, _)| held.hash != wanted.object.hash)
         };
         let wanted: Vec<UnitWeights> = weights.iter().filter(current).cloned().collect();
         let mut wanted = wanted.into_iter();
@@ -31,23 +48,26 @@ impl Worker {
                 let fetching = Fetching {
                     transfer: self.transfer.clone(),
                     specs: self.layout.fragment(unit.module.level, unit.fragment)?.specs.clone(),
-                    held: self.weights.remove(&unit),
+                    held: held.remove(&unit),
                     wanted,
                 };
                 under_way.spawn(async move { fetching.fetch().await.map(|fetched| (unit, fetched)) });
             }
             let Some(fetched) = under_way.join_next().await else { return Ok(()) };
-            let (unit, fetched) = fetched.map_err(|source| TrainError::Thread { source })??;
-            self.weights.insert(unit, fetched);
+            let (unit, (object, values)) = fetched.map_err(|source| TrainError::Thread { source })??;
+            held.insert(unit, (object, Arc::new(values)));
         }
     }
 
-    /// Forgets the global weights that neither the lease nor a path that is held uses.
-    pub(super) fn forget_weights(&mut self, work: &Work) {
-        let fragments = self.session.plan().sync.fragments;
-        let paths = self.held.iter().map(|&(path, ..)| path).chain([work.path]);
-        let used: BTreeSet<Unit> = paths.flat_map(|path| units_of(&self.topology, fragments, path)).collect();
-        self.weights.retain(|unit, _| used.contains(unit));
+    /// The weights of a fragment that were fetched last.
+    pub(super) async fn get(&self, unit: Unit) -> Result<Arc<Vec<f32>>, TrainError> {
+        let lacks = || TrainError::ManifestLacks { what: format!("weights of {unit}") };
+        self.held.lock().await.get(&unit).map(|(_, values)| values.clone()).ok_or_else(lacks)
+    }
+
+    /// Forgets all but those of these fragments.
+    pub(super) async fn keep(&self, used: &BTreeSet<Unit>) {
+        self.held.lock().await.retain(|unit, _| used.contains(unit));
     }
 }
 
@@ -56,7 +76,7 @@ struct Fetching {
     transfer: Arc<Transfer>,
     specs: Arc<[TensorSpec]>,
     wanted: UnitWeights,
-    held: Option<(ObjectRef, Vec<f32>)>,
+    held: Option<Held>,
 }
 
 impl Fetching {
@@ -75,8 +95,9 @@ impl Fetching {
     /// Adds to weights that are held the changes that lead to others; `None` when none of them is a change of what is held.
     async fn change(&mut self) -> Result<Option<Vec<f32>>, TrainError> {
         let UnitWeights { unit, object, changes, .. } = &self.wanted;
-        let Some((held, mut values)) = self.held.take() else { return Ok(None) };
+        let Some((held, values)) = self.held.take() else { return Ok(None) };
         let Some(first) = changes.iter().position(|change| change.from == held.hash) else { return Ok(None) };
+        let mut values = Arc::unwrap_or_clone(values);
         for change in &changes[first..] {
             let bytes = self.transfer.object(&change.object).await?;
             let module = unit.module;

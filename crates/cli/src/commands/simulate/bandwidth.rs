@@ -2,8 +2,9 @@
 
 use clap::Args;
 use dipaco_plot::{Axis, Line, LineChart};
-use dipaco_simulate::{Link, Scheme, Training, required_bandwidth, utilisation};
+use dipaco_simulate::{LargeRun, Link, Scheme, play, required_bandwidth};
 use dipaco_telemetry::{Align, Table};
+use rayon::prelude::*;
 use serde::Serialize;
 
 use super::{Telling, refused};
@@ -19,6 +20,8 @@ Examples:
 const SHARES: [f64; 5] = [0.5, 0.8, 0.9, 0.95, 0.99];
 /// Parameters and seconds of an inner step of arXiv:2501.18512, table 4.
 const PAPER: [(f64, f64); 3] = [(1e9, 0.1), (1e10, 0.8), (1e11, 4.9)];
+/// Where another bandwidth is tried later.
+const ANY: f64 = 1e9;
 /// Points of a curve.
 const POINTS: u32 = 60;
 
@@ -75,23 +78,24 @@ fn fragments(parameters: f64) -> u32 {
 }
 
 impl BandwidthOptions {
-    fn trainings(&self) -> Vec<Training> {
-        let sizes = match (self.parameters, self.step_seconds) {
+    /// Parameters and seconds of an inner step of what is trained.
+    fn sizes(&self) -> Vec<(f64, f64)> {
+        match (self.parameters, self.step_seconds) {
             (Some(parameters), Some(seconds)) => vec![(parameters, seconds)],
             _ => PAPER.to_vec(),
-        };
-        let sites = self.sites;
-        sizes
-            .into_iter()
-            .map(|(parameters, step_seconds)| Training { parameters, step_seconds, sites })
-            .collect()
+        }
+    }
+
+    fn run(&self, (parameters, step_seconds): (f64, f64), scheme: Scheme, bits_per_second: f64) -> LargeRun {
+        let link = Some(Link { bits_per_second, latency_seconds: self.latency });
+        LargeRun { link, ..LargeRun::new(self.sites, scheme, parameters, step_seconds) }
     }
 
     fn schemes(&self, parameters: f64) -> Vec<(String, Scheme)> {
         let (h, overlap) = (self.inner_steps, self.overlap);
         let p = self.fragments.unwrap_or_else(|| fragments(parameters).min(h));
         vec![
-            ("data parallel".into(), Scheme::DATA_PARALLEL),
+            ("data parallel".into(), Scheme::data_parallel()),
             (format!("DiLoCo, H = {h}"), Scheme::diloco(h)),
             (format!("streaming, {p} fragments"), Scheme::streaming(h, p, 0, 16.0)),
             (format!("streaming, overlap {overlap}"), Scheme::streaming(h, p, overlap, 16.0)),
@@ -105,12 +109,12 @@ impl BandwidthOptions {
 
 pub(crate) fn run(options: &BandwidthOptions) -> Result<(), CliError> {
     let mut rows = Vec::new();
-    for training in options.trainings() {
-        for (scheme, settings) in options.schemes(training.parameters) {
-            let required =
-                SHARES.map(|share| required_bandwidth(&training, &settings, options.latency, share));
-            let required = required.into_iter().collect::<Result<_, _>>().map_err(|error| refused(&error))?;
-            let Training { parameters, step_seconds, .. } = training;
+    for size in options.sizes() {
+        for (scheme, settings) in options.schemes(size.0) {
+            let run = options.run(size, settings.clone(), ANY);
+            let required = SHARES.into_par_iter().map(|share| required_bandwidth(&run, share));
+            let required = required.collect::<Result<_, _>>().map_err(|error| refused(&error))?;
+            let (parameters, step_seconds) = size;
             rows.push(Row { parameters, step_seconds, scheme, settings, required });
         }
     }
@@ -127,20 +131,21 @@ pub(crate) fn run(options: &BandwidthOptions) -> Result<(), CliError> {
     options.telling.tell(&text, &rows, || chart(options))
 }
 
-/// Utilisation against bandwidth, of the last training.
+/// Utilisation against bandwidth, of the last size.
 fn chart(options: &BandwidthOptions) -> Result<(&'static str, LineChart), CliError> {
     let mut lines = Vec::new();
     let mut title = String::new();
-    for training in options.trainings().into_iter().rev().take(1) {
-        title = format!("{} parameters, {} s a step", size(training.parameters), training.step_seconds);
-        for (colour, (name, scheme)) in options.schemes(training.parameters).into_iter().enumerate() {
-            let mut points = Vec::new();
-            for point in 0..POINTS {
+    for size_and_step in options.sizes().into_iter().rev().take(1) {
+        let (parameters, step_seconds) = size_and_step;
+        title = format!("{} parameters, {step_seconds} s a step", size(parameters));
+        for (colour, (name, scheme)) in options.schemes(parameters).into_iter().enumerate() {
+            let point = |point: u32| {
                 let gigabits = 10f64.powf(-1.0 + 4.0 * f64::from(point) / f64::from(POINTS - 1));
-                let link = Link { bits_per_second: gigabits * 1e9, latency_seconds: options.latency };
-                let share = utilisation(&training, &scheme, &link).map_err(|error| refused(&error))?;
-                points.push((gigabits, share * 100.0));
-            }
+                let run = options.run(size_and_step, scheme.clone(), gigabits * 1e9);
+                let played = play(&run).map_err(|error| refused(&error))?;
+                Ok((gigabits, played.utilisation * 100.0))
+            };
+            let points = (0..POINTS).into_par_iter().map(point).collect::<Result<_, CliError>>()?;
             lines.push(Line::new(name, points).in_colour(colour));
         }
     }

@@ -2,8 +2,9 @@
 
 use clap::Args;
 use dipaco_plot::{Axis, Line, LineChart};
-use dipaco_simulate::{Fleet, Goodput, goodput};
+use dipaco_simulate::{Chips, LargeRun, Played, Scheme, play};
 use dipaco_telemetry::{Align, Table, human};
+use rayon::prelude::*;
 use serde::Serialize;
 
 use super::{Telling, refused};
@@ -13,8 +14,11 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco simulate goodput                              150,000 to 2.4 million chips, as in arXiv:2604.21428, table 1
   dipaco simulate goodput --chips 4096 --chips 8192 --learners 1 --learners 8 --chip-failure-days 90
+  dipaco simulate goodput --learners 8 --quorum 0      the same learners when everyone waits for everyone
   dipaco simulate goodput --out pictures --json";
 
+/// What learners synchronise; without a link its size does not matter.
+const PARAMETERS: f64 = 1e11;
 const DAY: f64 = 86_400.0;
 
 /// Options of `dipaco simulate goodput`.
@@ -23,7 +27,7 @@ pub(crate) struct GoodputOptions {
     /// Chips in all; may be repeated.
     #[arg(long, value_name = "N", default_values_t = [150_000, 300_000, 600_000, 1_200_000, 2_400_000])]
     chips: Vec<u64>,
-    /// Learners that share them and wait for nobody; may be repeated. 1 is data parallel training.
+    /// Learners that share them, as Decoupled DiLoCo; may be repeated. 1 is data parallel training.
     #[arg(long, value_name = "M", default_values_t = [1, 2, 4, 8, 16])]
     learners: Vec<u32>,
     /// Mean time between failures of one chip.
@@ -35,15 +39,33 @@ pub(crate) struct GoodputOptions {
     /// Time until they are back.
     #[arg(long, value_name = "SECONDS", default_value_t = 14_400.0)]
     return_seconds: f64,
-    /// What going on with fewer chips costs an elastic learner.
+    /// What going on with fewer chips costs an elastic learner, the step that was interrupted included.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     downscale_seconds: f64,
     /// What taking chips back costs an elastic learner.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     upscale_seconds: f64,
-    /// What a failure costs training that is not elastic.
+    /// Time until training that is not elastic has been started again after a failure.
     #[arg(long, value_name = "SECONDS", default_value_t = 75.0)]
     restart_seconds: f64,
+    /// Seconds of an inner step of a learner with all its chips.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    step_seconds: f64,
+    /// H, inner steps between two synchronisations of the same parameters.
+    #[arg(long, value_name = "N", default_value_t = 24)]
+    inner_steps: u32,
+    /// Fragments that are sent in turn.
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    fragments: u32,
+    /// Inner steps that go on while a fragment travels.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    overlap: u32,
+    /// K, learners that an outer step needs; 0 for all of them, and learners then wait for outer steps too.
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    quorum: u32,
+    /// The longest time that an outer step with its quorum waits for further learners.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
+    grace_seconds: f64,
     /// Seed of the failures.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -64,7 +86,7 @@ struct Row {
 struct Cell {
     chips: u64,
     #[serde(flatten)]
-    found: Goodput,
+    played: Played,
 }
 
 impl Row {
@@ -78,20 +100,40 @@ impl Row {
 }
 
 impl GoodputOptions {
-    fn fleet(&self, chips: u64, learners: u32, elastic: bool) -> Fleet {
-        Fleet {
-            chips,
-            learners,
+    fn run(&self, count: u64, learners: u32, elastic: bool) -> LargeRun {
+        let scheme = if learners == 1 {
+            Scheme::data_parallel()
+        } else {
+            let mut scheme =
+                Scheme::decoupled(self.inner_steps, self.fragments, self.overlap, self.grace_seconds);
+            scheme.sync.quorum = self.quorum;
+            scheme
+        };
+        let chips = Some(Chips {
+            count,
             elastic,
-            chip_failure_seconds: self.chip_failure_days * DAY,
-            slice_chips: self.slice_chips,
+            failure_seconds: self.chip_failure_days * DAY,
+            slice: self.slice_chips,
             return_seconds: self.return_seconds,
             downscale_seconds: self.downscale_seconds,
             upscale_seconds: self.upscale_seconds,
             restart_seconds: self.restart_seconds,
-            seconds: 0.0,
-            seed: self.seed,
+        });
+        let seed = self.seed;
+        LargeRun { chips, seed, ..LargeRun::new(learners, scheme, PARAMETERS, self.step_seconds) }
+    }
+
+    /// A table of one number of each cell, in percent.
+    fn table(&self, rows: &[Row], number: impl Fn(&Played) -> f64) -> Table {
+        let heads: Vec<String> = self.chips.iter().map(|&chips| human::integer(chips)).collect();
+        let mut columns = vec![("chips", Align::Left)];
+        columns.extend(heads.iter().map(|head| (head.as_str(), Align::Right)));
+        let mut table = Table::new(&columns);
+        for row in rows {
+            let cells = row.cells.iter().map(|cell| format!("{:.1} %", number(&cell.played) * 100.0));
+            table.row(std::iter::once(row.name()).chain(cells));
         }
+        table
     }
 }
 
@@ -102,25 +144,22 @@ pub(crate) fn run(options: &GoodputOptions) -> Result<(), CliError> {
     });
     let mut rows = Vec::new();
     for (learners, elastic) in kinds {
-        let mut cells = Vec::new();
-        for &chips in &options.chips {
-            let found = goodput(&options.fleet(chips, learners, elastic)).map_err(|error| refused(&error))?;
-            cells.push(Cell { chips, found });
-        }
+        let cell = |&chips: &u64| {
+            let played = play(&options.run(chips, learners, elastic)).map_err(|error| refused(&error))?;
+            Ok(Cell { chips, played })
+        };
+        let cells = options.chips.par_iter().map(cell).collect::<Result<_, CliError>>()?;
         rows.push(Row { learners, elastic, cells });
     }
-    let heads: Vec<String> = options.chips.iter().map(|&chips| human::integer(chips)).collect();
-    let mut columns = vec![("chips", Align::Left)];
-    columns.extend(heads.iter().map(|head| (head.as_str(), Align::Right)));
-    let mut table = Table::new(&columns);
-    for row in &rows {
-        let cells = row.cells.iter().map(|cell| format!("{:.1} %", cell.found.goodput * 100.0));
-        table.row(std::iter::once(row.name()).chain(cells));
-    }
-    let text = format!("Share of the chips' time that is spent on training (goodput):\n\n{table}");
+    let text = format!(
+        "Share of the chips' time that is spent on training that counts (goodput):\n\n{}\nShare of the time in which some \
+         learner trains (uptime):\n\n{}",
+        options.table(&rows, |played| played.goodput),
+        options.table(&rows, |played| played.uptime)
+    );
     options.telling.tell(&text, &rows, || {
         let line = |(colour, row): (usize, &Row)| {
-            let points = row.cells.iter().map(|cell| (cell.chips as f64, cell.found.goodput * 100.0));
+            let points = row.cells.iter().map(|cell| (cell.chips as f64, cell.played.goodput * 100.0));
             Line::new(row.name(), points.collect()).in_colour(colour)
         };
         let chart = LineChart {

@@ -1,0 +1,332 @@
+//! `dipaco bench workers`: how many workers a coordinator leads on this machine.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use dipaco_config::RunConfig;
+use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
+use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
+use dipaco_store::{RunStore, ShardRecord};
+use dipaco_telemetry::{Align, Events, Progress, Table};
+use dipaco_topology::Topology;
+use dipaco_train::{
+    CoordinatorOptions, CrowdOptions, CrowdReport, Revocations, SeedOptions, TrainDevice, coordinate, crowd,
+    open_run, start_training, train_seed,
+};
+use serde::Serialize;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
+use tokio_util::sync::CancellationToken;
+
+use crate::commands::worker::leave_with_stdin;
+use crate::error::CliError;
+use crate::steps::error::StepError;
+use crate::{memory, output, runtime};
+
+/// How long the identities of a measurement hold.
+const LIFETIME: Duration = Duration::from_secs(86_400);
+/// Memory is looked at this often.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// 2,048 paths of a model that is nearly nothing; moments stay with the workers.
+const CONFIG: &str = r#"
+[model]
+hidden_size = 16
+blocks = 2
+heads = 2
+head_dim = 8
+ffn_size = 24
+context = 16
+
+[[topology.levels]]
+modules = 64
+blocks = "0"
+embedding = true
+
+[[topology.levels]]
+modules = 32
+blocks = "1"
+head = true
+
+[seed_model]
+steps = 1
+batch = 2
+sequence_tokens = 16
+
+[train]
+rounds = 100000
+inner_steps = 4
+batch = 2
+sequence_tokens = 16
+state_every = 1000000
+held_paths = 4
+lease_seconds = 60
+
+[routing]
+prefix_tokens = 8
+
+[evaluation]
+prefix_tokens = 8
+"#;
+const VOCABULARY: u32 = 40;
+
+/// Options of `dipaco bench workers`.
+#[derive(Debug, Args)]
+pub(crate) struct WorkersOptions {
+    /// Workers, each with a connection of its own.
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    workers: u32,
+    /// How long they work.
+    #[arg(long, default_value_t = 60, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    seconds: u32,
+    /// How long each pretends to train a lease, in the mean.
+    #[arg(long, default_value_t = 10.0, value_name = "S")]
+    training: f64,
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Be the coordinator.
+    #[arg(long, hide = true)]
+    as_coordinator: bool,
+}
+
+/// What was measured, as JSON.
+#[derive(Debug, Serialize)]
+struct Found {
+    what: String,
+    workers: u32,
+    seconds: u32,
+    cores: usize,
+    connecting_seconds: f64,
+    leases: usize,
+    leases_per_second: f64,
+    lease_ms: Percentiles,
+    /// The 99th percentile of each minute.
+    p99_ms_by_minute: Vec<f64>,
+    waits: u64,
+    completed: u64,
+    lost: u64,
+    /// Resident memory of the coordinator's process: seconds since it was started, bytes.
+    memory: Vec<(f64, u64)>,
+}
+
+#[derive(Debug, Serialize)]
+struct Percentiles {
+    p50: f64,
+    p90: f64,
+    p99: f64,
+    most: f64,
+}
+
+/// The value below which a share of the sorted values lies; NaN without any.
+fn percentile(sorted: &[f64], share: f64) -> f64 {
+    // Numbers of leases are far below 2^53.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let at = (sorted.len() as f64 * share).ceil() as usize;
+    sorted.get(at.saturating_sub(1)).or(sorted.last()).copied().unwrap_or(f64::NAN)
+}
+
+pub(super) fn run(options: &WorkersOptions) -> Result<(), CliError> {
+    if options.as_coordinator {
+        return runtime::run(lead());
+    }
+    let (seen, memory) = runtime::run(measure(options))?;
+    let milliseconds = |leases: &mut dyn Iterator<Item = &(f64, f64)>| {
+        let mut found: Vec<f64> = leases.map(|(_, took)| took * 1e3).collect();
+        found.sort_by(f64::total_cmp);
+        found
+    };
+    let all = milliseconds(&mut seen.leases.iter());
+    let minutes = options.seconds.div_ceil(60);
+    let of_minute = |minute: u32| {
+        let within = f64::from(minute) * 60.0..f64::from(minute + 1) * 60.0;
+        percentile(&milliseconds(&mut seen.leases.iter().filter(|(at, _)| within.contains(at))), 0.99)
+    };
+    // Numbers of leases are far below 2^53.
+    #[allow(clippy::cast_precision_loss)]
+    let per_second = seen.completed as f64 / f64::from(options.seconds);
+    let found = Found {
+        what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
+        workers: options.workers,
+        seconds: options.seconds,
+        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        connecting_seconds: seen.connecting,
+        leases: all.len(),
+        leases_per_second: per_second,
+        lease_ms: Percentiles {
+            p50: percentile(&all, 0.5),
+            p90: percentile(&all, 0.9),
+            p99: percentile(&all, 0.99),
+            most: percentile(&all, 1.0),
+        },
+        p99_ms_by_minute: (0..minutes).map(of_minute).collect(),
+        waits: seen.waits,
+        completed: seen.completed,
+        lost: seen.lost,
+        memory,
+    };
+    if options.json { output::print_json(&found) } else { output::print(&describe(&found)) }
+}
+
+fn describe(found: &Found) -> String {
+    let mut table = Table::new(&[
+        ("minute", Align::Right),
+        ("p99 of a lease, ms", Align::Right),
+        ("coordinator MiB", Align::Right),
+    ]);
+    for (minute, p99) in (0u32..).zip(&found.p99_ms_by_minute) {
+        let until = f64::from(minute + 1) * 60.0;
+        let held = found.memory.iter().take_while(|(at, _)| *at <= until).last();
+        let held = held.map_or("-".to_owned(), |(_, bytes)| format!("{}", bytes >> 20));
+        table.row([(minute + 1).to_string(), format!("{p99:.1}"), held]);
+    }
+    let Percentiles { p50, p90, p99, most } = found.lease_ms;
+    format!(
+        "{} workers on {} cores, all connected after {:.1} s, {:.0} leases a second\n\n{table}\n\
+         a lease that is there takes {p50:.1} ms (p50), {p90:.1} (p90), {p99:.1} (p99), {most:.1} at most; {} leases lost\n",
+        found.workers, found.cores, found.connecting_seconds, found.leases_per_second, found.lost,
+    )
+}
+
+fn step(error: impl Into<StepError>) -> CliError {
+    CliError::Step(error.into())
+}
+
+fn io(action: &'static str, path: &'static str) -> impl Fn(std::io::Error) -> CliError {
+    move |source| CliError::Io { action, path: path.into(), source }
+}
+
+/// The crowd's end: starts the coordinator's process, and watches its memory.
+async fn measure(options: &WorkersOptions) -> Result<(CrowdReport, Vec<(f64, u64)>), CliError> {
+    let program = std::env::current_exe().map_err(io("find", "this program"))?;
+    let mut child = Command::new(&program)
+        .args(["bench", "workers", "--as-coordinator"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(io("start", "the coordinator's process"))?;
+    // Its standard input ends with this process, and it with that.
+    let leash = child.stdin.take();
+    let mut said = String::new();
+    if let Some(output) = child.stdout.take() {
+        let read = BufReader::new(output).read_line(&mut said).await;
+        read.map_err(io("read from", "the coordinator's process"))?;
+    }
+    let token: JoinToken = serde_json::from_str(&said)
+        .map_err(|error| io("read from", "the coordinator's process")(error.into()))?;
+    let crowd = crowd(
+        CrowdOptions {
+            token,
+            workers: options.workers,
+            training: Duration::try_from_secs_f64(options.training).unwrap_or_default(),
+            duration: Duration::from_secs(options.seconds.into()),
+        },
+        CancellationToken::new(),
+    );
+    tokio::pin!(crowd);
+    let (begun, mut looks) = (tokio::time::Instant::now(), tokio::time::interval(LOOK));
+    let mut held = Vec::new();
+    let seen = loop {
+        tokio::select! {
+            seen = &mut crowd => break seen.map_err(step)?,
+            _ = looks.tick() => {
+                let bytes = child.id().and_then(memory::of_process);
+                held.extend(bytes.map(|bytes| (begun.elapsed().as_secs_f64(), bytes)));
+            }
+        }
+    };
+    drop(leash);
+    child.kill().await.map_err(io("end", "the coordinator's process"))?;
+    Ok((seen, held))
+}
+
+/// The coordinator's end: leads a run until its standard input ends.
+async fn lead() -> Result<(), CliError> {
+    let folder = tempfile::tempdir().map_err(io("create", "a temporary folder"))?;
+    let mut config = RunConfig::from_toml(CONFIG, Path::new("bench workers"))?;
+    config.model.vocab_size = VOCABULARY as usize;
+    let (tokens, shard) = tokens(folder.path()).map_err(step)?;
+    let store = RunStore::create(&folder.path().join("store").to_string_lossy()).map_err(step)?;
+    let started = open_run(&store, || "bench".to_owned()).await.map_err(step)?;
+    let seed = SeedOptions {
+        config: config.clone(),
+        store: store.clone(),
+        train: tokens,
+        validation: None,
+        restart: false,
+        device: TrainDevice::Cpu,
+    };
+    let (events, never) = (Arc::new(Events::off()), Arc::new(AtomicBool::new(false)));
+    train_seed(seed, started, events, &Progress::hidden(), never).await.map_err(step)?;
+    let topology =
+        Topology::new(&config.topology, config.model.blocks).map_err(dipaco_train::TrainError::from);
+    let paths = topology.map_err(step)?.paths();
+    let shards = vec![shard; paths as usize];
+    let started = start_training(&store, &config, shards, false).await.map_err(step)?;
+    let now = SystemTime::now();
+    let authority = RunAuthority::create("bench", now).map_err(step)?;
+    let identity = authority.server(now, LIFETIME).map_err(step)?;
+    let server = Server::bind(([127, 0, 0, 1], 0).into(), &identity, Limits::default()).map_err(step)?;
+    let address = server.local_addr().to_string();
+    let token = authority.issue("worker", "bench", vec![address], now, LIFETIME).map_err(step)?;
+    let token =
+        serde_json::to_string(&token).map_err(|error| io("write to", "standard output")(error.into()))?;
+    output::print(&format!("{token}\n"))?;
+    let cancel = CancellationToken::new();
+    leave_with_stdin(cancel.clone());
+    let options = CoordinatorOptions {
+        config,
+        store,
+        started,
+        shards: folder.path().to_owned(),
+        reroute: None,
+        revocations: Revocations::of(&folder.path().join("revoked")),
+        events: Events::off(),
+        progress: Progress::hidden(),
+    };
+    coordinate(options, server, cancel).await.map_err(step)?;
+    Ok(())
+}
+
+/// A file of tokens that nobody trains on.
+fn tokens(folder: &Path) -> Result<(Arc<TokenFile>, ShardRecord), dipaco_shards::ShardsError> {
+    let file = folder.join("shard.h5");
+    let info = TokenFileInfo {
+        tokenizer_hash: "bench".into(),
+        end_of_text: 0,
+        vocab_size: VOCABULARY,
+        ..TokenFileInfo::default()
+    };
+    let mut writer = TokenFileWriter::create(&file, info)?;
+    for document in 0..64u32 {
+        let mut ids: Vec<u32> = (0..24).map(|at| 1 + (at * 3 + document) % (VOCABULARY - 1)).collect();
+        ids.push(0);
+        writer.push_document(&ids)?;
+    }
+    writer.finish()?;
+    let file = Arc::new(TokenFile::open(&file)?);
+    let record = ShardRecord {
+        file: "shard.h5".to_owned(),
+        hash: file.content_hash().to_owned(),
+        documents: file.documents(),
+        tokens: file.tokens(),
+    };
+    Ok((file, record))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentile_is_a_value_that_was_measured() {
+        let values: Vec<f64> = (1..=200).map(f64::from).collect();
+        assert_eq!([0.5, 0.99, 1.0].map(|share| percentile(&values, share)), [100.0, 198.0, 200.0]);
+        assert!(percentile(&[], 0.5).is_nan());
+    }
+}

@@ -1,0 +1,160 @@
+use super::*;
+
+const CHIPS: [u64; 5] = [150_000, 300_000, 600_000, 1_200_000, 2_400_000];
+
+/// Data parallel training for one learner, Decoupled DiLoCo for more; failures as they come by default.
+fn run(count: u64, learners: u32, elastic: bool) -> LargeRun {
+    let scheme = if learners == 1 { Scheme::data_parallel() } else { Scheme::decoupled(24, 12, 2, 5.0) };
+    let chips = Some(Chips { count, elastic, ..Chips::default() });
+    // An elastic learner loses time, not steps: theirs may be longer here, so that fewer are played.
+    let step_seconds = if elastic { 10.0 } else { 1.0 };
+    let seconds = 600.0 / f64::from(learners) * (365.25 * 86_400.0) / count as f64;
+    LargeRun { chips, seconds: seconds.max(14_400.0), ..LargeRun::new(learners, scheme, 1e11, step_seconds) }
+}
+
+fn percent(count: u64, learners: u32, elastic: bool) -> f64 {
+    play(&run(count, learners, elastic)).unwrap().goodput * 100.0
+}
+
+/// arXiv:2604.21428 table 1: learners, elastic or not, goodput in percent for each of [`CHIPS`].
+#[test]
+fn the_papers_table_comes_out() {
+    for (learners, elastic, row) in [
+        (1, false, [72.0, 57.0, 38.0, 27.0, 18.0]),
+        (1, true, [88.0, 80.0, 69.0, 58.0, 40.0]),
+        (2, true, [94.0, 88.0, 80.0, 70.0, 54.0]),
+        (4, true, [96.0, 93.0, 89.0, 82.0, 73.0]),
+        (8, true, [98.0, 96.0, 94.0, 88.0, 80.0]),
+        (16, true, [99.0, 98.0, 96.0, 93.0, 86.0]),
+    ] {
+        for (chips, paper) in CHIPS.into_iter().zip(row) {
+            let found = percent(chips, learners, elastic);
+            assert!((found - paper).abs() <= 5.0, "{learners} of {chips}: {found:.1} for {paper}");
+        }
+    }
+}
+
+/// The paper's rule: the goodput of M learners is that of one elastic learner on as many chips as each of them has.
+#[test]
+fn learners_are_as_good_as_one_on_their_chips() {
+    for learners in [2, 4, 8] {
+        let many = percent(2_400_000, learners, true);
+        let one = percent(2_400_000 / u64::from(learners), 1, true);
+        assert!((many - one).abs() < 1.5, "{learners}: {many} and {one}");
+    }
+}
+
+#[test]
+fn some_learner_always_trains_when_there_are_four() {
+    let uptime = |learners| play(&run(1_200_000, learners, true)).unwrap().uptime;
+    assert!(uptime(1) < 0.7);
+    assert!(uptime(4) > 0.998, "{}", uptime(4));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_numbers_and_no_failures_cost_nothing() {
+    let some = LargeRun { step_variation: 0.2, ..run(600_000, 2, true) };
+    assert_eq!(play(&some).unwrap(), play(&some).unwrap());
+    assert_ne!(play(&some).unwrap(), play(&LargeRun { seed: 1, ..some.clone() }).unwrap());
+    let chips = Some(Chips { failure_seconds: 1e30, ..Chips::default() });
+    let found = play(&LargeRun { chips, ..some }).unwrap();
+    assert!((found.goodput - 1.0).abs() < 1e-6 && found.failures == 0, "{found:?}");
+}
+
+/// One chip in all, which dies every 1,000 s in the mean and is back at once. A lease of L steps of a second ends without
+/// a failure with probability exp(-L/1000): of what is trained, (L/1000) / (exp(L/1000) - 1) counts.
+#[test]
+fn a_learner_that_dies_trains_again_what_it_had_not_brought() {
+    let chips = Chips {
+        count: 1,
+        slice: 1,
+        elastic: false,
+        failure_seconds: 1000.0,
+        restart_seconds: 0.0,
+        ..Chips::default()
+    };
+    for (inner_steps, expected) in [(1, 0.9995), (500, 0.7707), (1000, 0.5820)] {
+        let scheme = Scheme::diloco(inner_steps);
+        let run = LargeRun { chips: Some(chips), seconds: 2e7, ..LargeRun::new(1, scheme, 1.0, 1.0) };
+        // As little is brought only as often as it takes to see it.
+        let run = if inner_steps == 1 { LargeRun { seconds: 1e5, ..run } } else { run };
+        let found = play(&run).unwrap();
+        assert!((found.utilisation - 1.0).abs() < 1e-6, "{found:?}");
+        assert!((found.goodput - expected).abs() < 0.006, "{inner_steps}: {found:?}");
+    }
+}
+
+/// Two learners, one of them of half the speed.
+#[test]
+fn who_waits_for_a_slower_learner_has_its_speed_and_who_does_not_has_his_own() {
+    let scheme = Scheme::streaming(24, 12, 2, 16.0);
+    let waits = LargeRun { speed_gap: 1.0, ..LargeRun::new(2, scheme, 1e9, 1.0) };
+    // The slower one trains all the time, the other half of it.
+    let found = play(&waits).unwrap();
+    assert!((found.goodput - 0.75).abs() < 0.01, "{found:?}");
+    assert_eq!(found.contributors, 2.0);
+    let quorum = |grace| LargeRun { scheme: Scheme::decoupled(24, 12, 0, grace), ..waits.clone() };
+    let alone = play(&quorum(0.0)).unwrap();
+    assert!((alone.goodput - 1.0).abs() < 1e-9, "{alone:?}");
+    // A grace period takes nothing from the learners, and outer steps take from more of them.
+    let patient = play(&quorum(30.0)).unwrap();
+    assert!((patient.goodput - 1.0).abs() < 1e-9, "{patient:?}");
+    assert!(patient.contributors > alone.contributors + 0.3, "{patient:?} {alone:?}");
+}
+
+/// Of four paths and four learners, two of which are slow: where states move, whoever is free helps out.
+#[test]
+fn paths_whose_state_can_move_keep_everyone_busy() {
+    let stays = LargeRun { speed_gap: 0.5, ..LargeRun::new(4, Scheme::streaming(24, 12, 2, 16.0), 1e9, 1.0) };
+    let moves = LargeRun { state_stays: false, ..stays.clone() };
+    let (stays, moves) = (play(&stays).unwrap().utilisation, play(&moves).unwrap().utilisation);
+    assert!(stays < 0.87 && moves > 0.93, "{stays} {moves}");
+}
+
+/// The core completes a lease when everything that it sends has arrived: with H = 24 and τ = 2 eight fragments leave each
+/// two of three steps to travel in, of twelve each is sent at the end of a lease.
+#[test]
+fn what_is_sent_at_the_end_of_a_lease_is_waited_for() {
+    let utilisation = |fragments| {
+        // A fragment takes a second.
+        let link = Some(Link { bits_per_second: 1e9 / f64::from(fragments), latency_seconds: 0.0 });
+        let scheme = Scheme::streaming(24, fragments, 2, 1.0);
+        play(&LargeRun { link, ..LargeRun::new(2, scheme, 1e9, 1.0) }).unwrap().utilisation
+    };
+    assert!((utilisation(8) - 1.0).abs() < 1e-9);
+    // Each lease of two steps waits for what the last step's backward pass has not hidden.
+    let hidden = 2.0 / 3.0 * (1.0 - 1.0 / 128.0);
+    // The first lease has four steps, for at step 2 nothing has been sent.
+    assert!((utilisation(12) - 2.0 / (2.0 + 1.0 - hidden)).abs() < 2e-4, "{}", utilisation(12));
+}
+
+#[test]
+fn what_can_not_be_played_is_refused() {
+    let fine = run(150_000, 2, true);
+    let chips = |chips: Chips| LargeRun { chips: Some(chips), ..fine.clone() };
+    let link = |bits_per_second| LargeRun {
+        link: Some(Link { bits_per_second, latency_seconds: 0.0 }),
+        ..fine.clone()
+    };
+    for (bad, why) in [
+        (LargeRun { learners: 0, ..fine.clone() }, "learners = 0"),
+        (LargeRun { learners: 5000, ..fine.clone() }, "learners = 5000"),
+        (LargeRun { parameters: f64::NAN, ..fine.clone() }, "parameters = NaN"),
+        (LargeRun { step_seconds: 0.0, ..fine.clone() }, "seconds of a step = 0"),
+        (LargeRun { seconds: 1e30, ..fine.clone() }, "seconds to play = 1"),
+        (link(0.0), "bits per second = 0"),
+        (chips(Chips { count: 0, ..Chips::default() }), "chips = 0"),
+        (chips(Chips { count: 1, ..Chips::default() }), "chips = 1:"),
+        (
+            chips(Chips { failure_seconds: f64::NAN, ..Chips::default() }),
+            "seconds between failures of a chip",
+        ),
+        (chips(Chips { downscale_seconds: -1.0, ..Chips::default() }), "seconds to go on with fewer chips"),
+    ] {
+        let told = play(&bad).unwrap_err().to_string();
+        assert!(told.contains(why), "{told} for {why}");
+    }
+    // A transfer that ends after the end of time.
+    let endless = LargeRun { chips: None, seconds: 0.0, ..link(1e-30) };
+    assert!(matches!(play(&endless), Err(SimulateError::Stuck { .. })), "{:?}", play(&endless));
+}

@@ -1,0 +1,181 @@
+//! Many workers that train nothing, to measure how many of them a coordinator leads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dipaco_net::JoinToken;
+use dipaco_topology::PathId;
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::TrainError;
+use crate::path_state::PathState;
+use crate::protocol::{Item, Report, Request, Response, Work};
+use crate::session::{Identity, LONG_CALL, SHORT_CALL, Session};
+use crate::transfer::{Transfer, Under, answered};
+
+/// How the crowd works.
+#[derive(Clone, Debug)]
+pub struct CrowdOptions {
+    /// What the coordinator gave out.
+    pub token: JoinToken,
+    /// How many there are, each with a connection of its own.
+    pub workers: u32,
+    /// How long each pretends to train a lease; they differ from it by up to a half.
+    pub training: Duration,
+    /// When they stop.
+    pub duration: Duration,
+}
+
+/// What the crowd saw.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CrowdReport {
+    /// When each lease was asked for that was there at once, in seconds since all were connected, and how long the answer
+    /// took, in seconds.
+    pub leases: Vec<(f64, f64)>,
+    /// Questions that had to wait for work.
+    pub waits: u64,
+    /// Leases that are complete.
+    pub completed: u64,
+    /// Leases that were lost.
+    pub lost: u64,
+    /// Seconds until all were connected.
+    pub connecting: f64,
+}
+
+/// Lets a crowd ask for leases, fetch what they begin with, wait as if it trained, and bring gradients of zeros.
+///
+/// # Errors
+/// When the coordinator can't be reached, refuses something, or completes its run.
+pub async fn crowd(options: CrowdOptions, cancel: CancellationToken) -> Result<CrowdReport, TrainError> {
+    let begun = Instant::now();
+    let mut joining = JoinSet::new();
+    let mut workers = Vec::new();
+    for number in 0..options.workers {
+        // The coordinator has so many handshakes in progress at a time, and more.
+        if joining.len() >= 16
+            && let Some(joined) = joining.join_next().await
+        {
+            workers.push(joined.map_err(|source| TrainError::Thread { source })??);
+        }
+        joining.spawn(Member::join(options.clone(), number, cancel.clone()));
+    }
+    while let Some(joined) = joining.join_next().await {
+        workers.push(joined.map_err(|source| TrainError::Thread { source })??);
+    }
+    let connecting = begun.elapsed().as_secs_f64();
+    let all = Instant::now();
+    let mut working = JoinSet::new();
+    for member in workers {
+        working.spawn(member.work(all, options.duration));
+    }
+    let mut seen = CrowdReport { connecting, ..CrowdReport::default() };
+    while let Some(worked) = working.join_next().await {
+        let report = worked.map_err(|source| TrainError::Thread { source })??;
+        seen.leases.extend(report.leases);
+        seen.waits += report.waits;
+        seen.completed += report.completed;
+        seen.lost += report.lost;
+    }
+    seen.leases.sort_by(|a, b| a.0.total_cmp(&b.0));
+    Ok(seen)
+}
+
+/// One of the crowd.
+struct Member {
+    session: Arc<Session>,
+    transfer: Arc<Transfer>,
+    training: Duration,
+    held: Vec<PathId>,
+}
+
+impl Member {
+    async fn join(options: CrowdOptions, number: u32, cancel: CancellationToken) -> Result<Self, TrainError> {
+        let identity = Identity {
+            token: options.token,
+            worker: format!("crowd-{number}"),
+            instance: number.into(),
+            patience: Duration::from_secs(60),
+        };
+        let session = Arc::new(Session::open(identity, cancel).await?);
+        // From a half to one and a half, spread evenly: they do not keep step.
+        let share = f64::from(number) / f64::from(options.workers.max(1)) + 0.5;
+        let training = options.training.mul_f64(share);
+        Ok(Self {
+            transfer: Arc::new(Transfer::new(session.clone(), 0)),
+            session,
+            training,
+            held: Vec::new(),
+        })
+    }
+
+    async fn work(mut self, begun: Instant, duration: Duration) -> Result<CrowdReport, TrainError> {
+        let mut seen = CrowdReport::default();
+        let mut patience = 0;
+        while begun.elapsed() < duration {
+            let asked = Instant::now();
+            let ask = Request::Lease { held: self.held.clone(), wait_ms: patience };
+            match self.session.call(&ask, None, SHORT_CALL).await? {
+                Response::Work(work) => {
+                    if patience == 0 {
+                        let at = (asked - begun).as_secs_f64();
+                        seen.leases.push((at, asked.elapsed().as_secs_f64()));
+                    }
+                    patience = 0;
+                    match self.carry_out(&work).await {
+                        Ok(()) => seen.completed += 1,
+                        Err(TrainError::LeaseLost { .. }) => seen.lost += 1,
+                        Err(error) => return Err(error),
+                    }
+                }
+                Response::Wait { .. } => {
+                    seen.waits += 1;
+                    patience = 5_000;
+                }
+                Response::Finished => return Err(TrainError::Complete),
+                Response::Refused { reason } => return Err(TrainError::Refused { reason }),
+                _ => return Err(TrainError::UnexpectedAnswer { request: "lease" }),
+            }
+        }
+        self.session.close().await;
+        Ok(seen)
+    }
+
+    async fn carry_out(&mut self, work: &Work) -> Result<(), TrainError> {
+        let Work { path, fence, .. } = *work;
+        for weights in &work.weights {
+            self.transfer.object(&weights.object).await?;
+        }
+        let until = Instant::now() + self.training;
+        while Instant::now() < until {
+            tokio::time::sleep(Duration::from_secs(1).min(until - Instant::now())).await;
+            let beat = Request::Heartbeat { path, fence, step: 0, loss: None };
+            answered(self.session.call(&beat, None, SHORT_CALL).await?, "heartbeat")?;
+        }
+        let plan = self.session.plan();
+        let layout = plan.layout(&plan.topology()?)?;
+        let under = Under { path, fence };
+        for send in &work.sends {
+            let module = send.unit.module;
+            let values = vec![0.0; layout.fragment(module.level, send.unit.fragment)?.values()];
+            let encoded = dipaco_codec::encode(&values, plan.outer.compression)
+                .map_err(|why| TrainError::OuterGradient { module, path, why })?;
+            let item = Item::OuterGradient { unit: send.unit, number: send.number, tokens: 1 };
+            self.transfer.bring(under, item, encoded.into()).await?;
+        }
+        if work.brings_state {
+            let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&plan.model));
+            let state = PathState { step: work.to, ..PathState::start(parameters) };
+            self.transfer.bring(under, Item::State, state.encode(&plan.model)?.into()).await?;
+        }
+        let report = Report { loss: Some(1.0), seconds: self.training.as_secs_f64(), ..Report::default() };
+        let complete = Request::Complete { path, fence, report };
+        answered(self.session.call(&complete, None, LONG_CALL).await?, "complete")?;
+        self.held.push(path);
+        let excess = self.held.len().saturating_sub(plan.train.held_paths);
+        drop(self.held.drain(..excess));
+        Ok(())
+    }
+}

@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""Trains over a shaped network and says which share of the workers' time is inner steps.
+
+    sudo scripts/shaped-network.py --dipaco target/release/dipaco --rate 1gbit --delay 25ms
+
+The coordinator and each worker live in network namespaces of their own, joined by a bridge; `tc netem` delays what each end
+sends by --delay (so a round trip takes twice that), limits it to --rate and loses --loss of it. A path for each worker; the same small run is trained
+with each scheme in turn, --repeat times. Needs Linux, root, `ip` and `tc` with netem; says so and ends with 0 where it may not
+use them. With --relay a relay in user space does the same (cargo build --release -p dipaco-net --example shaped_relay).
+Prints JSON.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+CONFIG = """
+[run]
+seed = 7
+
+[prepare]
+vocab_size = 2048
+
+[model]
+hidden_size = 128
+blocks = 4
+heads = 4
+head_dim = 32
+ffn_size = 384
+context = 256
+dtype = "bf16"
+
+[[topology.levels]]
+modules = {workers}
+blocks = "0..2"
+embedding = true
+
+# Shared by all: everyone waits for everyone.
+[[topology.levels]]
+modules = 1
+blocks = "2..4"
+head = true
+
+[seed_model]
+steps = 10
+batch = 4
+sequence_tokens = 256
+checkpoint_every = 10
+
+[train]
+rounds = {rounds}
+inner_steps = {inner_steps}
+batch = 4
+sequence_tokens = 256
+threads_per_worker = 1
+{held}
+
+[routing]
+prefix_tokens = 32
+"""
+
+HELD = "state_every = 1000\nheld_paths = 4"
+
+SCHEMES = {
+    "synchronous, f32": ("", ""),
+    "synchronous, f32, states stay with workers": (HELD, ""),
+    "streaming, E3M0": (
+        HELD,
+        '\n[sync]\nfragments = 2\noverlap_steps = {overlap}\nblend = 0.5\n'
+        '\n[outer]\ncompression = "e3m0"\nbroadcast = "e3m0"\n',
+    ),
+}
+
+
+def sh(*words, check=True):
+    return subprocess.run([str(word) for word in words], check=check, capture_output=True, text=True)
+
+
+def run(dipaco, *words):
+    done = sh(dipaco, *words, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, words))}: exit {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+class Namespaces:
+    """A bridge and a namespace for each end."""
+
+    listen = advertise = "10.77.0.1:7440"
+
+    def __init__(self, ends, shape):
+        self.names = [f"dipaco{os.getpid() % 10000}-{end}" for end in range(ends)]
+        self.bridge = f"dpb{os.getpid() % 10000}"
+        sh("ip", "link", "add", self.bridge, "type", "bridge")
+        sh("ip", "link", "set", self.bridge, "up")
+        for end, name in enumerate(self.names):
+            outer, inner = f"dpo{os.getpid() % 10000}-{end}", f"dpi{os.getpid() % 10000}-{end}"
+            sh("ip", "netns", "add", name)
+            sh("ip", "link", "add", outer, "type", "veth", "peer", "name", inner)
+            sh("ip", "link", "set", inner, "netns", name)
+            sh("ip", "link", "set", outer, "master", self.bridge, "up")
+            self.inside(end, "ip", "addr", "add", f"10.77.0.{end + 1}/24", "dev", inner)
+            self.inside(end, "ip", "link", "set", inner, "up")
+            self.inside(end, "ip", "link", "set", "lo", "up")
+            if shape:
+                # Room for what is on its way: a second at the highest rate.
+                self.inside(end, "tc", "qdisc", "add", "dev", inner, "root", "netem", "limit", "100000", *shape)
+
+    def inside(self, end, *words):
+        return sh("ip", "netns", "exec", self.names[end], *words)
+
+    def start(self, end, words, log):
+        out = open(log, "ab")
+        command = ["ip", "netns", "exec", self.names[end], *map(str, words)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=out, text=True)
+
+    def remove(self):
+        for name in self.names:
+            sh("ip", "netns", "del", name, check=False)
+        sh("ip", "link", "del", self.bridge, check=False)
+
+
+class Relay:
+    """All ends on one machine, with a relay between the coordinator and the workers."""
+
+    def __init__(self, program, options):
+        ports = [free_port(), free_port()]
+        self.listen, self.advertise = (f"127.0.0.1:{port}" for port in ports)
+        milliseconds, megabits, percent = (float(re.match(r"[0-9.]+", word)[0]) for word in options)
+        if options[1].endswith("gbit"):
+            megabits *= 1000
+        words = [program, self.advertise, self.listen, milliseconds, megabits, percent]
+        self.relay = subprocess.Popen([str(word) for word in words])
+
+    def start(self, end, words, log):
+        del end
+        return subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE, stderr=open(log, "ab"), text=True)
+
+    def remove(self):
+        self.relay.kill()
+        self.relay.wait()
+
+
+def free_port():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def permitted():
+    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
+        return "needs root, `ip` and `tc`"
+    try:
+        network = Namespaces(2, ["delay", "1ms"])
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
+    network.remove()
+    return None
+
+
+def train(dipaco, seeded, folder, config, network, workers):
+    shutil.copytree(seeded, folder / "run", symlinks=True)
+    (folder / "config.toml").write_text(config)
+    try:
+        leader = network.start(
+            0,
+            [dipaco, "coordinator", "-v", "--run", folder / "run", "--config", folder / "config.toml"]
+            + ["--listen", network.listen, "--advertise", network.advertise, "--json"],
+            folder / "coordinator.log",
+        )
+        token = folder / "run" / "join.token"
+        while not token.exists():
+            if leader.poll() is not None:
+                sys.exit((folder / "coordinator.log").read_text())
+            time.sleep(0.05)
+        joined = [
+            network.start(
+                number,
+                [dipaco, "worker", "--join", token, "--name", f"w{number}", "--threads", 1]
+                + ["--cache", folder / f"cache-{number}"],
+                folder / f"worker-{number}.log",
+            )
+            for number in range(1, workers + 1)
+        ]
+        out, _ = leader.communicate(timeout=3600)
+        if leader.returncode != 0:
+            sys.exit((folder / "coordinator.log").read_text())
+        for worker in joined:
+            worker.communicate(timeout=60)
+    finally:
+        network.remove()
+    summary = json.loads(out)
+    summary = summary.get("training", summary)
+    spent, waited = summary["inner_seconds"], summary["waited_seconds"]
+    return {
+        "share_of_inner_steps": spent / (spent + waited),
+        "inner_seconds": spent,
+        "waited_seconds": waited,
+        "seconds": summary["seconds"],
+        "megabytes": (summary["bytes_sent"] + summary["bytes_received"]) / 1e6,
+    }
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--dipaco", default="target/release/dipaco")
+    options.add_argument("--rate", default="1gbit")
+    options.add_argument("--delay", default="25ms", help="of each end; a round trip takes twice as long")
+    options.add_argument("--loss", default="0%")
+    options.add_argument("--inner-steps", type=int, default=50)
+    options.add_argument("--overlap", type=int, default=10)
+    options.add_argument("--rounds", type=int, default=6)
+    options.add_argument("--workers", type=int, default=2)
+    options.add_argument("--repeat", type=int, default=2)
+    options.add_argument("--relay", help="the program shaped_relay, instead of namespaces")
+    options.add_argument("--text", default=str(pathlib.Path(__file__).parent.parent / "docs"))
+    options = options.parse_args()
+    why = None if options.relay else permitted()
+    if why:
+        print(f"skipped: {why}", file=sys.stderr)
+        return
+    dipaco = str(pathlib.Path(options.dipaco).resolve())
+
+    def network():
+        if options.relay:
+            return Relay(options.relay, [options.delay, options.rate, options.loss])
+        shape = ["delay", options.delay, "rate", options.rate, "loss", options.loss]
+        return Namespaces(options.workers + 1, shape)
+
+    results = {name: [] for name in SCHEMES}
+    with tempfile.TemporaryDirectory(prefix="shaped-") as temporary:
+        base = pathlib.Path(temporary)
+        seeded, config = base / "seeded", base / "config.toml"
+
+        def text(scheme):
+            held, sections = SCHEMES[scheme]
+            filled = CONFIG.format(rounds=options.rounds, inner_steps=options.inner_steps, workers=options.workers, held=held)
+            return filled + sections.format(overlap=options.overlap)
+
+        config.write_text(text("synchronous, f32"))
+        run(dipaco, "prepare", options.text, "--run", seeded, "--config", config)
+        for step in (["seed"], ["route", "fit"], ["route", "assign"]):
+            run(dipaco, *step, "--run", seeded)
+        for repeat in range(options.repeat):
+            for number, scheme in enumerate(SCHEMES):
+                folder = base / f"{repeat}-{number}"
+                folder.mkdir()
+                results[scheme].append(train(dipaco, seeded, folder, text(scheme), network(), options.workers))
+                shutil.rmtree(folder)
+    median = lambda scheme, key: statistics.median(entry[key] for entry in results[scheme])
+    print(
+        json.dumps(
+            {
+                "shape": {"by": "relay" if options.relay else "netem", "rate": options.rate, "delay_each_way": options.delay, "loss": options.loss},
+                "inner_steps": options.inner_steps,
+                "overlap_steps": options.overlap,
+                "workers": options.workers,
+                "median_share_of_inner_steps": {s: round(median(s, "share_of_inner_steps"), 4) for s in SCHEMES},
+                "median_megabytes": {s: round(median(s, "megabytes"), 1) for s in SCHEMES},
+                "runs": results,
+            },
+            indent=2,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Trains a tiny run while processes are killed at random, and compares it with the same run left in peace.
+
+    scripts/soak.py --dipaco target/release/dipaco --kills 1000
+
+One coordinator and three workers; every moment one of them gets SIGKILL, or SIGSTOP for a while and SIGCONT, and what was
+killed is started again. Kills are counted, stops are not. The run must end with the weights, the momenta and the states of
+the paths of the undisturbed run, and `dipaco status --data` must say that every training sequence counts once. What happens
+when is decided by --seed, as far as time allows. Prints JSON; exits with 1 when the runs differ.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+CONFIG = """
+[run]
+seed = 7
+
+[prepare]
+vocab_size = 300
+
+[model]
+hidden_size = 32
+blocks = 2
+heads = 2
+head_dim = 16
+ffn_size = 48
+context = 64
+
+[[topology.levels]]
+modules = 2
+blocks = "0"
+embedding = true
+
+[[topology.levels]]
+modules = 2
+blocks = "1"
+head = true
+
+[seed_model]
+steps = 10
+batch = 4
+sequence_tokens = 64
+checkpoint_every = 5
+
+[train]
+rounds = {rounds}
+inner_steps = 12
+batch = 4
+sequence_tokens = 64
+threads_per_worker = 1
+lease_seconds = 5
+
+[routing]
+prefix_tokens = 8
+router_share = 0.2
+
+[evaluation]
+prefix_tokens = 8
+"""
+
+STREAMING = """
+[sync]
+fragments = 2
+overlap_steps = 3
+blend = 0.5
+
+[outer]
+compression = "e3m0"
+broadcast = "e3m0"
+"""
+
+
+def run(dipaco, *words):
+    done = subprocess.run([dipaco, *map(str, words)], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, words))}: exit {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def free_port():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def bits(dipaco, folder):
+    """Hashes of all that training decides, and what `status --data` says."""
+    training = json.loads(run(dipaco, "status", "--json", "--run", folder))["training"]
+    fragments = [fragment for module in training["modules"] for fragment in module["fragments"]]
+    hashes = [fragment[part]["hash"] for fragment in fragments for part in ("weights", "momentum")]
+    hashes += [path["state"]["hash"] for path in training["paths"]]
+    return hashes, run(dipaco, "status", "--data", "--run", folder)
+
+
+class Process:
+    """A process that is started again when it was killed."""
+
+    def __init__(self, log, command):
+        self.log, self.command, self.child, self.restarts = log, command, None, -1
+        self.start()
+
+    def start(self):
+        self.restarts += 1
+        out = open(self.log, "ab")
+        self.child = subprocess.Popen(self.command, stdout=out, stderr=out, start_new_session=True)
+
+    def send(self, number):
+        if self.child.poll() is None:
+            os.killpg(self.child.pid, number)
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--dipaco", default="target/release/dipaco")
+    options.add_argument("--kills", type=int, default=1000)
+    options.add_argument("--rounds", type=int, default=600)
+    options.add_argument("--workers", type=int, default=3)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--pause", type=float, default=0.8, help="mean seconds between two disturbances")
+    options.add_argument("--streaming", action="store_true", help="fragments, overlap and four bits both ways")
+    options.add_argument("--text", default=str(pathlib.Path(__file__).parent.parent / "docs"))
+    options.add_argument("--keep", help="a folder for the runs, which is kept")
+    options = options.parse_args()
+    dipaco = str(pathlib.Path(options.dipaco).resolve())
+    chance = random.Random(options.seed)
+    folder = pathlib.Path(options.keep or tempfile.mkdtemp(prefix="soak-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "config.toml"
+    config.write_text(CONFIG.format(rounds=options.rounds) + (STREAMING if options.streaming else ""))
+    calm, wild = folder / "calm", folder / "wild"
+    run(dipaco, "prepare", options.text, "--run", calm, "--config", config)
+    run(dipaco, "seed", "--run", calm)
+    run(dipaco, "route", "fit", "--run", calm)
+    run(dipaco, "route", "assign", "--run", calm)
+    shutil.copytree(calm, wild, symlinks=True)
+    begun = time.monotonic()
+    run(dipaco, "train", "--run", calm, "--workers", 1)
+    calm_seconds = time.monotonic() - begun
+
+    address = f"127.0.0.1:{free_port()}"
+    leader = Process(
+        folder / "coordinator.log",
+        [dipaco, "coordinator", "-v", "--run", str(wild), "--listen", address, "--advertise", address, "--resume", "--json"],
+    )
+    token = wild / "join.token"
+    while not token.exists():
+        time.sleep(0.05)
+
+    def worker(number):
+        cache = folder / f"cache-{number}"
+        command = [dipaco, "worker", "-v", "--join", str(token), "--name", f"w{number}", "--cache", str(cache)]
+        return Process(folder / f"worker-{number}.log", command + ["--threads", "1"])
+
+    workers = [worker(number) for number in range(options.workers)]
+    kills = {"coordinator": 0, "worker": 0}
+    stops = 0
+    begun = time.monotonic()
+    stopped = []
+    finished = False
+    while not finished:
+        time.sleep(chance.uniform(0, 2 * options.pause) if sum(kills.values()) < options.kills else 0.3)
+        now = time.monotonic()
+        for process, until in [entry for entry in stopped if entry[1] <= now]:
+            process.send(signal.SIGCONT)
+            stopped.remove((process, until))
+        if leader.child.poll() is not None:
+            finished = leader.child.returncode == 0
+            if not finished:
+                if leader.child.returncode != -signal.SIGKILL:
+                    sys.exit(f"the coordinator ended by itself ({leader.child.returncode}): {leader.log}")
+                leader.start()
+            continue
+        for process in workers:
+            # A worker whose coordinator is gone for long, or that was killed.
+            if process.child.poll() is not None:
+                process.start()
+        if sum(kills.values()) >= options.kills:
+            continue
+        kind = chance.random()
+        if kind < 0.2:
+            leader.send(signal.SIGKILL)
+            kills["coordinator"] += 1
+        elif kind < 0.9:
+            chance.choice(workers).send(signal.SIGKILL)
+            kills["worker"] += 1
+        else:
+            process = chance.choice([leader, *workers])
+            process.send(signal.SIGSTOP)
+            stopped.append((process, now + chance.uniform(0.1, 8)))
+            stops += 1
+    for process, _ in stopped:
+        process.send(signal.SIGCONT)
+    for process in workers:
+        process.send(signal.SIGINT)
+    for process in workers:
+        process.child.wait(timeout=60)
+    seconds = time.monotonic() - begun
+    (calm_bits, calm_data), (wild_bits, wild_data) = bits(dipaco, calm), bits(dipaco, wild)
+    once = "every inner step counts once"
+    result = {
+        "rounds": options.rounds,
+        "scheme": "streaming, overlap 3, E3M0" if options.streaming else "synchronous",
+        "kills": kills,
+        "stops": stops,
+        "starts": {"coordinator": leader.restarts + 1, "workers": sum(p.restarts + 1 for p in workers)},
+        "seconds": round(seconds, 1),
+        "undisturbed_seconds": round(calm_seconds, 1),
+        "objects": len(calm_bits),
+        "same_bits": calm_bits == wild_bits,
+        "same_accounts": calm_data == wild_data and once in calm_data,
+    }
+    print(json.dumps(result, indent=2))
+    if not options.keep:
+        shutil.rmtree(folder)
+    sys.exit(0 if result["same_bits"] and result["same_accounts"] else 1)
+
+
+if __name__ == "__main__":
+    main()
