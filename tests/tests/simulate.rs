@@ -49,11 +49,12 @@ fn learners_of_unlike_speed_wait_only_where_the_scheme_says_so() {
     // The slower half takes 18 % longer, and whoever waits is as fast as the slowest: 1 / 1.18 of the time is used.
     assert!(found("all wait for all, no overlap", "goodput") < 0.88);
     assert!(found("quorum of one", "goodput") > 0.99);
-    // A throttle keeps the outer steps of a fragment to about one a round, without anyone waiting.
+    // A throttle of 0.9 lets a fragment take an outer step in nine tenths of the fastest learner's round, without anyone
+    // waiting: 1 / 0.9 in its round, and a fifth more in a mean one, where half are 18 % slower and all vary by 10 %.
     assert!(found("quorum of one, grace, throttle", "goodput") > 0.99);
     let (free, throttled) = ("quorum of one", "quorum of one, grace, throttle");
     let steps = |name| found(name, "outer_steps_a_round");
-    assert!(steps(free) > 2.0 && steps(throttled) < 1.3, "{} {}", steps(free), steps(throttled));
+    assert!(steps(free) > 2.0 && steps(throttled) < 1.5, "{} {}", steps(free), steps(throttled));
     assert!(folder.path().join("speeds.png").metadata().unwrap().len() > 1000);
     let _ = dipaco("simulate speeds --learners 0").failed(2, &["learners = 0"]);
 }

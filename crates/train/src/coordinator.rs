@@ -246,6 +246,8 @@ async fn conduct(desk: &Desk, reroute: Option<&Reroute>) -> Result<Ended, TrainE
             changed.await;
             continue;
         };
+        // Whoever divides the text reads the run from the disk.
+        desk.on_disk().await?;
         let Some(reroute) = reroute else { return Ok(Ended::Boundary) };
         let begun = Instant::now();
         tracing::info!(phase, round, "the text is divided among the paths anew");

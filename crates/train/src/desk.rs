@@ -201,7 +201,7 @@ impl Desk {
     }
 
     /// Waits until everything that is in the books now is on the disk.
-    async fn on_disk(&self) -> Result<(), TrainError> {
+    pub(crate) async fn on_disk(&self) -> Result<(), TrainError> {
         let changes = self.ledger.lock().await.changes();
         // It ends when the coordinator does.
         let written = self.written.clone().wait_for(|written| *written >= changes).await.map(|_| ());
