@@ -510,7 +510,7 @@ impl Desk {
         complete: &mut Complete,
     ) -> Result<Response, TrainError> {
         let memory = self.uploads.memory(complete).await;
-        let payload = complete.content()?;
+        let payload = complete.content().await?;
         let step = match self.ledger.lock().await.check(path, fence) {
             Ok(lease) => lease.to,
             Err(error) => return Ok(Response::Lost { reason: error.to_string() }),

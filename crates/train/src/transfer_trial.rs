@@ -87,7 +87,7 @@ impl Desk {
                     Taken::Answer(answer) => (answer, None),
                     Taken::Whole(mut complete) => {
                         let _memory = self.uploads.memory(&complete).await;
-                        let content = complete.content()?;
+                        let content = complete.content().await?;
                         let found = blocking(move || Whole::of(&content)).await?;
                         let answer = if found.hash == hash {
                             Response::Done

@@ -5,14 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use dipaco_sync::Fence;
 use dipaco_topology::PathId;
-use memmap2::Mmap;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::TrainError;
@@ -168,20 +167,27 @@ impl Progress {
 }
 
 impl Complete {
-    /// The result: mapped where it lies, so that it takes no more memory than is looked at.
+    /// Reads the result.
     ///
     /// # Errors
-    /// When the disk fails.
-    pub(crate) fn content(&mut self) -> Result<Bytes, TrainError> {
+    /// When the disk fails, or there is no memory for it.
+    pub(crate) async fn content(&mut self) -> Result<Bytes, TrainError> {
         if let Some(only) = self.only.take() {
             return Ok(only);
         }
-        let Some(file) = self.progress.file.take() else { return Ok(Bytes::new()) };
-        let failed =
-            |source| TrainError::Io { action: "read", file: "a result that was brought".into(), source };
-        // SAFETY: the file has no name and this was its only handle, so nobody changes or cuts it while it is mapped.
-        let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
-        Ok(Bytes::from_owner(map))
+        let Some(mut file) = self.progress.file.take() else { return Ok(Bytes::new()) };
+        let bytes = self.bytes;
+        blocking(move || {
+            let failed =
+                |source| TrainError::Io { action: "read", file: "a result that was brought".into(), source };
+            let length = usize::try_from(bytes).map_err(|_| TrainError::Memory { bytes })?;
+            let mut content = Vec::new();
+            content.try_reserve_exact(length).map_err(|_| TrainError::Memory { bytes })?;
+            file.seek(SeekFrom::Start(0)).map_err(failed)?;
+            file.read_to_end(&mut content).map_err(failed)?;
+            Ok(content.into())
+        })
+        .await?
     }
 
     /// Says what everyone is answered who brings a piece of it from now on.

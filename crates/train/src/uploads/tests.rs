@@ -69,7 +69,7 @@ async fn pieces_make_the_whole_in_any_order_and_however_often_they_come() {
         assert_eq!(answer(desk.piece(&whole, number).await), Response::Kept);
     }
     let Taken::Whole(mut complete) = desk.piece(&whole, 2).await else { panic!("not whole") };
-    assert!(complete.content().unwrap() == desk.content);
+    assert!(complete.content().await.unwrap() == desk.content);
     complete.answer(Response::Done);
     drop(complete);
     // The answer to the last piece was lost, and all are told the same.
@@ -129,5 +129,5 @@ async fn another_content_for_the_same_item_takes_the_place_of_the_first() {
         assert_eq!(answer(desk.piece(&second, number).await), Response::Kept);
     }
     let Taken::Whole(mut complete) = desk.piece(&second, 2).await else { panic!("not whole") };
-    assert!(complete.content().unwrap() == desk.content);
+    assert!(complete.content().await.unwrap() == desk.content);
 }
