@@ -22,63 +22,15 @@ import sys
 import tempfile
 import time
 
-CONFIG = """
-[run]
-seed = 7
-
-[prepare]
-vocab_size = 300
-
-[model]
-hidden_size = 32
-blocks = 2
-heads = 2
-head_dim = 16
-ffn_size = 48
-context = 64
-
-[[topology.levels]]
-modules = 2
-blocks = "0"
-embedding = true
-
-[[topology.levels]]
-modules = 2
-blocks = "1"
-head = true
-
-[seed_model]
-steps = 10
-batch = 4
-sequence_tokens = 64
-checkpoint_every = 5
-
-[train]
-rounds = {rounds}
-inner_steps = 12
-batch = 4
-sequence_tokens = 64
-threads_per_worker = 1
-lease_seconds = 5
-
-[routing]
-prefix_tokens = 8
-router_share = 0.2
-
-[evaluation]
-prefix_tokens = 8
-"""
-
-STREAMING = """
-[sync]
-fragments = 2
-overlap_steps = 3
-blend = 0.5
-
-[outer]
-compression = "e3m0"
-broadcast = "e3m0"
-"""
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "tests" / "tests" / "kill" / "tiny.toml"
+STREAMING = {
+    "sync.fragments": 2,
+    "sync.overlap_steps": 3,
+    "sync.blend": 0.5,
+    "outer.compression": "e3m0",
+    "outer.broadcast": "e3m0",
+}
 
 
 def run(dipaco, *words):
@@ -129,17 +81,18 @@ def main():
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--pause", type=float, default=0.8, help="mean seconds between two disturbances")
     options.add_argument("--streaming", action="store_true", help="fragments, overlap and four bits both ways")
-    options.add_argument("--text", default=str(pathlib.Path(__file__).parent.parent / "docs"))
+    options.add_argument("--text", default=str(ROOT / "docs"))
     options.add_argument("--keep", help="a folder for the runs, which is kept")
     options = options.parse_args()
     dipaco = str(pathlib.Path(options.dipaco).resolve())
     chance = random.Random(options.seed)
     folder = pathlib.Path(options.keep or tempfile.mkdtemp(prefix="soak-"))
     folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "config.toml"
-    config.write_text(CONFIG.format(rounds=options.rounds) + (STREAMING if options.streaming else ""))
+    settings = {"train.rounds": options.rounds, "train.lease_seconds": 5}
+    settings |= STREAMING if options.streaming else {}
+    settings = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     calm, wild = folder / "calm", folder / "wild"
-    run(dipaco, "prepare", options.text, "--run", calm, "--config", config)
+    run(dipaco, "prepare", options.text, "--run", calm, "--config", CONFIG, *settings)
     run(dipaco, "seed", "--run", calm)
     run(dipaco, "route", "fit", "--run", calm)
     run(dipaco, "route", "assign", "--run", calm)

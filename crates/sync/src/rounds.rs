@@ -284,12 +284,12 @@ impl Rounds {
         if lease.task != Task::Train || self.plan.schedule.overlap() == 0 || lease.to >= self.end() {
             return Ok(Grant::Finished);
         }
-        let mut free = self.ready.free();
-        let mut behind = free.by_ref().take_while(|&(steps, _)| steps < lease.to);
-        if behind.any(|(_, path)| self.holder(now, path, &lease.worker).is_none()) {
+        let mut behind = self.ready.free().take_while(|&(steps, _)| steps < lease.to);
+        let others = behind.any(|(_, path)| self.holder(now, path, &lease.worker).is_none());
+        drop(behind);
+        if others {
             return Ok(Grant::Finished);
         }
-        drop(free);
         let receives = self.receives(path, lease.to, Task::Train);
         if let Some((receive, _)) = receives.iter().find(|(receive, needed)| receive.version < *needed) {
             return Ok(Grant::Wait(self.reason_of(receive.unit)));
@@ -308,7 +308,7 @@ impl Rounds {
                 held.min().unwrap_or(first)
             }),
             Some(sampling) => {
-                let candidates: Vec<PathId> = free.by_ref().map(|(_, path)| path).collect();
+                let candidates: Vec<PathId> = free.map(|(_, path)| path).collect();
                 let steps: Vec<u64> = self.progress.paths.iter().map(|path| path.steps).collect();
                 sampling.draw(&candidates, &steps, self.next_fence)
             }

@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
 use crate::path_state::PathState;
-use crate::protocol::{Item, Report, Request, Response, Work};
-use crate::session::{Identity, LONG_CALL, SHORT_CALL, Session};
+use crate::protocol::{Item, Report, Request, Work};
+use crate::session::{Identity, LONG_CALL, Offer, SHORT_CALL, Session};
 use crate::transfer::{Transfer, Under, answered};
 
 /// How the crowd works.
@@ -117,8 +117,8 @@ impl Member {
         while begun.elapsed() < duration {
             let asked = Instant::now();
             let ask = Request::Lease { held: self.held.clone(), wait_ms: patience };
-            match self.session.call(&ask, None, SHORT_CALL).await? {
-                Response::Work(work) => {
+            match self.session.ask(&ask).await? {
+                Offer::Work(work) => {
                     if patience == 0 {
                         let at = (asked - begun).as_secs_f64();
                         seen.leases.push((at, asked.elapsed().as_secs_f64()));
@@ -130,13 +130,11 @@ impl Member {
                         Err(error) => return Err(error),
                     }
                 }
-                Response::Wait { .. } => {
+                Offer::Wait(_) => {
                     seen.waits += 1;
                     patience = 5_000;
                 }
-                Response::Finished => return Err(TrainError::Complete),
-                Response::Refused { reason } => return Err(TrainError::Refused { reason }),
-                _ => return Err(TrainError::UnexpectedAnswer { request: "lease" }),
+                Offer::Finished => return Err(TrainError::Complete),
             }
         }
         self.session.close().await;

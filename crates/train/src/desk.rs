@@ -10,7 +10,7 @@ use bytes::Bytes;
 use dipaco_model::{parameters, path_specs};
 use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, ShardRecord, names};
-use dipaco_sync::{Fence, Grant, Guard, Lease, LeaseError, Task, Unit, merge_weights, units_of};
+use dipaco_sync::{Fence, Grant, Guard, Lease, LeaseError, Rounds, Task, Unit, merge_weights, units_of};
 use dipaco_telemetry::Event;
 use dipaco_topology::{PathId, Topology};
 use tokio::sync::{Mutex, Notify, watch};
@@ -252,36 +252,10 @@ impl Desk {
     }
 
     async fn lease(&self, guest: &Guest, held: &[PathId], wait: Duration) -> Result<Answer, TrainError> {
-        let deadline = Instant::now() + wait.min(LONGEST_WAIT);
-        let mut waited = false;
-        loop {
-            // Registered before the books are read, so that a change in between is not missed.
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            let reason = {
-                let mut ledger = self.ledger.lock().await;
-                // Of all that are woken only those look closer for which there may be something.
-                let rounds = ledger.rounds();
-                if waited && !rounds.has_work() && !rounds.finished() && Instant::now() < deadline {
-                    drop(ledger);
-                    let _ = tokio::time::timeout_at(deadline, changed).await;
-                    continue;
-                }
-                waited = true;
-                match ledger.grant(self.now(), &guest.worker, held) {
-                    Grant::Finished => return Ok((Response::Finished, None)),
-                    Grant::Lease(lease) => {
-                        self.deadlines.notify_one();
-                        return self.leased(guest, &ledger, &lease);
-                    }
-                    Grant::Wait(reason) => reason,
-                }
-            };
-            if tokio::time::timeout_at(deadline, changed).await.is_err() {
-                return Ok((Response::Wait { reason: reason.to_string() }, None));
-            }
-        }
+        // Of all that are woken only those look closer for which there may be something.
+        let worth = |rounds: &Rounds| rounds.has_work() || rounds.finished();
+        let ask = |ledger: &mut Ledger, now| Ok(ledger.grant(now, &guest.worker, held));
+        self.offer(guest, wait, worth, ask).await
     }
 
     /// The lease that comes after one that is out, as soon as what it begins with is there.
@@ -292,23 +266,47 @@ impl Desk {
         fence: Fence,
         wait: Duration,
     ) -> Result<Answer, TrainError> {
+        self.offer(guest, wait, |_| true, |ledger, now| ledger.follow(now, path, fence)).await
+    }
+
+    /// Keeps a question for work open until `ask` has a lease for it; after a change it is asked again when that is worth
+    /// it.
+    async fn offer(
+        &self,
+        guest: &Guest,
+        wait: Duration,
+        worth: impl Fn(&Rounds) -> bool,
+        ask: impl Fn(&mut Ledger, Duration) -> Result<Grant, LeaseError>,
+    ) -> Result<Answer, TrainError> {
         let deadline = Instant::now() + wait.min(LONGEST_WAIT);
+        let mut first = true;
         loop {
             // Registered before the books are read, so that a change in between is not missed.
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            let reason = {
+            let last = Instant::now() >= deadline;
+            {
                 let mut ledger = self.ledger.lock().await;
-                match ledger.follow(self.now(), path, fence) {
-                    Ok(Grant::Lease(lease)) => return self.leased(guest, &ledger, &lease),
-                    Ok(Grant::Finished) => return Ok((Response::Finished, None)),
-                    Ok(Grant::Wait(reason)) => reason,
-                    Err(error) => return Ok((Response::Lost { reason: error.to_string() }, None)),
+                if std::mem::take(&mut first) || last || worth(ledger.rounds()) {
+                    match ask(&mut ledger, self.now()) {
+                        Ok(Grant::Lease(lease)) => {
+                            self.deadlines.notify_one();
+                            return self.leased(guest, &ledger, &lease);
+                        }
+                        Ok(Grant::Finished) => return Ok((Response::Finished, None)),
+                        Ok(Grant::Wait(reason)) if last => {
+                            return Ok((Response::Wait { reason: reason.to_string() }, None));
+                        }
+                        Ok(Grant::Wait(_)) => {}
+                        Err(error) => return Ok((Response::Lost { reason: error.to_string() }, None)),
+                    }
                 }
-            };
-            if tokio::time::timeout_at(deadline, changed).await.is_err() {
-                return Ok((Response::Wait { reason: reason.to_string() }, None));
+            }
+            // At the deadline it is asked once more, for a reason that holds then.
+            tokio::select! {
+                () = changed => {}
+                () = tokio::time::sleep_until(deadline) => {}
             }
         }
     }
@@ -329,8 +327,10 @@ impl Desk {
         let path = training.path(lease.path).ok_or_else(|| lacks(format!("path {}", lease.path)))?;
         let units = units_of(&self.topology, self.plan.sync.fragments, lease.path);
         let shards = shard_tokens(training);
+        let shares = units.iter().map(|&unit| self.share(&shards, unit, lease.path));
+        let shares = shares.collect::<Result<Vec<_>, _>>()?;
         let weights = |versions: &[u32], received: &[bool], with_changes: bool| {
-            let of = |((&unit, &version), &received): ((&Unit, &u32), &bool)| {
+            let of = |(((&unit, &share), &version), &received): (((&Unit, &f32), &u32), &bool)| {
                 let fragment = training.fragment(unit.module, unit.fragment);
                 let object = fragment.and_then(|fragment| fragment.weights_at(version));
                 let object = object.ok_or_else(|| lacks(format!("version {version} of {unit}")))?.clone();
@@ -339,10 +339,9 @@ impl Desk {
                     .filter(|change| with_changes && change.version <= version)
                     .map(|change| Change { from: change.from.clone(), object: change.object.clone() })
                     .collect();
-                let share = self.share(&shards, unit, lease.path)?;
                 Ok::<_, TrainError>(UnitWeights { unit, object, changes, received, share })
             };
-            units.iter().zip(versions).zip(received).map(of).collect::<Result<Vec<_>, _>>()
+            units.iter().zip(&shares).zip(versions).zip(received).map(of).collect::<Result<Vec<_>, _>>()
         };
         let mut tail = Vec::with_capacity(path.tail.len());
         for stretch in &path.tail {

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
 use crate::plan::WorkerPlan;
-use crate::protocol::{RUN_COMPLETE, Request, Response};
+use crate::protocol::{RUN_COMPLETE, Request, Response, Work};
 
 /// The first pause before connecting again; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -31,6 +31,15 @@ pub(crate) struct Identity {
     pub(crate) instance: u64,
     /// How long to try when the coordinator can't be reached.
     pub(crate) patience: Duration,
+}
+
+/// What there is to do.
+pub(crate) enum Offer {
+    Work(Box<Work>),
+    /// Nothing now, for this reason.
+    Wait(String),
+    /// Nothing any more, or nothing that follows.
+    Finished,
 }
 
 /// A connection that has been welcomed, and is made again when it breaks. Calls may run at the same time.
@@ -111,6 +120,18 @@ impl Session {
             Err(NetError::Closed { reason, .. }) if reason == RUN_COMPLETE => Err(TrainError::Complete),
             Err(error) if transient(&error) => self.connect_again(client, &error).await.map(|()| None),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Asks for work.
+    pub(crate) async fn ask(&self, request: &Request) -> Result<Offer, TrainError> {
+        match self.call(request, None, SHORT_CALL).await? {
+            Response::Work(work) => Ok(Offer::Work(work)),
+            Response::Wait { reason } => Ok(Offer::Wait(reason)),
+            Response::Finished => Ok(Offer::Finished),
+            Response::Lost { reason } => Err(TrainError::LeaseLost { reason }),
+            Response::Refused { reason } => Err(TrainError::Refused { reason }),
+            _ => Err(TrainError::UnexpectedAnswer { request: "question for work" }),
         }
     }
 

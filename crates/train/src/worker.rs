@@ -25,7 +25,7 @@ use crate::path_state::PathState;
 use crate::path_weights::{Global, PathWeights};
 use crate::protocol::{Item, Request, Response, UnitWeights, Work};
 use crate::round::{OuterGradient, PathData, Round, RoundResult, RoundWatch, train_round};
-use crate::session::{FAREWELL, Identity, LONG_CALL, SHORT_CALL, Session};
+use crate::session::{FAREWELL, Identity, LONG_CALL, Offer, Session};
 use crate::synchronizer::blocking;
 use crate::transfer::{Transfer, Under, answered};
 use gradients::bring_gradients;
@@ -101,6 +101,20 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
     match result {
         Ok(()) | Err(TrainError::Cancelled | TrainError::Complete) => Ok(summary),
         Err(error) => Err(error),
+    }
+}
+
+/// A part of a path's training, from where its state is.
+struct Part {
+    path: PathId,
+    phase_step: u64,
+    to: u64,
+    sends: Vec<dipaco_sync::Send>,
+}
+
+impl Part {
+    fn of(work: &Work, to: u64, sends: &[dipaco_sync::Send]) -> Self {
+        Self { path: work.path, phase_step: work.phase_step, to, sends: sends.to_vec() }
     }
 }
 
@@ -187,15 +201,13 @@ impl Worker {
         loop {
             let held = self.held.iter().map(|&(path, ..)| path).collect();
             let ask = Request::Lease { held, wait_ms: 15_000 };
-            let work = match self.session.call(&ask, None, SHORT_CALL).await? {
-                Response::Work(work) => *work,
-                Response::Wait { reason } => {
+            let work = match self.session.ask(&ask).await? {
+                Offer::Work(work) => *work,
+                Offer::Wait(reason) => {
                     tracing::debug!(reason, "waiting");
                     continue;
                 }
-                Response::Finished => return Ok(()),
-                Response::Refused { reason } => return Err(TrainError::Refused { reason }),
-                _ => return Err(TrainError::UnexpectedAnswer { request: "lease" }),
+                Offer::Finished => return Ok(()),
             };
             let path = work.path;
             self.carried = [(path, work.fence); 2];
@@ -228,13 +240,12 @@ impl Worker {
     /// Carries out a lease and those that follow it. What a lease begins with is fetched while the one before is trained,
     /// and what it ends with is brought while the next one is.
     async fn carry_out(&mut self, mut work: Work) -> Result<(), TrainError> {
-        let watch = Arc::new(RoundWatch::default());
+        let mut watch = Arc::new(RoundWatch::default());
         // Heartbeats cover the transfers too: on a slow link they may take longer than a lease.
         let mut heart = Heart::start(self.session.clone(), &work, watch.clone());
         let data = self.data(&work).await?;
         let mut state = self.state(&work, &data, &watch).await?;
         self.weights.fetch(&work.weights).await?;
-        let mut watch = watch;
         let mut before: Beside<()> = Box::pin(async { Ok(()) });
         loop {
             let mut upcoming = self.upcoming(&work);
@@ -278,16 +289,15 @@ impl Worker {
         Upcoming::Asked(Box::pin(async move {
             loop {
                 let ask = Request::Follow { path, fence, wait_ms: 15_000 };
-                match session.call(&ask, None, SHORT_CALL).await? {
-                    Response::Work(next) => {
+                match session.ask(&ask).await {
+                    Ok(Offer::Work(next)) => {
                         weights.fetch(&next.weights).await?;
                         return Ok(Some(next));
                     }
-                    Response::Wait { reason } => tracing::debug!(%path, reason, "what follows has to wait"),
+                    Ok(Offer::Wait(reason)) => tracing::debug!(%path, reason, "what follows has to wait"),
                     // When the lease is lost, those who bring its results hear of it.
-                    Response::Finished | Response::Lost { .. } => return Ok(None),
-                    Response::Refused { reason } => return Err(TrainError::Refused { reason }),
-                    _ => return Err(TrainError::UnexpectedAnswer { request: "follow" }),
+                    Ok(Offer::Finished) | Err(TrainError::LeaseLost { .. }) => return Ok(None),
+                    Err(error) => return Err(error),
                 }
             }
         }))
@@ -306,47 +316,41 @@ impl Worker {
     ) -> Result<Option<(RoundResult, Bringing)>, TrainError> {
         let begins = work.from == work.phase_step || !work.trains();
         let weights = self.path_weights(work.path, &work.weights, &mut state, begins).await?;
-        let (plan, device) = (self.session.plan().clone(), self.options.device.clone());
-        let (path, to, phase_step, own_watch) = (work.path, work.to, work.phase_step, watch.clone());
-        let (sends, data) = (work.sends.clone(), data.clone());
         let waited = self.idle.elapsed();
-        let under = Under { path, fence: work.fence };
+        let under = Under { path: work.path, fence: work.fence };
         // Everything that a lease sends fits: training never waits for the network.
         let (sent, gradients) = mpsc::channel(work.sends.len().max(1));
         let early = sent.clone();
-        let training = blocking(move || {
-            let round =
-                Round { device: &device, plan: &plan, path, data: &data, phase_step, to, sends: &sends };
-            // A closed channel means that the lease is lost: the round is cancelled.
-            train_round(round, weights, state, &own_watch, |gradient| drop(early.try_send(gradient)))
-        });
+        let part = Part::of(work, work.to, &work.sends);
+        // A closed channel means that the lease is lost: the round is cancelled.
+        let early = move |gradient| drop(early.try_send(gradient));
+        let mut training = self.training(part, data, weights, state, &watch, early);
         let transfer = self.transfer.clone();
         let mut bringing: Beside<()> = Box::pin(async move {
             before.await?;
             bring_gradients(transfer, under, gradients).await
         });
         let cancel = self.cancel.clone();
-        tokio::pin!(training);
         let result = loop {
             tokio::select! {
-                result = &mut training => break result??,
+                result = &mut training => break result?,
                 brought = &mut bringing => {
                     // Not before training is over, unless it failed.
                     watch.cancel();
-                    training.await??;
+                    training.await?;
                     brought?;
                     return Ok(None);
                 }
                 known = upcoming.look() => {
                     if let Err(error) = known {
                         watch.cancel();
-                        training.await??;
+                        training.await?;
                         return Err(error);
                     }
                 }
                 () = cancel.cancelled() => {
                     watch.cancel();
-                    training.await??;
+                    training.await?;
                     return Err(TrainError::Cancelled);
                 }
             }
@@ -357,6 +361,29 @@ impl Worker {
             self.idle = Instant::now();
         }
         Ok(Some((result, Bringing { sent, bringing })))
+    }
+
+    /// Trains a part of a path in a thread of its own; `early` gets what is sent before its end.
+    fn training(
+        &self,
+        part: Part,
+        data: &Arc<PathData>,
+        weights: PathWeights,
+        state: PathState,
+        watch: &Arc<RoundWatch>,
+        early: impl FnMut(OuterGradient) + Send + 'static,
+    ) -> Beside<Option<RoundResult>> {
+        let (plan, device) = (self.session.plan().clone(), self.options.device.clone());
+        let (data, watch) = (data.clone(), watch.clone());
+        Box::pin(async move {
+            blocking(move || {
+                let Part { path, phase_step, to, sends } = part;
+                let round =
+                    Round { device: &device, plan: &plan, path, data: &data, phase_step, to, sends: &sends };
+                train_round(round, weights, state, &watch, early)
+            })
+            .await?
+        })
     }
 
     /// Brings what a lease ends with and completes it, beside whatever comes next. Returns the path's state with what is
@@ -467,21 +494,13 @@ impl Worker {
             self.weights.fetch(&stretch.weights).await?;
             let begins = stretch.from == work.phase_step;
             let weights = self.path_weights(work.path, &stretch.weights, &mut state, begins).await?;
-            let (plan, device) = (self.session.plan().clone(), self.options.device.clone());
-            let (path, phase_step, to, sends) =
-                (work.path, work.phase_step, stretch.to, stretch.sends.clone());
-            let (data, own_watch, before) = (data.clone(), watch.clone(), state);
-            let again = blocking(move || {
-                let round =
-                    Round { device: &device, plan: &plan, path, data: &data, phase_step, to, sends: &sends };
-                train_round(round, weights, before, &own_watch, drop)
-            });
-            tokio::pin!(again);
+            let part = Part::of(work, stretch.to, &stretch.sends);
+            let mut again = self.training(part, data, weights, state, watch, drop);
             let result = tokio::select! {
-                result = &mut again => result??,
+                result = &mut again => result?,
                 () = self.cancel.cancelled() => {
                     watch.cancel();
-                    again.await??;
+                    again.await?;
                     return Err(TrainError::Cancelled);
                 }
             };

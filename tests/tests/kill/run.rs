@@ -6,51 +6,7 @@ use std::sync::OnceLock;
 
 use crate::process::Process;
 
-const CONFIG: &str = r#"
-[run]
-seed = 7
-
-[prepare]
-vocab_size = 300
-
-[model]
-hidden_size = 32
-blocks = 2
-heads = 2
-head_dim = 16
-ffn_size = 48
-context = 64
-
-[[topology.levels]]
-modules = 2
-blocks = "0"
-embedding = true
-
-[[topology.levels]]
-modules = 2
-blocks = "1"
-head = true
-
-[seed_model]
-steps = 10
-batch = 4
-sequence_tokens = 64
-checkpoint_every = 5
-
-[train]
-rounds = 3
-inner_steps = 12
-batch = 4
-sequence_tokens = 64
-threads_per_worker = 1
-
-[routing]
-prefix_tokens = 8
-router_share = 0.2
-
-[evaluation]
-prefix_tokens = 8
-"#;
+const CONFIG: &str = include_str!("tiny.toml");
 
 /// Runs a command that must succeed, and returns its standard output.
 pub(crate) fn dipaco(words: &[&str]) -> String {

@@ -19,11 +19,11 @@ pub(super) struct Gathering {
 impl Rounds {
     /// The outer steps that can be taken now, in order.
     pub fn due(&mut self, now: Duration) -> Vec<OuterStep> {
-        let pending = self.progress.pending.keys().copied();
-        // Where outer gradients are dropped, a step may have none.
-        let units: Vec<Unit> = match self.plan.schedule.drops().any() {
-            true => self.progress.versions.keys().copied().collect(),
-            false => pending.collect(),
+        let units: Vec<Unit> = if self.plan.schedule.drops().any() {
+            // Where outer gradients are dropped, a step may have none.
+            self.progress.versions.keys().copied().collect()
+        } else {
+            self.progress.pending.keys().copied().collect()
         };
         units.into_iter().filter_map(|unit| self.due_step(now, unit)).collect()
     }
