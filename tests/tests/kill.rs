@@ -67,28 +67,43 @@ fn workers_outlive_a_killed_coordinator() {
     let run = Run::new();
     let mut first = run.coordinator(&["--listen", "127.0.0.1:0"]);
     let address = field(&first.line("listening for workers"), "address").to_owned();
-    let worker = |name: &str| {
-        let (token, cache) = (run.file("run/join.token"), run.file(name));
-        Process::start(&[
-            "worker",
-            "-v",
-            "--join",
-            &token,
-            "--name",
-            name,
-            "--cache",
-            &cache,
-            "--threads",
-            "1",
-        ])
-    };
-    let workers = ["a", "b"].map(worker);
+    let workers = ["a", "b"].map(|name| run.worker(name));
     middle_of_a_round(&mut first);
     first.kill();
     first.end();
     let second = run.coordinator(&["--listen", &address, "--resume"]);
     second.succeed();
     // One that was still on its way back when the other had finished the run would go on trying.
+    for worker in workers {
+        worker.interrupt();
+        let (status, _, log) = worker.end();
+        assert!(matches!(status.code(), Some(0 | 130)), "{status}:\n{log}");
+    }
+    assert_eq!(run.bits(), undisturbed());
+}
+
+#[test]
+fn synchronizers_in_processes_of_their_own_make_the_same_bits_and_may_be_killed() {
+    let run = Run::new();
+    let mut coordinator = run.coordinator(&["--listen", "127.0.0.1:0"]);
+    coordinator.line("listening for workers");
+    let synchronizers = ["0", "1"].map(|level| run.synchronizer(level));
+    for _ in &synchronizers {
+        coordinator.line("takes the outer steps of these modules");
+    }
+    let workers = ["a", "b"].map(|name| run.worker(name));
+    middle_of_a_round(&mut coordinator);
+    let [first, mut second] = synchronizers;
+    second.kill();
+    second.end();
+    coordinator.line("left; the coordinator takes its outer steps");
+    coordinator.succeed();
+    let (status, output, log) = first.end();
+    assert!(status.success(), "{status}:\n{log}");
+    let summary: serde_json::Value = serde_json::from_str(&output).unwrap();
+    // Two modules take three steps each.
+    assert_eq!(summary["outer_steps"], 6, "{log}");
+    assert!(summary["bytes_received"].as_u64() > Some(10_000), "{summary}");
     for worker in workers {
         worker.interrupt();
         let (status, _, log) = worker.end();

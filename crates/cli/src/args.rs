@@ -54,6 +54,9 @@ pub(crate) enum Command {
     /// Lead the training of workers on other machines.
     #[command(after_help = commands::train::COORDINATOR_EXAMPLES)]
     Coordinator(commands::train::CoordinatorOptions),
+    /// Take the outer steps of some modules in a process of its own.
+    #[command(after_help = commands::synchronizer::EXAMPLES)]
+    Synchronizer(commands::synchronizer::SynchronizerOptions),
     /// Train paths for a coordinator.
     #[command(after_help = commands::worker::EXAMPLES)]
     Worker(commands::worker::WorkerOptions),

@@ -17,6 +17,7 @@ pub(crate) mod seed;
 pub(crate) mod serve;
 pub(crate) mod simulate;
 pub(crate) mod status;
+pub(crate) mod synchronizer;
 pub(crate) mod token;
 pub(crate) mod train;
 pub(crate) mod worker;

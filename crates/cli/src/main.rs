@@ -47,6 +47,7 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Route(command) => commands::route::run(&command, progress),
         Command::Train(options) => commands::train::run(&options, progress),
         Command::Coordinator(options) => commands::train::run_coordinator(&options, progress),
+        Command::Synchronizer(options) => commands::synchronizer::run(&options),
         Command::Worker(options) => commands::worker::run(&options),
         Command::Token(command) => commands::token::run(&command),
         Command::Evaluate(options) => commands::evaluate::run(&options, progress),

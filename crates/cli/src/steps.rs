@@ -18,6 +18,7 @@ pub(crate) mod route;
 pub(crate) mod seed;
 pub(crate) mod serve;
 pub(crate) mod step_speed;
+pub(crate) mod synchronizer;
 pub(crate) mod threads;
 pub(crate) mod train;
 pub(crate) mod transformer_router;

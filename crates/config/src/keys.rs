@@ -386,6 +386,13 @@ pub const KEYS: &[KeyDoc] = &[
          `train.state_every` is more than 1.",
     ),
     free(
+        "train.checkpoints",
+        "checkpoints",
+        "Rounds before the current one whose weights and states are kept until the run is complete, so that it can go back to \
+         them when an object of the store is damaged (`--resume` does); each takes as much disk as the current ones. Two are \
+         needed to have one that shares nothing with the current round. 0 keeps none.",
+    ),
+    free(
         "train.threads_per_worker",
         "threads",
         "Threads of one worker process; 0 shares the cores evenly among the workers of the machine.",

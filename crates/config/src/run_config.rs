@@ -235,6 +235,8 @@ pub struct TrainConfig {
     pub state_every: u32,
     /// Paths whose states a worker keeps in memory.
     pub held_paths: usize,
+    /// Earlier rounds that the run can go back to when an object of its store is damaged.
+    pub checkpoints: usize,
     /// Threads of one worker process; 0 shares the cores evenly among the workers of the machine.
     pub threads_per_worker: usize,
     /// What the learning rate does where a phase of routing begins.
@@ -260,6 +262,7 @@ impl Default for TrainConfig {
             lease_seconds: 60,
             state_every: 1,
             held_paths: 1,
+            checkpoints: 2,
             threads_per_worker: 0,
             schedule_at_phase: ScheduleAtPhase::default(),
             adamw: AdamWConfig::default(),
@@ -274,12 +277,19 @@ impl TrainConfig {
     #[must_use]
     pub fn of_weights(&self) -> Self {
         let Self {
-            lease_seconds, state_every, held_paths, threads_per_worker, activation_checkpointing, ..
+            lease_seconds,
+            state_every,
+            held_paths,
+            checkpoints,
+            threads_per_worker,
+            activation_checkpointing,
+            ..
         } = Self::default();
         Self {
             lease_seconds,
             state_every,
             held_paths,
+            checkpoints,
             threads_per_worker,
             activation_checkpointing,
             ..self.clone()

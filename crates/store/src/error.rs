@@ -46,7 +46,7 @@ pub enum StoreError {
     },
     /// An object that something refers to is not there.
     #[error(
-        "object `{object}` is missing in {store}: restore it from a copy of the store, or go back to a round that has it"
+        "object `{object}` is missing in {store}: restore it from a copy of the store, or go back to an earlier round with `dipaco train --resume`"
     )]
     Missing {
         /// The object's name.
@@ -56,7 +56,7 @@ pub enum StoreError {
     },
     /// An object is shorter than its reference says.
     #[error(
-        "object `{object}` in {store} is cut: {found} of {expected} bytes; restore it from a copy, or delete it and let it be made again"
+        "object `{object}` in {store} is cut: {found} of {expected} bytes; restore it from a copy, or go back to an earlier round with `dipaco train --resume`"
     )]
     Cut {
         /// The object's name.
@@ -70,7 +70,7 @@ pub enum StoreError {
     },
     /// An object's content is not what its reference says.
     #[error(
-        "object `{object}` in {store} is damaged: its {found_bytes} bytes have BLAKE3 {found}, expected {expected_bytes} bytes with {expected}; restore it from a copy, or delete it and let it be made again"
+        "object `{object}` in {store} is damaged: its {found_bytes} bytes have BLAKE3 {found}, expected {expected_bytes} bytes with {expected}; restore it from a copy, or go back to an earlier round with `dipaco train --resume`"
     )]
     Damaged {
         /// The object's name.

@@ -20,18 +20,30 @@ pub struct RunManifest {
     pub seed: Option<SeedRecord>,
     /// The training of the paths, once it has begun.
     pub training: Option<TrainingRecord>,
+    /// What the training has been before, the newest at the end: it goes back there when something of it is damaged.
+    pub checkpoints: Vec<CheckpointRecord>,
+}
+
+/// The training as it was at some time. All objects that it refers to are kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointRecord {
+    /// Rounds that every path had been trained for.
+    pub round: u32,
+    /// The [`TrainingRecord`] as JSON.
+    pub object: ObjectRef,
 }
 
 impl ManifestSchema for RunManifest {
     const SCHEMA: &'static str = "dipaco-run";
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
 }
 
 impl RunManifest {
     /// A run in which nothing has happened yet.
     #[must_use]
     pub fn new(run: String) -> Self {
-        Self { run, incarnation: 0, seed: None, training: None }
+        Self { run, incarnation: 0, seed: None, training: None, checkpoints: Vec::new() }
     }
 
     /// The phase of routing that the run is in, counted from 0: which router and which shards are its own.
@@ -287,6 +299,21 @@ impl TrainingRecord {
         let end = u64::from(self.phase_end()) * self.inner_steps;
         (self.phase as usize) < self.boundaries.len()
             && self.paths.iter().all(|path| path.steps == end && path.gradients.is_empty())
+    }
+
+    /// Every object that the training refers to.
+    pub fn objects(&self) -> impl Iterator<Item = &ObjectRef> {
+        let fragments = self.modules.iter().flat_map(|module| &module.fragments);
+        let of_fragments = fragments.flat_map(|fragment| {
+            let changes = fragment.changes.iter().map(|change| &change.object);
+            let kept = fragment.kept.iter().map(|kept| &kept.weights);
+            [&fragment.weights].into_iter().chain(&fragment.momentum).chain(kept).chain(changes)
+        });
+        let of_paths = self
+            .paths
+            .iter()
+            .flat_map(|path| path.state.iter().chain(path.gradients.iter().map(|gradient| &gradient.object)));
+        of_fragments.chain(of_paths)
     }
 
     /// The record of a module.

@@ -25,10 +25,10 @@ fn file(directory: &tempfile::TempDir, name: &str) -> std::path::PathBuf {
 #[tokio::test]
 async fn an_object_is_read_back_verified_also_by_another_process() {
     let (directory, store) = directory();
-    let name = names::weights(MODULE, 0, 17);
+    let name = names::weights(MODULE, 0, 17, 0);
     let content = Bytes::from(vec![7; 1 << 20]);
     let reference = store.put(&name, content.clone()).await.unwrap();
-    assert_eq!(reference, ObjectRef::of("modules/0/3/0/17", &content));
+    assert_eq!(reference, ObjectRef::of("modules/0/3/0/17-0", &content));
     assert!(store.contains(&name).await.unwrap());
     let address = format!("file://{}", directory.path().display());
     assert_eq!(RunStore::open(&address).unwrap().get(&reference).await.unwrap(), content);
@@ -38,7 +38,7 @@ async fn an_object_is_read_back_verified_also_by_another_process() {
 async fn the_same_content_may_be_put_again_other_content_may_not() {
     let (_directory, on_disk) = directory();
     for store in [on_disk, RunStore::in_memory()] {
-        let name = names::weights(MODULE, 0, 1);
+        let name = names::weights(MODULE, 0, 1, 0);
         let first = store.put(&name, "weights".into()).await.unwrap();
         assert_eq!(store.put(&name, "weights".into()).await.unwrap(), first);
         let error = store.put(&name, "weightz".into()).await.unwrap_err();

@@ -194,6 +194,23 @@ impl Rounds {
         self.plan.schedule.end(self.plan.phase)
     }
 
+    /// Whether paths wait for each other.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.plan.scheme.waits()
+    }
+
+    /// The fencing numbers of all leases that are out, those that follow one that is trained included.
+    pub fn fences(&self) -> impl Iterator<Item = Fence> {
+        self.leases.values().chain(self.following.values()).map(|lease| lease.fence)
+    }
+
+    /// The fencing number of the next lease; those after it have higher ones.
+    #[must_use]
+    pub fn next_fence(&self) -> Fence {
+        Fence(self.next_fence)
+    }
+
     /// Whether every path has finished its last step and its final weights are measured.
     #[must_use]
     pub fn finished(&self) -> bool {

@@ -1,6 +1,5 @@
-//! The coordinator's process: accepts workers, answers them, watches leases and runs the synchronizer.
+//! The coordinator's process: answers workers, watches leases, and takes the outer steps that nobody else takes.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -8,22 +7,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
-use dipaco_net::{Exchange, Peer, Server};
+use dipaco_net::Server;
 use dipaco_store::{RunStore, ShardRecord};
 use dipaco_sync::Guard;
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
 use serde::Serialize;
-use tokio::sync::{Mutex, Notify, Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
-use crate::desk::{Desk, Guest};
+use crate::desk::Desk;
+use crate::intake::Intake;
 use crate::ledger::Ledger;
+use crate::owners::Owners;
 use crate::plan::WorkerPlan;
-use crate::protocol::{PIECES_AT_ONCE, RUN_COMPLETE, Request, Response};
+use crate::protocol::RUN_COMPLETE;
+use crate::reception::receive;
 use crate::revocations::Revocations;
 use crate::run_progress::RunProgress;
 use crate::scribe::Scribe;
@@ -33,10 +34,6 @@ use crate::uploads::Uploads;
 
 /// How long the coordinator of a finished run waits for its workers to hear of it.
 const FAREWELL: Duration = Duration::from_secs(10);
-/// A peer that says nothing for this long after connecting is turned away.
-const HELLO: Duration = Duration::from_secs(10);
-/// The longest name of a worker, in bytes.
-const NAME_BYTES: usize = 256;
 
 /// Divides the text anew for the phase whose number it is given, and returns the shards of its paths. The paths wait
 /// with the weights that the store has then. What it did is done again, or found done, when the coordinator stops
@@ -117,6 +114,7 @@ pub async fn coordinate(
     )
     .await?;
     let layout = plan.layout(&topology)?;
+    let incarnation = ledger.incarnation();
     let done = trained(&ledger);
     let total = u64::from(topology.paths()) * plan.total_steps();
     let steps: Vec<u64> = ledger.rounds().progress().paths.iter().map(|path| path.steps).collect();
@@ -131,31 +129,37 @@ pub async fn coordinate(
     let stop_writing = CancellationToken::new();
     let _stop_with_this = stop_writing.clone().drop_guard();
     let writing = tokio::spawn(scribe.run(stop_writing.clone()));
-    let desk = Arc::new(Desk {
-        ledger,
+    let (synchronizer, schedule) =
+        (Synchronizer::new(store.clone(), layout.clone(), config.outer.clone()), plan.schedule()?);
+    let intake = Intake {
         store,
         plan,
         topology,
         layout,
-        lease,
         uploads: Uploads::new(shards.clone()),
+        guard: std::sync::Mutex::new(Guard::new(config.outer.guard)),
+    };
+    let desk = Arc::new(Desk {
+        ledger,
+        intake: Arc::new(intake),
+        schedule,
+        owners: std::sync::Mutex::new(Owners::new(incarnation)),
+        lease,
         shards,
         changed,
         deadlines: Arc::new(Notify::new()),
         written: on_disk.clone(),
         revocations,
-        guard: Mutex::new(Guard::new(config.outer.guard)),
-        contributed: Arc::new(Notify::new()),
+        contributed: watch::Sender::new(0),
         started: begun,
         progress: progress.clone(),
     });
-    let synchronizer = Synchronizer::new(desk.clone(), config.outer.clone());
     let farewell = CancellationToken::new();
-    let accepting = accept(&server, &desk, &farewell);
+    let accepting = receive(&server, &desk, &farewell);
     tokio::pin!(accepting);
     // A failure anywhere ends the coordinator: what it has told its workers is on the disk, and `--resume` goes on.
     let ended = tokio::select! {
-        result = synchronizer.run() => result.map(|()| Ended::Stopped),
+        result = desk.take_own_outer_steps(synchronizer) => result.map(|()| Ended::Stopped),
         result = watch_leases(&desk) => result.map(|()| Ended::Stopped),
         result = &mut accepting => result.map(|()| Ended::Stopped),
         result = conduct(&desk, reroute.as_ref()) => result,
@@ -163,15 +167,17 @@ pub async fn coordinate(
         () = cancel.cancelled() => Ok(Ended::Stopped),
     };
     let ended = match ended {
-        // Those who wait for the disk are told nothing more than that there is no writing any more: this is why.
-        Err(TrainError::Cancelled) => {
+        Ok(ended) => ended,
+        Err(error) => {
+            // What is in the books is still written, so that nothing writes any more when this returns.
             stop_writing.cancel();
-            return writing
-                .await
-                .map_err(|source| TrainError::Thread { source })?
-                .and(Err(TrainError::Cancelled));
+            let written = writing.await.map_err(|source| TrainError::Thread { source })?;
+            // Those who wait for the disk are told nothing more than that there is no writing any more: this is why.
+            return match (error, written) {
+                (TrainError::Cancelled, Err(why)) => Err(why),
+                (error, _) => Err(error),
+            };
         }
-        ended => ended?,
     };
     let finished = ended == Ended::Complete;
     if finished {
@@ -273,173 +279,5 @@ async fn watch_leases(desk: &Desk) -> Result<(), TrainError> {
             }
             None => desk.deadlines.notified().await,
         }
-    }
-}
-
-/// Accepts workers and serves each until its connection ends; after the farewell, until all have left.
-async fn accept(server: &Server, desk: &Arc<Desk>, farewell: &CancellationToken) -> Result<(), TrainError> {
-    let mut peers = JoinSet::new();
-    let known = Arc::new(Mutex::new(BTreeMap::new()));
-    while !(farewell.is_cancelled() && peers.is_empty()) {
-        tokio::select! {
-            peer = server.accept() => {
-                let Some(peer) = peer else { return Ok(()) };
-                peers.spawn(serve(peer, desk.clone(), known.clone()));
-            }
-            Some(ended) = peers.join_next() => ended.map_err(|source| TrainError::Thread { source })??,
-            () = farewell.cancelled(), if !farewell.is_cancelled() => {}
-        }
-    }
-    Ok(())
-}
-
-/// The processes that have said hello, by name and instance, with what ends their last connection.
-type Known = Arc<Mutex<BTreeMap<(String, u64), CancellationToken>>>;
-
-/// Notes that a process is connected and ends the connections that this one succeeds: its own, and those of processes
-/// under its name before it, which may be long dead before the network notices. Returns whether the process had been
-/// here before, and what ends its connection.
-async fn register(known: &Known, guest: &Guest) -> (bool, CancellationToken) {
-    let mut known = known.lock().await;
-    let replaced = CancellationToken::new();
-    let before = known.insert((guest.worker.clone(), guest.instance), replaced.clone());
-    if let Some(before) = &before {
-        before.cancel();
-    } else {
-        known
-            .iter()
-            .filter(|((name, instance), _)| *name == guest.worker && *instance != guest.instance)
-            .for_each(|(_, earlier)| earlier.cancel());
-    }
-    (before.is_some(), replaced)
-}
-
-/// Serves one connection. Fails only with what ends the coordinator.
-async fn serve(peer: Peer, desk: Arc<Desk>, known: Known) -> Result<(), TrainError> {
-    let address = peer.address();
-    let guest = match tokio::time::timeout(HELLO, greet(&peer, &desk, &known)).await {
-        Ok(greeted) => greeted?,
-        Err(_) => None,
-    };
-    let Some((guest, replaced)) = guest else {
-        tracing::warn!(%address, "a peer did not introduce itself as a worker");
-        return Ok(());
-    };
-    tracing::info!(worker = guest.worker, %address, "joined");
-    let mut exchanges = JoinSet::new();
-    let places = Arc::new(Semaphore::new(PIECES_AT_ONCE));
-    loop {
-        tokio::select! {
-            exchange = peer.accept_exchange() => {
-                let Some(exchange) = exchange else { break };
-                let (desk, guest, places) = (desk.clone(), guest.clone(), places.clone());
-                exchanges.spawn(async move { handle(exchange, &desk, &guest, &places).await });
-            }
-            Some(ended) = exchanges.join_next() => ended.map_err(|source| TrainError::Thread { source })??,
-            () = replaced.cancelled() => peer.close("the worker has connected again"),
-        }
-        if replaced.is_cancelled() {
-            break;
-        }
-    }
-    let ended = peer.closed().await.to_string();
-    tracing::info!(worker = guest.worker, reason = ended, "left");
-    desk.progress.event(Event::WorkerLeft { worker: guest.worker, reason: ended })
-}
-
-/// The first exchange of a connection must be a hello.
-async fn greet(
-    peer: &Peer,
-    desk: &Desk,
-    known: &Known,
-) -> Result<Option<(Guest, CancellationToken)>, TrainError> {
-    let Some(mut exchange) = peer.accept_exchange().await else { return Ok(None) };
-    let request = match exchange.request::<Request>().await {
-        Ok(request) => request,
-        Err(error) => {
-            tracing::warn!(address = %peer.address(), %error, "a peer's first request can't be read");
-            return Ok(None);
-        }
-    };
-    let Request::Hello { worker, instance, version } = request else {
-        let reason = "the first request of a connection must be a hello".to_owned();
-        answer(exchange, &Response::Refused { reason }, None).await;
-        return Ok(None);
-    };
-    if version != env!("CARGO_PKG_VERSION") {
-        let reason = format!(
-            "the worker is dipaco {version}, the coordinator {}: copy the coordinator's program to the worker's machine",
-            env!("CARGO_PKG_VERSION")
-        );
-        answer(exchange, &Response::Refused { reason }, None).await;
-        return Ok(None);
-    }
-    if worker.is_empty() || worker.len() > NAME_BYTES || worker.chars().any(char::is_control) {
-        let reason = format!(
-            "a worker's name has 1 to {NAME_BYTES} bytes and no control characters: give another --name"
-        );
-        answer(exchange, &Response::Refused { reason }, None).await;
-        return Ok(None);
-    }
-    let token = peer.name().to_owned();
-    if let Some(reason) = desk.revoked(&token).await? {
-        tracing::warn!(worker, token, "a worker with a revoked token is refused");
-        answer(exchange, &Response::Refused { reason }, None).await;
-        return Ok(None);
-    }
-    let guest = Guest { worker, instance, token };
-    let (returning, replaced) = register(known, &guest).await;
-    let (response, payload) = desk.welcome(&guest, returning).await?;
-    answer(exchange, &response, payload).await;
-    Ok(Some((guest, replaced)))
-}
-
-/// Answers one request. `places` are those of this worker for pieces: one that is slow to send or to take them holds no
-/// more memory than these.
-async fn handle(
-    mut exchange: Exchange,
-    desk: &Arc<Desk>,
-    guest: &Guest,
-    places: &Semaphore,
-) -> Result<(), TrainError> {
-    let request = match exchange.request::<Request>().await {
-        Ok(request) => request,
-        Err(error) => {
-            tracing::warn!(worker = guest.worker, %error, "a request can't be read");
-            return Ok(());
-        }
-    };
-    if let Some(reason) = desk.revoked(&guest.token).await? {
-        tracing::warn!(
-            worker = guest.worker,
-            token = guest.token,
-            "a token has been revoked; its worker is refused"
-        );
-        desk.expel(guest).await?;
-        answer(exchange, &Response::Refused { reason }, None).await;
-        return Ok(());
-    }
-    // Held until the answer has arrived; the semaphore is never closed.
-    let _place = if request.moves_a_piece() { places.acquire().await.ok() } else { None };
-    let payload = match desk.payload_limit(&request) {
-        0 => None,
-        limit => match exchange.receive_payload(limit).await {
-            Ok(payload) => Some(payload),
-            Err(error) => {
-                tracing::warn!(worker = guest.worker, %error, "a payload is not taken");
-                return Ok(());
-            }
-        },
-    };
-    let (response, payload) = desk.answer(guest, request, payload).await?;
-    answer(exchange, &response, payload).await;
-    Ok(())
-}
-
-/// Sends an answer. A worker that is gone asks again when it is back: every request may be repeated. An error does not
-/// say that the answer did not arrive: the worker may have read it and gone on before its end was acknowledged.
-async fn answer(exchange: Exchange, response: &Response, payload: Option<bytes::Bytes>) {
-    if let Err(error) = exchange.respond(response, payload).await {
-        tracing::trace!(%error, "an answer was not taken to its end");
     }
 }

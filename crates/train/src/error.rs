@@ -225,6 +225,18 @@ pub enum TrainError {
         /// The coordinator's run.
         found: String,
     },
+    /// Something that the run needs is damaged, and so are its checkpoints.
+    #[error("the run can't go on, and has no checkpoint that is whole: restore its store from a copy")]
+    DamagedRun {
+        /// The first object that is damaged.
+        source: dipaco_store::StoreError,
+    },
+    /// A synchronizer can't answer what the coordinator can.
+    #[error("a synchronizer sends on to the coordinator: {reason}")]
+    Elsewhere {
+        /// Why.
+        reason: String,
+    },
     /// The coordinator came back with another configuration.
     #[error("the coordinator came back with another configuration: start the worker again")]
     PlanChanged,

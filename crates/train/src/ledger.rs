@@ -4,21 +4,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use dipaco_store::{
-    Best, ChangeRecord, FragmentRecord, GradientRecord, KeptVersion, ObjectRef, PathRecord, RunManifest,
-    RunStore, Sequence, ShardRecord, StretchRecord, TrainingRecord, names,
+    ChangeRecord, FragmentRecord, GradientRecord, KeptVersion, ObjectRef, PathRecord, RunManifest, RunStore,
+    Sequence, ShardRecord, TrainingRecord, names,
 };
 use dipaco_sync::{
-    Commit, Contribution, Done, Fence, Grant, Lease, LeaseError, OuterStep, PathProgress, Plan, Progress,
-    Rounds, Task, Unit, units_of,
+    Contribution, Fence, Grant, Lease, LeaseError, OuterStep, PathProgress, Plan, Progress, Rounds, Unit,
+    units_of,
 };
 use dipaco_topology::{PathId, Topology};
 use tokio::sync::Notify;
 
 use crate::TrainError;
+use crate::orders::OuterDone;
 use crate::plan::WorkerPlan;
-use crate::protocol::{Item, Report};
+use crate::protocol::Item;
 use crate::start::check_shards;
+
+mod checkpoints;
+mod results;
+
+use checkpoints::Checkpoints;
+pub(crate) use checkpoints::read as read_checkpoint;
 
 /// The state machine of the run beside the manifest that records it.
 ///
@@ -41,12 +49,16 @@ pub(crate) struct Ledger {
     sampling: Option<u64>,
     /// What has been brought for the end of a lease that is still out.
     staged: BTreeMap<(PathId, Fence), BTreeMap<Item, ObjectRef>>,
+    /// What the run can go back to.
+    checkpoints: Checkpoints,
     /// Whether the coordinator stops: nothing counts from now on.
     closed: bool,
 }
 
 /// What there is to write down.
 pub(crate) struct Page {
+    /// A checkpoint that the manifest refers to, to be written before it.
+    pub(crate) checkpoint: Option<(ObjectRef, Bytes)>,
     /// The manifest, when it has changed.
     pub(crate) manifest: Option<RunManifest>,
     /// The number of its last change.
@@ -93,7 +105,7 @@ impl Ledger {
     ) -> Result<(Self, Sequence), TrainError> {
         manifest.incarnation += 1;
         let training = manifest.training.as_ref().ok_or(TrainError::NotStarted)?;
-        let state_every = plan.train.state_every;
+        let (state_every, kept) = (plan.train.state_every, plan.train.checkpoints);
         let sampling = plan.sync.shard_sampling.then_some(plan.seed);
         let plan = Plan {
             schedule: plan.schedule()?,
@@ -110,6 +122,8 @@ impl Ledger {
         }
         // Listed before the manifest is replaced: what is there now can't belong to a coordinator after this one.
         let stored = stored(&store).await?;
+        let checkpoints = Checkpoints::load(&store, &manifest, kept).await?;
+        manifest.checkpoints = checkpoints.records();
         let sequence = store.replace(&manifest, sequence).await?;
         let staged = BTreeMap::new();
         let ledger = Self {
@@ -122,6 +136,7 @@ impl Ledger {
             state_every,
             sampling,
             staged,
+            checkpoints,
             closed: false,
         };
         ledger.sweep(stored).await?;
@@ -134,36 +149,30 @@ impl Ledger {
     }
 
     /// What there is to write down when the changes up to `written` are on the disk.
-    pub(crate) fn page(&mut self, written: u64) -> Page {
-        Page {
+    pub(crate) fn page(&mut self, written: u64) -> Result<Page, TrainError> {
+        let checkpoint = if self.changes > written { self.checkpoint()? } else { None };
+        Ok(Page {
+            checkpoint,
             manifest: (self.changes > written).then(|| self.manifest.clone()),
             change: self.changes,
             obsolete: std::mem::take(&mut self.obsolete),
-        }
+        })
     }
 
     /// Notes that the manifest has changed, and what it refers to no more.
     fn save(&mut self, obsolete: Vec<String>) {
         self.changes += 1;
-        self.obsolete.extend(obsolete);
+        // What a checkpoint refers to goes with the checkpoint.
+        self.obsolete.extend(obsolete.into_iter().filter(|name| !self.checkpoints.hold(name)));
         self.changed.notify_one();
     }
 
-    /// Deletes what a crashed coordinator left behind: those of `stored` that the manifest does not refer to.
+    /// Deletes what a crashed coordinator left behind: those of `stored` that neither the manifest nor a checkpoint refers
+    /// to.
     async fn sweep(&self, stored: Vec<String>) -> Result<(), TrainError> {
-        let training = self.training()?;
-        let mut used = BTreeSet::new();
-        for fragment in training.modules.iter().flat_map(|module| &module.fragments) {
-            used.insert(&fragment.weights.name);
-            used.extend(fragment.momentum.iter().map(|object| &object.name));
-            used.extend(fragment.kept.iter().map(|kept| &kept.weights.name));
-            used.extend(fragment.changes.iter().map(|change| &change.object.name));
-        }
-        for path in &training.paths {
-            used.extend(path.state.iter().map(|object| &object.name));
-            used.extend(path.gradients.iter().map(|gradient| &gradient.object.name));
-        }
-        let unused: Vec<_> = stored.into_iter().filter(|name| !used.contains(name)).collect();
+        let used: BTreeSet<_> = self.training()?.objects().map(|object| &object.name).collect();
+        let unused = |name: &String| !used.contains(name) && !self.checkpoints.hold(name);
+        let unused: Vec<_> = stored.into_iter().filter(unused).collect();
         self.delete(&unused).await
     }
 
@@ -182,6 +191,10 @@ impl Ledger {
 
     pub(crate) fn rounds(&self) -> &Rounds {
         &self.rounds
+    }
+
+    pub(crate) fn incarnation(&self) -> u32 {
+        self.manifest.incarnation
     }
 
     pub(crate) fn run(&self) -> &str {
@@ -244,210 +257,6 @@ impl Ledger {
         self.delete(&names).await
     }
 
-    /// Notes that an item of a lease is in the store: an outer gradient that is sent before the end of its lease counts
-    /// at once. When the lease is out no more, or the item counts already, it is deleted; the error says why it is not
-    /// taken.
-    pub(crate) async fn stage(
-        &mut self,
-        path: PathId,
-        fence: Fence,
-        item: Item,
-        object: ObjectRef,
-    ) -> Result<Result<(), LeaseError>, TrainError> {
-        let checked = match self.check(path, fence) {
-            Ok(lease) if !self.closed => Ok(lease),
-            Ok(lease) => Err(LeaseError::Lost { path, step: lease.from, fence }),
-            Err(error) => Err(error),
-        };
-        let lease = match checked {
-            Ok(lease) => lease,
-            Err(error) => {
-                self.delete_unless_counted(path, object).await?;
-                return Ok(Err(error));
-            }
-        };
-        let ends =
-            |unit, number| lease.sends.iter().any(|s| (s.unit, s.number, s.step) == (unit, number, lease.to));
-        match item {
-            Item::OuterGradient { unit, number, tokens } if !ends(unit, number) => {
-                match self.rounds.contribute(path, fence, unit, number, tokens) {
-                    Commit::Accepted => {
-                        self.note_gradient(path, unit, number, object)?;
-                        self.note_progress(path)?;
-                        self.save(Vec::new());
-                    }
-                    Commit::Duplicate => self.delete_unless_counted(path, object).await?,
-                    Commit::Refused(error) => {
-                        self.delete_unless_counted(path, object).await?;
-                        return Ok(Err(error));
-                    }
-                }
-            }
-            item => {
-                self.staged.entry((path, fence)).or_default().insert(item, object);
-            }
-        }
-        Ok(Ok(()))
-    }
-
-    /// Deletes an object that a path brought in vain. A late repetition of what has counted since must not take it away.
-    async fn delete_unless_counted(&self, path: PathId, object: ObjectRef) -> Result<(), TrainError> {
-        let counts = self.training()?.paths.get(path.index()).is_some_and(|record| {
-            let gradients = record.gradients.iter().map(|gradient| &gradient.object);
-            record.state.iter().chain(gradients).any(|counted| counted.name == object.name)
-        });
-        if counts { Ok(()) } else { self.delete(&[object.name]).await }
-    }
-
-    /// Writes an outer gradient that counts from now on into its path's record.
-    fn note_gradient(
-        &mut self,
-        path: PathId,
-        unit: Unit,
-        number: u32,
-        object: ObjectRef,
-    ) -> Result<(), TrainError> {
-        let pending = self.rounds.progress().pending.get(&unit).into_iter().flatten();
-        let found = pending.copied().find(|c| (c.path, c.number) == (path, number));
-        let lacks = || TrainError::ManifestLacks { what: format!("outer gradient {number} of path {path}") };
-        let Contribution { base, steps, tokens, .. } = found.ok_or_else(lacks)?;
-        let Unit { module, fragment } = unit;
-        let slot = self.slot(unit);
-        let record = path_record(&mut self.manifest, path)?;
-        if let Some(counted) = record.counted.get_mut(slot) {
-            counted.steps += steps;
-            counted.tokens += tokens;
-        }
-        let gradient = GradientRecord { module, fragment, number, base, steps, tokens, object };
-        record.gradients.push(gradient);
-        Ok(())
-    }
-
-    /// Brings a path's record up to the core's progress.
-    fn note_progress(&mut self, path: PathId) -> Result<(), TrainError> {
-        let PathProgress { steps, measured, sent, adopted } =
-            self.rounds.progress().paths[path.index()].clone();
-        let record = path_record(&mut self.manifest, path)?;
-        (record.steps, record.measured, record.sent, record.adopted) = (steps, measured, sent, adopted);
-        Ok(())
-    }
-
-    /// Takes a finished lease into the books.
-    pub(crate) fn complete(
-        &mut self,
-        path: PathId,
-        fence: Fence,
-        report: &Report,
-    ) -> Result<Completed, TrainError> {
-        if self.closed {
-            return Ok(Completed::Closed);
-        }
-        let lease = self.rounds.check(path, fence).ok().cloned();
-        let mut items = BTreeMap::new();
-        let mut done = Done { seconds: report.seconds, ..Done::default() };
-        if let Some(lease) = lease.as_ref().filter(|lease| lease.task == Task::Train) {
-            for (item, object) in self.staged.get(&(path, fence)).into_iter().flatten() {
-                if let Item::OuterGradient { unit, tokens, .. } = *item {
-                    done.tokens.insert(unit, tokens);
-                }
-                items.insert(key(*item), object.clone());
-            }
-            let last = lease.sends.iter().filter(|send| send.step == lease.to);
-            let last = last.map(|s| Item::OuterGradient { unit: s.unit, number: s.number, tokens: 0 });
-            let state = self.needs_state(lease)?.then_some(Item::State);
-            if let Some(missing) = last.chain(state).find(|item| !items.contains_key(&key(*item))) {
-                return Ok(Completed::Incomplete(missing.name()));
-            }
-        }
-        match self.rounds.commit(path, fence, &done) {
-            Commit::Duplicate => return Ok(Completed::Duplicate),
-            Commit::Refused(error @ LeaseError::Owes { .. }) => {
-                return Ok(Completed::Incomplete(error.to_string()));
-            }
-            Commit::Refused(error) => return Ok(Completed::Lost(error)),
-            Commit::Accepted => {}
-        }
-        let lease = lease.ok_or_else(|| TrainError::ManifestLacks { what: format!("a lease of {path}") })?;
-        self.staged.remove(&(path, fence));
-        if lease.task == Task::Train {
-            let stretch = self.stretch(&lease)?;
-            let record = path_record(&mut self.manifest, path)?;
-            record.fence = Some(fence.0);
-            record.tail.push(stretch);
-        }
-        self.note_progress(path)?;
-        let mut obsolete = Vec::new();
-        for (item, object) in items {
-            match item {
-                Key::OuterGradient(unit, number) => self.note_gradient(path, unit, number, object)?,
-                Key::State => {
-                    let record = path_record(&mut self.manifest, path)?;
-                    record.tail.clear();
-                    obsolete.extend(record.state.replace(object).map(|object| object.name));
-                }
-            }
-        }
-        let bound = !path_record(&mut self.manifest, path)?.tail.is_empty();
-        self.rounds.bind(path, bound);
-        let best = self.note_loss(path, &lease, report)?;
-        for unit in self.units_of(path) {
-            obsolete.extend(self.prune(unit)?);
-        }
-        self.save(obsolete);
-        Ok(Completed::Accepted { lease, best })
-    }
-
-    /// The lease that is out before one that follows it.
-    fn before(&self, lease: &Lease) -> Option<&Lease> {
-        self.rounds.lease(lease.path).filter(|current| current.from < lease.from)
-    }
-
-    /// A lease as the path's record keeps it, before it is complete.
-    pub(crate) fn stretch(&self, lease: &Lease) -> Result<StretchRecord, TrainError> {
-        let lacks = || TrainError::ManifestLacks { what: format!("path {}", lease.path) };
-        let adopted = &self.training()?.path(lease.path).ok_or_else(lacks)?.adopted;
-        let of = |lease: &Lease, unit: &Unit| lease.receives.iter().find(|r| r.unit == *unit).copied();
-        let received = |unit: &Unit| of(lease, unit);
-        let before = self.before(lease);
-        let units = self.units_of(lease.path);
-        let adopted = units.iter().zip(adopted).map(|(unit, &adopted)| {
-            before.and_then(|before| of(before, unit)).map_or(adopted, |receive| receive.version)
-        });
-        let versions = units.iter().zip(adopted);
-        Ok(StretchRecord {
-            from: lease.from,
-            to: lease.to,
-            versions: versions.map(|(u, adopted)| received(u).map_or(adopted, |r| r.version)).collect(),
-            received: units.iter().map(|unit| received(unit).is_some()).collect(),
-        })
-    }
-
-    /// Whether a lease has to bring its path's state: every so many leases, and where a phase or the run ends.
-    pub(crate) fn needs_state(&self, lease: &Lease) -> Result<bool, TrainError> {
-        let training = self.training()?;
-        let lacks = || TrainError::ManifestLacks { what: format!("path {}", lease.path) };
-        let tail = training.path(lease.path).ok_or_else(lacks)?.tail.len() + 1;
-        let tail = tail + usize::from(self.before(lease).is_some());
-        let end = u64::from(training.phase_end()) * training.inner_steps;
-        let long = tail >= self.state_every as usize || tail * self.units_of(lease.path).len() > TAIL;
-        Ok(lease.task == Task::Train && (long || lease.to == end))
-    }
-
-    /// Notes the held-out loss of the weights that a lease began with; returns whether it is the path's lowest.
-    fn note_loss(&mut self, path: PathId, lease: &Lease, report: &Report) -> Result<bool, TrainError> {
-        let Some(loss) = report.held_out_loss.filter(|loss| loss.is_finite()) else { return Ok(false) };
-        let round = lease.from / self.rounds.schedule().inner_steps();
-        let record = path_record(&mut self.manifest, path)?;
-        let versions = lease.receives.iter().map(|receive| receive.version).collect();
-        let measured = Best { round: u32::try_from(round).unwrap_or(u32::MAX), versions, loss };
-        let best = record.best.as_ref().is_none_or(|best| loss < best.loss);
-        if best {
-            record.best = Some(measured.clone());
-        }
-        record.last = Some(measured);
-        Ok(best)
-    }
-
     /// The place of a fragment in the lists of its paths' records.
     fn slot(&self, unit: Unit) -> usize {
         unit.slot(self.rounds.schedule().fragments())
@@ -457,23 +266,19 @@ impl Ledger {
         units_of(self.rounds.topology(), self.rounds.schedule().fragments(), path)
     }
 
-    /// Takes an outer step into the books: the new weights and the momentum are in the store. Returns whether it counts.
-    pub(crate) fn stepped(
-        &mut self,
-        step: &OuterStep,
-        weights: ObjectRef,
-        momentum: ObjectRef,
-        change: Option<ObjectRef>,
-        took: Duration,
-    ) -> Result<(), TrainError> {
+    /// Takes an outer step into the books: what it made is in the store.
+    pub(crate) fn stepped(&mut self, step: &OuterStep, done: &OuterDone) -> Result<(), TrainError> {
         if self.closed {
             return Err(TrainError::Cancelled);
         }
         let unit = step.unit;
+        // What another process says it took may be any number.
+        let took = Duration::try_from_secs_f64(done.seconds).unwrap_or_default();
         if !self.rounds.stepped(step, took) {
             let what = format!("what outer step {} of {unit} merged", step.version);
             return Err(TrainError::ManifestLacks { what });
         }
+        let OuterDone { weights, momentum, change, .. } = done.clone();
         let mut obsolete = Vec::new();
         let record = fragment_record(&mut self.manifest, unit)?;
         let before = std::mem::replace(&mut record.weights, weights);
@@ -571,24 +376,11 @@ pub(crate) fn shard_tokens(training: &TrainingRecord) -> Vec<u64> {
 /// The names of all objects of a training run that are in the store.
 async fn stored(store: &RunStore) -> Result<Vec<String>, TrainError> {
     let mut stored = Vec::new();
-    for prefix in [names::OUTER_GRADIENTS, names::PATHS, names::MODULES, names::MOMENTA, names::CHANGES] {
+    let outer_steps = [names::OUTER_GRADIENTS, names::MODULES, names::MOMENTA, names::CHANGES];
+    for prefix in outer_steps.into_iter().chain([names::PATHS, names::CHECKPOINTS]) {
         stored.extend(store.list(prefix).await?.into_iter().map(|object| object.name));
     }
     Ok(stored)
-}
-
-/// An item without what it says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
-    OuterGradient(Unit, u32),
-    State,
-}
-
-fn key(item: Item) -> Key {
-    match item {
-        Item::OuterGradient { unit, number, .. } => Key::OuterGradient(unit, number),
-        Item::State => Key::State,
-    }
 }
 
 fn path_record(manifest: &mut RunManifest, path: PathId) -> Result<&mut PathRecord, TrainError> {

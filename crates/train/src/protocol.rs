@@ -4,10 +4,12 @@
 //! of an operation of its own. Every operation can be repeated: a worker whose answer was lost asks again.
 //! `docs/wire-protocol.md` describes the bytes.
 
-use dipaco_store::{ObjectRef, ShardRecord};
+use dipaco_store::{ObjectRef, ShardRecord, names};
 use dipaco_sync::{Fence, Send, Unit};
-use dipaco_topology::PathId;
+use dipaco_topology::{ModuleId, PathId};
 use serde::{Deserialize, Serialize};
+
+use crate::orders::{OuterDone, OuterOrder};
 
 /// The length of every piece of a whole but the last, in bytes: what a broken connection costs for each stream, and what
 /// the coordinator keeps in memory for one. Shorter pieces cost more requests; this long, they are not seen.
@@ -16,6 +18,11 @@ pub const PIECE_BYTES: u64 = 2 << 20;
 /// How many pieces a worker has under way at a time, in both directions together; the coordinator takes up no more of
 /// one worker. With [`PIECE_BYTES`] 16 MiB, twice what a link of 1 Gb/s and 50 ms holds.
 pub const PIECES_AT_ONCE: usize = 8;
+
+/// The role in a worker's token.
+pub const WORKER: &str = "worker";
+/// The role in a synchronizer's token.
+pub const SYNCHRONIZER: &str = "synchronizer";
 
 /// The reason with which the coordinator of a complete run closes its connections.
 pub(crate) const RUN_COMPLETE: &str = "the run is complete";
@@ -102,9 +109,47 @@ pub enum Request {
         /// The lease's fencing number.
         fence: Fence,
     },
+    /// Takes modules over, or keeps them, and asks for outer steps of theirs.
+    Orders {
+        /// The modules.
+        modules: Vec<ModuleId>,
+        /// `host:port` where workers reach the synchronizer.
+        address: String,
+        /// What the last answer said under the same names.
+        seen: Option<(u64, u64)>,
+        /// How long the coordinator may keep the question open, in milliseconds.
+        wait_ms: u64,
+    },
+    /// Asks for a worker whether its lease is out and asks for an item.
+    Expected {
+        /// The path.
+        path: PathId,
+        /// The lease's fencing number.
+        fence: Fence,
+        /// What the worker begins to bring.
+        item: Item,
+    },
+    /// Says that an item that a worker has brought is in the store.
+    Stored {
+        /// The path.
+        path: PathId,
+        /// The lease's fencing number.
+        fence: Fence,
+        /// What it is.
+        item: Item,
+        /// Where it is.
+        object: ObjectRef,
+    },
+    /// Says that an outer step has been taken.
+    Stepped(Box<OuterDone>),
 }
 
 impl Request {
+    /// Whether only a synchronizer asks this.
+    pub(crate) fn is_of_a_synchronizer(&self) -> bool {
+        matches!(self, Self::Orders { .. } | Self::Expected { .. } | Self::Stored { .. } | Self::Stepped(_))
+    }
+
     /// Whether a piece goes with the request or its answer.
     pub(crate) fn moves_a_piece(&self) -> bool {
         matches!(self, Self::Fetch { .. } | Self::Submit { .. })
@@ -176,6 +221,16 @@ impl Item {
         }
     }
 
+    /// What the item is called in the store; `step` is the one that its lease leads to.
+    pub(crate) fn object_name(self, path: PathId, fence: Fence, step: u64) -> String {
+        match self {
+            Self::OuterGradient { unit: Unit { module, fragment }, number, .. } => {
+                names::outer_gradient(module, fragment, number, path, fence.0)
+            }
+            Self::State => names::path_state(path, step, fence.0),
+        }
+    }
+
     /// The item as the coordinator knows it before it is brought.
     pub(crate) fn without_tokens(self) -> Self {
         match self {
@@ -231,6 +286,22 @@ pub enum Response {
     },
     /// Answers [`Request::Submit`]: the piece is kept, and others are missing.
     Kept,
+    /// Answers [`Request::Orders`].
+    Orders {
+        /// The synchronizer's fencing number, and how much there has been to look at: to be said with the next question.
+        seen: (u64, u64),
+        /// The leases that are out.
+        leases: Vec<Fence>,
+        /// A number that those given out from now on are not below.
+        next: Fence,
+        /// What to do.
+        orders: Vec<OuterOrder>,
+    },
+    /// Answers what a synchronizer can't answer: the coordinator is to be asked.
+    Elsewhere {
+        /// Why.
+        reason: String,
+    },
     /// The lease is no longer valid: drop the work.
     Lost {
         /// Why.
@@ -308,6 +379,8 @@ pub struct UnitWeights {
     pub received: bool,
     /// The path's factor in the merged outer gradient: its weight times what the mean is rescaled by.
     pub share: f32,
+    /// `host:port` of the synchronizer that has the fragment's module; absent when that is the coordinator.
+    pub at: Option<String>,
 }
 
 /// A change of global weights.

@@ -28,7 +28,10 @@ impl Scribe {
         loop {
             let stopping = stop.is_cancelled();
             let written = *self.written.borrow();
-            let page = self.ledger.lock().await.page(written);
+            let page = self.ledger.lock().await.page(written)?;
+            if let Some((object, content)) = page.checkpoint {
+                self.store.put_referenced(&object, content).await?;
+            }
             if let Some(manifest) = page.manifest {
                 self.sequence = self.store.replace(&manifest, self.sequence).await?;
                 self.written.send_replace(page.change);

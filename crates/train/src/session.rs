@@ -33,6 +33,16 @@ pub(crate) struct Identity {
     pub(crate) patience: Duration,
 }
 
+/// A number that no other process of the run has: time and process number are enough among one name's processes.
+pub(crate) fn instance() -> u64 {
+    let now = SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&now.as_nanos().to_le_bytes()).update(&std::process::id().to_le_bytes());
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    u64::from_le_bytes(bytes)
+}
+
 /// What there is to do.
 pub(crate) enum Offer {
     Work(Box<Work>),
@@ -60,6 +70,13 @@ impl Session {
 
     pub(crate) fn plan(&self) -> &WorkerPlan {
         &self.plan
+    }
+
+    /// A session of the same process with another one of the run.
+    pub(crate) async fn with(&self, address: &str, patience: Duration) -> Result<Self, TrainError> {
+        let mut identity = Identity { patience, ..self.identity.clone() };
+        identity.token.addresses = vec![address.to_owned()];
+        Self::open(identity, self.cancel.clone()).await
     }
 
     /// Waits until the worker is to stop.

@@ -92,7 +92,7 @@ pub async fn start_training(
             let values = fragment.gather(&part.values);
             let file = module_files::encode(&ModuleWeights { specs: fragment.specs.clone(), values })?;
             for record in modules.iter_mut().filter(|record| record.module.level == level) {
-                let name = names::weights(record.module, number, 0);
+                let name = names::weights(record.module, number, 0, 0);
                 let weights = store.put_replacing(&name, file.clone()).await?;
                 record.fragments.push(FragmentRecord {
                     version: 0,

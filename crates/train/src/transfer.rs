@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 use dipaco_store::ObjectRef;
-use dipaco_sync::Fence;
+use dipaco_sync::{Fence, Unit};
 use dipaco_topology::PathId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -18,12 +18,13 @@ use tokio::time::Instant;
 use crate::TrainError;
 use crate::pace::Pace;
 use crate::protocol::{Item, PIECE_BYTES, PIECES_AT_ONCE, Request, Response, Source, Whole};
+use crate::routes::{Routes, is_of_the_way};
 use crate::session::{LONG_CALL, Session};
 use crate::synchronizer::blocking;
 
 /// Moves what a worker needs and what it makes, at its pace.
 pub(crate) struct Transfer {
-    session: Arc<Session>,
+    pub(crate) routes: Routes,
     /// A place for each piece that is under way.
     places: Arc<Semaphore>,
     incoming: Mutex<Pace>,
@@ -47,11 +48,11 @@ struct Arrived {
 }
 
 impl Transfer {
-    /// Transfers over a session at no more than so many megabits per second in each direction; 0 is no limit.
+    /// Transfers over a session with the coordinator, and with synchronizers that leases name, at no more than so many megabits per second in each direction; 0 is no limit.
     pub(crate) fn new(session: Arc<Session>, megabits_per_second: u32) -> Self {
         let pace = Pace::new(megabits_per_second);
         Self {
-            session,
+            routes: Routes::new(session),
             places: Arc::new(Semaphore::new(PIECES_AT_ONCE)),
             incoming: Mutex::new(pace),
             outgoing: Mutex::new(pace),
@@ -59,15 +60,30 @@ impl Transfer {
         }
     }
 
-    /// Fetches an object, verified by its hash.
+    /// Fetches an object of a fragment, verified by its hash.
+    pub(crate) async fn object_of(
+        self: &Arc<Self>,
+        unit: Unit,
+        object: &ObjectRef,
+    ) -> Result<Bytes, TrainError> {
+        if let Some(session) = self.routes.synchronizer(unit).await? {
+            match self.fetch(&session, object).await {
+                Ok((content, whole)) if whole.hash == object.hash => return Ok(content),
+                Ok(_) => {
+                    tracing::warn!(name = object.name, "an object arrived damaged from its synchronizer");
+                }
+                Err(error) if is_of_the_way(&error) => self.routes.avoid(unit, &error).await,
+                Err(error) => return Err(error),
+            }
+        }
+        self.object(object).await
+    }
+
+    /// Fetches an object from the coordinator, verified by its hash.
     pub(crate) async fn object(self: &Arc<Self>, object: &ObjectRef) -> Result<Bytes, TrainError> {
+        let session = self.routes.coordinator();
         for last in [false, true] {
-            let content = self.put_together(object).await?.freeze();
-            let (content, whole) = blocking(move || {
-                let whole = Whole::of(&content);
-                (content, whole)
-            })
-            .await?;
+            let (content, whole) = self.fetch(session, object).await?;
             if whole.hash == object.hash {
                 return Ok(content);
             }
@@ -77,14 +93,32 @@ impl Transfer {
                     "an object arrived damaged; the coordinator looks at its own"
                 );
                 let check = Request::Check { object: object.clone() };
-                answered(self.session.call(&check, None, LONG_CALL).await?, "check")?;
+                answered(session.call(&check, None, LONG_CALL).await?, "check")?;
             }
         }
         Err(TrainError::OtherObject { name: object.name.clone() })
     }
 
+    /// Fetches an object as it arrives.
+    async fn fetch(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        object: &ObjectRef,
+    ) -> Result<(Bytes, Whole), TrainError> {
+        let content = self.put_together(session, object).await?.freeze();
+        blocking(move || {
+            let whole = Whole::of(&content);
+            (content, whole)
+        })
+        .await
+    }
+
     /// Fetches the pieces of an object into one memory.
-    async fn put_together(self: &Arc<Self>, object: &ObjectRef) -> Result<BytesMut, TrainError> {
+    async fn put_together(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        object: &ObjectRef,
+    ) -> Result<BytesMut, TrainError> {
         let source = Source::Object(object.clone());
         let mut free = memory(object.bytes)?;
         // Pieces are begun in their order.
@@ -93,7 +127,7 @@ impl Transfer {
             std::mem::replace(&mut free, behind)
         };
         let mut pieces = BTreeMap::new();
-        self.gather(&source, Some(object.bytes), room, |offset, piece| {
+        self.gather(session, &source, Some(object.bytes), room, |offset, piece| {
             pieces.insert(offset, piece);
             Ok(())
         })
@@ -108,6 +142,7 @@ impl Transfer {
     /// order of their offsets; `put` gets every piece once, in any order.
     pub(crate) async fn gather(
         self: &Arc<Self>,
+        session: &Arc<Session>,
         source: &Source,
         mut total: Option<u64>,
         mut room: impl FnMut(usize) -> BytesMut,
@@ -119,11 +154,12 @@ impl Transfer {
             // The first piece tells a length that is not known.
             let at_once = if total.is_some() { PIECES_AT_ONCE } else { 1 };
             while under_way.len() < at_once && next < total.unwrap_or(1) {
-                let (transfer, source, offset) = (self.clone(), source.clone(), next);
+                let (transfer, session, source, offset) =
+                    (self.clone(), session.clone(), source.clone(), next);
                 let length = total.map_or(PIECE_BYTES, |total| (total - next).min(PIECE_BYTES));
                 // A piece is far shorter than what can be addressed.
                 let into = room(usize::try_from(length).unwrap_or(0));
-                under_way.spawn(async move { transfer.piece(&source, offset, length, into).await });
+                under_way.spawn(async move { transfer.piece(&session, &source, offset, length, into).await });
                 next += PIECE_BYTES;
             }
             let Some(arrived) = under_way.join_next().await else { return Ok(()) };
@@ -140,6 +176,7 @@ impl Transfer {
 
     async fn piece(
         &self,
+        session: &Session,
         source: &Source,
         offset: u64,
         length: u64,
@@ -147,7 +184,7 @@ impl Transfer {
     ) -> Result<Arrived, TrainError> {
         let place = self.begin(&self.incoming, length).await?;
         let request = Request::Fetch { source: source.clone(), offset };
-        match self.session.call_into(&request, &mut into, LONG_CALL).await? {
+        match session.call_into(&request, &mut into, LONG_CALL).await? {
             Response::Piece { total } => Ok(Arrived { offset, total, bytes: into, place }),
             answer => {
                 answered(answer, "fetch")?;
@@ -156,7 +193,7 @@ impl Transfer {
         }
     }
 
-    /// Brings a result of a lease; returns when the coordinator has all of it.
+    /// Brings a result of a lease; returns when whoever it is for has all of it.
     pub(crate) async fn bring(
         self: &Arc<Self>,
         under: Under,
@@ -168,6 +205,25 @@ impl Transfer {
             (content, whole)
         })
         .await?;
+        if let Item::OuterGradient { unit, .. } = item
+            && let Some(session) = self.routes.synchronizer(unit).await?
+        {
+            match self.bring_to(&session, under, item, &whole, &content).await {
+                Err(error) if is_of_the_way(&error) => self.routes.avoid(unit, &error).await,
+                brought => return brought,
+            }
+        }
+        self.bring_to(self.routes.coordinator(), under, item, &whole, &content).await
+    }
+
+    async fn bring_to(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        under: Under,
+        item: Item,
+        whole: &Whole,
+        content: &Bytes,
+    ) -> Result<(), TrainError> {
         let mut next = 0;
         let mut done = false;
         let mut under_way = JoinSet::new();
@@ -175,11 +231,12 @@ impl Transfer {
             while under_way.len() < PIECES_AT_ONCE
                 && let Some(length) = whole.piece(next)
             {
-                let (transfer, whole, offset) = (self.clone(), whole.clone(), next);
+                let (transfer, session, whole, offset) = (self.clone(), session.clone(), whole.clone(), next);
                 // Offsets within a slice fit its index type.
                 let begin = usize::try_from(offset).unwrap_or(usize::MAX);
                 let piece = content.slice(begin..begin + usize::try_from(length).unwrap_or(usize::MAX));
-                under_way.spawn(async move { transfer.submit(under, item, whole, offset, piece).await });
+                under_way
+                    .spawn(async move { transfer.submit(&session, under, item, whole, offset, piece).await });
                 next += PIECE_BYTES;
             }
             let Some(taken) = under_way.join_next().await else { break };
@@ -191,6 +248,7 @@ impl Transfer {
     /// Brings a piece; returns whether the whole is there with it.
     async fn submit(
         &self,
+        session: &Session,
         Under { path, fence }: Under,
         item: Item,
         whole: Whole,
@@ -199,7 +257,7 @@ impl Transfer {
     ) -> Result<bool, TrainError> {
         let _place = self.begin(&self.outgoing, piece.len() as u64).await?;
         let request = Request::Submit { path, fence, item, whole, offset };
-        match self.session.call(&request, Some(piece), LONG_CALL).await? {
+        match session.call(&request, Some(piece), LONG_CALL).await? {
             Response::Kept => Ok(false),
             answer => answered(answer, "submit").map(|()| true),
         }
@@ -211,7 +269,7 @@ impl Transfer {
         let wait = pace.lock().unwrap_or_else(PoisonError::into_inner).wait(self.begun.elapsed(), bytes);
         tokio::select! {
             () = tokio::time::sleep(wait) => Ok(place),
-            () = self.session.cancelled() => Err(TrainError::Cancelled),
+            () = self.routes.coordinator().cancelled() => Err(TrainError::Cancelled),
         }
     }
 }
@@ -222,6 +280,7 @@ pub(crate) fn answered(answer: Response, request: &'static str) -> Result<(), Tr
         Response::Done => Ok(()),
         Response::Lost { reason } => Err(TrainError::LeaseLost { reason }),
         Response::Refused { reason } => Err(TrainError::Refused { reason }),
+        Response::Elsewhere { reason } => Err(TrainError::Elsewhere { reason }),
         _ => Err(TrainError::UnexpectedAnswer { request }),
     }
 }

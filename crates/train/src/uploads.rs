@@ -73,6 +73,11 @@ impl Uploads {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether something of an item has arrived.
+    pub(crate) fn knows(&self, path: PathId, fence: Fence, item: Item) -> bool {
+        self.uploads().contains_key(&(path, fence, item.without_tokens()))
+    }
+
     /// The result that a piece belongs to. One with another content under the same name takes the place of the first: a
     /// lease holds one file for each item that it asks for.
     fn of(&self, path: PathId, fence: Fence, item: Item, whole: Whole) -> Arc<Upload> {

@@ -25,7 +25,7 @@ use crate::path_state::PathState;
 use crate::path_weights::{Global, PathWeights};
 use crate::protocol::{Item, Request, Response, UnitWeights, Work};
 use crate::round::{OuterGradient, PathData, Round, RoundResult, RoundWatch, train_round};
-use crate::session::{FAREWELL, Identity, LONG_CALL, Offer, Session};
+use crate::session::{FAREWELL, Identity, LONG_CALL, Offer, Session, instance};
 use crate::synchronizer::blocking;
 use crate::transfer::{Transfer, Under, answered};
 use gradients::bring_gradients;
@@ -97,7 +97,7 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
     };
     let result = worker.run().await;
     let summary = WorkerSummary { rounds: worker.completed.load(Ordering::Relaxed), lost: worker.lost };
-    worker.session.close().await;
+    worker.transfer.routes.close().await;
     match result {
         Ok(()) | Err(TrainError::Cancelled | TrainError::Complete) => Ok(summary),
         Err(error) => Err(error),
@@ -164,16 +164,6 @@ async fn wait(beside: &mut Option<Beside<()>>) -> Result<(), TrainError> {
         Some(beside) => beside.await,
         None => Ok(()),
     }
-}
-
-/// A number that no other process of the run has: time and process number are enough among one name's processes.
-fn instance() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&now.as_nanos().to_le_bytes()).update(&std::process::id().to_le_bytes());
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
-    u64::from_le_bytes(bytes)
 }
 
 struct Worker {

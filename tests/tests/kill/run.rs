@@ -45,6 +45,19 @@ impl Run {
         Process::start(&[&["coordinator", "-v", "--run", &self.path()], words].concat())
     }
 
+    /// A worker of its own machine, which the coordinator does not start.
+    pub(crate) fn worker(&self, name: &str) -> Process {
+        let (token, cache) = (self.file("run/join.token"), self.file(name));
+        let words = ["worker", "-v", "--threads", "1", "--join", &token, "--name", name, "--cache", &cache];
+        Process::start(&words)
+    }
+
+    /// `dipaco synchronizer` for the modules of a level.
+    pub(crate) fn synchronizer(&self, level: &str) -> Process {
+        let words = ["synchronizer", "-v", "--json", "--modules", level, "--name", level];
+        Process::start(&[&words[..], &["--run", &self.path()]].concat())
+    }
+
     /// The hashes of everything that training decides, of modules that are not cut.
     pub(crate) fn bits(&self) -> Vec<String> {
         self.bits_at(&[3])

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, Subcommand};
 use dipaco_net::JoinToken;
 use dipaco_store::RunManifest;
-use dipaco_train::Revocations;
+use dipaco_train::{Revocations, WORKER};
 
 use crate::error::CliError;
 use crate::run_options::RunOptions;
@@ -90,7 +90,7 @@ fn issue(options: &IssueOptions) -> Result<(), CliError> {
     let id = loaded.ok_or(StepError::NoSeed)?.manifest.run;
     let now = SystemTime::now();
     let authority = authority(&run, &id, now)?;
-    let token = authority.issue("worker", &options.name, addresses, now, DAY * options.days)?;
+    let token = authority.issue(WORKER, &options.name, addresses, now, DAY * options.days)?;
     match &options.out {
         Some(file) => Ok(files::write_private(file, format!("{token}\n").as_bytes())?),
         None => output::print(&format!("{token}\n")),

@@ -25,6 +25,11 @@ pub(crate) enum StepError {
         file.display()
     )]
     OtherTokenizer { file: PathBuf, found: String, expected: String },
+    #[error(
+        "{} is not there: start `dipaco coordinator` with this run first, it says there where it is reached",
+        file.display()
+    )]
+    NoCoordinator { file: PathBuf },
     #[error("this run has no finished seed model: run `dipaco seed` first")]
     NoSeed,
     #[error("the paths of this run have not been trained: run `dipaco train` first")]

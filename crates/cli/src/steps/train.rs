@@ -9,8 +9,8 @@ use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
 use dipaco_store::{RunManifest, RunStore};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, DeviceChoice, Revocations, Started, coordinate, rising_losses,
-    small_shards, start_training,
+    CoordinatorOptions, CoordinatorSummary, DeviceChoice, Revocations, Started, WORKER, coordinate, recover,
+    rising_losses, small_shards, start_training,
 };
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio_util::sync::CancellationToken;
@@ -21,7 +21,7 @@ use crate::steps::workers::{WorkerSetup, Workers};
 use crate::steps::{files, phases};
 
 /// How long a join token and the coordinator's certificate hold.
-const TOKEN_LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
+pub(crate) const TOKEN_LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
 
 /// How a run is trained.
 #[derive(Clone, Debug)]
@@ -49,6 +49,9 @@ pub(crate) async fn train(
     cancel: CancellationToken,
 ) -> Result<CoordinatorSummary, StepError> {
     let store = open_store(run)?;
+    if options.resume {
+        recover(&store, progress).await?;
+    }
     let phase = phases::current(run).await?;
     let shards = crate::steps::route::shard_records(run, phase)?;
     let started = start_training(&store, config, shards, options.resume).await?;
@@ -90,7 +93,7 @@ pub(crate) async fn train(
 
 /// Raises the number of files that this process may open to what the system allows: each result that is on its way is
 /// one, and the usual 1,024 are too few for a thousand workers.
-fn raise_open_files() {
+pub(crate) fn raise_open_files() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
@@ -123,7 +126,7 @@ fn listen(run: &RunDirectory, started: &Started, options: &TrainOptions) -> Resu
     if addresses.is_empty() {
         addresses.push(server.local_addr().to_string());
     }
-    let token: JoinToken = authority.issue("worker", "worker", addresses, now, TOKEN_LIFETIME)?;
+    let token: JoinToken = authority.issue(WORKER, WORKER, addresses, now, TOKEN_LIFETIME)?;
     let file = run.join_token();
     files::write_private(&file, format!("{token}\n").as_bytes())?;
     tracing::info!(address = %server.local_addr(), token = %file.display(), "listening for workers");

@@ -166,10 +166,16 @@ async fn a_length_that_is_not_known_is_told_by_the_first_piece() {
         parts.insert(offset, piece);
         Ok(())
     };
-    transfer.gather(&source, None, BytesMut::with_capacity, put).await.unwrap();
+    transfer
+        .gather(transfer.routes.coordinator(), &source, None, BytesMut::with_capacity, put)
+        .await
+        .unwrap();
     assert!(parts.into_values().flatten().eq(object.iter().copied()));
     // A length that was known to be another one is no answer.
-    let other = transfer.gather(&source, Some(1), BytesMut::with_capacity, |_, _| Ok(())).await.unwrap_err();
+    let other = transfer
+        .gather(transfer.routes.coordinator(), &source, Some(1), BytesMut::with_capacity, |_, _| Ok(()))
+        .await
+        .unwrap_err();
     assert!(matches!(other, TrainError::Net(_) | TrainError::UnexpectedAnswer { .. }), "{other}");
 }
 

@@ -67,7 +67,7 @@ impl Worker {
         let mut temporary = tempfile::NamedTempFile::new_in(&self.options.cache).map_err(io("create"))?;
         let source = Source::Shard { path, hash: hash.to_owned() };
         self.transfer
-            .gather(&source, None, BytesMut::with_capacity, |offset, piece| {
+            .gather(&self.session, &source, None, BytesMut::with_capacity, |offset, piece| {
                 temporary.seek(SeekFrom::Start(offset)).map_err(io("write"))?;
                 temporary.write_all(&piece).map_err(io("write"))
             })

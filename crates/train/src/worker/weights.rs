@@ -33,6 +33,7 @@ impl Weights {
 
     /// Fetches global weights, several fragments at a time, but for those that did not change since an earlier lease.
     pub(super) async fn fetch(&self, weights: &[UnitWeights]) -> Result<(), TrainError> {
+        self.transfer.routes.learn(weights);
         let mut held = self.held.lock().await;
         let current = |wanted: &&UnitWeights| {
             held.get(&wanted.unit).is_none_or(|(held, _)| held.hash != wanted.object.hash)
@@ -86,7 +87,7 @@ impl Fetching {
             return Ok((self.wanted.object, changed));
         }
         let object = self.wanted.object;
-        let bytes = self.transfer.object(&object).await?;
+        let bytes = self.transfer.object_of(self.wanted.unit, &object).await?;
         let (name, specs) = (object.name.clone(), self.specs);
         let module = blocking(move || module_files::decode(&name, &bytes, specs)).await??;
         Ok((object, module.values))
@@ -99,7 +100,7 @@ impl Fetching {
         let Some(first) = changes.iter().position(|change| change.from == held.hash) else { return Ok(None) };
         let mut values = Arc::unwrap_or_clone(values);
         for change in &changes[first..] {
-            let bytes = self.transfer.object(&change.object).await?;
+            let bytes = self.transfer.object_of(*unit, &change.object).await?;
             let module = unit.module;
             values = blocking(move || {
                 let decoded = dipaco_codec::decode(&bytes, values.len())

@@ -15,11 +15,11 @@ use dipaco_net::{Client, JoinToken, Limits, NetError, RunAuthority, Server};
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_telemetry::{Clock, Events, Progress};
-use dipaco_topology::Topology;
+use dipaco_topology::{ModuleId, Topology};
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, Item, Request, Response, Revocations, SeedOptions, Started,
-    TrainDevice, TrainError, Whole, Work, WorkerOptions, WorkerSummary, coordinate, open_run, start_training,
-    train_seed, work,
+    CoordinatorOptions, CoordinatorSummary, Item, Request, Response, Revocations, SYNCHRONIZER, SeedOptions,
+    Started, SynchronizerOptions, SynchronizerSummary, TrainDevice, TrainError, Whole, Work, WorkerOptions,
+    WorkerSummary, coordinate, open_run, start_training, synchronize, train_seed, work,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -164,6 +164,12 @@ impl Run {
         self.authority.issue("worker", name, addresses, SystemTime::now(), LIFETIME).unwrap()
     }
 
+    /// A token of another role for whoever reaches the coordinator where the holder of another token does.
+    pub(crate) fn token_as(&self, role: &str, like: &JoinToken) -> JoinToken {
+        let addresses = like.addresses.clone();
+        self.authority.issue(role, "test", addresses, SystemTime::now(), LIFETIME).unwrap()
+    }
+
     pub(crate) fn options(&self, started: Started, events: Events) -> CoordinatorOptions {
         CoordinatorOptions {
             config: self.config.clone(),
@@ -217,6 +223,31 @@ impl Run {
         tokio::spawn(work(self.worker(token, name), CancellationToken::new()))
     }
 
+    /// A synchronizer of its own for these modules, as a task.
+    pub(crate) async fn spawn_synchronizer(&self, token: &JoinToken, modules: &[ModuleId]) -> Synchronizing {
+        self.spawn_synchronizer_as("test", token, modules).await
+    }
+
+    pub(crate) async fn spawn_synchronizer_as(
+        &self,
+        name: &str,
+        token: &JoinToken,
+        modules: &[ModuleId],
+    ) -> Synchronizing {
+        let (server, _) = self.server().await;
+        let options = SynchronizerOptions {
+            token: self.token_as(SYNCHRONIZER, token),
+            name: name.to_owned(),
+            modules: modules.to_vec(),
+            address: server.local_addr().to_string(),
+            store: self.store.clone(),
+            collect: self.folder.path().to_owned(),
+            revocations: Revocations::none(),
+            patience: Duration::from_secs(20),
+        };
+        tokio::spawn(synchronize(options, server, CancellationToken::new()))
+    }
+
     /// An event file that triggers `reached` with its `number`th event.
     pub(crate) fn events_until(&self, number: u32, reached: &CancellationToken) -> Events {
         let clock = Counting { left: AtomicU32::new(number), reached: reached.clone() };
@@ -238,6 +269,7 @@ impl Run {
 }
 
 pub(crate) type Coordinating = tokio::task::JoinHandle<Result<CoordinatorSummary, TrainError>>;
+pub(crate) type Synchronizing = tokio::task::JoinHandle<Result<SynchronizerSummary, TrainError>>;
 pub(crate) type Working = tokio::task::JoinHandle<Result<WorkerSummary, TrainError>>;
 
 /// A clock that counts how often the event file asks for the time of day: once for each event.

@@ -1,0 +1,172 @@
+//! `dipaco synchronizer`: takes the outer steps of some modules in a process of its own.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::time::Duration;
+
+use clap::Args;
+use dipaco_telemetry::human;
+use dipaco_topology::{ModuleId, Topology};
+
+use crate::error::CliError;
+use crate::interrupt::Interrupt;
+use crate::run_options::RunOptions;
+use crate::steps::synchronizer::{Options, synchronize};
+use crate::{output, runtime};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  dipaco coordinator --run runs/big --listen 0.0.0.0:7440 --advertise host.example:7440
+  dipaco synchronizer --run runs/big --modules 0 --listen 0.0.0.0:7441 --advertise host.example:7441
+  dipaco synchronizer --run runs/big --modules 1/0..8,2/3 --listen 0.0.0.0:7442 --advertise host.example:7442
+The other modules are the coordinator's own, as are those of a synchronizer that has ended.";
+
+/// Options of `dipaco synchronizer`.
+#[derive(Debug, Args)]
+pub(crate) struct SynchronizerOptions {
+    #[command(flatten)]
+    run: RunOptions,
+    /// Whose outer steps it takes: LEVEL, LEVEL/INDEX or LEVEL/FROM..END, separated by commas.
+    #[arg(long, env = "DIPACO_MODULES", value_name = "MODULES", value_delimiter = ',', required = true, value_parser = parse)]
+    modules: Vec<Modules>,
+    /// The UDP address to listen on.
+    #[arg(long, env = "DIPACO_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDRESS")]
+    listen: SocketAddr,
+    /// How workers reach it, as host:port; the listening address without it.
+    #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT")]
+    advertise: Option<String>,
+    /// Its name, unique in the run; `synchronizer-` and the process number without it.
+    #[arg(long, env = "DIPACO_NAME")]
+    name: Option<String>,
+    /// Seconds to go on trying when the coordinator can't be reached.
+    #[arg(long, env = "DIPACO_PATIENCE", default_value_t = 60, value_name = "SECONDS")]
+    patience: u64,
+    /// Print what was done as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Modules of one level; all of them without a range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Modules {
+    level: u16,
+    indices: Option<Range<u32>>,
+}
+
+fn parse(text: &str) -> Result<Modules, String> {
+    let wrong = || {
+        format!("{text:?} names no modules: write LEVEL, LEVEL/INDEX or LEVEL/FROM..END, as in 0/3 or 1/0..8")
+    };
+    let (level, indices) = match text.split_once('/') {
+        Some((level, indices)) => (level, Some(indices)),
+        None => (text, None),
+    };
+    let number = |text: &str| text.trim().parse::<u32>().map_err(|_| wrong());
+    let level = level.trim().parse().map_err(|_| wrong())?;
+    let indices = match indices {
+        None => None,
+        Some(indices) => {
+            let (from, end) = match indices.split_once("..") {
+                Some((from, end)) => (number(from)?, number(end)?),
+                None => (number(indices)?, number(indices)?.saturating_add(1)),
+            };
+            if from >= end {
+                return Err(wrong());
+            }
+            Some(from..end)
+        }
+    };
+    Ok(Modules { level, indices })
+}
+
+/// The modules that are named, each once, of those that there are.
+fn select(topology: &Topology, named: &[Modules]) -> Result<Vec<ModuleId>, CliError> {
+    let mut modules = Vec::new();
+    for Modules { level, indices } in named {
+        let count =
+            if usize::from(*level) < topology.levels() { topology.modules_in((*level).into()) } else { 0 };
+        let indices = indices.clone().unwrap_or(0..count.max(1));
+        if indices.end > count {
+            let message = format!("this run has no module {level}/{}", indices.end - 1);
+            let remedy = format!(
+                "it has {} levels; `dipaco train --dry-run` shows how many modules each has",
+                topology.levels()
+            );
+            return Err(CliError::Usage { message, remedy });
+        }
+        modules.extend(indices.map(|index| ModuleId { level: *level, index }));
+    }
+    modules.sort_unstable();
+    modules.dedup();
+    Ok(modules)
+}
+
+pub(crate) fn run(options: &SynchronizerOptions) -> Result<(), CliError> {
+    let interrupt = Interrupt::listen()?;
+    let (run, config) = options.run.open()?;
+    let topology = Topology::new(&config.topology, config.model.blocks).map_err(|error| CliError::Usage {
+        message: error.to_string(),
+        remedy: "name the run whose modules these are with --run".into(),
+    })?;
+    let how = Options {
+        modules: select(&topology, &options.modules)?,
+        listen: options.listen,
+        advertise: options.advertise.clone(),
+        name: options.name.clone().unwrap_or_else(|| format!("synchronizer-{}", std::process::id())),
+        patience: Duration::from_secs(options.patience),
+    };
+    let summary = runtime::run(async { Ok(synchronize(&run, how, interrupt.token()).await?) })?;
+    if options.json {
+        output::print_json(&summary)?;
+    } else {
+        output::print(&format!(
+            "took {} outer steps; {} to the workers, {} from them\n",
+            summary.outer_steps,
+            human::bytes(summary.bytes_sent),
+            human::bytes(summary.bytes_received)
+        ))?;
+    }
+    if interrupt.is_set() { Err(CliError::Interrupted) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_config::RunConfig;
+
+    use super::*;
+
+    #[test]
+    fn each_module_that_is_named_is_selected_once() {
+        let file = std::path::Path::new("a.toml");
+        let config = RunConfig::from_toml(
+            "topology.levels = [
+                { modules = 4, blocks = \"0..2\", embedding = true },
+                { modules = 2, blocks = \"2..4\", head = true },
+            ]",
+            file,
+        )
+        .unwrap();
+        let topology = Topology::new(&config.topology, 4).unwrap();
+        let select = |named: &[&str]| {
+            let named: Vec<_> = named.iter().map(|text| parse(text).unwrap()).collect();
+            let modules = select(&topology, &named).map_err(|error| error.to_string())?;
+            Ok::<_, String>(modules.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(select(&["1", "0/2..4", "0/3"]).unwrap(), ["0/2", "0/3", "1/0", "1/1"]);
+        assert!(select(&["0/4"]).unwrap_err().contains("no module 0/4"));
+        assert!(select(&["2"]).unwrap_err().contains("no module 2/0"));
+        assert!(select(&["0/0..4000000000"]).unwrap_err().contains("no module 0/3999999999"));
+    }
+
+    #[test]
+    fn modules_are_named_by_level_index_and_range() {
+        let named = |text| parse(text).map(|Modules { level, indices }| (level, indices));
+        assert_eq!(named("1"), Ok((1, None)));
+        assert_eq!(named("0/3"), Ok((0, Some(3..4))));
+        assert_eq!(named("2/0..8"), Ok((2, Some(0..8))));
+        for wrong in ["", "a", "0/", "0/x", "0/3..3", "0/4..2", "-1", "0/1/2"] {
+            let message = parse(wrong).unwrap_err();
+            assert!(message.contains("LEVEL/FROM..END"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The coordinator's side of outer steps: it decides which are taken and by whom, and takes into the books what came out.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use dipaco_store::names;
+use dipaco_sync::Unit;
+use dipaco_telemetry::Event;
+use dipaco_topology::ModuleId;
+use tokio::time::Instant;
+
+use super::Desk;
+use crate::TrainError;
+use crate::orders::{Orders, OuterDone, OuterOrder};
+use crate::protocol::Response;
+use crate::reception::{Answer, Guest, refused};
+use crate::synchronizer::Synchronizer;
+
+/// The longest address of a synchronizer, in bytes.
+const ADDRESS_BYTES: usize = 256;
+
+impl Desk {
+    /// Takes the outer steps of the modules that no other synchronizer has, beginning with what the manifest holds.
+    pub(crate) async fn take_own_outer_steps(
+        &self,
+        mut synchronizer: Synchronizer,
+    ) -> Result<(), TrainError> {
+        let own = self.owners().own();
+        let mut contributed = self.contributed.subscribe();
+        loop {
+            contributed.borrow_and_update();
+            let orders = self.orders(own).await?;
+            let idle = !orders.iter().any(|order| order.due);
+            for order in orders {
+                if let Some(done) = synchronizer.carry_out(order).await?
+                    && !self.stepped(&done).await?
+                {
+                    self.discard(&done).await?;
+                }
+            }
+            if idle {
+                // It ends with the desk.
+                contributed.changed().await.map_err(|_| TrainError::Cancelled)?;
+            }
+        }
+    }
+
+    /// What the synchronizer of this number has to do: outer steps that are due, and then those that it can prepare.
+    async fn orders(&self, fence: u64) -> Result<Vec<OuterOrder>, TrainError> {
+        let mut ledger = self.ledger.lock().await;
+        let due = ledger.due(self.now());
+        // A grace period may have begun.
+        self.deadlines.notify_one();
+        let mut owners = self.owners();
+        let writing = Orders::new(&self.intake, &self.schedule, &ledger, fence)?;
+        let mut orders = Vec::new();
+        let mut stepping = BTreeSet::new();
+        for step in due {
+            stepping.insert(step.unit);
+            if owners.fence(step.unit.module) == fence {
+                orders.push(writing.due(&step)?);
+                owners.give(fence, step);
+            }
+        }
+        let pending = ledger.rounds().progress().pending.keys();
+        let mine = pending.filter(|unit| !stepping.contains(unit) && owners.fence(unit.module) == fence);
+        for &unit in mine {
+            orders.extend(writing.early(unit)?);
+        }
+        Ok(orders)
+    }
+
+    /// Takes an outer step into the books; returns whether it counts: not when another synchronizer has been asked since.
+    async fn stepped(&self, done: &OuterDone) -> Result<bool, TrainError> {
+        let &OuterDone { unit, version, fence, .. } = done;
+        let Unit { module, fragment } = unit;
+        let paths = {
+            let mut ledger = self.ledger.lock().await;
+            let record = ledger.training()?.fragment(module, fragment);
+            if record.is_some_and(|record| (record.version, &record.weights) == (version, &done.weights)) {
+                return Ok(true);
+            }
+            let Some(step) = self.owners().take_given(unit, version, fence) else { return Ok(false) };
+            ledger.stepped(&step, done)?;
+            step.contributions.len()
+        };
+        self.progress.event(Event::ModuleStepped {
+            module,
+            fragment,
+            version: version.into(),
+            paths: u32::try_from(paths).unwrap_or(u32::MAX),
+            outer_gradient_norm: done.norm,
+            cosine: done.cosine,
+        })?;
+        self.changed.notify_waiters();
+        self.look_at_contributions();
+        Ok(true)
+    }
+
+    /// Deletes what an outer step has made that does not count.
+    async fn discard(&self, done: &OuterDone) -> Result<(), TrainError> {
+        for object in done.objects() {
+            self.intake.store.delete(&object.name).await?;
+        }
+        Ok(())
+    }
+
+    /// [`stepped`](Self::stepped) for another process.
+    pub(super) async fn stepped_elsewhere(&self, done: &OuterDone) -> Result<Response, TrainError> {
+        let &OuterDone { unit: Unit { module, fragment }, version, fence, .. } = done;
+        let named = done.weights.name == names::weights(module, fragment, version, fence)
+            && done.momentum.name == names::momentum(module, fragment, version, fence)
+            && done
+                .change
+                .iter()
+                .all(|change| change.name == names::change(module, fragment, version, fence));
+        if !named {
+            let reason =
+                format!("these are not the names of what outer step {version} of {} makes", done.unit);
+            return Ok(Response::Refused { reason });
+        }
+        let counts = self.stepped(done).await?;
+        self.on_disk().await?;
+        if counts {
+            return Ok(Response::Done);
+        }
+        self.discard(done).await?;
+        let reason = format!("outer step {version} of {} has been given to another synchronizer", done.unit);
+        Ok(Response::Lost { reason })
+    }
+
+    /// Gives modules to a synchronizer, and answers with what it has to do, when there is something new.
+    pub(super) async fn give_orders(
+        &self,
+        guest: &Guest,
+        modules: &[ModuleId],
+        address: &str,
+        seen: Option<(u64, u64)>,
+        wait: Duration,
+    ) -> Result<Answer, TrainError> {
+        let known: BTreeSet<_> = self.intake.topology.module_ids().collect();
+        if let Some(module) = modules.iter().find(|module| !known.contains(module)) {
+            return Ok(refused(format!("this run has no module {module}: give other --modules")));
+        }
+        if modules.is_empty() || address.is_empty() || address.len() > ADDRESS_BYTES {
+            return Ok(refused("a synchronizer has modules, and an address by which workers reach it"));
+        }
+        let (fence, new) = match self.owners().claim(&guest.process(), address, modules) {
+            Ok(claim) => claim,
+            Err(reason) => return Ok(refused(reason)),
+        };
+        if new {
+            tracing::info!(
+                synchronizer = guest.worker,
+                address,
+                modules = modules.len(),
+                "takes the outer steps of these modules"
+            );
+        }
+        let deadline = Instant::now() + wait;
+        let mut contributed = self.contributed.subscribe();
+        loop {
+            let count = *contributed.borrow_and_update();
+            if self.owners().fence(modules[0]) != fence {
+                let reason = "another process of the same name has the modules".to_owned();
+                return Ok((Response::Lost { reason }, None));
+            }
+            let orders = self.orders(fence).await?;
+            let due = orders.iter().any(|order| order.due);
+            let news = !orders.is_empty() && seen != Some((fence, count));
+            let ledger = self.ledger.lock().await;
+            if ledger.rounds().finished() {
+                return Ok((Response::Finished, None));
+            }
+            if due || news || Instant::now() >= deadline {
+                let leases = ledger.rounds().fences().collect();
+                let next = ledger.rounds().next_fence();
+                return Ok((Response::Orders { seen: (fence, count), leases, next, orders }, None));
+            }
+            drop(ledger);
+            tokio::select! {
+                _ = contributed.changed() => {}
+                () = tokio::time::sleep_until(deadline) => {}
+            }
+        }
+    }
+
+    /// Takes back the modules of a synchronizer that has left: their outer steps are the coordinator's own again.
+    pub(super) fn take_modules_back(&self, guest: &Guest, reason: &str) {
+        let modules = self.owners().release(&guest.process());
+        if modules > 0 {
+            let synchronizer = &guest.worker;
+            tracing::warn!(synchronizer, modules, reason, "left; the coordinator takes its outer steps");
+            self.look_at_contributions();
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Takes what workers bring: pieces are put together, and what is whole is checked and put into the store.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use dipaco_model::{parameters, path_specs};
+use dipaco_optim::squared_norm;
+use dipaco_store::{ObjectRef, RunStore};
+use dipaco_sync::{Guard, Unit};
+use dipaco_topology::{PathId, Topology};
+
+use crate::TrainError;
+use crate::layout::Layout;
+use crate::module_files::{check_state, decode_gradient};
+use crate::path_state::KEPT_PARTS;
+use crate::plan::WorkerPlan;
+use crate::protocol::{Item, PIECE_BYTES, Request, Response, Whole};
+use crate::synchronizer::blocking;
+use crate::uploads::{Complete, Uploads};
+
+/// Where results arrive. It knows what a result may look like, and nothing of leases.
+pub(crate) struct Intake {
+    pub(crate) store: RunStore,
+    pub(crate) plan: WorkerPlan,
+    pub(crate) topology: Topology,
+    pub(crate) layout: Layout,
+    /// Results that are being brought.
+    pub(crate) uploads: Uploads,
+    /// Refuses outer gradients that are out of all proportion.
+    pub(crate) guard: Mutex<Guard>,
+}
+
+impl Intake {
+    /// The largest payload, in bytes, that a request may bring.
+    pub(crate) fn payload_limit(&self, request: &Request) -> u64 {
+        match request {
+            Request::Submit { path, item, whole, .. } if whole.bytes <= self.item_limit(*path, *item) => {
+                whole.bytes.min(PIECE_BYTES)
+            }
+            _ => 0,
+        }
+    }
+
+    /// The largest length of an item in bytes; 0 when the path has none like it.
+    fn item_limit(&self, path: PathId, item: Item) -> u64 {
+        match item {
+            Item::OuterGradient { unit, .. } => {
+                let values = self.values(path, unit).unwrap_or(0) as u64;
+                let bytes = dipaco_codec::encoded_len(values, self.plan.outer.compression);
+                if values == 0 { 0 } else { bytes.unwrap_or(0) }
+            }
+            Item::State => {
+                let specs = path_specs(&self.plan.model);
+                let fragments = self.topology.levels() * self.plan.sync.fragments as usize;
+                // Two moments and what else a path keeps of its fragments, of four bytes a value, and a safetensors header
+                // of well under 512 bytes a tensor.
+                let tensors = 2 * specs.len() + KEPT_PARTS * fragments;
+                (2 + KEPT_PARTS as u64) * (parameters(&specs) as u64 * 4) + tensors as u64 * 512 + 4096
+            }
+        }
+    }
+
+    /// How many values a fragment has; `None` when the path does not go through it.
+    fn values(&self, path: PathId, unit: Unit) -> Option<usize> {
+        let through = path.0 < self.topology.paths() && self.topology.goes_through(path, unit.module);
+        let fragment = self.layout.fragment(unit.module.level, unit.fragment).ok()?;
+        through.then(|| fragment.values())
+    }
+
+    /// Why a result can't be one of this run, whatever its lease, if that is so.
+    pub(crate) fn objection(&self, path: PathId, item: Item, whole: &Whole) -> Option<Response> {
+        let reason = match item {
+            Item::OuterGradient { unit, .. } if self.values(path, unit).is_none() => format!(
+                "path {path} does not go through fragment {} of module {}",
+                unit.fragment, unit.module
+            ),
+            _ if whole.bytes > self.item_limit(path, item) => {
+                let (name, limit) = (item.name(), self.item_limit(path, item));
+                format!("{name} has at most {limit} bytes here, not {}", whole.bytes)
+            }
+            _ => return None,
+        };
+        Some(Response::Refused { reason })
+    }
+
+    /// Checks a result of which every piece has arrived, and puts it into the store under this name; or says why not.
+    pub(crate) async fn keep(
+        self: &Arc<Self>,
+        name: String,
+        (path, item): (PathId, Item),
+        whole: Whole,
+        complete: &mut Complete,
+    ) -> Result<Result<ObjectRef, Response>, TrainError> {
+        let memory = self.uploads.memory(complete).await;
+        let payload = complete.content().await?;
+        let (intake, bytes) = (self.clone(), payload.clone());
+        let checked = blocking(move || {
+            let object = ObjectRef::of(name, &bytes);
+            let norm = intake.look_through(path, item, &whole, &object, &bytes)?;
+            Ok::<_, TrainError>((object, norm))
+        })
+        .await?;
+        let in_vain = |why: &dyn std::fmt::Display| {
+            tracing::warn!(%path, item = item.name(), %why, "a result is refused");
+            let reason = format!("{} of path {path}: {why}", item.name());
+            Ok(Err(Response::Refused { reason }))
+        };
+        let object = match checked {
+            Ok((object, norm)) => {
+                let guard = || self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some((unit, norm)) = norm
+                    && let Err(why) = guard().look(unit, norm)
+                {
+                    return in_vain(&why);
+                }
+                object
+            }
+            Err(error) => return in_vain(&error),
+        };
+        self.store.put_referenced(&object, payload).await?;
+        drop(memory);
+        Ok(Ok(object))
+    }
+
+    /// Whether a result is what it is said to be; returns the norm of an outer gradient.
+    fn look_through(
+        &self,
+        path: PathId,
+        item: Item,
+        whole: &Whole,
+        object: &ObjectRef,
+        bytes: &[u8],
+    ) -> Result<Option<(Unit, f64)>, TrainError> {
+        if object.hash != whole.hash {
+            let (expected, found) = (whole.hash.clone(), object.hash.clone());
+            return Err(TrainError::OtherContent { expected, found });
+        }
+        match item {
+            Item::OuterGradient { unit, .. } => {
+                let fragment = self.layout.fragment(unit.module.level, unit.fragment)?;
+                let values = decode_gradient(path, unit.module, &fragment.specs, bytes)?;
+                Ok(Some((unit, squared_norm(&values).sqrt())))
+            }
+            Item::State => {
+                check_state(&self.plan.model, &self.topology, &self.layout, bytes)?;
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// A piece of an object, to be answered with.
+pub(crate) async fn piece(
+    store: &RunStore,
+    object: &ObjectRef,
+    offset: u64,
+) -> Result<Result<(Response, Option<Bytes>), dipaco_store::StoreError>, Response> {
+    if offset > object.bytes || !offset.is_multiple_of(PIECE_BYTES) {
+        let reason = format!("no piece of {} begins at byte {offset}", object.name);
+        return Err(Response::Refused { reason });
+    }
+    let end = object.bytes.min(offset.saturating_add(PIECE_BYTES));
+    let read = store.get_range(object, offset..end).await;
+    Ok(read.map(|piece| (Response::Piece { total: object.bytes }, Some(piece))))
+}

@@ -1,0 +1,121 @@
+//! Damaged disks: a run goes back to an earlier round that is whole, and ends in the same bits.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use dipaco_store::{ObjectRef, RunManifest, StoreError, TrainingRecord};
+use dipaco_telemetry::{Events, Progress};
+use dipaco_train::{TrainError, recover};
+use tokio_util::sync::CancellationToken;
+
+use support::{Run, config};
+
+/// A run that was stopped after its second round had begun, and what it makes when nothing happens to it.
+async fn interrupted() -> (Run, Vec<String>) {
+    let (calm, run) = (Run::seeded(config()).await, Run::seeded(config()).await);
+    calm.train(2).await;
+    let reached = CancellationToken::new();
+    // Four paths join, are completed and step four modules in each round.
+    let events = run.events_until(15, &reached);
+    let (coordinator, token) = run.coordinator(events, reached.clone()).await;
+    let worker = run.spawn_worker(&token, "worker");
+    assert!(!coordinator.await.unwrap().unwrap().finished);
+    worker.abort();
+    (run, calm.bits().await)
+}
+
+fn file(run: &Run, object: &ObjectRef) -> PathBuf {
+    run.folder.path().join("store").join(&object.name)
+}
+
+fn flip(run: &Run, object: &ObjectRef) {
+    let mut content = std::fs::read(file(run, object)).unwrap();
+    let middle = content.len() / 2;
+    content[middle] ^= 1;
+    std::fs::write(file(run, object), content).unwrap();
+}
+
+async fn finish(run: &Run) -> Vec<String> {
+    let (summary, _) = run.train(2).await;
+    assert!(summary.finished);
+    run.bits().await
+}
+
+/// The objects of a checkpoint.
+async fn objects(run: &Run, manifest: &RunManifest, checkpoint: usize) -> BTreeSet<ObjectRef> {
+    let content = run.store.get(&manifest.checkpoints[checkpoint].object).await.unwrap();
+    let training: TrainingRecord = serde_json::from_slice(&content).unwrap();
+    training.objects().cloned().collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damaged_objects_are_found_and_the_run_goes_back_to_the_same_bits() {
+    let (run, undisturbed) = interrupted().await;
+    let manifest = run.manifest().await;
+    let rounds: Vec<_> = manifest.checkpoints.iter().map(|checkpoint| checkpoint.round).collect();
+    assert_eq!(rounds, [0, 1]);
+    assert_eq!(recover(&run.store, &Progress::hidden()).await.unwrap(), None);
+    // One bit of weights and the end of momenta that are newer than the checkpoints.
+    let (oldest, newest) = (objects(&run, &manifest, 0).await, objects(&run, &manifest, 1).await);
+    let current: BTreeSet<_> = manifest.training.as_ref().unwrap().objects().cloned().collect();
+    let newer = |prefix: &str| {
+        current.iter().find(|object| object.name.starts_with(prefix) && !newest.contains(object)).unwrap()
+    };
+    flip(&run, newer("modules/"));
+    let momenta = file(&run, newer("momenta/"));
+    let content = std::fs::read(&momenta).unwrap();
+    std::fs::write(&momenta, &content[..content.len() - 1]).unwrap();
+    assert_eq!(recover(&run.store, &Progress::hidden()).await.unwrap(), Some(1));
+    // A state that the newest checkpoint has and the oldest has not.
+    let state = newest.iter().find(|object| object.name.starts_with("paths/") && !oldest.contains(object));
+    std::fs::remove_file(file(&run, state.unwrap())).unwrap();
+    assert_eq!(recover(&run.store, &Progress::hidden()).await.unwrap(), Some(0));
+    // What was damaged is made again, in the same bits; nothing of the checkpoints is left when the run is complete.
+    assert_eq!(finish(&run).await, undisturbed);
+    let manifest = run.manifest().await;
+    assert!(manifest.checkpoints.is_empty());
+    let mut left: BTreeSet<_> =
+        manifest.training.as_ref().unwrap().objects().map(|o| o.name.clone()).collect();
+    for prefix in ["modules", "momenta", "paths", "checkpoints", "outer-gradients"] {
+        for object in run.store.list(prefix).await.unwrap() {
+            assert!(left.remove(&object.name), "{} is left over", object.name);
+        }
+    }
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_that_meets_damage_ends_and_its_successor_goes_back() {
+    let (run, undisturbed) = interrupted().await;
+    let training = run.manifest().await.training.unwrap();
+    let weights =
+        &training.modules.iter().find(|module| module.fragments[0].version > 0).unwrap().fragments[0];
+    flip(&run, &weights.weights);
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let worker = run.spawn_worker(&token, "worker");
+    let error = coordinator.await.unwrap().unwrap_err();
+    assert!(matches!(&error, TrainError::Store(StoreError::Damaged { .. })), "{error}");
+    assert!(error.to_string().contains("--resume"), "{error}");
+    worker.abort();
+    assert!(recover(&run.store, &Progress::hidden()).await.unwrap().is_some());
+    assert_eq!(finish(&run).await, undisturbed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_checkpoint_that_is_whole_the_damage_is_named() {
+    let (run, _) = interrupted().await;
+    let manifest = run.manifest().await;
+    for checkpoint in &manifest.checkpoints {
+        flip(&run, &checkpoint.object);
+    }
+    let damaged = manifest.training.as_ref().unwrap().objects().next().unwrap();
+    flip(&run, damaged);
+    let error = recover(&run.store, &Progress::hidden()).await.unwrap_err();
+    assert!(
+        matches!(&error, TrainError::DamagedRun { source } if source.to_string().contains(&damaged.name)),
+        "{error}"
+    );
+}

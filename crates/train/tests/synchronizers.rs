@@ -1,0 +1,149 @@
+//! Outer steps that are taken in a process of their own.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use bytes::Bytes;
+use dipaco_codec::Compression;
+use dipaco_net::JoinToken;
+use dipaco_store::ObjectRef;
+use dipaco_sync::{Fence, SyncConfig, Unit};
+use dipaco_telemetry::Events;
+use dipaco_topology::{ModuleId, PathId};
+use dipaco_train::{Item, Request, Response, SYNCHRONIZER, Source, TrainError, Work};
+use tokio_util::sync::CancellationToken;
+
+use support::{Puppet, Run, config};
+
+const FIRST: ModuleId = ModuleId { level: 0, index: 0 };
+const OTHER: ModuleId = ModuleId { level: 1, index: 1 };
+
+/// Asks for leases until one names the synchronizer of the first module, and returns that one.
+async fn until_it_has_the_first_module(token: &JoinToken) -> (Puppet, Work) {
+    let puppet = Puppet::welcome(token, "first").await;
+    loop {
+        let work = puppet.lease().await;
+        if work.weights.iter().any(|weights| weights.unit.module == FIRST && weights.at.is_some()) {
+            return (puppet, work);
+        }
+        puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
+    }
+}
+
+fn refusal(answer: Response) -> String {
+    match answer {
+        Response::Refused { reason } => reason,
+        other => panic!("not refused but {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_with_a_synchronizer_makes_the_bits_of_one_without() {
+    let mut streaming = config();
+    streaming.sync = SyncConfig { fragments: 2, overlap_steps: 1, blend: 0.5, ..SyncConfig::default() };
+    (streaming.outer.compression, streaming.outer.broadcast) = (Compression::E3m0, Compression::Int8);
+    for config in [config(), streaming] {
+        let (alone, split) = (Run::seeded(config.clone()).await, Run::seeded(config.clone()).await);
+        alone.train(1).await;
+        let (coordinator, token) = split.coordinator(Events::off(), CancellationToken::new()).await;
+        let synchronizer = split.spawn_synchronizer(&token, &[FIRST]).await;
+        let (puppet, work) = until_it_has_the_first_module(&token).await;
+        puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
+        drop(puppet);
+        let workers = ["a", "b"].map(|name| split.spawn_worker(&token, name));
+        assert!(coordinator.await.unwrap().unwrap().finished);
+        for worker in workers {
+            worker.await.unwrap().unwrap();
+        }
+        let summary = synchronizer.await.unwrap().unwrap();
+        let training = split.manifest().await.training.unwrap();
+        let steps = training.modules[0].fragments.iter().map(|fragment| u64::from(fragment.version)).sum();
+        assert_eq!((summary.outer_steps, summary.lost), (steps, 0));
+        assert_eq!(split.bits().await, alone.bits().await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_is_told_what_is_not_for_it() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let orders = |modules: &[ModuleId]| Request::Orders {
+        modules: modules.to_vec(),
+        address: "127.0.0.1:1".to_owned(),
+        seen: None,
+        wait_ms: 0,
+    };
+    let version = env!("CARGO_PKG_VERSION");
+
+    // A worker's token takes no outer steps, and a synchronizer's trains nothing.
+    let worker = Puppet::welcome(&token, "worker").await;
+    let reason = refusal(worker.ask(&orders(&[FIRST]), None).await.unwrap().0);
+    assert!(reason.contains("have their own"), "{reason}");
+    let of_a_synchronizer = run.token_as(SYNCHRONIZER, &token);
+    let other = Puppet::silent(&of_a_synchronizer).await;
+    assert!(matches!(other.hello("other", version).await, Response::Welcome { .. }));
+    let lease = Request::Lease { held: Vec::new(), wait_ms: 0 };
+    assert!(refusal(other.ask(&lease, None).await.unwrap().0).contains("have their own"));
+    let none = Puppet::silent(&run.token_as("visitor", &token)).await.hello("v", version).await;
+    assert!(refusal(none).contains("nobody joins as \"visitor\""));
+
+    // Modules that there are not, none, and those of another one.
+    let synchronizer = run.spawn_synchronizer(&token, &[FIRST]).await;
+    let (puppet, work) = until_it_has_the_first_module(&token).await;
+    let nowhere = ModuleId { level: 7, index: 0 };
+    for (modules, why) in
+        [(&[nowhere][..], "no module 7/0"), (&[], "has modules"), (&[FIRST], "has a synchronizer, \"test\"")]
+    {
+        let reason = refusal(other.ask(&orders(modules), None).await.unwrap().0);
+        assert!(reason.contains(why), "{reason}");
+    }
+    drop(other);
+
+    // What workers ask of it that is not its own, or of a lease that is over.
+    let weights = work.weights.iter().find(|weights| weights.unit.module == FIRST).unwrap();
+    let mut there = token.clone();
+    there.addresses = vec![weights.at.clone().unwrap()];
+    let there = Puppet::welcome(&there, "first").await;
+    let fetch = |object: ObjectRef| Request::Fetch { source: Source::Object(object), offset: 0 };
+    let piece = there.ask(&fetch(weights.object.clone()), None).await.unwrap();
+    assert!(matches!(piece.0, Response::Piece { total } if total == weights.object.bytes));
+    let foreign = work.weights.iter().find(|weights| weights.unit.module != FIRST).unwrap();
+    let authority = ObjectRef { name: "modules/0/0/../../../authority.pem".into(), ..foreign.object.clone() };
+    let of_another = refusal(there.ask(&fetch(foreign.object.clone()), None).await.unwrap().0);
+    assert!(of_another.contains("not of the modules of this synchronizer"), "{of_another}");
+    assert!(matches!(there.ask(&fetch(authority), None).await.unwrap().0, Response::Elsewhere { .. }));
+    assert!(matches!(there.ask(&lease, None).await.unwrap().0, Response::Elsewhere { .. }));
+    let item = |module| Item::OuterGradient { unit: Unit { module, fragment: 0 }, number: 1, tokens: 1 };
+    let nothing = Bytes::from_static(b"nothing");
+    for (item, why) in [(item(OTHER), "not of the modules"), (Item::State, "not of the modules")] {
+        let reason = refusal(there.submit(&work, item, nothing.clone()).await.unwrap());
+        assert!(reason.contains(why), "{reason}");
+    }
+    let over = Work { fence: Fence(1), ..work.clone() };
+    let answer = there.submit(&over, item(FIRST), nothing.clone()).await.unwrap();
+    assert!(matches!(answer, Response::Lost { .. }), "{answer:?}");
+    let reason = refusal(there.submit(&work, item(FIRST), nothing).await.unwrap());
+    assert!(reason.contains(&format!("of path {}", PathId(work.path.0))), "{reason}");
+    puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
+    drop((worker, puppet, there));
+
+    let worker = run.spawn_worker(&token, "worker");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+    synchronizer.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_synchronizer_of_a_module_ends_with_the_reason() {
+    let run = Run::seeded(config()).await;
+    let stop = CancellationToken::new();
+    let (coordinator, token) = run.coordinator(Events::off(), stop.clone()).await;
+    let first = run.spawn_synchronizer(&token, &[FIRST]).await;
+    until_it_has_the_first_module(&token).await;
+    let error =
+        run.spawn_synchronizer_as("second", &token, &[OTHER, FIRST]).await.await.unwrap().unwrap_err();
+    assert!(matches!(&error, TrainError::Refused { reason } if reason.contains("\"test\"")), "{error}");
+    stop.cancel();
+    assert!(!coordinator.await.unwrap().unwrap().finished);
+    first.abort();
+}
