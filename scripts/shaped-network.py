@@ -16,12 +16,13 @@ import os
 import pathlib
 import re
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+from runs import free_port, run
 
 CONFIG = """
 [run]
@@ -85,13 +86,6 @@ def sh(*words, check=True):
     return subprocess.run([str(word) for word in words], check=check, capture_output=True, text=True)
 
 
-def run(dipaco, *words):
-    done = sh(dipaco, *words, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, words))}: exit {done.returncode}\n{done.stderr}")
-    return done.stdout
-
-
 class Namespaces:
     """A bridge and a namespace for each end."""
 
@@ -148,12 +142,6 @@ class Relay:
     def remove(self):
         self.relay.kill()
         self.relay.wait()
-
-
-def free_port():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def permitted():

@@ -3,24 +3,23 @@
 
     scripts/soak.py --dipaco target/release/dipaco --kills 1000
 
-One coordinator and three workers; every moment one of them gets SIGKILL, or SIGSTOP for a while and SIGCONT, and what was
-killed is started again. Kills are counted, stops are not. The run must end with the weights, the momenta and the states of
+One coordinator, a synchronizer for the modules of one level and three workers; every moment one of them gets SIGKILL, or
+SIGSTOP for a while and SIGCONT, and what was killed is started again. Kills are counted, stops are not. The run must end with the weights, the momenta and the states of
 the paths of the undisturbed run, and `dipaco status --data` must say that every training sequence counts once. What happens
 when is decided by --seed, as far as time allows. Prints JSON; exits with 1 when the runs differ.
 """
 
 import argparse
 import json
-import os
 import pathlib
 import random
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
+
+from runs import Led, bits, run
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "tests" / "tests" / "kill" / "tiny.toml"
@@ -31,45 +30,6 @@ STREAMING = {
     "outer.compression": "e3m0",
     "outer.broadcast": "e3m0",
 }
-
-
-def run(dipaco, *words):
-    done = subprocess.run([dipaco, *map(str, words)], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, words))}: exit {done.returncode}\n{done.stderr}")
-    return done.stdout
-
-
-def free_port():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def bits(dipaco, folder):
-    """Hashes of all that training decides, and what `status --data` says."""
-    training = json.loads(run(dipaco, "status", "--json", "--run", folder))["training"]
-    fragments = [fragment for module in training["modules"] for fragment in module["fragments"]]
-    hashes = [fragment[part]["hash"] for fragment in fragments for part in ("weights", "momentum")]
-    hashes += [path["state"]["hash"] for path in training["paths"]]
-    return hashes, run(dipaco, "status", "--data", "--run", folder)
-
-
-class Process:
-    """A process that is started again when it was killed."""
-
-    def __init__(self, log, command):
-        self.log, self.command, self.child, self.restarts = log, command, None, -1
-        self.start()
-
-    def start(self):
-        self.restarts += 1
-        out = open(self.log, "ab")
-        self.child = subprocess.Popen(self.command, stdout=out, stderr=out, start_new_session=True)
-
-    def send(self, number):
-        if self.child.poll() is None:
-            os.killpg(self.child.pid, number)
 
 
 def main():
@@ -101,22 +61,10 @@ def main():
     run(dipaco, "train", "--run", calm, "--workers", 1)
     calm_seconds = time.monotonic() - begun
 
-    address = f"127.0.0.1:{free_port()}"
-    leader = Process(
-        folder / "coordinator.log",
-        [dipaco, "coordinator", "-v", "--run", str(wild), "--listen", address, "--advertise", address, "--resume", "--json"],
-    )
-    token = wild / "join.token"
-    while not token.exists():
-        time.sleep(0.05)
-
-    def worker(number):
-        cache = folder / f"cache-{number}"
-        command = [dipaco, "worker", "-v", "--join", str(token), "--name", f"w{number}", "--cache", str(cache)]
-        return Process(folder / f"worker-{number}.log", command + ["--threads", "1"])
-
-    workers = [worker(number) for number in range(options.workers)]
-    kills = {"coordinator": 0, "worker": 0}
+    led = Led(dipaco, folder, wild)
+    workers = [led.worker(f"w{number}") for number in range(options.workers)]
+    synchronizer = led.synchronizer("s", "0")
+    kills = {"coordinator": 0, "synchronizer": 0, "worker": 0}
     stops = 0
     begun = time.monotonic()
     stopped = []
@@ -127,36 +75,35 @@ def main():
         for process, until in [entry for entry in stopped if entry[1] <= now]:
             process.send(signal.SIGCONT)
             stopped.remove((process, until))
-        if leader.child.poll() is not None:
-            finished = leader.child.returncode == 0
-            if not finished:
-                if leader.child.returncode != -signal.SIGKILL:
-                    sys.exit(f"the coordinator ended by itself ({leader.child.returncode}): {leader.log}")
-                leader.start()
+        if led.leader.ended():
+            finished = led.finished()
             continue
-        for process in workers:
-            # A worker whose coordinator is gone for long, or that was killed.
-            if process.child.poll() is not None:
+        for process in [synchronizer, *workers]:
+            # Killed, or without its coordinator for long.
+            if process.ended():
                 process.start()
         if sum(kills.values()) >= options.kills:
             continue
         kind = chance.random()
         if kind < 0.2:
-            leader.send(signal.SIGKILL)
+            led.leader.send(signal.SIGKILL)
             kills["coordinator"] += 1
+        elif kind < 0.4:
+            synchronizer.send(signal.SIGKILL)
+            kills["synchronizer"] += 1
         elif kind < 0.9:
             chance.choice(workers).send(signal.SIGKILL)
             kills["worker"] += 1
         else:
-            process = chance.choice([leader, *workers])
+            process = chance.choice([led.leader, synchronizer, *workers])
             process.send(signal.SIGSTOP)
             stopped.append((process, now + chance.uniform(0.1, 8)))
             stops += 1
     for process, _ in stopped:
         process.send(signal.SIGCONT)
-    for process in workers:
+    for process in [synchronizer, *workers]:
         process.send(signal.SIGINT)
-    for process in workers:
+    for process in [synchronizer, *workers]:
         process.child.wait(timeout=60)
     seconds = time.monotonic() - begun
     (calm_bits, calm_data), (wild_bits, wild_data) = bits(dipaco, calm), bits(dipaco, wild)
@@ -166,7 +113,11 @@ def main():
         "scheme": "streaming, overlap 3, E3M0" if options.streaming else "synchronous",
         "kills": kills,
         "stops": stops,
-        "starts": {"coordinator": leader.restarts + 1, "workers": sum(p.restarts + 1 for p in workers)},
+        "starts": {
+            "coordinator": led.leader.restarts + 1,
+            "synchronizer": synchronizer.restarts + 1,
+            "workers": sum(process.restarts + 1 for process in workers),
+        },
         "seconds": round(seconds, 1),
         "undisturbed_seconds": round(calm_seconds, 1),
         "objects": len(calm_bits),

@@ -57,14 +57,14 @@ pub struct Loaded<M> {
     pub warnings: Vec<String>,
 }
 
+/// What stands before the payload.
 #[derive(Serialize)]
-struct Written<'a> {
+struct Head<'a> {
     format: u32,
     schema: &'a str,
     version: u32,
     sequence: u64,
     payload_blake3: String,
-    payload: &'a RawValue,
 }
 
 #[derive(Deserialize)]
@@ -223,17 +223,21 @@ fn parse_name(object: &str) -> Option<u64> {
 }
 
 fn encode<M: ManifestSchema>(manifest: &M, sequence: u64) -> Result<Bytes, serde_json::Error> {
-    let payload = RawValue::from_string(serde_json::to_string_pretty(manifest)?)?;
-    let written = Written {
+    let payload = serde_json::to_string_pretty(manifest)?;
+    let head = Head {
         format: FORMAT,
         schema: M::SCHEMA,
         version: M::VERSION,
         sequence,
-        payload_blake3: checksum(M::SCHEMA, M::VERSION, sequence, payload.get()),
-        payload: &payload,
+        payload_blake3: checksum(M::SCHEMA, M::VERSION, sequence, &payload),
     };
-    let mut content = serde_json::to_vec(&written)?;
-    content.push(b'\n');
+    // The payload is JSON already: a run of thousands of paths writes megabytes of it again and again.
+    let mut content = serde_json::to_vec(&head)?;
+    content.pop();
+    content.reserve(payload.len() + 16);
+    content.extend_from_slice(br#","payload":"#);
+    content.extend_from_slice(payload.as_bytes());
+    content.extend_from_slice(b"}\n");
     Ok(content.into())
 }
 

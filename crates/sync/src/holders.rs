@@ -12,6 +12,10 @@ pub(crate) struct Holders {
     /// When each worker that has asked for work was last heard of.
     heard: BTreeMap<String, Duration>,
     held: BTreeMap<PathId, BTreeSet<String>>,
+    /// What each worker has said that it holds.
+    said: BTreeMap<String, BTreeSet<PathId>>,
+    /// When those that are gone are forgotten next.
+    forget_at: Duration,
 }
 
 impl Holders {
@@ -27,17 +31,25 @@ impl Holders {
     /// A worker asks for work and says what it holds. Whoever was not heard of for `gone` is forgotten.
     pub(crate) fn asks(&mut self, now: Duration, worker: &str, held: &[PathId], gone: Duration) {
         self.heard.insert(worker.to_owned(), now);
-        self.heard.retain(|_, heard| *heard + gone > now);
-        for (path, holders) in &mut self.held {
-            if !held.contains(path) {
+        let held: BTreeSet<_> = held.iter().copied().collect();
+        let before = self.said.insert(worker.to_owned(), held.clone()).unwrap_or_default();
+        for path in before.difference(&held) {
+            if let Some(holders) = self.held.get_mut(path) {
                 holders.remove(worker);
             }
-            holders.retain(|holder| self.heard.contains_key(holder));
         }
-        for &path in held {
+        for path in held {
             self.held.entry(path).or_default().insert(worker.to_owned());
         }
-        self.held.retain(|_, holders| !holders.is_empty());
+        if now >= self.forget_at {
+            self.forget_at = now + gone;
+            self.heard.retain(|_, heard| *heard + gone > now);
+            self.said.retain(|worker, _| self.heard.contains_key(worker));
+            self.held
+                .values_mut()
+                .for_each(|holders| holders.retain(|holder| self.heard.contains_key(holder)));
+            self.held.retain(|_, holders| !holders.is_empty());
+        }
     }
 
     /// A worker was heard of.
@@ -50,6 +62,7 @@ impl Holders {
     /// A worker has trained a path: whoever else held it holds what it was before.
     pub(crate) fn trained(&mut self, worker: &str, path: PathId) {
         self.held.insert(path, BTreeSet::from([worker.to_owned()]));
+        self.said.entry(worker.to_owned()).or_default().insert(path);
     }
 
     /// Another worker that a path has to wait for: one that holds it and was heard of within `gone`.

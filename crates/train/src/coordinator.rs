@@ -128,7 +128,9 @@ pub async fn coordinate(
         Scribe { ledger: ledger.clone(), store: store.clone(), sequence, changed: to_write, written };
     let stop_writing = CancellationToken::new();
     let _stop_with_this = stop_writing.clone().drop_guard();
-    let writing = tokio::spawn(scribe.run(stop_writing.clone()));
+    // In a thread of its own: what it writes may be long, and answers are not to wait for that.
+    let (here, stop) = (tokio::runtime::Handle::current(), stop_writing.clone());
+    let writing = tokio::task::spawn_blocking(move || here.block_on(scribe.run(stop)));
     let (synchronizer, schedule) =
         (Synchronizer::new(store.clone(), layout.clone(), config.outer.clone()), plan.schedule()?);
     let intake = Intake {

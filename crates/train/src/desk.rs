@@ -129,9 +129,9 @@ impl Host for Desk {
                 self.to_its_end(move |desk| async move { desk.release(path, fence).await }).await?;
                 Ok((Response::Done, None))
             }
-            Request::Orders { modules, address, seen, wait_ms } => {
+            Request::Orders { modules, address, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms).min(LONGEST_WAIT);
-                self.give_orders(guest, &modules, &address, seen, wait).await
+                self.give_orders(guest, &modules, &address, wait).await
             }
             Request::Expected { path, fence, item } => Ok(match self.expected(path, fence, item).await {
                 Ok(_) => (Response::Done, None),

@@ -49,6 +49,8 @@ pub(crate) struct Ledger {
     sampling: Option<u64>,
     /// What has been brought for the end of a lease that is still out.
     staged: BTreeMap<(PathId, Fence), BTreeMap<Item, ObjectRef>>,
+    /// Fragments to which something has been contributed since their synchronizer has looked.
+    news: BTreeSet<Unit>,
     /// What the run can go back to.
     checkpoints: Checkpoints,
     /// Whether the coordinator stops: nothing counts from now on.
@@ -126,6 +128,7 @@ impl Ledger {
         manifest.checkpoints = checkpoints.records();
         let sequence = store.replace(&manifest, sequence).await?;
         let staged = BTreeMap::new();
+        let news = rounds.progress().pending.keys().copied().collect();
         let ledger = Self {
             rounds,
             manifest,
@@ -136,6 +139,7 @@ impl Ledger {
             state_every,
             sampling,
             staged,
+            news,
             checkpoints,
             closed: false,
         };
@@ -229,6 +233,11 @@ impl Ledger {
     /// The outer steps that can be taken now.
     pub(crate) fn due(&mut self, now: Duration) -> Vec<OuterStep> {
         self.rounds.due(now)
+    }
+
+    /// Fragments of those that are asked for to which something has been contributed since the last question.
+    pub(crate) fn take_news(&mut self, asked: impl Fn(Unit) -> bool) -> Vec<Unit> {
+        self.news.extract_if(.., |unit| asked(*unit)).collect()
     }
 
     /// Ends a lease unfinished and deletes what it has brought; returns whether it was out.

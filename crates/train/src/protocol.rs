@@ -115,8 +115,6 @@ pub enum Request {
         modules: Vec<ModuleId>,
         /// `host:port` where workers reach the synchronizer.
         address: String,
-        /// What the last answer said under the same names.
-        seen: Option<(u64, u64)>,
         /// How long the coordinator may keep the question open, in milliseconds.
         wait_ms: u64,
     },
@@ -288,8 +286,6 @@ pub enum Response {
     Kept,
     /// Answers [`Request::Orders`].
     Orders {
-        /// The synchronizer's fencing number, and how much there has been to look at: to be said with the next question.
-        seen: (u64, u64),
         /// The leases that are out.
         leases: Vec<Fence>,
         /// A number that those given out from now on are not below.

@@ -13,7 +13,6 @@ use tokio_util::sync::CancellationToken;
 use crate::TrainError;
 use crate::protocol::{PIECES_AT_ONCE, Request, Response, SYNCHRONIZER, WORKER};
 use crate::revocations::Revocations;
-use crate::synchronizer::blocking;
 
 /// A peer that says nothing for this long after connecting is turned away.
 const HELLO: Duration = Duration::from_secs(10);
@@ -211,7 +210,7 @@ async fn greet<H: Host>(
         return Ok(None);
     };
     let token = peer.name().to_owned();
-    if let Some(reason) = revoked(host, &token).await? {
+    if let Some(reason) = revoked(host, &token)? {
         tracing::warn!(worker, token, "a worker with a revoked token is refused");
         answer(exchange, &Response::Refused { reason }, None).await;
         return Ok(None);
@@ -238,7 +237,7 @@ async fn handle<H: Host>(
             return Ok(());
         }
     };
-    if let Some(reason) = revoked(&**host, &guest.token).await? {
+    if let Some(reason) = revoked(&**host, &guest.token)? {
         tracing::warn!(
             worker = guest.worker,
             token = guest.token,
@@ -266,11 +265,9 @@ async fn handle<H: Host>(
 }
 
 /// Why a token may not be used, if that is so.
-async fn revoked<H: Host>(host: &H, token: &str) -> Result<Option<String>, TrainError> {
-    let revocations = host.revocations().clone();
-    let names = blocking(move || revocations.names()).await??;
-    Ok(names
-        .contains(token)
+fn revoked<H: Host>(host: &H, token: &str) -> Result<Option<String>, TrainError> {
+    let revoked = host.revocations().hold(token)?;
+    Ok(revoked
         .then(|| format!("the token {token:?} has been revoked: ask whoever leads the run for another one")))
 }
 

@@ -1,6 +1,7 @@
 //! Writes the books down.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dipaco_store::{RunStore, Sequence};
 use tokio::sync::{Mutex, Notify, watch};
@@ -9,8 +10,12 @@ use tokio_util::sync::CancellationToken;
 use crate::TrainError;
 use crate::ledger::Ledger;
 
-/// Writes the manifest when the books have changed: one write for all changes since the one before. Nobody is told of a
-/// change before it is on the disk, and nothing is deleted that the manifest on the disk refers to.
+/// The pause after a write for each path of the run, of which the manifest has about a kilobyte.
+const PAUSE: Duration = Duration::from_micros(30);
+
+/// Writes the manifest when the books have changed: one write for all changes since the one before, and a pause between
+/// them, so that a run with thousands of paths does not spend its time on writing. Nobody is told of a change
+/// before it is on the disk, and nothing is deleted that the manifest on the disk refers to.
 pub(crate) struct Scribe {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) store: RunStore,
@@ -32,7 +37,10 @@ impl Scribe {
             if let Some((object, content)) = page.checkpoint {
                 self.store.put_referenced(&object, content).await?;
             }
+            let mut pause = Duration::ZERO;
             if let Some(manifest) = page.manifest {
+                let paths = manifest.training.as_ref().map_or(0, |training| training.paths.len());
+                pause = PAUSE * u32::try_from(paths).unwrap_or(u32::MAX);
                 self.sequence = self.store.replace(&manifest, self.sequence).await?;
                 self.written.send_replace(page.change);
             }
@@ -42,8 +50,12 @@ impl Scribe {
             if stopping {
                 return Ok(());
             }
+            let rest = async {
+                tokio::time::sleep(pause).await;
+                self.changed.notified().await;
+            };
             tokio::select! {
-                () = self.changed.notified() => {}
+                () = rest => {}
                 () = stop.cancelled() => {}
             }
         }

@@ -126,13 +126,11 @@ impl Process {
         mut synchronizer: Synchronizer,
         summary: &mut SynchronizerSummary,
     ) -> Result<(), TrainError> {
-        let mut seen = None;
         loop {
             let (modules, address) = (self.modules.clone(), self.address.clone());
-            let ask = Request::Orders { modules, address, seen, wait_ms: WAIT_MS };
+            let ask = Request::Orders { modules, address, wait_ms: WAIT_MS };
             let orders = match self.session.call(&ask, None, SHORT_CALL).await? {
-                Response::Orders { seen: now, leases, next, orders } => {
-                    seen = Some(now);
+                Response::Orders { leases, next, orders } => {
                     // A lease that was given out after the answer may have brought something already.
                     let over = |fence| fence < next && !leases.contains(&fence);
                     self.intake.uploads.retain(|_, fence| !over(fence));

@@ -70,7 +70,6 @@ async fn each_is_told_what_is_not_for_it() {
     let orders = |modules: &[ModuleId]| Request::Orders {
         modules: modules.to_vec(),
         address: "127.0.0.1:1".to_owned(),
-        seen: None,
         wait_ms: 0,
     };
     let version = env!("CARGO_PKG_VERSION");

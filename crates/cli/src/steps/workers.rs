@@ -9,12 +9,15 @@ use std::time::Duration;
 use dipaco_train::DeviceChoice;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
 
-/// How often a worker that fails is started again before the run gives up.
+/// How often workers that fail soon are started again before the run gives up.
 const RESTARTS: u32 = 5;
+/// A worker that has worked for so long has not failed soon: what ends it now is not what would have ended it at its start.
+const STEADY: Duration = Duration::from_secs(60);
 /// How long workers have to leave once they are asked to.
 const LEAVE: Duration = Duration::from_secs(20);
 /// Lines of a worker's log that its error shows.
@@ -35,7 +38,8 @@ pub(crate) struct WorkerSetup {
 /// worker leaves when the pipe closes.
 pub(crate) struct Workers {
     setup: WorkerSetup,
-    running: JoinSet<(String, Result<ExitStatus, std::io::Error>)>,
+    /// They end with how long they have run.
+    running: JoinSet<(String, Duration, Result<ExitStatus, std::io::Error>)>,
     pipes: Vec<(String, tokio::process::ChildStdin)>,
     restarts: u32,
 }
@@ -82,7 +86,11 @@ impl Workers {
         if let Some(pipe) = child.stdin.take() {
             self.pipes.push((name.clone(), pipe));
         }
-        self.running.spawn(async move { (name, child.wait().await) });
+        let begun = Instant::now();
+        self.running.spawn(async move {
+            let status = child.wait().await;
+            (name, begun.elapsed(), status)
+        });
         Ok(())
     }
 
@@ -90,11 +98,14 @@ impl Workers {
     /// failing.
     pub(crate) async fn watch<T>(&mut self) -> Result<T, StepError> {
         while let Some(ended) = self.running.join_next().await {
-            let (name, status) = ended.map_err(|source| StepError::Task { source })?;
+            let (name, worked, status) = ended.map_err(|source| StepError::Task { source })?;
             let status = status.map_err(|source| StepError::Worker { name: name.clone(), source })?;
             self.pipes.retain(|(held, _)| *held != name);
             if status.success() {
                 continue;
+            }
+            if worked >= STEADY {
+                self.restarts = 0;
             }
             self.restarts += 1;
             let log = self.setup.run.worker_log(&name);

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::Desk;
 use crate::TrainError;
 use crate::orders::{Orders, OuterDone, OuterOrder};
+use crate::owners::Owners;
 use crate::protocol::Response;
 use crate::reception::{Answer, Guest, refused};
 use crate::synchronizer::Synchronizer;
@@ -45,26 +46,28 @@ impl Desk {
         }
     }
 
-    /// What the synchronizer of this number has to do: outer steps that are due, and then those that it can prepare.
+    /// What the synchronizer of this number has to do: outer steps that are due, and then those that it can prepare because
+    /// something has been contributed since it asked last. An order for a step that is due lacks nothing, so it does no
+    /// harm when the one before it gets lost.
     async fn orders(&self, fence: u64) -> Result<Vec<OuterOrder>, TrainError> {
         let mut ledger = self.ledger.lock().await;
         let due = ledger.due(self.now());
         // A grace period may have begun.
         self.deadlines.notify_one();
         let mut owners = self.owners();
+        let mine = |owners: &Owners, unit: Unit| owners.fence(unit.module) == fence;
+        let news = ledger.take_news(|unit| mine(&owners, unit));
         let writing = Orders::new(&self.intake, &self.schedule, &ledger, fence)?;
         let mut orders = Vec::new();
         let mut stepping = BTreeSet::new();
         for step in due {
             stepping.insert(step.unit);
-            if owners.fence(step.unit.module) == fence {
+            if mine(&owners, step.unit) {
                 orders.push(writing.due(&step)?);
                 owners.give(fence, step);
             }
         }
-        let pending = ledger.rounds().progress().pending.keys();
-        let mine = pending.filter(|unit| !stepping.contains(unit) && owners.fence(unit.module) == fence);
-        for &unit in mine {
+        for unit in news.into_iter().filter(|unit| !stepping.contains(unit)) {
             orders.extend(writing.early(unit)?);
         }
         Ok(orders)
@@ -135,7 +138,6 @@ impl Desk {
         guest: &Guest,
         modules: &[ModuleId],
         address: &str,
-        seen: Option<(u64, u64)>,
         wait: Duration,
     ) -> Result<Answer, TrainError> {
         let known: BTreeSet<_> = self.intake.topology.module_ids().collect();
@@ -160,22 +162,20 @@ impl Desk {
         let deadline = Instant::now() + wait;
         let mut contributed = self.contributed.subscribe();
         loop {
-            let count = *contributed.borrow_and_update();
+            contributed.borrow_and_update();
             if self.owners().fence(modules[0]) != fence {
                 let reason = "another process of the same name has the modules".to_owned();
                 return Ok((Response::Lost { reason }, None));
             }
             let orders = self.orders(fence).await?;
-            let due = orders.iter().any(|order| order.due);
-            let news = !orders.is_empty() && seen != Some((fence, count));
             let ledger = self.ledger.lock().await;
             if ledger.rounds().finished() {
                 return Ok((Response::Finished, None));
             }
-            if due || news || Instant::now() >= deadline {
+            if !orders.is_empty() || Instant::now() >= deadline {
                 let leases = ledger.rounds().fences().collect();
                 let next = ledger.rounds().next_fence();
-                return Ok((Response::Orders { seen: (fence, count), leases, next, orders }, None));
+                return Ok((Response::Orders { leases, next, orders }, None));
             }
             drop(ledger);
             tokio::select! {

@@ -79,6 +79,7 @@ impl Ledger {
         let lacks = || TrainError::ManifestLacks { what: format!("outer gradient {number} of path {path}") };
         let Contribution { base, steps, tokens, .. } = found.ok_or_else(lacks)?;
         let Unit { module, fragment } = unit;
+        self.news.insert(unit);
         let slot = self.slot(unit);
         let record = path_record(&mut self.manifest, path)?;
         if let Some(counted) = record.counted.get_mut(slot) {

@@ -32,7 +32,7 @@ const LIFETIME: Duration = Duration::from_secs(86_400);
 /// Memory is looked at this often.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// 2,048 paths of a model that is nearly nothing; moments stay with the workers.
+/// 2,048 paths of a model that is nearly nothing; moments stay with the workers for four leases.
 const CONFIG: &str = r#"
 [model]
 hidden_size = 16
@@ -62,7 +62,7 @@ rounds = 100000
 inner_steps = 4
 batch = 2
 sequence_tokens = 16
-state_every = 1000000
+state_every = 4
 held_paths = 4
 lease_seconds = 60
 
