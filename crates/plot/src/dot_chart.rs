@@ -33,7 +33,7 @@ const ROW: f64 = 28.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
 /// The most pixels of a label.
-const LABELS: f64 = 420.0;
+const LABELS: f64 = 560.0;
 
 impl DotChart {
     /// The picture as SVG: small circles are measurements, the bar spans them, the filled dot is their mean.

@@ -29,6 +29,9 @@ use crate::uploads::{Taken, Uploads};
 /// How long the coordinator keeps a question for outer steps open, in milliseconds.
 const WAIT_MS: u64 = 15_000;
 
+/// How long a worker waits for what the coordinator says to its synchronizer, before it asks by itself.
+const WORKER_WAITS: Duration = Duration::from_secs(30);
+
 /// How a synchronizer is set up.
 #[derive(Clone, Debug)]
 pub struct SynchronizerOptions {
@@ -158,6 +161,14 @@ impl Process {
         }
     }
 
+    /// Asks the coordinator for a worker.
+    async fn ask(&self, request: &Request) -> Result<Response, TrainError> {
+        match tokio::time::timeout(WORKER_WAITS, self.session.call(request, None, LONG_CALL)).await {
+            Ok(answer) => answer,
+            Err(_) => Ok(elsewhere(&"the synchronizer can't reach the coordinator").0),
+        }
+    }
+
     /// Sends a piece of weights of its modules, or of changes of them.
     async fn object_piece(&self, object: &ObjectRef, offset: u64) -> Answer {
         let mine = |module: &ModuleId| {
@@ -196,7 +207,7 @@ impl Process {
         let uploads = &self.intake.uploads;
         if !uploads.knows(path, fence, item) {
             let expected = Request::Expected { path, fence, item };
-            match self.session.call(&expected, None, SHORT_CALL).await? {
+            match self.ask(&expected).await? {
                 Response::Done => {}
                 answer => return Ok(answer),
             }
@@ -209,7 +220,7 @@ impl Process {
                 let answer = match self.intake.keep(name, (path, item), whole, &mut complete).await? {
                     Ok(object) => {
                         let stored = Request::Stored { path, fence, item, object };
-                        self.session.call(&stored, None, LONG_CALL).await?
+                        self.ask(&stored).await?
                     }
                     Err(refused) => refused,
                 };

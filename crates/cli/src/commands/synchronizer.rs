@@ -39,7 +39,7 @@ pub(crate) struct SynchronizerOptions {
     #[arg(long, env = "DIPACO_NAME")]
     name: Option<String>,
     /// Seconds to go on trying when the coordinator can't be reached.
-    #[arg(long, env = "DIPACO_PATIENCE", default_value_t = 60, value_name = "SECONDS")]
+    #[arg(long, env = "DIPACO_PATIENCE", default_value_t = 600, value_name = "SECONDS")]
     patience: u64,
     /// Print what was done as JSON.
     #[arg(long)]
