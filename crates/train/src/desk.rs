@@ -125,8 +125,9 @@ impl Host for Desk {
                 self.to_its_end(move |desk| async move { desk.complete(&guest, path, fence, report).await })
                     .await
             }
-            Request::Release { path, fence } => {
-                self.to_its_end(move |desk| async move { desk.release(path, fence).await }).await?;
+            Request::Release => {
+                let guest = guest.clone();
+                self.to_its_end(move |desk| async move { desk.release_all(&guest).await }).await?;
                 Ok((Response::Done, None))
             }
             Request::Orders { modules, address, wait_ms } => {
@@ -148,18 +149,9 @@ impl Host for Desk {
         }
     }
 
-    /// Ends the leases of a worker.
     async fn expel(&self, guest: &Guest) -> Result<(), TrainError> {
         self.take_modules_back(guest, "its token has been revoked");
-        let leases: Vec<_> = {
-            let ledger = self.ledger.lock().await;
-            let own = ledger.rounds().leases().filter(|lease| lease.worker == guest.worker);
-            own.map(|lease| (lease.path, lease.fence)).collect()
-        };
-        for (path, fence) in leases {
-            self.release(path, fence).await?;
-        }
-        Ok(())
+        self.release_all(guest).await
     }
 
     async fn left(&self, guest: &Guest, reason: String) -> Result<(), TrainError> {
@@ -199,6 +191,19 @@ impl Desk {
         // It ends when the coordinator does.
         let written = self.written.clone().wait_for(|written| *written >= changes).await.map(|_| ());
         written.map_err(|_| TrainError::Cancelled)
+    }
+
+    /// Ends the leases of a worker unfinished.
+    async fn release_all(&self, guest: &Guest) -> Result<(), TrainError> {
+        let leases: Vec<_> = {
+            let ledger = self.ledger.lock().await;
+            let own = ledger.rounds().leases().filter(|lease| lease.worker == guest.worker);
+            own.map(|lease| (lease.path, lease.fence)).collect()
+        };
+        for (path, fence) in leases {
+            self.release(path, fence).await?;
+        }
+        Ok(())
     }
 
     /// Ends a lease unfinished, if it is out.

@@ -102,13 +102,8 @@ pub enum Request {
         /// What happened.
         report: Report,
     },
-    /// Gives a lease back unfinished.
-    Release {
-        /// The path.
-        path: PathId,
-        /// The lease's fencing number.
-        fence: Fence,
-    },
+    /// Gives every lease of the worker back unfinished.
+    Release,
     /// Takes modules over, or keeps them, and asks for outer steps of theirs.
     Orders {
         /// The modules.

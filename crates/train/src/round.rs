@@ -34,6 +34,12 @@ impl RoundWatch {
         (self.steps.load(Ordering::Relaxed), (loss != 0).then(|| f32::from_bits(loss)))
     }
 
+    /// Notes that so many inner steps are done, and the loss of the last one.
+    pub(crate) fn note(&self, steps: u64, loss: f32) {
+        self.loss.store(loss.to_bits(), Ordering::Relaxed);
+        self.steps.store(steps, Ordering::Relaxed);
+    }
+
     /// Asks the round to stop after the step that it is in.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
@@ -212,8 +218,7 @@ pub fn train_round(
         let done = trainer.step(&data.train, path)?;
         loss_sum += f64::from(done.loss);
         report.tokens += done.tokens;
-        watch.loss.store(done.loss.to_bits(), Ordering::Relaxed);
-        watch.steps.store(step - from, Ordering::Relaxed);
+        watch.note(step - from, done.loss);
         let now: Vec<Send> = sends.iter().filter(|send| send.step == step).copied().collect();
         if now.is_empty() {
             continue;

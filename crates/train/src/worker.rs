@@ -3,11 +3,12 @@
 mod gradients;
 mod heart;
 mod shard;
+mod state;
+mod supplies;
+mod upcoming;
 mod weights;
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -22,14 +23,17 @@ use tokio_util::sync::CancellationToken;
 use crate::TrainError;
 use crate::device::TrainDevice;
 use crate::path_state::PathState;
-use crate::path_weights::{Global, PathWeights};
-use crate::protocol::{Item, Request, Response, UnitWeights, Work};
+use crate::path_weights::PathWeights;
+use crate::protocol::{Item, Request, Response, Work};
 use crate::round::{OuterGradient, PathData, Round, RoundResult, RoundWatch, train_round};
-use crate::session::{FAREWELL, Identity, LONG_CALL, Offer, Session, instance};
+use crate::session::{FAREWELL, Identity, LONG_CALL, Session, instance};
 use crate::synchronizer::blocking;
 use crate::transfer::{Transfer, Under, answered};
 use gradients::bring_gradients;
 use heart::Heart;
+use shard::Shards;
+use supplies::{Supplied, Supplies, near_the_end};
+use upcoming::{Beside, Upcoming, nothing, wait};
 use weights::Weights;
 
 /// How a worker is set up.
@@ -80,24 +84,25 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
     let topology = session.plan().topology()?;
     let layout = session.plan().layout(&topology)?;
     let transfer = Arc::new(Transfer::new(session.clone(), options.bandwidth));
-    let weights = Arc::new(Weights::new(transfer.clone(), layout));
+    let shards = Shards::new(session.clone(), transfer.clone(), options.shards, options.cache);
+    let weights = Weights::new(transfer.clone(), layout);
     let mut worker = Worker {
-        transfer,
-        options,
-        session,
+        supplies: Arc::new(Supplies { session, transfer, weights, shards }),
+        device: options.device,
         topology,
         cancel,
-        weights,
         held: Vec::new(),
-        data: None,
-        carried: [(PathId(0), Fence(0)); 2],
+        supplying: Duration::ZERO,
         completed: Arc::default(),
-        lost: 0,
+        lost: Arc::default(),
         idle: Instant::now(),
     };
     let result = worker.run().await;
-    let summary = WorkerSummary { rounds: worker.completed.load(Ordering::Relaxed), lost: worker.lost };
-    worker.transfer.routes.close().await;
+    let summary = WorkerSummary {
+        rounds: worker.completed.load(Ordering::Relaxed),
+        lost: worker.lost.load(Ordering::Relaxed),
+    };
+    worker.supplies.transfer.routes.close().await;
     match result {
         Ok(()) | Err(TrainError::Cancelled | TrainError::Complete) => Ok(summary),
         Err(error) => Err(error),
@@ -118,95 +123,49 @@ impl Part {
     }
 }
 
-/// What goes on beside the training.
-type Beside<T> = Pin<Box<dyn Future<Output = Result<T, TrainError>> + Send>>;
-
 /// Outer gradients that are brought as they come.
 struct Bringing {
     sent: mpsc::Sender<OuterGradient>,
     bringing: Beside<()>,
-}
-
-/// The lease that follows one that is trained.
-enum Upcoming {
-    Asked(Beside<Option<Box<Work>>>),
-    Known(Option<Box<Work>>),
-}
-
-impl Upcoming {
-    /// Waits until it is known; never ends when it is.
-    async fn look(&mut self) -> Result<(), TrainError> {
-        match self {
-            Self::Asked(asking) => {
-                let known = asking.await?;
-                *self = Self::Known(known);
-                Ok(())
-            }
-            Self::Known(_) => std::future::pending().await,
-        }
-    }
-
-    /// The lease, when there is one.
-    async fn next(&mut self) -> Result<Option<Box<Work>>, TrainError> {
-        if let Self::Asked(_) = self {
-            self.look().await?;
-        }
-        match self {
-            Self::Known(known) => Ok(known.take()),
-            Self::Asked(_) => Ok(None),
-        }
-    }
-}
-
-/// Waits for something that may be there.
-async fn wait(beside: &mut Option<Beside<()>>) -> Result<(), TrainError> {
-    match beside {
-        Some(beside) => beside.await,
-        None => Ok(()),
-    }
+    /// Triggered when the lease before is complete: not before that anything of this one may be brought.
+    begun: CancellationToken,
 }
 
 struct Worker {
-    options: WorkerOptions,
-    session: Arc<Session>,
-    transfer: Arc<Transfer>,
+    supplies: Arc<Supplies>,
+    device: TrainDevice,
     topology: Topology,
     cancel: CancellationToken,
-    weights: Arc<Weights>,
     /// The states of the paths that were trained last, the newest at the end, each with the lease that left it.
     held: Vec<(PathId, Fence, PathState)>,
-    /// The shard of the last path, with its content hash.
-    data: Option<(PathId, String, Arc<PathData>)>,
-    /// The lease that was begun last, and the one before it, which may not be complete.
-    carried: [(PathId, Fence); 2],
+    /// How long it took last to fetch what a lease begins with.
+    supplying: Duration,
     /// Leases that were trained and are complete.
     completed: Arc<AtomicU64>,
-    lost: u64,
+    lost: Arc<AtomicU64>,
     /// Since when no inner step is taken.
     idle: Instant,
 }
 
 impl Worker {
     async fn run(&mut self) -> Result<(), TrainError> {
+        let (mut next, mut before) = (None, nothing());
         loop {
-            let held = self.held.iter().map(|&(path, ..)| path).collect();
-            let ask = Request::Lease { held, wait_ms: 15_000 };
-            let work = match self.session.ask(&ask).await? {
-                Offer::Work(work) => *work,
-                Offer::Wait(reason) => {
-                    tracing::debug!(reason, "waiting");
-                    continue;
-                }
-                Offer::Finished => return Ok(()),
+            let supplied = match next.take() {
+                Some(supplied) => supplied,
+                None => match self.first(&mut before).await? {
+                    Some(supplied) => supplied,
+                    None => return before.await,
+                },
             };
-            let path = work.path;
-            self.carried = [(path, work.fence); 2];
-            match self.carry_out(work).await {
-                Ok(()) => {}
+            let path = supplied.work.path;
+            match self.carry_out(supplied, before).await {
+                Ok(after) => (next, before) = after,
                 Err(TrainError::LeaseLost { reason }) => {
                     tracing::warn!(%path, reason, "the lease is lost");
-                    self.lost += 1;
+                    self.lost.fetch_add(1, Ordering::Relaxed);
                     self.give_back().await;
+                    (next, before) = (None, nothing());
                 }
                 Err(error) => {
                     self.give_back().await;
@@ -216,80 +175,97 @@ impl Worker {
         }
     }
 
-    /// Gives back what is carried. Best effort on the way out: without it a lease ends by itself at its deadline.
+    /// Gives back every lease that this worker has. Best effort on the way out: without it a lease ends by itself at its
+    /// deadline.
     async fn give_back(&self) {
-        for (path, fence) in BTreeSet::from(self.carried) {
-            let release = Request::Release { path, fence };
-            let client = self.session.client().await;
-            if let Err(error) = client.call::<_, Response>(&release, None, 0, FAREWELL).await {
-                tracing::debug!(%error, "a lease could not be given back");
+        let client = self.supplies.session.client().await;
+        if let Err(error) = client.call::<_, Response>(&Request::Release, None, 0, FAREWELL).await {
+            tracing::debug!(%error, "leases could not be given back");
+        }
+    }
+
+    /// A lease when none was asked for in advance, while `before` ends; nothing when the run is complete.
+    async fn first(&self, before: &mut Beside<()>) -> Result<Option<Supplied>, TrainError> {
+        let held = self.holds();
+        let asking = self.supplies.lease(&held);
+        tokio::pin!(asking);
+        tokio::select! {
+            supplied = &mut asking => return supplied,
+            ended = &mut *before => ended?,
+        }
+        *before = nothing();
+        asking.await
+    }
+
+    /// The paths whose states are held, with the leases that left them.
+    fn holds(&self) -> Vec<(PathId, Fence)> {
+        self.held.iter().map(|&(path, fence, _)| (path, fence)).collect()
+    }
+
+    /// Carries out a lease, while what the one before it ends with is brought and what the next one begins with is fetched.
+    /// Returns the next one, if there is one, and what is still to be brought.
+    async fn carry_out(
+        &mut self,
+        supplied: Supplied,
+        before: Beside<()>,
+    ) -> Result<(Option<Supplied>, Beside<()>), TrainError> {
+        let Supplied { work, data, after, state, watch, heart, took } = supplied;
+        self.supplying = took;
+        let state = self.state(&work, &data, (after, state), &watch).await?;
+        let trained = CancellationToken::new();
+        let mut upcoming = self.upcoming(&work, watch.clone(), trained.clone());
+        let result = self.train(&work, &data, state, watch, before, &mut upcoming).await?;
+        trained.cancel();
+        let Some((result, bringing)) = result else {
+            let reason = heart.stop().await.unwrap_or_else(|| "the round was given up".to_owned());
+            return Err(TrainError::LeaseLost { reason });
+        };
+        let (kept, completing) = self.complete(&work, result, bringing, heart).await?;
+        let mut completing = Some(completing);
+        let next = loop {
+            tokio::select! {
+                next = upcoming.next() => break next?,
+                completed = wait(&mut completing), if completing.is_some() => {
+                    completed?;
+                    completing = None;
+                }
             }
-        }
+        };
+        self.rest(&work, kept, next.as_ref()).await;
+        let follows = next.as_ref().is_some_and(|next| next.work.path == work.path);
+        let (path, lost) = (work.path, self.lost.clone());
+        let completing = completing.unwrap_or_else(nothing);
+        let completing: Beside<()> = Box::pin(async move {
+            match completing.await {
+                // What follows on a path is lost with what it goes on from; other paths have nothing to do with it.
+                Err(TrainError::LeaseLost { reason }) if !follows => {
+                    tracing::warn!(%path, reason, "the lease is lost");
+                    lost.fetch_add(1, Ordering::Relaxed);
+                    Ok(())
+                }
+                completed => completed,
+            }
+        });
+        Ok((next, completing))
     }
 
-    /// Carries out a lease and those that follow it. What a lease begins with is fetched while the one before is trained,
-    /// and what it ends with is brought while the next one is.
-    async fn carry_out(&mut self, mut work: Work) -> Result<(), TrainError> {
-        let mut watch = Arc::new(RoundWatch::default());
-        // Heartbeats cover the transfers too: on a slow link they may take longer than a lease.
-        let mut heart = Heart::start(self.session.clone(), &work, watch.clone());
-        let data = self.data(&work).await?;
-        let mut state = self.state(&work, &data, &watch).await?;
-        self.weights.fetch(&work.weights).await?;
-        let mut before: Beside<()> = Box::pin(async { Ok(()) });
-        loop {
-            let mut upcoming = self.upcoming(&work);
-            let trained = self.train(&work, &data, state, watch, before, &mut upcoming).await?;
-            let Some((result, bringing)) = trained else {
-                let reason = heart.stop().await.unwrap_or_else(|| "the round was given up".to_owned());
-                return Err(TrainError::LeaseLost { reason });
-            };
-            let (kept, completing) = self.complete(&work, result, bringing, heart).await?;
-            let mut completing = Some(completing);
-            let following = loop {
-                tokio::select! {
-                    following = upcoming.next() => break following?,
-                    completed = wait(&mut completing), if completing.is_some() => {
-                        completed?;
-                        completing = None;
-                    }
-                }
-            };
-            let Some(next) = following else {
-                if let Some(completing) = completing {
-                    completing.await?;
-                }
-                return self.rest(&work, kept).await;
-            };
-            watch = Arc::new(RoundWatch::default());
-            heart = Heart::start(self.session.clone(), &next, watch.clone());
-            self.carried = [(work.path, work.fence), (next.path, next.fence)];
-            (work, state) = (*next, kept);
-            before = completing.unwrap_or_else(|| Box::pin(async { Ok(()) }));
-        }
-    }
-
-    /// Asks for the lease that follows this one, and fetches what it begins with.
-    fn upcoming(&self, work: &Work) -> Upcoming {
-        if !work.trains() || self.session.plan().sync.overlap_steps == 0 {
-            return Upcoming::Known(None);
-        }
-        let (session, weights) = (self.session.clone(), self.weights.clone());
-        let (path, fence) = (work.path, work.fence);
+    /// Asks for the lease that comes after this one, and fetches what it begins with: one that follows on the same path as
+    /// soon as there is one, and otherwise another one when this one ends sooner than that can be fetched, so that no lease
+    /// lies idle for long while other workers look for one.
+    fn upcoming(&self, work: &Work, watch: Arc<RoundWatch>, trained: CancellationToken) -> Upcoming {
+        let follows = work.trains() && self.supplies.session.plan().sync.overlap_steps > 0;
+        let (supplies, lead) = (self.supplies.clone(), self.supplying * 2);
+        let (path, fence, steps) = (work.path, work.fence, work.to - work.from);
+        let held: Vec<_> = self.holds().into_iter().chain([(path, fence)]).collect();
         Upcoming::Asked(Box::pin(async move {
-            loop {
-                let ask = Request::Follow { path, fence, wait_ms: 15_000 };
-                match session.ask(&ask).await {
-                    Ok(Offer::Work(next)) => {
-                        weights.fetch(&next.weights).await?;
-                        return Ok(Some(next));
-                    }
-                    Ok(Offer::Wait(reason)) => tracing::debug!(%path, reason, "what follows has to wait"),
-                    // When the lease is lost, those who bring its results hear of it.
-                    Ok(Offer::Finished) | Err(TrainError::LeaseLost { .. }) => return Ok(None),
-                    Err(error) => return Err(error),
-                }
+            if follows && let Some(next) = supplies.follow(path, fence).await? {
+                return Ok(Some(next));
             }
+            tokio::select! {
+                () = near_the_end(&watch, steps, lead) => {}
+                () = trained.cancelled() => {}
+            }
+            supplies.lease(&held).await
         }))
     }
 
@@ -315,9 +291,12 @@ impl Worker {
         // A closed channel means that the lease is lost: the round is cancelled.
         let early = move |gradient| drop(early.try_send(gradient));
         let mut training = self.training(part, data, weights, state, &watch, early);
-        let transfer = self.transfer.clone();
+        let transfer = self.supplies.transfer.clone();
+        let begun = CancellationToken::new();
+        let complete_before = begun.clone();
         let mut bringing: Beside<()> = Box::pin(async move {
             before.await?;
+            complete_before.cancel();
             bring_gradients(transfer, under, gradients).await
         });
         let cancel = self.cancel.clone();
@@ -350,7 +329,7 @@ impl Worker {
         if work.trains() {
             self.idle = Instant::now();
         }
-        Ok(Some((result, Bringing { sent, bringing })))
+        Ok(Some((result, Bringing { sent, bringing, begun })))
     }
 
     /// Trains a part of a path in a thread of its own; `early` gets what is sent before its end.
@@ -363,7 +342,7 @@ impl Worker {
         watch: &Arc<RoundWatch>,
         early: impl FnMut(OuterGradient) + Send + 'static,
     ) -> Beside<Option<RoundResult>> {
-        let (plan, device) = (self.session.plan().clone(), self.options.device.clone());
+        let (plan, device) = (self.supplies.session.plan().clone(), self.device.clone());
         let (data, watch) = (data.clone(), watch.clone());
         Box::pin(async move {
             blocking(move || {
@@ -386,13 +365,13 @@ impl Worker {
         heart: Heart,
     ) -> Result<(PathState, Beside<()>), TrainError> {
         let RoundResult { last, state, report } = result;
-        let Bringing { sent, bringing } = brought;
+        let Bringing { sent, bringing, begun } = brought;
         for gradient in last {
             drop(sent.try_send(gradient));
         }
         drop(sent);
         let (state, encoded) = if work.trains() && work.brings_state {
-            let session = self.session.clone();
+            let session = self.supplies.session.clone();
             blocking(move || {
                 let encoded = state.encode(&session.plan().model)?;
                 Ok::<_, TrainError>((state, Some(encoded)))
@@ -401,20 +380,20 @@ impl Worker {
         } else {
             (state, None)
         };
-        let (session, transfer, completed) =
-            (self.session.clone(), self.transfer.clone(), self.completed.clone());
+        let (supplies, completed) = (self.supplies.clone(), self.completed.clone());
         let (under, trains) = (Under { path: work.path, fence: work.fence }, work.trains());
         let completing: Beside<()> = Box::pin(async move {
             let bringing_state = async {
+                begun.cancelled().await;
                 match encoded {
-                    Some(encoded) => transfer.bring(under, Item::State, encoded.into()).await,
+                    Some(encoded) => supplies.transfer.bring(under, Item::State, encoded.into()).await,
                     None => Ok(()),
                 }
             };
             tokio::try_join!(bringing, bringing_state)?;
             let Under { path, fence } = under;
             let request = Request::Complete { path, fence, report };
-            answered(session.call(&request, None, LONG_CALL).await?, "complete")?;
+            answered(supplies.session.call(&request, None, LONG_CALL).await?, "complete")?;
             drop(heart);
             completed.fetch_add(u64::from(trains), Ordering::Relaxed);
             Ok(())
@@ -422,94 +401,20 @@ impl Worker {
         Ok((state, completing))
     }
 
-    /// Keeps what a complete lease leaves, when no other follows it at once.
-    async fn rest(&mut self, work: &Work, state: PathState) -> Result<(), TrainError> {
+    /// Keeps what a lease leaves, and what the next one begins with.
+    async fn rest(&mut self, work: &Work, state: PathState, next: Option<&Supplied>) {
         if work.trains() {
             self.held.push((work.path, work.fence, state));
         }
-        let excess = self.held.len().saturating_sub(self.session.plan().train.held_paths);
-        drop(self.held.drain(..excess));
-        let fragments = self.session.plan().sync.fragments;
-        let paths = self.held.iter().map(|&(path, ..)| path).chain([work.path]);
-        let used = paths.flat_map(|path| units_of(&self.topology, fragments, path)).collect();
-        self.weights.keep(&used).await;
-        Ok(())
-    }
-
-    /// What a lease of a path begins with.
-    async fn path_weights(
-        &self,
-        path: PathId,
-        weights: &[UnitWeights],
-        state: &mut PathState,
-        begins: bool,
-    ) -> Result<PathWeights, TrainError> {
-        let mut values = Vec::with_capacity(weights.len());
-        for weights in weights {
-            values.push(self.weights.get(weights.unit).await?);
-        }
-        let globals: Vec<Global<'_>> = weights
-            .iter()
-            .zip(&values)
-            .map(|(&UnitWeights { unit, received, share, .. }, values)| Global {
-                unit,
-                values,
-                received,
-                share,
-            })
-            .collect();
-        PathWeights::new(self.session.plan(), path, &globals, state, begins)
-    }
-
-    /// The state with which a lease begins: what this worker holds, or the last one that was brought, with the leases
-    /// since then trained again.
-    async fn state(
-        &mut self,
-        work: &Work,
-        data: &Arc<PathData>,
-        watch: &Arc<RoundWatch>,
-    ) -> Result<PathState, TrainError> {
-        let held = self.held.iter().position(|&(path, ..)| path == work.path).map(|at| self.held.remove(at));
-        if let Some((_, fence, state)) = held
-            && work.made_by == Some(fence)
+        let plan = self.supplies.session.plan();
+        let next = next.map(|next| next.work.path);
+        while self.held.len() > plan.train.held_paths
+            && let Some(oldest) = self.held.iter().position(|&(path, ..)| Some(path) != next)
         {
-            return Ok(state);
+            drop(self.held.remove(oldest));
         }
-        let mut state = self.fetch_state(work).await?;
-        if !work.tail.is_empty() {
-            let (path, steps) = (work.path, work.from - state.step.min(work.from));
-            tracing::info!(%path, steps, "the path is taken over; what came after its last state is trained again");
-        }
-        for stretch in &work.tail {
-            self.weights.fetch(&stretch.weights).await?;
-            let begins = stretch.from == work.phase_step;
-            let weights = self.path_weights(work.path, &stretch.weights, &mut state, begins).await?;
-            let part = Part::of(work, stretch.to, &stretch.sends);
-            let mut again = self.training(part, data, weights, state, watch, drop);
-            let result = tokio::select! {
-                result = &mut again => result?,
-                () = self.cancel.cancelled() => {
-                    watch.cancel();
-                    again.await?;
-                    return Err(TrainError::Cancelled);
-                }
-            };
-            match result {
-                Some(result) => state = result.state,
-                None => return Err(TrainError::LeaseLost { reason: "the round was given up".to_owned() }),
-            }
-        }
-        Ok(state)
-    }
-
-    /// The last state that was brought, or that before the first step.
-    async fn fetch_state(&self, work: &Work) -> Result<PathState, TrainError> {
-        let session = self.session.clone();
-        let Some(object) = &work.state else {
-            let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&session.plan().model));
-            return Ok(PathState::start(parameters));
-        };
-        let bytes = self.transfer.object(object).await?;
-        blocking(move || PathState::decode(&bytes, &session.plan().model)).await?
+        let paths = self.held.iter().map(|&(path, ..)| path).chain([work.path]).chain(next);
+        let used = paths.flat_map(|path| units_of(&self.topology, plan.sync.fragments, path)).collect();
+        self.supplies.weights.keep(&used).await;
     }
 }

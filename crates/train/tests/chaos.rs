@@ -116,7 +116,7 @@ async fn a_worker_that_lost_its_lease_is_told_so() {
     let (path, fence) = (work.path, work.fence);
     let item = Item::OuterGradient { unit: work.weights[0].unit, number: 1, tokens: 1 };
     let gradient = dipaco_codec::encode(&[0.5; 4], Compression::F32).unwrap();
-    puppet.ask(&Request::Release { path, fence }, None).await.unwrap();
+    puppet.ask(&Request::Release, None).await.unwrap();
 
     let answer = puppet.submit(&work, item, gradient.into()).await.unwrap();
     assert!(matches!(answer, Response::Lost { .. }), "{answer:?}");

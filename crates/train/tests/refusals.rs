@@ -39,8 +39,8 @@ async fn peers_that_are_no_workers_of_this_version_are_turned_away() {
     assert!(Puppet::silent(&token).await.ask(&garbage.as_slice(), None).await.is_err());
     let puppet = Puppet::welcome(&token, "puppet").await;
     assert!(puppet.ask(&garbage.as_slice(), None).await.is_err());
-    let work = puppet.lease().await;
-    puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
+    puppet.lease().await;
+    puppet.ask(&Request::Release, None).await.unwrap();
     drop(puppet);
 
     let worker = run.spawn_worker(&token, "worker");
@@ -129,7 +129,7 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     let beat =
         Request::Heartbeat { path: work.path, fence: work.fence, step: u64::MAX, loss: Some(f32::NAN) };
     assert_eq!(puppet.ask(&beat, None).await.unwrap().0, Response::Done);
-    puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
+    puppet.ask(&Request::Release, None).await.unwrap();
     drop(puppet);
 
     let worker = run.spawn_worker(&token, "worker");

@@ -61,7 +61,9 @@ async fn streaming_gives_the_same_bits_for_any_workers() {
         let (one, three) = (Run::seeded(config.clone()).await, Run::seeded(config.clone()).await);
         let (summary, _) = one.train(1).await;
         assert!(summary.finished && summary.rounds == 3);
-        three.train(3).await;
+        let (_, workers) = three.train(3).await;
+        // What a lease brings waits for the lease before it: nobody is refused.
+        assert!(workers.iter().all(|worker| worker.lost == 0), "{workers:?}");
         let bits = one.bits().await;
         assert_eq!(three.bits().await, bits, "{:?}", config.sync);
         assert!(!seen.contains(&bits), "{:?}", config.sync);

@@ -26,7 +26,7 @@ async fn until_it_has_the_first_module(token: &JoinToken) -> (Puppet, Work) {
         if work.weights.iter().any(|weights| weights.unit.module == FIRST && weights.at.is_some()) {
             return (puppet, work);
         }
-        puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
+        puppet.ask(&Request::Release, None).await.unwrap();
     }
 }
 
@@ -47,8 +47,8 @@ async fn a_run_with_a_synchronizer_makes_the_bits_of_one_without() {
         alone.train(1).await;
         let (coordinator, token) = split.coordinator(Events::off(), CancellationToken::new()).await;
         let synchronizer = split.spawn_synchronizer(&token, &[FIRST]).await;
-        let (puppet, work) = until_it_has_the_first_module(&token).await;
-        puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
+        let (puppet, _) = until_it_has_the_first_module(&token).await;
+        puppet.ask(&Request::Release, None).await.unwrap();
         drop(puppet);
         let workers = ["a", "b"].map(|name| split.spawn_worker(&token, name));
         assert!(coordinator.await.unwrap().unwrap().finished);
@@ -123,7 +123,7 @@ async fn each_is_told_what_is_not_for_it() {
     assert!(matches!(answer, Response::Lost { .. }), "{answer:?}");
     let reason = refusal(there.submit(&work, item(FIRST), nothing).await.unwrap());
     assert!(reason.contains(&format!("of path {}", PathId(work.path.0))), "{reason}");
-    puppet.ask(&Request::Release { path: work.path, fence: work.fence }, None).await.unwrap();
+    puppet.ask(&Request::Release, None).await.unwrap();
     drop((worker, puppet, there));
 
     let worker = run.spawn_worker(&token, "worker");

@@ -1,49 +1,73 @@
 //! The shards that a worker trains on.
 
 use std::io::{Seek, SeekFrom, Write};
-use std::path::Path as FilePath;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use bytes::BytesMut;
 use dipaco_shards::TokenFile;
 use dipaco_store::ShardRecord;
 use dipaco_topology::PathId;
+use tokio::sync::Mutex;
 
-use super::Worker;
 use crate::TrainError;
 use crate::protocol::{Source, Work};
 use crate::round::{PathData, open_shard};
+use crate::session::Session;
 use crate::synchronizer::blocking;
+use crate::transfer::Transfer;
 
-impl Worker {
-    /// The shard of a lease: the last one, one that lies in the folder of the options, or a fetched one.
-    pub(super) async fn data(&mut self, work: &Work) -> Result<Arc<PathData>, TrainError> {
-        if let Some((path, hash, data)) = &self.data
+/// Opens shards, and fetches those that are not here.
+pub(super) struct Shards {
+    session: Arc<Session>,
+    transfer: Arc<Transfer>,
+    /// The run's routing folder or a copy, where shards may already lie.
+    folder: Option<PathBuf>,
+    /// Where shards that were fetched are kept.
+    cache: PathBuf,
+    /// The last one, with its path and its content hash.
+    last: Mutex<Option<(PathId, String, Arc<PathData>)>>,
+}
+
+impl Shards {
+    pub(super) fn new(
+        session: Arc<Session>,
+        transfer: Arc<Transfer>,
+        folder: Option<PathBuf>,
+        cache: PathBuf,
+    ) -> Self {
+        Self { session, transfer, folder, cache, last: Mutex::default() }
+    }
+
+    /// The shard of a lease: the last one, one that lies in the folder, or a fetched one.
+    pub(super) async fn data(&self, work: &Work) -> Result<Arc<PathData>, TrainError> {
+        let mut last = self.last.lock().await;
+        if let Some((path, hash, data)) = &*last
             && *path == work.path
             && *hash == work.shard.hash
         {
             return Ok(data.clone());
         }
-        let file = self.shard_file(work.path, &work.shard).await?;
+        let file = self.file(work.path, &work.shard).await?;
         let (path, plan) = (work.path, self.session.plan().clone());
         let data = Arc::new(blocking(move || PathData::open(file, path, &plan)).await??);
-        self.data = Some((path, work.shard.hash.clone(), data.clone()));
+        *last = Some((path, work.shard.hash.clone(), data.clone()));
         Ok(data)
     }
 
-    async fn shard_file(&self, path: PathId, shard: &ShardRecord) -> Result<Arc<TokenFile>, TrainError> {
-        if let Some(folder) = &self.options.shards {
+    async fn file(&self, path: PathId, shard: &ShardRecord) -> Result<Arc<TokenFile>, TrainError> {
+        if let Some(folder) = &self.folder {
             let file = folder.join(&shard.file);
             if file.exists() {
                 return open_shard(&file, &shard.hash);
             }
         }
         // Named by its hash: another run's shard of the same path is another file.
-        let file = self.options.cache.join(format!("{}.h5", shard.hash));
+        let file = self.cache.join(format!("{}.h5", shard.hash));
         if file.exists() {
             return open_shard(&file, &shard.hash);
         }
-        let fetched = self.fetch_shard(path, &shard.hash, &file).await?;
+        let fetched = self.fetch(path, &shard.hash, &file).await?;
         // Verified before it gets its name: a wrong one must not stand in the way of the right one.
         let verified = open_shard(fetched.path(), &shard.hash)?;
         blocking(move || verified.verify()).await??;
@@ -56,15 +80,15 @@ impl Worker {
     }
 
     /// Fetches a shard into a temporary file beside `file`.
-    async fn fetch_shard(
+    async fn fetch(
         &self,
         path: PathId,
         hash: &str,
         file: &FilePath,
     ) -> Result<tempfile::NamedTempFile, TrainError> {
         let io = |action| move |source| TrainError::Io { action, file: file.to_owned(), source };
-        std::fs::create_dir_all(&self.options.cache).map_err(io("create the folder of"))?;
-        let mut temporary = tempfile::NamedTempFile::new_in(&self.options.cache).map_err(io("create"))?;
+        std::fs::create_dir_all(&self.cache).map_err(io("create the folder of"))?;
+        let mut temporary = tempfile::NamedTempFile::new_in(&self.cache).map_err(io("create"))?;
         let source = Source::Shard { path, hash: hash.to_owned() };
         self.transfer
             .gather(&self.session, &source, None, BytesMut::with_capacity, |offset, piece| {

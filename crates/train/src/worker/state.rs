@@ -1,0 +1,101 @@
+//! The state and the weights that a lease begins with.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dipaco_sync::Fence;
+use dipaco_topology::PathId;
+
+use super::{Part, Worker};
+use crate::TrainError;
+use crate::path_state::PathState;
+use crate::path_weights::{Global, PathWeights};
+use crate::protocol::{UnitWeights, Work};
+use crate::round::{PathData, RoundWatch};
+use crate::synchronizer::blocking;
+
+impl Worker {
+    /// What a lease of a path begins with.
+    pub(super) async fn path_weights(
+        &self,
+        path: PathId,
+        weights: &[UnitWeights],
+        state: &mut PathState,
+        begins: bool,
+    ) -> Result<PathWeights, TrainError> {
+        let mut values = Vec::with_capacity(weights.len());
+        for weights in weights {
+            values.push(self.supplies.weights.get(weights.unit).await?);
+        }
+        let globals: Vec<Global<'_>> = weights
+            .iter()
+            .zip(&values)
+            .map(|(&UnitWeights { unit, received, share, .. }, values)| Global {
+                unit,
+                values,
+                received,
+                share,
+            })
+            .collect();
+        PathWeights::new(self.supplies.session.plan(), path, &globals, state, begins)
+    }
+
+    /// The state with which a lease begins: what this worker holds, or the last one that was brought, with the leases
+    /// since then trained again.
+    pub(super) async fn state(
+        &mut self,
+        work: &Work,
+        data: &Arc<PathData>,
+        (after, brought): (Option<Fence>, Option<Bytes>),
+        watch: &Arc<RoundWatch>,
+    ) -> Result<PathState, TrainError> {
+        let held = self.held.iter().position(|&(path, ..)| path == work.path).map(|at| self.held.remove(at));
+        if let Some((_, fence, state)) = held
+            && after == Some(fence)
+        {
+            return Ok(state);
+        }
+        let session = self.supplies.session.clone();
+        let mut state = match brought {
+            Some(brought) => blocking(move || PathState::decode(&brought, &session.plan().model)).await??,
+            None => self.fetch_state(work).await?,
+        };
+        if !work.tail.is_empty() {
+            let (path, steps) = (work.path, work.from - state.step.min(work.from));
+            tracing::info!(%path, steps, "the path is taken over; what came after its last state is trained again");
+        }
+        for stretch in &work.tail {
+            self.supplies.weights.fetch(&stretch.weights).await?;
+            let begins = stretch.from == work.phase_step;
+            let weights = self.path_weights(work.path, &stretch.weights, &mut state, begins).await?;
+            let part = Part::of(work, stretch.to, &stretch.sends);
+            let mut again = self.training(part, data, weights, state, watch, drop);
+            let result = tokio::select! {
+                result = &mut again => result?,
+                () = self.cancel.cancelled() => {
+                    watch.cancel();
+                    again.await?;
+                    return Err(TrainError::Cancelled);
+                }
+            };
+            match result {
+                Some(result) => state = result.state,
+                None => return Err(TrainError::LeaseLost { reason: "the round was given up".to_owned() }),
+            }
+        }
+        // Repeating leases has taken other versions of the weights.
+        self.supplies.weights.fetch(&work.weights).await?;
+        Ok(state)
+    }
+
+    /// The last state that was brought, or that before the first step.
+    pub(super) async fn fetch_state(&self, work: &Work) -> Result<PathState, TrainError> {
+        let session = self.supplies.session.clone();
+        let Some(object) = &work.state else {
+            let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&session.plan().model));
+            return Ok(PathState::start(parameters));
+        };
+        let bytes = self.supplies.transfer.object(object).await?;
+        blocking(move || PathState::decode(&bytes, &session.plan().model)).await?
+    }
+}
