@@ -6,16 +6,18 @@ use std::time::Duration;
 use dipaco_topology::PathId;
 
 /// Paths that only a worker that holds what they were trained to goes on with at once, and who holds what.
+///
+/// Whoever has not been heard of for a while is forgotten with the next question: paths are then free for others.
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     bound: BTreeSet<PathId>,
     /// When each worker that has asked for work was last heard of.
     heard: BTreeMap<String, Duration>,
+    /// The same by time.
+    silent_since: BTreeSet<(Duration, String)>,
     held: BTreeMap<PathId, BTreeSet<String>>,
     /// What each worker has said that it holds.
     said: BTreeMap<String, BTreeSet<PathId>>,
-    /// When those that are gone are forgotten next.
-    forget_at: Duration,
 }
 
 impl Holders {
@@ -28,48 +30,85 @@ impl Holders {
         }
     }
 
-    /// A worker asks for work and says what it holds. Whoever was not heard of for `gone` is forgotten.
-    pub(crate) fn asks(&mut self, now: Duration, worker: &str, held: &[PathId], gone: Duration) {
-        self.heard.insert(worker.to_owned(), now);
+    /// A worker asks for work and says what it holds. Returns the paths whose holders are others than before.
+    pub(crate) fn asks(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Vec<PathId> {
+        self.note(now, worker);
         let held: BTreeSet<_> = held.iter().copied().collect();
         let before = self.said.insert(worker.to_owned(), held.clone()).unwrap_or_default();
-        for path in before.difference(&held) {
-            if let Some(holders) = self.held.get_mut(path) {
-                holders.remove(worker);
+        let mut changed: Vec<_> = before.difference(&held).copied().collect();
+        self.drop_holder(worker, &changed);
+        for path in held {
+            if self.held.entry(path).or_default().insert(worker.to_owned()) {
+                changed.push(path);
             }
         }
-        for path in held {
-            self.held.entry(path).or_default().insert(worker.to_owned());
-        }
-        if now >= self.forget_at {
-            self.forget_at = now + gone;
-            self.heard.retain(|_, heard| *heard + gone > now);
-            self.said.retain(|worker, _| self.heard.contains_key(worker));
-            self.held
-                .values_mut()
-                .for_each(|holders| holders.retain(|holder| self.heard.contains_key(holder)));
-            self.held.retain(|_, holders| !holders.is_empty());
-        }
+        changed
     }
 
     /// A worker was heard of.
     pub(crate) fn heard(&mut self, now: Duration, worker: &str) {
-        if let Some(heard) = self.heard.get_mut(worker) {
-            *heard = now;
+        if self.heard.contains_key(worker) {
+            self.note(now, worker);
+        }
+    }
+
+    fn note(&mut self, now: Duration, worker: &str) {
+        if let Some(before) = self.heard.insert(worker.to_owned(), now) {
+            self.silent_since.remove(&(before, worker.to_owned()));
+        }
+        self.silent_since.insert((now, worker.to_owned()));
+    }
+
+    /// Forgets whoever was not heard of for `gone`. Returns the paths that they held.
+    pub(crate) fn forget(&mut self, now: Duration, gone: Duration) -> Vec<PathId> {
+        let mut changed = Vec::new();
+        while self.silent_since.first().is_some_and(|(heard, _)| *heard + gone <= now)
+            && let Some((_, worker)) = self.silent_since.pop_first()
+        {
+            self.heard.remove(&worker);
+            let held: Vec<_> = self.said.remove(&worker).into_iter().flatten().collect();
+            self.drop_holder(&worker, &held);
+            changed.extend(held);
+        }
+        changed
+    }
+
+    fn drop_holder(&mut self, worker: &str, paths: &[PathId]) {
+        for path in paths {
+            if let Some(holders) = self.held.get_mut(path) {
+                holders.remove(worker);
+                if holders.is_empty() {
+                    self.held.remove(path);
+                }
+            }
         }
     }
 
     /// A worker has trained a path: whoever else held it holds what it was before.
     pub(crate) fn trained(&mut self, worker: &str, path: PathId) {
-        self.held.insert(path, BTreeSet::from([worker.to_owned()]));
-        self.said.entry(worker.to_owned()).or_default().insert(path);
+        self.held.remove(&path);
+        // Nobody waits for one that has been forgotten.
+        if self.heard.contains_key(worker) {
+            self.held.insert(path, BTreeSet::from([worker.to_owned()]));
+            self.said.entry(worker.to_owned()).or_default().insert(path);
+        }
     }
 
-    /// Another worker that a path has to wait for: one that holds it and was heard of within `gone`.
-    pub(crate) fn other(&self, now: Duration, path: PathId, worker: &str, gone: Duration) -> Option<&str> {
+    /// Whether only those who hold a path go on with it: it is bound, and someone holds it.
+    pub(crate) fn are_waited_for(&self, path: PathId) -> bool {
+        self.bound.contains(&path) && self.held.contains_key(&path)
+    }
+
+    /// Another worker that a path has to wait for, because it holds it.
+    pub(crate) fn other(&self, path: PathId, worker: &str) -> Option<&str> {
         let holders =
             self.held.get(&path).filter(|holders| self.bound.contains(&path) && !holders.contains(worker))?;
-        let around = |holder: &&String| self.heard.get(*holder).is_some_and(|heard| *heard + gone > now);
-        holders.iter().find(around).map(String::as_str)
+        holders.first().map(String::as_str)
+    }
+
+    /// The paths that a worker holds.
+    pub(crate) fn of(&self, worker: &str) -> impl Iterator<Item = PathId> {
+        let holds = |path: &PathId| self.held.get(path).is_some_and(|holders| holders.contains(worker));
+        self.said.get(worker).into_iter().flatten().copied().filter(holds)
     }
 }

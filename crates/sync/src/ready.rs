@@ -6,7 +6,7 @@ use dipaco_topology::PathId;
 
 use crate::{Task, Unit};
 
-/// What each path can do, and which of those that can do something are free.
+/// What each path can do, and which of those that can do something are free, and for whom.
 #[derive(Debug, Default)]
 pub(crate) struct Ready {
     /// The task of each path, or the unit that it waits for.
@@ -15,11 +15,21 @@ pub(crate) struct Ready {
     place: Vec<Option<u64>>,
     /// Paths that can go on and are not leased, the one that is furthest behind first.
     free: BTreeSet<(u64, PathId)>,
+    /// Those of them that anyone can go on with: nobody is waited for who holds them.
+    open: BTreeSet<(u64, PathId)>,
 }
 
 impl Ready {
-    /// Notes what a path that has taken `steps` inner steps can do, and whether somebody does it.
-    pub(crate) fn set(&mut self, path: PathId, steps: u64, task: Result<Task, Option<Unit>>, leased: bool) {
+    /// Notes what a path that has taken `steps` inner steps can do, whether somebody does it, and whether it is reserved for
+    /// those who hold it.
+    pub(crate) fn set(
+        &mut self,
+        path: PathId,
+        steps: u64,
+        task: Result<Task, Option<Unit>>,
+        leased: bool,
+        reserved: bool,
+    ) {
         if self.tasks.len() <= path.index() {
             self.tasks.resize(path.index() + 1, Err(None));
             self.place.resize(path.index() + 1, None);
@@ -27,10 +37,14 @@ impl Ready {
         self.tasks[path.index()] = task;
         if let Some(before) = self.place[path.index()].take() {
             self.free.remove(&(before, path));
+            self.open.remove(&(before, path));
         }
         if task.is_ok() && !leased {
             self.place[path.index()] = Some(steps);
             self.free.insert((steps, path));
+            if !reserved {
+                self.open.insert((steps, path));
+            }
         }
     }
 
@@ -45,8 +59,18 @@ impl Ready {
         self.free.iter().copied()
     }
 
-    /// Whether a path that has taken `steps` inner steps can go on and is not leased.
-    pub(crate) fn is_free(&self, path: PathId, steps: u64) -> bool {
-        self.place.get(path.index()).copied().flatten() == Some(steps)
+    /// Of the free paths that anyone can go on with the one that is furthest behind.
+    pub(crate) fn first_open(&self) -> Option<(u64, PathId)> {
+        self.open.first().copied()
+    }
+
+    /// Whether a path is free and anyone can go on with it.
+    pub(crate) fn is_open(&self, path: PathId) -> bool {
+        self.place(path).is_some_and(|steps| self.open.contains(&(steps, path)))
+    }
+
+    /// The inner steps that a path has taken, when it can go on and is not leased.
+    pub(crate) fn place(&self, path: PathId) -> Option<u64> {
+        self.place.get(path.index()).copied().flatten()
     }
 }

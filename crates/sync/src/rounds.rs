@@ -236,6 +236,7 @@ impl Rounds {
     /// around, no other is given the path.
     pub fn bind(&mut self, path: PathId, bound: bool) {
         self.holders.bind(path, bound);
+        self.look_at(path);
     }
 
     /// From now on paths that can go on are drawn by how much less of their shards has been trained on than of all
@@ -244,21 +245,21 @@ impl Rounds {
         self.sampling = Some(Sampling { seed, shards });
     }
 
-    /// Another worker that a path has to wait for.
-    fn holder(&self, now: Duration, path: PathId, worker: &str) -> Option<&str> {
-        self.holders.other(now, path, worker, self.plan.lease)
-    }
-
     /// Gives a worker a path to work on: of those that can run the one that is furthest behind, and among equals one
     /// of `held` (paths whose state the worker still has) before the lowest number; or the one that shard sampling draws.
     pub fn grant(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Grant {
         if self.finished() {
             return Grant::Finished;
         }
+        self.forget(now);
+        for path in self.holders.asks(now, worker, held) {
+            self.look_at(path);
+        }
         debug_assert!(self.topology.path_ids().all(|path| self.task(path) == self.ready.task(path)));
-        self.holders.asks(now, worker, held, self.plan.lease);
-        let Some((path, task)) = self.next_for(now, worker, held) else {
-            return Grant::Wait(self.reason(now, worker));
+        debug_assert!(self.topology.path_ids().all(|path| self.ready.is_open(path)
+            == (self.ready.place(path).is_some() && !self.holders.are_waited_for(path))));
+        let Some((path, task)) = self.next_for(worker, held) else {
+            return Grant::Wait(self.reason(worker));
         };
         let lease = self.draw_up(path, self.path(path).steps, task, worker, now + self.plan.lease);
         self.followed.remove(&path);
@@ -301,10 +302,8 @@ impl Rounds {
         if lease.task != Task::Train || self.plan.schedule.overlap() == 0 || lease.to >= self.end() {
             return Ok(Grant::Finished);
         }
-        let mut behind = self.ready.free().take_while(|&(steps, _)| steps < lease.to);
-        let others = behind.any(|(_, path)| self.holder(now, path, &lease.worker).is_none());
-        drop(behind);
-        if others {
+        self.forget(now);
+        if self.first_for(&lease.worker).is_some_and(|(steps, _)| steps < lease.to) {
             return Ok(Grant::Finished);
         }
         let receives = self.receives(path, lease.to, Task::Train);
@@ -317,15 +316,16 @@ impl Rounds {
     }
 
     /// The path that a worker is to go on with, and with what.
-    fn next_for(&self, now: Duration, worker: &str, held: &[PathId]) -> Option<(PathId, Task)> {
-        let mut free = self.ready.free().filter(|&(_, path)| self.holder(now, path, worker).is_none());
+    fn next_for(&self, worker: &str, held: &[PathId]) -> Option<(PathId, Task)> {
         let best = match &self.sampling {
-            None => free.next().map(|(steps, first)| {
-                let held = held.iter().copied().filter(|&path| self.ready.is_free(path, steps));
+            None => self.first_for(worker).map(|(steps, first)| {
+                let held = held.iter().copied().filter(|&path| self.ready.place(path) == Some(steps));
                 held.min().unwrap_or(first)
             }),
             Some(sampling) => {
-                let candidates: Vec<PathId> = free.map(|(_, path)| path).collect();
+                let free = self.ready.free().map(|(_, path)| path);
+                let candidates: Vec<PathId> =
+                    free.filter(|&path| self.holders.other(path, worker).is_none()).collect();
                 let steps: Vec<u64> = self.progress.paths.iter().map(|path| path.steps).collect();
                 sampling.draw(&candidates, &steps, self.next_fence)
             }
@@ -333,10 +333,23 @@ impl Rounds {
         best.and_then(|path| Some((path, self.ready.task(path).ok()?)))
     }
 
-    /// Whether some path could go on with the right worker.
+    /// Of the paths that a worker can go on with the one that is furthest behind, and the inner steps that it has taken.
+    fn first_for(&self, worker: &str) -> Option<(u64, PathId)> {
+        let own = self.holders.of(worker).filter_map(|path| Some((self.ready.place(path)?, path)));
+        own.chain(self.ready.first_open()).min()
+    }
+
+    /// Whether there is something to go on with for a worker that has said what it holds.
     #[must_use]
-    pub fn has_work(&self) -> bool {
-        self.ready.free().next().is_some()
+    pub fn has_work(&self, worker: &str) -> bool {
+        self.first_for(worker).is_some()
+    }
+
+    /// Frees the paths of those that were not heard of for as long as a lease lasts.
+    fn forget(&mut self, now: Duration) {
+        for path in self.holders.forget(now, self.plan.lease) {
+            self.look_at(path);
+        }
     }
 
     /// Up to where a worker trains a path that has taken `from` steps.

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
@@ -13,7 +13,7 @@ use dipaco_sync::Guard;
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
 use serde::Serialize;
-use tokio::sync::{Mutex, Notify, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -104,7 +104,7 @@ pub async fn coordinate(
     let plan = WorkerPlan::new(&config);
     let to_write = Arc::new(Notify::new());
     let (ledger, sequence) = Ledger::take_over(
-        store.clone(),
+        &store,
         started.manifest,
         started.sequence,
         topology.clone(),
@@ -122,7 +122,6 @@ pub async fn coordinate(
     let progress = Arc::new(progress);
     let changed = Arc::new(Notify::new());
     let ledger = Arc::new(Mutex::new(ledger));
-    let books = ledger.clone();
     let (written, on_disk) = watch::channel(0);
     let scribe =
         Scribe { ledger: ledger.clone(), store: store.clone(), sequence, changed: to_write, written };
@@ -139,13 +138,13 @@ pub async fn coordinate(
         topology,
         layout,
         uploads: Uploads::new(shards.clone()),
-        guard: std::sync::Mutex::new(Guard::new(config.outer.guard)),
+        guard: Mutex::new(Guard::new(config.outer.guard)),
     };
     let desk = Arc::new(Desk {
         ledger,
         intake: Arc::new(intake),
         schedule,
-        owners: std::sync::Mutex::new(Owners::new(incarnation)),
+        owners: Mutex::new(Owners::new(incarnation)),
         lease,
         shards,
         changed,
@@ -194,10 +193,10 @@ pub async fn coordinate(
     let traffic = server.traffic();
     server.close(if finished { RUN_COMPLETE } else { "the coordinator stops" }).await;
     // What is in the books is written to its end; nothing begins any more.
-    books.lock().await.close();
+    desk.books().close();
     stop_writing.cancel();
     writing.await.map_err(|source| TrainError::Thread { source })??;
-    let books = books.lock().await;
+    let books = desk.books();
     let paths = &books.rounds().progress().paths;
     // Inner steps are counted far below 2^53.
     #[allow(clippy::cast_precision_loss)]
@@ -243,7 +242,7 @@ async fn conduct(desk: &Desk, reroute: Option<&Reroute>) -> Result<Ended, TrainE
         tokio::pin!(changed);
         changed.as_mut().enable();
         let boundary = {
-            let ledger = desk.ledger.lock().await;
+            let ledger = desk.books();
             if ledger.rounds().finished() {
                 return Ok(Ended::Complete);
             }
@@ -270,12 +269,12 @@ async fn conduct(desk: &Desk, reroute: Option<&Reroute>) -> Result<Ended, TrainE
 async fn watch_leases(desk: &Desk) -> Result<(), TrainError> {
     loop {
         // Its own statement: the books must not stay locked while this waits.
-        let deadline = desk.ledger.lock().await.rounds().next_deadline();
+        let deadline = desk.books().rounds().next_deadline();
         match deadline {
             Some(deadline) => {
                 tokio::select! {
                     // Heartbeats move deadlines back, so at the wake-up there may be nothing to end yet.
-                    () = tokio::time::sleep_until(desk.started + deadline) => desk.wake().await?,
+                    () = tokio::time::sleep_until(desk.started + deadline) => desk.wake()?,
                     () = desk.deadlines.notified() => {}
                 }
             }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use dipaco_net::JoinToken;
 use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -32,8 +33,8 @@ pub struct CrowdOptions {
 /// What the crowd saw.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CrowdReport {
-    /// When each lease was asked for that was there at once, in seconds since all were connected, and how long the answer
-    /// took, in seconds.
+    /// When each lease was asked for that was there at once, in seconds since the first began to connect, and how long the
+    /// answer took, in seconds.
     pub leases: Vec<(f64, f64)>,
     /// Questions that had to wait for work.
     pub waits: u64,
@@ -51,33 +52,28 @@ pub struct CrowdReport {
 /// When the coordinator can't be reached, refuses something, or completes its run.
 pub async fn crowd(options: CrowdOptions, cancel: CancellationToken) -> Result<CrowdReport, TrainError> {
     let begun = Instant::now();
-    let mut joining = JoinSet::new();
-    let mut workers = Vec::new();
-    for number in 0..options.workers {
-        // The coordinator has so many handshakes in progress at a time, and more.
-        if joining.len() >= 16
-            && let Some(joined) = joining.join_next().await
-        {
-            workers.push(joined.map_err(|source| TrainError::Thread { source })??);
-        }
-        joining.spawn(Member::join(options.clone(), number, cancel.clone()));
-    }
-    while let Some(joined) = joining.join_next().await {
-        workers.push(joined.map_err(|source| TrainError::Thread { source })??);
-    }
-    let connecting = begun.elapsed().as_secs_f64();
-    let all = Instant::now();
+    // The coordinator has so many handshakes in progress at a time, and more.
+    let places = Arc::new(Semaphore::new(16));
     let mut working = JoinSet::new();
-    for member in workers {
-        working.spawn(member.work(all, options.duration));
+    for number in 0..options.workers {
+        let (options, places, cancel) = (options.clone(), places.clone(), cancel.clone());
+        working.spawn(async move {
+            let place = places.acquire_owned().await.map_err(|_| TrainError::Cancelled)?;
+            let duration = options.duration;
+            let member = Member::join(options, number, cancel).await?;
+            drop(place);
+            // Workers do not wait for each other before they ask.
+            member.work(begun, duration).await
+        });
     }
-    let mut seen = CrowdReport { connecting, ..CrowdReport::default() };
+    let mut seen = CrowdReport::default();
     while let Some(worked) = working.join_next().await {
         let report = worked.map_err(|source| TrainError::Thread { source })??;
         seen.leases.extend(report.leases);
         seen.waits += report.waits;
         seen.completed += report.completed;
         seen.lost += report.lost;
+        seen.connecting = seen.connecting.max(report.connecting);
     }
     seen.leases.sort_by(|a, b| a.0.total_cmp(&b.0));
     Ok(seen)
@@ -112,7 +108,7 @@ impl Member {
     }
 
     async fn work(mut self, begun: Instant, duration: Duration) -> Result<CrowdReport, TrainError> {
-        let mut seen = CrowdReport::default();
+        let mut seen = CrowdReport { connecting: begun.elapsed().as_secs_f64(), ..CrowdReport::default() };
         let mut patience = 0;
         while begun.elapsed() < duration {
             let asked = Instant::now();

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use dipaco_store::{ObjectRef, ShardRecord};
 use dipaco_sync::{Fence, LeaseError, Schedule, Task};
 use dipaco_telemetry::Event;
 use dipaco_topology::PathId;
-use tokio::sync::{Mutex, Notify, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::TrainError;
@@ -36,7 +36,7 @@ pub(crate) struct Desk {
     pub(crate) intake: Arc<Intake>,
     pub(crate) schedule: Schedule,
     /// Who takes the outer steps of which module.
-    pub(crate) owners: std::sync::Mutex<Owners>,
+    pub(crate) owners: Mutex<Owners>,
     pub(crate) lease: Duration,
     /// The routing folder, in which the shards of all phases are.
     pub(crate) shards: PathBuf,
@@ -65,9 +65,8 @@ impl Host for Desk {
             self.expel(guest).await?;
             self.progress.event(Event::WorkerJoined { worker: guest.worker.clone() })?;
         }
-        let run = self.ledger.lock().await.run().to_owned();
-        let plan = serde_json::to_string(&self.intake.plan).map_err(|source| TrainError::Json { source })?;
-        Ok((Response::Welcome { run, plan }, None))
+        let run = self.books().run().to_owned();
+        self.intake.welcome(run)
     }
 
     fn payload_limit(&self, request: &Request) -> u64 {
@@ -92,7 +91,7 @@ impl Host for Desk {
                 self.follow(guest, path, fence, Duration::from_millis(wait_ms)).await
             }
             Request::Heartbeat { path, fence, step, loss } => {
-                let renewed = self.ledger.lock().await.heartbeat(self.now(), path, fence);
+                let renewed = self.books().heartbeat(self.now(), path, fence);
                 Ok(match renewed {
                     Ok(()) => {
                         self.progress.running(
@@ -126,15 +125,14 @@ impl Host for Desk {
                     .await
             }
             Request::Release => {
-                let guest = guest.clone();
-                self.to_its_end(move |desk| async move { desk.release_all(&guest).await }).await?;
+                self.release_all(guest);
                 Ok((Response::Done, None))
             }
             Request::Orders { modules, address, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms).min(LONGEST_WAIT);
                 self.give_orders(guest, &modules, &address, wait).await
             }
-            Request::Expected { path, fence, item } => Ok(match self.expected(path, fence, item).await {
+            Request::Expected { path, fence, item } => Ok(match self.expected(path, fence, item) {
                 Ok(_) => (Response::Done, None),
                 Err(refused) => (refused, None),
             }),
@@ -151,7 +149,8 @@ impl Host for Desk {
 
     async fn expel(&self, guest: &Guest) -> Result<(), TrainError> {
         self.take_modules_back(guest, "its token has been revoked");
-        self.release_all(guest).await
+        self.release_all(guest);
+        Ok(())
     }
 
     async fn left(&self, guest: &Guest, reason: String) -> Result<(), TrainError> {
@@ -168,6 +167,11 @@ impl Host for Desk {
 impl Desk {
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// The books. Never locked while something is waited for: a thousand workers ask at once.
+    pub(crate) fn books(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Who takes the outer steps of which module. Never locked while something is waited for.
@@ -187,33 +191,31 @@ impl Desk {
 
     /// Waits until everything that is in the books now is on the disk.
     pub(crate) async fn on_disk(&self) -> Result<(), TrainError> {
-        let changes = self.ledger.lock().await.changes();
+        let changes = self.books().changes();
         // It ends when the coordinator does.
         let written = self.written.clone().wait_for(|written| *written >= changes).await.map(|_| ());
         written.map_err(|_| TrainError::Cancelled)
     }
 
     /// Ends the leases of a worker unfinished.
-    async fn release_all(&self, guest: &Guest) -> Result<(), TrainError> {
+    fn release_all(&self, guest: &Guest) {
         let leases: Vec<_> = {
-            let ledger = self.ledger.lock().await;
+            let ledger = self.books();
             let own = ledger.rounds().leases().filter(|lease| lease.worker == guest.worker);
             own.map(|lease| (lease.path, lease.fence)).collect()
         };
         for (path, fence) in leases {
-            self.release(path, fence).await?;
+            self.release(path, fence);
         }
-        Ok(())
     }
 
     /// Ends a lease unfinished, if it is out.
-    pub(crate) async fn release(&self, path: PathId, fence: Fence) -> Result<(), TrainError> {
-        if self.ledger.lock().await.release(path, fence).await? {
-            self.drop_uploads().await;
+    pub(crate) fn release(&self, path: PathId, fence: Fence) {
+        if self.books().release(path, fence) {
+            self.drop_uploads();
             self.progress.lost(path, fence);
             self.changed.notify_waiters();
         }
-        Ok(())
     }
 
     /// Takes a piece of a result.
@@ -228,7 +230,7 @@ impl Desk {
         if let Some(refused) = self.intake.objection(path, item, &whole) {
             return Ok(refused);
         }
-        let step = match self.expected(path, fence, item).await {
+        let step = match self.expected(path, fence, item) {
             Ok(step) => step,
             Err(refused) => return Ok(refused),
         };
@@ -242,15 +244,15 @@ impl Desk {
                 };
                 complete.answer(answer.clone());
                 // The lease may have ended meanwhile.
-                self.drop_uploads().await;
+                self.drop_uploads();
                 Ok(answer)
             }
         }
     }
 
     /// Whether a lease is out that asks for an item; returns the step that it leads to.
-    pub(crate) async fn expected(&self, path: PathId, fence: Fence, item: Item) -> Result<u64, Response> {
-        match self.ledger.lock().await.check(path, fence) {
+    pub(crate) fn expected(&self, path: PathId, fence: Fence, item: Item) -> Result<u64, Response> {
+        match self.books().check(path, fence) {
             Err(error) => Err(Response::Lost { reason: error.to_string() }),
             Ok(lease) if lease.task != Task::Train => {
                 let reason = "this lease is to measure; it brings nothing but its report".to_owned();
@@ -277,7 +279,7 @@ impl Desk {
         item: Item,
         object: ObjectRef,
     ) -> Result<Response, TrainError> {
-        let staged = self.ledger.lock().await.stage(path, fence, item, object).await?;
+        let staged = self.books().stage(path, fence, item, object)?;
         self.look_at_contributions();
         self.on_disk().await?;
         Ok(match staged {
@@ -293,8 +295,8 @@ impl Desk {
     }
 
     /// Forgets what leases have brought in part that are over.
-    async fn drop_uploads(&self) {
-        let ledger = self.ledger.lock().await;
+    fn drop_uploads(&self) {
+        let ledger = self.books();
         self.intake.uploads.retain(|path, fence| ledger.check(path, fence).is_ok());
     }
 
@@ -310,7 +312,7 @@ impl Desk {
         fence: Fence,
         report: Report,
     ) -> Result<Answer, TrainError> {
-        let completed = self.ledger.lock().await.complete(path, fence, &report)?;
+        let completed = self.books().complete(path, fence, &report)?;
         self.on_disk().await?;
         match completed {
             Completed::Closed => Ok((Response::Lost { reason: "the coordinator stops".to_owned() }, None)),
@@ -327,7 +329,7 @@ impl Desk {
             }
             Completed::Incomplete(what) => Ok(refused(format!("{what} is missing"))),
             Completed::Accepted { lease, best } => {
-                self.drop_uploads().await;
+                self.drop_uploads();
                 let round = self.round(lease.from);
                 if lease.task == Task::Train {
                     let loss = report.loss.unwrap_or(f64::NAN);
@@ -354,21 +356,21 @@ impl Desk {
 
     /// Begins the next phase of routing with these shards.
     pub(crate) async fn begin_phase(&self, shards: Vec<ShardRecord>) -> Result<(), TrainError> {
-        self.ledger.lock().await.begin_phase(shards)?;
+        self.books().begin_phase(shards)?;
         self.on_disk().await?;
         self.changed.notify_waiters();
         Ok(())
     }
 
     /// Looks after what time has ended: leases, and grace periods of outer steps.
-    pub(crate) async fn wake(&self) -> Result<(), TrainError> {
+    pub(crate) fn wake(&self) -> Result<(), TrainError> {
         self.look_at_contributions();
-        self.expire().await
+        self.expire()
     }
 
     /// Ends the leases whose time is over.
-    async fn expire(&self) -> Result<(), TrainError> {
-        let expired = self.ledger.lock().await.expire(self.now()).await?;
+    fn expire(&self) -> Result<(), TrainError> {
+        let expired = self.books().expire(self.now());
         for lease in &expired {
             tracing::warn!(%lease.path, lease.from, lease.worker, "the lease ran out; another worker repeats its work");
             self.progress.lost(lease.path, lease.fence);
@@ -380,7 +382,7 @@ impl Desk {
             })?;
         }
         if !expired.is_empty() {
-            self.drop_uploads().await;
+            self.drop_uploads();
             self.changed.notify_waiters();
         }
         Ok(())

@@ -2,10 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
 use dipaco_model::{parameters, path_specs};
 use dipaco_optim::squared_norm;
-use dipaco_store::{ObjectRef, RunStore};
+use dipaco_store::{ObjectRef, RunStore, StoreError};
 use dipaco_sync::{Guard, Unit};
 use dipaco_topology::{PathId, Topology};
 
@@ -15,6 +14,7 @@ use crate::module_files::{check_state, decode_gradient};
 use crate::path_state::KEPT_PARTS;
 use crate::plan::WorkerPlan;
 use crate::protocol::{Item, PIECE_BYTES, Request, Response, Whole};
+use crate::reception::Answer;
 use crate::synchronizer::blocking;
 use crate::uploads::{Complete, Uploads};
 
@@ -31,6 +31,12 @@ pub(crate) struct Intake {
 }
 
 impl Intake {
+    /// The answer to a hello: the run's identity, and everything that workers need of its configuration.
+    pub(crate) fn welcome(&self, run: String) -> Result<Answer, TrainError> {
+        let plan = serde_json::to_string(&self.plan).map_err(|source| TrainError::Json { source })?;
+        Ok((Response::Welcome { run, plan }, None))
+    }
+
     /// The largest payload, in bytes, that a request may bring.
     pub(crate) fn payload_limit(&self, request: &Request) -> u64 {
         match request {
@@ -154,7 +160,7 @@ pub(crate) async fn piece(
     store: &RunStore,
     object: &ObjectRef,
     offset: u64,
-) -> Result<Result<(Response, Option<Bytes>), dipaco_store::StoreError>, Response> {
+) -> Result<Result<Answer, StoreError>, Response> {
     if offset > object.bytes || !offset.is_multiple_of(PIECE_BYTES) {
         let reason = format!("no piece of {} begins at byte {offset}", object.name);
         return Err(Response::Refused { reason });

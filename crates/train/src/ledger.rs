@@ -36,7 +36,6 @@ pub(crate) use checkpoints::read as read_checkpoint;
 pub(crate) struct Ledger {
     rounds: Rounds,
     manifest: RunManifest,
-    store: RunStore,
     /// Changes of the manifest under this coordinator.
     changes: u64,
     /// Objects that the manifest refers to no more, and the one on the disk may.
@@ -97,7 +96,7 @@ impl Ledger {
     /// believes to hold the run fails at its next write. Returns the place of the manifest on the disk too; `changed` is
     /// woken when there is something to write.
     pub(crate) async fn take_over(
-        store: RunStore,
+        store: &RunStore,
         mut manifest: RunManifest,
         sequence: Sequence,
         topology: Topology,
@@ -123,16 +122,15 @@ impl Ledger {
             rounds.sample_shards(seed, shard_tokens(training));
         }
         // Listed before the manifest is replaced: what is there now can't belong to a coordinator after this one.
-        let stored = stored(&store).await?;
-        let checkpoints = Checkpoints::load(&store, &manifest, kept).await?;
+        let stored = stored(store).await?;
+        let checkpoints = Checkpoints::load(store, &manifest, kept).await?;
         manifest.checkpoints = checkpoints.records();
         let sequence = store.replace(&manifest, sequence).await?;
         let staged = BTreeMap::new();
         let news = rounds.progress().pending.keys().copied().collect();
-        let ledger = Self {
+        let mut ledger = Self {
             rounds,
             manifest,
-            store,
             changes: 0,
             obsolete: Vec::new(),
             changed,
@@ -143,7 +141,8 @@ impl Ledger {
             checkpoints,
             closed: false,
         };
-        ledger.sweep(stored).await?;
+        // What a crashed coordinator left behind.
+        ledger.delete_unused(stored)?;
         Ok((ledger, sequence))
     }
 
@@ -171,13 +170,23 @@ impl Ledger {
         self.changed.notify_one();
     }
 
-    /// Deletes what a crashed coordinator left behind: those of `stored` that neither the manifest nor a checkpoint refers
-    /// to.
-    async fn sweep(&self, stored: Vec<String>) -> Result<(), TrainError> {
+    /// Those of these names to which neither the manifest nor a checkpoint refers.
+    fn unused(&self, names: impl IntoIterator<Item = String>) -> Result<Vec<String>, TrainError> {
         let used: BTreeSet<_> = self.training()?.objects().map(|object| &object.name).collect();
         let unused = |name: &String| !used.contains(name) && !self.checkpoints.hold(name);
-        let unused: Vec<_> = stored.into_iter().filter(unused).collect();
-        self.delete(&unused).await
+        Ok(names.into_iter().filter(unused).collect())
+    }
+
+    /// Has the scribe delete what has been made or brought in vain. A late repetition of what counts must not take it
+    /// away.
+    pub(crate) fn delete_unused(
+        &mut self,
+        names: impl IntoIterator<Item = String>,
+    ) -> Result<(), TrainError> {
+        let unused = self.unused(names)?;
+        self.obsolete.extend(unused);
+        self.changed.notify_one();
+        Ok(())
     }
 
     /// Ends the books: what comes after this is told that its lease is lost.
@@ -241,29 +250,29 @@ impl Ledger {
     }
 
     /// Ends a lease unfinished and deletes what it has brought; returns whether it was out.
-    pub(crate) async fn release(&mut self, path: PathId, fence: Fence) -> Result<bool, TrainError> {
+    pub(crate) fn release(&mut self, path: PathId, fence: Fence) -> bool {
         let held = self.rounds.release(path, fence);
         if held {
-            self.discard(path).await?;
+            self.discard(path);
         }
-        Ok(held)
+        held
     }
 
     /// Ends the leases whose deadline has passed, and deletes what they have brought.
-    pub(crate) async fn expire(&mut self, now: Duration) -> Result<Vec<Lease>, TrainError> {
+    pub(crate) fn expire(&mut self, now: Duration) -> Vec<Lease> {
         let expired = self.rounds.expire(now);
         for lease in &expired {
-            self.discard(lease.path).await?;
+            self.discard(lease.path);
         }
-        Ok(expired)
+        expired
     }
 
-    async fn discard(&mut self, path: PathId) -> Result<(), TrainError> {
+    fn discard(&mut self, path: PathId) {
         let of_path = |(staged, _): &(PathId, Fence)| *staged == path;
         let leases: Vec<_> = self.staged.keys().copied().filter(of_path).collect();
         let staged = leases.into_iter().filter_map(|lease| self.staged.remove(&lease)).flatten();
-        let names: Vec<_> = staged.map(|(_, object)| object.name).collect();
-        self.delete(&names).await
+        self.obsolete.extend(staged.map(|(_, object)| object.name));
+        self.changed.notify_one();
     }
 
     /// The place of a fragment in the lists of its paths' records.
@@ -367,13 +376,6 @@ impl Ledger {
             std::mem::take(&mut record.kept).into_iter().partition(|kept| needed.contains(&kept.version));
         record.kept = kept;
         Ok(dropped.into_iter().map(|kept| kept.weights.name).collect())
-    }
-
-    async fn delete(&self, names: &[String]) -> Result<(), TrainError> {
-        for name in names {
-            self.store.delete(name).await?;
-        }
-        Ok(())
     }
 }
 

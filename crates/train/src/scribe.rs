@@ -1,10 +1,10 @@
 //! Writes the books down.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dipaco_store::{RunStore, Sequence};
-use tokio::sync::{Mutex, Notify, watch};
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
@@ -33,7 +33,7 @@ impl Scribe {
         loop {
             let stopping = stop.is_cancelled();
             let written = *self.written.borrow();
-            let page = self.ledger.lock().await.page(written)?;
+            let page = self.ledger.lock().unwrap_or_else(PoisonError::into_inner).page(written)?;
             if let Some((object, content)) = page.checkpoint {
                 self.store.put_referenced(&object, content).await?;
             }

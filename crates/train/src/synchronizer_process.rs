@@ -140,9 +140,10 @@ impl Process {
                     orders
                 }
                 Response::Finished => return Ok(()),
-                // The modules are asked for anew.
-                Response::Lost { reason } => return Err(TrainError::Refused { reason }),
-                Response::Refused { reason } => return Err(TrainError::Refused { reason }),
+                // Lost: another process under this name has the modules.
+                Response::Lost { reason } | Response::Refused { reason } => {
+                    return Err(TrainError::Refused { reason });
+                }
                 _ => return Err(TrainError::UnexpectedAnswer { request: "question for outer steps" }),
             };
             for order in orders {
@@ -242,8 +243,7 @@ impl Host for Process {
     }
 
     async fn welcome(&self, _: &Guest, _: bool) -> Result<Answer, TrainError> {
-        let plan = serde_json::to_string(&self.intake.plan).map_err(|source| TrainError::Json { source })?;
-        Ok((Response::Welcome { run: self.run.clone(), plan }, None))
+        self.intake.welcome(self.run.clone())
     }
 
     fn payload_limit(&self, request: &Request) -> u64 {

@@ -6,11 +6,11 @@ mod support;
 use bytes::Bytes;
 use dipaco_codec::Compression;
 use dipaco_net::JoinToken;
-use dipaco_store::ObjectRef;
+use dipaco_store::{ObjectRef, names};
 use dipaco_sync::{Fence, SyncConfig, Unit};
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId};
-use dipaco_train::{Item, Request, Response, SYNCHRONIZER, Source, TrainError, Work};
+use dipaco_train::{Item, OuterDone, Request, Response, SYNCHRONIZER, Source, TrainError, Work};
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -145,4 +145,55 @@ async fn a_second_synchronizer_of_a_module_ends_with_the_reason() {
     stop.cancel();
     assert!(!coordinator.await.unwrap().unwrap().finished);
     first.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_counts_is_not_deleted_when_its_step_is_reported_again() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let puppet = Puppet::silent(&run.token_as(SYNCHRONIZER, &token)).await;
+    puppet.hello("puppet", env!("CARGO_PKG_VERSION")).await;
+    let worker = run.spawn_worker(&token, "worker");
+    let orders = Request::Orders { modules: vec![FIRST], address: "127.0.0.1:1".to_owned(), wait_ms: 15_000 };
+    let order = loop {
+        let Response::Orders { orders, .. } = puppet.ask(&orders, None).await.unwrap().0 else {
+            panic!("no orders")
+        };
+        if let Some(order) = orders.into_iter().find(|order| order.due) {
+            break order;
+        }
+    };
+    // A step that changes nothing: momentum has the same form as weights.
+    let content = run.store.get(&order.weights).await.unwrap();
+    let (unit, version, fence) = (order.unit, order.version, order.fence);
+    let weights = names::weights(unit.module, unit.fragment, version, fence);
+    let momentum = names::momentum(unit.module, unit.fragment, version, fence);
+    let weights = run.store.put(&weights, content.clone()).await.unwrap();
+    let momentum = run.store.put(&momentum, content).await.unwrap();
+    let done = OuterDone {
+        unit,
+        version,
+        fence,
+        weights,
+        momentum,
+        change: None,
+        norm: 0.0,
+        cosine: None,
+        seconds: 0.0,
+    };
+    let stepped = |done: &OuterDone| Request::Stepped(Box::new(done.clone()));
+    for _ in 0..2 {
+        assert_eq!(puppet.ask(&stepped(&done), None).await.unwrap().0, Response::Done);
+    }
+    // Another outcome under the same names does not count, and does not take away what does.
+    let mut other = done.clone();
+    other.weights.hash = "0".repeat(64);
+    let answer = puppet.ask(&stepped(&other), None).await.unwrap().0;
+    assert!(matches!(answer, Response::Lost { .. }), "{answer:?}");
+    for object in [&done.weights, &done.momentum] {
+        run.store.get(object).await.unwrap();
+    }
+    drop(puppet);
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
 }

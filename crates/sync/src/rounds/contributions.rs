@@ -99,12 +99,12 @@ impl Rounds {
             self.followed.insert(path, fence);
         }
         self.committed.insert(path, fence);
+        self.holders.trained(&lease.worker, path);
         self.look_at(path);
         if !self.plan.scheme.waits() && lease.to == self.plan.schedule.total() {
             // Others measure their final weights when everyone is at the end.
             self.units_of(path).into_iter().for_each(|unit| self.look_at_learners(unit));
         }
-        self.holders.trained(&lease.worker, path);
         Commit::Accepted
     }
 

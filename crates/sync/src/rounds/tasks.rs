@@ -1,7 +1,6 @@
 //! What a path can do where it is, and what it waits for.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use dipaco_topology::PathId;
 
@@ -83,11 +82,12 @@ impl Rounds {
         missing.map_or(Ok(task), |(receive, _)| Err(Some(receive.unit)))
     }
 
-    /// Looks anew at what a path can do.
+    /// Looks anew at what a path can do, and who may.
     pub(super) fn look_at(&mut self, path: PathId) {
         let task = self.task(path);
         let leased = self.leases.contains_key(&path);
-        self.ready.set(path, self.path(path).steps, task, leased);
+        let reserved = self.holders.are_waited_for(path);
+        self.ready.set(path, self.path(path).steps, task, leased, reserved);
     }
 
     pub(super) fn look_at_all(&mut self) {
@@ -103,7 +103,7 @@ impl Rounds {
     }
 
     /// Why nothing can run now.
-    pub(super) fn reason(&self, now: Duration, worker: &str) -> Reason {
+    pub(super) fn reason(&self, worker: &str) -> Reason {
         if self.at_boundary() {
             return Reason::PhaseEnds { steps: self.end() };
         }
@@ -113,7 +113,7 @@ impl Rounds {
         let Some((_, _, unit)) = waiting.min() else {
             let mut idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
             if let Some((path, holder)) =
-                idle.find_map(|path| self.holder(now, path, worker).map(|holder| (path, holder)))
+                idle.find_map(|path| self.holders.other(path, worker).map(|holder| (path, holder)))
             {
                 return Reason::Held { path, worker: holder.to_owned() };
             }

@@ -138,7 +138,21 @@ fn a_bound_path_waits_for_its_holder_as_long_as_that_is_around() {
     assert_eq!(lease(rounds.grant(at(2), "holder", &[PathId(2), PathId(1)])).path, PathId(1));
     assert_eq!(lease(rounds.grant(at(2), "other", &[])).path, PathId(0));
     assert!(matches!(rounds.grant(at(3), "other", &[]), Grant::Wait(Reason::Held { path: PathId(2), .. })));
+    assert!(rounds.has_work("holder") && !rounds.has_work("other"));
     assert_eq!(lease(rounds.grant(at(62), "other", &[])).path, PathId(2));
+}
+
+#[test]
+fn nobody_waits_for_a_holder_that_has_been_forgotten_when_it_commits() {
+    let mut rounds = start(2);
+    let l = lease(rounds.grant(at(0), "late", &[]));
+    // Somebody else asks when it has been silent for a lease; nobody has looked at deadlines yet.
+    let others: Vec<_> = (0..3).map(|_| lease(rounds.grant(at(61), "other", &[]))).collect();
+    assert_eq!(commit(&mut rounds, &l), Commit::Accepted);
+    rounds.bind(l.path, true);
+    others.iter().for_each(|l| assert_eq!(commit(&mut rounds, l), Commit::Accepted));
+    step_all(&mut rounds, at(61));
+    assert_eq!(lease(rounds.grant(at(62), "other", &[])).path, l.path);
 }
 
 #[test]

@@ -21,32 +21,32 @@ impl Desk {
     /// Sends a piece of an object that a worker may ask for: weights that some path needs and path states, nothing else
     /// of the store.
     pub(super) async fn object_piece(&self, object: &ObjectRef, offset: u64) -> Result<Answer, TrainError> {
-        if !self.is_current(object).await? {
+        if !self.is_current(object)? {
             return Ok(outdated(object));
         }
         match piece(&self.intake.store, object, offset).await {
             Err(refused) => Ok((refused, None)),
             Ok(Ok(answer)) => Ok(answer),
             // Superseded and deleted since it was looked up.
-            Ok(Err(_)) if !self.is_current(object).await? => Ok(outdated(object)),
+            Ok(Err(_)) if !self.is_current(object)? => Ok(outdated(object)),
             Ok(Err(error)) => Err(error.into()),
         }
     }
 
     /// Reads an object that did not arrive as it should.
     pub(super) async fn check(&self, object: &ObjectRef) -> Result<Answer, TrainError> {
-        if !self.is_current(object).await? {
+        if !self.is_current(object)? {
             return Ok(outdated(object));
         }
         match self.intake.store.get(object).await {
             Ok(_) => Ok((Response::Done, None)),
-            Err(_) if !self.is_current(object).await? => Ok(outdated(object)),
+            Err(_) if !self.is_current(object)? => Ok(outdated(object)),
             Err(error) => Err(error.into()),
         }
     }
 
-    pub(super) async fn is_current(&self, object: &ObjectRef) -> Result<bool, TrainError> {
-        let ledger = self.ledger.lock().await;
+    fn is_current(&self, object: &ObjectRef) -> Result<bool, TrainError> {
+        let ledger = self.books();
         let training = ledger.training()?;
         let fragments = training.modules.iter().flat_map(|module| &module.fragments);
         let mut weights = fragments.flat_map(|fragment| {
@@ -63,7 +63,7 @@ impl Desk {
         hash: &str,
         offset: u64,
     ) -> Result<Answer, TrainError> {
-        let file = match self.shard(&*self.ledger.lock().await, path) {
+        let file = match self.shard(&self.books(), path) {
             Ok(shard) if shard.hash != hash => {
                 let reason = format!("the shard of path {path} is that of an earlier phase");
                 return Ok((Response::Lost { reason }, None));

@@ -21,7 +21,7 @@ impl Desk {
         wait: Duration,
     ) -> Result<Answer, TrainError> {
         // Of all that are woken only those look closer for which there may be something.
-        let worth = |rounds: &Rounds| rounds.has_work() || rounds.finished();
+        let worth = |rounds: &Rounds| rounds.has_work(&guest.worker) || rounds.finished();
         let ask = |ledger: &mut Ledger, now| Ok(ledger.grant(now, &guest.worker, held));
         self.offer(guest, wait, worth, ask).await
     }
@@ -39,7 +39,7 @@ impl Desk {
 
     /// Keeps a question for work open until `ask` has a lease for it; after a change it is asked again when that is worth
     /// it.
-    pub(super) async fn offer(
+    async fn offer(
         &self,
         guest: &Guest,
         wait: Duration,
@@ -55,7 +55,7 @@ impl Desk {
             changed.as_mut().enable();
             let last = Instant::now() >= deadline;
             {
-                let mut ledger = self.ledger.lock().await;
+                let mut ledger = self.books();
                 if std::mem::take(&mut first) || last || worth(ledger.rounds()) {
                     match ask(&mut ledger, self.now()) {
                         Ok(Grant::Lease(lease)) => {
@@ -79,7 +79,7 @@ impl Desk {
         }
     }
 
-    pub(super) fn leased(&self, guest: &Guest, ledger: &Ledger, lease: &Lease) -> Result<Answer, TrainError> {
+    fn leased(&self, guest: &Guest, ledger: &Ledger, lease: &Lease) -> Result<Answer, TrainError> {
         let work = self.work(ledger, lease)?;
         if lease.task == Task::Train {
             self.progress.leased(lease.from)?;
@@ -89,7 +89,7 @@ impl Desk {
         Ok((Response::Work(Box::new(work)), None))
     }
 
-    pub(super) fn work(&self, ledger: &Ledger, lease: &Lease) -> Result<Work, TrainError> {
+    fn work(&self, ledger: &Ledger, lease: &Lease) -> Result<Work, TrainError> {
         let training = ledger.training()?;
         let lacks = |what: String| TrainError::ManifestLacks { what };
         let path = training.path(lease.path).ok_or_else(|| lacks(format!("path {}", lease.path)))?;
@@ -141,7 +141,7 @@ impl Desk {
     }
 
     /// A path's factor in the merged outer gradient of a unit: its weight times what the mean is rescaled by.
-    pub(super) fn share(&self, shards: &[u64], unit: Unit, path: PathId) -> Result<f32, TrainError> {
+    fn share(&self, shards: &[u64], unit: Unit, path: PathId) -> Result<f32, TrainError> {
         let tokens = |path: PathId| (path, shards.get(path.index()).copied().unwrap_or(0));
         let sizes: Vec<_> = self.intake.topology.paths_through(unit.module).map(tokens).collect();
         let weights = merge_weights(self.intake.plan.outer.weighting, &sizes)?;

@@ -30,13 +30,13 @@ impl Desk {
         let mut contributed = self.contributed.subscribe();
         loop {
             contributed.borrow_and_update();
-            let orders = self.orders(own).await?;
+            let orders = self.orders(own)?;
             let idle = !orders.iter().any(|order| order.due);
             for order in orders {
                 if let Some(done) = synchronizer.carry_out(order).await?
-                    && !self.stepped(&done).await?
+                    && !self.stepped(&done)?
                 {
-                    self.discard(&done).await?;
+                    self.discard(&done)?;
                 }
             }
             if idle {
@@ -49,8 +49,8 @@ impl Desk {
     /// What the synchronizer of this number has to do: outer steps that are due, and then those that it can prepare because
     /// something has been contributed since it asked last. An order for a step that is due lacks nothing, so it does no
     /// harm when the one before it gets lost.
-    async fn orders(&self, fence: u64) -> Result<Vec<OuterOrder>, TrainError> {
-        let mut ledger = self.ledger.lock().await;
+    fn orders(&self, fence: u64) -> Result<Vec<OuterOrder>, TrainError> {
+        let mut ledger = self.books();
         let due = ledger.due(self.now());
         // A grace period may have begun.
         self.deadlines.notify_one();
@@ -74,11 +74,11 @@ impl Desk {
     }
 
     /// Takes an outer step into the books; returns whether it counts: not when another synchronizer has been asked since.
-    async fn stepped(&self, done: &OuterDone) -> Result<bool, TrainError> {
+    fn stepped(&self, done: &OuterDone) -> Result<bool, TrainError> {
         let &OuterDone { unit, version, fence, .. } = done;
         let Unit { module, fragment } = unit;
         let paths = {
-            let mut ledger = self.ledger.lock().await;
+            let mut ledger = self.books();
             let record = ledger.training()?.fragment(module, fragment);
             if record.is_some_and(|record| (record.version, &record.weights) == (version, &done.weights)) {
                 return Ok(true);
@@ -100,12 +100,11 @@ impl Desk {
         Ok(true)
     }
 
-    /// Deletes what an outer step has made that does not count.
-    async fn discard(&self, done: &OuterDone) -> Result<(), TrainError> {
-        for object in done.objects() {
-            self.intake.store.delete(&object.name).await?;
-        }
-        Ok(())
+    /// Deletes what an outer step has made that does not count. One that counted before, and is said to have been taken
+    /// again when others have followed it, keeps what paths still need of it.
+    fn discard(&self, done: &OuterDone) -> Result<(), TrainError> {
+        let names: Vec<_> = done.objects().map(|object| object.name.clone()).collect();
+        self.books().delete_unused(names)
     }
 
     /// [`stepped`](Self::stepped) for another process.
@@ -122,12 +121,12 @@ impl Desk {
                 format!("these are not the names of what outer step {version} of {} makes", done.unit);
             return Ok(Response::Refused { reason });
         }
-        let counts = self.stepped(done).await?;
+        let counts = self.stepped(done)?;
         self.on_disk().await?;
         if counts {
             return Ok(Response::Done);
         }
-        self.discard(done).await?;
+        self.discard(done)?;
         let reason = format!("outer step {version} of {} has been given to another synchronizer", done.unit);
         Ok(Response::Lost { reason })
     }
@@ -167,17 +166,18 @@ impl Desk {
                 let reason = "another process of the same name has the modules".to_owned();
                 return Ok((Response::Lost { reason }, None));
             }
-            let orders = self.orders(fence).await?;
-            let ledger = self.ledger.lock().await;
-            if ledger.rounds().finished() {
-                return Ok((Response::Finished, None));
+            let orders = self.orders(fence)?;
+            {
+                let ledger = self.books();
+                if ledger.rounds().finished() {
+                    return Ok((Response::Finished, None));
+                }
+                if !orders.is_empty() || Instant::now() >= deadline {
+                    let leases = ledger.rounds().fences().collect();
+                    let next = ledger.rounds().next_fence();
+                    return Ok((Response::Orders { leases, next, orders }, None));
+                }
             }
-            if !orders.is_empty() || Instant::now() >= deadline {
-                let leases = ledger.rounds().fences().collect();
-                let next = ledger.rounds().next_fence();
-                return Ok((Response::Orders { leases, next, orders }, None));
-            }
-            drop(ledger);
             tokio::select! {
                 _ = contributed.changed() => {}
                 () = tokio::time::sleep_until(deadline) => {}

@@ -95,9 +95,8 @@ impl Ledger {
             return Ok(None);
         }
         self.manifest.checkpoints = self.checkpoints.records();
-        let current: BTreeSet<_> = self.training()?.objects().map(|object| object.name.clone()).collect();
         let names: BTreeSet<_> = dropped.into_iter().flat_map(|checkpoint| checkpoint.names).collect();
-        let unused = names.into_iter().filter(|name| !current.contains(name) && !self.checkpoints.hold(name));
+        let unused = self.unused(names)?;
         self.obsolete.extend(unused);
         Ok(taken)
     }

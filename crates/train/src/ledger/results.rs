@@ -14,7 +14,7 @@ impl Ledger {
     /// Notes that an item of a lease is in the store: an outer gradient that is sent before the end of its lease counts
     /// at once. When the lease is out no more, or the item counts already, it is deleted; the error says why it is not
     /// taken.
-    pub(crate) async fn stage(
+    pub(crate) fn stage(
         &mut self,
         path: PathId,
         fence: Fence,
@@ -29,7 +29,7 @@ impl Ledger {
         let lease = match checked {
             Ok(lease) => lease,
             Err(error) => {
-                self.delete_unless_counted(path, object).await?;
+                self.delete_unused([object.name])?;
                 return Ok(Err(error));
             }
         };
@@ -43,9 +43,9 @@ impl Ledger {
                         self.note_progress(path)?;
                         self.save(Vec::new());
                     }
-                    Commit::Duplicate => self.delete_unless_counted(path, object).await?,
+                    Commit::Duplicate => self.delete_unused([object.name])?,
                     Commit::Refused(error) => {
-                        self.delete_unless_counted(path, object).await?;
+                        self.delete_unused([object.name])?;
                         return Ok(Err(error));
                     }
                 }
@@ -55,15 +55,6 @@ impl Ledger {
             }
         }
         Ok(Ok(()))
-    }
-
-    /// Deletes an object that a path brought in vain. A late repetition of what has counted since must not take it away.
-    async fn delete_unless_counted(&self, path: PathId, object: ObjectRef) -> Result<(), TrainError> {
-        let counts = self.training()?.paths.get(path.index()).is_some_and(|record| {
-            let gradients = record.gradients.iter().map(|gradient| &gradient.object);
-            record.state.iter().chain(gradients).any(|counted| counted.name == object.name)
-        });
-        if counts || self.checkpoints.hold(&object.name) { Ok(()) } else { self.delete(&[object.name]).await }
     }
 
     /// Writes an outer gradient that counts from now on into its path's record.

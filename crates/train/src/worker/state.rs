@@ -89,7 +89,7 @@ impl Worker {
     }
 
     /// The last state that was brought, or that before the first step.
-    pub(super) async fn fetch_state(&self, work: &Work) -> Result<PathState, TrainError> {
+    async fn fetch_state(&self, work: &Work) -> Result<PathState, TrainError> {
         let session = self.supplies.session.clone();
         let Some(object) = &work.state else {
             let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&session.plan().model));
