@@ -64,7 +64,7 @@ def train(dipaco, folder, run_folder, settings, lost_share, chance):
                 kills += 1
     for worker in (fast, slow):
         worker.send(signal.SIGCONT)
-        worker.send(signal.SIGINT)
+        worker.send(signal.SIGTERM)
         worker.child.wait(timeout=60)
     given, expired = leases(led.leader.log)
     return {"leases": given, "kills": kills, "expired": expired, "seconds": round(time.monotonic() - began, 1)}
@@ -76,6 +76,8 @@ def main():
     options.add_argument("--data", required=True, help="prepared text (a folder `data`), or C4-form text")
     options.add_argument("--validation", required=True)
     options.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    options.add_argument("--quorum", type=int, default=3, help="paths of four that an outer step has at least")
+    options.add_argument("--grace", type=float, default=10.0, help="seconds that it waits for the others; a round takes about 20")
     options.add_argument("--lost", type=float, default=0.1, help="share of the leases that are killed")
     options.add_argument("--rounds", type=int, default=20)
     options.add_argument("--keep", help="a folder for the runs, which is kept")
@@ -88,7 +90,7 @@ def main():
     config.write_text(base.replace("[transformer_router]", LEVELS + "\n[transformer_router]"))
     prepared = folder / "prepared"
     run(dipaco, "prepare", options.data, "--validation", options.validation, "--run", prepared, "--config", config)
-    quorum = ["sync.quorum=2", "sync.grace_seconds=2.0", "train.lease_seconds=10"]
+    quorum = [f"sync.quorum={options.quorum}", f"sync.grace_seconds={options.grace}", "train.lease_seconds=10"]
     quorum = [word for setting in quorum for word in ("--set", setting)]
     for seed in options.seeds:
         calm, wild = folder / f"calm-{seed}", folder / f"wild-{seed}"
@@ -104,7 +106,8 @@ def main():
         what = train(dipaco, logs, wild, quorum, options.lost, random.Random(seed))
         perplexity = {}
         for name, run_folder in (("synchronous", calm), ("disturbed", wild)):
-            perplexity[name] = json.loads(run(dipaco, "evaluate", "--json", "--run", run_folder))["perplexity"]
+            rows = json.loads(run(dipaco, "evaluate", "--json", "--run", run_folder))
+            perplexity[name] = next(row["perplexity"] for row in rows if row["model"] != "seed")
         change = perplexity["disturbed"] / perplexity["synchronous"] - 1
         print(json.dumps({"seed": seed, **perplexity, "change_percent": round(100 * change, 2), **what}), flush=True)
     if not options.keep:

@@ -163,6 +163,21 @@ fn step_on(device: &str) -> (i32, String, String) {
 }
 
 #[test]
+fn many_workers_are_measured_over_real_connections() {
+    let words = ["bench", "workers", "--workers", "6", "--seconds", "2", "--training", "0.2", "--json"];
+    let (code, out, err) = run(&words);
+    assert_eq!(code, 0, "{err}");
+    let found: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&found["lost"], &found["workers"]), (&0.into(), &6.into()), "{out}");
+    // Each trains from 0.1 to 0.3 seconds, so even the slowest one is back before the end.
+    assert!(found["completed"].as_u64().unwrap() >= 6, "{out}");
+    assert!(
+        found["lease_ms"]["p50"].as_f64().unwrap() > 0.0 && found["memory"][0][1].as_u64() > Some(0),
+        "{out}"
+    );
+}
+
+#[test]
 fn a_gpu_that_is_not_there_is_refused_and_auto_trains_on_the_cpu() {
     let (code, out, err) = step_on("cpu");
     assert!(code == 0 && out.contains("\"device\": \"CPU\""), "{out}{err}");
