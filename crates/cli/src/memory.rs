@@ -1,4 +1,10 @@
-//! Memory of the machine and of this process, where the system tells it.
+//! Memory of the machine and of this process, where the system tells it, and the program's allocator.
+
+/// Gives back to the system what a coordinator, a synchronizer or a server has freed: most of it are buffers of some
+/// megabytes, which glibc keeps once it has seen one of their size (docs/results/2026-11-21-synchronisation.md).
+#[cfg(unix)]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Memory of the machine in bytes, all of it and what programs can still have; `None` where the system does not say.
 pub(crate) fn of_machine() -> Option<(u64, u64)> {
