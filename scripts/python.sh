@@ -8,6 +8,6 @@ want="torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 h5py==3.16.0 numpy==
 if [ "$(cat .venv/installed 2>/dev/null)" != "$want" ]; then
   rm -rf .venv
   python3 -m venv .venv
-  .venv/bin/pip install --quiet --disable-pip-version-check $want
+  .venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile $want
   printf '%s' "$want" > .venv/installed
 fi
