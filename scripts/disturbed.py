@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 
-from runs import Led, run
+from runs import Led, end, run
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LEVELS = """
@@ -62,10 +62,7 @@ def train(dipaco, folder, run_folder, settings, lost_share, chance):
             if lost_share and kills < given * lost_share:
                 chance.choice([fast, slow]).send(signal.SIGKILL)
                 kills += 1
-    for worker in (fast, slow):
-        worker.send(signal.SIGCONT)
-        worker.send(signal.SIGTERM)
-        worker.child.wait(timeout=60)
+    end(fast, slow)
     given, expired = leases(led.leader.log)
     return {"leases": given, "kills": kills, "expired": expired, "seconds": round(time.monotonic() - began, 1)}
 

@@ -28,7 +28,8 @@ def bits(dipaco, folder):
     training = json.loads(run(dipaco, "status", "--json", "--run", folder))["training"]
     fragments = [fragment for module in training["modules"] for fragment in module["fragments"]]
     hashes = [fragment[part]["hash"] for fragment in fragments for part in ("weights", "momentum")]
-    hashes += [path["state"]["hash"] for path in training["paths"]]
+    # A state may stay with its worker.
+    hashes += [path["state"]["hash"] for path in training["paths"] if path.get("state")]
     return hashes, run(dipaco, "status", "--data", "--run", folder)
 
 
@@ -50,6 +51,26 @@ class Process:
 
     def ended(self):
         return self.child.poll() is not None
+
+    def most_resident(self):
+        """The most memory that the process has held so far, in MiB; nothing once it has ended."""
+        try:
+            status = open(f"/proc/{self.child.pid}/status").read()
+        except FileNotFoundError:
+            return None
+        line = next((line for line in status.splitlines() if line.startswith("VmHWM")), None)
+        return line and int(line.split()[1]) / 1024
+
+
+def end(*processes):
+    """Ends processes that may be stopped, and waits for them."""
+    for process in processes:
+        process.send(signal.SIGCONT)
+        # Not SIGINT: a process that a shell without job control started in the background ignores it until it has a
+        # handler.
+        process.send(signal.SIGTERM)
+    for process in processes:
+        process.child.wait(timeout=60)
 
 
 class Led:

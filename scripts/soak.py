@@ -4,9 +4,10 @@
     scripts/soak.py --dipaco target/release/dipaco --kills 1000
 
 One coordinator, a synchronizer for the modules of one level and three workers; every moment one of them gets SIGKILL, or
-SIGSTOP for a while and SIGCONT, and what was killed is started again. Kills are counted, stops are not. The run must end with the weights, the momenta and the states of
-the paths of the undisturbed run, and `dipaco status --data` must say that every training sequence counts once. What happens
-when is decided by --seed, as far as time allows. Prints JSON; exits with 1 when the runs differ.
+SIGSTOP for a while and SIGCONT, and what was killed is started again. Kills are counted, stops are not. The run must end with
+the weights, the momenta and the states of the paths of the undisturbed run, and `dipaco status --data` must say that every
+training sequence counts once. What happens when is decided by --seed, as far as time allows. Prints JSON; exits with 1 when
+the runs differ.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 
-from runs import Led, bits, run
+from runs import Led, bits, end, run
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "tests" / "tests" / "kill" / "tiny.toml"
@@ -99,12 +100,7 @@ def main():
             process.send(signal.SIGSTOP)
             stopped.append((process, now + chance.uniform(0.1, 8)))
             stops += 1
-    for process, _ in stopped:
-        process.send(signal.SIGCONT)
-    for process in [synchronizer, *workers]:
-        process.send(signal.SIGINT)
-    for process in [synchronizer, *workers]:
-        process.child.wait(timeout=60)
+    end(synchronizer, *workers)
     seconds = time.monotonic() - begun
     (calm_bits, calm_data), (wild_bits, wild_data) = bits(dipaco, calm), bits(dipaco, wild)
     once = "every inner step counts once"
