@@ -9,7 +9,9 @@ use crate::Drops;
 /// arXiv:2501.18512 §2.2 and §2.3). Steps are counted from 1; "at step t" is after t inner steps.
 ///
 /// Fragment f of F is received at the steps `(f + 1) H / F + k H` and was sent τ steps before, while the path trained
-/// on. Where a phase of routing or the run ends everything is sent, and the next phase begins with what became of it.
+/// on. Where a phase of routing or the run ends everything is sent, and the next phase begins with what became of it; what
+/// would be sent less than half a round before is sent then, because an outer step moves by the whole momentum, however few
+/// inner steps it has.
 /// H, F = 1 and τ = 0 is DiLoCo; F > 1 and τ > 0 is Streaming DiLoCo; F = 1 and τ = H is DiLoCo with delayed updates
 /// (arXiv:2502.12996).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,6 +166,11 @@ impl Schedule {
         (u64::from(fragment) + 1) * self.inner_steps / u64::from(self.fragments)
     }
 
+    /// The last step before the end of a phase at which something may be sent.
+    fn last_send(&self, end: u64) -> u64 {
+        end.saturating_sub(self.inner_steps.div_ceil(2))
+    }
+
     /// Regular sends of a fragment at steps in `begin + 1 ..= last`.
     fn regular(&self, fragment: u32, begin: u64, last: u64) -> u64 {
         let through = |step: u64| match (step + self.overlap).checked_sub(self.first(fragment)) {
@@ -181,9 +188,9 @@ impl Schedule {
         let mut sent = 0;
         for &end in &self.ends {
             if step >= end {
-                sent += self.regular(fragment, begin, end - 1) + 1;
+                sent += self.regular(fragment, begin, self.last_send(end)) + 1;
             } else {
-                return sent + self.regular(fragment, begin, step.max(begin));
+                return sent + self.regular(fragment, begin, step.min(self.last_send(end)));
             }
             begin = end;
         }
@@ -203,7 +210,9 @@ impl Schedule {
     /// The step of the last send of a fragment before `step`, or 0.
     fn send_before(&self, fragment: u32, step: u64) -> u64 {
         let Some(last) = step.checked_sub(1) else { return 0 };
-        let begin = self.begin(self.phase_at(last));
+        let phase = self.phase_at(last);
+        let begin = self.begin(phase);
+        let last = last.min(self.last_send(self.end(phase)));
         let regular = (last + self.overlap).checked_sub(self.first(fragment)).map(|span| {
             let receive = self.first(fragment) + span / self.inner_steps * self.inner_steps;
             receive - self.overlap.min(receive)
@@ -216,6 +225,7 @@ impl Schedule {
     #[must_use]
     pub fn sends(&self, from: u64, to: u64) -> Vec<Point> {
         let end = self.end(self.phase_at(from));
+        let last = to.min(self.last_send(end));
         let mut points = Vec::new();
         for fragment in 0..self.fragments {
             let first = self.first(fragment);
@@ -224,7 +234,7 @@ impl Schedule {
             if from + self.overlap >= first {
                 receive += ((from + self.overlap - first) / self.inner_steps + 1) * self.inner_steps;
             }
-            while receive - self.overlap <= to && receive - self.overlap < end {
+            while receive - self.overlap <= last {
                 points.push(Point { step: receive - self.overlap, fragment });
                 receive += self.inner_steps;
             }
@@ -240,13 +250,15 @@ impl Schedule {
     /// At the beginning of a phase that is all of them; later none whose outer gradient the path has dropped.
     #[must_use]
     pub fn receives(&self, path: PathId, step: u64) -> Vec<(u32, u64)> {
-        let begin = self.begin(self.phase_at(step));
+        let phase = self.phase_at(step);
+        let (begin, last) = (self.begin(phase), self.last_send(self.end(phase)));
         let due = |fragment: u32| {
             if step == begin {
                 return Some((fragment, self.sent_through(fragment, begin)));
             }
             let regular = step.checked_sub(self.first(fragment))?.is_multiple_of(self.inner_steps);
             let sent = match step.checked_sub(self.overlap) {
+                Some(sent) if sent > last => return None,
                 Some(sent) if sent > begin => self.sent_through(fragment, sent),
                 _ if self.eager => self.sent_through(fragment, begin),
                 _ => return None,
@@ -266,11 +278,13 @@ impl Schedule {
             let first = self.first(fragment);
             // The first receive after `from` whose send is one of this phase, if it has to be.
             let after = if self.eager { from } else { from.max(begin + self.overlap) };
-            if after < first {
+            let next = if after < first {
                 first
             } else {
                 first + ((after - first) / self.inner_steps + 1) * self.inner_steps
-            }
+            };
+            // Nothing comes back of what is not sent.
+            if next > self.last_send(end) + self.overlap { end } else { next }
         };
         (0..self.fragments).map(next).min().map_or(end, |stop| stop.min(end))
     }
@@ -304,10 +318,7 @@ mod tests {
     #[test]
     fn fragments_take_turns() {
         let turns = schedule(6, 2, 1, &[18]);
-        assert_eq!(
-            points(&turns.sends(0, 18)),
-            [(2, 0), (5, 1), (8, 0), (11, 1), (14, 0), (17, 1), (18, 0), (18, 1)]
-        );
+        assert_eq!(points(&turns.sends(0, 18)), [(2, 0), (5, 1), (8, 0), (11, 1), (14, 0), (18, 0), (18, 1)]);
         assert_eq!(
             (turns.receives(PathId(0), 3), turns.receives(PathId(0), 6)),
             (vec![(0, 1)], vec![(1, 1)])
@@ -328,8 +339,8 @@ mod tests {
     #[test]
     fn a_phase_begins_with_all_that_was_sent_at_the_end_of_the_one_before() {
         let phases = schedule(4, 2, 1, &[8, 16]);
-        assert_eq!(points(&phases.sends(6, 8)), [(7, 1), (8, 0), (8, 1)]);
-        assert_eq!(phases.receives(PathId(0), 8), [(0, 3), (1, 3)]);
+        assert_eq!(points(&phases.sends(4, 8)), [(5, 0), (8, 0), (8, 1)]);
+        assert_eq!(phases.receives(PathId(0), 8), [(0, 3), (1, 2)]);
         // What was sent before the phase is not received in it once more.
         assert_eq!(phases.next_stop(8), 10);
         assert_eq!(phases.receives(PathId(0), 10), [(0, 4)]);

@@ -31,6 +31,8 @@ pub struct OuterOrder {
     pub applied: u64,
     /// Whether the step can be taken. Before that, what is there may be merged beforehand.
     pub due: bool,
+    /// Whether it is the fragment's last one in this phase of routing.
+    pub last: bool,
 }
 
 /// A contribution to an outer step.
@@ -115,7 +117,9 @@ impl<'a> Orders<'a> {
                 Ok(Share { path, weight, gradient: Some(gradient) })
             })
             .collect::<Result<_, TrainError>>()?;
-        self.order(step.unit, step.version, shares, true)
+        let order = self.order(step.unit, step.version, shares)?;
+        let (applied, last) = (self.applied(step.unit), self.ledger.rounds().is_last(step));
+        Ok(OuterOrder { due: true, last, applied, ..order })
     }
 
     /// The order for the next outer step of a fragment, with what is there of it; nothing where it is not known
@@ -138,16 +142,11 @@ impl<'a> Orders<'a> {
             .into_iter()
             .map(|(path, weight)| Share { path, weight, gradient: gradients.get(&(path, version)).cloned() })
             .collect();
-        self.order(unit, version, shares, false).map(Some)
+        self.order(unit, version, shares).map(Some)
     }
 
-    fn order(
-        &self,
-        unit: Unit,
-        version: u32,
-        shares: Vec<Share>,
-        due: bool,
-    ) -> Result<OuterOrder, TrainError> {
+    /// An order that is not due.
+    fn order(&self, unit: Unit, version: u32, shares: Vec<Share>) -> Result<OuterOrder, TrainError> {
         let record = self.ledger.training()?.fragment(unit.module, unit.fragment);
         let record = record.ok_or_else(|| TrainError::ManifestLacks { what: format!("fragment {unit}") })?;
         Ok(OuterOrder {
@@ -156,9 +155,10 @@ impl<'a> Orders<'a> {
             fence: self.fence,
             weights: record.weights.clone(),
             momentum: record.momentum.clone(),
-            applied: if due { self.applied(unit) } else { 0 },
+            applied: 0,
             shares,
-            due,
+            due: false,
+            last: false,
         })
     }
 

@@ -154,6 +154,54 @@ async fn what_paths_keep_of_their_fragments_goes_with_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_change_of_a_rounded_broadcast_is_finer_than_four_bits() {
+    let mut config = config();
+    config.outer.broadcast = Compression::E3m0;
+    let run = Run::seeded(config).await;
+    run.train(2).await;
+    let training = run.manifest().await.training.unwrap();
+    for fragment in training.modules.iter().flat_map(|module| &module.fragments) {
+        let bytes: Vec<u64> = fragment.changes.iter().map(|change| change.object.bytes).collect();
+        let [first, second, last] = bytes[..] else { panic!("{bytes:?}") };
+        assert!(first == second && last * 2 > first * 3, "{bytes:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_that_is_not_due_at_the_end_of_the_run_stays_with_its_worker() {
+    let mut config = config();
+    config.train.state_every = 100;
+    config.train.held_paths = 4;
+    let run = Run::seeded(config).await;
+    run.train(2).await;
+    let training = run.manifest().await.training.unwrap();
+    assert!(training.paths.iter().all(|path| path.measured && path.state.is_none() && path.tail.is_empty()));
+    assert_eq!(run.store.list("paths").await.unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_modules_have_in_common_at_the_start_is_fetched_once() {
+    let mut config = config();
+    config.train.state_every = 100;
+    config.train.held_paths = 4;
+    config.train.rounds = 1;
+    // Messages are small beside the weights.
+    (config.model.hidden_size, config.model.head_dim, config.model.ffn_size) = (64, 32, 192);
+    let run = Run::seeded(config).await;
+    let (summary, _) = run.train(1).await;
+    let training = run.manifest().await.training.unwrap();
+    let bytes = |level: u16| {
+        let fragments = training.modules.iter().filter(|module| module.module.level == level);
+        fragments.flat_map(|module| &module.fragments).map(|fragment| fragment.weights.bytes).sum::<u64>()
+    };
+    let shards = run.shards.iter().map(|shard| run.folder.path().join(&shard.file).metadata().unwrap().len());
+    // What its four paths end with, and once what all modules of a level began with.
+    let weights = bytes(0) + bytes(1) + bytes(0) / 2 + bytes(1) / 2;
+    let sent = summary.bytes_sent - shards.sum::<u64>();
+    assert!(sent > weights && sent < weights + bytes(0) / 2, "{sent} for {weights}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_sent_does_not_go_over_the_wire() {
     let mut config = config();
     config.train.state_every = 100;

@@ -128,14 +128,20 @@ impl Ledger {
         }
         let lease = lease.ok_or_else(|| TrainError::ManifestLacks { what: format!("a lease of {path}") })?;
         self.staged.remove(&(path, fence));
+        let mut obsolete = Vec::new();
         if lease.task == Task::Train {
             let stretch = self.stretch(&lease)?;
+            let total = self.rounds.schedule().total();
             let record = path_record(&mut self.manifest, path)?;
             record.fence = Some(fence.0);
             record.tail.push(stretch);
+            if lease.to == total && !items.contains_key(&Key::State) {
+                // Nobody goes on with a state that has stayed with its worker to the end of the run.
+                record.tail.clear();
+                obsolete.extend(record.state.take().map(|object| object.name));
+            }
         }
         self.note_progress(path)?;
-        let mut obsolete = Vec::new();
         for (item, object) in items {
             match item {
                 Key::OuterGradient(unit, number) => self.note_gradient(path, unit, number, object)?,
@@ -181,15 +187,16 @@ impl Ledger {
         })
     }
 
-    /// Whether a lease has to bring its path's state: every so many leases, and where a phase or the run ends.
+    /// Whether a lease has to bring its path's state: every so many leases, and where a phase ends that another one follows.
     pub(crate) fn needs_state(&self, lease: &Lease) -> Result<bool, TrainError> {
         let training = self.training()?;
         let lacks = || TrainError::ManifestLacks { what: format!("path {}", lease.path) };
         let tail = training.path(lease.path).ok_or_else(lacks)?.tail.len() + 1;
         let tail = tail + usize::from(self.before(lease).is_some());
-        let end = u64::from(training.phase_end()) * training.inner_steps;
+        let phase_ends = training.boundaries.get(training.phase as usize);
+        let carried_over = phase_ends.is_some_and(|&end| lease.to == u64::from(end) * training.inner_steps);
         let long = tail >= self.state_every as usize || tail * self.units_of(lease.path).len() > TAIL;
-        Ok(lease.task == Task::Train && (long || lease.to == end))
+        Ok(lease.task == Task::Train && (long || carried_over))
     }
 
     /// Notes the held-out loss of the weights that a lease began with; returns whether it is the path's lowest.

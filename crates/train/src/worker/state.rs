@@ -10,6 +10,7 @@ use super::{Part, Worker};
 use crate::TrainError;
 use crate::path_state::PathState;
 use crate::path_weights::{Global, PathWeights};
+use crate::plan::WorkerPlan;
 use crate::protocol::{UnitWeights, Work};
 use crate::round::{PathData, RoundWatch};
 use crate::synchronizer::blocking;
@@ -56,6 +57,10 @@ impl Worker {
             return Ok(state);
         }
         let session = self.supplies.session.clone();
+        if !work.trains() {
+            // Measuring takes weights only.
+            return Ok(PathState { step: work.from, ..start(session.plan()) });
+        }
         let mut state = match brought {
             Some(brought) => blocking(move || PathState::decode(&brought, &session.plan().model)).await??,
             None => self.fetch_state(work).await?,
@@ -91,11 +96,13 @@ impl Worker {
     /// The last state that was brought, or that before the first step.
     async fn fetch_state(&self, work: &Work) -> Result<PathState, TrainError> {
         let session = self.supplies.session.clone();
-        let Some(object) = &work.state else {
-            let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&session.plan().model));
-            return Ok(PathState::start(parameters));
-        };
+        let Some(object) = &work.state else { return Ok(start(session.plan())) };
         let bytes = self.supplies.transfer.object(object).await?;
         blocking(move || PathState::decode(&bytes, &session.plan().model)).await?
     }
+}
+
+/// The state of a path before its first step.
+fn start(plan: &WorkerPlan) -> PathState {
+    PathState::start(dipaco_model::parameters(&dipaco_model::path_specs(&plan.model)))
 }

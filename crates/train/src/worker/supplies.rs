@@ -82,7 +82,9 @@ impl Supplies {
         let heart = Heart::start(self.session.clone(), &work, watch.clone());
         let state = async {
             match &work.state {
-                Some(object) if after.is_none() => self.transfer.object(object).await.map(Some),
+                Some(object) if after.is_none() && work.trains() => {
+                    self.transfer.object(object).await.map(Some)
+                }
                 _ => Ok(None),
             }
         };

@@ -38,7 +38,14 @@ impl Weights {
         let current = |wanted: &&UnitWeights| {
             held.get(&wanted.unit).is_none_or(|(held, _)| held.hash != wanted.object.hash)
         };
-        let wanted: Vec<UnitWeights> = weights.iter().filter(current).cloned().collect();
+        let mut wanted: Vec<UnitWeights> = weights.iter().filter(current).cloned().collect();
+        // A run begins with copies of the seed in all modules of a level.
+        wanted.retain(|wanted| {
+            let same = held.values().find(|(object, _)| object.hash == wanted.object.hash);
+            let Some(values) = same.map(|(_, values)| values.clone()) else { return true };
+            held.insert(wanted.unit, (wanted.object.clone(), values));
+            false
+        });
         let mut wanted = wanted.into_iter();
         let mut under_way = JoinSet::new();
         loop {
