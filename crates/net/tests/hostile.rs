@@ -167,7 +167,7 @@ async fn a_coordinator_of_another_protocol_version_is_told() {
     token.addresses = vec![other.local_addr().unwrap().to_string()];
     let error = connect(&token).await.unwrap_err();
     assert!(matches!(error, NetError::Version { .. }), "{error}");
-    assert!(error.to_string().contains("dipaco/5"), "{error}");
+    assert!(error.to_string().contains(PROTOCOL), "{error}");
 }
 
 #[tokio::test]
