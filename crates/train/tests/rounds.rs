@@ -168,9 +168,9 @@ async fn the_last_change_of_a_rounded_broadcast_is_finer_than_four_bits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_state_that_is_not_due_at_the_end_of_the_run_stays_with_its_worker() {
+async fn states_that_stay_with_workers_stay_there_when_the_run_ends() {
     let mut config = config();
-    config.train.state_every = 100;
+    config.train.state_every = 2;
     config.train.held_paths = 4;
     let run = Run::seeded(config).await;
     run.train(2).await;

@@ -188,7 +188,14 @@ impl Ledger {
     }
 
     /// Whether a lease has to bring its path's state: every so many leases, and where a phase ends that another one follows.
+    /// Where the run ends nobody goes on with it, and it is brought only if each one is.
     pub(crate) fn needs_state(&self, lease: &Lease) -> Result<bool, TrainError> {
+        if lease.task != Task::Train {
+            return Ok(false);
+        }
+        if lease.to == self.rounds.schedule().total() {
+            return Ok(self.state_every == 1);
+        }
         let training = self.training()?;
         let lacks = || TrainError::ManifestLacks { what: format!("path {}", lease.path) };
         let tail = training.path(lease.path).ok_or_else(lacks)?.tail.len() + 1;
@@ -196,7 +203,7 @@ impl Ledger {
         let phase_ends = training.boundaries.get(training.phase as usize);
         let carried_over = phase_ends.is_some_and(|&end| lease.to == u64::from(end) * training.inner_steps);
         let long = tail >= self.state_every as usize || tail * self.units_of(lease.path).len() > TAIL;
-        Ok(lease.task == Task::Train && (long || carried_over))
+        Ok(long || carried_over)
     }
 
     /// Notes the held-out loss of the weights that a lease began with; returns whether it is the path's lowest.
