@@ -29,7 +29,7 @@ mod write;
 /// Element of `[[routing.phases]]`.
 pub use dipaco_routing::PhaseConfig;
 pub use error::{ConfigError, Problem};
-pub use keys::{KEYS, KeyDoc, SECTIONS, key_doc};
+pub use keys::{KeyDoc, SECTIONS, key_doc, keys};
 pub use load::{Resolved, Sources};
 pub use origin::Origin;
 pub use run_config::{

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::keys::KEYS;
+use crate::keys::keys;
 use crate::layer::{self, Leaf};
 use crate::resolve::resolve;
 use crate::{ConfigError, Origin, Problem, RunConfig};
@@ -74,7 +74,7 @@ impl RunConfig {
 }
 
 pub(crate) fn resolve_leaves(leaves: &[Leaf]) -> Result<Resolved, ConfigError> {
-    let keys: Vec<&str> = KEYS.iter().map(|doc| doc.key).collect();
+    let keys: Vec<&str> = keys().map(|doc| doc.key).collect();
     let (config, origins) = resolve::<RunConfig>(leaves, &keys).map_err(ConfigError::Problems)?;
     let problems = config.problems();
     if problems.is_empty() {

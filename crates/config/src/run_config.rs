@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 /// Everything that a run depends on besides its text. The default is a 2 × 2 run that a laptop finishes in minutes.
 ///
-/// The keys are documented in one place, [`crate::KEYS`].
+/// The keys are documented in one place, [`crate::keys`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::keys::{KEYS, KeyDoc, SECTIONS};
+use crate::keys::{KeyDoc, SECTIONS, keys};
 use crate::{ConfigError, Problem, RunConfig};
 
 /// Where lines of comments end.
@@ -18,7 +18,7 @@ impl RunConfig {
         let default = tree_of_default();
         let mut out = String::new();
         for &(section, text) in SECTIONS {
-            let keys: Vec<&KeyDoc> = KEYS.iter().filter(|doc| section_of(doc.key) == section).collect();
+            let keys: Vec<&KeyDoc> = keys().filter(|doc| section_of(doc.key) == section).collect();
             if !out.is_empty() {
                 out.push('\n');
             }
@@ -77,11 +77,11 @@ impl RunConfig {
             .collect()
     }
 
-    /// The keys that influence the result with their values as JSON, in the order of [`KEYS`].
+    /// The keys that influence the result with their values as JSON, in the order of [`keys`].
     fn influences(&self) -> Vec<(String, String)> {
         let tree = tree(self);
         let mut out = Vec::new();
-        for doc in KEYS.iter().filter(|doc| doc.affects_result) {
+        for doc in keys().filter(|doc| doc.affects_result) {
             match doc.key.split_once("[].") {
                 None => {
                     out.extend(lookup(&tree, doc.key).map(|value| (doc.key.to_owned(), value.to_string())));
@@ -136,7 +136,7 @@ pub fn reference() -> String {
             out,
             "\n## `{title}`\n\n{text}\n\n| key | default | unit | meaning |\n|---|---|---|---|\n"
         );
-        for doc in KEYS.iter().filter(|doc| section_of(doc.key) == section) {
+        for doc in keys().filter(|doc| section_of(doc.key) == section) {
             let value = match doc.key.contains("[]") {
                 true => String::new(),
                 false => default_text(lookup(&default, doc.key)),

@@ -1,7 +1,7 @@
 //! `dipaco config`: show, check and explain the configuration.
 
 use clap::{Args, Subcommand};
-use dipaco_config::{KEYS, KeyDoc, RunConfig};
+use dipaco_config::{KeyDoc, RunConfig};
 use dipaco_telemetry::{Align, Table, human};
 use dipaco_topology::Topology;
 use serde::Serialize;
@@ -156,7 +156,8 @@ struct Key<'a> {
 
 fn keys(options: &KeysOptions) -> Result<(), CliError> {
     let default = RunConfig::default();
-    let matching: Vec<&KeyDoc> = KEYS.iter().filter(|doc| doc.key.starts_with(&options.prefix)).collect();
+    let matching: Vec<&KeyDoc> =
+        dipaco_config::keys().filter(|doc| doc.key.starts_with(&options.prefix)).collect();
     if matching.is_empty() {
         return Err(CliError::Usage {
             message: format!("no key begins with `{}`", options.prefix),

@@ -1,0 +1,38 @@
+//! What the keys of `seed_model` mean.
+
+use super::optimizer::{
+    ACTIVATION_CHECKPOINTING, BETA1, BETA2, CLIP_NORM, EPSILON, FINAL_FRACTION, LEARNING_RATE, MICRO_BATCH,
+    WARMUP, WEIGHT_DECAY,
+};
+use super::{KeyDoc, free, key};
+
+pub(super) const KEYS: &[KeyDoc] = &[
+    key(
+        "seed_model.steps",
+        "steps",
+        "Optimizer steps of the seed. Too few give features that do not separate texts.",
+    ),
+    key("seed_model.batch", "sequences", "B, sequences per step."),
+    key("seed_model.sequence_tokens", "tokens", "T, tokens per sequence; at most `model.context`."),
+    key("seed_model.micro_batch", "sequences", MICRO_BATCH),
+    free("seed_model.activation_checkpointing", "true or false", ACTIVATION_CHECKPOINTING),
+    free(
+        "seed_model.validate_every",
+        "steps",
+        "Steps between two validation losses; 0 measures at the end only.",
+    ),
+    free("seed_model.validation_sequences", "sequences", "Validation sequences that are measured each time."),
+    free(
+        "seed_model.checkpoint_every",
+        "steps",
+        "Steps between two checkpoints, at most what a crash costs.",
+    ),
+    key("seed_model.adamw.learning_rate", "number", LEARNING_RATE),
+    key("seed_model.adamw.beta1", "number", BETA1),
+    key("seed_model.adamw.beta2", "number", BETA2),
+    key("seed_model.adamw.epsilon", "number", EPSILON),
+    key("seed_model.adamw.weight_decay", "number", WEIGHT_DECAY),
+    key("seed_model.adamw.clip_norm", "norm", CLIP_NORM),
+    key("seed_model.schedule.warmup_steps", "steps", WARMUP),
+    key("seed_model.schedule.final_fraction", "share", FINAL_FRACTION),
+];
