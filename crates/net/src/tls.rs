@@ -12,7 +12,7 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use crate::{JoinToken, NetError, ServerIdentity};
 
 /// The protocol and its version, as both ends negotiate it (ALPN). Ends of different versions do not connect.
-pub const PROTOCOL: &str = "dipaco/6";
+pub const PROTOCOL: &str = "dipaco/7";
 
 /// The name that the coordinator's certificate holds. Workers verify it and not the address, which may change.
 pub const COORDINATOR_NAME: &str = "dipaco-coordinator";

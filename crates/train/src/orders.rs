@@ -31,8 +31,6 @@ pub struct OuterOrder {
     pub applied: u64,
     /// Whether the step can be taken. Before that, what is there may be merged beforehand.
     pub due: bool,
-    /// Whether it is the fragment's last one in this phase of routing.
-    pub last: bool,
 }
 
 /// A contribution to an outer step.
@@ -118,8 +116,7 @@ impl<'a> Orders<'a> {
             })
             .collect::<Result<_, TrainError>>()?;
         let order = self.order(step.unit, step.version, shares)?;
-        let (applied, last) = (self.applied(step.unit), self.ledger.rounds().is_last(step));
-        Ok(OuterOrder { due: true, last, applied, ..order })
+        Ok(OuterOrder { due: true, applied: self.applied(step.unit), ..order })
     }
 
     /// The order for the next outer step of a fragment, with what is there of it; nothing where it is not known
@@ -158,7 +155,6 @@ impl<'a> Orders<'a> {
             applied: 0,
             shares,
             due: false,
-            last: false,
         })
     }
 

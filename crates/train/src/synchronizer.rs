@@ -124,7 +124,7 @@ impl Synchronizer {
         cosine: Option<f64>,
         begun: Instant,
     ) -> Result<OuterDone, TrainError> {
-        let OuterOrder { unit, version, fence, last, .. } = order;
+        let OuterOrder { unit, version, fence, .. } = order;
         let Unit { module, fragment } = unit;
         let specs = self.fragment(unit)?.specs.clone();
         let store = &self.store;
@@ -141,7 +141,7 @@ impl Synchronizer {
                 Merged::Each(gradients, _) => gradients.iter().map(|g| squared_norm(g)).sum::<f64>().sqrt(),
             };
             let change = state
-                .step(&outer, &mut weights.values, &merged, last)
+                .step(&outer, &mut weights.values, &merged)
                 .map_err(|why| TrainError::Broadcast { module, why })?;
             let state = state.encode(&outer, &specs)?;
             Ok::<_, TrainError>((weights, state, change, norm))

@@ -154,20 +154,6 @@ async fn what_paths_keep_of_their_fragments_goes_with_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_last_change_of_a_rounded_broadcast_is_finer_than_four_bits() {
-    let mut config = config();
-    config.outer.broadcast = Compression::E3m0;
-    let run = Run::seeded(config).await;
-    run.train(2).await;
-    let training = run.manifest().await.training.unwrap();
-    for fragment in training.modules.iter().flat_map(|module| &module.fragments) {
-        let bytes: Vec<u64> = fragment.changes.iter().map(|change| change.object.bytes).collect();
-        let [first, second, last] = bytes[..] else { panic!("{bytes:?}") };
-        assert!(first == second && last * 2 > first * 3, "{bytes:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn states_that_stay_with_workers_stay_there_when_the_run_ends() {
     let mut config = config();
     config.train.state_every = 2;

@@ -71,15 +71,6 @@ impl Rounds {
         Some(OuterStep { unit, version, contributions })
     }
 
-    /// Whether an outer step is the last one of its unit in this phase of routing: every path is at the phase's end, and
-    /// nothing else waits.
-    #[must_use]
-    pub fn is_last(&self, step: &OuterStep) -> bool {
-        let waits = self.progress.pending.get(&step.unit).map_or(0, Vec::len);
-        let mut learners = self.topology.paths_through(step.unit.module);
-        waits == step.contributions.len() && learners.all(|path| self.path(path).steps == self.end())
-    }
-
     /// Records that a unit has taken an outer step that was [`due`](Self::due), and how long that took. Returns whether
     /// it counts: not when the unit has another version by now.
     pub fn stepped(&mut self, step: &OuterStep, took: Duration) -> bool {
