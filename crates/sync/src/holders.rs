@@ -18,6 +18,8 @@ pub(crate) struct Holders {
     held: BTreeMap<PathId, BTreeSet<String>>,
     /// What each worker has said that it holds.
     said: BTreeMap<String, BTreeSet<PathId>>,
+    /// Who has trained each path last: what others hold of it is older.
+    trained: BTreeMap<PathId, String>,
 }
 
 impl Holders {
@@ -33,7 +35,8 @@ impl Holders {
     /// A worker asks for work and says what it holds. Returns the paths whose holders are others than before.
     pub(crate) fn asks(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Vec<PathId> {
         self.note(now, worker);
-        let held: BTreeSet<_> = held.iter().copied().collect();
+        let newest = |path: &PathId| self.trained.get(path).is_none_or(|last| last == worker);
+        let held: BTreeSet<_> = held.iter().copied().filter(newest).collect();
         let before = self.said.insert(worker.to_owned(), held.clone()).unwrap_or_default();
         let mut changed: Vec<_> = before.difference(&held).copied().collect();
         self.drop_holder(worker, &changed);
@@ -87,6 +90,7 @@ impl Holders {
     /// A worker has trained a path: whoever else held it holds what it was before.
     pub(crate) fn trained(&mut self, worker: &str, path: PathId) {
         self.held.remove(&path);
+        self.trained.insert(path, worker.to_owned());
         // Nobody waits for one that has been forgotten.
         if self.heard.contains_key(worker) {
             self.held.insert(path, BTreeSet::from([worker.to_owned()]));
@@ -106,7 +110,12 @@ impl Holders {
         holders.first().map(String::as_str)
     }
 
-    /// The paths that a worker holds.
+    /// Who has been heard of lately.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = &str> {
+        self.heard.keys().map(String::as_str)
+    }
+
+    /// The paths that a worker holds, in order.
     pub(crate) fn of(&self, worker: &str) -> impl Iterator<Item = PathId> {
         let holds = |path: &PathId| self.held.get(path).is_some_and(|holders| holders.contains(worker));
         self.said.get(worker).into_iter().flatten().copied().filter(holds)

@@ -71,6 +71,8 @@ pub struct Lease {
     pub sends: Vec<Send>,
     /// Who holds it.
     pub worker: String,
+    /// Its holder brings the path's state, because this worker is to go on with the path.
+    pub hands_over: Option<String>,
     /// When it ends unless a heartbeat renews it, on the clock that the caller passes in.
     pub deadline: Duration,
 }

@@ -16,6 +16,7 @@ use crate::{
 };
 
 mod contributions;
+mod hand_over;
 mod outer_steps;
 mod tasks;
 
@@ -258,7 +259,7 @@ impl Rounds {
         debug_assert!(self.topology.path_ids().all(|path| self.task(path) == self.ready.task(path)));
         debug_assert!(self.topology.path_ids().all(|path| self.ready.is_open(path)
             == (self.ready.place(path).is_some() && !self.holders.are_waited_for(path))));
-        let Some((path, task)) = self.next_for(worker, held) else {
+        let Some((path, task)) = self.next_for(worker) else {
             return Grant::Wait(self.reason(worker));
         };
         let lease = self.draw_up(path, self.path(path).steps, task, worker, now + self.plan.lease);
@@ -278,7 +279,9 @@ impl Rounds {
         self.next_fence += 1;
         let receives = self.receives(path, from, task).into_iter().map(|(receive, _)| receive).collect();
         let sends = if task == Task::Train { self.sends(path, from, to) } else { Vec::new() };
-        Lease { path, from, to, fence, task, receives, sends, worker: worker.to_owned(), deadline }
+        let hands_over = (to > from && to < self.end()).then(|| self.hand_over(path, from, worker)).flatten();
+        let worker = worker.to_owned();
+        Lease { path, from, to, fence, task, receives, sends, worker, hands_over, deadline }
     }
 
     /// The lease that comes after one that is out, as soon as what it begins with is there: its holder fetches that while
@@ -299,7 +302,8 @@ impl Rounds {
         if let Some(following) = self.following.get(&path) {
             return Ok(Grant::Lease(following.clone()));
         }
-        if lease.task != Task::Train || self.plan.schedule.overlap() == 0 || lease.to >= self.end() {
+        let goes_on = lease.task == Task::Train && lease.hands_over.is_none() && lease.to < self.end();
+        if !goes_on || self.plan.schedule.overlap() == 0 {
             return Ok(Grant::Finished);
         }
         self.forget(now);
@@ -316,11 +320,11 @@ impl Rounds {
     }
 
     /// The path that a worker is to go on with, and with what.
-    fn next_for(&self, worker: &str, held: &[PathId]) -> Option<(PathId, Task)> {
+    fn next_for(&self, worker: &str) -> Option<(PathId, Task)> {
         let best = match &self.sampling {
             None => self.first_for(worker).map(|(steps, first)| {
-                let held = held.iter().copied().filter(|&path| self.ready.place(path) == Some(steps));
-                held.min().unwrap_or(first)
+                let mut held = self.holders.of(worker).filter(|&path| self.ready.place(path) == Some(steps));
+                held.next().unwrap_or(first)
             }),
             Some(sampling) => {
                 let free = self.ready.free().map(|(_, path)| path);
@@ -357,10 +361,16 @@ impl Rounds {
         if !self.plan.scheme.dynamic_steps() {
             return self.plan.schedule.next_stop(from);
         }
-        let fastest = self.speeds.values().copied().reduce(f64::max).unwrap_or(0.0);
-        let speed = self.speeds.get(worker).copied().unwrap_or(fastest);
+        let (speed, fastest) = self.speed(worker);
         let steps = dynamic_steps(self.plan.schedule.inner_steps(), speed, fastest);
         (from + steps).min(self.end())
+    }
+
+    /// How many inner steps a worker takes in a second, and how many the fastest one takes. One that has not been measured
+    /// yet is as fast as that.
+    fn speed(&self, worker: &str) -> (f64, f64) {
+        let fastest = self.speeds.values().copied().reduce(f64::max).unwrap_or(1.0);
+        (self.speeds.get(worker).copied().unwrap_or(fastest), fastest)
     }
 
     /// Renews a lease and returns its new deadline.

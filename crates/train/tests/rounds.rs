@@ -9,6 +9,7 @@ use dipaco_sync::{SyncConfig, Weighting};
 use dipaco_topology::PathId;
 use dipaco_train::{PathData, TrainError, WorkerPlan};
 use support::{Run, config, tokens};
+use tokio_util::sync::CancellationToken;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_two_and_four_workers_give_the_same_bits() {
@@ -81,9 +82,14 @@ async fn streaming_gives_the_same_bits_for_any_workers() {
 async fn weights_and_bytes(config: RunConfig, workers: usize) -> (Vec<String>, u64) {
     let run = Run::seeded(config).await;
     let (summary, _) = run.train(workers).await;
+    (weights(&run).await, summary.bytes_sent + summary.bytes_received)
+}
+
+/// The hashes of the global weights.
+async fn weights(run: &Run) -> Vec<String> {
     let training = run.manifest().await.training.unwrap();
     let fragments = training.modules.iter().flat_map(|module| &module.fragments);
-    (fragments.map(|f| f.weights.hash.clone()).collect(), summary.bytes_sent + summary.bytes_received)
+    fragments.map(|fragment| fragment.weights.hash.clone()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -163,6 +169,25 @@ async fn states_that_stay_with_workers_stay_there_when_the_run_ends() {
     let training = run.manifest().await.training.unwrap();
     assert!(training.paths.iter().all(|path| path.measured && path.state.is_none() && path.tail.is_empty()));
     assert_eq!(run.store.list("paths").await.unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_joins_takes_paths_over_from_one_that_keeps_all_states() {
+    let mut config = config();
+    config.train.state_every = 1000;
+    config.train.held_paths = 4;
+    config.train.rounds = 60;
+    let (alone, _) = weights_and_bytes(config.clone(), 1).await;
+    let run = Run::seeded(config).await;
+    let begun = CancellationToken::new();
+    let (coordinator, token) = run.coordinator(run.events_until(8, &begun), CancellationToken::new()).await;
+    let first = run.spawn_worker(&token, "first");
+    begun.cancelled().await;
+    let late = run.spawn_worker(&token, "late");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    let rounds = [first.await.unwrap().unwrap().rounds, late.await.unwrap().unwrap().rounds];
+    assert!(rounds[1] > 0 && rounds[0] + rounds[1] == 4 * 60, "{rounds:?}");
+    assert_eq!(weights(&run).await, alone);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -48,8 +48,9 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "leases",
         "Leases of a path between two states (moments, data position) that its worker brings to the coordinator; the state is \
          twice the size of the weights. Whoever takes a path over begins at the last state and trains again from there, with \
-         the same result. 1 brings every one; raise it, with `train.held_paths`, on a slow network. With more than 1 the \
-         states with which the run ends stay with the workers.",
+         the same result. 1 brings every one; raise it, with `train.held_paths`, on a slow network. One is also brought \
+         when a path changes hands, because its worker has more to do than another. With more than 1 the states with \
+         which the run ends stay with the workers.",
     ),
     free(
         "train.held_paths",

@@ -86,6 +86,9 @@ impl Desk {
         }
         let Lease { path, from, to, fence, .. } = lease;
         tracing::debug!(%path, from, to, %fence, worker = guest.worker, "lease");
+        if let Some(other) = &lease.hands_over {
+            tracing::info!(%path, from = guest.worker, to = other, "the path changes hands");
+        }
         Ok((Response::Work(Box::new(work)), None))
     }
 

@@ -187,11 +187,14 @@ impl Ledger {
         })
     }
 
-    /// Whether a lease has to bring its path's state: every so many leases, and where a phase ends that another one follows.
-    /// Where the run ends nobody goes on with it, and it is brought only if each one is.
+    /// Whether a lease has to bring its path's state: every so many leases, when the path changes hands, and where a phase
+    /// ends that another one follows. Where the run ends nobody goes on with it, and it is brought only if each one is.
     pub(crate) fn needs_state(&self, lease: &Lease) -> Result<bool, TrainError> {
         if lease.task != Task::Train {
             return Ok(false);
+        }
+        if lease.hands_over.is_some() {
+            return Ok(true);
         }
         if lease.to == self.rounds.schedule().total() {
             return Ok(self.state_every == 1);
