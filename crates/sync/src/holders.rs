@@ -1,6 +1,7 @@
 //! Which workers hold the states of which paths.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::time::Duration;
 
 use dipaco_topology::PathId;
@@ -110,9 +111,11 @@ impl Holders {
         holders.first().map(String::as_str)
     }
 
-    /// Who has been heard of lately.
-    pub(crate) fn workers(&self) -> impl Iterator<Item = &str> {
-        self.heard.keys().map(String::as_str)
+    /// At most so many of those that have been heard of lately, by name: those after `worker`, then those from the first on.
+    pub(crate) fn after(&self, worker: &str, most: usize) -> Vec<String> {
+        let later = self.heard.range::<str, _>((Bound::Excluded(worker), Bound::Unbounded));
+        let earlier = self.heard.range::<str, _>((Bound::Unbounded, Bound::Included(worker)));
+        later.chain(earlier).take(most).map(|(worker, _)| worker.clone()).collect()
     }
 
     /// The paths that a worker holds, in order.

@@ -102,6 +102,8 @@ pub struct Rounds {
     /// Units whose outer step has been said to be due and is not written down yet.
     stepping: BTreeSet<Unit>,
     holders: Holders,
+    /// The worker that the last lease was compared with at last, when it was asked whether its path changes hands.
+    compared: String,
     /// What each path can do now.
     ready: Ready,
     /// Draws the next path by what its shard lacks; otherwise the one that is furthest behind is next.
@@ -140,6 +142,7 @@ impl Rounds {
             speeds: BTreeMap::new(),
             stepping: BTreeSet::new(),
             holders: Holders::default(),
+            compared: String::new(),
             ready: Ready::default(),
             sampling: None,
         };
@@ -361,16 +364,15 @@ impl Rounds {
         if !self.plan.scheme.dynamic_steps() {
             return self.plan.schedule.next_stop(from);
         }
-        let (speed, fastest) = self.speed(worker);
+        let fastest = self.fastest();
+        let speed = self.speeds.get(worker).copied().unwrap_or(fastest);
         let steps = dynamic_steps(self.plan.schedule.inner_steps(), speed, fastest);
         (from + steps).min(self.end())
     }
 
-    /// How many inner steps a worker takes in a second, and how many the fastest one takes. One that has not been measured
-    /// yet is as fast as that.
-    fn speed(&self, worker: &str) -> (f64, f64) {
-        let fastest = self.speeds.values().copied().reduce(f64::max).unwrap_or(1.0);
-        (self.speeds.get(worker).copied().unwrap_or(fastest), fastest)
+    /// How many inner steps the fastest worker takes in a second; one that has not been measured yet is as fast as that.
+    fn fastest(&self) -> f64 {
+        self.speeds.values().copied().reduce(f64::max).unwrap_or(1.0)
     }
 
     /// Renews a lease and returns its new deadline.

@@ -7,6 +7,10 @@ use super::Rounds;
 /// A worker that has so many times as much to do as another one would have with a path more gives one away.
 const UNEVEN: f64 = 2.0;
 
+/// Workers that a lease is compared with; the next lease is compared with those after them, so that a lease of a run with
+/// thousands of workers costs no more than one of a small run.
+const COMPARED: usize = 16;
+
 impl Rounds {
     /// For whom the holder of a path brings its state with a lease from `from` on, so that the path is free afterwards: a
     /// worker that is more than a round ahead with its own paths and would not have more to do than this one has now, or
@@ -15,44 +19,52 @@ impl Rounds {
     /// Workers that keep states divide the paths among them as they happen to ask for their first leases. Where paths do
     /// not wait for each other, those of the worker that got fewer run ahead of the others, and what they contribute is
     /// newer than what they contribute it to; and one that joins later has nothing to go on with.
-    pub(super) fn hand_over(&self, path: PathId, from: u64, worker: &str) -> Option<String> {
+    pub(super) fn hand_over(&mut self, path: PathId, from: u64, worker: &str) -> Option<String> {
+        let own = self.unfinished(worker).filter(|&other| other != path).count() + 1;
         let open = self.ready.first_open().map(|(steps, _)| steps);
-        // One after the other: whoever is to take this one asks before another one is brought.
-        if open.is_some_and(|steps| steps <= from)
+        // One after the other: whoever is to take a path asks before another one is brought.
+        if own < 2
+            || open.is_some_and(|steps| steps <= from)
             || self.leases.values().any(|lease| lease.hands_over.is_some())
         {
             return None;
         }
-        let own = self.unfinished(worker).filter(|&other| other != path).count() + 1;
-        if own < 2 {
-            return None;
-        }
-        let to_do = self.to_do(worker, own);
-        let others = self.holders.workers().filter(|&other| other != worker);
-        let gains = |other: &&str| {
-            let first = self.unfinished(other).map(|path| self.path(path).steps).min();
+        let others = self.holders.after(&self.compared, COMPARED);
+        let speeds = |worker: &str| self.speeds.get(worker).copied();
+        let fastest = self.fastest();
+        // How long so many paths keep a worker busy, in seconds for an inner step of each.
+        let busy = |worker: &str, paths: usize| seconds(paths, speeds(worker).unwrap_or(fastest));
+        let to_do = busy(worker, own);
+        let gains = |other: &&String| {
+            let (paths, first) = self.unfinished(other).fold((0, None), |(paths, first), path| {
+                let steps = self.path(path).steps;
+                (paths + 1, Some(first.map_or(steps, |first: u64| first.min(steps))))
+            });
             let takes_another = open.is_some_and(|open| first.is_none_or(|first| open < first));
             let ahead = first.is_some_and(|first| first > from + self.plan.schedule.inner_steps());
-            let with_one_more = self.to_do(other, self.unfinished(other).count() + 1);
+            let with_one_more = busy(other, paths + 1);
             // What is ahead by now stays ahead between workers that have as much to do.
-            !takes_another && (to_do >= UNEVEN * with_one_more || ahead && to_do >= with_one_more)
+            *other != worker
+                && !takes_another
+                && (to_do >= UNEVEN * with_one_more || ahead && to_do >= with_one_more)
         };
-        others.filter(|other| gains(other)).map(str::to_owned).next()
+        let gaining = others.iter().find(gains).cloned();
+        self.compared = others.into_iter().last().unwrap_or_default();
+        gaining
     }
 
     /// The paths that a worker holds and that are to be trained further in this phase.
     fn unfinished<'a>(&'a self, worker: &'a str) -> impl Iterator<Item = PathId> + 'a {
         self.holders.of(worker).filter(|&path| self.path(path).steps < self.end())
     }
+}
 
-    /// How long so many paths keep a worker busy, in seconds for an inner step of each.
-    fn to_do(&self, worker: &str, paths: usize) -> f64 {
-        let (speed, _) = self.speed(worker);
-        // There are at most 2^20 paths, which f64 holds exactly.
-        #[allow(clippy::cast_precision_loss)]
-        let paths = paths as f64;
-        paths / speed
-    }
+/// The seconds of an inner step of each of so many paths.
+fn seconds(paths: usize, speed: f64) -> f64 {
+    // There are at most 2^20 paths, which f64 holds exactly.
+    #[allow(clippy::cast_precision_loss)]
+    let paths = paths as f64;
+    paths / speed
 }
 
 #[cfg(test)]
