@@ -124,3 +124,40 @@ impl Holders {
         self.said.get(worker).into_iter().flatten().copied().filter(holds)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_workers_are_named_in_turn() {
+        let mut holders = Holders::default();
+        for worker in ["c", "a", "d", "b", "e"] {
+            holders.asks(Duration::ZERO, worker, &[]);
+        }
+        let mut last = String::new();
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            let named = holders.after(&last, 2);
+            last.clone_from(named.last().unwrap());
+            seen.extend(named);
+        }
+        assert_eq!(seen, ["a", "b", "c", "d", "e", "a"]);
+        // Each once, whoever has left meanwhile.
+        assert_eq!(holders.after("bb", 9), ["c", "d", "e", "a", "b"]);
+    }
+
+    #[test]
+    fn what_a_worker_holds_is_old_once_another_has_trained_the_path() {
+        let mut holders = Holders::default();
+        let path = PathId(3);
+        holders.bind(path, true);
+        holders.asks(Duration::ZERO, "a", &[]);
+        holders.trained("a", path);
+        holders.asks(Duration::ZERO, "b", &[path]);
+        assert_eq!(holders.other(path, "b"), Some("a"), "only who trained it last holds it");
+        holders.trained("b", path);
+        holders.asks(Duration::ZERO, "a", &[path]);
+        assert_eq!(holders.other(path, "a"), Some("b"));
+    }
+}
