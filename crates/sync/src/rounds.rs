@@ -365,14 +365,18 @@ impl Rounds {
             return self.plan.schedule.next_stop(from);
         }
         let fastest = self.fastest();
-        let speed = self.speeds.get(worker).copied().unwrap_or(fastest);
-        let steps = dynamic_steps(self.plan.schedule.inner_steps(), speed, fastest);
+        let steps = dynamic_steps(self.plan.schedule.inner_steps(), self.speed(worker, fastest), fastest);
         (from + steps).min(self.end())
     }
 
-    /// How many inner steps the fastest worker takes in a second; one that has not been measured yet is as fast as that.
+    /// How many inner steps the fastest worker takes in a second.
     fn fastest(&self) -> f64 {
         self.speeds.values().copied().reduce(f64::max).unwrap_or(1.0)
+    }
+
+    /// How many inner steps a worker takes in a second; one that has not been measured yet is as fast as the fastest.
+    fn speed(&self, worker: &str, fastest: f64) -> f64 {
+        self.speeds.get(worker).copied().unwrap_or(fastest)
     }
 
     /// Renews a lease and returns its new deadline.

@@ -17,8 +17,8 @@ impl Rounds {
     /// that would have half as much at most.
     ///
     /// Workers that keep states divide the paths among them as they happen to ask for their first leases. Where paths do
-    /// not wait for each other, those of the worker that got fewer run ahead of the others, and what they contribute is
-    /// newer than what they contribute it to; and one that joins later has nothing to go on with.
+    /// not wait for each other, those of the worker that got fewer run ahead, and what the others contribute is rounds
+    /// behind the weights that it changes; and one that joins later has nothing to go on with.
     pub(super) fn hand_over(&mut self, path: PathId, from: u64, worker: &str) -> Option<String> {
         let own = self.unfinished(worker).filter(|&other| other != path).count() + 1;
         let open = self.ready.first_open().map(|(steps, _)| steps);
@@ -30,10 +30,9 @@ impl Rounds {
             return None;
         }
         let others = self.holders.after(&self.compared, COMPARED);
-        let speeds = |worker: &str| self.speeds.get(worker).copied();
         let fastest = self.fastest();
         // How long so many paths keep a worker busy, in seconds for an inner step of each.
-        let busy = |worker: &str, paths: usize| seconds(paths, speeds(worker).unwrap_or(fastest));
+        let busy = |worker: &str, paths: usize| seconds(paths, self.speed(worker, fastest));
         let to_do = busy(worker, own);
         let gains = |other: &&String| {
             let (paths, first) = self.unfinished(other).fold((0, None), |(paths, first), path| {
