@@ -8,23 +8,31 @@
 //! | 8 | number of values |
 //! | … | f32 or bf16, little-endian; or blocks of 256 values: a scale (f32) and signed bytes, or an exponent (i16) and half bytes, the first value in the lower half; or chunks of 4,096: an exponent (i16) and 128 entries (u16) of a place and a half byte |
 
+use crate::parts::Parts;
 use crate::{CodecError, Compression, blocks, e3m0, top_k};
 
 const MAGIC: &[u8; 8] = b"DIPACOOG";
 const VERSION: u32 = 1;
 const HEADER: usize = 24;
 
+/// Values that [`decode_parts`] gives at a time: whole blocks and chunks of each way of writing, and 1 MiB as f32.
+const GROUP: usize = 1 << 18;
+
 /// Bytes that `count` values take; `None` when that is over 2^64.
 #[must_use]
 pub fn encoded_len(count: u64, compression: Compression) -> Option<u64> {
-    let values = match compression {
+    values_len(count, compression)?.checked_add(HEADER as u64)
+}
+
+/// Bytes that `count` values take without the header.
+fn values_len(count: u64, compression: Compression) -> Option<u64> {
+    match compression {
         Compression::F32 => count.checked_mul(4),
         Compression::Bf16 => count.checked_mul(2),
         Compression::Int8 => blocks::bytes(count, 4, 8),
         Compression::E3m0 => blocks::bytes(count, 2, 4),
         Compression::TopK => top_k::bytes(count),
-    };
-    values?.checked_add(HEADER as u64)
+    }
 }
 
 /// Writes values.
@@ -60,14 +68,58 @@ pub fn encode(values: &[f32], compression: Compression) -> Result<Vec<u8>, Codec
 ///
 /// [`CodecError`] when the bytes are not `expected` finite values.
 pub fn decode(bytes: &[u8], expected: usize) -> Result<Vec<f32>, CodecError> {
-    let rest = bytes.strip_prefix(MAGIC).ok_or(CodecError::Foreign)?;
-    let length = |expected: Option<u64>| CodecError::Length {
-        expected: expected.unwrap_or(u64::MAX),
-        found: bytes.len() as u64,
-    };
+    let (header, values) = bytes.split_at(bytes.len().min(HEADER));
+    let compression = check_header(header, bytes.len() as u64, expected)?;
+    let mut out = Vec::with_capacity(expected);
+    decode_values(compression, values, expected, &mut out);
+    finite(&out, 0)?;
+    Ok(out)
+}
+
+/// As [`decode`] for bytes that lie in several parts of memory, one behind the other. `take` gets all values in their
+/// order, some at a time, so that they never take much memory.
+///
+/// # Errors
+///
+/// As [`decode`]; `take` may have got what is before a value that is not finite.
+pub fn decode_parts<'a>(
+    parts: impl Iterator<Item = &'a [u8]> + Clone,
+    expected: usize,
+    take: impl FnMut(&[f32]),
+) -> Result<(), CodecError> {
+    decode_groups(parts, expected, GROUP, take)
+}
+
+fn decode_groups<'a>(
+    parts: impl Iterator<Item = &'a [u8]> + Clone,
+    expected: usize,
+    group: usize,
+    mut take: impl FnMut(&[f32]),
+) -> Result<(), CodecError> {
+    let bytes = parts.clone().map(|part| part.len() as u64).sum();
+    let mut parts = Parts::new(parts);
+    let compression = check_header(parts.next(HEADER), bytes, expected)?;
+    let mut out = Vec::with_capacity(group.min(expected));
+    for begin in (0..expected).step_by(group) {
+        let count = group.min(expected - begin);
+        // The bytes of all values are there, so these can be addressed.
+        let length = values_len(count as u64, compression).and_then(|length| usize::try_from(length).ok());
+        out.clear();
+        decode_values(compression, parts.next(length.unwrap_or(0)), count, &mut out);
+        finite(&out, begin)?;
+        take(&out);
+    }
+    Ok(())
+}
+
+/// What a header says of the values behind it, if `bytes` are so many as it and `expected` values take.
+fn check_header(header: &[u8], bytes: u64, expected: usize) -> Result<Compression, CodecError> {
+    let rest = header.strip_prefix(MAGIC).ok_or(CodecError::Foreign)?;
+    let length =
+        |expected: Option<u64>| CodecError::Length { expected: expected.unwrap_or(u64::MAX), found: bytes };
     let (version, rest) = rest.split_first_chunk::<4>().ok_or_else(|| length(Some(HEADER as u64)))?;
     let (code, rest) = rest.split_first_chunk::<4>().ok_or_else(|| length(Some(HEADER as u64)))?;
-    let (count, values) = rest.split_first_chunk::<8>().ok_or_else(|| length(Some(HEADER as u64)))?;
+    let (count, _) = rest.split_first_chunk::<8>().ok_or_else(|| length(Some(HEADER as u64)))?;
     let (version, code) = (u32::from_le_bytes(*version), u32::from_le_bytes(*code));
     let compression = Compression::of_code(code)
         .filter(|_| version == VERSION)
@@ -77,25 +129,30 @@ pub fn decode(bytes: &[u8], expected: usize) -> Result<Vec<f32>, CodecError> {
         return Err(CodecError::Count { expected: expected as u64, found: count });
     }
     let whole = encoded_len(count, compression);
-    if whole != Some(bytes.len() as u64) {
-        return Err(length(whole));
-    }
-    let mut out = Vec::with_capacity(expected);
+    if whole == Some(bytes) { Ok(compression) } else { Err(length(whole)) }
+}
+
+/// Reads `count` values into `out`, which is empty; `bytes` are as many as they take.
+fn decode_values(compression: Compression, bytes: &[u8], count: usize, out: &mut Vec<f32>) {
     match compression {
         Compression::F32 => {
-            out.extend(values.as_chunks::<4>().0.iter().map(|&value| f32::from_le_bytes(value)));
+            out.extend(bytes.as_chunks::<4>().0.iter().map(|&value| f32::from_le_bytes(value)));
         }
         Compression::Bf16 => {
             let of = |&value: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(value)) << 16);
-            out.extend(values.as_chunks::<2>().0.iter().map(of));
+            out.extend(bytes.as_chunks::<2>().0.iter().map(of));
         }
-        Compression::Int8 => blocks::decode_int8(values, expected, &mut out),
-        Compression::E3m0 => e3m0::decode(values, expected, &mut out),
-        Compression::TopK => top_k::decode(values, expected, &mut out),
+        Compression::Int8 => blocks::decode_int8(bytes, count, out),
+        Compression::E3m0 => e3m0::decode(bytes, count, out),
+        Compression::TopK => top_k::decode(bytes, count, out),
     }
-    match out.iter().position(|value| !value.is_finite()) {
-        Some(position) => Err(CodecError::NotFinite { position }),
-        None => Ok(out),
+}
+
+/// Whether values are numbers, the first of which is value `begin` of all.
+fn finite(values: &[f32], begin: usize) -> Result<(), CodecError> {
+    match values.iter().position(|value| !value.is_finite()) {
+        Some(position) => Err(CodecError::NotFinite { position: begin + position }),
+        None => Ok(()),
     }
 }
 
@@ -159,6 +216,11 @@ mod tests {
         let mut other = bytes.clone();
         other[HEADER..HEADER + 2].copy_from_slice(&500i16.to_le_bytes());
         assert_eq!(decode(&other, 300), Err(CodecError::NotFinite { position: 0 }));
+        let many = GROUP + 2;
+        let mut other = encode(&vec![1.0; many], Compression::F32).unwrap();
+        other[HEADER + 4 * (GROUP + 1)..].copy_from_slice(&f32::NAN.to_le_bytes());
+        let found = decode_parts(other.chunks(1000), many, |_| ());
+        assert_eq!(found, Err(CodecError::NotFinite { position: GROUP + 1 }));
         // A promise of 2^62 values allocates nothing.
         let mut other = bytes;
         other[16..24].copy_from_slice(&(1u64 << 62).to_le_bytes());
@@ -173,6 +235,9 @@ mod tests {
             assert_eq!(Compression::of_code(compression.code()), Some(compression));
         }
     }
+
+    /// A group of two chunks.
+    const SMALL: usize = 8192;
 
     proptest! {
         #[test]
@@ -202,6 +267,29 @@ mod tests {
         }
 
         #[test]
+        fn parts_are_read_as_the_whole(
+            values in prop::collection::vec(-1e6f32..1e6, 1..3 * SMALL), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+        ) {
+            for compression in ALL {
+                let bytes = encode(&values, compression).unwrap();
+                let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+                cuts.extend([0, bytes.len()]);
+                cuts.sort_unstable();
+                let parts = cuts.windows(2).map(|cut| &bytes[cut[0]..cut[1]]);
+                let mut found = Vec::new();
+                decode_parts(parts.clone(), values.len(), |group| {
+                    assert!(group.len() <= GROUP);
+                    found.extend_from_slice(group);
+                }).unwrap();
+                prop_assert_eq!(&found, &decode(&bytes, values.len()).unwrap());
+                let cut = parts.clone().chain([&[0][..]]);
+                let refused = decode_parts(cut, values.len(), |_| panic!("taken"));
+                let longer = matches!(refused, Err(CodecError::Length { .. }));
+                prop_assert!(longer);
+            }
+        }
+
+        #[test]
         fn what_was_rounded_once_is_not_rounded_again(values in prop::collection::vec(-10f32..10.0, 1..300)) {
             for compression in [Compression::Bf16, Compression::E3m0, Compression::TopK] {
                 let once = decode(&encode(&values, compression).unwrap(), values.len()).unwrap();
@@ -223,6 +311,12 @@ mod tests {
                 prop_assert!(values.len() == expected && values.iter().all(|value| value.is_finite()));
             }
             let _ = decode(&tail, expected);
+            let in_parts = |bytes: &[u8]| {
+                let mut values = Vec::new();
+                decode_parts(bytes.chunks(7), expected, |group| values.extend_from_slice(group)).map(|()| values)
+            };
+            prop_assert_eq!(in_parts(&bytes), decode(&bytes, expected));
+            prop_assert_eq!(in_parts(&tail), decode(&tail, expected));
         }
     }
 }

@@ -136,7 +136,7 @@ impl RunStore {
         let name = name(sequence);
         let content = encode(manifest, sequence).map_err(|source| self.payload_error::<M>(&name, source))?;
         let path = Path::from(name.as_str());
-        match self.write(&path, content, PutMode::Create).await {
+        match self.write(&path, [content], PutMode::Create).await {
             Ok(()) => {}
             Err(Error::AlreadyExists { .. }) => {
                 let current = self.newest().await?;

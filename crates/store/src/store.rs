@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
-use object_store::{Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 
 use crate::address::{self, Open, Resolved, StoreOptions};
 use crate::object::{self, ObjectRef};
@@ -101,7 +101,7 @@ impl RunStore {
     pub async fn put(&self, name: &str, content: Bytes) -> Result<ObjectRef, StoreError> {
         let path = object_path(name)?;
         let reference = reference(name, &content).await;
-        match self.write(&path, content, PutMode::Create).await {
+        match self.write(&path, [content], PutMode::Create).await {
             Ok(()) => Ok(reference),
             Err(Error::AlreadyExists { .. }) => match self.get(&reference).await {
                 Ok(_) => Ok(reference),
@@ -123,15 +123,20 @@ impl RunStore {
     /// [`StoreError::Full`] when the disk is, and [`StoreError::Name`] for a name that can't be used.
     pub async fn put_replacing(&self, name: &str, content: Bytes) -> Result<ObjectRef, StoreError> {
         let reference = reference(name, &content).await;
-        self.put_referenced(&reference, content).await?;
+        self.put_referenced(&reference, [content]).await?;
         Ok(reference)
     }
 
-    /// [`RunStore::put_replacing`] for content whose reference the caller has made of it.
+    /// [`RunStore::put_replacing`] for content whose reference the caller has made of it. The content may lie in several
+    /// parts of memory.
     ///
     /// # Errors
     /// As [`RunStore::put_replacing`].
-    pub async fn put_referenced(&self, reference: &ObjectRef, content: Bytes) -> Result<(), StoreError> {
+    pub async fn put_referenced(
+        &self,
+        reference: &ObjectRef,
+        content: impl IntoIterator<Item = Bytes>,
+    ) -> Result<(), StoreError> {
         let path = object_path(&reference.name)?;
         let written = self.write(&path, content, PutMode::Overwrite).await;
         written.map_err(|source| self.failed("write", &reference.name, source))
@@ -240,8 +245,13 @@ impl RunStore {
         Ok(found)
     }
 
-    pub(crate) async fn write(&self, path: &Path, content: Bytes, mode: PutMode) -> Result<(), Error> {
-        self.objects.put_opts(path, PutPayload::from_bytes(content), PutOptions::from(mode)).await.map(|_| ())
+    pub(crate) async fn write(
+        &self,
+        path: &Path,
+        content: impl IntoIterator<Item = Bytes>,
+        mode: PutMode,
+    ) -> Result<(), Error> {
+        self.objects.put_opts(path, content.into_iter().collect(), PutOptions::from(mode)).await.map(|_| ())
     }
 
     pub(crate) async fn read(&self, path: &Path) -> Result<Bytes, StoreError> {

@@ -238,7 +238,7 @@ impl Desk {
             Taken::Answer(answer) => Ok(answer),
             Taken::Whole(mut complete) => {
                 let name = item.object_name(path, fence, step);
-                let answer = match self.intake.keep(name, (path, item), whole, &mut complete).await? {
+                let answer = match self.intake.keep(name, (path, item), whole, &complete).await? {
                     Ok(object) => self.stage(path, fence, item, object).await?,
                     Err(refused) => refused,
                 };

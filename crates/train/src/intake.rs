@@ -3,20 +3,19 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dipaco_model::{parameters, path_specs};
-use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, StoreError};
 use dipaco_sync::{Guard, Unit};
 use dipaco_topology::{PathId, Topology};
 
 use crate::TrainError;
 use crate::layout::Layout;
-use crate::module_files::{check_state, decode_gradient};
+use crate::module_files::{check_state, gradient_norm};
 use crate::path_state::KEPT_PARTS;
 use crate::plan::WorkerPlan;
 use crate::protocol::{Item, PIECE_BYTES, Request, Response, Whole};
 use crate::reception::Answer;
 use crate::synchronizer::blocking;
-use crate::uploads::{Complete, Uploads};
+use crate::uploads::{Complete, Content, Uploads};
 
 /// Where results arrive. It knows what a result may look like, and nothing of leases.
 pub(crate) struct Intake {
@@ -95,15 +94,14 @@ impl Intake {
         name: String,
         (path, item): (PathId, Item),
         whole: Whole,
-        complete: &mut Complete,
+        complete: &Complete,
     ) -> Result<Result<ObjectRef, Response>, TrainError> {
-        let memory = self.uploads.memory(complete).await;
-        let payload = complete.content().await?;
-        let (intake, bytes) = (self.clone(), payload.clone());
-        let checked = blocking(move || {
-            let object = ObjectRef::of(name, &bytes);
-            let norm = intake.look_through(path, item, &whole, &object, &bytes)?;
-            Ok::<_, TrainError>((object, norm))
+        let content = complete.content();
+        let Whole { hash, bytes } = whole.clone();
+        let intake = self.clone();
+        let (content, checked) = blocking(move || {
+            let checked = intake.look_through(path, item, &whole, &content);
+            (content, checked)
         })
         .await?;
         let in_vain = |why: &dyn std::fmt::Display| {
@@ -111,20 +109,19 @@ impl Intake {
             let reason = format!("{} of path {path}: {why}", item.name());
             Ok(Err(Response::Refused { reason }))
         };
-        let object = match checked {
-            Ok((object, norm)) => {
+        match checked {
+            Ok(norm) => {
                 let guard = || self.guard.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some((unit, norm)) = norm
                     && let Err(why) = guard().look(unit, norm)
                 {
                     return in_vain(&why);
                 }
-                object
             }
             Err(error) => return in_vain(&error),
-        };
-        self.store.put_referenced(&object, payload).await?;
-        drop(memory);
+        }
+        let object = ObjectRef { name, hash, bytes };
+        self.store.put_referenced(&object, content.pieces().cloned()).await?;
         Ok(Ok(object))
     }
 
@@ -134,21 +131,20 @@ impl Intake {
         path: PathId,
         item: Item,
         whole: &Whole,
-        object: &ObjectRef,
-        bytes: &[u8],
+        content: &Content,
     ) -> Result<Option<(Unit, f64)>, TrainError> {
-        if object.hash != whole.hash {
-            let (expected, found) = (whole.hash.clone(), object.hash.clone());
+        if content.whole != *whole {
+            let (expected, found) = (whole.hash.clone(), content.whole.hash.clone());
             return Err(TrainError::OtherContent { expected, found });
         }
         match item {
             Item::OuterGradient { unit, .. } => {
                 let fragment = self.layout.fragment(unit.module.level, unit.fragment)?;
-                let values = decode_gradient(path, unit.module, &fragment.specs, bytes)?;
-                Ok(Some((unit, squared_norm(&values).sqrt())))
+                let parts = content.pieces().map(|piece| &piece[..]);
+                Ok(Some((unit, gradient_norm(path, unit.module, &fragment.specs, parts)?)))
             }
             Item::State => {
-                check_state(&self.plan.model, &self.topology, &self.layout, bytes)?;
+                check_state(&self.plan.model, &self.topology, &self.layout, &content.in_one()?)?;
                 Ok(None)
             }
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, parameters};
+use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore};
 use dipaco_topology::{ModuleId, PathId, Topology};
 
@@ -48,6 +49,19 @@ pub(crate) fn decode_gradient(
         path,
         why,
     })
+}
+
+/// The Euclidean norm of a path's outer gradient of a module that lies in several parts of memory, checked as by
+/// [`decode_gradient`].
+pub(crate) fn gradient_norm<'a>(
+    path: PathId,
+    module: ModuleId,
+    specs: &[TensorSpec],
+    parts: impl Iterator<Item = &'a [u8]> + Clone,
+) -> Result<f64, TrainError> {
+    let mut sum = 0.0;
+    let checked = dipaco_codec::decode_parts(parts, parameters(specs), |values| sum += squared_norm(values));
+    checked.map(|()| sum.sqrt()).map_err(|why| TrainError::OuterGradient { module, path, why })
 }
 
 /// Checks a path's state: tensors, shapes, and that every moment is finite.

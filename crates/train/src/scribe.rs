@@ -35,7 +35,7 @@ impl Scribe {
             let written = *self.written.borrow();
             let page = self.ledger.lock().unwrap_or_else(PoisonError::into_inner).page(written)?;
             if let Some((object, content)) = page.checkpoint {
-                self.store.put_referenced(&object, content).await?;
+                self.store.put_referenced(&object, [content]).await?;
             }
             let mut pause = Duration::ZERO;
             if let Some(manifest) = page.manifest {

@@ -218,7 +218,7 @@ impl Process {
             Taken::Whole(mut complete) => {
                 // The name of an outer gradient does not tell its lease's end.
                 let name = item.object_name(path, fence, 0);
-                let answer = match self.intake.keep(name, (path, item), whole, &mut complete).await? {
+                let answer = match self.intake.keep(name, (path, item), whole, &complete).await? {
                     Ok(object) => {
                         let stored = Request::Stored { path, fence, item, object };
                         self.ask(&stored).await?

@@ -27,6 +27,8 @@ pub(crate) struct Transfer {
     pub(crate) routes: Routes,
     /// A place for each piece that is under way.
     places: Arc<Semaphore>,
+    /// Held by the result whose pieces are being begun.
+    turn: tokio::sync::Mutex<()>,
     incoming: Mutex<Pace>,
     outgoing: Mutex<Pace>,
     begun: Instant,
@@ -54,6 +56,7 @@ impl Transfer {
         Self {
             routes: Routes::new(session),
             places: Arc::new(Semaphore::new(PIECES_AT_ONCE)),
+            turn: tokio::sync::Mutex::default(),
             incoming: Mutex::new(pace),
             outgoing: Mutex::new(pace),
             begun: Instant::now(),
@@ -227,6 +230,8 @@ impl Transfer {
         let mut next = 0;
         let mut done = false;
         let mut under_way = JoinSet::new();
+        // The pieces of one result go before those of the next, so that the first is whole early, and few are in parts.
+        let mut turn = Some(self.turn.lock().await);
         loop {
             while under_way.len() < PIECES_AT_ONCE
                 && let Some(length) = whole.piece(next)
@@ -238,6 +243,9 @@ impl Transfer {
                 under_way
                     .spawn(async move { transfer.submit(&session, under, item, whole, offset, piece).await });
                 next += PIECE_BYTES;
+            }
+            if whole.piece(next).is_none() {
+                drop(turn.take());
             }
             let Some(taken) = under_way.join_next().await else { break };
             done |= taken.map_err(|source| TrainError::Thread { source })??;

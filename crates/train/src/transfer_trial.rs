@@ -16,9 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
 use crate::plan::WorkerPlan;
-use crate::protocol::{Item, PIECE_BYTES, PIECES_AT_ONCE, Request, Response, Source, Whole};
+use crate::protocol::{Item, PIECE_BYTES, PIECES_AT_ONCE, Request, Response, Source};
 use crate::session::{Identity, Session};
-use crate::synchronizer::blocking;
 use crate::transfer::{Transfer, Under};
 use crate::uploads::{Taken, Uploads};
 
@@ -82,14 +81,11 @@ impl Desk {
                 let piece = exchange.receive_payload(PIECE_BYTES).await?;
                 // What earlier trials have brought is over.
                 self.uploads.retain(|_, earlier| earlier >= fence);
-                let hash = whole.hash.clone();
+                let expected = whole.clone();
                 match self.uploads.take((path, fence), item, whole, offset, piece).await? {
                     Taken::Answer(answer) => (answer, None),
                     Taken::Whole(mut complete) => {
-                        let _memory = self.uploads.memory(&complete).await;
-                        let content = complete.content().await?;
-                        let found = blocking(move || Whole::of(&content)).await?;
-                        let answer = if found.hash == hash {
+                        let answer = if complete.content().whole == expected {
                             Response::Done
                         } else {
                             Response::Refused { reason: "the hash is another one".to_owned() }

@@ -1,32 +1,44 @@
 //! Results of leases on their way to the coordinator, collected piece by piece.
 //!
-//! What has arrived of a result lies in a file without a name: it takes no memory however slowly the rest comes, and it is
-//! gone with the lease, or with the process.
+//! What has arrived of a result lies in memory while there is room, and on the disk otherwise. Whoever stops in the middle
+//! keeps no other from the memory: what has waited longest for its next piece makes room.
+
+mod held;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use dipaco_sync::Fence;
 use dipaco_topology::PathId;
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
 use crate::TrainError;
 use crate::protocol::{Item, PIECE_BYTES, Response, Whole};
 use crate::synchronizer::blocking;
+pub(crate) use held::Content;
+use held::{Held, Piece};
 
-/// Results that are looked through and stored at a time, in MiB: a larger one is alone.
-const AT_ONCE_MIB: u32 = 256;
+/// Pieces that are collected in memory at a time: 128 MiB.
+const COLLECTED_PIECES: usize = 64;
+/// Pieces of results that are read from their files, or came in one piece, at a time until they are stored: 128 MiB. A
+/// longer result is alone.
+const READ_PIECES: usize = 64;
 
 /// All results that are being brought: at most one for each item that a lease asks for.
 pub(crate) struct Uploads {
     folder: PathBuf,
     uploads: Mutex<BTreeMap<(PathId, Fence, Item), Arc<Upload>>>,
-    /// A place for each MiB of results that are whole and in memory.
-    memory: tokio::sync::Semaphore,
+    /// Room for each of [`COLLECTED_PIECES`].
+    collected: Arc<Semaphore>,
+    /// The longest result that is collected in memory, in bytes.
+    longest: u64,
+    /// Room for each of [`READ_PIECES`].
+    read: Arc<Semaphore>,
+    /// Pieces that have been put to others.
+    pieces: AtomicU64,
 }
 
 /// One result.
@@ -38,10 +50,11 @@ struct Upload {
 
 /// How far a result is.
 pub(crate) struct Progress {
-    /// Where the pieces are put; made for the first one.
-    file: Option<File>,
+    held: Held,
     /// Where the pieces begin that have not arrived.
     missing: BTreeSet<u64>,
+    /// The number of the last piece among those of all results.
+    last: u64,
     /// What the last piece was answered, and what repetitions are answered too.
     answer: Option<Response>,
 }
@@ -57,16 +70,20 @@ pub(crate) enum Taken {
 /// A result of which every piece has arrived. Others that bring a piece of it wait for its answer.
 pub(crate) struct Complete {
     progress: OwnedMutexGuard<Progress>,
-    /// The last piece of a result that has no other.
-    only: Option<Bytes>,
-    bytes: u64,
+    content: Content,
 }
 
 impl Uploads {
-    /// Collects in unnamed files on the disk of `folder`.
+    /// What does not fit into memory is collected in unnamed files on the disk of `folder`.
     pub(crate) fn new(folder: PathBuf) -> Self {
-        let memory = tokio::sync::Semaphore::new(AT_ONCE_MIB as usize);
-        Self { folder, uploads: Mutex::default(), memory }
+        Self::with_room(folder, COLLECTED_PIECES)
+    }
+
+    fn with_room(folder: PathBuf, collected: usize) -> Self {
+        let longest = collected as u64 * PIECE_BYTES;
+        let [collected, read] = [collected, READ_PIECES].map(|pieces| Arc::new(Semaphore::new(pieces)));
+        let pieces = AtomicU64::new(0);
+        Self { folder, uploads: Mutex::default(), collected, longest, read, pieces }
     }
 
     fn uploads(&self) -> MutexGuard<'_, BTreeMap<(PathId, Fence, Item), Arc<Upload>>> {
@@ -120,25 +137,89 @@ impl Uploads {
         if let Some(answer) = &progress.answer {
             return Ok(Taken::Answer(answer.clone()));
         }
-        let mut only = None;
-        if upload.whole.bytes == found {
-            progress.missing.clear();
-            only = Some(piece);
-        } else if progress.missing.contains(&offset) {
-            let folder = self.folder.clone();
-            progress = blocking(move || progress.put(&folder, offset, &piece).map(|()| progress)).await??;
+        let bytes = upload.whole.bytes;
+        if bytes == found {
+            let piece = Piece::new(piece, self.room_to_read(1).await?);
+            let content = blocking(move || Content::alone(piece)).await?;
+            return Ok(Taken::Whole(Complete { progress, content }));
+        }
+        if progress.missing.contains(&offset) {
+            progress = self.put(progress, bytes, offset, piece).await?;
         }
         if progress.missing.is_empty() {
-            return Ok(Taken::Whole(Complete { progress, only, bytes: upload.whole.bytes }));
+            return Ok(Taken::Whole(self.complete(progress, bytes).await?));
         }
         Ok(Taken::Answer(Response::Kept))
     }
 
-    /// Waits for memory for a complete result, until it is dropped.
-    pub(crate) async fn memory(&self, complete: &Complete) -> Option<tokio::sync::SemaphorePermit<'_>> {
-        let mib = u32::try_from(complete.bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX);
-        // The semaphore is never closed.
-        self.memory.acquire_many(mib.min(AT_ONCE_MIB)).await.ok()
+    /// Puts a piece to what has arrived. As everything here, it may be given up at any point: its connection may break.
+    async fn put(
+        &self,
+        mut progress: OwnedMutexGuard<Progress>,
+        bytes: u64,
+        offset: u64,
+        piece: Bytes,
+    ) -> Result<OwnedMutexGuard<Progress>, TrainError> {
+        progress.last = self.pieces.fetch_add(1, Ordering::Relaxed);
+        if bytes <= self.longest
+            && !progress.held.is_in_file()
+            && let Some(room) = self.room().await?
+        {
+            // Hashing a piece takes less than what brought it here; another thread would not have it at hand.
+            progress.held.put_in_memory(offset, Piece::new(piece, room));
+            progress.missing.remove(&offset);
+            return Ok(progress);
+        }
+        let folder = self.folder.clone();
+        blocking(move || {
+            progress.held.put_in_file(&folder, offset, &piece)?;
+            progress.missing.remove(&offset);
+            Ok(progress)
+        })
+        .await?
+    }
+
+    /// Room for a piece, which results make that wait for theirs; `None` when those that have it are all moving.
+    async fn room(&self) -> Result<Option<OwnedSemaphorePermit>, TrainError> {
+        loop {
+            if let Ok(room) = self.collected.clone().try_acquire_owned() {
+                return Ok(Some(room));
+            }
+            let Some(mut waiting) = self.waiting_longest() else { return Ok(None) };
+            let folder = self.folder.clone();
+            blocking(move || waiting.held.file(&folder).map(drop)).await??;
+        }
+    }
+
+    /// Brings into memory what is whole. It stays where it is until the result is answered.
+    async fn complete(
+        &self,
+        mut progress: OwnedMutexGuard<Progress>,
+        bytes: u64,
+    ) -> Result<Complete, TrainError> {
+        if let Some(content) = progress.held.content() {
+            return Ok(Complete { progress, content });
+        }
+        let room = self.room_to_read(bytes.div_ceil(PIECE_BYTES)).await?;
+        let folder = self.folder.clone();
+        blocking(move || {
+            let content = Content::read(progress.held.file(&folder)?, bytes, room)?;
+            Ok(Complete { progress, content })
+        })
+        .await?
+    }
+
+    /// Waits for room for pieces that are not collected in memory.
+    async fn room_to_read(&self, pieces: u64) -> Result<OwnedSemaphorePermit, TrainError> {
+        let pieces = u32::try_from(pieces.min(READ_PIECES as u64)).unwrap_or(u32::MAX);
+        self.read.clone().acquire_many_owned(pieces).await.map_err(|_| TrainError::Cancelled)
+    }
+
+    /// Of the results in memory that are not just being put to, the one that has waited longest for a piece.
+    fn waiting_longest(&self) -> Option<OwnedMutexGuard<Progress>> {
+        let uploads = self.uploads();
+        let idle = uploads.values().filter_map(|upload| upload.progress.clone().try_lock_owned().ok());
+        idle.filter(|progress| progress.held.takes_room()).min_by_key(|progress| progress.last)
     }
 
     /// Drops what belongs to leases that are over.
@@ -152,52 +233,21 @@ impl Upload {
         // The length is one that the item may have, so this set is about as long as the model's files are large.
         let missing =
             (0..).step_by(PIECE_BYTES as usize).take_while(|&at| whole.piece(at).is_some()).collect();
-        let progress = Progress { file: None, missing, answer: None };
+        let progress = Progress { held: Held::default(), missing, last: 0, answer: None };
         Self { item, whole, progress: Arc::new(tokio::sync::Mutex::new(progress)) }
     }
 }
 
-impl Progress {
-    fn put(&mut self, folder: &std::path::Path, offset: u64, piece: &[u8]) -> Result<(), TrainError> {
-        let io = |action| move |source| TrainError::Io { action, file: folder.join("a result"), source };
-        let file = match &mut self.file {
-            Some(file) => file,
-            none => none.insert(tempfile::tempfile_in(folder).map_err(io("create"))?),
-        };
-        file.seek(SeekFrom::Start(offset)).map_err(io("write"))?;
-        file.write_all(piece).map_err(io("write"))?;
-        self.missing.remove(&offset);
-        Ok(())
-    }
-}
-
 impl Complete {
-    /// Reads the result.
-    ///
-    /// # Errors
-    /// When the disk fails, or there is no memory for it.
-    pub(crate) async fn content(&mut self) -> Result<Bytes, TrainError> {
-        if let Some(only) = self.only.take() {
-            return Ok(only);
-        }
-        let Some(mut file) = self.progress.file.take() else { return Ok(Bytes::new()) };
-        let bytes = self.bytes;
-        blocking(move || {
-            let failed =
-                |source| TrainError::Io { action: "read", file: "a result that was brought".into(), source };
-            let length = usize::try_from(bytes).map_err(|_| TrainError::Memory { bytes })?;
-            let mut content = Vec::new();
-            content.try_reserve_exact(length).map_err(|_| TrainError::Memory { bytes })?;
-            file.seek(SeekFrom::Start(0)).map_err(failed)?;
-            file.read_to_end(&mut content).map_err(failed)?;
-            Ok(content.into())
-        })
-        .await?
+    /// The result.
+    pub(crate) fn content(&self) -> Content {
+        self.content.clone()
     }
 
     /// Says what everyone is answered who brings a piece of it from now on.
     pub(crate) fn answer(&mut self, answer: Response) {
         self.progress.answer = Some(answer);
+        self.progress.held = Held::default();
     }
 }
 

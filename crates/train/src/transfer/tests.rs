@@ -26,7 +26,8 @@ struct Script {
     answered: Mutex<BTreeSet<u64>>,
     repeated: Mutex<usize>,
     checks: Mutex<usize>,
-    brought: Mutex<BTreeSet<u64>>,
+    /// What the pieces belonged to that were brought, in the order in which they came.
+    brought: Mutex<Vec<Item>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -56,12 +57,13 @@ impl Script {
                 let total = self.object.len() as u64;
                 (Response::Piece { total }, Some(piece.into()), Some(offset))
             }
-            Request::Submit { offset, whole, .. } => {
+            Request::Submit { offset, item, whole, .. } => {
                 let piece = exchange.receive_payload(PIECE_BYTES).await.unwrap();
                 assert_eq!(Some(piece.len() as u64), whole.piece(offset));
                 let mut brought = lock(&self.brought);
-                brought.insert(offset);
-                let all = brought.len() as u64 == whole.bytes.div_ceil(PIECE_BYTES);
+                brought.push(item);
+                let pieces = brought.iter().filter(|&&of| of == item).count() as u64;
+                let all = pieces == whole.bytes.div_ceil(PIECE_BYTES);
                 (if all { Response::Done } else { Response::Kept }, None, Some(offset))
             }
             Request::Check { .. } => {
@@ -136,6 +138,24 @@ async fn a_result_goes_on_after_each_cut_with_the_pieces_that_were_not_acknowled
     assert_eq!(*lock(&script.repeated), 0, "pieces that had been acknowledged were sent again");
     assert_eq!(server.traffic().payload_received, content.len() as u64);
     assert!(lock(&script.cuts).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_is_brought_before_the_next_one_begins() {
+    let content = content(20, 0);
+    let script = Arc::new(Script::default());
+    let (_server, transfer) = connect(&script).await;
+    let unit = Unit { module: dipaco_topology::ModuleId { level: 0, index: 0 }, fragment: 0 };
+    let items = [Item::State, Item::OuterGradient { unit, number: 1, tokens: 1 }];
+    let [first, second] = items.map(|item| transfer.bring(UNDER, item, content.clone()));
+    let (first, second) = tokio::join!(first, second);
+    first.unwrap();
+    second.unwrap();
+    // Only the last pieces of the first, which are under way at the same time, may mix with those of the second.
+    let brought = lock(&script.brought);
+    let apart = brought.len() / 2 - PIECES_AT_ONCE;
+    assert!(brought[..apart].iter().all(|item| *item == brought[0]), "{brought:?}");
+    assert!(brought[brought.len() - apart..].iter().all(|item| *item != brought[0]), "{brought:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

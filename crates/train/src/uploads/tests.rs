@@ -24,18 +24,20 @@ impl Drop for Counted {
 
 struct Desk {
     uploads: Uploads,
+    room: usize,
     content: Vec<u8>,
     in_memory: Arc<AtomicUsize>,
     _folder: tempfile::TempDir,
 }
 
 impl Desk {
-    /// Collects a result of three pieces and a bit.
-    fn new() -> Self {
+    /// Collects results of three pieces and a bit, in memory as far as there is room for so many pieces.
+    fn with_room(room: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let content = (0..3 * PIECE + 9).map(|at| (at % 251) as u8).collect();
         Self {
-            uploads: Uploads::new(folder.path().to_owned()),
+            uploads: Uploads::with_room(folder.path().to_owned(), room),
+            room,
             content,
             in_memory: Arc::default(),
             _folder: folder,
@@ -49,8 +51,21 @@ impl Desk {
     }
 
     async fn piece(&self, whole: &Whole, number: usize) -> Taken {
+        self.piece_of(Item::State, whole, number).await
+    }
+
+    async fn piece_of(&self, item: Item, whole: &Whole, number: usize) -> Taken {
         let (begin, end) = (number * PIECE, self.content.len().min((number + 1) * PIECE));
-        self.bring(Item::State, whole, begin, &self.content[begin..end]).await
+        self.bring(item, whole, begin, &self.content[begin..end]).await
+    }
+
+    /// Bytes of pieces that are in memory.
+    fn in_memory(&self) -> usize {
+        self.in_memory.load(Ordering::SeqCst)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.in_memory() == 0 && self.uploads.collected.available_permits() == self.room
     }
 }
 
@@ -61,42 +76,111 @@ fn answer(taken: Taken) -> Response {
     }
 }
 
+fn whole(taken: Taken) -> Complete {
+    match taken {
+        Taken::Answer(answer) => panic!("{answer:?}"),
+        Taken::Whole(complete) => complete,
+    }
+}
+
+/// The outer gradient of a fragment of module 0/0.
+fn gradient(fragment: u32) -> Item {
+    let module = dipaco_topology::ModuleId { level: 0, index: 0 };
+    Item::OuterGradient { unit: dipaco_sync::Unit { module, fragment }, number: 1, tokens: 0 }
+}
+
 #[tokio::test]
 async fn pieces_make_the_whole_in_any_order_and_however_often_they_come() {
-    let desk = Desk::new();
-    let whole = Whole::of(&desk.content);
-    for number in [3, 1, 1, 0, 3] {
-        assert_eq!(answer(desk.piece(&whole, number).await), Response::Kept);
-    }
-    let Taken::Whole(mut complete) = desk.piece(&whole, 2).await else { panic!("not whole") };
-    assert!(complete.content().await.unwrap() == desk.content);
-    complete.answer(Response::Done);
-    drop(complete);
-    // The answer to the last piece was lost, and all are told the same.
-    for number in [2, 0] {
-        assert_eq!(answer(desk.piece(&whole, number).await), Response::Done);
+    for room in [4, 3] {
+        let desk = Desk::with_room(room);
+        let of = Whole::of(&desk.content);
+        for number in [3, 1, 1, 0, 3] {
+            assert_eq!(answer(desk.piece(&of, number).await), Response::Kept);
+        }
+        let mut complete = whole(desk.piece(&of, 2).await);
+        assert!(complete.content().in_one().unwrap() == desk.content);
+        assert_eq!(complete.content().whole, of);
+        complete.answer(Response::Done);
+        drop(complete);
+        assert!(desk.is_empty());
+        // The answer to the last piece was lost, and all are told the same.
+        for number in [2, 0] {
+            assert_eq!(answer(desk.piece(&of, number).await), Response::Done);
+        }
     }
 }
 
 #[tokio::test]
-async fn what_waits_for_the_rest_is_in_no_memory_and_ends_with_its_lease() {
-    let desk = Desk::new();
-    let whole = Whole::of(&desk.content);
-    for number in 0..3 {
-        desk.piece(&whole, number).await;
+async fn a_last_piece_whose_connection_breaks_makes_the_whole_again() {
+    for room in [4, 3] {
+        let desk = Desk::with_room(room);
+        let of = Whole::of(&desk.content);
+        for number in 0..3 {
+            desk.piece(&of, number).await;
+        }
+        // Whoever was storing it was given up.
+        drop(whole(desk.piece(&of, 3).await));
+        let complete = whole(desk.piece(&of, 3).await);
+        assert!(complete.content().in_one().unwrap() == desk.content);
     }
-    assert_eq!(desk.in_memory.load(Ordering::SeqCst), 0);
-    desk.uploads.retain(|path, fence| (path, fence) == LEASE);
-    assert_eq!(desk.uploads.uploads().len(), 1);
-    desk.uploads.retain(|_, _| false);
-    assert!(desk.uploads.uploads().is_empty());
-    // The last piece alone is no whole.
-    assert_eq!(answer(desk.piece(&whole, 3).await), Response::Kept);
+}
+
+#[tokio::test]
+async fn what_has_waited_longest_makes_room_and_is_whole_in_the_end() {
+    let desk = Desk::with_room(4);
+    let of = Whole::of(&desk.content);
+    let bring = |fragment, number| desk.piece_of(gradient(fragment), &of, number);
+    for number in [0, 2] {
+        bring(0, number).await;
+        bring(1, number).await;
+    }
+    assert_eq!(desk.in_memory(), 4 * PIECE);
+    // There is no room for this one before the first has moved.
+    assert_eq!(answer(bring(1, 1).await), Response::Kept);
+    assert_eq!(desk.in_memory(), 3 * PIECE);
+    assert_eq!(answer(bring(0, 1).await), Response::Kept);
+    assert_eq!(desk.in_memory(), 3 * PIECE, "what was moved goes on where it is");
+    for fragment in [1, 0] {
+        let mut complete = whole(bring(fragment, 3).await);
+        assert!(complete.content().in_one().unwrap() == desk.content);
+        complete.answer(Response::Done);
+    }
+    assert!(desk.is_empty());
+}
+
+#[tokio::test]
+async fn what_is_longer_than_all_room_takes_none() {
+    let desk = Desk::with_room(3);
+    let small = desk.content[..2 * PIECE].to_vec();
+    desk.bring(gradient(0), &Whole::of(&small), 0, &small[..PIECE]).await;
+    let of = Whole::of(&desk.content);
+    for number in 0..3 {
+        desk.piece(&of, number).await;
+        assert_eq!(desk.in_memory(), PIECE);
+    }
+}
+
+#[tokio::test]
+async fn what_waits_for_the_rest_ends_with_its_lease() {
+    for room in [4, 3] {
+        let desk = Desk::with_room(room);
+        let of = Whole::of(&desk.content);
+        for number in 0..3 {
+            desk.piece(&of, number).await;
+        }
+        desk.uploads.retain(|path, fence| (path, fence) == LEASE);
+        assert_eq!(desk.uploads.uploads().len(), 1);
+        desk.uploads.retain(|_, _| false);
+        assert!(desk.uploads.uploads().is_empty());
+        assert!(desk.is_empty());
+        // The last piece alone is no whole.
+        assert_eq!(answer(desk.piece(&of, 3).await), Response::Kept);
+    }
 }
 
 #[tokio::test]
 async fn pieces_that_are_none_are_refused_with_the_reason() {
-    let desk = Desk::new();
+    let desk = Desk::with_room(4);
     let whole = Whole::of(&desk.content);
     let piece = vec![0; PIECE];
     for (offset, length) in [
@@ -116,7 +200,7 @@ async fn pieces_that_are_none_are_refused_with_the_reason() {
 
 #[tokio::test]
 async fn another_content_for_the_same_item_takes_the_place_of_the_first() {
-    let mut desk = Desk::new();
+    let mut desk = Desk::with_room(4);
     let first = Whole::of(&desk.content);
     for number in 0..3 {
         desk.piece(&first, number).await;
@@ -128,6 +212,6 @@ async fn another_content_for_the_same_item_takes_the_place_of_the_first() {
     for number in [0, 1] {
         assert_eq!(answer(desk.piece(&second, number).await), Response::Kept);
     }
-    let Taken::Whole(mut complete) = desk.piece(&second, 2).await else { panic!("not whole") };
-    assert!(complete.content().await.unwrap() == desk.content);
+    let complete = whole(desk.piece(&second, 2).await);
+    assert!(complete.content().in_one().unwrap() == desk.content);
 }
