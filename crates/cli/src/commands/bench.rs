@@ -191,8 +191,8 @@ struct Report {
 pub(crate) fn run(command: &BenchCommand, progress: &Progress) -> Result<(), CliError> {
     match command {
         BenchCommand::Step(options) => step(options, progress),
-        BenchCommand::Transfer(options) => transfer::run(options),
-        BenchCommand::Workers(options) => workers::run(options),
+        BenchCommand::Transfer(options) => transfer::run(options, progress),
+        BenchCommand::Workers(options) => workers::run(options, progress),
     }
 }
 

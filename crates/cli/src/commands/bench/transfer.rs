@@ -7,10 +7,10 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::Args;
 use dipaco_net::{Client, JoinToken, Limits, RunAuthority, Server};
 use dipaco_store::{ObjectRef, RunStore, StoreOptions};
-use dipaco_telemetry::{Align, Table};
+use dipaco_telemetry::{Align, Progress, Table, Unit};
 use dipaco_train::{TrialWorker, serve_trial};
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
 use tokio::task::JoinSet;
 
@@ -32,7 +32,7 @@ pub(crate) struct TransferOptions {
     #[arg(long, default_value_t = 40, value_name = "MB", value_parser = clap::value_parser!(u16).range(1..=4096))]
     megabytes: u16,
     /// Rounds that are measured, after one that is not.
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, default_value_t = 15, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
     /// Where the modules lie meanwhile; the folder for temporary files without it.
     #[arg(long, value_name = "DIR")]
@@ -54,8 +54,17 @@ struct Job {
     rounds: u16,
 }
 
+/// What the transfers of a round took: a line of the worker's process.
+#[derive(Debug, Serialize, Deserialize)]
+struct Round {
+    fetch_plain: Took,
+    fetch: Took,
+    bring_plain: Took,
+    bring: Took,
+}
+
 /// What each round took.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize)]
 struct Rounds {
     fetch_plain: Vec<Took>,
     fetch: Vec<Took>,
@@ -114,13 +123,22 @@ impl Median for Vec<f64> {
     }
 }
 
-pub(super) fn run(options: &TransferOptions) -> Result<(), CliError> {
+impl Rounds {
+    fn push(&mut self, round: &Round) {
+        self.fetch_plain.push(round.fetch_plain);
+        self.fetch.push(round.fetch);
+        self.bring_plain.push(round.bring_plain);
+        self.bring.push(round.bring);
+    }
+}
+
+pub(super) fn run(options: &TransferOptions, progress: &Progress) -> Result<(), CliError> {
     if options.as_worker {
         return runtime::run(work());
     }
     let length = usize::from(options.megabytes) * 1_000_000;
     let outer_step = outer_step::measure(length, usize::from(options.rounds) * 2);
-    let rounds = runtime::run(coordinate(options, length))?;
+    let rounds = runtime::run(coordinate(options, length, progress))?;
     let bytes = f64::from(options.modules) * f64::from(options.megabytes);
     let seconds = |rounds: &[Took]| rounds.iter().map(|took| took.seconds).collect::<Vec<_>>();
     let direction = |plain: &[Took], own: &[Took]| {
@@ -183,7 +201,11 @@ fn io(action: &'static str, path: &'static str) -> impl Fn(std::io::Error) -> Cl
 }
 
 /// The coordinator's end: serves both kinds until the worker's process has measured them.
-async fn coordinate(options: &TransferOptions, length: usize) -> Result<Rounds, CliError> {
+async fn coordinate(
+    options: &TransferOptions,
+    length: usize,
+    progress: &Progress,
+) -> Result<Rounds, CliError> {
     let folder = match &options.folder {
         Some(folder) => tempfile::tempdir_in(folder),
         None => tempfile::tempdir(),
@@ -215,7 +237,7 @@ async fn coordinate(options: &TransferOptions, length: usize) -> Result<Rounds, 
         rounds: options.rounds,
     };
     tokio::select! {
-        rounds = worker(&job) => rounds,
+        rounds = worker(&job, progress) => rounds,
         served = serve_trial(&transfer, &store, folder.path()) => Err(ended(served.map_err(step)).await),
         () = serve_plain(&plain, first) => Err(ended(Ok(())).await),
     }
@@ -238,11 +260,11 @@ async fn serve_plain(server: &Server, content: bytes::Bytes) {
 }
 
 /// Starts the worker's process, and reads what it has measured.
-async fn worker(job: &Job) -> Result<Rounds, CliError> {
+async fn worker(job: &Job, progress: &Progress) -> Result<Rounds, CliError> {
     let json = |error: serde_json::Error| io("read from", "the worker's process")(error.into());
     let program = std::env::current_exe().map_err(io("find", "this program"))?;
     let mut child = Command::new(&program)
-        .args(["bench", "transfer", "--as-worker"])
+        .args(["--quiet", "bench", "transfer", "--as-worker"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
@@ -252,8 +274,24 @@ async fn worker(job: &Job) -> Result<Rounds, CliError> {
         let job = serde_json::to_vec(job).map_err(json)?;
         input.write_all(&job).await.map_err(io("write to", "the worker's process"))?;
     }
-    let done = child.wait_with_output().await.map_err(io("read from", "the worker's process"))?;
-    serde_json::from_slice(&done.stdout).map_err(json)
+    let task = progress.task("bench", Some(u64::from(job.rounds) + 1), Unit::Count("rounds"));
+    let mut rounds = Rounds::default();
+    if let Some(output) = child.stdout.take() {
+        let mut lines = BufReader::new(output).lines();
+        let mut next = async || lines.next_line().await.map_err(io("read from", "the worker's process"));
+        for number in 0..=job.rounds {
+            let round = next().await?.unwrap_or_default();
+            let round = serde_json::from_str(&round).map_err(json)?;
+            // In the first round paths are probed and memory is taken.
+            if number > 0 {
+                rounds.push(&round);
+            }
+            task.add(1);
+        }
+    }
+    child.wait().await.map_err(io("end", "the worker's process"))?;
+    task.finish();
+    Ok(rounds)
 }
 
 /// The worker's end.
@@ -266,8 +304,7 @@ async fn work() -> Result<(), CliError> {
     let times = u16::try_from(job.objects.len()).unwrap_or(u16::MAX);
     let length = job.objects.first().map_or(0, |object| object.bytes);
     let content = content(0, usize::try_from(length).unwrap_or(0));
-    let mut rounds = Rounds::default();
-    for round in 0..=job.rounds {
+    for _ in 0..=job.rounds {
         let fetch_plain = timed(all_plain(times, || {
             let (plain, mut into) = (plain.clone(), bytes::BytesMut::with_capacity(content.len()));
             async move { plain.fetch_plain(&mut into).await }
@@ -280,17 +317,14 @@ async fn work() -> Result<(), CliError> {
         }));
         let bring_plain = bring_plain.await?;
         let bring = timed(async { transfer.bring(&content, times).await.map_err(step) }).await?;
-        // In the first round paths are probed and memory is taken.
-        if round > 0 {
-            rounds.fetch_plain.push(fetch_plain);
-            rounds.fetch.push(fetch);
-            rounds.bring_plain.push(bring_plain);
-            rounds.bring.push(bring);
-        }
+        let round = Round { fetch_plain, fetch, bring_plain, bring };
+        let line =
+            serde_json::to_string(&round).map_err(|error| io("write to", "standard output")(error.into()))?;
+        output::print(&format!("{line}\n"))?;
     }
     plain.close("measured").await;
     transfer.close().await;
-    output::print_json(&rounds)
+    Ok(())
 }
 
 /// What something takes.

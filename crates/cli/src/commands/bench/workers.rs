@@ -11,7 +11,7 @@ use dipaco_config::RunConfig;
 use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunStore, ShardRecord};
-use dipaco_telemetry::{Align, Events, Progress, Table};
+use dipaco_telemetry::{Align, Events, Progress, Table, Unit};
 use dipaco_topology::Topology;
 use dipaco_train::{
     CoordinatorOptions, CrowdOptions, CrowdReport, Revocations, SeedOptions, TrainDevice, coordinate, crowd,
@@ -130,11 +130,11 @@ fn percentile(sorted: &[f64], share: f64) -> f64 {
     sorted.get(at.saturating_sub(1)).or(sorted.last()).copied().unwrap_or(f64::NAN)
 }
 
-pub(super) fn run(options: &WorkersOptions) -> Result<(), CliError> {
+pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), CliError> {
     if options.as_coordinator {
         return runtime::run(lead());
     }
-    let (seen, memory) = runtime::run(measure(options))?;
+    let (seen, memory) = runtime::run(measure(options, progress))?;
     let milliseconds = |leases: &mut dyn Iterator<Item = &(f64, f64)>| {
         let mut found: Vec<f64> = leases.map(|(_, took)| took * 1e3).collect();
         found.sort_by(f64::total_cmp);
@@ -201,10 +201,13 @@ fn io(action: &'static str, path: &'static str) -> impl Fn(std::io::Error) -> Cl
 }
 
 /// The crowd's end: starts the coordinator's process, and watches its memory.
-async fn measure(options: &WorkersOptions) -> Result<(CrowdReport, Vec<(f64, u64)>), CliError> {
+async fn measure(
+    options: &WorkersOptions,
+    progress: &Progress,
+) -> Result<(CrowdReport, Vec<(f64, u64)>), CliError> {
     let program = std::env::current_exe().map_err(io("find", "this program"))?;
     let mut child = Command::new(&program)
-        .args(["bench", "workers", "--as-coordinator"])
+        .args(["--quiet", "bench", "workers", "--as-coordinator"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
@@ -231,15 +234,18 @@ async fn measure(options: &WorkersOptions) -> Result<(CrowdReport, Vec<(f64, u64
     tokio::pin!(crowd);
     let (begun, mut looks) = (tokio::time::Instant::now(), tokio::time::interval(LOOK));
     let mut held = Vec::new();
+    let task = progress.task("bench", Some(options.seconds.into()), Unit::Count("seconds"));
     let seen = loop {
         tokio::select! {
             seen = &mut crowd => break seen.map_err(step)?,
             _ = looks.tick() => {
                 let bytes = child.id().and_then(memory::of_process);
                 held.extend(bytes.map(|bytes| (begun.elapsed().as_secs_f64(), bytes)));
+                task.set(begun.elapsed().as_secs().min(options.seconds.into()));
             }
         }
     };
+    task.finish();
     drop(leash);
     child.kill().await.map_err(io("end", "the coordinator's process"))?;
     Ok((seen, held))
