@@ -27,7 +27,7 @@ pub(crate) struct Transfer {
     pub(crate) routes: Routes,
     /// A place for each piece that is under way.
     places: Arc<Semaphore>,
-    /// Held by the result whose pieces are being begun.
+    /// Held by the outer gradient whose pieces are being begun.
     turn: tokio::sync::Mutex<()>,
     incoming: Mutex<Pace>,
     outgoing: Mutex<Pace>,
@@ -230,8 +230,12 @@ impl Transfer {
         let mut next = 0;
         let mut done = false;
         let mut under_way = JoinSet::new();
-        // The pieces of one result go before those of the next, so that the first is whole early, and few are in parts.
-        let mut turn = Some(self.turn.lock().await);
+        // The pieces of one outer gradient go before those of the next: the first can be stepped on early, and few are in
+        // parts. Nobody waits for a state, and it is large: it goes beside them.
+        let mut turn = match item {
+            Item::OuterGradient { .. } => Some(self.turn.lock().await),
+            Item::State => None,
+        };
         loop {
             while under_way.len() < PIECES_AT_ONCE
                 && let Some(length) = whole.piece(next)

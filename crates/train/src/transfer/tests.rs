@@ -141,21 +141,30 @@ async fn a_result_goes_on_after_each_cut_with_the_pieces_that_were_not_acknowled
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_result_is_brought_before_the_next_one_begins() {
+async fn an_outer_gradient_is_brought_before_the_next_one_begins() {
     let content = content(20, 0);
     let script = Arc::new(Script::default());
     let (_server, transfer) = connect(&script).await;
-    let unit = Unit { module: dipaco_topology::ModuleId { level: 0, index: 0 }, fragment: 0 };
-    let items = [Item::State, Item::OuterGradient { unit, number: 1, tokens: 1 }];
-    let [first, second] = items.map(|item| transfer.bring(UNDER, item, content.clone()));
+    let gradient = |fragment| {
+        let unit = Unit { module: dipaco_topology::ModuleId { level: 0, index: 0 }, fragment };
+        Item::OuterGradient { unit, number: 1, tokens: 1 }
+    };
+    let [first, second] = [0, 1].map(|fragment| transfer.bring(UNDER, gradient(fragment), content.clone()));
     let (first, second) = tokio::join!(first, second);
     first.unwrap();
     second.unwrap();
-    // Only the last pieces of the first, which are under way at the same time, may mix with those of the second.
+    // The next one begins with the last pieces of the first, which are under way at the same time.
     let brought = lock(&script.brought);
     let apart = brought.len() / 2 - PIECES_AT_ONCE;
     assert!(brought[..apart].iter().all(|item| *item == brought[0]), "{brought:?}");
-    assert!(brought[brought.len() - apart..].iter().all(|item| *item != brought[0]), "{brought:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_waits_for_no_outer_gradient() {
+    let (_server, transfer) = connect(&Arc::default()).await;
+    // As long as an outer gradient is being begun.
+    let _turn = transfer.turn.lock().await;
+    transfer.bring(UNDER, Item::State, content(9, 0)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
