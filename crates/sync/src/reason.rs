@@ -38,6 +38,11 @@ pub enum Reason {
         /// Whether its module has other fragments.
         cut: bool,
     },
+    /// A lease follows one of its path that is not complete yet.
+    Follows {
+        /// The path.
+        path: PathId,
+    },
     /// Every path has done the last step of its phase, and the next phase has not begun.
     PhaseEnds {
         /// The inner steps of each path.
@@ -77,6 +82,9 @@ impl fmt::Display for Reason {
             Self::OuterStep { unit, cut } => {
                 named(f, *unit, *cut)?;
                 f.write_str(" is taking its outer step")
+            }
+            Self::Follows { path } => {
+                write!(f, "the lease of path {path} before this one is not complete")
             }
             Self::PhaseEnds { steps } => {
                 write!(

@@ -289,7 +289,7 @@ impl Rounds {
 
     /// The lease that comes after one that is out, as soon as what it begins with is there: its holder fetches that while
     /// it still trains, and goes on without waiting for anyone. It counts from the moment on at which the one before is
-    /// complete, and is lost with it. [`Grant::Finished`] when no lease can follow before the one that is out is complete,
+    /// complete, and is lost with it; what comes after it is known from that moment on, too. [`Grant::Finished`] when no lease can follow before the one that is out is complete,
     /// or when paths that the worker could go on with are further behind.
     ///
     /// # Errors
@@ -300,6 +300,10 @@ impl Rounds {
         {
             // The answer was lost, and the lease that was out then is complete.
             return Ok(Grant::Lease(current.clone()));
+        }
+        if self.following.get(&path).is_some_and(|following| following.fence == fence) {
+            // Its holder trains it already, while it brings what the one before ends with.
+            return Ok(Grant::Wait(Reason::Follows { path }));
         }
         let lease = self.check(path, fence)?.clone();
         if let Some(following) = self.following.get(&path) {

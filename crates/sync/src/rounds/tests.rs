@@ -375,7 +375,12 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
     // It is heard of, and does not count yet.
     assert!(rounds.heartbeat(at(50), PathId(0), next.fence).is_ok());
     assert!(matches!(commit(&mut rounds, &next), Commit::Refused(_)));
+    // Whoever trains it asks at once for what comes after it, and is not sent away.
+    let Grant::Wait(reason) = rounds.follow(at(1), PathId(0), next.fence).unwrap() else { panic!() };
+    assert_eq!(reason.to_string(), "the lease of path 0 before this one is not complete");
     assert_eq!(commit(&mut rounds, &leases[0]), Commit::Accepted);
+    let Grant::Wait(reason) = rounds.follow(at(1), PathId(0), next.fence).unwrap() else { panic!() };
+    assert!(matches!(reason, Reason::UnitWaits { .. }), "{reason}");
     let again = lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap());
     assert_eq!(again.fence, next.fence, "a late retry too");
     for send in &next.sends {
