@@ -97,7 +97,6 @@ impl Intake {
         complete: &Complete,
     ) -> Result<Result<ObjectRef, Response>, TrainError> {
         let content = complete.content();
-        let Whole { hash, bytes } = whole.clone();
         let intake = self.clone();
         let (content, checked) = blocking(move || {
             let checked = intake.look_through(path, item, &whole, &content);
@@ -120,6 +119,7 @@ impl Intake {
             }
             Err(error) => return in_vain(&error),
         }
+        let Whole { hash, bytes } = content.whole.clone();
         let object = ObjectRef { name, hash, bytes };
         self.store.put_referenced(&object, content.pieces().cloned()).await?;
         Ok(Ok(object))

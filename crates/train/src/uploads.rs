@@ -203,7 +203,7 @@ impl Uploads {
         let room = self.room_to_read(bytes.div_ceil(PIECE_BYTES)).await?;
         let folder = self.folder.clone();
         blocking(move || {
-            let content = Content::read(progress.held.file(&folder)?, bytes, room)?;
+            let content = progress.held.read(&folder, bytes, room)?;
             Ok(Complete { progress, content })
         })
         .await?

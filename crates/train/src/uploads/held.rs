@@ -51,25 +51,6 @@ impl Content {
         Self { whole: Whole::of(&piece.bytes), pieces: vec![piece] }
     }
 
-    /// Reads a result of so many bytes.
-    ///
-    /// # Errors
-    /// When the disk fails, or there is no memory for it.
-    pub(super) fn read(file: &mut File, bytes: u64, room: OwnedSemaphorePermit) -> Result<Self, TrainError> {
-        let failed = |source| failed("read", source);
-        let room = Arc::new(room);
-        file.seek(SeekFrom::Start(0)).map_err(failed)?;
-        let (mut pieces, mut hasher) = (Vec::new(), blake3::Hasher::new());
-        for begin in (0..bytes).step_by(PIECE_BYTES as usize) {
-            let length = PIECE_BYTES.min(bytes - begin);
-            let mut piece = memory(length)?;
-            file.take(length).read_to_end(&mut piece).map_err(failed)?;
-            hasher.update(&piece);
-            pieces.push(Piece { bytes: piece.into(), _room: room.clone() });
-        }
-        Ok(Self { pieces, whole: found(&hasher) })
-    }
-
     /// Its bytes, piece by piece.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = &Bytes> + Clone {
         self.pieces.iter().map(|piece| &piece.bytes)
@@ -113,7 +94,7 @@ impl Held {
         offset: u64,
         piece: &[u8],
     ) -> Result<(), TrainError> {
-        write(self.file(folder)?, offset, piece)
+        write(self.file(folder)?, offset, piece).map_err(failed("write", folder))
     }
 
     /// The file, on the disk of `folder`. What is in memory is moved to it, and its room given back.
@@ -124,14 +105,39 @@ impl Held {
         match &mut self.file {
             Some(file) => Ok(file),
             none => {
-                let failed =
-                    |source| TrainError::Io { action: "create", file: folder.join("a result"), source };
-                let mut file = tempfile::tempfile_in(folder).map_err(failed)?;
-                self.pieces.iter().try_for_each(|(&offset, piece)| write(&mut file, offset, &piece.bytes))?;
+                let mut file = tempfile::tempfile_in(folder).map_err(failed("create", folder))?;
+                let mut pieces = self.pieces.iter();
+                pieces
+                    .try_for_each(|(&offset, piece)| write(&mut file, offset, &piece.bytes))
+                    .map_err(failed("write", folder))?;
                 self.pieces.clear();
                 Ok(none.insert(file))
             }
         }
+    }
+
+    /// Reads a result of so many bytes from its file on the disk of `folder`.
+    ///
+    /// # Errors
+    /// When the disk fails, or there is no memory for it.
+    pub(super) fn read(
+        &mut self,
+        folder: &FilePath,
+        bytes: u64,
+        room: OwnedSemaphorePermit,
+    ) -> Result<Content, TrainError> {
+        let failed = failed("read", folder);
+        let (file, room) = (self.file(folder)?, Arc::new(room));
+        file.seek(SeekFrom::Start(0)).map_err(&failed)?;
+        let (mut pieces, mut hasher) = (Vec::new(), blake3::Hasher::new());
+        for begin in (0..bytes).step_by(PIECE_BYTES as usize) {
+            let length = PIECE_BYTES.min(bytes - begin);
+            let mut piece = memory(length)?;
+            file.take(length).read_to_end(&mut piece).map_err(&failed)?;
+            hasher.update(&piece);
+            pieces.push(Piece { bytes: piece.into(), _room: room.clone() });
+        }
+        Ok(Content { pieces, whole: found(&hasher) })
     }
 
     /// The result of which every piece has been put, unless it has to be read.
@@ -146,9 +152,9 @@ fn found(hasher: &blake3::Hasher) -> Whole {
     Whole { hash: hasher.finalize().to_hex().to_string(), bytes: hasher.count() }
 }
 
-fn write(file: &mut File, offset: u64, piece: &[u8]) -> Result<(), TrainError> {
-    file.seek(SeekFrom::Start(offset)).map_err(|source| failed("write", source))?;
-    file.write_all(piece).map_err(|source| failed("write", source))
+fn write(file: &mut File, offset: u64, piece: &[u8]) -> std::io::Result<()> {
+    file.seek(SeekFrom::Start(offset))?;
+    file.write_all(piece)
 }
 
 fn memory(bytes: u64) -> Result<Vec<u8>, TrainError> {
@@ -158,6 +164,7 @@ fn memory(bytes: u64) -> Result<Vec<u8>, TrainError> {
     Ok(memory)
 }
 
-fn failed(action: &'static str, source: std::io::Error) -> TrainError {
-    TrainError::Io { action, file: "a result that was brought".into(), source }
+/// Says on which disk something failed: the file has no name.
+fn failed(action: &'static str, folder: &FilePath) -> impl Fn(std::io::Error) -> TrainError {
+    move |source| TrainError::Io { action, file: folder.join("a result"), source }
 }
