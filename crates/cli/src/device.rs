@@ -1,7 +1,7 @@
 //! The option `--device`.
 
 use clap::{Args, ValueEnum};
-use dipaco_train::{DeviceChoice, TrainDevice};
+use dipaco_path::{DeviceChoice, TrainDevice};
 
 use crate::error::CliError;
 

@@ -181,53 +181,29 @@ fn io_remedy(error: &io::Error) -> Option<&'static str> {
     }
 }
 
-impl From<dipaco_train::TrainError> for CliError {
-    fn from(error: dipaco_train::TrainError) -> Self {
-        StepError::from(error).into()
-    }
+/// Converts errors of libraries through [`StepError`].
+macro_rules! through_step_error {
+    ($($error:path),+ $(,)?) => {
+        $(impl From<$error> for CliError {
+            fn from(error: $error) -> Self {
+                StepError::from(error).into()
+            }
+        })+
+    };
 }
 
-impl From<dipaco_net::NetError> for CliError {
-    fn from(error: dipaco_net::NetError) -> Self {
-        StepError::from(error).into()
-    }
-}
-
-impl From<dipaco_store::StoreError> for CliError {
-    fn from(error: dipaco_store::StoreError) -> Self {
-        StepError::from(error).into()
-    }
-}
-
-impl From<dipaco_telemetry::EventsError> for CliError {
-    fn from(error: dipaco_telemetry::EventsError) -> Self {
-        StepError::from(error).into()
-    }
-}
-
-impl From<dipaco_server::ServerError> for CliError {
-    fn from(error: dipaco_server::ServerError) -> Self {
-        StepError::from(error).into()
-    }
-}
-
-impl From<dipaco_model::ModelError> for CliError {
-    fn from(error: dipaco_model::ModelError) -> Self {
-        StepError::from(error).into()
-    }
-}
-
-impl From<dipaco_shards::ShardsError> for CliError {
-    fn from(error: dipaco_shards::ShardsError) -> Self {
-        StepError::from(error).into()
-    }
-}
-
-impl From<dipaco_routing::RoutingError> for CliError {
-    fn from(error: dipaco_routing::RoutingError) -> Self {
-        StepError::from(error).into()
-    }
-}
+through_step_error!(
+    dipaco_model::ModelError,
+    dipaco_net::NetError,
+    dipaco_path::PathError,
+    dipaco_protocol::PlanError,
+    dipaco_routing::RoutingError,
+    dipaco_server::ServerError,
+    dipaco_shards::ShardsError,
+    dipaco_store::StoreError,
+    dipaco_telemetry::EventsError,
+    dipaco_train::TrainError,
+);
 
 #[cfg(test)]
 mod tests {

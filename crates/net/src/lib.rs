@@ -59,7 +59,7 @@ pub use client::Client;
 pub use error::NetError;
 pub use exchange::Exchange;
 pub use limits::Limits;
-pub use server::{Peer, Server};
+pub use server::{PeerConnection, Server};
 pub use tls::{COORDINATOR_NAME, PROTOCOL};
 pub use token::JoinToken;
 pub use traffic::Traffic;

@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::io::AsyncWriteExt;
 
 use crate::wire::{self, Link};
-use crate::{Client, NetError, Peer};
+use crate::{Client, NetError, PeerConnection};
 
 const FETCH: u8 = 0;
 const BRING: u8 = 1;
@@ -38,7 +38,7 @@ impl Client {
     }
 }
 
-impl Peer {
+impl PeerConnection {
     /// Serves `bytes` to whoever fetches, and reads as many into memory of whoever brings, until the connection ends.
     pub async fn serve_plain(&self, bytes: &Bytes) {
         while let Ok((mut send, mut receive)) = self.connection().accept_bi().await {

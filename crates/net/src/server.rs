@@ -23,7 +23,7 @@ const WAITING_PEERS: usize = 16;
 pub struct Server {
     endpoint: Endpoint,
     address: SocketAddr,
-    peers: tokio::sync::Mutex<mpsc::Receiver<Peer>>,
+    peers: tokio::sync::Mutex<mpsc::Receiver<PeerConnection>>,
     shared: Arc<Shared>,
     listener: JoinHandle<()>,
 }
@@ -43,7 +43,7 @@ struct Connections {
 }
 
 /// One verified peer of the run. Dropping it closes its connection.
-pub struct Peer {
+pub struct PeerConnection {
     role: String,
     name: String,
     shown: Arc<str>,
@@ -94,7 +94,7 @@ impl Server {
     }
 
     /// The next peer that joined; `None` after [`Server::close`].
-    pub async fn accept(&self) -> Option<Peer> {
+    pub async fn accept(&self) -> Option<PeerConnection> {
         self.peers.lock().await.recv().await
     }
 
@@ -133,7 +133,7 @@ impl std::fmt::Debug for Server {
     }
 }
 
-impl std::fmt::Debug for Peer {
+impl std::fmt::Debug for PeerConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Peer").field(&self.shown).finish()
     }
@@ -145,7 +145,7 @@ impl Shared {
     }
 }
 
-async fn listen(endpoint: Endpoint, shared: Arc<Shared>, waiting: mpsc::Sender<Peer>) {
+async fn listen(endpoint: Endpoint, shared: Arc<Shared>, waiting: mpsc::Sender<PeerConnection>) {
     let handshakes = Arc::new(Semaphore::new(shared.limits.max_handshakes));
     while let Some(incoming) = endpoint.accept().await {
         // Many handshakes at a time may be forged: from then on an address must prove that it can receive.
@@ -177,7 +177,7 @@ async fn listen(endpoint: Endpoint, shared: Arc<Shared>, waiting: mpsc::Sender<P
 async fn admit(
     incoming: Incoming,
     shared: Arc<Shared>,
-    waiting: mpsc::Sender<Peer>,
+    waiting: mpsc::Sender<PeerConnection>,
 ) -> Result<(), quinn::ConnectionError> {
     let connection = incoming.accept()?.await?;
     let Ok(place) = Arc::clone(&shared.places).try_acquire_owned() else {
@@ -195,7 +195,7 @@ async fn admit(
     let address = connection.remote_address();
     watch(connection.clone(), Arc::clone(&shared), place);
     let shown: Arc<str> = format!("{role} `{name}` at {address}").into();
-    let peer = Peer { role, name, shown, connection, shared };
+    let peer = PeerConnection { role, name, shown, connection, shared };
     if let Err(error) = peer.welcome().await {
         tracing::warn!(%error, "a peer left before it was welcomed");
         return Ok(());
@@ -218,7 +218,7 @@ fn watch(connection: Connection, shared: Arc<Shared>, place: OwnedSemaphorePermi
     });
 }
 
-impl Peer {
+impl PeerConnection {
     /// The role in the peer's certificate, such as `worker`.
     #[must_use]
     pub fn role(&self) -> &str {
@@ -270,13 +270,13 @@ impl Peer {
     }
 }
 
-impl std::fmt::Display for Peer {
+impl std::fmt::Display for PeerConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.shown)
     }
 }
 
-impl Drop for Peer {
+impl Drop for PeerConnection {
     fn drop(&mut self) {
         self.connection.close(code::DONE, b"the coordinator has no more use for the connection");
     }

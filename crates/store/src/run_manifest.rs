@@ -195,7 +195,7 @@ pub struct PathRecord {
     /// The fencing number of its last complete lease, under which what its worker holds of it was made.
     pub fence: Option<u64>,
     /// Its complete leases since `state`: whoever takes the path over trains them again.
-    pub tail: Vec<StretchRecord>,
+    pub tail: Vec<CompletedLeaseRecord>,
     /// The versions of its fragments with the lowest loss on its held-out documents in this phase.
     pub best: Option<Best>,
     /// The versions that were measured last in this phase.
@@ -217,7 +217,7 @@ pub struct CountRecord {
 /// A complete lease of a path. Lists are over the path's fragments, level by level.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct StretchRecord {
+pub struct CompletedLeaseRecord {
     /// Inner steps that the path had taken before it.
     pub from: u64,
     /// Inner steps that it had taken after it.

@@ -19,7 +19,7 @@ pub enum Pattern {
 
 /// A tensor of a module, as cutting sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tensor {
+pub struct TensorSize {
     /// Its name, which breaks ties between tensors of one size.
     pub name: String,
     /// Its length in values.
@@ -46,7 +46,11 @@ pub struct FragmentsError {
 ///
 /// # Errors
 /// When there are more fragments than parts that may be separated.
-pub fn cut(tensors: &[Tensor], fragments: u32, pattern: Pattern) -> Result<Vec<Vec<usize>>, FragmentsError> {
+pub fn cut(
+    tensors: &[TensorSize],
+    fragments: u32,
+    pattern: Pattern,
+) -> Result<Vec<Vec<usize>>, FragmentsError> {
     let count = fragments as usize;
     let mut groups: Vec<usize> = tensors.iter().map(|tensor| tensor.group).collect();
     groups.dedup();
@@ -90,8 +94,8 @@ mod tests {
     use super::*;
 
     /// Tensors of these sizes, two to a group.
-    fn tensors(sizes: &[usize]) -> Vec<Tensor> {
-        let tensor = |(i, &values)| Tensor { name: format!("t{i}"), values, group: i / 2 };
+    fn tensors(sizes: &[usize]) -> Vec<TensorSize> {
+        let tensor = |(i, &values)| TensorSize { name: format!("t{i}"), values, group: i / 2 };
         sizes.iter().enumerate().map(tensor).collect()
     }
 

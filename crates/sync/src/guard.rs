@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use thiserror::Error;
 
-use crate::Unit;
+use crate::FragmentId;
 
-/// Norms that are remembered for each unit.
+/// Norms that are remembered for each fragment.
 const REMEMBERED: usize = 16;
 /// Norms without which nothing is refused.
 const NEEDED: usize = 4;
@@ -14,12 +14,12 @@ const NEEDED: usize = 4;
 /// An outer gradient that is out of all proportion.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[error(
-    "its norm {norm:.3e} is more than outer.guard = {factor} times the median {median:.3e} of the last ones of {unit}: its \
+    "its norm {norm:.3e} is more than outer.guard = {factor} times the median {median:.3e} of the last ones of {fragment}: its \
      worker's machine or training is broken; look at its losses, or raise outer.guard"
 )]
 pub struct OutOfProportion {
-    /// The unit.
-    pub unit: Unit,
+    /// The fragment.
+    pub fragment: FragmentId,
     /// The outer gradient's norm.
     pub norm: f64,
     /// The median of the norms that were remembered.
@@ -28,11 +28,11 @@ pub struct OutOfProportion {
     pub factor: f64,
 }
 
-/// Compares the norm of each outer gradient with those of the last ones of its unit.
+/// Compares the norm of each outer gradient with those of the last ones of its fragment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Guard {
     factor: f64,
-    recent: BTreeMap<Unit, VecDeque<f64>>,
+    recent: BTreeMap<FragmentId, VecDeque<f64>>,
 }
 
 impl Guard {
@@ -46,15 +46,15 @@ impl Guard {
     ///
     /// # Errors
     /// When it is out of all proportion.
-    pub fn look(&mut self, unit: Unit, norm: f64) -> Result<(), OutOfProportion> {
-        let recent = self.recent.entry(unit).or_default();
+    pub fn look(&mut self, fragment: FragmentId, norm: f64) -> Result<(), OutOfProportion> {
+        let recent = self.recent.entry(fragment).or_default();
         let mut sorted: Vec<f64> = recent.iter().copied().collect();
         sorted.sort_by(f64::total_cmp);
         let median = sorted.get(sorted.len() / 2).copied().unwrap_or(0.0);
         let factor = self.factor;
         // Where nothing has moved yet, nothing can be compared.
         if factor > 0.0 && sorted.len() >= NEEDED && median > 0.0 && norm > factor * median {
-            return Err(OutOfProportion { unit, norm, median, factor });
+            return Err(OutOfProportion { fragment, norm, median, factor });
         }
         if recent.len() == REMEMBERED {
             recent.pop_front();
@@ -72,24 +72,24 @@ mod tests {
 
     #[test]
     fn a_norm_out_of_proportion_is_refused_once_there_is_something_to_compare() {
-        let unit = |index| Unit { module: ModuleId { level: 0, index }, fragment: 0 };
+        let fragment = |index| FragmentId { module: ModuleId { level: 0, index }, index: 0 };
         let mut guard = Guard::new(10.0);
         for norm in [1000.0, 1.0, 2.0, 3.0] {
-            guard.look(unit(0), norm).unwrap();
+            guard.look(fragment(0), norm).unwrap();
         }
-        let refused = guard.look(unit(0), 31.0).unwrap_err();
+        let refused = guard.look(fragment(0), 31.0).unwrap_err();
         assert_eq!((refused.norm, refused.median), (31.0, 3.0));
         assert!(refused.to_string().contains("outer.guard = 10"), "{refused}");
-        guard.look(unit(0), 30.0).unwrap();
+        guard.look(fragment(0), 30.0).unwrap();
         // What was refused is forgotten; other units and those at rest are not compared.
-        guard.look(unit(1), 1e9).unwrap();
+        guard.look(fragment(1), 1e9).unwrap();
         for _ in 0..20 {
-            guard.look(unit(0), 0.0).unwrap();
+            guard.look(fragment(0), 0.0).unwrap();
         }
-        guard.look(unit(0), 1e9).unwrap();
+        guard.look(fragment(0), 1e9).unwrap();
         let mut off = Guard::new(0.0);
         for norm in [1.0, 1.0, 1.0, 1.0, 1e30] {
-            off.look(unit(0), norm).unwrap();
+            off.look(fragment(0), norm).unwrap();
         }
     }
 }

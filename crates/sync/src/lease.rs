@@ -7,7 +7,7 @@ use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::Unit;
+use crate::FragmentId;
 
 /// A number that grows with every lease, so that a holder that lost its lease can be told from its successor.
 ///
@@ -25,7 +25,7 @@ impl fmt::Display for Fence {
 
 /// What a lease is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Task {
+pub enum LeaseTask {
     /// Train inner steps and contribute outer gradients.
     Train,
     /// Measure the final weights on the path's held-out documents; contributes nothing.
@@ -34,18 +34,18 @@ pub enum Task {
 
 /// The global weights of a unit that a path takes over when its lease begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Receive {
+pub struct ScheduledReceive {
     /// The unit.
-    pub unit: Unit,
+    pub fragment: FragmentId,
     /// Its version: the outer steps that it has taken.
     pub version: u32,
 }
 
 /// An outer gradient that a lease has to bring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Send {
+pub struct ScheduledSend {
     /// The unit.
-    pub unit: Unit,
+    pub fragment: FragmentId,
     /// After which inner step of the path it is taken.
     pub step: u64,
     /// The how manieth it is of this path to this unit, from 1.
@@ -64,11 +64,11 @@ pub struct Lease {
     /// Tells this lease from every other lease of the run.
     pub fence: Fence,
     /// What to do.
-    pub task: Task,
+    pub task: LeaseTask,
     /// What the path takes over first.
-    pub receives: Vec<Receive>,
+    pub receives: Vec<ScheduledReceive>,
     /// What it sends on the way, in order.
-    pub sends: Vec<Send>,
+    pub sends: Vec<ScheduledSend>,
     /// Who holds it.
     pub worker: String,
     /// Its holder brings the path's state, because this worker is to go on with the path.
@@ -101,26 +101,26 @@ pub enum LeaseError {
         paths: u32,
     },
     /// Something that the lease does not ask for.
-    #[error("the lease {fence} on path {path} asks for no outer gradient {number} of {unit}")]
+    #[error("the lease {fence} on path {path} asks for no outer gradient {number} of {fragment}")]
     NotAsked {
         /// The path of the lease.
         path: PathId,
         /// The lease's fencing number.
         fence: Fence,
         /// The unit named.
-        unit: Unit,
+        fragment: FragmentId,
         /// The number named.
         number: u32,
     },
     /// The lease has not brought everything yet.
-    #[error("the lease {fence} on path {path} still owes outer gradient {number} of {unit}")]
+    #[error("the lease {fence} on path {path} still owes outer gradient {number} of {fragment}")]
     Owes {
         /// The path of the lease.
         path: PathId,
         /// The lease's fencing number.
         fence: Fence,
         /// The unit.
-        unit: Unit,
+        fragment: FragmentId,
         /// The number that is missing.
         number: u32,
     },

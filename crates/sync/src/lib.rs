@@ -1,8 +1,8 @@
 //! Outer synchronisation without I/O: who may train what, what counts, and how contributions are merged.
 //!
-//! The unit of synchronisation is the fragment of a module ([`Unit`]); its learners are the paths through the module.
+//! The unit of synchronisation is the fragment of a module ([`FragmentId`]); its learners are the paths through the module.
 //! [`Schedule`] says at which inner steps a path sends and takes over which fragment, [`Scheme`] whom an outer step
-//! waits for. [`Rounds`] decides: it hands out leases, takes contributions at most once, and says which unit may take
+//! waits for. [`RunState`] decides: it hands out leases, takes contributions at most once, and says which unit may take
 //! its outer step. [`Fold`] merges the contributions to a unit in an order that does not depend on their arrival, and
 //! [`learner`] is what a path does with its weights when it sends and receives.
 //! All are plain state machines: time is an argument, values are slices of `f32`, and production, tests and simulation
@@ -17,6 +17,7 @@ mod config;
 mod drops;
 mod eager;
 mod fold;
+mod fragment_id;
 mod fragments;
 mod grace;
 mod guard;
@@ -26,23 +27,22 @@ mod lease;
 mod progress;
 mod ready;
 mod reason;
-mod rounds;
+mod run_state;
 mod sampling;
 mod schedule;
 mod scheme;
-mod unit;
 
 pub use config::SyncConfig;
 pub use drops::Drops;
 pub use eager::{Ahead, OuterRule};
 pub use fold::{Fold, FoldError, Rescale, Weighting, check_contribution, merge_weights};
-pub use fragments::{FragmentsError, Pattern, Tensor, cut};
+pub use fragment_id::{FragmentId, fragment_ids, fragment_ids_of};
+pub use fragments::{FragmentsError, Pattern, TensorSize, cut};
 pub use grace::Grace;
 pub use guard::{Guard, OutOfProportion};
-pub use lease::{Fence, Lease, LeaseError, Receive, Send, Task};
-pub use progress::{Contribution, PathProgress, Progress, ProgressError};
+pub use lease::{Fence, Lease, LeaseError, LeaseTask, ScheduledReceive, ScheduledSend};
+pub use progress::{Contribution, PathProgress, ProgressError, TrainingProgress};
 pub use reason::Reason;
-pub use rounds::{Commit, Done, Grant, OuterStep, Plan, Rounds};
-pub use schedule::{Point, Schedule, ScheduleError};
+pub use run_state::{Commit, Grant, LeaseOutcome, OuterStep, RunPlan, RunState};
+pub use schedule::{Schedule, ScheduleError, SchedulePoint};
 pub use scheme::{Quorum, Scheme, dynamic_steps};
-pub use unit::{Unit, units, units_of};

@@ -6,7 +6,7 @@ use dipaco_topology::{PathId, Topology};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{Plan, Unit, unit};
+use crate::{FragmentId, RunPlan, fragment_id};
 
 /// How far a path is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ pub struct PathProgress {
     /// Whether its final weights have been measured.
     pub measured: bool,
     /// For each of its units how many outer gradients of the path count, in the order of
-    /// [`units_of`](crate::units_of).
+    /// [`fragment_ids_of`](crate::units_of).
     pub sent: Vec<u32>,
     /// For each of its units the version that the path took over last, in the same order.
     pub adopted: Vec<u32>,
@@ -48,25 +48,25 @@ impl Contribution {
     }
 }
 
-/// How far a run is: the part of [`Rounds`](crate::Rounds) that the manifest keeps.
+/// How far a run is: the part of [`RunState`](crate::Rounds) that the manifest keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct TrainingProgress {
     /// Version of each unit: the outer steps that it has taken.
-    pub versions: BTreeMap<Unit, u32>,
+    pub versions: BTreeMap<FragmentId, u32>,
     /// Progress of each path.
     pub paths: Vec<PathProgress>,
     /// What waits for the outer step of its unit, by path and number.
-    pub pending: BTreeMap<Unit, Vec<Contribution>>,
+    pub pending: BTreeMap<FragmentId, Vec<Contribution>>,
 }
 
-impl Progress {
+impl TrainingProgress {
     /// The start of a run whose modules have `fragments` parts each.
     #[must_use]
     pub fn start(topology: &Topology, fragments: u32) -> Self {
         let slots = topology.levels() * fragments as usize;
         let path = PathProgress { sent: vec![0; slots], adopted: vec![0; slots], ..PathProgress::default() };
         Self {
-            versions: unit::units(topology, fragments).map(|unit| (unit, 0)).collect(),
+            versions: fragment_id::fragment_ids(topology, fragments).map(|fragment| (fragment, 0)).collect(),
             paths: vec![path; topology.paths() as usize],
             pending: BTreeMap::new(),
         }
@@ -76,26 +76,28 @@ impl Progress {
     ///
     /// # Errors
     /// When the progress belongs to another topology or contradicts itself.
-    pub fn check(&self, topology: &Topology, plan: &Plan) -> Result<(), ProgressError> {
+    pub fn check(&self, topology: &Topology, plan: &RunPlan) -> Result<(), ProgressError> {
         let fragments = plan.schedule.fragments();
         let expected = Self::start(topology, fragments);
         if self.paths.len() != expected.paths.len() || !self.versions.keys().eq(expected.versions.keys()) {
             return Err(ProgressError::Topology {
                 saved_paths: self.paths.len(),
-                saved_units: self.versions.len(),
+                saved_fragments: self.versions.len(),
                 paths: expected.paths.len(),
-                units: expected.versions.len(),
+                fragments: expected.versions.len(),
             });
         }
         for (path, done) in topology.path_ids().zip(&self.paths) {
-            for (slot, unit) in unit::units_of(topology, fragments, path).into_iter().enumerate() {
-                let version = self.versions[&unit];
+            for (slot, fragment) in
+                fragment_id::fragment_ids_of(topology, fragments, path).into_iter().enumerate()
+            {
+                let version = self.versions[&fragment];
                 let (Some(&sent), Some(&adopted)) = (done.sent.get(slot), done.adopted.get(slot)) else {
-                    return Err(ProgressError::Inconsistent { unit, version, path, sent: 0 });
+                    return Err(ProgressError::Inconsistent { fragment, version, path, sent: 0 });
                 };
-                let pending = self.pending.get(&unit).into_iter().flatten().filter(|c| c.path == path);
+                let pending = self.pending.get(&fragment).into_iter().flatten().filter(|c| c.path == path);
                 let pending: Vec<u32> = pending.map(|contribution| contribution.number).collect();
-                let dropped = |&number: &u32| plan.schedule.dropped(path, unit.fragment, u64::from(number));
+                let dropped = |&number: &u32| plan.schedule.dropped(path, fragment.index, u64::from(number));
                 // What waits is the newest of what was sent, and all of the rest has been merged: when all are waited
                 // for, in one outer step each.
                 let oldest = if plan.scheme.waits() {
@@ -105,7 +107,7 @@ impl Progress {
                 };
                 let waits = oldest.map(|oldest| (oldest..=sent).filter(|number| !dropped(number)));
                 if adopted > version || !waits.is_some_and(|waits| waits.eq(pending)) {
-                    return Err(ProgressError::Inconsistent { unit, version, path, sent });
+                    return Err(ProgressError::Inconsistent { fragment, version, path, sent });
                 }
             }
         }
@@ -119,25 +121,25 @@ impl Progress {
 pub enum ProgressError {
     /// It belongs to another topology.
     #[error(
-        "the saved run has {saved_paths} paths and {saved_units} units of synchronisation, the configuration {paths} and {units}: continue it with its own configuration"
+        "the saved run has {saved_paths} paths and {saved_fragments} units of synchronisation, the configuration {paths} and {fragments}: continue it with its own configuration"
     )]
     Topology {
         /// Paths of the saved run.
         saved_paths: usize,
         /// Fragments of modules of the saved run.
-        saved_units: usize,
+        saved_fragments: usize,
         /// Paths of the configuration.
         paths: usize,
         /// Fragments of modules of the configuration.
-        units: usize,
+        fragments: usize,
     },
     /// A unit's version and what a path has sent to it do not fit together.
     #[error(
-        "unit {unit} is at version {version}, but path {path} has contributed {sent} times: the manifest is inconsistent; go back to an earlier one"
+        "unit {fragment} is at version {version}, but path {path} has contributed {sent} times: the manifest is inconsistent; go back to an earlier one"
     )]
     Inconsistent {
         /// The unit at fault.
-        unit: Unit,
+        fragment: FragmentId,
         /// Its version.
         version: u32,
         /// The path at fault.

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use dipaco_topology::PathId;
 
-use crate::{Task, Unit};
+use crate::{FragmentId, LeaseTask};
 
 /// What each path can do, and which of those that can do something are free, and for whom.
 #[derive(Debug, Default)]
 pub(crate) struct Ready {
     /// The task of each path, or the unit that it waits for.
-    tasks: Vec<Result<Task, Option<Unit>>>,
+    tasks: Vec<Result<LeaseTask, Option<FragmentId>>>,
     /// The inner steps under which each path is among the free ones.
     place: Vec<Option<u64>>,
     /// Paths that can go on and are not leased, the one that is furthest behind first.
@@ -26,7 +26,7 @@ impl Ready {
         &mut self,
         path: PathId,
         steps: u64,
-        task: Result<Task, Option<Unit>>,
+        task: Result<LeaseTask, Option<FragmentId>>,
         leased: bool,
         reserved: bool,
     ) {
@@ -49,7 +49,7 @@ impl Ready {
     }
 
     /// What a path can do, or what it waits for.
-    pub(crate) fn task(&self, path: PathId) -> Result<Task, Option<Unit>> {
+    pub(crate) fn task(&self, path: PathId) -> Result<LeaseTask, Option<FragmentId>> {
         self.tasks.get(path.index()).copied().unwrap_or(Err(None))
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 
-use crate::Unit;
+use crate::FragmentId;
 
 /// Why no lease can be given now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub enum Reason {
     /// A unit waits for contributions before its paths can go on.
     UnitWaits {
         /// The unit.
-        unit: Unit,
+        fragment: FragmentId,
         /// Whether its module has other fragments.
         cut: bool,
         /// The first paths that it waits for, with the holder of their lease.
@@ -34,7 +34,7 @@ pub enum Reason {
     /// All contributions to a unit are there; its outer step is being taken.
     OuterStep {
         /// The unit.
-        unit: Unit,
+        fragment: FragmentId,
         /// Whether its module has other fragments.
         cut: bool,
     },
@@ -50,11 +50,11 @@ pub enum Reason {
     },
 }
 
-fn named(f: &mut fmt::Formatter<'_>, unit: Unit, cut: bool) -> fmt::Result {
+fn named(f: &mut fmt::Formatter<'_>, fragment: FragmentId, cut: bool) -> fmt::Result {
     if cut {
-        write!(f, "fragment {} of module {}", unit.fragment, unit.module)
+        write!(f, "fragment {} of module {}", fragment.index, fragment.module)
     } else {
-        write!(f, "module {}", unit.module)
+        write!(f, "module {}", fragment.module)
     }
 }
 
@@ -64,8 +64,8 @@ impl fmt::Display for Reason {
             Self::AllLeased { leases } => {
                 write!(f, "all paths that can run are being trained ({leases} leases)")
             }
-            Self::UnitWaits { unit, cut, paths } => {
-                named(f, *unit, *cut)?;
+            Self::UnitWaits { fragment, cut, paths } => {
+                named(f, *fragment, *cut)?;
                 f.write_str(" waits for ")?;
                 for (i, (path, worker)) in paths.iter().enumerate() {
                     let comma = if i == 0 { "" } else { ", " };
@@ -79,8 +79,8 @@ impl fmt::Display for Reason {
             Self::Held { path, worker } => {
                 write!(f, "path {path} waits for {worker}, which holds what it was trained to")
             }
-            Self::OuterStep { unit, cut } => {
-                named(f, *unit, *cut)?;
+            Self::OuterStep { fragment, cut } => {
+                named(f, *fragment, *cut)?;
                 f.write_str(" is taking its outer step")
             }
             Self::Follows { path } => {

@@ -58,7 +58,7 @@ pub enum ScheduleError {
 
 /// A fragment at a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Point {
+pub struct SchedulePoint {
     /// The step.
     pub step: u64,
     /// The fragment.
@@ -223,7 +223,7 @@ impl Schedule {
 
     /// What is sent after `from` and by `to`, in the order in which it is sent. Both lie in one phase.
     #[must_use]
-    pub fn sends(&self, from: u64, to: u64) -> Vec<Point> {
+    pub fn sends(&self, from: u64, to: u64) -> Vec<SchedulePoint> {
         let end = self.end(self.phase_at(from));
         let last = to.min(self.last_send(end));
         let mut points = Vec::new();
@@ -235,11 +235,11 @@ impl Schedule {
                 receive += ((from + self.overlap - first) / self.inner_steps + 1) * self.inner_steps;
             }
             while receive - self.overlap <= last {
-                points.push(Point { step: receive - self.overlap, fragment });
+                points.push(SchedulePoint { step: receive - self.overlap, fragment });
                 receive += self.inner_steps;
             }
             if to == end {
-                points.push(Point { step: end, fragment });
+                points.push(SchedulePoint { step: end, fragment });
             }
         }
         points.sort_unstable();
@@ -300,7 +300,7 @@ mod tests {
         Schedule::new(h, f, tau, ends.to_vec()).unwrap()
     }
 
-    fn points(points: &[Point]) -> Vec<(u64, u32)> {
+    fn points(points: &[SchedulePoint]) -> Vec<(u64, u32)> {
         points.iter().map(|p| (p.step, p.fragment)).collect()
     }
 

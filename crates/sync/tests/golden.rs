@@ -8,21 +8,21 @@ use std::time::Duration;
 use dipaco_optim::{NesterovConfig, nesterov_step};
 use dipaco_sync::learner::{self, Blend};
 use dipaco_sync::{
-    Commit, Done, Fold, Grant, Plan, Progress, Rescale, Rounds, Schedule, Scheme, Unit, Weighting,
-    merge_weights, units_of,
+    Commit, Fold, FragmentId, Grant, LeaseOutcome, Rescale, RunPlan, RunState, Schedule, Scheme,
+    TrainingProgress, Weighting, fragment_ids_of, merge_weights,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 
 /// `replicas` of one module of scalars, one a fragment, all of which begin at 1.
 struct Replicas {
-    rounds: Rounds,
+    rounds: RunState,
     blend: Blend,
     outer: NesterovConfig,
-    units: Vec<Unit>,
-    global: BTreeMap<Unit, (f32, f32)>,
+    fragments: Vec<FragmentId>,
+    global: BTreeMap<FragmentId, (f32, f32)>,
     /// Earlier versions.
-    versions: BTreeMap<(Unit, u32), f32>,
-    sent: BTreeMap<(Unit, PathId, u32), f32>,
+    versions: BTreeMap<(FragmentId, u32), f32>,
+    sent: BTreeMap<(FragmentId, PathId, u32), f32>,
     local: Vec<Vec<f32>>,
     base: Vec<Vec<f32>>,
     /// What each fragment of replica 0 is after each step.
@@ -35,19 +35,20 @@ impl Replicas {
             LevelConfig { modules: Modules::Count(1), blocks: "0".into(), embedding: true, head: true };
         let topology = Topology::new(&TopologyConfig { replicas, levels: vec![level] }, 1).unwrap();
         let fragments = schedule.fragments();
-        let units = units_of(&topology, fragments, PathId(0));
-        let progress = Progress::start(&topology, fragments);
-        let plan = Plan { schedule, scheme: Scheme::Synchronous, phase: 0, lease: Duration::from_secs(60) };
-        let ones = vec![vec![1.0; units.len()]; replicas as usize];
+        let fragments = fragment_ids_of(&topology, fragments, PathId(0));
+        let progress = TrainingProgress::start(&topology, schedule.fragments());
+        let plan =
+            RunPlan { schedule, scheme: Scheme::Synchronous, phase: 0, lease: Duration::from_secs(60) };
+        let ones = vec![vec![1.0; fragments.len()]; replicas as usize];
         Self {
-            rounds: Rounds::new(topology, plan, progress, 1).unwrap(),
+            rounds: RunState::new(topology, plan, progress, 1).unwrap(),
             blend: Blend { own },
             outer,
-            global: units.iter().map(|&unit| (unit, (1.0, 0.0))).collect(),
-            versions: units.iter().map(|&unit| ((unit, 0), 1.0)).collect(),
+            global: fragments.iter().map(|&fragment| (fragment, (1.0, 0.0))).collect(),
+            versions: fragments.iter().map(|&fragment| ((fragment, 0), 1.0)).collect(),
             sent: BTreeMap::new(),
-            history: vec![vec![1.0]; units.len()],
-            units,
+            history: vec![vec![1.0]; fragments.len()],
+            fragments,
             local: ones.clone(),
             base: ones,
         }
@@ -63,8 +64,8 @@ impl Replicas {
             };
             let (path, i) = (lease.path, lease.path.index());
             for receive in &lease.receives {
-                let slot = receive.unit.fragment as usize;
-                let global = self.versions[&(receive.unit, receive.version)];
+                let slot = receive.fragment.index as usize;
+                let global = self.versions[&(receive.fragment, receive.version)];
                 let (base, local) = (&mut self.base[i][slot], &mut self.local[i][slot]);
                 learner::receive(
                     std::slice::from_mut(base),
@@ -84,18 +85,19 @@ impl Replicas {
                     after.for_each(|(history, value)| history.push(*value));
                 }
                 for send in lease.sends.iter().filter(|send| send.step == step) {
-                    let slot = send.unit.fragment as usize;
+                    let slot = send.fragment.index as usize;
                     let base = std::slice::from_mut(&mut self.base[i][slot]);
                     let gradient = learner::send(base, &self.local[i][slot..=slot])[0];
-                    self.sent.insert((send.unit, path, send.number), gradient);
+                    self.sent.insert((send.fragment, path, send.number), gradient);
                     if step < lease.to {
-                        let counted = self.rounds.contribute(path, lease.fence, send.unit, send.number, 0);
+                        let counted =
+                            self.rounds.contribute(path, lease.fence, send.fragment, send.number, 0);
                         assert_eq!(counted, Commit::Accepted);
                     }
                 }
                 self.step();
             }
-            assert_eq!(self.rounds.commit(path, lease.fence, &Done::default()), Commit::Accepted);
+            assert_eq!(self.rounds.commit(path, lease.fence, &LeaseOutcome::default()), Commit::Accepted);
             self.step();
         }
     }
@@ -108,20 +110,20 @@ impl Replicas {
             let mut fold = Fold::new(1, weights, Rescale::None);
             for c in &step.contributions {
                 fold.announce(c.path).unwrap();
-                fold.merge(c.path, &[self.sent[&(step.unit, c.path, c.number)]]).unwrap();
+                fold.merge(c.path, &[self.sent[&(step.fragment, c.path, c.number)]]).unwrap();
             }
             let merged = fold.finish().unwrap();
-            let (weights, momentum) = self.global.get_mut(&step.unit).unwrap();
+            let (weights, momentum) = self.global.get_mut(&step.fragment).unwrap();
             nesterov_step(
                 std::slice::from_mut(weights),
                 &merged,
                 std::slice::from_mut(momentum),
                 &self.outer,
             );
-            self.versions.insert((step.unit, step.version), *weights);
+            self.versions.insert((step.fragment, step.version), *weights);
             assert!(self.rounds.stepped(&step, Duration::ZERO));
         }
-        assert_eq!(self.units.len(), self.history.len());
+        assert_eq!(self.fragments.len(), self.history.len());
     }
 }
 

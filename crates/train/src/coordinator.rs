@@ -1,5 +1,18 @@
 //! The coordinator's process: answers workers, watches leases, and takes the outer steps that nobody else takes.
 
+mod ledger;
+mod manifest_writer;
+mod orders;
+mod owners;
+mod recover;
+mod requests;
+mod round_tally;
+mod run_progress;
+mod start;
+
+pub use recover::recover;
+pub use start::{start_training, training_origin};
+
 use std::error::Error;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -18,22 +31,22 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
-use crate::desk::Desk;
-use crate::intake::Intake;
-use crate::ledger::Ledger;
-use crate::owners::Owners;
-use crate::plan::WorkerPlan;
-use crate::protocol::RUN_COMPLETE;
-use crate::reception::receive;
-use crate::revocations::Revocations;
-use crate::run_progress::RunProgress;
-use crate::scribe::Scribe;
-use crate::start::Started;
+use crate::coordinator::ledger::Ledger;
+use crate::coordinator::manifest_writer::ManifestWriter;
+use crate::coordinator::owners::ModuleOwners;
+use crate::coordinator::requests::CoordinatorRequests;
+use crate::coordinator::run_progress::RunProgress;
+use crate::host::ResultIntake;
+use crate::host::Revocations;
+use crate::host::Uploads;
+use crate::host::serve_peers;
+use crate::open_run::OpenRun;
 use crate::synchronizer::Synchronizer;
-use crate::uploads::Uploads;
+use dipaco_protocol::RUN_COMPLETE;
+use dipaco_protocol::WorkerPlan;
 
 /// How long the coordinator of a finished run waits for its workers to hear of it.
-const FAREWELL: Duration = Duration::from_secs(10);
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Divides the text anew for the phase whose number it is given, and returns the shards of its paths. The paths wait
 /// with the weights that the store has then. What it did is done again, or found done, when the coordinator stops
@@ -50,7 +63,7 @@ pub struct CoordinatorOptions {
     /// The run's store.
     pub store: RunStore,
     /// The run as the store has it.
-    pub started: Started,
+    pub started: OpenRun,
     /// The routing folder: the places of shards are relative to it.
     pub shards: PathBuf,
     /// Begins the phases of routing; without it the coordinator ends where the next one is to begin.
@@ -113,7 +126,7 @@ pub async fn coordinate(
         to_write.clone(),
     )
     .await?;
-    let layout = plan.layout(&topology)?;
+    let layout = dipaco_path::Layout::of_plan(&plan, &topology)?;
     let incarnation = ledger.incarnation();
     let done = trained(&ledger);
     let total = u64::from(topology.paths()) * plan.total_steps();
@@ -123,16 +136,16 @@ pub async fn coordinate(
     let changed = Arc::new(Notify::new());
     let ledger = Arc::new(Mutex::new(ledger));
     let (written, on_disk) = watch::channel(0);
-    let scribe =
-        Scribe { ledger: ledger.clone(), store: store.clone(), sequence, changed: to_write, written };
+    let manifest_writer =
+        ManifestWriter { ledger: ledger.clone(), store: store.clone(), sequence, changed: to_write, written };
     let stop_writing = CancellationToken::new();
     let _stop_with_this = stop_writing.clone().drop_guard();
     // In a thread of its own: what it writes may be long, and answers are not to wait for that.
     let (here, stop) = (tokio::runtime::Handle::current(), stop_writing.clone());
-    let writing = tokio::task::spawn_blocking(move || here.block_on(scribe.run(stop)));
+    let writing = tokio::task::spawn_blocking(move || here.block_on(manifest_writer.run(stop)));
     let (synchronizer, schedule) =
         (Synchronizer::new(store.clone(), layout.clone(), config.outer.clone()), plan.schedule()?);
-    let intake = Intake {
+    let intake = ResultIntake {
         store,
         plan,
         topology,
@@ -140,11 +153,11 @@ pub async fn coordinate(
         uploads: Uploads::new(shards.clone()),
         guard: Mutex::new(Guard::new(config.outer.guard)),
     };
-    let desk = Arc::new(Desk {
+    let requests = Arc::new(CoordinatorRequests {
         ledger,
         intake: Arc::new(intake),
         schedule,
-        owners: Mutex::new(Owners::new(incarnation)),
+        owners: Mutex::new(ModuleOwners::new(incarnation)),
         lease,
         shards,
         changed,
@@ -156,15 +169,15 @@ pub async fn coordinate(
         progress: progress.clone(),
     });
     let farewell = CancellationToken::new();
-    let accepting = receive(&server, &desk, &farewell);
+    let accepting = serve_peers(&server, &requests, &farewell);
     tokio::pin!(accepting);
     // A failure anywhere ends the coordinator: what it has told its workers is on the disk, and `--resume` goes on.
     let ended = tokio::select! {
-        result = desk.take_own_outer_steps(synchronizer) => result.map(|()| Ended::Stopped),
-        result = watch_leases(&desk) => result.map(|()| Ended::Stopped),
+        result = requests.take_own_outer_steps(synchronizer) => result.map(|()| Ended::Stopped),
+        result = watch_leases(&requests) => result.map(|()| Ended::Stopped),
         result = &mut accepting => result.map(|()| Ended::Stopped),
-        result = conduct(&desk, reroute.as_ref()) => result,
-        () = scribe_ends(on_disk) => Err(TrainError::Cancelled),
+        result = conduct(&requests, reroute.as_ref()) => result,
+        () = writer_ends(on_disk) => Err(TrainError::Cancelled),
         () = cancel.cancelled() => Ok(Ended::Stopped),
     };
     let ended = match ended {
@@ -184,7 +197,7 @@ pub async fn coordinate(
     if finished {
         // Workers ask once more and hear that the run is complete; one that is gone is not waited for.
         farewell.cancel();
-        if let Ok(ended) = tokio::time::timeout(FAREWELL, accepting).await {
+        if let Ok(ended) = tokio::time::timeout(GOODBYE_TIMEOUT, accepting).await {
             ended?;
         }
     }
@@ -193,18 +206,19 @@ pub async fn coordinate(
     let traffic = server.traffic();
     server.close(if finished { RUN_COMPLETE } else { "the coordinator stops" }).await;
     // What is in the books is written to its end; nothing begins any more.
-    desk.books().close();
+    requests.ledger().close();
     stop_writing.cancel();
     writing.await.map_err(|source| TrainError::Thread { source })??;
-    let books = desk.books();
-    let paths = &books.rounds().progress().paths;
+    let ledger = requests.ledger();
+    let paths = &ledger.rounds().progress().paths;
     // Inner steps are counted far below 2^53.
     #[allow(clippy::cast_precision_loss)]
-    let new_rounds = (trained(&books) - done) as f64 / (config.train.inner_steps * paths.len() as u64) as f64;
+    let new_rounds =
+        (trained(&ledger) - done) as f64 / (config.train.inner_steps * paths.len() as u64) as f64;
     Ok(CoordinatorSummary {
         finished,
         at_boundary: ended == Ended::Boundary,
-        rounds: books.training()?.rounds_done(),
+        rounds: ledger.training()?.rounds_done(),
         new_rounds,
         bytes_sent: traffic.udp_sent,
         bytes_received: traffic.udp_received,
@@ -215,7 +229,7 @@ pub async fn coordinate(
 }
 
 /// Waits until nothing is written down any more.
-async fn scribe_ends(mut written: watch::Receiver<u64>) {
+async fn writer_ends(mut written: watch::Receiver<u64>) {
     while written.changed().await.is_ok() {}
 }
 
@@ -236,13 +250,13 @@ enum Ended {
 }
 
 /// Leads from phase to phase until every path is done.
-async fn conduct(desk: &Desk, reroute: Option<&Reroute>) -> Result<Ended, TrainError> {
+async fn conduct(requests: &CoordinatorRequests, reroute: Option<&Reroute>) -> Result<Ended, TrainError> {
     loop {
-        let changed = desk.changed.notified();
+        let changed = requests.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
         let boundary = {
-            let ledger = desk.books();
+            let ledger = requests.ledger();
             if ledger.rounds().finished() {
                 return Ok(Ended::Complete);
             }
@@ -254,31 +268,31 @@ async fn conduct(desk: &Desk, reroute: Option<&Reroute>) -> Result<Ended, TrainE
             continue;
         };
         // Whoever divides the text reads the run from the disk.
-        desk.on_disk().await?;
+        requests.on_disk().await?;
         let Some(reroute) = reroute else { return Ok(Ended::Boundary) };
         let begun = Instant::now();
         tracing::info!(phase, round, "the text is divided among the paths anew");
         let shards = reroute(phase).await.map_err(|source| TrainError::Reroute { source })?;
-        desk.begin_phase(shards).await?;
+        requests.begin_phase(shards).await?;
         let seconds = begun.elapsed().as_secs_f64();
-        desk.progress.event(Event::PhaseStarted { phase, round: round.into(), seconds })?;
+        requests.progress.event(Event::PhaseStarted { phase, round: round.into(), seconds })?;
     }
 }
 
 /// Ends leases at their deadline.
-async fn watch_leases(desk: &Desk) -> Result<(), TrainError> {
+async fn watch_leases(requests: &CoordinatorRequests) -> Result<(), TrainError> {
     loop {
         // Its own statement: the books must not stay locked while this waits.
-        let deadline = desk.books().rounds().next_deadline();
+        let deadline = requests.ledger().rounds().next_deadline();
         match deadline {
             Some(deadline) => {
                 tokio::select! {
                     // Heartbeats move deadlines back, so at the wake-up there may be nothing to end yet.
-                    () = tokio::time::sleep_until(desk.started + deadline) => desk.wake()?,
-                    () = desk.deadlines.notified() => {}
+                    () = tokio::time::sleep_until(requests.started + deadline) => requests.wake()?,
+                    () = requests.deadlines.notified() => {}
                 }
             }
-            None => desk.deadlines.notified().await,
+            None => requests.deadlines.notified().await,
         }
     }
 }

@@ -102,35 +102,6 @@ pub enum TrainError {
         /// The token file.
         file: PathBuf,
     },
-    /// A shard is not the one that the run was started with.
-    #[error(
-        "{} is not the shard that this run was started with: its content differs; restore it, or route again into another run directory",
-        file.display()
-    )]
-    WrongShard {
-        /// The token file.
-        file: PathBuf,
-    },
-    /// Loss or gradient is not finite.
-    #[error(
-        "training of path {path} diverged at inner step {step} (loss {loss}): lower the learning rate, or clip gradients"
-    )]
-    Diverged {
-        /// The path.
-        path: PathId,
-        /// The inner step, counted from 0 over the run.
-        step: u64,
-        /// The loss of that step, in nats per token.
-        loss: f32,
-    },
-    /// A path state's header is missing or of another version.
-    #[error(
-        "this is no path state of the version {expected}: it was written by another version of dipaco, or is damaged"
-    )]
-    PathStateFormat {
-        /// The version that this program reads.
-        expected: &'static str,
-    },
     /// A path state of another size.
     #[error(
         "the path's state holds {found} moments, its model {expected} parameters: it belongs to another configuration"
@@ -140,27 +111,6 @@ pub enum TrainError {
         expected: usize,
         /// Moments in the state.
         found: usize,
-    },
-    /// The modules of a level can't be cut into fragments.
-    #[error("sync.fragments does not fit the modules of level {level}: {why}")]
-    Fragments {
-        /// The level.
-        level: usize,
-        /// Why.
-        why: dipaco_sync::FragmentsError,
-    },
-    /// There is no schedule of sends and receives for the configuration.
-    #[error("section [sync] does not fit train.inner_steps")]
-    Schedule {
-        /// Why.
-        #[from]
-        source: dipaco_sync::ScheduleError,
-    },
-    /// A path state with a NaN or an infinity.
-    #[error("a moment of the path's state is not finite (position {position}): training diverged")]
-    MomentNotFinite {
-        /// Where the first such value is.
-        position: usize,
     },
     /// The manifest does not hold what it must.
     #[error(
@@ -187,15 +137,6 @@ pub enum TrainError {
         module: ModuleId,
         /// Why.
         why: dipaco_codec::CodecError,
-    },
-    /// A module file can't be read.
-    #[error("{name} is no module file of this model")]
-    ModuleFile {
-        /// What the file is.
-        name: String,
-        /// Why.
-        #[source]
-        source: dipaco_model::ModelError,
     },
     /// The coordinator refuses the worker or what it brings.
     #[error("the coordinator refuses: {reason}")]
@@ -290,13 +231,6 @@ pub enum TrainError {
         /// The object asked for.
         name: String,
     },
-    /// The coordinator's configuration can't be read.
-    #[error("the coordinator's configuration can't be read: the two programs are of different versions")]
-    Plan {
-        /// Why not.
-        #[source]
-        source: serde_json::Error,
-    },
     /// A thread of this program panicked.
     #[error("a part of this program failed; this is a fault of dipaco: please report it")]
     Thread {
@@ -328,27 +262,10 @@ pub enum TrainError {
     /// The event file can't be written.
     #[error(transparent)]
     Events(#[from] dipaco_telemetry::EventsError),
-    /// A GPU is asked for, and this program can't use any.
-    #[error("this dipaco can't train on a GPU: build it with --features cuda, or give --device cpu")]
-    BuiltWithoutCuda,
-    /// A GPU can't be used.
-    #[cfg(feature = "cuda")]
+    /// Training of a path fails.
     #[error(transparent)]
-    Cuda(#[from] dipaco_cuda::CudaError),
-}
-
-impl TrainError {
-    /// Whether this says that the machine has no GPU or no driver for one, rather than one that fails.
-    #[must_use]
-    pub fn is_no_gpu(&self) -> bool {
-        #[cfg(feature = "cuda")]
-        if let Self::Cuda(error) = self {
-            use dipaco_cuda::CudaError;
-            return matches!(
-                error,
-                CudaError::NoLibrary { library: "libcuda", .. } | CudaError::NoDevice { .. }
-            );
-        }
-        false
-    }
+    Path(#[from] dipaco_path::PathError),
+    /// The plan of the run does not fit together, or cannot be read.
+    #[error(transparent)]
+    Plan(#[from] dipaco_protocol::PlanError),
 }

@@ -9,16 +9,18 @@ use dipaco_model::{ModelConfig, path_specs};
 use dipaco_shards::{Sampler, SamplerConfig, TokenFile};
 use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, names};
 use dipaco_telemetry::{Event, Events, Progress, Unit};
-use dipaco_topology::{PathId, Topology};
+use dipaco_topology::{PathId, Topology, TopologyConfig};
 use serde::Serialize;
 
-use crate::device::TrainDevice;
-use crate::inner::{InnerConfig, Trainer};
-use crate::path_state::PathState;
-use crate::round::mean_loss;
-use crate::start::{Started, dense_topology};
-use crate::synchronizer::blocking;
-use crate::{TrainError, module_files};
+use crate::TrainError;
+use crate::blocking::blocking;
+use crate::open_run::OpenRun;
+use crate::stored_modules::read_module;
+use dipaco_path::PathState;
+use dipaco_path::TrainDevice;
+use dipaco_path::mean_loss;
+use dipaco_path::module_files;
+use dipaco_path::{InnerConfig, Trainer};
 
 /// What pretraining works with.
 #[derive(Debug)]
@@ -61,15 +63,15 @@ pub struct SeedSummary {
 /// When the data or the store can't be used, training diverges, or the store holds another seed.
 pub async fn train_seed(
     options: SeedOptions,
-    started: Started,
+    started: OpenRun,
     events: Arc<Events>,
     progress: &Progress,
     cancel: Arc<AtomicBool>,
-) -> Result<(SeedSummary, Started), TrainError> {
+) -> Result<(SeedSummary, OpenRun), TrainError> {
     let begun = Instant::now();
-    let Started { mut manifest, mut sequence } = started;
+    let OpenRun { mut manifest, mut sequence } = started;
     let (config, store) = (&options.config, &options.store);
-    let topology = Topology::new(&dense_topology(config), config.model.blocks)?;
+    let topology = Topology::new(&TopologyConfig::dense(config.model.blocks), config.model.blocks)?;
     let origin = origin(config, options.train.content_hash())?;
     let specs: Arc<[_]> = path_specs(&config.model).into();
     let steps = config.seed_model.steps;
@@ -86,10 +88,10 @@ pub async fn train_seed(
                 tokens: 0,
                 seconds: begun.elapsed().as_secs_f64(),
             };
-            return Ok((summary, Started { manifest, sequence }));
+            return Ok((summary, OpenRun { manifest, sequence }));
         }
         Some(SeedRecord { weights, state: Some(state), .. }) => {
-            let weights = module_files::read(store, &weights, specs.clone()).await?;
+            let weights = read_module(store, &weights, specs.clone()).await?;
             (weights, PathState::decode(&store.get(&state).await?, &config.model)?)
         }
         _ => {
@@ -201,7 +203,7 @@ pub async fn train_seed(
         tokens,
         seconds: begun.elapsed().as_secs_f64(),
     };
-    Ok((summary, Started { manifest, sequence }))
+    Ok((summary, OpenRun { manifest, sequence }))
 }
 
 /// Takes the finished seed of another run's store over.
@@ -210,16 +212,16 @@ pub async fn train_seed(
 /// When the source has no finished seed of this model, this run has another one, or a store can't be used.
 pub async fn adopt_seed(
     store: &RunStore,
-    started: Started,
+    started: OpenRun,
     source: &RunStore,
     model: &ModelConfig,
-) -> Result<Started, TrainError> {
-    let Started { mut manifest, sequence } = started;
+) -> Result<OpenRun, TrainError> {
+    let OpenRun { mut manifest, sequence } = started;
     let theirs = source.load::<RunManifest>().await?.and_then(|loaded| loaded.manifest.seed);
     let theirs = theirs.filter(SeedRecord::finished).ok_or(TrainError::NoSeed)?;
     if let Some(own) = &manifest.seed {
         if own.weights.hash == theirs.weights.hash {
-            return Ok(Started { manifest, sequence });
+            return Ok(OpenRun { manifest, sequence });
         }
         return Err(TrainError::OtherSeed);
     }
@@ -228,7 +230,7 @@ pub async fn adopt_seed(
     let weights = store.put_replacing(&names::seed_weights(theirs.step), bytes).await?;
     manifest.seed = Some(SeedRecord { weights, state: None, ..theirs });
     let sequence = store.replace(&manifest, sequence).await?;
-    Ok(Started { manifest, sequence })
+    Ok(OpenRun { manifest, sequence })
 }
 
 /// Mean loss on validation text, in nats per token.
@@ -245,7 +247,7 @@ fn validate(
     let documents = 0..file.documents();
     let sampler = Sampler::new(file, documents, in_turn)?;
     let sequences = sampler.sequences().min(config.seed_model.validation_sequences);
-    mean_loss(trainer, &sampler, sequences, config.seed_model.batch)
+    Ok(mean_loss(trainer, &sampler, sequences, config.seed_model.batch)?)
 }
 
 /// Hash of everything that the seed's weights depend on.

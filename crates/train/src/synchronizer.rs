@@ -1,18 +1,24 @@
 //! Takes the outer steps of modules.
 
+mod process;
+
 use std::collections::BTreeMap;
 
 use dipaco_config::OuterConfig;
 use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, names};
-use dipaco_sync::{Fold, Unit};
+use dipaco_sync::{Fold, FragmentId};
 use dipaco_topology::PathId;
 use tokio::time::Instant;
 
-use crate::layout::{Fragment, Layout};
-use crate::orders::{OuterDone, OuterOrder, Share};
-use crate::outer_step::{Merged, OuterState};
-use crate::{TrainError, module_files};
+use crate::TrainError;
+use crate::blocking::blocking;
+use crate::stored_modules::read_module;
+use dipaco_path::module_files;
+use dipaco_path::{FragmentLayout, Layout};
+use dipaco_path::{Merged, OuterState};
+use dipaco_protocol::{MergeInput, OuterStepDone, OuterStepOrder};
+pub use process::{SynchronizerOptions, SynchronizerSummary, synchronize};
 
 /// Carries out outer steps (arXiv:2403.10616, algorithm 1, lines 13 and 14, with the weights and the rescaling of §2.7).
 pub(crate) struct Synchronizer {
@@ -20,7 +26,7 @@ pub(crate) struct Synchronizer {
     layout: Layout,
     outer: OuterConfig,
     /// What has been merged beforehand.
-    folds: BTreeMap<Unit, Folding>,
+    folds: BTreeMap<FragmentId, Folding>,
 }
 
 /// A fold, and what has been announced to it.
@@ -38,7 +44,10 @@ impl Synchronizer {
     }
 
     /// Merges what is there of an outer step, and takes it when it is due.
-    pub(crate) async fn carry_out(&mut self, order: OuterOrder) -> Result<Option<OuterDone>, TrainError> {
+    pub(crate) async fn carry_out(
+        &mut self,
+        order: OuterStepOrder,
+    ) -> Result<Option<OuterStepDone>, TrainError> {
         let begun = Instant::now();
         let (merged, cosine) = if self.outer.delayed().is_some() || order.shares.is_empty() {
             if !order.due {
@@ -48,7 +57,7 @@ impl Synchronizer {
         } else {
             let folding = self.fold(&order).await?;
             if !order.due {
-                self.folds.insert(order.unit, folding);
+                self.folds.insert(order.fragment, folding);
                 return Ok(None);
             }
             let fold = folding.fold;
@@ -58,21 +67,21 @@ impl Synchronizer {
         self.step(order, merged, cosine, begun).await.map(Some)
     }
 
-    fn fragment(&self, unit: Unit) -> Result<&Fragment, TrainError> {
-        self.layout.fragment(unit.module.level, unit.fragment)
+    fn fragment(&self, fragment: FragmentId) -> Result<&FragmentLayout, TrainError> {
+        Ok(self.layout.fragment(fragment.module.level, fragment.index)?)
     }
 
     /// Merges everything whose turn has come.
-    async fn fold(&mut self, order: &OuterOrder) -> Result<Folding, TrainError> {
-        let &OuterOrder { unit, version, fence, ref shares, .. } = order;
+    async fn fold(&mut self, order: &OuterStepOrder) -> Result<Folding, TrainError> {
+        let &OuterStepOrder { fragment, version, fence, ref shares, .. } = order;
         // A path may contribute more than once: its place in the order is what tells contributions apart.
         let places = || (0..).map(PathId).zip(shares);
         let begun = |folding: &Folding| (folding.version, folding.fence) == (version, fence);
-        let mut folding = match self.folds.remove(&unit).filter(begun) {
+        let mut folding = match self.folds.remove(&fragment).filter(begun) {
             Some(folding) => folding,
             None => {
                 let weights = places().map(|(place, share)| (place, share.weight)).collect();
-                let fold = Fold::new(self.fragment(unit)?.values(), weights, self.outer.rescale);
+                let fold = Fold::new(self.fragment(fragment)?.values(), weights, self.outer.rescale);
                 Folding { version, fence, fold, there: BTreeMap::new() }
             }
         };
@@ -84,7 +93,7 @@ impl Synchronizer {
             }
         }
         while let Some(place) = folding.fold.next() {
-            let gradient = self.gradient(unit, shares.get(place.index())).await?;
+            let gradient = self.gradient(fragment, shares.get(place.index())).await?;
             let Folding { mut fold, .. } = folding;
             fold = blocking(move || fold.merge(place, &gradient).map(|()| fold)).await??;
             folding = Folding { fold, ..folding };
@@ -93,23 +102,29 @@ impl Synchronizer {
     }
 
     /// Reads an outer gradient that counts.
-    async fn gradient(&self, unit: Unit, share: Option<&Share>) -> Result<Vec<f32>, TrainError> {
+    async fn gradient(
+        &self,
+        fragment: FragmentId,
+        share: Option<&MergeInput>,
+    ) -> Result<Vec<f32>, TrainError> {
         let found = share.and_then(|share| Some((share.path, share.gradient.as_ref()?)));
         let (path, object) = found
-            .ok_or_else(|| TrainError::ManifestLacks { what: format!("an outer gradient of {unit}") })?;
+            .ok_or_else(|| TrainError::ManifestLacks { what: format!("an outer gradient of {fragment}") })?;
         let bytes = self.store.get(object).await?;
-        let specs = self.fragment(unit)?.specs.clone();
-        blocking(move || module_files::decode_gradient(path, unit.module, &specs, &bytes)).await?
+        let specs = self.fragment(fragment)?.specs.clone();
+        blocking(move || module_files::decode_gradient(path, fragment.module, &specs, &bytes))
+            .await?
+            .map_err(TrainError::from)
     }
 
     /// The contributions of a step, each with its weight, for a momentum that takes them one by one.
-    async fn each(&self, order: &OuterOrder) -> Result<Merged, TrainError> {
+    async fn each(&self, order: &OuterStepOrder) -> Result<Merged, TrainError> {
         if order.shares.is_empty() {
             return Ok(Merged::Nothing);
         }
         let mut gradients = Vec::with_capacity(order.shares.len());
         for share in &order.shares {
-            let mut gradient = self.gradient(order.unit, Some(share)).await?;
+            let mut gradient = self.gradient(order.fragment, Some(share)).await?;
             gradient.iter_mut().for_each(|value| *value *= share.weight);
             gradients.push(gradient);
         }
@@ -119,16 +134,16 @@ impl Synchronizer {
     /// Makes the new global weights and puts them into the store.
     async fn step(
         &self,
-        order: OuterOrder,
+        order: OuterStepOrder,
         merged: Merged,
         cosine: Option<f64>,
         begun: Instant,
-    ) -> Result<OuterDone, TrainError> {
-        let OuterOrder { unit, version, fence, .. } = order;
-        let Unit { module, fragment } = unit;
-        let specs = self.fragment(unit)?.specs.clone();
+    ) -> Result<OuterStepDone, TrainError> {
+        let OuterStepOrder { fragment, version, fence, .. } = order;
+        let FragmentId { module, index } = fragment;
+        let specs = self.fragment(fragment)?.specs.clone();
         let store = &self.store;
-        let mut weights = module_files::read(store, &order.weights, specs.clone()).await?;
+        let mut weights = read_module(store, &order.weights, specs.clone()).await?;
         let outer = self.outer.clone();
         let mut state = match &order.momentum {
             Some(object) => OuterState::decode(&outer, &specs, &store.get(object).await?)?,
@@ -147,26 +162,19 @@ impl Synchronizer {
             Ok::<_, TrainError>((weights, state, change, norm))
         })
         .await??;
-        let name = names::weights(module, fragment, version, fence);
+        let name = names::weights(module, index, version, fence);
         let weights = store.put_replacing(&name, module_files::encode(&weights)?).await?;
-        let name = names::momentum(module, fragment, version, fence);
+        let name = names::momentum(module, index, version, fence);
         let momentum = store.put_replacing(&name, state).await?;
         let change = match change {
             Some(bytes) => {
-                let name = names::change(module, fragment, version, fence);
+                let name = names::change(module, index, version, fence);
                 Some(store.put_replacing(&name, bytes.into()).await?)
             }
             None => None,
         };
-        tracing::debug!(%unit, version, "outer step");
+        tracing::debug!(%fragment, version, "outer step");
         let seconds = begun.elapsed().as_secs_f64();
-        Ok(OuterDone { unit, version, fence, weights, momentum, change, norm, cosine, seconds })
+        Ok(OuterStepDone { fragment, version, fence, weights, momentum, change, norm, cosine, seconds })
     }
-}
-
-/// Runs arithmetic beside the event loop.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, TrainError> {
-    tokio::task::spawn_blocking(work).await.map_err(|source| TrainError::Thread { source })
 }

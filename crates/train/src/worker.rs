@@ -1,12 +1,12 @@
 //! A worker: asks for a path, trains it for a round, brings what came out, and asks again.
 
+mod fragment_cache;
 mod gradients;
-mod heart;
-mod shard;
+mod heartbeat;
+mod next_lease;
+mod prefetch;
+mod shard_cache;
 mod state;
-mod supplies;
-mod upcoming;
-mod weights;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dipaco_net::JoinToken;
-use dipaco_sync::{Fence, units_of};
+use dipaco_sync::{Fence, fragment_ids_of};
 use dipaco_topology::{PathId, Topology};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
-use crate::device::TrainDevice;
-use crate::path_state::PathState;
-use crate::path_weights::PathWeights;
-use crate::protocol::{Item, Request, Response, Work};
-use crate::round::{OuterGradient, PathData, Round, RoundResult, RoundWatch, train_round};
-use crate::session::{FAREWELL, Identity, LONG_CALL, Session, instance};
-use crate::synchronizer::blocking;
-use crate::transfer::{Transfer, Under, answered};
-use gradients::bring_gradients;
-use heart::Heart;
-use shard::Shards;
-use supplies::{Supplied, Supplies, near_the_end};
-use upcoming::{Beside, Upcoming, nothing, wait};
-use weights::Weights;
+use crate::blocking::blocking;
+use crate::client::{GOODBYE_TIMEOUT, Identity, LONG_CALL_TIMEOUT, Session, instance};
+use crate::client::{LeaseKey, Transfer, answered};
+use dipaco_path::PathState;
+use dipaco_path::PathWeights;
+use dipaco_path::TrainDevice;
+use dipaco_path::{LeaseTraining, LeaseWatch, OuterGradient, PathData, TrainedLease, train_lease};
+use dipaco_protocol::{GrantedLease, LeaseResult, Request, Response};
+use fragment_cache::FragmentCache;
+use gradients::upload_gradients;
+use heartbeat::Heartbeat;
+use next_lease::{Background, NextLease, nothing, wait};
+use prefetch::{Prefetch, PrefetchedLease, near_the_end};
+use shard_cache::ShardCache;
 
 /// How a worker is set up.
 #[derive(Clone, Debug)]
@@ -82,17 +82,17 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
         Err(error) => return Err(error),
     };
     let topology = session.plan().topology()?;
-    let layout = session.plan().layout(&topology)?;
+    let layout = dipaco_path::Layout::of_plan(session.plan(), &topology)?;
     let transfer = Arc::new(Transfer::new(session.clone(), options.bandwidth));
-    let shards = Shards::new(session.clone(), transfer.clone(), options.shards, options.cache);
-    let weights = Weights::new(transfer.clone(), layout);
+    let shards = ShardCache::new(session.clone(), transfer.clone(), options.shards, options.cache);
+    let weights = FragmentCache::new(transfer.clone(), layout);
     let mut worker = Worker {
-        supplies: Arc::new(Supplies { session, transfer, weights, shards }),
+        prefetch: Arc::new(Prefetch { session, transfer, weights, shards }),
         device: options.device,
         topology,
         cancel,
         held: Vec::new(),
-        supplying: Duration::ZERO,
+        fetching: Duration::ZERO,
         completed: Arc::default(),
         lost: Arc::default(),
         idle: Instant::now(),
@@ -102,7 +102,7 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
         rounds: worker.completed.load(Ordering::Relaxed),
         lost: worker.lost.load(Ordering::Relaxed),
     };
-    worker.supplies.transfer.routes.close().await;
+    worker.prefetch.transfer.routes.close().await;
     match result {
         Ok(()) | Err(TrainError::Cancelled | TrainError::Complete) => Ok(summary),
         Err(error) => Err(error),
@@ -110,36 +110,36 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
 }
 
 /// A part of a path's training, from where its state is.
-struct Part {
+struct TrainingSpan {
     path: PathId,
     phase_step: u64,
     to: u64,
-    sends: Vec<dipaco_sync::Send>,
+    sends: Vec<dipaco_sync::ScheduledSend>,
 }
 
-impl Part {
-    fn of(work: &Work, to: u64, sends: &[dipaco_sync::Send]) -> Self {
+impl TrainingSpan {
+    fn of(work: &GrantedLease, to: u64, sends: &[dipaco_sync::ScheduledSend]) -> Self {
         Self { path: work.path, phase_step: work.phase_step, to, sends: sends.to_vec() }
     }
 }
 
 /// Outer gradients that are brought as they come.
-struct Bringing {
+struct GradientUpload {
     sent: mpsc::Sender<OuterGradient>,
-    bringing: Beside<()>,
+    bringing: Background<()>,
     /// Triggered when the lease before is complete: not before that anything of this one may be brought.
     begun: CancellationToken,
 }
 
 struct Worker {
-    supplies: Arc<Supplies>,
+    prefetch: Arc<Prefetch>,
     device: TrainDevice,
     topology: Topology,
     cancel: CancellationToken,
     /// The states of the paths that were trained last, the newest at the end, each with the lease that left it.
     held: Vec<(PathId, Fence, PathState)>,
     /// How long it took last to fetch what a lease begins with.
-    supplying: Duration,
+    fetching: Duration,
     /// Leases that were trained and are complete.
     completed: Arc<AtomicU64>,
     lost: Arc<AtomicU64>,
@@ -151,15 +151,15 @@ impl Worker {
     async fn run(&mut self) -> Result<(), TrainError> {
         let (mut next, mut before) = (None, nothing());
         loop {
-            let supplied = match next.take() {
-                Some(supplied) => supplied,
+            let prefetched = match next.take() {
+                Some(prefetched) => prefetched,
                 None => match self.first(&mut before).await? {
-                    Some(supplied) => supplied,
+                    Some(prefetched) => prefetched,
                     None => return before.await,
                 },
             };
-            let path = supplied.work.path;
-            match self.carry_out(supplied, before).await {
+            let path = prefetched.work.path;
+            match self.carry_out(prefetched, before).await {
                 Ok(after) => (next, before) = after,
                 Err(TrainError::LeaseLost { reason }) => {
                     tracing::warn!(%path, reason, "the lease is lost");
@@ -178,19 +178,19 @@ impl Worker {
     /// Gives back every lease that this worker has. Best effort on the way out: without it a lease ends by itself at its
     /// deadline.
     async fn give_back(&self) {
-        let client = self.supplies.session.client().await;
-        if let Err(error) = client.call::<_, Response>(&Request::Release, None, 0, FAREWELL).await {
+        let client = self.prefetch.session.client().await;
+        if let Err(error) = client.call::<_, Response>(&Request::Release, None, 0, GOODBYE_TIMEOUT).await {
             tracing::debug!(%error, "leases could not be given back");
         }
     }
 
     /// A lease when none was asked for in advance, while `before` ends; nothing when the run is complete.
-    async fn first(&self, before: &mut Beside<()>) -> Result<Option<Supplied>, TrainError> {
+    async fn first(&self, before: &mut Background<()>) -> Result<Option<PrefetchedLease>, TrainError> {
         let held = self.holds();
-        let asking = self.supplies.lease(&held);
+        let asking = self.prefetch.lease(&held);
         tokio::pin!(asking);
         tokio::select! {
-            supplied = &mut asking => return supplied,
+            prefetched = &mut asking => return prefetched,
             ended = &mut *before => ended?,
         }
         *before = nothing();
@@ -206,25 +206,25 @@ impl Worker {
     /// Returns the next one, if there is one, and what is still to be brought.
     async fn carry_out(
         &mut self,
-        supplied: Supplied,
-        before: Beside<()>,
-    ) -> Result<(Option<Supplied>, Beside<()>), TrainError> {
-        let Supplied { work, data, after, state, watch, heart, took } = supplied;
-        self.supplying = took;
+        prefetched: PrefetchedLease,
+        before: Background<()>,
+    ) -> Result<(Option<PrefetchedLease>, Background<()>), TrainError> {
+        let PrefetchedLease { work, data, after, state, watch, heartbeat, took } = prefetched;
+        self.fetching = took;
         let state = self.state(&work, &data, (after, state), &watch).await?;
         let trained = CancellationToken::new();
-        let mut upcoming = self.upcoming(&work, watch.clone(), trained.clone());
-        let result = self.train(&work, &data, state, watch, before, &mut upcoming).await?;
+        let mut next_lease = self.next_lease(&work, watch.clone(), trained.clone());
+        let result = self.train(&work, &data, state, watch, before, &mut next_lease).await?;
         trained.cancel();
         let Some((result, bringing)) = result else {
-            let reason = heart.stop().await.unwrap_or_else(|| "the round was given up".to_owned());
+            let reason = heartbeat.stop().await.unwrap_or_else(|| "the round was given up".to_owned());
             return Err(TrainError::LeaseLost { reason });
         };
-        let (kept, completing) = self.complete(&work, result, bringing, heart).await?;
+        let (kept, completing) = self.complete(&work, result, bringing, heartbeat).await?;
         let mut completing = Some(completing);
         let next = loop {
             tokio::select! {
-                next = upcoming.next() => break next?,
+                next = next_lease.next() => break next?,
                 completed = wait(&mut completing), if completing.is_some() => {
                     completed?;
                     completing = None;
@@ -235,7 +235,7 @@ impl Worker {
         let follows = next.as_ref().is_some_and(|next| next.work.path == work.path);
         let (path, lost) = (work.path, self.lost.clone());
         let completing = completing.unwrap_or_else(nothing);
-        let completing: Beside<()> = Box::pin(async move {
+        let completing: Background<()> = Box::pin(async move {
             match completing.await {
                 // What follows on a path is lost with what it goes on from; other paths have nothing to do with it.
                 Err(TrainError::LeaseLost { reason }) if !follows => {
@@ -252,20 +252,25 @@ impl Worker {
     /// Asks for the lease that comes after this one, and fetches what it begins with: one that follows on the same path as
     /// soon as there is one, and otherwise another one when this one ends sooner than that can be fetched, so that no lease
     /// lies idle for long while other workers look for one.
-    fn upcoming(&self, work: &Work, watch: Arc<RoundWatch>, trained: CancellationToken) -> Upcoming {
-        let follows = work.trains() && self.supplies.session.plan().sync.overlap_steps > 0;
-        let (supplies, lead) = (self.supplies.clone(), self.supplying * 2);
+    fn next_lease(
+        &self,
+        work: &GrantedLease,
+        watch: Arc<LeaseWatch>,
+        trained: CancellationToken,
+    ) -> NextLease {
+        let follows = work.trains() && self.prefetch.session.plan().sync.overlap_steps > 0;
+        let (prefetch, lead) = (self.prefetch.clone(), self.fetching * 2);
         let (path, fence, steps) = (work.path, work.fence, work.to - work.from);
         let held: Vec<_> = self.holds().into_iter().chain([(path, fence)]).collect();
-        Upcoming::Asked(Box::pin(async move {
-            if follows && let Some(next) = supplies.follow(path, fence).await? {
+        NextLease::Asked(Box::pin(async move {
+            if follows && let Some(next) = prefetch.follow(path, fence).await? {
                 return Ok(Some(next));
             }
             tokio::select! {
                 () = near_the_end(&watch, steps, lead) => {}
                 () = trained.cancelled() => {}
             }
-            supplies.lease(&held).await
+            prefetch.lease(&held).await
         }))
     }
 
@@ -273,31 +278,31 @@ impl Worker {
     /// still to be brought, or nothing when it was given up.
     async fn train(
         &mut self,
-        work: &Work,
+        work: &GrantedLease,
         data: &Arc<PathData>,
         mut state: PathState,
-        watch: Arc<RoundWatch>,
-        before: Beside<()>,
-        upcoming: &mut Upcoming,
-    ) -> Result<Option<(RoundResult, Bringing)>, TrainError> {
+        watch: Arc<LeaseWatch>,
+        before: Background<()>,
+        next_lease: &mut NextLease,
+    ) -> Result<Option<(TrainedLease, GradientUpload)>, TrainError> {
         let begins = work.from == work.phase_step || !work.trains();
         let weights = self.path_weights(work.path, &work.weights, &mut state, begins).await?;
         let waited = self.idle.elapsed();
-        let under = Under { path: work.path, fence: work.fence };
+        let under = LeaseKey { path: work.path, fence: work.fence };
         // Everything that a lease sends fits: training never waits for the network.
         let (sent, gradients) = mpsc::channel(work.sends.len().max(1));
         let early = sent.clone();
-        let part = Part::of(work, work.to, &work.sends);
+        let part = TrainingSpan::of(work, work.to, &work.sends);
         // A closed channel means that the lease is lost: the round is cancelled.
         let early = move |gradient| drop(early.try_send(gradient));
         let mut training = self.training(part, data, weights, state, &watch, early);
-        let transfer = self.supplies.transfer.clone();
+        let transfer = self.prefetch.transfer.clone();
         let begun = CancellationToken::new();
         let complete_before = begun.clone();
-        let mut bringing: Beside<()> = Box::pin(async move {
+        let mut bringing: Background<()> = Box::pin(async move {
             before.await?;
             complete_before.cancel();
-            bring_gradients(transfer, under, gradients).await
+            upload_gradients(transfer, under, gradients).await
         });
         let cancel = self.cancel.clone();
         let result = loop {
@@ -310,7 +315,7 @@ impl Worker {
                     brought?;
                     return Ok(None);
                 }
-                known = upcoming.look() => {
+                known = next_lease.look() => {
                     if let Err(error) = known {
                         watch.cancel();
                         training.await?;
@@ -329,29 +334,37 @@ impl Worker {
         if work.trains() {
             self.idle = Instant::now();
         }
-        Ok(Some((result, Bringing { sent, bringing, begun })))
+        Ok(Some((result, GradientUpload { sent, bringing, begun })))
     }
 
     /// Trains a part of a path in a thread of its own; `early` gets what is sent before its end.
     fn training(
         &self,
-        part: Part,
+        part: TrainingSpan,
         data: &Arc<PathData>,
         weights: PathWeights,
         state: PathState,
-        watch: &Arc<RoundWatch>,
+        watch: &Arc<LeaseWatch>,
         early: impl FnMut(OuterGradient) + Send + 'static,
-    ) -> Beside<Option<RoundResult>> {
-        let (plan, device) = (self.supplies.session.plan().clone(), self.device.clone());
+    ) -> Background<Option<TrainedLease>> {
+        let (plan, device) = (self.prefetch.session.plan().clone(), self.device.clone());
         let (data, watch) = (data.clone(), watch.clone());
         Box::pin(async move {
             blocking(move || {
-                let Part { path, phase_step, to, sends } = part;
-                let round =
-                    Round { device: &device, plan: &plan, path, data: &data, phase_step, to, sends: &sends };
-                train_round(round, weights, state, &watch, early)
+                let TrainingSpan { path, phase_step, to, sends } = part;
+                let training = LeaseTraining {
+                    device: &device,
+                    plan: &plan,
+                    path,
+                    data: &data,
+                    phase_step,
+                    to,
+                    sends: &sends,
+                };
+                train_lease(training, weights, state, &watch, early)
             })
             .await?
+            .map_err(TrainError::from)
         })
     }
 
@@ -359,19 +372,19 @@ impl Worker {
     /// still to be waited for.
     async fn complete(
         &self,
-        work: &Work,
-        result: RoundResult,
-        brought: Bringing,
-        heart: Heart,
-    ) -> Result<(PathState, Beside<()>), TrainError> {
-        let RoundResult { last, state, report } = result;
-        let Bringing { sent, bringing, begun } = brought;
+        work: &GrantedLease,
+        result: TrainedLease,
+        brought: GradientUpload,
+        heartbeat: Heartbeat,
+    ) -> Result<(PathState, Background<()>), TrainError> {
+        let TrainedLease { last, state, report } = result;
+        let GradientUpload { sent, bringing, begun } = brought;
         for gradient in last {
             drop(sent.try_send(gradient));
         }
         drop(sent);
-        let (state, encoded) = if work.trains() && work.brings_state {
-            let session = self.supplies.session.clone();
+        let (state, encoded) = if work.trains() && work.uploads_state {
+            let session = self.prefetch.session.clone();
             blocking(move || {
                 let encoded = state.encode(&session.plan().model)?;
                 Ok::<_, TrainError>((state, Some(encoded)))
@@ -380,21 +393,23 @@ impl Worker {
         } else {
             (state, None)
         };
-        let (supplies, completed) = (self.supplies.clone(), self.completed.clone());
-        let (under, trains) = (Under { path: work.path, fence: work.fence }, work.trains());
-        let completing: Beside<()> = Box::pin(async move {
+        let (prefetch, completed) = (self.prefetch.clone(), self.completed.clone());
+        let (under, trains) = (LeaseKey { path: work.path, fence: work.fence }, work.trains());
+        let completing: Background<()> = Box::pin(async move {
             let bringing_state = async {
                 begun.cancelled().await;
                 match encoded {
-                    Some(encoded) => supplies.transfer.bring(under, Item::State, encoded.into()).await,
+                    Some(encoded) => {
+                        prefetch.transfer.upload(under, LeaseResult::State, encoded.into()).await
+                    }
                     None => Ok(()),
                 }
             };
             tokio::try_join!(bringing, bringing_state)?;
-            let Under { path, fence } = under;
+            let LeaseKey { path, fence } = under;
             let request = Request::Complete { path, fence, report };
-            answered(supplies.session.call(&request, None, LONG_CALL).await?, "complete")?;
-            drop(heart);
+            answered(prefetch.session.call(&request, None, LONG_CALL_TIMEOUT).await?, "complete")?;
+            drop(heartbeat);
             completed.fetch_add(u64::from(trains), Ordering::Relaxed);
             Ok(())
         });
@@ -402,11 +417,11 @@ impl Worker {
     }
 
     /// Keeps what a lease leaves, and what the next one begins with.
-    async fn rest(&mut self, work: &Work, state: PathState, next: Option<&Supplied>) {
+    async fn rest(&mut self, work: &GrantedLease, state: PathState, next: Option<&PrefetchedLease>) {
         if work.trains() {
             self.held.push((work.path, work.fence, state));
         }
-        let plan = self.supplies.session.plan();
+        let plan = self.prefetch.session.plan();
         let next = next.map(|next| next.work.path);
         while self.held.len() > plan.train.held_paths
             && let Some(oldest) = self.held.iter().position(|&(path, ..)| Some(path) != next)
@@ -414,7 +429,8 @@ impl Worker {
             drop(self.held.remove(oldest));
         }
         let paths = self.held.iter().map(|&(path, ..)| path).chain([work.path]).chain(next);
-        let used = paths.flat_map(|path| units_of(&self.topology, plan.sync.fragments, path)).collect();
-        self.supplies.weights.keep(&used).await;
+        let used =
+            paths.flat_map(|path| fragment_ids_of(&self.topology, plan.sync.fragments, path)).collect();
+        self.prefetch.weights.keep(&used).await;
     }
 }

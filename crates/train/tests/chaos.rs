@@ -4,9 +4,10 @@
 mod support;
 
 use dipaco_codec::Compression;
+use dipaco_protocol::{LeaseResult, Request, Response};
 use dipaco_store::StoreError;
 use dipaco_telemetry::Events;
-use dipaco_train::{Item, Request, Response, TrainError, coordinate, work};
+use dipaco_train::{TrainError, coordinate, work};
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -114,13 +115,13 @@ async fn a_worker_that_lost_its_lease_is_told_so() {
     let puppet = Puppet::welcome(&token, "puppet").await;
     let work = puppet.lease().await;
     let (path, fence) = (work.path, work.fence);
-    let item = Item::OuterGradient { unit: work.weights[0].unit, number: 1, tokens: 1 };
+    let item = LeaseResult::OuterGradient { fragment: work.weights[0].fragment, number: 1, tokens: 1 };
     let gradient = dipaco_codec::encode(&[0.5; 4], Compression::F32).unwrap();
     puppet.ask(&Request::Release, None).await.unwrap();
 
     let answer = puppet.submit(&work, item, gradient.into()).await.unwrap();
     assert!(matches!(answer, Response::Lost { .. }), "{answer:?}");
-    let complete = Request::Complete { path, fence, report: dipaco_train::Report::default() };
+    let complete = Request::Complete { path, fence, report: dipaco_protocol::LeaseReport::default() };
     let beat = Request::Heartbeat { path, fence, step: u64::MAX, loss: Some(f32::NAN) };
     for request in [complete, beat] {
         let answer = puppet.ask(&request, None).await.unwrap().0;

@@ -8,9 +8,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dipaco_config::{PhaseConfig, RunConfig, ScheduleAtPhase};
+use dipaco_path::PathState;
 use dipaco_store::ShardRecord;
 use dipaco_telemetry::Events;
-use dipaco_train::{CoordinatorSummary, PathState, Reroute, coordinate, work};
+use dipaco_train::{CoordinatorSummary, Reroute, coordinate, work};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 

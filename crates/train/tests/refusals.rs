@@ -6,12 +6,13 @@ mod support;
 use bytes::Bytes;
 use dipaco_codec::{Compression, encode};
 use dipaco_model::{level_specs, parameters};
-use dipaco_sync::Unit;
+use dipaco_protocol::{
+    ContentDigest, FetchSource, GrantedLease, LeaseReport, LeaseResult, Request, Response,
+};
+use dipaco_sync::FragmentId;
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId, Topology};
-use dipaco_train::{
-    Item, Report, Request, Response, Revocations, Source, TrainError, Whole, Work, coordinate, work,
-};
+use dipaco_train::{Revocations, TrainError, coordinate, work};
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -49,7 +50,7 @@ async fn peers_that_are_no_workers_of_this_version_are_turned_away() {
 }
 
 /// Submits as the holder of a lease.
-async fn submit(puppet: &Puppet, work: &Work, item: Item, payload: Bytes) -> Response {
+async fn submit(puppet: &Puppet, work: &GrantedLease, item: LeaseResult, payload: Bytes) -> Response {
     puppet.submit(work, item, payload).await.unwrap()
 }
 
@@ -59,14 +60,14 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let puppet = Puppet::welcome(&token, "puppet").await;
     let work = puppet.lease().await;
-    let (unit, object) = (work.weights[0].unit, work.weights[0].object.clone());
-    let module = unit.module;
+    let (fragment, object) = (work.weights[0].fragment, work.weights[0].object.clone());
+    let module = fragment.module;
     let topology = Topology::new(&run.config.topology, run.config.model.blocks).unwrap();
     let values = parameters(&level_specs(&run.config.model, &topology, usize::from(module.level)));
     let encode = |values: usize| Bytes::from(encode(&vec![0.5; values], Compression::F32).unwrap());
     let gradient = encode(values);
-    let of = |unit, number| Item::OuterGradient { unit, number, tokens: 1 };
-    let item = of(unit, 1);
+    let of = |fragment, number| LeaseResult::OuterGradient { fragment, number, tokens: 1 };
+    let item = of(fragment, 1);
 
     let mut nan = gradient.to_vec();
     let last = nan.len() - 4;
@@ -74,23 +75,23 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     assert!(refusal(submit(&puppet, &work, item, nan.into()).await).contains("finite"));
     let fewer = refusal(submit(&puppet, &work, item, encode(values - 1)).await);
     assert!(fewer.contains(&format!("{} values for a module of {values}", values - 1)), "{fewer}");
-    refusal(submit(&puppet, &work, Item::State, gradient.clone()).await);
+    refusal(submit(&puppet, &work, LeaseResult::State, gradient.clone()).await);
     refusal(submit(&puppet, &work, item, Bytes::from_static(b"no outer gradient")).await);
     // Modules that the path does not go through, or that do not exist.
     for module in [ModuleId { level: 0, index: 1 - module.index }, ModuleId { level: 9, index: 0 }] {
-        refusal(submit(&puppet, &work, of(Unit { module, fragment: 0 }, 1), gradient.clone()).await);
+        refusal(submit(&puppet, &work, of(FragmentId { module, index: 0 }, 1), gradient.clone()).await);
     }
     // Fragments that there are not, and numbers that the lease does not ask for.
-    refusal(submit(&puppet, &work, of(Unit { module, fragment: 1 }, 1), gradient.clone()).await);
+    refusal(submit(&puppet, &work, of(FragmentId { module, index: 1 }, 1), gradient.clone()).await);
     for number in [0, 2, u32::MAX] {
-        let asked = refusal(submit(&puppet, &work, of(unit, number), gradient.clone()).await);
+        let asked = refusal(submit(&puppet, &work, of(fragment, number), gradient.clone()).await);
         assert!(asked.contains("asks for no outer gradient"), "{asked}");
     }
-    let nowhere = Work { path: PathId(99), ..work.clone() };
+    let nowhere = GrantedLease { path: PathId(99), ..work.clone() };
     refusal(submit(&puppet, &nowhere, item, gradient.clone()).await);
     // Pieces that make another whole, and no piece of a whole.
-    let whole = Whole::of(&gradient);
-    let other = Whole { hash: "0".repeat(64), ..whole.clone() };
+    let whole = ContentDigest::of(&gradient);
+    let other = ContentDigest { hash: "0".repeat(64), ..whole.clone() };
     for (whole, offset, why) in
         [(other, 0, "BLAKE3"), (whole.clone(), 1, "has no piece"), (whole, 2 << 20, "has no piece")]
     {
@@ -114,17 +115,17 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     let complete = Request::Complete {
         path: work.path,
         fence: work.fence,
-        report: Report { loss: Some(f64::NAN), held_out_loss: Some(f64::NAN), ..Report::default() },
+        report: LeaseReport { loss: Some(f64::NAN), held_out_loss: Some(f64::NAN), ..LeaseReport::default() },
     };
     assert!(refusal(puppet.ask(&complete, None).await.unwrap().0).contains("missing"));
     let object = dipaco_store::ObjectRef { name: "run/authority.pem".into(), ..object };
     for request in [
-        Request::Fetch { source: Source::Object(object.clone()), offset: 0 },
+        Request::Fetch { source: FetchSource::Object(object.clone()), offset: 0 },
         Request::Check { object: object.clone() },
     ] {
         assert!(matches!(puppet.ask(&request, None).await.unwrap().0, Response::Lost { .. }));
     }
-    let source = Source::Shard { path: PathId(99), hash: String::new() };
+    let source = FetchSource::Shard { path: PathId(99), hash: String::new() };
     refusal(puppet.ask(&Request::Fetch { source, offset: 0 }, None).await.unwrap().0);
     let beat =
         Request::Heartbeat { path: work.path, fence: work.fence, step: u64::MAX, loss: Some(f32::NAN) };
@@ -158,7 +159,7 @@ async fn a_shard_that_was_exchanged_is_not_trained_on_and_leaves_no_trace() {
     for shards in [Some(folder.to_owned()), None] {
         let options = dipaco_train::WorkerOptions { shards, ..run.worker(&token, "worker") };
         let error = work(options, CancellationToken::new()).await.unwrap_err();
-        assert!(matches!(error, TrainError::WrongShard { .. }), "{error}");
+        assert!(matches!(error, TrainError::Path(dipaco_path::PathError::WrongShard { .. })), "{error}");
     }
     swap();
     let worker = run.spawn_worker(&token, "worker");

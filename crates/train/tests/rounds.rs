@@ -5,9 +5,10 @@ mod support;
 
 use dipaco_codec::Compression;
 use dipaco_config::RunConfig;
+use dipaco_path::PathData;
+use dipaco_protocol::WorkerPlan;
 use dipaco_sync::{SyncConfig, Weighting};
 use dipaco_topology::PathId;
-use dipaco_train::{PathData, TrainError, WorkerPlan};
 use support::{Run, config, tokens};
 use tokio_util::sync::CancellationToken;
 
@@ -287,6 +288,6 @@ fn a_shard_of_one_document_is_trained_on_with_nothing_held_out() {
     let none = tokens(&folder.path().join("none.h5"), 0, 0);
     assert!(matches!(
         PathData::open(none, PathId(3), &plan),
-        Err(TrainError::EmptyShard { path: PathId(3) })
+        Err(dipaco_path::PathError::EmptyShard { path: PathId(3) })
     ));
 }

@@ -8,15 +8,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_model::{ModuleWeights, path_specs, split};
+use dipaco_path::{
+    GlobalFragment, LeaseTraining, LeaseWatch, PathData, PathState, PathWeights, TrainDevice, train_lease,
+};
+use dipaco_protocol::WorkerPlan;
 use dipaco_shards::TokenFile;
 use dipaco_store::RunStore;
-use dipaco_sync::{Send, Unit};
+use dipaco_sync::{FragmentId, ScheduledSend};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_topology::{LevelConfig, ModuleId, Modules, PathId, TopologyConfig};
-use dipaco_train::{
-    Global, PathData, PathState, PathWeights, Round, RoundWatch, SeedOptions, SeedSummary, TrainDevice,
-    TrainError, WorkerPlan, open_run, train_round, train_seed,
-};
+use dipaco_train::{SeedOptions, SeedSummary, TrainError, open_run, train_seed};
 use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
@@ -141,11 +142,11 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     // All three rounds as one.
     let modules = split(&config.model, &topology, &start).unwrap();
     let schedule = plan.schedule().unwrap();
-    let unit = Unit { module: ModuleId { level: 0, index: 0 }, fragment: 0 };
-    let global = Global { unit, values: &modules[0].values, received: true, share: 1.0 };
+    let fragment = FragmentId { module: ModuleId { level: 0, index: 0 }, index: 0 };
+    let global = GlobalFragment { fragment, values: &modules[0].values, received: true, share: 1.0 };
     let weights = PathWeights::new(&plan, PathId(0), &[global], &mut state, true).unwrap();
-    let last = Send { unit, step: 12, number: 1 };
-    let round = Round {
+    let last = ScheduledSend { fragment, step: 12, number: 1 };
+    let round = LeaseTraining {
         device: &TrainDevice::Cpu,
         plan: &plan,
         path: PathId(0),
@@ -156,7 +157,7 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     };
     assert_eq!(schedule.total(), 12);
     let plain =
-        train_round(round, weights, state, &RoundWatch::default(), |_| panic!("early")).unwrap().unwrap();
+        train_lease(round, weights, state, &LeaseWatch::default(), |_| panic!("early")).unwrap().unwrap();
 
     let trained = &manifest.training.unwrap().modules[0].fragments[0].weights;
     let trained = ModuleWeights::from_safetensors(&run.store.get(trained).await.unwrap(), specs).unwrap();

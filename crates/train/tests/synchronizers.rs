@@ -6,11 +6,14 @@ mod support;
 use bytes::Bytes;
 use dipaco_codec::Compression;
 use dipaco_net::JoinToken;
+use dipaco_protocol::{
+    FetchSource, GrantedLease, LeaseResult, OuterStepDone, Request, Response, SYNCHRONIZER,
+};
 use dipaco_store::{ObjectRef, names};
-use dipaco_sync::{Fence, SyncConfig, Unit};
+use dipaco_sync::{Fence, FragmentId, SyncConfig};
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId};
-use dipaco_train::{Item, OuterDone, Request, Response, SYNCHRONIZER, Source, TrainError, Work};
+use dipaco_train::TrainError;
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -19,11 +22,11 @@ const FIRST: ModuleId = ModuleId { level: 0, index: 0 };
 const OTHER: ModuleId = ModuleId { level: 1, index: 1 };
 
 /// Asks for leases until one names the synchronizer of the first module, and returns that one.
-async fn until_it_has_the_first_module(token: &JoinToken) -> (Puppet, Work) {
+async fn until_it_has_the_first_module(token: &JoinToken) -> (Puppet, GrantedLease) {
     let puppet = Puppet::welcome(token, "first").await;
     loop {
         let work = puppet.lease().await;
-        if work.weights.iter().any(|weights| weights.unit.module == FIRST && weights.at.is_some()) {
+        if work.weights.iter().any(|weights| weights.fragment.module == FIRST && weights.at.is_some()) {
             return (puppet, work);
         }
         puppet.ask(&Request::Release, None).await.unwrap();
@@ -99,26 +102,30 @@ async fn each_is_told_what_is_not_for_it() {
     drop(other);
 
     // What workers ask of it that is not its own, or of a lease that is over.
-    let weights = work.weights.iter().find(|weights| weights.unit.module == FIRST).unwrap();
+    let weights = work.weights.iter().find(|weights| weights.fragment.module == FIRST).unwrap();
     let mut there = token.clone();
     there.addresses = vec![weights.at.clone().unwrap()];
     let there = Puppet::welcome(&there, "first").await;
-    let fetch = |object: ObjectRef| Request::Fetch { source: Source::Object(object), offset: 0 };
+    let fetch = |object: ObjectRef| Request::Fetch { source: FetchSource::Object(object), offset: 0 };
     let piece = there.ask(&fetch(weights.object.clone()), None).await.unwrap();
     assert!(matches!(piece.0, Response::Piece { total } if total == weights.object.bytes));
-    let foreign = work.weights.iter().find(|weights| weights.unit.module != FIRST).unwrap();
+    let foreign = work.weights.iter().find(|weights| weights.fragment.module != FIRST).unwrap();
     let authority = ObjectRef { name: "modules/0/0/../../../authority.pem".into(), ..foreign.object.clone() };
     let of_another = refusal(there.ask(&fetch(foreign.object.clone()), None).await.unwrap().0);
     assert!(of_another.contains("not of the modules of this synchronizer"), "{of_another}");
     assert!(matches!(there.ask(&fetch(authority), None).await.unwrap().0, Response::Elsewhere { .. }));
     assert!(matches!(there.ask(&lease, None).await.unwrap().0, Response::Elsewhere { .. }));
-    let item = |module| Item::OuterGradient { unit: Unit { module, fragment: 0 }, number: 1, tokens: 1 };
+    let item = |module| LeaseResult::OuterGradient {
+        fragment: FragmentId { module, index: 0 },
+        number: 1,
+        tokens: 1,
+    };
     let nothing = Bytes::from_static(b"nothing");
-    for (item, why) in [(item(OTHER), "not of the modules"), (Item::State, "not of the modules")] {
+    for (item, why) in [(item(OTHER), "not of the modules"), (LeaseResult::State, "not of the modules")] {
         let reason = refusal(there.submit(&work, item, nothing.clone()).await.unwrap());
         assert!(reason.contains(why), "{reason}");
     }
-    let over = Work { fence: Fence(1), ..work.clone() };
+    let over = GrantedLease { fence: Fence(1), ..work.clone() };
     let answer = there.submit(&over, item(FIRST), nothing.clone()).await.unwrap();
     assert!(matches!(answer, Response::Lost { .. }), "{answer:?}");
     let reason = refusal(there.submit(&work, item(FIRST), nothing).await.unwrap());
@@ -165,13 +172,13 @@ async fn what_counts_is_not_deleted_when_its_step_is_reported_again() {
     };
     // A step that changes nothing: momentum has the same form as weights.
     let content = run.store.get(&order.weights).await.unwrap();
-    let (unit, version, fence) = (order.unit, order.version, order.fence);
-    let weights = names::weights(unit.module, unit.fragment, version, fence);
-    let momentum = names::momentum(unit.module, unit.fragment, version, fence);
+    let (fragment, version, fence) = (order.fragment, order.version, order.fence);
+    let weights = names::weights(fragment.module, fragment.index, version, fence);
+    let momentum = names::momentum(fragment.module, fragment.index, version, fence);
     let weights = run.store.put(&weights, content.clone()).await.unwrap();
     let momentum = run.store.put(&momentum, content).await.unwrap();
-    let done = OuterDone {
-        unit,
+    let done = OuterStepDone {
+        fragment,
         version,
         fence,
         weights,
@@ -181,7 +188,7 @@ async fn what_counts_is_not_deleted_when_its_step_is_reported_again() {
         cosine: None,
         seconds: 0.0,
     };
-    let stepped = |done: &OuterDone| Request::Stepped(Box::new(done.clone()));
+    let stepped = |done: &OuterStepDone| Request::Stepped(Box::new(done.clone()));
     for _ in 0..2 {
         assert_eq!(puppet.ask(&stepped(&done), None).await.unwrap().0, Response::Done);
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, join, path_specs, split};
 use dipaco_optim::{AdamWConfig, ScheduleConfig, clip_scale};
+use dipaco_path::{InnerConfig, PathState, StepReport, TrainDevice, Trainer};
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
-use dipaco_train::{InnerConfig, PathState, StepReport, TrainDevice, Trainer};
 use safetensors::{Dtype, SafeTensors};
 
 const BATCH: usize = 3;

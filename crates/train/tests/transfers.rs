@@ -3,7 +3,9 @@
 
 mod support;
 
-use dipaco_train::{PIECE_BYTES, coordinate, work};
+use dipaco_protocol::PIECE_BYTES;
+
+use dipaco_train::{coordinate, work};
 use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};

@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
 use dipaco_net::JoinToken;
+use dipaco_protocol::WORKER;
 use dipaco_store::RunManifest;
-use dipaco_train::{Revocations, WORKER};
+use dipaco_train::Revocations;
 
 use crate::error::CliError;
 use crate::run_options::RunOptions;

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use clap::Args;
 use dipaco_config::RunConfig;
+use dipaco_path::DeviceChoice;
 use dipaco_telemetry::{Progress, human};
-use dipaco_train::{CoordinatorSummary, DeviceChoice};
+use dipaco_train::CoordinatorSummary;
 
 use crate::commands::dry_run;
 use crate::device::DeviceOptions;

@@ -138,6 +138,10 @@ pub(crate) enum StepError {
     #[error(transparent)]
     Train(#[from] dipaco_train::TrainError),
     #[error(transparent)]
+    Path(#[from] dipaco_path::PathError),
+    #[error(transparent)]
+    Plan(#[from] dipaco_protocol::PlanError),
+    #[error(transparent)]
     Model(#[from] dipaco_model::ModelError),
     #[error(transparent)]
     Topology(#[from] dipaco_topology::TopologyError),
@@ -164,7 +168,7 @@ impl StepError {
             self,
             Self::Config(_)
                 | Self::Topology(_)
-                | Self::Train(dipaco_train::TrainError::BuiltWithoutCuda)
+                | Self::Path(dipaco_path::PathError::BuiltWithoutCuda)
                 | Self::NoSuchPath { .. }
                 | Self::Model(dipaco_model::ModelError::Config { .. })
                 | Self::Routing(dipaco_routing::RoutingError::Config { .. })

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use dipaco_config::RunConfig;
+use dipaco_path::TrainDevice;
 use dipaco_shards::{TokenFile, Tokenizer};
 use dipaco_store::RunStore;
 use dipaco_telemetry::{Events, Progress};
-use dipaco_train::{SeedOptions, SeedSummary, TrainDevice, adopt_seed, open_run, train_seed};
+use dipaco_train::{SeedOptions, SeedSummary, adopt_seed, open_run, train_seed};
 
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;

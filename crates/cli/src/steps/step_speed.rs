@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use dipaco_config::TrainConfig;
 use dipaco_model::{ModelConfig, ModuleWeights, Profile, StepShape, parameters, path_specs};
+use dipaco_path::{InnerConfig, PathState, TrainDevice, Trainer};
 use dipaco_telemetry::Task;
 use dipaco_topology::{PathId, Topology, TopologyConfig};
-use dipaco_train::{InnerConfig, PathState, TrainDevice, Trainer};
 
 pub(crate) use self::phases::Phases;
 use crate::steps::error::StepError;

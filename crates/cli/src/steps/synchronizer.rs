@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use dipaco_net::{JoinToken, Limits, Server};
+use dipaco_protocol::SYNCHRONIZER;
 use dipaco_topology::ModuleId;
-use dipaco_train::{Revocations, SYNCHRONIZER, SynchronizerOptions, SynchronizerSummary};
+use dipaco_train::{Revocations, SynchronizerOptions, SynchronizerSummary};
 use tokio_util::sync::CancellationToken;
 
 use crate::run_directory::RunDirectory;

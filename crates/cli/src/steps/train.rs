@@ -6,11 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use dipaco_config::RunConfig;
 use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
+use dipaco_path::DeviceChoice;
+use dipaco_protocol::WORKER;
 use dipaco_store::{RunManifest, RunStore};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, DeviceChoice, Revocations, Started, WORKER, coordinate, recover,
-    rising_losses, small_shards, start_training,
+    CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, coordinate, recover, rising_losses,
+    small_shards, start_training,
 };
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio_util::sync::CancellationToken;
@@ -118,7 +120,7 @@ pub(crate) fn open_store(run: &RunDirectory) -> Result<RunStore, StepError> {
 }
 
 /// Binds the coordinator's socket and writes the token with which workers join.
-fn listen(run: &RunDirectory, started: &Started, options: &TrainOptions) -> Result<Server, StepError> {
+fn listen(run: &RunDirectory, started: &OpenRun, options: &TrainOptions) -> Result<Server, StepError> {
     let now = SystemTime::now();
     let authority = authority(run, &started.manifest.run, now)?;
     let server = Server::bind(options.listen, &authority.server(now, TOKEN_LIFETIME)?, Limits::default())?;

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dipaco_config::RunConfig;
 use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, TensorSpec, path_specs};
+use dipaco_path::Layout;
 use dipaco_store::{ObjectRef, RunManifest, RunStore};
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
-use dipaco_train::Layout;
 
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use dipaco_train::DeviceChoice;
+use dipaco_path::DeviceChoice;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 use tokio::time::Instant;

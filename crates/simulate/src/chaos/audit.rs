@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dipaco_sync::{Contribution, OuterStep, Scheme, Unit, units, units_of};
+use dipaco_sync::{Contribution, FragmentId, OuterStep, Scheme, fragment_ids, fragment_ids_of};
 use dipaco_topology::PathId;
 
 use super::case::Case;
@@ -12,8 +12,8 @@ use super::toy::{Gradient, sends};
 /// What was merged into the global weights, over the whole run.
 #[derive(Debug, Default)]
 pub(crate) struct Audit {
-    merged: BTreeMap<(Unit, PathId), Vec<(Contribution, Gradient)>>,
-    known: BTreeSet<(Unit, PathId, u32)>,
+    merged: BTreeMap<(FragmentId, PathId), Vec<(Contribution, Gradient)>>,
+    known: BTreeSet<(FragmentId, PathId, u32)>,
 }
 
 impl Audit {
@@ -28,11 +28,13 @@ impl Audit {
         after: &Disk,
         step: Option<&(OuterStep, Vec<Gradient>)>,
     ) -> Result<(), String> {
-        for (unit, &version) in &before.progress.versions {
-            let next = after.progress.versions[unit];
-            let expected = version + u32::from(step.is_some_and(|(step, _)| step.unit == *unit));
+        for (fragment, &version) in &before.progress.versions {
+            let next = after.progress.versions[fragment];
+            let expected = version + u32::from(step.is_some_and(|(step, _)| step.fragment == *fragment));
             if next != expected {
-                return Err(format!("unit {unit} goes from version {version} to {next}, not to {expected}"));
+                return Err(format!(
+                    "unit {fragment} goes from version {version} to {next}, not to {expected}"
+                ));
             }
         }
         for (index, (old, new)) in before.progress.paths.iter().zip(&after.progress.paths).enumerate() {
@@ -44,23 +46,23 @@ impl Audit {
         let Some((step, gradients)) = step else { return Ok(()) };
         for (contribution, gradient) in step.contributions.iter().zip(gradients) {
             let Contribution { path, number, base, .. } = *contribution;
-            let unit = step.unit;
-            if !self.known.insert((unit, path, number)) {
-                return Err(format!("outer gradient {number} of path {path} to {unit} counts twice"));
+            let fragment = step.fragment;
+            if !self.known.insert((fragment, path, number)) {
+                return Err(format!("outer gradient {number} of path {path} to {fragment} counts twice"));
             }
             if gradient.seen != base {
                 return Err(format!(
-                    "outer gradient {number} of path {path} to {unit} was made from version {}, and counts as from {base}",
+                    "outer gradient {number} of path {path} to {fragment} was made from version {}, and counts as from {base}",
                     gradient.seen
                 ));
             }
             if case.scheme == Scheme::Synchronous && !case.schedule.drops().any() && base + 2 < step.version {
                 return Err(format!(
-                    "{unit} steps to version {} with an outer gradient of version {base}",
+                    "{fragment} steps to version {} with an outer gradient of version {base}",
                     step.version
                 ));
             }
-            self.merged.entry((unit, path)).or_default().push((*contribution, gradient.clone()));
+            self.merged.entry((fragment, path)).or_default().push((*contribution, gradient.clone()));
         }
         Ok(())
     }
@@ -72,21 +74,21 @@ impl Audit {
     pub(crate) fn ended(mut self, case: &Case) -> Result<(), String> {
         let (fragments, total) = (case.schedule.fragments(), case.schedule.total());
         for path in case.topology.path_ids() {
-            for unit in units_of(&case.topology, fragments, path) {
-                let mut merged = self.merged.remove(&(unit, path)).unwrap_or_default();
+            for fragment in fragment_ids_of(&case.topology, fragments, path) {
+                let mut merged = self.merged.remove(&(fragment, path)).unwrap_or_default();
                 merged.sort_by_key(|(contribution, _)| contribution.number);
                 let mut trained = 0;
-                let expected = sends(case, path, unit.fragment);
+                let expected = sends(case, path, fragment.index);
                 let in_turn = (1..=u32::try_from(merged.len()).unwrap_or(u32::MAX)).collect();
                 let numbers: Vec<u32> = expected.clone().unwrap_or(in_turn);
                 for (&number, (contribution, gradient)) in numbers.iter().zip(&merged) {
                     if contribution.number != number {
-                        return Err(format!("outer gradient {number} of path {path} to {unit} is lost"));
+                        return Err(format!("outer gradient {number} of path {path} to {fragment} is lost"));
                     }
                     let steps = gradient.data.1 - gradient.data.0;
                     if gradient.data.0 != trained || contribution.steps != steps {
                         return Err(format!(
-                            "outer gradient {number} of path {path} to {unit} holds the steps after {} up to {}, counted as {}, where those after {trained} are next",
+                            "outer gradient {number} of path {path} to {fragment} holds the steps after {} up to {}, counted as {}, where those after {trained} are next",
                             gradient.data.0, gradient.data.1, contribution.steps
                         ));
                     }
@@ -94,7 +96,7 @@ impl Audit {
                 }
                 if trained != total || expected.is_some_and(|expected| expected.len() != merged.len()) {
                     return Err(format!(
-                        "{unit} has {trained} of {total} steps of path {path} in {} outer gradients",
+                        "{fragment} has {trained} of {total} steps of path {path} in {} outer gradients",
                         merged.len()
                     ));
                 }
@@ -108,12 +110,12 @@ impl Audit {
     /// # Errors
     /// Where they differ.
     pub(crate) fn same_weights(case: &Case, disk: &Disk, undisturbed: &Disk) -> Result<(), String> {
-        for unit in units(&case.topology, case.schedule.fragments()) {
-            let bits = |disk: &Disk| disk.weights[&unit].map(f32::to_bits);
+        for fragment in fragment_ids(&case.topology, case.schedule.fragments()) {
+            let bits = |disk: &Disk| disk.weights[&fragment].map(f32::to_bits);
             if bits(disk) != bits(undisturbed) {
                 return Err(format!(
-                    "the weights of {unit} are {:?}, those of the undisturbed run {:?}",
-                    disk.weights[&unit], undisturbed.weights[&unit]
+                    "the weights of {fragment} are {:?}, those of the undisturbed run {:?}",
+                    disk.weights[&fragment], undisturbed.weights[&fragment]
                 ));
             }
         }

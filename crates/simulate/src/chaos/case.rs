@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use dipaco_sync::{
-    Drops, OuterRule, Plan, Quorum, Rescale, Schedule, Scheme, Unit, Weighting, learner::Blend, merge_weights,
+    Drops, FragmentId, OuterRule, Quorum, Rescale, RunPlan, Schedule, Scheme, Weighting, learner::Blend,
+    merge_weights,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 use rand::{Rng, SeedableRng};
@@ -128,8 +129,8 @@ impl Case {
         Self { faults, workers, ..self.clone() }
     }
 
-    pub(crate) fn plan(&self, phase: usize) -> Plan {
-        Plan { schedule: self.schedule.clone(), scheme: self.scheme, phase, lease: LEASE }
+    pub(crate) fn plan(&self, phase: usize) -> RunPlan {
+        RunPlan { schedule: self.schedule.clone(), scheme: self.scheme, phase, lease: LEASE }
     }
 
     /// The tokens of a path's shard.
@@ -138,9 +139,9 @@ impl Case {
     }
 
     /// A path's factor in the merged outer gradient of a unit when all its learners contribute once.
-    pub(crate) fn share(&self, unit: Unit, path: PathId) -> f32 {
+    pub(crate) fn share(&self, fragment: FragmentId, path: PathId) -> f32 {
         let learners: Vec<_> =
-            self.topology.paths_through(unit.module).map(|path| (path, Self::shard(path))).collect();
+            self.topology.paths_through(fragment.module).map(|path| (path, Self::shard(path))).collect();
         let weights = merge_weights(Weighting::ShardSize, &learners).unwrap_or_default();
         let own = weights.iter().find(|(other, _)| *other == path).map_or(0.0, |&(_, weight)| weight);
         own * RESCALE.factor(learners.len())

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use dipaco_optim::{NesterovConfig, nesterov_step};
 use dipaco_sync::{
-    Commit, Done, Fence, Fold, Grant, Lease, OuterRule, OuterStep, Progress, Receive, Rounds, Send, Unit,
-    Weighting, merge_weights, units, units_of,
+    Commit, Fence, Fold, FragmentId, Grant, Lease, LeaseOutcome, OuterRule, OuterStep, RunState,
+    ScheduledReceive, ScheduledSend, TrainingProgress, Weighting, fragment_ids, fragment_ids_of,
+    merge_weights,
 };
 use dipaco_topology::PathId;
 
@@ -19,26 +20,26 @@ use super::toy::{Gradient, PathState, VALUES, Values, seed};
 pub(crate) struct Disk {
     pub(crate) incarnation: u32,
     pub(crate) phase: usize,
-    pub(crate) progress: Progress,
-    pub(crate) weights: BTreeMap<Unit, Values>,
-    momentum: BTreeMap<Unit, Values>,
+    pub(crate) progress: TrainingProgress,
+    pub(crate) weights: BTreeMap<FragmentId, Values>,
+    momentum: BTreeMap<FragmentId, Values>,
     /// Earlier versions that some path still needs.
-    kept: BTreeMap<(Unit, u32), Values>,
+    kept: BTreeMap<(FragmentId, u32), Values>,
     states: BTreeMap<PathId, PathState>,
-    gradients: BTreeMap<(Unit, PathId, u32), Gradient>,
+    gradients: BTreeMap<(FragmentId, PathId, u32), Gradient>,
 }
 
 impl Disk {
     pub(crate) fn new(case: &Case) -> Self {
         let fragments = case.schedule.fragments();
-        let units: Vec<Unit> = units(&case.topology, fragments).collect();
-        let start = |path| (path, PathState::start(&units_of(&case.topology, fragments, path)));
+        let all: Vec<FragmentId> = fragment_ids(&case.topology, fragments).collect();
+        let start = |path| (path, PathState::start(&fragment_ids_of(&case.topology, fragments, path)));
         Self {
             incarnation: 0,
             phase: 0,
-            progress: Progress::start(&case.topology, fragments),
-            weights: units.iter().map(|&unit| (unit, seed(unit))).collect(),
-            momentum: units.iter().map(|&unit| (unit, [0.0; VALUES])).collect(),
+            progress: TrainingProgress::start(&case.topology, fragments),
+            weights: all.iter().map(|&fragment| (fragment, seed(fragment))).collect(),
+            momentum: all.iter().map(|&fragment| (fragment, [0.0; VALUES])).collect(),
             kept: BTreeMap::new(),
             states: case.topology.path_ids().map(start).collect(),
             gradients: BTreeMap::new(),
@@ -50,10 +51,27 @@ impl Disk {
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
     Ask,
-    Follow { path: PathId, fence: Fence },
-    Heartbeat { path: PathId, fence: Fence },
-    Contribute { path: PathId, fence: Fence, send: Send, gradient: Gradient },
-    Complete { path: PathId, fence: Fence, last: Vec<(Send, Gradient)>, state: Box<PathState>, done: Done },
+    Follow {
+        path: PathId,
+        fence: Fence,
+    },
+    Heartbeat {
+        path: PathId,
+        fence: Fence,
+    },
+    Contribute {
+        path: PathId,
+        fence: Fence,
+        send: ScheduledSend,
+        gradient: Gradient,
+    },
+    Complete {
+        path: PathId,
+        fence: Fence,
+        last: Vec<(ScheduledSend, Gradient)>,
+        state: Box<PathState>,
+        done: LeaseOutcome,
+    },
 }
 
 /// What it is told.
@@ -72,7 +90,7 @@ pub(crate) enum Reply {
 pub(crate) struct Work {
     pub(crate) lease: Lease,
     pub(crate) state: PathState,
-    pub(crate) globals: Vec<(Receive, Values)>,
+    pub(crate) globals: Vec<(ScheduledReceive, Values)>,
 }
 
 /// Who asked: worker, its incarnation, and its number for the request.
@@ -97,13 +115,13 @@ pub(crate) struct Writing {
 /// A running coordinator.
 #[derive(Debug)]
 pub(crate) struct Coordinator {
-    pub(crate) rounds: Rounds,
+    pub(crate) rounds: RunState,
     /// The disk as it will be when everything has been written.
     disk: Disk,
     pub(crate) queue: VecDeque<Operation>,
     pub(crate) writing: Option<Writing>,
     /// Outer steps that are being computed or wait to be written.
-    computing: BTreeSet<Unit>,
+    computing: BTreeSet<FragmentId>,
     boundary: bool,
     bug: Option<Bug>,
 }
@@ -115,7 +133,7 @@ impl Coordinator {
         if bug == Some(Bug::LostMomentum) && disk.incarnation > 1 {
             disk.momentum.values_mut().for_each(|momentum| *momentum = [0.0; VALUES]);
         }
-        let mut rounds = Rounds::new(
+        let mut rounds = RunState::new(
             case.topology.clone(),
             case.plan(disk.phase),
             disk.progress.clone(),
@@ -144,10 +162,10 @@ impl Coordinator {
             self.queue.push_back(Operation::BeginPhase);
         }
         let due = self.rounds.due(now).into_iter();
-        let due: Vec<_> = due.filter(|step| !self.computing.contains(&step.unit)).collect();
+        let due: Vec<_> = due.filter(|step| !self.computing.contains(&step.fragment)).collect();
         due.into_iter()
             .map(|step| {
-                self.computing.insert(step.unit);
+                self.computing.insert(step.fragment);
                 self.compute(step)
             })
             .collect()
@@ -155,15 +173,15 @@ impl Coordinator {
 
     /// The new weights of an outer step, with the product's own merging and momentum.
     fn compute(&self, mut step: OuterStep) -> Result<Operation, String> {
-        let unit = step.unit;
+        let fragment = step.fragment;
         if self.bug == Some(Bug::DoubleCount) && step.contributions.len() > 1 && step.version == 2 {
             let again = step.contributions[0];
             step.contributions.insert(0, again);
         }
         let gradient = |c: &dipaco_sync::Contribution| {
-            self.disk.gradients.get(&(unit, c.path, c.number)).cloned().ok_or_else(|| {
+            self.disk.gradients.get(&(fragment, c.path, c.number)).cloned().ok_or_else(|| {
                 format!(
-                    "outer gradient {} of path {} to {unit} counts and is not on the disk",
+                    "outer gradient {} of path {} to {fragment} counts and is not on the disk",
                     c.number, c.path
                 )
             })
@@ -172,8 +190,8 @@ impl Coordinator {
         // A path that contributed twice to one step is two learners of half the weight here.
         let learners: Vec<_> = (0..).map(PathId).zip(&step.contributions).collect();
         let sizes: Vec<_> = learners.iter().map(|&(place, c)| (place, Case::shard(c.path))).collect();
-        let failed = |error: dipaco_sync::FoldError| format!("{unit}: {error}");
-        let (mut weights, mut momentum) = (self.disk.weights[&unit], self.disk.momentum[&unit]);
+        let failed = |error: dipaco_sync::FoldError| format!("{fragment}: {error}");
+        let (mut weights, mut momentum) = (self.disk.weights[&fragment], self.disk.momentum[&fragment]);
         if sizes.is_empty() {
             return Ok(Operation::Step(step, weights, momentum, gradients));
         }
@@ -202,21 +220,21 @@ impl Coordinator {
                 (reply, false) => Err(Some((asker, reply))),
             },
             Operation::Step(step, weights, momentum, gradients) => {
-                let unit = step.unit;
-                self.computing.remove(&unit);
+                let fragment = step.fragment;
+                self.computing.remove(&fragment);
                 let mut core = step.clone();
                 core.contributions.dedup();
                 if !self.rounds.stepped(&core, Duration::from_millis(1)) {
                     return Err(None);
                 }
-                let before = std::mem::replace(self.disk.weights.entry(unit).or_default(), weights);
-                self.disk.kept.insert((unit, step.version - 1), before);
-                self.disk.momentum.insert(unit, momentum);
+                let before = std::mem::replace(self.disk.weights.entry(fragment).or_default(), weights);
+                self.disk.kept.insert((fragment, step.version - 1), before);
+                self.disk.momentum.insert(fragment, momentum);
                 for contribution in &step.contributions {
-                    self.disk.gradients.remove(&(unit, contribution.path, contribution.number));
+                    self.disk.gradients.remove(&(fragment, contribution.path, contribution.number));
                 }
-                let needed = self.rounds.needed_versions(unit);
-                self.disk.kept.retain(|(kept, version), _| *kept != unit || needed.contains(version));
+                let needed = self.rounds.needed_versions(fragment);
+                self.disk.kept.retain(|(kept, version), _| *kept != fragment || needed.contains(version));
                 Ok(self.write(Some((step, gradients)), None))
             }
             Operation::BeginPhase => {
@@ -253,9 +271,9 @@ impl Coordinator {
                 (if renewed.is_ok() { Reply::Done } else { Reply::Lost }, false)
             }
             Request::Contribute { path, fence, send, gradient } => {
-                match self.rounds.contribute(path, fence, send.unit, send.number, 1) {
+                match self.rounds.contribute(path, fence, send.fragment, send.number, 1) {
                     Commit::Accepted => {
-                        self.disk.gradients.insert((send.unit, path, send.number), gradient);
+                        self.disk.gradients.insert((send.fragment, path, send.number), gradient);
                         (Reply::Done, true)
                     }
                     Commit::Duplicate => (Reply::Done, false),
@@ -263,7 +281,7 @@ impl Coordinator {
                 }
             }
             Request::Complete { path, fence, last, state, done } => {
-                let wanted: Vec<Send> = match self.rounds.check(path, fence) {
+                let wanted: Vec<ScheduledSend> = match self.rounds.check(path, fence) {
                     Ok(lease) => lease.sends.iter().filter(|s| s.step == lease.to).copied().collect(),
                     Err(_) => Vec::new(),
                 };
@@ -271,7 +289,7 @@ impl Coordinator {
                     Commit::Accepted => {
                         for (send, gradient) in last {
                             if wanted.contains(&send) {
-                                self.disk.gradients.insert((send.unit, path, send.number), gradient);
+                                self.disk.gradients.insert((send.fragment, path, send.number), gradient);
                             }
                         }
                         self.disk.states.insert(path, *state);
@@ -285,22 +303,24 @@ impl Coordinator {
     }
 
     fn work(&self, lease: Lease) -> Reply {
-        let values = |receive: &Receive| {
-            let Receive { unit, version } = *receive;
-            let newest = self.rounds.progress().versions[&unit];
+        let values = |receive: &ScheduledReceive| {
+            let ScheduledReceive { fragment, version } = *receive;
+            let newest = self.rounds.progress().versions[&fragment];
             let found = if version == newest {
-                self.disk.weights.get(&unit)
+                self.disk.weights.get(&fragment)
             } else {
-                self.disk.kept.get(&(unit, version))
+                self.disk.kept.get(&(fragment, version))
             };
-            found.map(|values| (*receive, *values)).ok_or((unit, version))
+            found.map(|values| (*receive, *values)).ok_or((fragment, version))
         };
         match lease.receives.iter().map(values).collect() {
             Ok(globals) => {
                 let state = self.disk.states[&lease.path].clone();
                 Reply::Work(Box::new(Work { lease, state, globals }))
             }
-            Err((unit, version)) => Reply::Refused(format!("version {version} of {unit} is needed and gone")),
+            Err((fragment, version)) => {
+                Reply::Refused(format!("version {version} of {fragment} is needed and gone"))
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The training that chaos disturbs: a few values a fragment, drawn to targets that each inner step reads from its data.
 
-use dipaco_sync::{Ahead, Lease, Receive, Task, Unit, learner};
+use dipaco_sync::{Ahead, FragmentId, Lease, LeaseTask, ScheduledReceive, learner};
 use dipaco_topology::PathId;
 
 use super::case::{Case, RULE};
@@ -48,21 +48,23 @@ fn datum(words: [u64; 4]) -> f32 {
 }
 
 /// The global weights of a unit before its first outer step: those of a seed, alike in all modules of a level.
-pub(crate) fn seed(unit: Unit) -> Values {
-    std::array::from_fn(|i| datum([u64::from(unit.module.level), u64::from(unit.fragment), 77, i as u64]))
+pub(crate) fn seed(fragment: FragmentId) -> Values {
+    std::array::from_fn(|i| {
+        datum([u64::from(fragment.module.level), u64::from(fragment.index), 77, i as u64])
+    })
 }
 
 impl PathState {
-    pub(crate) fn start(units: &[Unit]) -> Self {
-        let seeds: Vec<Values> = units.iter().map(|&unit| seed(unit)).collect();
+    pub(crate) fn start(fragments: &[FragmentId]) -> Self {
+        let seeds: Vec<Values> = fragments.iter().map(|&fragment| seed(fragment)).collect();
         Self {
             step: 0,
             local: seeds.clone(),
             base: seeds,
-            moment: vec![[0.0; VALUES]; units.len()],
-            ahead: vec![Ahead::start(VALUES); units.len()],
-            seen: vec![0; units.len()],
-            sent_at: vec![0; units.len()],
+            moment: vec![[0.0; VALUES]; fragments.len()],
+            ahead: vec![Ahead::start(VALUES); fragments.len()],
+            seen: vec![0; fragments.len()],
+            sent_at: vec![0; fragments.len()],
         }
     }
 
@@ -71,19 +73,19 @@ impl PathState {
         &mut self,
         case: &Case,
         lease: &Lease,
-        units: &[Unit],
-        globals: &[(Receive, Values)],
+        fragments: &[FragmentId],
+        globals: &[(ScheduledReceive, Values)],
     ) {
         let begins = lease.from == case.schedule.begin(case.schedule.phase_at(lease.from));
         // A phase begins with the global weights alone.
         let blend =
-            if begins || lease.task == Task::Measure { learner::Blend::default() } else { case.blend };
+            if begins || lease.task == LeaseTask::Measure { learner::Blend::default() } else { case.blend };
         for (receive, values) in globals {
-            if let Some(slot) = units.iter().position(|unit| *unit == receive.unit) {
+            if let Some(slot) = fragments.iter().position(|fragment| *fragment == receive.fragment) {
                 let mut values = *values;
                 if begins {
                     self.ahead[slot] = Ahead::start(VALUES);
-                } else if case.eager && lease.task == Task::Train {
+                } else if case.eager && lease.task == LeaseTask::Train {
                     values
                         .iter_mut()
                         .zip(&self.ahead[slot].weights)
@@ -112,10 +114,10 @@ impl PathState {
     }
 
     /// What the path sends of a unit where it is.
-    pub(crate) fn send(&mut self, case: &Case, path: PathId, unit: Unit, slot: usize) -> Gradient {
+    pub(crate) fn send(&mut self, case: &Case, path: PathId, fragment: FragmentId, slot: usize) -> Gradient {
         let gradient = learner::send(&mut self.base[slot], &self.local[slot]);
         if case.eager {
-            self.ahead[slot].send(&gradient, case.share(unit, path), RULE);
+            self.ahead[slot].send(&gradient, case.share(fragment, path), RULE);
         }
         let data = (std::mem::replace(&mut self.sent_at[slot], self.step), self.step);
         Gradient { values: std::array::from_fn(|i| gradient[i]), seen: self.seen[slot], data }

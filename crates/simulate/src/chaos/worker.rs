@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dipaco_sync::{Done, Receive, Send, Task, Unit, units_of};
+use dipaco_sync::{FragmentId, LeaseOutcome, LeaseTask, ScheduledReceive, ScheduledSend, fragment_ids_of};
 
 use super::Bug;
 use super::case::Case;
@@ -27,13 +27,13 @@ pub(crate) struct Worker {
     /// What is trained.
     job: Option<Job>,
     /// The weights that it has seen last, which only a worker with a bug uses.
-    seen: BTreeMap<Unit, (u32, Values)>,
+    seen: BTreeMap<FragmentId, (u32, Values)>,
 }
 
 #[derive(Debug)]
 struct Job {
     work: Work,
-    units: Vec<Unit>,
+    fragments: Vec<FragmentId>,
     state: PathState,
     begun: Duration,
     /// Outer gradients that have been sent and not been acknowledged.
@@ -41,7 +41,7 @@ struct Job {
     /// Outer gradients that wait until the lease before is complete.
     waiting: Vec<Request>,
     /// What is sent at the end, when the training is done.
-    last: Option<Vec<(Send, Gradient)>>,
+    last: Option<Vec<(ScheduledSend, Gradient)>>,
     /// The lease that follows.
     following: Option<Work>,
     completing: bool,
@@ -169,22 +169,22 @@ impl Worker {
     }
 
     fn begin(&mut self, now: Duration, case: &Case, who: usize, work: Work, bug: Option<Bug>) -> Vec<Act> {
-        let units = units_of(&case.topology, case.schedule.fragments(), work.lease.path);
+        let fragments = fragment_ids_of(&case.topology, case.schedule.fragments(), work.lease.path);
         let mut state = work.state.clone();
         let mut globals = work.globals.clone();
         for (receive, values) in &mut globals {
             let fresh = (receive.version, *values);
-            if let (Some(Bug::StaleBase), Some(old)) = (bug, self.seen.insert(receive.unit, fresh)) {
-                *receive = Receive { unit: receive.unit, version: old.0 };
+            if let (Some(Bug::StaleBase), Some(old)) = (bug, self.seen.insert(receive.fragment, fresh)) {
+                *receive = ScheduledReceive { fragment: receive.fragment, version: old.0 };
                 *values = old.1;
             }
         }
-        state.take_over(case, &work.lease, &units, &globals);
+        state.take_over(case, &work.lease, &fragments, &globals);
         self.next += 1;
         let serial = self.next;
         let job = Job {
             work,
-            units,
+            fragments,
             state,
             begun: now,
             open: BTreeSet::new(),
@@ -194,7 +194,7 @@ impl Worker {
             completing: false,
             serial,
         };
-        let measures = job.work.lease.task == Task::Measure;
+        let measures = job.work.lease.task == LeaseTask::Measure;
         self.job = Some(job);
         let pause = Duration::from_millis(500).div_f64(case.workers[who].clock);
         let mut acts = vec![Act::Beat(pause, serial)];
@@ -237,8 +237,8 @@ impl Worker {
         job.state.train(path, to);
         let mut sent = Vec::new();
         for send in lease.sends.iter().filter(|send| send.step == to && to < lease.to) {
-            if let Some(slot) = job.units.iter().position(|unit| *unit == send.unit) {
-                let gradient = job.state.send(case, path, send.unit, slot);
+            if let Some(slot) = job.fragments.iter().position(|fragment| *fragment == send.fragment) {
+                let gradient = job.state.send(case, path, send.fragment, slot);
                 sent.push(Request::Contribute {
                     path: lease.path,
                     fence: lease.fence,
@@ -269,8 +269,8 @@ impl Worker {
         let (path, to) = (job.work.lease.path, job.work.lease.to);
         let mut last = Vec::new();
         for send in job.work.lease.sends.iter().filter(|send| send.step == to) {
-            if let Some(slot) = job.units.iter().position(|unit| *unit == send.unit) {
-                last.push((*send, job.state.send(case, path, send.unit, slot)));
+            if let Some(slot) = job.fragments.iter().position(|fragment| *fragment == send.fragment) {
+                last.push((*send, job.state.send(case, path, send.fragment, slot)));
             }
         }
         job.last = Some(last);
@@ -285,7 +285,7 @@ impl Worker {
             return Vec::new();
         }
         job.completing = true;
-        let done = Done { seconds: (now - job.begun).as_secs_f64(), ..Done::default() };
+        let done = LeaseOutcome { seconds: (now - job.begun).as_secs_f64(), ..LeaseOutcome::default() };
         let (path, fence) = (job.work.lease.path, job.work.lease.fence);
         let (last, state) = (last.clone(), Box::new(job.state.clone()));
         vec![self.call(Request::Complete { path, fence, last, state, done })]

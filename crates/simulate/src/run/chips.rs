@@ -106,8 +106,8 @@ impl OwnChips {
 
     /// Draws when the next of the chips that are there fails.
     fn draw(&mut self, now: f64, random: &mut ChaCha8Rng) {
-        let unit: f64 = random.random();
-        self.failure = now - (1.0 - unit).ln() * self.chips.failure_seconds / self.alive;
+        let fragment: f64 = random.random();
+        self.failure = now - (1.0 - fragment).ln() * self.chips.failure_seconds / self.alive;
     }
 
     fn back(&self) -> f64 {

@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dipaco_sync::{Commit, Done, Fence, Grant, LeaseError, OuterStep, Plan, Progress, Rounds, Send, Unit};
+use dipaco_sync::{
+    Commit, Fence, FragmentId, Grant, LeaseError, LeaseOutcome, OuterStep, RunPlan, RunState, ScheduledSend,
+    TrainingProgress,
+};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 
 use super::chips::{Incident, OwnChips};
@@ -24,7 +27,7 @@ enum Event {
     /// A learner is where it aimed at.
     Reached(usize, u64),
     /// What it sent early has arrived.
-    Arrived(usize, Fence, Send),
+    Arrived(usize, Fence, ScheduledSend),
     /// Everything of a lease has arrived.
     Finished(usize, Fence),
     /// Something happens to its chips.
@@ -52,13 +55,13 @@ pub(crate) enum End {
 #[derive(Debug)]
 pub(crate) struct World<'a> {
     run: &'a LargeRun,
-    rounds: Rounds,
+    rounds: RunState,
     learners: Vec<Learner>,
     now: Duration,
     events: BTreeMap<(Duration, u64), Event>,
     serial: u64,
     timer: Option<Duration>,
-    computing: BTreeSet<Unit>,
+    computing: BTreeSet<FragmentId>,
     end: End,
     /// Learners that have not begun a lease from the step of the end on.
     before_end: BTreeSet<usize>,
@@ -72,12 +75,12 @@ impl<'a> World<'a> {
         let config = TopologyConfig { replicas: run.learners, ..TopologyConfig::dense(1) };
         let topology = Topology::new(&config, 1).map_err(|error| refused(error.to_string()))?;
         let schedule = run.scheme.schedule()?;
-        let progress = Progress::start(&topology, schedule.fragments());
+        let progress = TrainingProgress::start(&topology, schedule.fragments());
         let lease = Duration::try_from_secs_f64(LEASE.max(LEASE_STEPS * run.step_seconds));
         let lease = lease.map_err(|error| refused(error.to_string()))?;
-        let plan = Plan { schedule, scheme: run.scheme.sync.scheme(), phase: 0, lease };
+        let plan = RunPlan { schedule, scheme: run.scheme.sync.scheme(), phase: 0, lease };
         let paths = topology.path_ids();
-        let mut rounds = Rounds::new(topology, plan, progress, 0)?;
+        let mut rounds = RunState::new(topology, plan, progress, 0)?;
         paths.for_each(|path| rounds.bind(path, run.state_stays));
         Ok(Self {
             run,
@@ -291,9 +294,9 @@ impl<'a> World<'a> {
         SimulateError::Refused { seconds: self.now.as_secs_f64(), learner: who, problem: error.to_string() }
     }
 
-    fn contribute(&mut self, who: usize, fence: Fence, send: Send) -> Result<(), SimulateError> {
+    fn contribute(&mut self, who: usize, fence: Fence, send: ScheduledSend) -> Result<(), SimulateError> {
         let Some(path) = self.path(who, fence) else { return Ok(()) };
-        if let Commit::Refused(error) = self.rounds.contribute(path, fence, send.unit, send.number, 0) {
+        if let Commit::Refused(error) = self.rounds.contribute(path, fence, send.fragment, send.number, 0) {
             return Err(self.refused(who, &error));
         }
         self.step();
@@ -303,7 +306,7 @@ impl<'a> World<'a> {
     fn complete(&mut self, who: usize, fence: Fence) -> Result<(), SimulateError> {
         let Some(path) = self.path(who, fence) else { return Ok(()) };
         let seconds = self.learners[who].job.as_ref().map_or(0.0, |job| job.seconds);
-        let done = Done { seconds, ..Done::default() };
+        let done = LeaseOutcome { seconds, ..LeaseOutcome::default() };
         if let Commit::Refused(error) = self.rounds.commit(path, fence, &done) {
             return Err(self.refused(who, &error));
         }
@@ -317,12 +320,12 @@ impl<'a> World<'a> {
     fn step(&mut self) {
         loop {
             let due = self.rounds.due(self.now).into_iter();
-            let due: Vec<_> = due.filter(|step| !self.computing.contains(&step.unit)).collect();
+            let due: Vec<_> = due.filter(|step| !self.computing.contains(&step.fragment)).collect();
             if due.is_empty() {
                 return;
             }
             for step in due {
-                self.computing.insert(step.unit);
+                self.computing.insert(step.fragment);
                 if self.run.outer_seconds > 0.0 {
                     self.after(self.run.outer_seconds, Event::Stepped(step));
                 } else {
@@ -333,7 +336,7 @@ impl<'a> World<'a> {
     }
 
     fn stepped(&mut self, step: &OuterStep) {
-        self.computing.remove(&step.unit);
+        self.computing.remove(&step.fragment);
         let took = Duration::try_from_secs_f64(self.run.outer_seconds).unwrap_or(Duration::MAX);
         if self.rounds.stepped(step, took) {
             self.tally.stepped(self.now, step);

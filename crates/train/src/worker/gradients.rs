@@ -7,15 +7,15 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::TrainError;
-use crate::protocol::{Item, PIECES_AT_ONCE};
-use crate::round::OuterGradient;
-use crate::transfer::{Transfer, Under};
+use crate::client::{LeaseKey, Transfer};
+use dipaco_path::OuterGradient;
+use dipaco_protocol::{LeaseResult, PIECES_AT_ONCE};
 
 /// Brings outer gradients as they come, several at a time, until there are no more; those of one fragment in their order,
 /// in which they count.
-pub(super) async fn bring_gradients(
+pub(super) async fn upload_gradients(
     transfer: Arc<Transfer>,
-    under: Under,
+    under: LeaseKey,
     mut gradients: mpsc::Receiver<OuterGradient>,
 ) -> Result<(), TrainError> {
     let mut under_way = JoinSet::new();
@@ -24,14 +24,15 @@ pub(super) async fn bring_gradients(
     let mut more = true;
     loop {
         if let Some(gradient) =
-            next.take_if(|next| under_way.len() < PIECES_AT_ONCE && !busy.contains(&next.send.unit))
+            next.take_if(|next| under_way.len() < PIECES_AT_ONCE && !busy.contains(&next.send.fragment))
         {
             let OuterGradient { send, encoded, tokens } = gradient;
-            busy.insert(send.unit);
-            let item = Item::OuterGradient { unit: send.unit, number: send.number, tokens };
+            busy.insert(send.fragment);
+            let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens };
             let transfer = transfer.clone();
-            under_way
-                .spawn(async move { transfer.bring(under, item, encoded.into()).await.map(|()| send.unit) });
+            under_way.spawn(async move {
+                transfer.upload(under, item, encoded.into()).await.map(|()| send.fragment)
+            });
         }
         tokio::select! {
             gradient = gradients.recv(), if more && next.is_none() => {

@@ -6,49 +6,49 @@ use bytes::Bytes;
 use dipaco_sync::Fence;
 use dipaco_topology::PathId;
 
-use super::{Part, Worker};
+use super::{TrainingSpan, Worker};
 use crate::TrainError;
-use crate::path_state::PathState;
-use crate::path_weights::{Global, PathWeights};
-use crate::plan::WorkerPlan;
-use crate::protocol::{UnitWeights, Work};
-use crate::round::{PathData, RoundWatch};
-use crate::synchronizer::blocking;
+use crate::blocking::blocking;
+use dipaco_path::PathState;
+use dipaco_path::{GlobalFragment, PathWeights};
+use dipaco_path::{LeaseWatch, PathData};
+use dipaco_protocol::WorkerPlan;
+use dipaco_protocol::{FragmentWeights, GrantedLease};
 
 impl Worker {
     /// What a lease of a path begins with.
     pub(super) async fn path_weights(
         &self,
         path: PathId,
-        weights: &[UnitWeights],
+        weights: &[FragmentWeights],
         state: &mut PathState,
         begins: bool,
     ) -> Result<PathWeights, TrainError> {
         let mut values = Vec::with_capacity(weights.len());
         for weights in weights {
-            values.push(self.supplies.weights.get(weights.unit).await?);
+            values.push(self.prefetch.weights.get(weights.fragment).await?);
         }
-        let globals: Vec<Global<'_>> = weights
+        let globals: Vec<GlobalFragment<'_>> = weights
             .iter()
             .zip(&values)
-            .map(|(&UnitWeights { unit, received, share, .. }, values)| Global {
-                unit,
+            .map(|(&FragmentWeights { fragment, received, share, .. }, values)| GlobalFragment {
+                fragment,
                 values,
                 received,
                 share,
             })
             .collect();
-        PathWeights::new(self.supplies.session.plan(), path, &globals, state, begins)
+        Ok(PathWeights::new(self.prefetch.session.plan(), path, &globals, state, begins)?)
     }
 
     /// The state with which a lease begins: what this worker holds, or the last one that was brought, with the leases
     /// since then trained again.
     pub(super) async fn state(
         &mut self,
-        work: &Work,
+        work: &GrantedLease,
         data: &Arc<PathData>,
         (after, brought): (Option<Fence>, Option<Bytes>),
-        watch: &Arc<RoundWatch>,
+        watch: &Arc<LeaseWatch>,
     ) -> Result<PathState, TrainError> {
         let held = self.held.iter().position(|&(path, ..)| path == work.path).map(|at| self.held.remove(at));
         if let Some((_, fence, state)) = held
@@ -56,7 +56,7 @@ impl Worker {
         {
             return Ok(state);
         }
-        let session = self.supplies.session.clone();
+        let session = self.prefetch.session.clone();
         if !work.trains() {
             // Measuring takes weights only.
             return Ok(PathState { step: work.from, ..start(session.plan()) });
@@ -70,10 +70,10 @@ impl Worker {
             tracing::info!(%path, steps, "the path is taken over; what came after its last state is trained again");
         }
         for stretch in &work.tail {
-            self.supplies.weights.fetch(&stretch.weights).await?;
+            self.prefetch.weights.fetch(&stretch.weights).await?;
             let begins = stretch.from == work.phase_step;
             let weights = self.path_weights(work.path, &stretch.weights, &mut state, begins).await?;
-            let part = Part::of(work, stretch.to, &stretch.sends);
+            let part = TrainingSpan::of(work, stretch.to, &stretch.sends);
             let mut again = self.training(part, data, weights, state, watch, drop);
             let result = tokio::select! {
                 result = &mut again => result?,
@@ -89,16 +89,16 @@ impl Worker {
             }
         }
         // Repeating leases has taken other versions of the weights.
-        self.supplies.weights.fetch(&work.weights).await?;
+        self.prefetch.weights.fetch(&work.weights).await?;
         Ok(state)
     }
 
     /// The last state that was brought, or that before the first step.
-    async fn fetch_state(&self, work: &Work) -> Result<PathState, TrainError> {
-        let session = self.supplies.session.clone();
+    async fn fetch_state(&self, work: &GrantedLease) -> Result<PathState, TrainError> {
+        let session = self.prefetch.session.clone();
         let Some(object) = &work.state else { return Ok(start(session.plan())) };
-        let bytes = self.supplies.transfer.object(object).await?;
-        blocking(move || PathState::decode(&bytes, &session.plan().model)).await?
+        let bytes = self.prefetch.transfer.object(object).await?;
+        Ok(blocking(move || PathState::decode(&bytes, &session.plan().model)).await??)
     }
 }
 

@@ -12,14 +12,16 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use dipaco_config::RunConfig;
 use dipaco_net::{Client, JoinToken, Limits, NetError, RunAuthority, Server};
+use dipaco_path::TrainDevice;
+use dipaco_protocol::{ContentDigest, GrantedLease, LeaseResult, Request, Response, SYNCHRONIZER};
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_telemetry::{Clock, Events, Progress};
 use dipaco_topology::{ModuleId, Topology};
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, Item, Request, Response, Revocations, SYNCHRONIZER, SeedOptions,
-    Started, SynchronizerOptions, SynchronizerSummary, TrainDevice, TrainError, Whole, Work, WorkerOptions,
-    WorkerSummary, coordinate, open_run, start_training, synchronize, train_seed, work,
+    CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, SeedOptions, SynchronizerOptions,
+    SynchronizerSummary, TrainError, WorkerOptions, WorkerSummary, coordinate, open_run, start_training,
+    synchronize, train_seed, work,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -134,7 +136,7 @@ impl Run {
         Self { folder, config, store, shards, authority }
     }
 
-    pub(crate) async fn start(&self, resume: bool) -> Result<Started, TrainError> {
+    pub(crate) async fn start(&self, resume: bool) -> Result<OpenRun, TrainError> {
         start_training(&self.store, &self.config, self.shards.clone(), resume).await
     }
 
@@ -170,7 +172,7 @@ impl Run {
         self.authority.issue(role, "test", addresses, SystemTime::now(), LIFETIME).unwrap()
     }
 
-    pub(crate) fn options(&self, started: Started, events: Events) -> CoordinatorOptions {
+    pub(crate) fn options(&self, started: OpenRun, events: Events) -> CoordinatorOptions {
         CoordinatorOptions {
             config: self.config.clone(),
             store: self.store.clone(),
@@ -323,17 +325,22 @@ impl Puppet {
     }
 
     /// Brings a result of a lease that fits in one piece.
-    pub(crate) async fn submit(&self, work: &Work, item: Item, content: Bytes) -> Result<Response, NetError> {
-        let (path, fence, whole) = (work.path, work.fence, Whole::of(&content));
+    pub(crate) async fn submit(
+        &self,
+        work: &GrantedLease,
+        item: LeaseResult,
+        content: Bytes,
+    ) -> Result<Response, NetError> {
+        let (path, fence, whole) = (work.path, work.fence, ContentDigest::of(&content));
         let request = Request::Submit { path, fence, item, whole, offset: 0 };
         self.ask(&request, Some(content)).await.map(|(answer, _)| answer)
     }
 
     /// Takes the next lease.
-    pub(crate) async fn lease(&self) -> Work {
+    pub(crate) async fn lease(&self) -> GrantedLease {
         let answer = self.ask(&Request::Lease { held: Vec::new(), wait_ms: 15_000 }, None).await.unwrap();
         match answer.0 {
-            Response::Work(work) => *work,
+            Response::Lease(work) => *work,
             other => panic!("no work but {other:?}"),
         }
     }

@@ -5,10 +5,10 @@ use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
+use dipaco_bench::{TrialWorker, serve_trial};
 use dipaco_net::{Client, JoinToken, Limits, RunAuthority, Server};
 use dipaco_store::{ObjectRef, RunStore, StoreOptions};
 use dipaco_telemetry::{Align, Progress, Table, Unit};
-use dipaco_train::{TrialWorker, serve_trial};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
@@ -316,7 +316,7 @@ async fn work() -> Result<(), CliError> {
             async move { plain.bring_plain(content).await }
         }));
         let bring_plain = bring_plain.await?;
-        let bring = timed(async { transfer.bring(&content, times).await.map_err(step) }).await?;
+        let bring = timed(async { transfer.upload(&content, times).await.map_err(step) }).await?;
         let round = Round { fetch_plain, fetch, bring_plain, bring };
         let line =
             serde_json::to_string(&round).map_err(|error| io("write to", "standard output")(error.into()))?;

@@ -7,15 +7,16 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
+use dipaco_bench::{LoadTestOptions, LoadTestReport, load_test};
 use dipaco_config::RunConfig;
 use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
+use dipaco_path::TrainDevice;
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunStore, ShardRecord};
 use dipaco_telemetry::{Align, Events, Progress, Table, Unit};
 use dipaco_topology::Topology;
 use dipaco_train::{
-    CoordinatorOptions, CrowdOptions, CrowdReport, Revocations, SeedOptions, TrainDevice, coordinate, crowd,
-    open_run, start_training, train_seed,
+    CoordinatorOptions, Revocations, SeedOptions, coordinate, open_run, start_training, train_seed,
 };
 use serde::Serialize;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -200,11 +201,11 @@ fn io(action: &'static str, path: &'static str) -> impl Fn(std::io::Error) -> Cl
     move |source| CliError::Io { action, path: path.into(), source }
 }
 
-/// The crowd's end: starts the coordinator's process, and watches its memory.
+/// The load test: starts a coordinator in a process of its own and watches its memory.
 async fn measure(
     options: &WorkersOptions,
     progress: &Progress,
-) -> Result<(CrowdReport, Vec<(f64, u64)>), CliError> {
+) -> Result<(LoadTestReport, Vec<(f64, u64)>), CliError> {
     let program = std::env::current_exe().map_err(io("find", "this program"))?;
     let mut child = Command::new(&program)
         .args(["--quiet", "bench", "workers", "--as-coordinator"])
@@ -222,8 +223,8 @@ async fn measure(
     }
     let token: JoinToken = serde_json::from_str(&said)
         .map_err(|error| io("read from", "the coordinator's process")(error.into()))?;
-    let crowd = crowd(
-        CrowdOptions {
+    let running = load_test(
+        LoadTestOptions {
             token,
             workers: options.workers,
             training: Duration::try_from_secs_f64(options.training).unwrap_or_default(),
@@ -231,13 +232,13 @@ async fn measure(
         },
         CancellationToken::new(),
     );
-    tokio::pin!(crowd);
+    tokio::pin!(running);
     let (begun, mut looks) = (tokio::time::Instant::now(), tokio::time::interval(LOOK));
     let mut held = Vec::new();
     let task = progress.task("bench", Some(options.seconds.into()), Unit::Count("seconds"));
     let seen = loop {
         tokio::select! {
-            seen = &mut crowd => break seen.map_err(step)?,
+            seen = &mut running => break seen.map_err(step)?,
             _ = looks.tick() => {
                 let bytes = child.id().and_then(memory::of_process);
                 held.extend(bytes.map(|bytes| (begun.elapsed().as_secs_f64(), bytes)));

@@ -1,13 +1,13 @@
 //! Whether there is a GPU to train on.
 
-use dipaco_train::{DeviceChoice, TrainDevice, TrainError};
+use dipaco_path::{DeviceChoice, PathError, TrainDevice};
 
 use super::Finding;
 
 pub(super) fn check() -> Finding {
     match TrainDevice::open(DeviceChoice::Cuda).and_then(|gpu| gpu.describe()) {
         Ok(gpu) => Finding::ok("GPU", gpu),
-        Err(TrainError::BuiltWithoutCuda) => {
+        Err(PathError::BuiltWithoutCuda) => {
             Finding::ok("GPU", "not looked for: built without --features cuda")
         }
         Err(error) if error.is_no_gpu() => Finding::ok("GPU", format!("none: {error}")),

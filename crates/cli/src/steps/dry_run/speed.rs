@@ -2,8 +2,8 @@
 
 use dipaco_config::{RunConfig, TrainConfig};
 use dipaco_model::{ModelConfig, step_memory};
+use dipaco_path::TrainDevice;
 use dipaco_telemetry::{Progress, Unit, human};
-use dipaco_train::TrainDevice;
 use serde::Serialize;
 
 use crate::steps::error::StepError;

@@ -1,0 +1,109 @@
+//! A path trained on the CPU.
+
+use std::sync::Arc;
+
+use dipaco_model::{
+    Device, Gradients, Loss, ModelConfig, Module, ModuleWeights, Path, Phase, Profile, keep_freed_memory,
+};
+use dipaco_optim::{adamw_step, clip_scale, squared_norm};
+use dipaco_topology::Topology;
+
+use crate::PathError;
+use crate::state::PathState;
+use crate::trainer::{InnerConfig, StepReport};
+
+/// A path and its modules.
+pub(crate) struct CpuPath {
+    path: Path,
+    modules: Vec<Arc<Module>>,
+    /// Where each tensor's moments begin in the state's flat arrays, in `path_specs` order.
+    offsets: Vec<usize>,
+    profile: Profile,
+}
+
+impl CpuPath {
+    pub(super) fn new(
+        model: &ModelConfig,
+        topology: &Topology,
+        weights: &[ModuleWeights],
+        checkpointing: bool,
+    ) -> Result<Self, PathError> {
+        keep_freed_memory();
+        let load = |weights| Module::load_trainable(weights, &Device::Cpu).map(Arc::new);
+        let modules = weights.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+        let path = Path::compose(model, topology, &modules)?.with_checkpointing(checkpointing);
+        let offsets = path
+            .specs()
+            .iter()
+            .scan(0, |next, spec| {
+                let offset = *next;
+                *next += spec.parameters();
+                Some(offset)
+            })
+            .collect();
+        Ok(Self { path, modules, offsets, profile: Profile::default() })
+    }
+
+    pub(super) fn with_profile(mut self, profile: Profile) -> Self {
+        self.path = self.path.with_profile(profile.clone());
+        self.profile = profile;
+        self
+    }
+
+    pub(super) fn step(
+        &self,
+        tokens: &[u32],
+        targets: &[u32],
+        config: &InnerConfig,
+        learning_rate: f64,
+        state: &mut PathState,
+    ) -> Result<StepReport, PathError> {
+        let (loss, gradients) = self.path.gradients(tokens, targets, config.batch, config.at_once())?;
+        self.profile.time(Phase::Optimizer, || self.apply(loss, &gradients, config, learning_rate, state))
+    }
+
+    /// Clips the gradients and lets AdamW take a step.
+    fn apply(
+        &self,
+        loss: Loss,
+        gradients: &Gradients,
+        config: &InnerConfig,
+        learning_rate: f64,
+        state: &mut PathState,
+    ) -> Result<StepReport, PathError> {
+        let mut squared = 0.0;
+        gradients.for_each(|_, gradient| squared += squared_norm(gradient))?;
+        let report = StepReport {
+            loss: loss.mean,
+            gradient_norm: squared.sqrt(),
+            learning_rate,
+            tokens: loss.counted as u64,
+        };
+        if !report.is_finite() {
+            return Ok(report);
+        }
+        let adamw = &config.adamw;
+        let scale = clip_scale(squared, adamw.clip_norm);
+        let step = state.step + 1;
+        let (first, second) = (&mut state.first, &mut state.second);
+        self.path.update(gradients, |index, spec, params, gradient| {
+            let range = self.offsets[index]..self.offsets[index] + params.len();
+            let (first, second) = (&mut first[range.clone()], &mut second[range]);
+            adamw_step(params, gradient, first, second, step, learning_rate, scale, spec.decay, adamw);
+        })?;
+        Ok(report)
+    }
+
+    pub(super) fn token_log_probs(
+        &self,
+        tokens: &[u32],
+        targets: &[u32],
+        rows: usize,
+    ) -> Result<Vec<f32>, PathError> {
+        Ok(self.path.token_log_probs(tokens, targets, rows)?)
+    }
+
+    pub(super) fn weights(&self) -> Result<Vec<ModuleWeights>, PathError> {
+        Ok(self.modules.iter().map(|module| module.weights()).collect::<Result<_, _>>()?)
+    }
+}

@@ -1,0 +1,165 @@
+//! Errors of training one path.
+
+use std::path::PathBuf;
+
+use dipaco_sync::FragmentId;
+use dipaco_topology::{ModuleId, PathId};
+use thiserror::Error;
+
+/// A path that cannot be trained, or data of a path that cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PathError {
+    /// The shard of a path holds no documents.
+    #[error(
+        "path {path} has no documents to train on: use fewer paths, more text, or another router seed (`--set router.seed=…`), and route again"
+    )]
+    EmptyShard {
+        /// The path.
+        path: PathId,
+    },
+    /// A shard differs from the shard with which the run started.
+    #[error(
+        "{} is not the shard with which this run started: its content differs; restore it, or route again into another run directory",
+        file.display()
+    )]
+    WrongShard {
+        /// The token file.
+        file: PathBuf,
+    },
+    /// The loss or the gradient is not finite.
+    #[error(
+        "training of path {path} diverged at inner step {step} (loss {loss}): lower the learning rate, or clip gradients"
+    )]
+    Diverged {
+        /// The path.
+        path: PathId,
+        /// The inner step, counted from 0 over the run.
+        step: u64,
+        /// The loss of that step, in nats per token.
+        loss: f32,
+    },
+    /// The header of a path's state is missing, or has another version.
+    #[error(
+        "the file is no path state of version {expected}: another version of dipaco wrote it, or it is damaged"
+    )]
+    StateFormat {
+        /// The version that this program reads.
+        expected: &'static str,
+    },
+    /// The header of a path's state cannot be written.
+    #[error("the header of the path's state cannot be written as JSON")]
+    StateHeader(#[source] serde_json::Error),
+    /// A path's state belongs to a model of another size.
+    #[error(
+        "the path's state holds {found} moments, its model {expected} parameters: it belongs to another configuration"
+    )]
+    StateLength {
+        /// Parameters of the path.
+        expected: usize,
+        /// Moments in the state.
+        found: usize,
+    },
+    /// A path's state holds values of a fragment that has another size.
+    #[error(
+        "the path's state holds {found} values of a fragment of {expected} parameters: it belongs to another configuration"
+    )]
+    FragmentStateLength {
+        /// Parameters of the fragment.
+        expected: usize,
+        /// Values in the state.
+        found: usize,
+    },
+    /// The global weights of a fragment have another size than the fragment.
+    #[error(
+        "the global weights of fragment {fragment} hold {found} values, the model's fragment has {expected}: they belong to another configuration"
+    )]
+    GlobalLength {
+        /// The fragment.
+        fragment: FragmentId,
+        /// Parameters of the fragment.
+        expected: usize,
+        /// Values of the weights.
+        found: usize,
+    },
+    /// A moment of a path's state is NaN or infinite.
+    #[error("a moment of the path's state is not finite (position {position}): training diverged")]
+    MomentNotFinite {
+        /// Position of the first such value.
+        position: usize,
+    },
+    /// The modules of a level cannot be cut into the configured number of fragments.
+    #[error("sync.fragments does not fit the modules of level {level}: {why}")]
+    Fragments {
+        /// The level.
+        level: usize,
+        /// The reason.
+        why: dipaco_sync::FragmentsError,
+    },
+    /// The model has no such level or fragment.
+    #[error("this run's model has no {what}: the file or message belongs to another run")]
+    NoSuchFragment {
+        /// The level or the fragment.
+        what: String,
+    },
+    /// An outer gradient cannot be written or read. Peers are told this in one line.
+    #[error("the outer gradient of module {module} from path {path}: {why}")]
+    OuterGradient {
+        /// The module.
+        module: ModuleId,
+        /// The path.
+        path: PathId,
+        /// The reason.
+        why: dipaco_codec::CodecError,
+    },
+    /// A module file cannot be read.
+    #[error("{name} is not a module file of this model")]
+    ModuleFile {
+        /// Name of the file.
+        name: String,
+        /// The reason.
+        #[source]
+        source: dipaco_model::ModelError,
+    },
+    /// A fault of this program.
+    #[error("internal fault of dipaco: {what}; please report it")]
+    Internal {
+        /// The assumption that does not hold.
+        what: String,
+    },
+    /// The plan of the run does not fit together.
+    #[error(transparent)]
+    Plan(#[from] dipaco_protocol::PlanError),
+    /// Levels and model do not fit.
+    #[error(transparent)]
+    Topology(#[from] dipaco_topology::TopologyError),
+    /// The model cannot be composed or run.
+    #[error(transparent)]
+    Model(#[from] dipaco_model::ModelError),
+    /// A token file cannot be read.
+    #[error(transparent)]
+    Shards(#[from] dipaco_shards::ShardsError),
+    /// The user asks for a GPU, and this program cannot use one.
+    #[error("this dipaco can't train on a GPU: build it with --features cuda, or give --device cpu")]
+    BuiltWithoutCuda,
+    /// A GPU cannot be used.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] dipaco_cuda::CudaError),
+}
+
+impl PathError {
+    /// True if the machine has no GPU or no driver for one, as opposed to a GPU that fails.
+    #[must_use]
+    pub fn is_no_gpu(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        if let Self::Cuda(error) = self {
+            use dipaco_cuda::CudaError;
+            return matches!(
+                error,
+                CudaError::NoLibrary { library: "libcuda", .. } | CudaError::NoDevice { .. }
+            );
+        }
+        false
+    }
+}

@@ -1,0 +1,207 @@
+//! Where the fragments of a module lie in its weights.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, level_specs, parameters};
+use dipaco_protocol::WorkerPlan;
+use dipaco_sync::{SyncConfig, TensorSize, cut};
+use dipaco_topology::{Part, Topology};
+
+use crate::PathError;
+
+/// The fragments of the modules of each level. All modules of a level are cut alike.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    levels: Vec<Level>,
+}
+
+#[derive(Clone, Debug)]
+struct Level {
+    specs: Arc<[TensorSpec]>,
+    fragments: Vec<FragmentLayout>,
+}
+
+/// A fragment of the modules of a level.
+#[derive(Clone, Debug)]
+pub struct FragmentLayout {
+    /// Its tensors, in the order of the module's.
+    pub specs: Arc<[TensorSpec]>,
+    /// Where they lie in the module's flat weights.
+    ranges: Vec<Range<usize>>,
+}
+
+impl FragmentLayout {
+    /// How many values it holds.
+    #[must_use]
+    pub fn values(&self) -> usize {
+        parameters(&self.specs)
+    }
+
+    /// Copies the fragment out of a module's flat weights.
+    #[must_use]
+    pub fn gather(&self, module: &[f32]) -> Vec<f32> {
+        let mut values = Vec::with_capacity(self.values());
+        for range in &self.ranges {
+            values.extend_from_slice(module.get(range.clone()).unwrap_or_default());
+        }
+        values
+    }
+
+    /// Writes the fragment's values to where they lie in a module's flat weights.
+    pub fn scatter(&self, values: &[f32], module: &mut [f32]) {
+        let mut rest = values;
+        for range in &self.ranges {
+            if let (Some(target), Some((part, others))) =
+                (module.get_mut(range.clone()), rest.split_at_checked(range.len()))
+            {
+                target.copy_from_slice(part);
+                rest = others;
+            }
+        }
+    }
+}
+
+impl Layout {
+    /// The layout of a model's modules under a scheme of synchronisation.
+    ///
+    /// # Errors
+    /// When a module has too few parts.
+    pub fn new(model: &ModelConfig, topology: &Topology, sync: &SyncConfig) -> Result<Self, PathError> {
+        let level = |level: usize| {
+            let specs: Arc<[TensorSpec]> = level_specs(model, topology, level).into();
+            let group = |part: Part| match part {
+                Part::Embedding => 0,
+                Part::Block(block) => block + 1,
+                Part::Head => model.blocks + 1,
+            };
+            let tensors: Vec<_> = specs
+                .iter()
+                .map(|spec| TensorSize {
+                    name: spec.name.clone(),
+                    values: spec.parameters(),
+                    group: group(spec.part),
+                })
+                .collect();
+            let begins: Vec<usize> = specs
+                .iter()
+                .scan(0, |next, spec| {
+                    let begin = *next;
+                    *next += spec.parameters();
+                    Some(begin)
+                })
+                .collect();
+            let fragment = |tensors: Vec<usize>| FragmentLayout {
+                specs: tensors.iter().map(|&i| specs[i].clone()).collect(),
+                ranges: tensors.iter().map(|&i| begins[i]..begins[i] + specs[i].parameters()).collect(),
+            };
+            let fragments = cut(&tensors, sync.fragments, sync.pattern)
+                .map_err(|why| PathError::Fragments { level, why })?;
+            Ok(Level { fragments: fragments.into_iter().map(fragment).collect(), specs })
+        };
+        Ok(Self { levels: (0..topology.levels()).map(level).collect::<Result<_, PathError>>()? })
+    }
+
+    /// The layout of the modules of a worker's plan.
+    ///
+    /// # Errors
+    /// When a module has too few parts.
+    pub fn of_plan(plan: &WorkerPlan, topology: &Topology) -> Result<Self, PathError> {
+        Self::new(&plan.model, topology, &plan.sync)
+    }
+
+    /// The tensors of a whole module.
+    ///
+    /// # Errors
+    /// When there is no such level.
+    pub fn module(&self, level: u16) -> Result<Arc<[TensorSpec]>, PathError> {
+        let found = self.levels.get(usize::from(level)).map(|level| level.specs.clone());
+        found.ok_or_else(|| PathError::NoSuchFragment { what: format!("level {level}") })
+    }
+
+    /// The fragments of a module.
+    ///
+    /// # Errors
+    /// When there is no such level.
+    pub fn fragments(&self, level: u16) -> Result<&[FragmentLayout], PathError> {
+        let found = self.levels.get(usize::from(level)).map(|level| level.fragments.as_slice());
+        found.ok_or_else(|| PathError::NoSuchFragment { what: format!("level {level}") })
+    }
+
+    /// A fragment of a module.
+    ///
+    /// # Errors
+    /// When there is no such fragment.
+    pub fn fragment(&self, level: u16, fragment: u32) -> Result<&FragmentLayout, PathError> {
+        let found = self.fragments(level)?.get(fragment as usize);
+        found.ok_or_else(|| PathError::NoSuchFragment {
+            what: format!("fragment {fragment} of level {level}"),
+        })
+    }
+
+    /// A module put together from the files of its fragments, in order.
+    ///
+    /// # Errors
+    /// When there are more or fewer of them, or one does not fit.
+    pub fn assemble<B: AsRef<[u8]>>(&self, level: u16, files: &[B]) -> Result<ModuleWeights, PathError> {
+        let (specs, fragments) = (self.module(level)?, self.fragments(level)?);
+        if files.len() != fragments.len() {
+            let what = format!("{} fragments of a module of level {level}", fragments.len());
+            return Err(PathError::NoSuchFragment { what });
+        }
+        if let ([only], [_]) = (files, fragments) {
+            return Ok(ModuleWeights::from_safetensors(only.as_ref(), specs)?);
+        }
+        let mut values = vec![0.0; parameters(&specs)];
+        for (file, fragment) in files.iter().zip(fragments) {
+            let part = ModuleWeights::from_safetensors(file.as_ref(), fragment.specs.clone())?;
+            fragment.scatter(&part.values, &mut values);
+        }
+        Ok(ModuleWeights { specs, values })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_sync::Pattern;
+    use dipaco_topology::TopologyConfig;
+
+    use super::*;
+
+    #[test]
+    fn a_module_is_its_fragments() {
+        let model = ModelConfig {
+            vocab_size: 5,
+            hidden_size: 4,
+            blocks: 3,
+            heads: 1,
+            head_dim: 4,
+            ffn_size: 4,
+            context: 8,
+            ..ModelConfig::default()
+        };
+        let topology = Topology::new(&TopologyConfig::dense(3), 3).unwrap();
+        for pattern in [Pattern::Strided, Pattern::Sequential, Pattern::Balanced] {
+            let sync = SyncConfig { fragments: 3, pattern, ..SyncConfig::default() };
+            let layout = Layout::new(&model, &topology, &sync).unwrap();
+            let specs = layout.module(0).unwrap();
+            let values: Vec<f32> = (0u16..).take(parameters(&specs)).map(f32::from).collect();
+            let files: Vec<Vec<u8>> = layout
+                .fragments(0)
+                .unwrap()
+                .iter()
+                .map(|fragment| {
+                    let part =
+                        ModuleWeights { specs: fragment.specs.clone(), values: fragment.gather(&values) };
+                    part.to_safetensors(None).unwrap()
+                })
+                .collect();
+            assert_eq!(layout.assemble(0, &files).unwrap().values, values);
+            assert!(layout.assemble(0, &files[..2]).is_err());
+        }
+        // Embedding, three blocks and the head stay whole.
+        let sync = SyncConfig { fragments: 6, ..SyncConfig::default() };
+        let error = Layout::new(&model, &topology, &sync).unwrap_err();
+        assert!(matches!(error, PathError::Fragments { level: 0, .. }));
+    }
+}

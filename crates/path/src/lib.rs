@@ -1,0 +1,29 @@
+//! Training of one path.
+//!
+//! [`Trainer`] takes inner steps (AdamW) on a [`TrainDevice`]. [`PathWeights`] joins the global fragments of a lease with
+//! the path's own [`PathState`]. [`train_lease`] trains a lease from its first to its last inner step and makes the outer
+//! gradients. [`OuterState`] takes the outer step of a fragment. [`Layout`] says where fragments lie in modules.
+//!
+//! This package has no runtime, no network and no run store: functions compute on the thread of their caller.
+
+mod compute;
+mod device;
+mod error;
+mod layout;
+mod lease;
+pub mod module_files;
+mod outer_step;
+mod state;
+mod trainer;
+mod weights;
+
+pub use device::{DeviceChoice, TrainDevice};
+pub use error::PathError;
+pub use layout::{FragmentLayout, Layout};
+pub use lease::{
+    LeaseTraining, LeaseWatch, OuterGradient, PathData, TrainedLease, mean_loss, open_shard, train_lease,
+};
+pub use outer_step::{Merged, OuterState};
+pub use state::{FRAGMENT_STATE_PARTS, FragmentState, PathState};
+pub use trainer::{InnerConfig, StepReport, Trainer};
+pub use weights::{GlobalFragment, PathWeights};

@@ -1,0 +1,172 @@
+//! The outer step of a fragment: what contributions make of the global weights.
+
+use std::sync::Arc;
+
+use dipaco_codec::Compression;
+use dipaco_config::OuterConfig;
+use dipaco_model::{ModuleWeights, TensorSpec};
+use dipaco_optim::{DelayedNesterov, delayed_nesterov_step, nesterov_step};
+
+use crate::PathError;
+
+/// What the outer optimizer remembers of a fragment: momentum, with delayed momentum the sum of contributions since it
+/// changed, and with a rounded broadcast what rounding has left.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OuterState {
+    momentum: Vec<f32>,
+    buffer: Option<Vec<f32>>,
+    residual: Option<Vec<f32>>,
+}
+
+/// What an outer step is taken from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Merged {
+    /// Nothing: all contributions have been dropped.
+    Nothing,
+    /// The merged contributions.
+    Mean(Vec<f32>),
+    /// Each contribution, multiplied by its weight and the number of learners, and how many were applied before them.
+    Each(Vec<Vec<f32>>, u64),
+}
+
+/// The tensors of the state's file: the fragment's own for the momentum, and the same with a prefix for the others.
+fn specs(outer: &OuterConfig, fragment: &[TensorSpec]) -> Arc<[TensorSpec]> {
+    let named = |prefix: &'static str| {
+        fragment.iter().map(move |spec| TensorSpec { name: format!("{prefix}{}", spec.name), ..spec.clone() })
+    };
+    let buffer = outer.delayed().is_some().then(|| named("buffer/")).into_iter().flatten();
+    let residual = (outer.broadcast != Compression::F32).then(|| named("residual/")).into_iter().flatten();
+    named("").chain(buffer).chain(residual).collect()
+}
+
+impl OuterState {
+    /// The state before the first outer step of a fragment of this many values.
+    pub fn start(outer: &OuterConfig, values: usize) -> Self {
+        Self {
+            momentum: vec![0.0; values],
+            buffer: outer.delayed().map(|_| vec![0.0; values]),
+            residual: (outer.broadcast != Compression::F32).then(|| vec![0.0; values]),
+        }
+    }
+
+    /// The state's file.
+    pub fn encode(&self, outer: &OuterConfig, fragment: &[TensorSpec]) -> Result<bytes::Bytes, PathError> {
+        let parts = [Some(&self.momentum), self.buffer.as_ref(), self.residual.as_ref()];
+        let values = parts.into_iter().flatten().flatten().copied().collect();
+        Ok(ModuleWeights { specs: specs(outer, fragment), values }.to_safetensors(None)?.into())
+    }
+
+    /// Reads what [`encode`](Self::encode) wrote.
+    pub fn decode(outer: &OuterConfig, fragment: &[TensorSpec], bytes: &[u8]) -> Result<Self, PathError> {
+        let values = ModuleWeights::from_safetensors(bytes, specs(outer, fragment))?.values;
+        let mut parts = values.chunks(dipaco_model::parameters(fragment).max(1)).map(<[f32]>::to_vec);
+        Ok(Self {
+            momentum: parts.next().unwrap_or_default(),
+            buffer: outer.delayed().and_then(|_| parts.next()),
+            residual: parts.next(),
+        })
+    }
+
+    /// Takes the outer step: changes the global weights, and returns the change as workers get it, when it is rounded.
+    ///
+    /// With a rounded broadcast the step starts from the weights and what rounding has left, the change from the weights is
+    /// rounded, and the new weights are the old ones and the rounded change: what workers add up is what the store holds.
+    pub fn step(
+        &mut self,
+        outer: &OuterConfig,
+        weights: &mut [f32],
+        merged: &Merged,
+    ) -> Result<Option<Vec<u8>>, dipaco_codec::CodecError> {
+        let before = self.residual.as_ref().map(|_| weights.to_vec());
+        for (weight, residual) in weights.iter_mut().zip(self.residual.iter().flatten()) {
+            *weight += residual;
+        }
+        match merged {
+            Merged::Nothing => {}
+            Merged::Mean(gradient) => nesterov_step(weights, gradient, &mut self.momentum, &outer.nesterov),
+            Merged::Each(gradients, received) => {
+                if let (Some(config), Some(buffer)) = (outer.delayed(), &mut self.buffer) {
+                    let momentum = std::mem::take(&mut self.momentum);
+                    let mut state =
+                        DelayedNesterov { momentum, buffer: std::mem::take(buffer), received: *received };
+                    for gradient in gradients {
+                        delayed_nesterov_step(weights, gradient, &mut state, &config);
+                    }
+                    self.momentum = state.momentum;
+                    *buffer = state.buffer;
+                }
+            }
+        }
+        let (Some(before), Some(residual)) = (before, &mut self.residual) else { return Ok(None) };
+        let change: Vec<f32> = weights.iter().zip(&before).map(|(after, before)| after - before).collect();
+        let encoded = dipaco_codec::encode(&change, outer.broadcast)?;
+        let rounded = dipaco_codec::decode(&encoded, change.len())?;
+        for (((weight, before), rounded), residual) in
+            weights.iter_mut().zip(&before).zip(&rounded).zip(residual)
+        {
+            let published = before + rounded;
+            *residual = *weight - published;
+            *weight = published;
+        }
+        Ok(Some(encoded))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_optim::NesterovConfig;
+    use dipaco_topology::Part;
+
+    use super::*;
+
+    fn outer(broadcast: Compression, delay: u32) -> OuterConfig {
+        let nesterov = NesterovConfig { learning_rate: 1.0, momentum: 0.0 };
+        OuterConfig { broadcast, delay, nesterov, ..OuterConfig::default() }
+    }
+
+    #[test]
+    fn what_workers_add_up_is_what_the_store_holds_and_rounding_is_made_up_for() {
+        let outer = outer(Compression::E3m0, 0);
+        let mut weights = vec![0.0, 0.0];
+        let mut state = OuterState::start(&outer, 2);
+        let mut added = [0.0f32; 2];
+        for _ in 0..50 {
+            let gradient = Merged::Mean(vec![-1.0, -0.3]);
+            let change = state.step(&outer, &mut weights, &gradient).unwrap().unwrap();
+            for (sum, change) in added.iter_mut().zip(dipaco_codec::decode(&change, 2).unwrap()) {
+                *sum += change;
+            }
+            assert_eq!(weights, added);
+        }
+        // 0.3 has no code: the steps alternate around it.
+        assert!((weights[0] - 50.0).abs() < 1e-3 && (weights[1] - 15.0).abs() < 0.3, "{weights:?}");
+    }
+
+    #[test]
+    fn contributions_one_by_one_move_as_far_as_their_mean() {
+        let (each, mean) = (outer(Compression::F32, 4), outer(Compression::F32, 0));
+        let gradients = [0.3, -0.2, 0.9, 0.5];
+        let (mut one, mut other) = (vec![1.0], vec![1.0]);
+        let mut state = OuterState::start(&each, 1);
+        for (received, gradient) in (0..).zip(gradients) {
+            state.step(&each, &mut one, &Merged::Each(vec![vec![gradient]], received)).unwrap();
+        }
+        OuterState::start(&mean, 1).step(&mean, &mut other, &Merged::Mean(vec![0.375])).unwrap();
+        assert!((one[0] - other[0]).abs() < 1e-6, "{one:?} {other:?}");
+    }
+
+    #[test]
+    fn a_state_survives_its_file() {
+        let fragment = [TensorSpec { name: "a".into(), shape: vec![2], part: Part::Head, decay: true }];
+        for (broadcast, delay) in
+            [(Compression::F32, 0), (Compression::Int8, 0), (Compression::F32, 3), (Compression::Bf16, 2)]
+        {
+            let outer = outer(broadcast, delay);
+            let mut state = OuterState::start(&outer, 2);
+            state.momentum[1] = 0.5;
+            state.residual.iter_mut().for_each(|residual| residual[0] = 0.25);
+            let file = state.encode(&outer, &fragment).unwrap();
+            assert_eq!(OuterState::decode(&outer, &fragment, &file).unwrap(), state);
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What a path carries from lease to lease besides the global weights of its modules.
+
+use std::collections::BTreeMap;
+
+use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, parameters, path_specs};
+use dipaco_sync::Ahead;
+use dipaco_topology::Part;
+use serde::{Deserialize, Serialize};
+
+use crate::PathError;
+
+/// AdamW's moments, the step and the data position of a path, and what of its weights is nowhere else.
+///
+/// Training draws no random numbers but the order of its data, and that is a function of the run's seed and the
+/// position: these fields and the modules are all that a path needs to continue bit for bit. The moments stay with the
+/// path from round to round and are never averaged (arXiv:2311.08105 §6.1).
+#[derive(Clone, Debug, PartialEq)]
+pub struct PathState {
+    /// Inner steps taken since the start of the run.
+    pub step: u64,
+    /// Sequences drawn from the shard since the start of the phase.
+    pub position: u64,
+    /// AdamW's first moments, flat, in the order of [`path_specs`].
+    pub first: Vec<f32>,
+    /// AdamW's second moments, flat, in the same order.
+    pub second: Vec<f32>,
+    /// What the path keeps of its fragments, by level and fragment; nothing of those that are not named.
+    pub kept: BTreeMap<(u16, u32), FragmentState>,
+}
+
+/// What a path keeps of a fragment beside the global weights. All have the fragment's length.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FragmentState {
+    /// Its own weights, when it does not begin its next lease with those of the store.
+    pub weights: Option<Vec<f32>>,
+    /// What the next outer gradient is measured from, when that is not the global weights that the path took over last:
+    /// what the path has sent and not received back.
+    pub base: Option<Vec<f32>>,
+    /// What writing its outer gradients has lost and the next one makes up for.
+    pub residual: Option<Vec<f32>>,
+    /// How far it is ahead of the global weights with eager updates.
+    pub ahead: Option<Ahead>,
+}
+
+/// The names of the parts of [`FragmentState`] in a state's file.
+const NAMES: [&str; FRAGMENT_STATE_PARTS] =
+    ["own", "base", "residual", "ahead", "ahead-momentum", "ahead-sent"];
+
+/// As how many vectors a fragment is kept at most.
+pub const FRAGMENT_STATE_PARTS: usize = 6;
+
+impl FragmentState {
+    /// The parts that there are, by name.
+    pub(crate) fn parts(&self) -> Vec<(&'static str, &Vec<f32>)> {
+        let ahead = self.ahead.as_ref();
+        let parts = [
+            self.weights.as_ref(),
+            self.base.as_ref(),
+            self.residual.as_ref(),
+            ahead.map(|ahead| &ahead.weights),
+            ahead.map(|ahead| &ahead.momentum),
+            ahead.map(|ahead| &ahead.sent),
+        ];
+        NAMES.into_iter().zip(parts).filter_map(|(name, part)| Some((name, part?))).collect()
+    }
+
+    /// What these parts make; the three of what a path is ahead by are there together or not at all.
+    fn of_parts(mut parts: BTreeMap<&'static str, Vec<f32>>) -> Option<Self> {
+        let mut take = |place: usize| NAMES.get(place).and_then(|name| parts.remove(name));
+        let (weights, base, residual) = (take(0), take(1), take(2));
+        let ahead = match (take(3), take(4), take(5)) {
+            (Some(weights), Some(momentum), Some(sent)) => Some(Ahead { weights, momentum, sent }),
+            (None, None, None) => None,
+            _ => return None,
+        };
+        Some(Self { weights, base, residual, ahead })
+    }
+
+    /// Checks that every part has the length of its fragment.
+    ///
+    /// # Errors
+    /// When one has not.
+    pub(crate) fn check(&self, expected: usize) -> Result<(), PathError> {
+        match self.parts().into_iter().map(|(_, part)| part.len()).find(|&found| found != expected) {
+            Some(found) => Err(PathError::FragmentStateLength { expected, found }),
+            None => Ok(()),
+        }
+    }
+}
+
+const FORMAT: &str = "dipaco-path-state/3";
+/// The entry of the file's metadata that holds a [`Place`] as JSON.
+const PLACE: &str = "dipaco";
+
+/// How far the path is.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Place {
+    format: String,
+    step: u64,
+    position: u64,
+}
+
+impl PathState {
+    /// The state before the first step of a path with this many parameters.
+    #[must_use]
+    pub fn start(parameters: usize) -> Self {
+        Self {
+            step: 0,
+            position: 0,
+            first: vec![0.0; parameters],
+            second: vec![0.0; parameters],
+            kept: BTreeMap::new(),
+        }
+    }
+
+    /// Encodes the state as safetensors: `first/NAME` and `second/NAME` for every tensor of the path, and
+    /// `PART/LEVEL/FRAGMENT` for what it keeps of its fragments.
+    ///
+    /// # Errors
+    /// When the moments do not have the path's size.
+    pub fn encode(&self, model: &ModelConfig) -> Result<Vec<u8>, PathError> {
+        let mut specs = moment_specs(model);
+        let mut values = [self.first.as_slice(), self.second.as_slice()].concat();
+        for (&place, kept) in &self.kept {
+            for (name, part) in kept.parts() {
+                specs.push(kept_spec(name, place, part.len()));
+                values.extend(part);
+            }
+        }
+        let place = Place { format: FORMAT.to_owned(), step: self.step, position: self.position };
+        let place = serde_json::to_string(&place).map_err(PathError::StateHeader)?;
+        Ok(ModuleWeights { specs: specs.into(), values }.to_safetensors(Some((PLACE, &place)))?)
+    }
+
+    /// Decodes what [`encode`](Self::encode) wrote.
+    ///
+    /// # Errors
+    /// When the bytes are damaged, or belong to another model.
+    pub fn decode(bytes: &[u8], model: &ModelConfig) -> Result<Self, PathError> {
+        let damaged = || PathError::StateFormat { expected: FORMAT };
+        let (_, header) = safetensors::SafeTensors::read_metadata(bytes).map_err(|_| damaged())?;
+        let place = header.metadata().as_ref();
+        let place = place.and_then(|metadata| serde_json::from_str(metadata.get(PLACE)?).ok());
+        let Some(Place { step, position, .. }) = place.filter(|place: &Place| place.format == FORMAT) else {
+            return Err(damaged());
+        };
+        let tensors = header.tensors();
+        let mut specs = moment_specs(model);
+        let mut places: BTreeMap<(u16, u32), Vec<(&'static str, usize)>> = BTreeMap::new();
+        // In the order of the names, so that each place has its parts in that order. A name that is not written like these
+        // is unknown to what reads the tensors.
+        for part in NAMES {
+            for (name, info) in &tensors {
+                let place = name.strip_prefix(part).and_then(|rest| rest.strip_prefix('/')?.split_once('/'));
+                let place =
+                    place.and_then(|(level, fragment)| Some((level.parse().ok()?, fragment.parse().ok()?)));
+                if let Some(place) = place {
+                    places.entry(place).or_default().push((part, info.shape.iter().product()));
+                }
+            }
+        }
+        for (&place, parts) in &places {
+            specs.extend(parts.iter().map(|&(part, length)| kept_spec(part, place, length)));
+        }
+        let mut values = ModuleWeights::from_safetensors(bytes, specs.into())?.values.into_iter();
+        let mut take = |count| values.by_ref().take(count).collect::<Vec<f32>>();
+        let moments = parameters(&path_specs(model));
+        let (first, second) = (take(moments), take(moments));
+        let mut kept = BTreeMap::new();
+        for (place, parts) in places {
+            let parts = parts.into_iter().map(|(part, length)| (part, take(length))).collect();
+            kept.insert(place, FragmentState::of_parts(parts).ok_or_else(damaged)?);
+        }
+        Ok(Self { step, position, first, second, kept })
+    }
+}
+
+fn moment_specs(model: &ModelConfig) -> Vec<TensorSpec> {
+    let specs = path_specs(model);
+    let named = |prefix: &'static str| {
+        specs.iter().map(move |spec| TensorSpec { name: format!("{prefix}/{}", spec.name), ..spec.clone() })
+    };
+    named("first").chain(named("second")).collect()
+}
+
+/// The tensor of a part of what a path keeps of a fragment, of so many values.
+fn kept_spec(part: &str, (level, fragment): (u16, u32), values: usize) -> TensorSpec {
+    TensorSpec {
+        name: format!("{part}/{level}/{fragment}"),
+        shape: vec![values],
+        // Neither is asked for where states are read and written.
+        part: Part::Block(0),
+        decay: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn model() -> ModelConfig {
+        ModelConfig {
+            vocab_size: 5,
+            hidden_size: 4,
+            blocks: 1,
+            heads: 1,
+            head_dim: 4,
+            ffn_size: 4,
+            context: 8,
+            ..ModelConfig::default()
+        }
+    }
+
+    fn state() -> PathState {
+        let values = parameters(&path_specs(&model()));
+        let mut state = PathState::start(values);
+        for (i, value) in state.first.iter_mut().chain(&mut state.second).enumerate() {
+            *value = f32::from_bits(0x3f00_0000 + i as u32);
+        }
+        state
+            .kept
+            .insert((0, 2), FragmentState { weights: Some(vec![1.5, 2.5]), ..FragmentState::default() });
+        let ahead = Ahead { weights: vec![6.5], momentum: vec![7.5], sent: vec![8.5] };
+        let (weights, base, residual) = (Some(vec![3.5]), Some(vec![4.5]), Some(vec![5.5]));
+        state.kept.insert((1, 0), FragmentState { weights, base, residual, ahead: Some(ahead) });
+        PathState { step: 7, position: u64::MAX, ..state }
+    }
+
+    #[test]
+    fn a_state_survives_its_file() {
+        let bytes = state().encode(&model()).unwrap();
+        assert_eq!(PathState::decode(&bytes, &model()).unwrap(), state());
+    }
+
+    #[test]
+    fn a_state_of_another_model_is_refused() {
+        let bytes = state().encode(&model()).unwrap();
+        let wider = ModelConfig { ffn_size: 8, ..model() };
+        assert!(matches!(PathState::decode(&bytes, &wider), Err(PathError::Model(_))));
+        assert!(state().encode(&wider).is_err());
+    }
+
+    #[test]
+    fn a_cut_state_is_refused() {
+        let bytes = state().encode(&model()).unwrap();
+        for length in 0..bytes.len() {
+            assert!(PathState::decode(&bytes[..length], &model()).is_err(), "{length} bytes");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(PathState::decode(&bytes, &model()).is_err());
+        }
+
+        #[test]
+        fn a_damaged_header_never_panics(at in 0usize..400, value in any::<u8>()) {
+            let mut bytes = state().encode(&model()).unwrap();
+            bytes[at] = value;
+            let _ = PathState::decode(&bytes, &model());
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The part of the configuration that workers need.
+
+use dipaco_config::{OuterConfig, RunConfig, TrainConfig};
+use dipaco_model::ModelConfig;
+use dipaco_sync::{Schedule, SyncConfig};
+use dipaco_topology::{Topology, TopologyConfig, TopologyError};
+use serde::{Deserialize, Serialize};
+
+use crate::PlanError;
+
+/// What a worker needs to know of the run's configuration. It comes from the coordinator with the welcome, so workers
+/// have no configuration file that could differ.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkerPlan {
+    /// Widths and numbers of the transformer; the vocabulary is the tokenizer's.
+    pub model: ModelConfig,
+    /// Levels, modules and paths.
+    pub topology: TopologyConfig,
+    /// Inner steps and what they use.
+    pub train: TrainConfig,
+    /// When paths send and receive.
+    pub sync: SyncConfig,
+    /// The rounds after which the phases of routing end, but for the last.
+    pub boundaries: Vec<u32>,
+    /// How outer gradients are written on their way to the synchronizer, and what it makes of them.
+    pub outer: OuterConfig,
+    /// The run's random seed.
+    pub seed: u64,
+}
+
+impl WorkerPlan {
+    /// The plan of a configuration whose `model.vocab_size` has been set from the tokenizer.
+    #[must_use]
+    pub fn new(config: &RunConfig) -> Self {
+        Self {
+            model: config.model.clone(),
+            topology: config.topology.clone(),
+            train: config.train.clone(),
+            sync: config.sync.clone(),
+            boundaries: config.routing.phases.iter().map(|phase| phase.round).collect(),
+            outer: config.outer.clone(),
+            seed: config.run.seed,
+        }
+    }
+
+    /// The topology over this model's blocks.
+    ///
+    /// # Errors
+    /// When the levels do not fit the model.
+    pub fn topology(&self) -> Result<Topology, TopologyError> {
+        Topology::new(&self.topology, self.model.blocks)
+    }
+
+    /// When paths send and receive which fragment.
+    ///
+    /// # Errors
+    /// When the section `[sync]` does not fit the inner steps.
+    pub fn schedule(&self) -> Result<Schedule, PlanError> {
+        let ends = self.boundaries.iter().copied().chain([self.train.rounds]);
+        Ok(self.sync.schedule(self.seed, self.train.inner_steps, ends)?)
+    }
+
+    /// Inner steps of a path over the whole run.
+    #[must_use]
+    pub fn total_steps(&self) -> u64 {
+        u64::from(self.train.rounds) * self.train.inner_steps
+    }
+
+    /// The plan as JSON, for [`Response::Welcome`](crate::Response::Welcome).
+    ///
+    /// # Errors
+    /// [`PlanError::Unwritable`] when a value has no JSON form.
+    pub fn to_json(&self) -> Result<String, PlanError> {
+        serde_json::to_string(self).map_err(PlanError::Unwritable)
+    }
+
+    /// Reads the plan of a welcome.
+    ///
+    /// # Errors
+    /// [`PlanError::Unreadable`] when the text is no plan of this version.
+    pub fn from_json(text: &str) -> Result<Self, PlanError> {
+        serde_json::from_str(text).map_err(PlanError::Unreadable)
+    }
+}

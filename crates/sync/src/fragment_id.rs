@@ -1,0 +1,45 @@
+//! What takes outer steps: a fragment of a module.
+
+use std::fmt;
+
+use dipaco_topology::{ModuleId, PathId, Topology};
+use serde::{Deserialize, Serialize};
+
+/// A part of a module that is synchronised at once: the unit of synchronisation. Its learners are the paths through the
+/// module. A module that is not cut is its own fragment 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FragmentId {
+    /// The module.
+    pub module: ModuleId,
+    /// Which part of it, counted from 0.
+    pub index: u32,
+}
+
+impl FragmentId {
+    /// Its place in lists over the units of each of its paths, as [`fragment_ids_of`] orders them.
+    #[must_use]
+    pub fn slot(self, fragments: u32) -> usize {
+        usize::from(self.module.level) * fragments as usize + self.index as usize
+    }
+}
+
+impl fmt::Display for FragmentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.module, self.index)
+    }
+}
+
+/// All units of a run whose modules have `fragments` parts each, in order.
+pub fn fragment_ids(topology: &Topology, fragments: u32) -> impl Iterator<Item = FragmentId> + '_ {
+    topology
+        .module_ids()
+        .flat_map(move |module| (0..fragments).map(move |fragment| FragmentId { module, index: fragment }))
+}
+
+/// The units that a path trains, level by level.
+#[must_use]
+pub fn fragment_ids_of(topology: &Topology, fragments: u32, path: PathId) -> Vec<FragmentId> {
+    let of = |module| (0..fragments).map(move |fragment| FragmentId { module, index: fragment });
+    topology.modules_of(path).into_iter().flat_map(of).collect()
+}

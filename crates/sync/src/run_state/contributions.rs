@@ -1,0 +1,127 @@
+//! What workers bring: outer gradients and finished leases, each counted at most once.
+
+use dipaco_topology::PathId;
+
+use super::{Commit, LeaseOutcome, RunState};
+use crate::{Contribution, Fence, FragmentId, Lease, LeaseError, LeaseTask, ScheduledSend};
+
+impl RunState {
+    /// Takes an outer gradient that is sent before the end of its lease, so that others need not wait for the rest of
+    /// it. The caller has made it durable or does so before it answers. What a lease has contributed counts even when
+    /// the lease is lost afterwards: its successor brings the same once more, and is told that it is a duplicate.
+    pub fn contribute(
+        &mut self,
+        path: PathId,
+        fence: Fence,
+        fragment: FragmentId,
+        number: u32,
+        tokens: u64,
+    ) -> Commit {
+        let lease = match self.check(path, fence) {
+            Ok(lease) => lease,
+            Err(error) => return Commit::Refused(error),
+        };
+        let asked = lease.sends.iter().find(|send| send.fragment == fragment && send.number == number);
+        match asked {
+            Some(send) if send.step < lease.to => {
+                let lease = lease.clone();
+                self.count(&lease, *send, tokens)
+            }
+            _ => Commit::Refused(LeaseError::NotAsked { path, fence, fragment, number }),
+        }
+    }
+
+    fn count(&mut self, lease: &Lease, send: ScheduledSend, tokens: u64) -> Commit {
+        let Lease { path, from, fence, .. } = *lease;
+        let slot = self.slot(send.fragment);
+        let sent = self.path(path).sent[slot];
+        if send.number <= sent {
+            return Commit::Duplicate;
+        }
+        let schedule = &self.plan.schedule;
+        // What is dropped is not waited for.
+        let dropped = |&number: &u32| schedule.dropped(path, send.fragment.index, u64::from(number));
+        if let Some(number) = (sent + 1..send.number).find(|number| !dropped(number)) {
+            return Commit::Refused(LeaseError::Owes { path, fence, fragment: send.fragment, number });
+        }
+        let received = lease.receives.iter().find(|receive| receive.fragment == send.fragment);
+        let base = received.map_or(self.path(path).adopted[slot], |receive| receive.version);
+        let steps = if self.plan.scheme.dynamic_steps() {
+            send.step - from
+        } else {
+            schedule.steps_in(path, send.fragment.index, send.step)
+        };
+        let contribution = Contribution { path, number: send.number, base, steps, tokens };
+        self.progress.paths[path.index()].sent[slot] = send.number;
+        let pending = self.progress.pending.entry(send.fragment).or_default();
+        pending.push(contribution);
+        pending.sort_unstable();
+        Commit::Accepted
+    }
+
+    /// Takes a finished lease, with the outer gradients that were sent at its end. The caller has made it durable or
+    /// does so before it answers.
+    pub fn commit(&mut self, path: PathId, fence: Fence, done: &LeaseOutcome) -> Commit {
+        let lease = match self.check(path, fence) {
+            Ok(lease) => lease.clone(),
+            Err(_) if self.committed.get(&path) == Some(&fence) => return Commit::Duplicate,
+            Err(error) => return Commit::Refused(error),
+        };
+        let early = lease.sends.iter().filter(|send| send.step < lease.to);
+        for send in early {
+            if self.path(path).sent[self.slot(send.fragment)] < send.number {
+                let (fragment, number) = (send.fragment, send.number);
+                return Commit::Refused(LeaseError::Owes { path, fence, fragment, number });
+            }
+        }
+        for &send in lease.sends.iter().filter(|send| send.step == lease.to) {
+            if let refused @ Commit::Refused(_) =
+                self.count(&lease, send, done.tokens.get(&send.fragment).copied().unwrap_or(0))
+            {
+                return refused;
+            }
+        }
+        let slots: Vec<_> = lease.receives.iter().map(|r| (self.slot(r.fragment), r.version)).collect();
+        let scheduled = self.scheduled(&lease);
+        let progress = &mut self.progress.paths[path.index()];
+        for (sent, scheduled) in progress.sent.iter_mut().zip(scheduled) {
+            // Those at the end of what was dropped.
+            *sent = scheduled.max(*sent);
+        }
+        for (slot, version) in slots {
+            progress.adopted[slot] = version;
+        }
+        progress.steps = lease.to;
+        progress.measured |= lease.task == LeaseTask::Measure;
+        if lease.to > lease.from && done.seconds > 0.0 {
+            // Numbers of inner steps are far below 2^53.
+            #[allow(clippy::cast_precision_loss)]
+            let steps = (lease.to - lease.from) as f64;
+            self.grace.inner_step(path, done.seconds / steps);
+            self.speeds.insert(lease.worker.clone(), steps / done.seconds);
+        }
+        self.leases.remove(&path);
+        if let Some(following) = self.following.remove(&path) {
+            self.leases.insert(path, Lease { deadline: lease.deadline, ..following });
+            self.followed.insert(path, fence);
+        }
+        self.committed.insert(path, fence);
+        self.holders.trained(&lease.worker, path);
+        self.look_at(path);
+        if !self.plan.scheme.waits() && lease.to == self.plan.schedule.total() {
+            // Others measure their final weights when everyone is at the end.
+            self.fragment_ids_of(path).into_iter().for_each(|fragment| self.look_at_learners(fragment));
+        }
+        Commit::Accepted
+    }
+
+    /// How often each unit of a lease's path has been sent by its end, or dropped.
+    fn scheduled(&self, lease: &Lease) -> Vec<u32> {
+        if self.plan.scheme.dynamic_steps() || lease.task == LeaseTask::Measure {
+            return Vec::new();
+        }
+        let sent = |fragment: FragmentId| self.plan.schedule.sent_through(fragment.index, lease.to);
+        let fragments = self.fragment_ids_of(lease.path).into_iter();
+        fragments.map(|fragment| u32::try_from(sent(fragment)).unwrap_or(u32::MAX)).collect()
+    }
+}

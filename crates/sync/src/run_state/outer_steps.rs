@@ -1,0 +1,125 @@
+//! When a unit takes its outer step, and which of its versions are still needed.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use dipaco_topology::PathId;
+
+use super::{OuterStep, RunState};
+use crate::{FragmentId, LeaseTask, Scheme};
+
+/// How far the quorum of an outer step is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gathering {
+    pub(super) since: Duration,
+    /// When the step is taken at the latest, once the quorum is there.
+    pub(super) until: Option<Duration>,
+}
+
+impl RunState {
+    /// The outer steps that can be taken now, in order.
+    pub fn due(&mut self, now: Duration) -> Vec<OuterStep> {
+        let fragments: Vec<FragmentId> = if self.plan.schedule.drops().any() {
+            // Where outer gradients are dropped, a step may have none.
+            self.progress.versions.keys().copied().collect()
+        } else {
+            self.progress.pending.keys().copied().collect()
+        };
+        fragments.into_iter().filter_map(|fragment| self.due_step(now, fragment)).collect()
+    }
+
+    fn due_step(&mut self, now: Duration, fragment: FragmentId) -> Option<OuterStep> {
+        let version = self.progress.versions[&fragment] + 1;
+        let pending = self.progress.pending.get(&fragment).map_or(&[][..], Vec::as_slice);
+        let learners: Vec<PathId> = self.topology.paths_through(fragment.module).collect();
+        let contributions = match self.plan.scheme {
+            Scheme::Synchronous => {
+                let slot = self.slot(fragment);
+                let of_version = pending.iter().filter(|c| c.number == version).copied();
+                let all = learners.iter().all(|&path| self.path(path).sent[slot] >= version);
+                all.then(|| of_version.collect())?
+            }
+            Scheme::Quorum(_) if pending.is_empty() => return None,
+            Scheme::Quorum(quorum) => {
+                let there: BTreeSet<PathId> = pending.iter().map(|c| c.path).collect();
+                // Those at the end of the phase have nothing more to bring.
+                let end = self.end();
+                let possible =
+                    learners.iter().filter(|p| there.contains(p) || self.path(**p).steps < end).count();
+                let needed = (quorum.learners as usize).clamp(1, possible.max(1));
+                let window = self.grace.window();
+                // Numbers of inner steps are far below 2^53.
+                #[allow(clippy::cast_precision_loss)]
+                let round = self.grace.fastest(quorum.throttle * self.plan.schedule.inner_steps() as f64);
+                let earliest =
+                    self.stepped_at.get(&fragment).map_or(Duration::ZERO, |&at| at.saturating_add(round));
+                let gathering =
+                    self.gathering.entry(fragment).or_insert(Gathering { since: now, until: None });
+                if there.len() < needed {
+                    return None;
+                }
+                let since = gathering.since;
+                let until = *gathering.until.get_or_insert_with(|| {
+                    self.grace.quorum(now.saturating_sub(since));
+                    (now + window).max(earliest)
+                });
+                (there.len() == possible || now >= until).then(|| pending.to_vec())?
+            }
+        };
+        self.stepped_at.insert(fragment, now);
+        self.stepping.insert(fragment);
+        self.look_at_learners(fragment);
+        Some(OuterStep { fragment, version, contributions })
+    }
+
+    /// Records that a unit has taken an outer step that was [`due`](Self::due), and how long that took. Returns whether
+    /// it counts: not when the unit has another version by now.
+    pub fn stepped(&mut self, step: &OuterStep, took: Duration) -> bool {
+        let Some(version) = self.progress.versions.get_mut(&step.fragment) else { return false };
+        let pending = self.progress.pending.get(&step.fragment).map_or(&[][..], Vec::as_slice);
+        if *version + 1 != step.version || !step.contributions.iter().all(|c| pending.contains(c)) {
+            return false;
+        }
+        let left: Vec<_> = pending.iter().filter(|c| !step.contributions.contains(c)).copied().collect();
+        *version = step.version;
+        if left.is_empty() {
+            self.progress.pending.remove(&step.fragment);
+        } else {
+            self.progress.pending.insert(step.fragment, left);
+        }
+        self.gathering.remove(&step.fragment);
+        self.stepping.remove(&step.fragment);
+        self.look_at_learners(step.fragment);
+        self.grace.outer_step(took);
+        true
+    }
+
+    /// The versions of a unit that a path may still need besides the newest: what it has taken over and trains on, and
+    /// what it is to take over next.
+    #[must_use]
+    pub fn needed_versions(&self, fragment: FragmentId) -> BTreeSet<u32> {
+        let slot = self.slot(fragment);
+        let newest = self.progress.versions.get(&fragment).copied().unwrap_or(0);
+        let mut needed = BTreeSet::new();
+        for path in self.topology.paths_through(fragment.module) {
+            let done = self.path(path);
+            let leases = self.leases.get(&path).into_iter().chain(self.following.get(&path));
+            let receives =
+                leases.flat_map(|lease| &lease.receives).filter(|receive| receive.fragment == fragment);
+            needed.extend(receives.map(|receive| receive.version));
+            if done.steps == self.plan.schedule.total() {
+                continue;
+            }
+            let next = self
+                .receives(path, done.steps, LeaseTask::Train)
+                .into_iter()
+                .find(|(r, _)| r.fragment == fragment);
+            match next {
+                Some((receive, _)) => needed.insert(receive.version),
+                None => needed.insert(done.adopted[slot]),
+            };
+        }
+        needed.remove(&newest);
+        needed
+    }
+}

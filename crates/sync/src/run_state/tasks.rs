@@ -1,0 +1,159 @@
+//! What a path can do where it is, and what it waits for.
+
+use std::collections::BTreeMap;
+
+use dipaco_topology::PathId;
+
+use super::RunState;
+use crate::{FragmentId, LeaseTask, Reason, ScheduledReceive, ScheduledSend};
+
+impl RunState {
+    /// What a path takes over after `from` inner steps, each with the version that must be there.
+    pub(super) fn receives(&self, path: PathId, from: u64, task: LeaseTask) -> Vec<(ScheduledReceive, u32)> {
+        let schedule = &self.plan.schedule;
+        let all = (0..schedule.fragments()).map(|fragment| (fragment, schedule.sent_through(fragment, from)));
+        let due: BTreeMap<u32, u64> = if task == LeaseTask::Measure || self.plan.scheme.dynamic_steps() {
+            all.collect()
+        } else {
+            schedule.receives(path, from).into_iter().collect()
+        };
+        let fragments = self.fragment_ids_of(path).into_iter();
+        fragments
+            .filter_map(|fragment| {
+                let sent = u32::try_from(*due.get(&fragment.index)?).unwrap_or(u32::MAX);
+                let version = self.progress.versions[&fragment];
+                // Paths that wait take over exactly what came of what they sent: time has no say in it.
+                let (version, needed) =
+                    if self.plan.scheme.waits() { (sent.min(version), sent) } else { (version, 0) };
+                Some((ScheduledReceive { fragment, version }, needed))
+            })
+            .collect()
+    }
+
+    /// What a path sends on its way from one step to another.
+    #[must_use]
+    pub fn sends(&self, path: PathId, from: u64, to: u64) -> Vec<ScheduledSend> {
+        let fragments = self.fragment_ids_of(path);
+        if self.plan.scheme.dynamic_steps() {
+            // Nothing is sent before the end of a lease, so what counts is complete.
+            let sent =
+                |fragment: FragmentId| self.path(path).sent.get(self.slot(fragment)).copied().unwrap_or(0);
+            return fragments
+                .iter()
+                .map(|&fragment| ScheduledSend { fragment, step: to, number: sent(fragment) + 1 })
+                .collect();
+        }
+        let schedule = &self.plan.schedule;
+        let of = |point: crate::SchedulePoint| {
+            let sent = schedule.sent_through(point.fragment, point.step);
+            let number = u32::try_from(sent).unwrap_or(u32::MAX);
+            let fragments = fragments.iter().filter(move |fragment| fragment.index == point.fragment);
+            fragments
+                .map(move |&fragment| ScheduledSend { fragment, step: point.step, number })
+                .collect::<Vec<_>>()
+        };
+        let mut points = schedule.sends(from, to);
+        points.retain(|point| {
+            !schedule.dropped(path, point.fragment, schedule.sent_through(point.fragment, point.step))
+        });
+        points.into_iter().flat_map(of).collect()
+    }
+
+    /// What a path can do now, or the first unit that it waits for.
+    pub(super) fn task(&self, path: PathId) -> Result<LeaseTask, Option<FragmentId>> {
+        let done = self.path(path);
+        let total = self.plan.schedule.total();
+        let task = if done.steps < self.end() {
+            LeaseTask::Train
+        } else if done.steps == total && !done.measured {
+            LeaseTask::Measure
+        } else {
+            return Err(None);
+        };
+        if task == LeaseTask::Measure && !self.plan.scheme.waits() {
+            // The final weights are final when all learners are at their end and everything has been merged.
+            let open = |fragment: &FragmentId| {
+                self.progress.pending.contains_key(fragment)
+                    || self.topology.paths_through(fragment.module).any(|path| self.path(path).steps < total)
+            };
+            return self
+                .fragment_ids_of(path)
+                .into_iter()
+                .find(open)
+                .map_or(Ok(task), |fragment| Err(Some(fragment)));
+        }
+        if !self.plan.scheme.waits() && self.plan.schedule.overlap() == 0 {
+            // The outer step that is being taken is the newest a moment later.
+            let stepping =
+                self.fragment_ids_of(path).into_iter().find(|fragment| self.stepping.contains(fragment));
+            return stepping.map_or(Ok(task), |fragment| Err(Some(fragment)));
+        }
+        let receives = self.receives(path, done.steps, task);
+        let missing = receives.iter().find(|(receive, needed)| receive.version < *needed);
+        missing.map_or(Ok(task), |(receive, _)| Err(Some(receive.fragment)))
+    }
+
+    /// Looks anew at what a path can do, and who may.
+    pub(super) fn look_at(&mut self, path: PathId) {
+        let task = self.task(path);
+        let leased = self.leases.contains_key(&path);
+        let reserved = self.holders.are_waited_for(path);
+        self.ready.set(path, self.path(path).steps, task, leased, reserved);
+    }
+
+    pub(super) fn look_at_all(&mut self) {
+        for path in self.topology.path_ids() {
+            self.look_at(path);
+        }
+    }
+
+    /// Looks anew at what the learners of a unit can do.
+    pub(super) fn look_at_learners(&mut self, fragment: FragmentId) {
+        let learners: Vec<PathId> = self.topology.paths_through(fragment.module).collect();
+        learners.into_iter().for_each(|path| self.look_at(path));
+    }
+
+    /// Why nothing can run now.
+    pub(super) fn reason(&self, worker: &str) -> Reason {
+        if self.at_boundary() {
+            return Reason::PhaseEnds { steps: self.end() };
+        }
+        let idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
+        let waiting =
+            idle.filter_map(|path| Some((self.path(path).steps, path, self.ready.task(path).err()??)));
+        let Some((_, _, fragment)) = waiting.min() else {
+            let mut idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
+            if let Some((path, holder)) =
+                idle.find_map(|path| self.holders.other(path, worker).map(|holder| (path, holder)))
+            {
+                return Reason::Held { path, worker: holder.to_owned() };
+            }
+            return Reason::AllLeased { leases: self.leases.len() };
+        };
+        self.reason_of(fragment)
+    }
+
+    /// What a unit waits for.
+    pub(super) fn reason_of(&self, fragment: FragmentId) -> Reason {
+        let (slot, cut) = (self.slot(fragment), self.plan.schedule.fragments() > 1);
+        let version = self.progress.versions[&fragment];
+        if self.stepping.contains(&fragment) {
+            return Reason::OuterStep { fragment, cut };
+        }
+        let missing = self.topology.paths_through(fragment.module).filter(|&path| {
+            let done = self.path(path);
+            if self.plan.scheme.waits() {
+                done.sent[slot] <= version
+            } else {
+                done.steps < self.plan.schedule.total()
+            }
+        });
+        let paths: Vec<_> =
+            missing.take(4).map(|path| (path, self.leases.get(&path).map(|l| l.worker.clone()))).collect();
+        if paths.is_empty() {
+            Reason::OuterStep { fragment, cut }
+        } else {
+            Reason::UnitWaits { fragment, cut, paths }
+        }
+    }
+}

@@ -1,0 +1,431 @@
+use dipaco_topology::{LevelConfig, ModuleId, Modules, TopologyConfig};
+
+use super::*;
+
+const LEASE: Duration = Duration::from_secs(60);
+/// H.
+const STEPS: u64 = 10;
+
+fn grid() -> Topology {
+    let level = |blocks: &str, embedding, head| LevelConfig {
+        modules: Modules::Count(2),
+        blocks: blocks.into(),
+        embedding,
+        head,
+    };
+    let config =
+        TopologyConfig { replicas: 1, levels: vec![level("0", true, false), level("1", false, true)] };
+    Topology::new(&config, 2).unwrap()
+}
+
+fn plan(ends: &[u64]) -> RunPlan {
+    let schedule = Schedule::new(STEPS, 1, 0, ends.to_vec()).unwrap();
+    RunPlan { schedule, scheme: Scheme::Synchronous, phase: 0, lease: LEASE }
+}
+
+fn begin(plan: RunPlan) -> RunState {
+    let topology = grid();
+    let progress = TrainingProgress::start(&topology, plan.schedule.fragments());
+    RunState::new(topology, plan, progress, 1).unwrap()
+}
+
+fn start(rounds: u64) -> RunState {
+    begin(plan(&[rounds * STEPS]))
+}
+
+fn lease(grant: Grant) -> Lease {
+    match grant {
+        Grant::Lease(lease) => lease,
+        other => panic!("expected a lease, got {other:?}"),
+    }
+}
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn commit(rounds: &mut RunState, lease: &Lease) -> Commit {
+    rounds.commit(lease.path, lease.fence, &LeaseOutcome::default())
+}
+
+fn step_all(rounds: &mut RunState, now: Duration) -> Vec<OuterStep> {
+    let due = rounds.due(now);
+    for step in &due {
+        assert!(rounds.stepped(step, Duration::ZERO));
+        assert!(!rounds.stepped(step, Duration::ZERO), "a step is taken once");
+    }
+    due
+}
+
+fn fragment(level: u16, index: u32, fragment: u32) -> FragmentId {
+    FragmentId { module: ModuleId { level, index }, index: fragment }
+}
+
+#[test]
+fn a_path_goes_on_when_its_own_modules_have_stepped() {
+    let mut rounds = start(2);
+    let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
+    assert_eq!((leases[0].from, leases[0].to), (0, STEPS));
+    for l in &leases[..3] {
+        assert_eq!(commit(&mut rounds, l), Commit::Accepted);
+    }
+    // Paths 0 and 1 share 0/0, paths 0 and 2 share 1/0; the other two modules wait for path 3.
+    let stepped: Vec<_> =
+        step_all(&mut rounds, at(0)).iter().map(|step| (step.fragment, step.version)).collect();
+    assert_eq!(stepped, [(fragment(0, 0, 0), 1), (fragment(1, 0, 0), 1)]);
+    let next = lease(rounds.grant(at(1), "w", &[]));
+    assert_eq!((next.path, next.from), (PathId(0), STEPS));
+    assert!(next.receives.iter().all(|receive| receive.version == 1));
+    let Grant::Wait(reason) = rounds.grant(at(1), "w", &[]) else { panic!() };
+    assert_eq!(reason.to_string(), "module 1/1 waits for path 3 (leased to w)");
+}
+
+#[test]
+fn a_worker_that_lost_its_lease_is_refused_and_a_retry_is_told_so() {
+    let mut rounds = start(1);
+    let zombie = lease(rounds.grant(at(0), "slow", &[]));
+    assert!(rounds.expire(at(59)).is_empty());
+    assert_eq!(rounds.expire(at(60)), vec![zombie.clone()]);
+    let heir = lease(rounds.grant(at(61), "fast", &[]));
+    assert_eq!(heir.path, zombie.path);
+    assert!(heir.fence > zombie.fence);
+    assert!(rounds.heartbeat(at(62), zombie.path, zombie.fence).is_err());
+    assert!(matches!(commit(&mut rounds, &zombie), Commit::Refused(LeaseError::Lost { .. })));
+    assert_eq!(commit(&mut rounds, &heir), Commit::Accepted);
+    assert_eq!(commit(&mut rounds, &heir), Commit::Duplicate);
+    assert_eq!(rounds.progress().paths[0].steps, STEPS);
+}
+
+#[test]
+fn heartbeats_keep_a_lease_alive() {
+    let mut rounds = start(1);
+    let held = lease(rounds.grant(at(0), "w", &[]));
+    assert_eq!(rounds.heartbeat(at(50), held.path, held.fence).unwrap(), at(110));
+    assert!(rounds.expire(at(109)).is_empty());
+    assert_eq!(rounds.next_deadline(), Some(at(110)));
+}
+
+#[test]
+fn a_restarted_coordinator_never_reuses_a_fence() {
+    let mut before = start(1);
+    let old = lease(before.grant(at(0), "w", &[]));
+    let mut after = RunState::new(grid(), plan(&[STEPS]), before.progress().clone(), 2).unwrap();
+    let new = lease(after.grant(at(0), "w", &[]));
+    assert!(new.fence > old.fence);
+    assert!(matches!(commit(&mut after, &old), Commit::Refused(_)));
+}
+
+#[test]
+fn a_worker_gets_the_path_whose_state_it_holds() {
+    let mut rounds = start(1);
+    assert_eq!(lease(rounds.grant(at(0), "w", &[PathId(2)])).path, PathId(2));
+    assert_eq!(lease(rounds.grant(at(0), "w", &[PathId(2)])).path, PathId(0));
+}
+
+#[test]
+fn a_bound_path_waits_for_its_holder_as_long_as_that_is_around() {
+    let mut rounds = start(2);
+    let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "holder", &[]))).collect();
+    for l in &leases {
+        assert_eq!(commit(&mut rounds, l), Commit::Accepted);
+        rounds.bind(l.path, true);
+    }
+    step_all(&mut rounds, at(0));
+    let Grant::Wait(reason) = rounds.grant(at(1), "other", &[]) else { panic!() };
+    assert_eq!(reason.to_string(), "path 0 waits for holder, which holds what it was trained to");
+    // One that has been brought goes to anyone; the holder says what it still holds; and it may be gone.
+    rounds.bind(PathId(3), false);
+    assert_eq!(lease(rounds.grant(at(1), "other", &[])).path, PathId(3));
+    assert_eq!(lease(rounds.grant(at(2), "holder", &[PathId(2), PathId(1)])).path, PathId(1));
+    assert_eq!(lease(rounds.grant(at(2), "other", &[])).path, PathId(0));
+    assert!(matches!(rounds.grant(at(3), "other", &[]), Grant::Wait(Reason::Held { path: PathId(2), .. })));
+    assert!(rounds.has_work("holder") && !rounds.has_work("other"));
+    assert_eq!(lease(rounds.grant(at(62), "other", &[])).path, PathId(2));
+}
+
+#[test]
+fn nobody_waits_for_a_holder_that_has_been_forgotten_when_it_commits() {
+    let mut rounds = start(2);
+    let l = lease(rounds.grant(at(0), "late", &[]));
+    // Somebody else asks when it has been silent for a lease; nobody has looked at deadlines yet.
+    let others: Vec<_> = (0..3).map(|_| lease(rounds.grant(at(61), "other", &[]))).collect();
+    assert_eq!(commit(&mut rounds, &l), Commit::Accepted);
+    rounds.bind(l.path, true);
+    others.iter().for_each(|l| assert_eq!(commit(&mut rounds, l), Commit::Accepted));
+    step_all(&mut rounds, at(61));
+    assert_eq!(lease(rounds.grant(at(62), "other", &[])).path, l.path);
+}
+
+#[test]
+fn at_the_end_of_a_phase_every_path_waits_and_goes_on_when_the_next_begins() {
+    let mut rounds = begin(plan(&[STEPS, 2 * STEPS]));
+    for _ in 0..4 {
+        let lease = lease(rounds.grant(at(0), "w", &[]));
+        commit(&mut rounds, &lease);
+    }
+    assert!(!rounds.at_boundary(), "no module has stepped");
+    let Grant::Wait(Reason::AllLeased { leases: 0 }) = rounds.grant(at(0), "w", &[]) else { panic!() };
+    step_all(&mut rounds, at(0));
+    assert!(rounds.at_boundary() && !rounds.finished());
+    let Grant::Wait(reason) = rounds.grant(at(0), "w", &[]) else { panic!() };
+    assert_eq!(reason, Reason::PhaseEnds { steps: STEPS });
+    rounds.go_on(1);
+    assert!(!rounds.at_boundary());
+    assert_eq!(lease(rounds.grant(at(0), "w", &[])).from, STEPS);
+}
+
+#[test]
+fn progress_of_another_run_is_refused() {
+    let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
+    let error = RunState::new(grid(), plan(&[STEPS]), TrainingProgress::start(&dense, 1), 1).unwrap_err();
+    assert!(matches!(error, ProgressError::Topology { saved_paths: 1, paths: 4, .. }));
+    let mut torn = TrainingProgress::start(&grid(), 1);
+    torn.versions.insert(fragment(0, 0, 0), 2);
+    assert!(matches!(
+        RunState::new(grid(), plan(&[STEPS]), torn, 1).unwrap_err(),
+        ProgressError::Inconsistent { .. }
+    ));
+}
+
+/// Two fragments, H = 10, τ = 2: fragment 0 is sent at 3 and taken over at 5.
+fn streaming() -> RunState {
+    let schedule = Schedule::new(STEPS, 2, 2, vec![20]).unwrap();
+    begin(RunPlan { schedule, scheme: Scheme::Synchronous, phase: 0, lease: LEASE })
+}
+
+#[test]
+fn what_is_sent_early_counts_before_its_lease_is_complete() {
+    let mut rounds = streaming();
+    let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
+    for l in &leases {
+        assert_eq!((l.from, l.to), (0, 5));
+        let sends: Vec<_> = l.sends.iter().map(|s| (s.fragment.index, s.step, s.number)).collect();
+        assert_eq!(sends, [(0, 3, 1), (0, 3, 1)]);
+    }
+    let owed = commit(&mut rounds, &leases[0]);
+    assert!(matches!(owed, Commit::Refused(LeaseError::Owes { number: 1, .. })));
+    for l in &leases {
+        for send in &l.sends {
+            assert_eq!(rounds.contribute(l.path, l.fence, send.fragment, 1, 7), Commit::Accepted);
+            assert_eq!(rounds.contribute(l.path, l.fence, send.fragment, 1, 7), Commit::Duplicate);
+        }
+        let other = rounds.contribute(l.path, l.fence, l.sends[0].fragment, 2, 7);
+        assert!(matches!(other, Commit::Refused(LeaseError::NotAsked { .. })));
+    }
+    let due = step_all(&mut rounds, at(0));
+    assert_eq!(due.len(), 4, "the first fragment of every module");
+    let contribution = due[0].contributions[0];
+    assert_eq!((contribution.base, contribution.steps, contribution.tokens), (0, 3, 7));
+    assert_eq!(commit(&mut rounds, &leases[0]), Commit::Accepted);
+    let next = lease(rounds.grant(at(0), "w", &[]));
+    assert_eq!((next.from, next.to), (5, 10));
+    assert!(
+        next.receives.iter().all(|r| (r.fragment.index, r.version) == (0, 1)) && next.receives.len() == 2
+    );
+}
+
+#[test]
+fn the_successor_of_a_lost_lease_brings_what_counts_already_once_more() {
+    let mut rounds = streaming();
+    let lost = lease(rounds.grant(at(0), "w", &[]));
+    assert_eq!(rounds.contribute(lost.path, lost.fence, lost.sends[0].fragment, 1, 0), Commit::Accepted);
+    rounds.expire(at(100));
+    let heir = lease(rounds.grant(at(100), "v", &[]));
+    assert_eq!((heir.path, &heir.sends), (lost.path, &lost.sends));
+    assert_eq!(rounds.contribute(heir.path, heir.fence, heir.sends[0].fragment, 1, 0), Commit::Duplicate);
+    assert_eq!(rounds.contribute(heir.path, heir.fence, heir.sends[1].fragment, 1, 0), Commit::Accepted);
+    assert_eq!(commit(&mut rounds, &heir), Commit::Accepted);
+}
+
+#[test]
+fn versions_are_kept_while_a_path_trains_on_them() {
+    let mut rounds = streaming();
+    let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
+    for l in &leases {
+        for s in &l.sends {
+            assert_eq!(rounds.contribute(l.path, l.fence, s.fragment, s.number, 0), Commit::Accepted);
+        }
+    }
+    step_all(&mut rounds, at(0));
+    // Version 0 of both fragments is what the leases train on; of fragment 1 it is the newest.
+    assert_eq!(rounds.needed_versions(fragment(0, 0, 0)), BTreeSet::from([0]));
+    assert_eq!(rounds.needed_versions(fragment(0, 0, 1)), BTreeSet::new());
+    for l in &leases {
+        assert_eq!(commit(&mut rounds, l), Commit::Accepted);
+    }
+    assert_eq!(rounds.needed_versions(fragment(0, 0, 0)), BTreeSet::new());
+}
+
+fn quorum(learners: u32, grace: u64, dynamic_steps: bool) -> RunState {
+    let quorum = Quorum { learners, grace: at(grace), grace_share: 0.5, throttle: 0.0, dynamic_steps };
+    let schedule = Schedule::new(STEPS, 1, 0, vec![20]).unwrap();
+    begin(RunPlan { schedule, scheme: Scheme::Quorum(quorum), phase: 0, lease: at(1000) })
+}
+
+#[test]
+fn a_quorum_waits_for_its_grace_and_no_longer() {
+    let mut rounds = quorum(1, 30, false);
+    let [a, b] = [(); 2].map(|()| lease(rounds.grant(at(0), "w", &[])));
+    assert_eq!(commit(&mut rounds, &a), Commit::Accepted);
+    assert!(rounds.due(at(10)).is_empty());
+    assert_eq!(rounds.next_deadline(), Some(at(40)));
+    // Paths 0 and 1 are all that go through module 0/0; 1/0 and 1/1 wait for others.
+    assert_eq!(commit(&mut rounds, &b), Commit::Accepted);
+    let due = step_all(&mut rounds, at(20));
+    assert_eq!(
+        due.iter().map(|s| (s.fragment, s.contributions.len())).collect::<Vec<_>>(),
+        [(fragment(0, 0, 0), 2)]
+    );
+    let due = step_all(&mut rounds, at(50));
+    assert_eq!(due.iter().map(|s| s.contributions.len()).collect::<Vec<_>>(), [1, 1]);
+    // Nobody waits: the path goes on with the newest there is.
+    let next = lease(rounds.grant(at(50), "w", &[PathId(2)]));
+    assert_eq!((next.path, next.from), (PathId(2), 0));
+}
+
+#[test]
+fn a_quorum_is_smaller_when_fewer_are_left() {
+    let mut rounds = quorum(2, 0, false);
+    let dead = lease(rounds.grant(at(0), "w", &[PathId(0)]));
+    assert_eq!(dead.path, PathId(0));
+    // Path 0 is held back to the end: the last contributions to its modules are its own alone.
+    let mut largest = Vec::new();
+    for now in 1..40 {
+        if now == 20 {
+            assert!(rounds.release(dead.path, dead.fence));
+        }
+        if let Grant::Lease(l) = rounds.grant(at(now), "w", &[]) {
+            assert_eq!(commit(&mut rounds, &l), Commit::Accepted);
+        }
+        largest.extend(step_all(&mut rounds, at(now)).iter().map(|step| step.contributions.len()));
+    }
+    assert!(rounds.finished(), "{:?}", rounds.progress());
+    assert!(largest.contains(&1) && largest.contains(&2), "{largest:?}");
+}
+
+#[test]
+fn slower_workers_take_fewer_steps() {
+    let mut rounds = quorum(1, 0, true);
+    let [fast, slow] = ["fast", "slow"].map(|worker| lease(rounds.grant(at(0), worker, &[])));
+    assert_eq!((fast.to, slow.to), (10, 10), "nothing is known yet");
+    rounds.commit(fast.path, fast.fence, &LeaseOutcome { seconds: 1.0, ..LeaseOutcome::default() });
+    rounds.commit(slow.path, slow.fence, &LeaseOutcome { seconds: 4.0, ..LeaseOutcome::default() });
+    step_all(&mut rounds, at(0));
+    let [fast, slow] = ["fast", "slow"].map(|worker| lease(rounds.grant(at(0), worker, &[])));
+    assert_eq!((fast.to, slow.to), (10, 2));
+    assert_eq!((slow.path, slow.sends[0].step, slow.sends[0].number), (PathId(3), 2, 1));
+}
+
+#[test]
+fn a_throttle_lets_an_outer_step_gather_whom_the_quorum_does_not_wait_for() {
+    let schedule = Schedule::new(STEPS, 1, 0, vec![30]).unwrap();
+    let quorum = |throttle| Quorum {
+        learners: 1,
+        grace: Duration::ZERO,
+        grace_share: 0.0,
+        throttle,
+        dynamic_steps: false,
+    };
+    for (throttle, merged) in [(0.0, vec![1, 1, 1, 1]), (0.9, vec![1, 1, 2])] {
+        let scheme = Scheme::Quorum(quorum(throttle));
+        let mut rounds = begin(RunPlan { schedule: schedule.clone(), scheme, phase: 0, lease: LEASE });
+        let shared = fragment(0, 0, 0);
+        let mut found = Vec::new();
+        // Paths 0 and 1 take ten seconds for their ten steps, one second apart.
+        let done = LeaseOutcome { seconds: 10.0, ..LeaseOutcome::default() };
+        let first: Vec<_> = (0..2).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
+        let mut look = |rounds: &mut RunState, now| {
+            found.extend(
+                step_all(rounds, now).iter().filter(|s| s.fragment == shared).map(|s| s.contributions.len()),
+            );
+        };
+        rounds.commit(PathId(0), first[0].fence, &done);
+        look(&mut rounds, at(10));
+        rounds.commit(PathId(1), first[1].fence, &done);
+        // With the throttle it waits until nine seconds after the first.
+        look(&mut rounds, at(11));
+        look(&mut rounds, at(19));
+        let again: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(19), "w", &[]))).collect();
+        let of = |path: u32| again.iter().find(|lease| lease.path == PathId(path)).unwrap();
+        rounds.commit(PathId(0), of(0).fence, &done);
+        look(&mut rounds, at(21));
+        rounds.commit(PathId(1), of(1).fence, &done);
+        look(&mut rounds, at(22));
+        look(&mut rounds, at(28));
+        assert_eq!(found, merged, "{throttle}");
+    }
+}
+
+#[test]
+fn what_follows_a_lease_is_known_while_it_is_out() {
+    // H = 10, two steps on the way: sent after 8, taken over after 10.
+    let schedule = Schedule::new(STEPS, 1, 2, vec![30]).unwrap();
+    let mut rounds = begin(RunPlan { schedule, scheme: Scheme::Synchronous, phase: 0, lease: LEASE });
+    let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
+    let Grant::Wait(reason) = rounds.follow(at(1), PathId(0), leases[0].fence).unwrap() else { panic!() };
+    assert_eq!(reason.to_string(), "module 0/0 waits for path 0 (leased to w), path 1 (leased to w)");
+    for l in &leases {
+        for send in &l.sends {
+            assert_eq!(rounds.contribute(l.path, l.fence, send.fragment, send.number, 1), Commit::Accepted);
+        }
+    }
+    step_all(&mut rounds, at(1));
+    let next = lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap());
+    assert_eq!((next.from, next.to), (10, 20));
+    assert!(next.receives.iter().all(|receive| receive.version == 1));
+    assert_eq!(
+        lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap()),
+        next,
+        "a retry gets the same"
+    );
+    // It is heard of, and does not count yet.
+    assert!(rounds.heartbeat(at(50), PathId(0), next.fence).is_ok());
+    assert!(matches!(commit(&mut rounds, &next), Commit::Refused(_)));
+    // Whoever trains it asks at once for what comes after it, and is not sent away.
+    let Grant::Wait(reason) = rounds.follow(at(1), PathId(0), next.fence).unwrap() else { panic!() };
+    assert_eq!(reason.to_string(), "the lease of path 0 before this one is not complete");
+    assert_eq!(commit(&mut rounds, &leases[0]), Commit::Accepted);
+    let Grant::Wait(reason) = rounds.follow(at(1), PathId(0), next.fence).unwrap() else { panic!() };
+    assert!(matches!(reason, Reason::UnitWaits { .. }), "{reason}");
+    let again = lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap());
+    assert_eq!(again.fence, next.fence, "a late retry too");
+    for send in &next.sends {
+        assert_eq!(rounds.contribute(next.path, next.fence, send.fragment, send.number, 1), Commit::Accepted);
+    }
+    assert_eq!(commit(&mut rounds, &next), Commit::Accepted);
+    assert_eq!(rounds.progress().paths[0].steps, 20);
+    // That of another is lost with the lease that it follows.
+    let other = lease(rounds.follow(at(1), PathId(1), leases[1].fence).unwrap());
+    assert!(rounds.release(PathId(1), leases[1].fence));
+    assert!(rounds.heartbeat(at(51), PathId(1), other.fence).is_err());
+    assert_eq!(rounds.progress().paths[1].steps, 0);
+}
+
+#[test]
+fn what_a_following_lease_begins_with_is_kept() {
+    let schedule = Schedule::new(STEPS, 1, 2, vec![30]).unwrap();
+    let quorum =
+        Quorum { learners: 1, grace: Duration::ZERO, grace_share: 0.0, throttle: 0.0, dynamic_steps: false };
+    let mut rounds = begin(RunPlan { schedule, scheme: Scheme::Quorum(quorum), phase: 0, lease: LEASE });
+    let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
+    let shared = fragment(0, 0, 0);
+    let sends = |rounds: &mut RunState, lease: &Lease| {
+        for send in &lease.sends {
+            assert_eq!(
+                rounds.contribute(lease.path, lease.fence, send.fragment, send.number, 1),
+                Commit::Accepted
+            );
+        }
+        step_all(rounds, at(1));
+    };
+    sends(&mut rounds, &leases[1]);
+    let next = lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap());
+    assert_eq!(next.receives[0], crate::ScheduledReceive { fragment: shared, version: 1 });
+    assert_eq!(commit(&mut rounds, &leases[1]), Commit::Accepted);
+    let again = lease(rounds.grant(at(2), "w", &[PathId(1)]));
+    assert_eq!((again.path, again.from), (PathId(1), 10));
+    sends(&mut rounds, &again);
+    assert_eq!(commit(&mut rounds, &again), Commit::Accepted);
+    assert_eq!(rounds.progress().versions[&shared], 2);
+    assert!(rounds.needed_versions(shared).contains(&1));
+}

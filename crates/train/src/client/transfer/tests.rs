@@ -1,0 +1,224 @@
+//! A worker's transfers over real connections, to a coordinator that does what a test says.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+use dipaco_config::RunConfig;
+use dipaco_net::{Exchange, Limits, NetError, RunAuthority, Server};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::client::session::Identity;
+use dipaco_protocol::WorkerPlan;
+
+const HOUR: Duration = Duration::from_secs(3600);
+const UNDER: LeaseKey = LeaseKey { path: PathId(0), fence: Fence(1) };
+
+/// What a coordinator does and saw.
+#[derive(Default)]
+struct Script {
+    object: Bytes,
+    /// How many pieces are answered before the connection is cut, each time that there is one.
+    cuts: Mutex<Vec<usize>>,
+    /// How many times the first piece is sent with a wrong byte.
+    damaged: Mutex<usize>,
+    answered: Mutex<BTreeSet<u64>>,
+    repeated: Mutex<usize>,
+    checks: Mutex<usize>,
+    /// What the pieces belonged to that were brought, in the order in which they came.
+    brought: Mutex<Vec<LeaseResult>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap()
+}
+
+fn content(pieces: u64, rest: u64) -> Bytes {
+    (0..pieces * PIECE_BYTES + rest).map(|at| (at % 251) as u8).collect::<Vec<_>>().into()
+}
+
+impl Script {
+    /// Answers one request; returns whether a piece went with it.
+    async fn answer(&self, mut exchange: Exchange) -> bool {
+        let (response, payload, offset) = match exchange.request::<Request>().await.unwrap() {
+            Request::Hello { .. } => {
+                let plan = serde_json::to_string(&WorkerPlan::new(&RunConfig::default())).unwrap();
+                (Response::Welcome { run: "run".into(), plan }, None, None)
+            }
+            Request::Fetch { offset, .. } => {
+                let end = self.object.len().min((offset + PIECE_BYTES) as usize);
+                let mut piece = self.object[offset as usize..end].to_vec();
+                let mut damaged = lock(&self.damaged);
+                if offset == 0 && *damaged > 0 {
+                    *damaged -= 1;
+                    piece[0] ^= 1;
+                }
+                let total = self.object.len() as u64;
+                (Response::Piece { total }, Some(piece.into()), Some(offset))
+            }
+            Request::Submit { offset, item, whole, .. } => {
+                let piece = exchange.receive_payload(PIECE_BYTES).await.unwrap();
+                assert_eq!(Some(piece.len() as u64), whole.piece(offset));
+                let mut brought = lock(&self.brought);
+                brought.push(item);
+                let pieces = brought.iter().filter(|&&of| of == item).count() as u64;
+                let all = pieces == whole.bytes.div_ceil(PIECE_BYTES);
+                (if all { Response::Done } else { Response::PieceStored }, None, Some(offset))
+            }
+            Request::Check { .. } => {
+                *lock(&self.checks) += 1;
+                (Response::Done, None, None)
+            }
+            other => panic!("{other:?}"),
+        };
+        match exchange.respond(&response, payload).await {
+            // Who has read the answer may be gone before its end is acknowledged.
+            Ok(()) | Err(NetError::Abandoned { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        if let Some(offset) = offset
+            && !lock(&self.answered).insert(offset)
+        {
+            *lock(&self.repeated) += 1;
+        }
+        offset.is_some()
+    }
+}
+
+/// A worker's end of a connection to a coordinator that follows a script.
+async fn connect(script: &Arc<Script>) -> (Arc<Server>, Arc<Transfer>) {
+    connect_at(script, 0).await
+}
+
+async fn connect_at(script: &Arc<Script>, megabits_per_second: u32) -> (Arc<Server>, Arc<Transfer>) {
+    let now = SystemTime::now();
+    let authority = RunAuthority::create("run", now).unwrap();
+    let identity = authority.server(now, HOUR).unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let server = Arc::new(Server::bind(address, &identity, Limits::default()).unwrap());
+    let token = authority.issue("worker", "w", vec![server.local_addr().to_string()], now, HOUR).unwrap();
+    let (listening, script) = (server.clone(), script.clone());
+    tokio::spawn(async move {
+        while let Some(peer) = listening.accept().await {
+            let mut left = lock(&script.cuts).pop();
+            while left != Some(0)
+                && let Some(exchange) = peer.accept_exchange().await
+            {
+                let piece = script.answer(exchange).await;
+                left = left.map(|left| left - usize::from(piece));
+            }
+            peer.close("cut");
+        }
+    });
+    let identity = Identity { token, worker: "w".into(), instance: 1, patience: HOUR };
+    let session = Session::open(identity, CancellationToken::new()).await.unwrap();
+    (server, Arc::new(Transfer::new(Arc::new(session), megabits_per_second)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fetch_goes_on_after_each_cut_with_the_pieces_that_had_not_arrived() {
+    let object = content(12, 77);
+    let cuts = Mutex::new(vec![5, 1, 3]);
+    let script = Arc::new(Script { object: object.clone(), cuts, ..Script::default() });
+    let (server, transfer) = connect(&script).await;
+    let fetched = transfer.object(&ObjectRef::of("modules/0/0/0/1", &object)).await.unwrap();
+    assert!(fetched == object);
+    assert_eq!(*lock(&script.repeated), 0, "pieces that had arrived were sent again");
+    assert_eq!(server.traffic().payload_sent, object.len() as u64);
+    assert!(lock(&script.cuts).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_goes_on_after_each_cut_with_the_pieces_that_were_not_acknowledged() {
+    let content = content(12, 77);
+    let script = Arc::new(Script { cuts: Mutex::new(vec![5, 1, 3]), ..Script::default() });
+    let (server, transfer) = connect(&script).await;
+    transfer.upload(UNDER, LeaseResult::State, content.clone()).await.unwrap();
+    assert_eq!(*lock(&script.repeated), 0, "pieces that had been acknowledged were sent again");
+    assert_eq!(server.traffic().payload_received, content.len() as u64);
+    assert!(lock(&script.cuts).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outer_gradient_is_brought_before_the_next_one_begins() {
+    let content = content(20, 0);
+    let script = Arc::new(Script::default());
+    let (_server, transfer) = connect(&script).await;
+    let gradient = |fragment| {
+        let fragment =
+            FragmentId { module: dipaco_topology::ModuleId { level: 0, index: 0 }, index: fragment };
+        LeaseResult::OuterGradient { fragment, number: 1, tokens: 1 }
+    };
+    let [first, second] = [0, 1].map(|fragment| transfer.upload(UNDER, gradient(fragment), content.clone()));
+    let (first, second) = tokio::join!(first, second);
+    first.unwrap();
+    second.unwrap();
+    // The next one begins with the last pieces of the first, which are under way at the same time.
+    let brought = lock(&script.brought);
+    let apart = brought.len() / 2 - PIECES_AT_ONCE;
+    assert!(brought[..apart].iter().all(|item| *item == brought[0]), "{brought:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_waits_for_no_outer_gradient() {
+    let (_server, transfer) = connect(&Arc::default()).await;
+    // As long as an outer gradient is being begun.
+    let _turn = transfer.turn.lock().await;
+    transfer.upload(UNDER, LeaseResult::State, content(9, 0)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_with_another_hash_is_fetched_once_more_and_then_given_up() {
+    let object = content(1, 5);
+    let reference = ObjectRef::of("modules/0/0/0/1", &object);
+    let script = |damaged| {
+        Arc::new(Script { object: object.clone(), damaged: Mutex::new(damaged), ..Script::default() })
+    };
+    let once = script(1);
+    let (_server, transfer) = connect(&once).await;
+    assert!(transfer.object(&reference).await.unwrap() == object);
+    assert_eq!(*lock(&once.checks), 1);
+
+    let (_server, transfer) = connect(&script(2)).await;
+    let error = transfer.object(&reference).await.unwrap_err();
+    assert!(matches!(&error, TrainError::OtherObject { name } if *name == reference.name), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_length_that_is_not_known_is_told_by_the_first_piece() {
+    let object = content(2, 1);
+    let script = Arc::new(Script { object: object.clone(), ..Script::default() });
+    let (_server, transfer) = connect(&script).await;
+    let source = FetchSource::Shard { path: PathId(0), hash: "h".into() };
+    let mut parts = BTreeMap::new();
+    let put = |offset, piece| {
+        parts.insert(offset, piece);
+        Ok(())
+    };
+    transfer
+        .gather(transfer.routes.coordinator(), &source, None, BytesMut::with_capacity, put)
+        .await
+        .unwrap();
+    assert!(parts.into_values().flatten().eq(object.iter().copied()));
+    // A length that was known to be another one is no answer.
+    let other = transfer
+        .gather(transfer.routes.coordinator(), &source, Some(1), BytesMut::with_capacity, |_, _| Ok(()))
+        .await
+        .unwrap_err();
+    assert!(matches!(other, TrainError::Net(_) | TrainError::UnexpectedAnswer { .. }), "{other}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bandwidth_holds_in_both_directions() {
+    let content = content(2, 77);
+    let script = Arc::new(Script { object: content.clone(), ..Script::default() });
+    // A piece takes 41.9 ms at 50 MB/s, and the last one of three begins after another one at least.
+    let (_server, transfer) = connect_at(&script, 400).await;
+    let begun = Instant::now();
+    transfer.object(&ObjectRef::of("modules/0/0/0/1", &content)).await.unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(41), "{:?}", begun.elapsed());
+    let begun = Instant::now();
+    transfer.upload(UNDER, LeaseResult::State, content).await.unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(41), "{:?}", begun.elapsed());
+}

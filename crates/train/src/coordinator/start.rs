@@ -1,0 +1,118 @@
+//! The start of a training run: the first manifest, in which every module is a part of the seed model.
+
+use std::sync::Arc;
+
+use dipaco_config::RunConfig;
+use dipaco_model::{ModuleWeights, path_specs, split};
+use dipaco_store::{
+    CountRecord, FragmentRecord, Loaded, ModuleRecord, PathRecord, RunManifest, RunStore, ShardRecord,
+    TrainingRecord, names,
+};
+use dipaco_topology::Topology;
+
+use crate::TrainError;
+use crate::open_run::OpenRun;
+use crate::stored_modules::read_module;
+use dipaco_path::{Layout, module_files};
+use dipaco_protocol::WorkerPlan;
+
+/// Hash of everything that the trained weights depend on besides the shards: the configuration of model, topology,
+/// training, phases and outer step, the run's seed and the seed model.
+///
+/// # Errors
+/// When the configuration can't be written as JSON.
+pub fn training_origin(config: &RunConfig, seed_weights: &str) -> Result<String, TrainError> {
+    let RunConfig { model, topology, train, routing, sync, outer, run, .. } = config;
+    let what = (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed);
+    let text = serde_json::to_string(&(what, seed_weights)).map_err(|source| TrainError::Json { source })?;
+    Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
+}
+
+/// Begins training: cuts the seed model into modules and writes version 0 of each.
+///
+/// A run that has begun before is continued when `resume` is given and everything its weights depend on is the same;
+/// `shards` are those of the phase that it is in.
+///
+/// # Errors
+/// When there is no finished seed, when the run has begun and may not be continued, or when the store can't be written.
+pub async fn start_training(
+    store: &RunStore,
+    config: &RunConfig,
+    shards: Vec<ShardRecord>,
+    resume: bool,
+) -> Result<OpenRun, TrainError> {
+    let Some(Loaded { mut manifest, sequence, warnings }) = store.load::<RunManifest>().await? else {
+        return Err(TrainError::NoSeed);
+    };
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    let seed = manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(TrainError::NoSeed)?;
+    let origin = training_origin(config, &seed.weights.hash)?;
+    if let Some(training) = &manifest.training {
+        if training.origin != origin || training.shards != shards {
+            return Err(TrainError::OtherTraining);
+        }
+        if !resume {
+            return Err(TrainError::AlreadyStarted { rounds: training.rounds_done(), of: training.rounds });
+        }
+        return Ok(OpenRun { manifest, sequence });
+    }
+    let topology = Topology::new(&config.topology, config.model.blocks)?;
+    check_shards(&topology, &shards)?;
+    let dense: Arc<[_]> = path_specs(&config.model).into();
+    let weights = read_module(store, &seed.weights, dense).await?;
+    let plan = WorkerPlan::new(config);
+    let layout = Layout::of_plan(&plan, &topology)?;
+    plan.schedule()?;
+    let mut modules: Vec<_> =
+        topology.module_ids().map(|module| ModuleRecord { module, fragments: Vec::new() }).collect();
+    for (level, part) in (0u16..).zip(split(&config.model, &topology, &weights)?) {
+        for (number, fragment) in (0u32..).zip(layout.fragments(level)?) {
+            let values = fragment.gather(&part.values);
+            let file = module_files::encode(&ModuleWeights { specs: fragment.specs.clone(), values })?;
+            for record in modules.iter_mut().filter(|record| record.module.level == level) {
+                let name = names::weights(record.module, number, 0, 0);
+                let weights = store.put_replacing(&name, file.clone()).await?;
+                record.fragments.push(FragmentRecord {
+                    version: 0,
+                    weights,
+                    momentum: None,
+                    changes: Vec::new(),
+                    kept: Vec::new(),
+                });
+            }
+        }
+    }
+    let fragments = topology.levels() * config.sync.fragments as usize;
+    let path = PathRecord {
+        sent: vec![0; fragments],
+        adopted: vec![0; fragments],
+        counted: vec![CountRecord::default(); fragments],
+        ..PathRecord::default()
+    };
+    let paths = vec![path; topology.paths() as usize];
+    manifest.training = Some(TrainingRecord {
+        origin,
+        rounds: config.train.rounds,
+        inner_steps: config.train.inner_steps,
+        boundaries: plan.boundaries,
+        phase: 0,
+        shards,
+        modules,
+        paths,
+    });
+    let sequence = store.replace(&manifest, sequence).await?;
+    Ok(OpenRun { manifest, sequence })
+}
+
+/// Checks that there is a shard for each path, with something in it.
+pub(crate) fn check_shards(topology: &Topology, shards: &[ShardRecord]) -> Result<(), TrainError> {
+    if shards.len() != topology.paths() as usize {
+        return Err(TrainError::ShardCount { shards: shards.len(), paths: topology.paths() });
+    }
+    match topology.path_ids().find(|path| shards[path.index()].documents == 0) {
+        Some(path) => Err(TrainError::EmptyShard { path }),
+        None => Ok(()),
+    }
+}
