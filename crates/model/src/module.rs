@@ -47,12 +47,19 @@ impl Module {
         &self.flat
     }
 
+    /// Reads all elements where they lie, one tensor after the other in the order of the specs.
+    ///
+    /// # Errors
+    /// When the device can't be read.
+    pub fn with_values<R>(&self, read: impl FnOnce(&[f32]) -> R) -> Result<R, ModelError> {
+        Ok(dipaco_ops::with_slice(&self.flat, read)?)
+    }
+
     /// Copies the weights from the device.
     ///
     /// # Errors
     /// When the device can't be read.
     pub fn weights(&self) -> Result<ModuleWeights, ModelError> {
-        let values = dipaco_ops::with_slice(&self.flat, <[f32]>::to_vec)?;
-        ModuleWeights::new(self.specs.clone(), values)
+        ModuleWeights::new(self.specs.clone(), self.with_values(<[f32]>::to_vec)?)
     }
 }

@@ -1,4 +1,4 @@
-//! The arithmetic of a path's training, wherever it is done.
+//! The arithmetic of a path's training on each kind of device.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -12,6 +12,7 @@ use self::cpu::CpuPath;
 use self::gpu::GpuPath;
 use crate::PathError;
 use crate::device::TrainDevice;
+use crate::layout::FragmentLayout;
 use crate::state::PathState;
 use crate::trainer::{InnerConfig, StepReport};
 
@@ -23,7 +24,7 @@ pub(crate) enum Compute {
 }
 
 impl Compute {
-    /// Puts a path on a device; the moments of `state` are as many as the path has parameters.
+    /// Puts a path on a device. `state` holds as many moments as the path has parameters.
     pub(crate) fn new(
         device: &TrainDevice,
         model: &ModelConfig,
@@ -45,8 +46,8 @@ impl Compute {
         }
     }
 
-    /// Takes a step, which changes the weights and the moments. One whose loss or gradient is not finite changes
-    /// nothing, which the report shows.
+    /// Takes a step: changes the weights and the moments. If the loss or the gradient is not finite, nothing changes,
+    /// and the report shows it.
     pub(crate) fn step(
         &mut self,
         tokens: &[u32],
@@ -85,7 +86,20 @@ impl Compute {
         }
     }
 
-    /// Brings the moments of `state` up to date; on the CPU they always are.
+    /// The weights of one fragment of the module of a level.
+    pub(crate) fn fragment(
+        &mut self,
+        level: usize,
+        layout: &FragmentLayout,
+    ) -> Result<Option<Vec<f32>>, PathError> {
+        match self {
+            Self::Cpu(path) => path.fragment(level, layout),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(path) => Ok(path.weights()?.get(level).map(|module| layout.gather(&module.values))),
+        }
+    }
+
+    /// Copies the moments from the device into `state`; on the CPU they are always there.
     #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, reason = "a GPU may fail"))]
     pub(crate) fn refresh(&mut self, state: &mut PathState) -> Result<(), PathError> {
         #[cfg(not(feature = "cuda"))]
@@ -97,7 +111,7 @@ impl Compute {
         }
     }
 
-    /// The same, adding up in `profile` where the CPU's time goes.
+    /// The same path, with the CPU's time added up in `profile`.
     pub(crate) fn with_profile(self, profile: Profile) -> Self {
         match self {
             Self::Cpu(path) => Self::Cpu(path.with_profile(profile)),

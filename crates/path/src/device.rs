@@ -1,8 +1,9 @@
-//! Where paths are trained: on the CPU, or on an NVIDIA GPU when the program is built with the feature `cuda`.
+//! Devices that train paths: the CPU, and with the feature `cuda` an NVIDIA GPU.
 
 use crate::PathError;
 
-/// What the user asks for. It belongs to a machine, not to a run: the workers of a run may choose differently.
+/// The device that the user asks for. It is a setting of a machine, not of a run: the workers of a run may choose
+/// differently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DeviceChoice {
     /// The first GPU, and the CPU where there is none.
@@ -26,7 +27,7 @@ impl DeviceChoice {
     }
 }
 
-/// Where paths are trained.
+/// A device that trains paths.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum TrainDevice {
@@ -39,11 +40,12 @@ pub enum TrainDevice {
 }
 
 impl TrainDevice {
-    /// Finds the device. [`DeviceChoice::Auto`] takes the CPU where there is no driver or no GPU, and logs why; a GPU
-    /// that can't be used is an error, lest it idle unnoticed.
+    /// Opens the device. [`DeviceChoice::Auto`] takes the CPU if the machine has no driver or no GPU, and logs the
+    /// reason. A GPU that cannot be used is an error: otherwise it would idle unnoticed.
     ///
     /// # Errors
-    /// When a GPU is asked for and there is none or this program was built without CUDA, or a GPU can't be opened.
+    /// When the user asks for a GPU and the machine has none, when this program was built without CUDA, or when a GPU
+    /// can't be opened.
     #[cfg(feature = "cuda")]
     pub fn open(choice: DeviceChoice) -> Result<Self, PathError> {
         if choice == DeviceChoice::Cpu {
@@ -59,10 +61,10 @@ impl TrainDevice {
         }
     }
 
-    /// Finds the device: the CPU, as this program was built without the feature `cuda`.
+    /// Opens the device: the CPU, because this program was built without the feature `cuda`.
     ///
     /// # Errors
-    /// When a GPU is asked for.
+    /// When the user asks for a GPU.
     #[cfg(not(feature = "cuda"))]
     pub fn open(choice: DeviceChoice) -> Result<Self, PathError> {
         match choice {
@@ -71,13 +73,13 @@ impl TrainDevice {
         }
     }
 
-    /// Whether this is the CPU.
+    /// True if this is the CPU.
     #[must_use]
     pub fn is_cpu(&self) -> bool {
         matches!(self, Self::Cpu)
     }
 
-    /// What the device is, for reports: `CPU`, or the GPU's name, compute capability and memory.
+    /// Description for reports: `CPU`, or the GPU's name, compute capability and memory.
     ///
     /// # Errors
     /// When the GPU's driver refuses.

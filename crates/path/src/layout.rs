@@ -1,4 +1,4 @@
-//! Where the fragments of a module lie in its weights.
+//! The place of each fragment in the flat weights of its module.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ struct Level {
 /// A fragment of the modules of a level.
 #[derive(Clone, Debug)]
 pub struct FragmentLayout {
-    /// Its tensors, in the order of the module's.
+    /// Tensors of the fragment, in the order of the module.
     pub specs: Arc<[TensorSpec]>,
-    /// Where they lie in the module's flat weights.
+    /// Ranges of these tensors in the module's flat weights.
     ranges: Vec<Range<usize>>,
 }
 
 impl FragmentLayout {
-    /// How many values it holds.
+    /// Number of values.
     #[must_use]
     pub fn values(&self) -> usize {
         parameters(&self.specs)
@@ -48,7 +48,7 @@ impl FragmentLayout {
         values
     }
 
-    /// Writes the fragment's values to where they lie in a module's flat weights.
+    /// Writes the fragment's values to their place in a module's flat weights.
     pub fn scatter(&self, values: &[f32], module: &mut [f32]) {
         let mut rest = values;
         for range in &self.ranges {
@@ -139,10 +139,10 @@ impl Layout {
         })
     }
 
-    /// A module put together from the files of its fragments, in order.
+    /// Joins the files of a module's fragments, in order, into the module.
     ///
     /// # Errors
-    /// When there are more or fewer of them, or one does not fit.
+    /// When the number of files is wrong, or a file does not fit.
     pub fn assemble<B: AsRef<[u8]>>(&self, level: u16, files: &[B]) -> Result<ModuleWeights, PathError> {
         let (specs, fragments) = (self.module(level)?, self.fragments(level)?);
         if files.len() != fragments.len() {

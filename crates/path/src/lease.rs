@@ -1,4 +1,4 @@
-//! One lease of one path: what a worker does under it, without the network.
+//! The training of one path under one lease, without the network.
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::weights::PathWeights;
 use dipaco_protocol::LeaseReport;
 use dipaco_protocol::WorkerPlan;
 
-/// How far a round is, for the heartbeat; and whether it is to be given up.
+/// Progress of a lease's training, for the heartbeat, and the request to stop it.
 #[derive(Debug, Default)]
 pub struct LeaseWatch {
     steps: AtomicU64,
@@ -27,26 +27,26 @@ pub struct LeaseWatch {
 }
 
 impl LeaseWatch {
-    /// Inner steps done, and the loss of the last one in nats per token.
+    /// Number of inner steps done, and the loss of the last step in nats per token.
     #[must_use]
     pub fn read(&self) -> (u64, Option<f32>) {
         let loss = self.loss.load(Ordering::Relaxed);
         (self.steps.load(Ordering::Relaxed), (loss != 0).then(|| f32::from_bits(loss)))
     }
 
-    /// Notes that so many inner steps are done, and the loss of the last one.
+    /// Records the number of inner steps done and the loss of the last step.
     pub(crate) fn note(&self, steps: u64, loss: f32) {
         self.loss.store(loss.to_bits(), Ordering::Relaxed);
         self.steps.store(steps, Ordering::Relaxed);
     }
 
-    /// Asks the round to stop after the step that it is in.
+    /// Asks the training to stop after the current step.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 }
 
-/// A path's training data: the shard, and what of it is held out.
+/// A path's training data: the shard, and its held-out documents.
 pub struct PathData {
     train: Sampler,
     held_out: Option<Sampler>,
@@ -57,7 +57,7 @@ impl PathData {
     /// Opens a path's shard. The last `train.holdout_fraction` of its documents is held out for early stopping.
     ///
     /// # Errors
-    /// When the file can't be read or holds nothing to train on.
+    /// When the file can't be read, or holds no document to train on.
     pub fn open(file: Arc<TokenFile>, path: PathId, plan: &WorkerPlan) -> Result<Self, PathError> {
         let documents = file.documents();
         let held_out = held_out_documents(documents, plan.train.holdout_fraction);
@@ -74,7 +74,7 @@ impl PathData {
         };
         let in_turn = SamplerConfig { sequence_length: length, seed: 0, packing: false };
         let held_out = match Sampler::new(file, border..documents, in_turn) {
-            // A shard of one document can spare none, and documents of one token have nothing to predict.
+            // A shard of one document can spare none, and a document of one token has no target.
             Err(ShardsError::NoSequences { .. }) => None,
             opened => Some(opened?),
         };
@@ -82,7 +82,7 @@ impl PathData {
         Ok(Self { train, held_out: held_out.filter(|_| sequences > 0), sequences })
     }
 
-    /// Mean loss of a path on the held-out documents, in nats per token; `None` when nothing is held out.
+    /// Mean loss of a path on the held-out documents, in nats per token; `None` if the shard has none.
     ///
     /// # Errors
     /// When the data can't be read, or the device fails.
@@ -92,7 +92,7 @@ impl PathData {
     }
 }
 
-/// Mean loss over the first `sequences` sequences of a sampler, in nats per token; `None` when they hold no target.
+/// Mean loss over the first `sequences` sequences of a sampler, in nats per token; `None` if they hold no target.
 pub fn mean_loss(
     trainer: &mut Trainer,
     sampler: &Sampler,
@@ -113,23 +113,21 @@ pub fn mean_loss(
         }
         position += rows as u64;
     }
-    // Counts of tokens are far below 2^53.
-    #[allow(clippy::cast_precision_loss)]
+
     Ok((counted > 0).then(|| sum / counted as f64))
 }
 
-/// How many documents of a shard are held out: at least one when any are asked for, and never more than half.
+/// Number of held-out documents of a shard: at least one if the fraction is positive, and at most half of the shard.
 fn held_out_documents(documents: u64, fraction: f64) -> u64 {
     if fraction <= 0.0 {
         return 0;
     }
-    // Documents are counted far below 2^53.
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let asked = (documents as f64 * fraction).round() as u64;
     asked.clamp(1, (documents / 2).max(1)).min(documents / 2)
 }
 
-/// The seed of a path's data order: another one for each path, or paths with equal shards would see equal batches.
+/// The seed of a path's data order. It differs between paths: otherwise paths with equal shards would see equal
+/// batches.
 fn data_seed(seed: u64, path: PathId) -> u64 {
     let hash = blake3::Hasher::new_derive_key("dipaco data order of a path")
         .update(&seed.to_le_bytes())
@@ -140,33 +138,32 @@ fn data_seed(seed: u64, path: PathId) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// An outer gradient of a fragment on its way to the synchronizer.
+/// The outer gradient of a fragment, as the worker uploads it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OuterGradient {
-    /// Which one.
+    /// The send to which it belongs.
     pub send: ScheduledSend,
-    /// What the path's last outer gradient of this fragment, or the global weights, were minus what its weights are, as
-    /// it is written.
+    /// The fragment's weights at the path's last send or receive, minus its weights now; encoded.
     pub encoded: Vec<u8>,
-    /// Tokens in it, padding not counted.
+    /// Tokens trained on for it, padding not counted.
     pub tokens: u64,
 }
 
-/// What a finished lease leaves.
+/// The results of a trained lease.
 #[derive(Debug)]
 pub struct TrainedLease {
-    /// The outer gradients that are sent at its end.
+    /// Outer gradients that the lease sends at its end.
     pub last: Vec<OuterGradient>,
-    /// The path's state at the end.
+    /// The path's state after the last inner step.
     pub state: PathState,
-    /// What to tell the coordinator.
+    /// The report for the coordinator.
     pub report: LeaseReport,
 }
 
-/// What a lease is carried out from, besides the path's weights and state.
+/// The inputs of a lease's training besides the path's weights and state.
 #[derive(Clone, Copy)]
 pub struct LeaseTraining<'a> {
-    /// Where to compute.
+    /// The device.
     pub device: &'a TrainDevice,
     /// The run's configuration.
     pub plan: &'a WorkerPlan,
@@ -174,30 +171,30 @@ pub struct LeaseTraining<'a> {
     pub path: PathId,
     /// The path's data.
     pub data: &'a PathData,
-    /// Inner steps of the path before the phase of routing that it is in.
+    /// Number of inner steps of the path before its current phase of routing.
     pub phase_step: u64,
-    /// Up to which inner step of the path to train; not beyond where it is to measure only.
+    /// Number of inner steps of the path after the lease; its current number if the lease only measures.
     pub to: u64,
-    /// What is sent on the way, in order.
+    /// Outer gradients to send, in order.
     pub sends: &'a [ScheduledSend],
 }
 
-/// Measures the held-out loss of the weights that the lease begins with, when they are global, and trains up to its end;
-/// `early` gets what is sent before. In the first lease of a phase the path begins its new shard; moments and steps go
-/// on.
+/// Trains a lease. First measures the held-out loss of the weights, if they are global. `early` gets each outer
+/// gradient that the lease sends before its end. In the first lease of a phase the path starts its new shard from the
+/// beginning; moments and number of steps continue.
 ///
-/// Returns `None` when `watch` was cancelled.
+/// Returns `None` if `watch` was cancelled.
 ///
 /// # Errors
 /// When training fails or diverges.
 pub fn train_lease(
-    round: LeaseTraining<'_>,
+    lease: LeaseTraining<'_>,
     mut weights: PathWeights,
     mut state: PathState,
     watch: &LeaseWatch,
     mut early: impl FnMut(OuterGradient),
 ) -> Result<Option<TrainedLease>, PathError> {
-    let LeaseTraining { device, plan, path, data, phase_step, to, sends } = round;
+    let LeaseTraining { device, plan, path, data, phase_step, to, sends } = lease;
     let config = InnerConfig::of_lease(plan, phase_step);
     let schedule = plan.schedule()?;
     if state.step == phase_step {
@@ -220,13 +217,10 @@ pub fn train_lease(
         report.tokens += done.tokens;
         watch.note(step - from, done.loss);
         let now: Vec<ScheduledSend> = sends.iter().filter(|send| send.step == step).copied().collect();
-        if now.is_empty() {
-            continue;
-        }
-        let local = trainer.weights()?;
         for send in now {
-            let encoded = weights.send(plan, path, send.fragment, &local)?;
-            // A path's steps have about as many tokens each: those of this lease stand for those before it.
+            let encoded = weights.send(plan, path, send.fragment, &mut trainer)?;
+            // The outer gradient may cover steps of earlier leases. All steps of a path have about the same number of
+            // tokens, so the mean of this lease stands for them.
             let steps = schedule.steps_in(path, send.fragment.index, step);
             let tokens = report.tokens * steps / (step - from);
             let gradient = OuterGradient { send, encoded, tokens };
@@ -235,20 +229,18 @@ pub fn train_lease(
     }
     report.seconds = begun.elapsed().as_secs_f64();
     if to > from {
-        // The number of inner steps of a lease is far below 2^53.
-        #[allow(clippy::cast_precision_loss)]
         let mean = loss_sum / (to - from) as f64;
         report.loss = Some(mean);
     }
-    let kept = weights.keep(plan, path, &trainer.weights()?, to)?;
+    let kept = weights.keep(plan, path, &mut trainer, to)?;
     let state = PathState { kept, ..trainer.into_state()? };
     Ok(Some(TrainedLease { last, state, report }))
 }
 
-/// Opens a token file and checks that it is the one that the run was started with.
+/// Opens a token file and checks its content hash against the run's shard.
 ///
 /// # Errors
-/// When it can't be read, or is another file.
+/// When the file can't be read, or has another content.
 pub fn open_shard(file: &FilePath, hash: &str) -> Result<Arc<TokenFile>, PathError> {
     let opened = TokenFile::open(file)?;
     if opened.content_hash() != hash {

@@ -11,7 +11,7 @@ use crate::PathError;
 use crate::layout::Layout;
 use crate::state::PathState;
 
-/// Decodes a module file; `name` is what an error calls it.
+/// Decodes a module file; errors call it `name`.
 pub fn decode(name: &str, bytes: &[u8], specs: Arc<[TensorSpec]>) -> Result<ModuleWeights, PathError> {
     ModuleWeights::from_safetensors(bytes, specs)
         .map_err(|source| PathError::ModuleFile { name: name.to_owned(), source })
@@ -22,7 +22,7 @@ pub fn encode(module: &ModuleWeights) -> Result<Bytes, PathError> {
     Ok(module.to_safetensors(None)?.into())
 }
 
-/// Reads a path's outer gradient of a module: as many values as the module has, all of them finite.
+/// Decodes a path's outer gradient of a module: one finite value per parameter.
 pub fn decode_gradient(
     path: PathId,
     module: ModuleId,
@@ -36,8 +36,8 @@ pub fn decode_gradient(
     })
 }
 
-/// The Euclidean norm of a path's outer gradient of a module that lies in several parts of memory, checked as by
-/// [`decode_gradient`].
+/// Euclidean norm of a path's outer gradient of a module, whose bytes lie in several parts of memory. Checks the
+/// values like [`decode_gradient`].
 pub fn gradient_norm<'a>(
     path: PathId,
     module: ModuleId,

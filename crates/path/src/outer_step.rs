@@ -1,4 +1,4 @@
-//! The outer step of a fragment: what contributions make of the global weights.
+//! The outer step of a fragment: from contributions to new global weights.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use dipaco_optim::{DelayedNesterov, delayed_nesterov_step, nesterov_step};
 
 use crate::PathError;
 
-/// What the outer optimizer remembers of a fragment: momentum, with delayed momentum the sum of contributions since it
-/// changed, and with a rounded broadcast what rounding has left.
+/// State of the outer optimizer for a fragment: the momentum; with delayed momentum also the sum of contributions
+/// since its last change; with a rounded broadcast also the rounding error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OuterState {
     momentum: Vec<f32>,
@@ -18,18 +18,20 @@ pub struct OuterState {
     residual: Option<Vec<f32>>,
 }
 
-/// What an outer step is taken from.
+/// The input of an outer step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Merged {
-    /// Nothing: all contributions have been dropped.
+    /// No contribution: the schedule drops all of them.
     Nothing,
     /// The merged contributions.
     Mean(Vec<f32>),
-    /// Each contribution, multiplied by its weight and the number of learners, and how many were applied before them.
+    /// Each contribution, multiplied by its weight and the number of learners, and the number of contributions applied
+    /// earlier.
     Each(Vec<Vec<f32>>, u64),
 }
 
-/// The tensors of the state's file: the fragment's own for the momentum, and the same with a prefix for the others.
+/// Tensors of the state's file: the fragment's names for the momentum, and the same names with a prefix for the other
+/// parts.
 fn specs(outer: &OuterConfig, fragment: &[TensorSpec]) -> Arc<[TensorSpec]> {
     let named = |prefix: &'static str| {
         fragment.iter().map(move |spec| TensorSpec { name: format!("{prefix}{}", spec.name), ..spec.clone() })
@@ -40,7 +42,7 @@ fn specs(outer: &OuterConfig, fragment: &[TensorSpec]) -> Arc<[TensorSpec]> {
 }
 
 impl OuterState {
-    /// The state before the first outer step of a fragment of this many values.
+    /// The state before the first outer step of a fragment of `values` parameters.
     pub fn start(outer: &OuterConfig, values: usize) -> Self {
         Self {
             momentum: vec![0.0; values],
@@ -49,14 +51,14 @@ impl OuterState {
         }
     }
 
-    /// The state's file.
+    /// Encodes the state as safetensors.
     pub fn encode(&self, outer: &OuterConfig, fragment: &[TensorSpec]) -> Result<bytes::Bytes, PathError> {
         let parts = [Some(&self.momentum), self.buffer.as_ref(), self.residual.as_ref()];
         let values = parts.into_iter().flatten().flatten().copied().collect();
         Ok(ModuleWeights { specs: specs(outer, fragment), values }.to_safetensors(None)?.into())
     }
 
-    /// Reads what [`encode`](Self::encode) wrote.
+    /// Decodes the bytes of [`encode`](Self::encode).
     pub fn decode(outer: &OuterConfig, fragment: &[TensorSpec], bytes: &[u8]) -> Result<Self, PathError> {
         let values = ModuleWeights::from_safetensors(bytes, specs(outer, fragment))?.values;
         let mut parts = values.chunks(dipaco_model::parameters(fragment).max(1)).map(<[f32]>::to_vec);
@@ -67,10 +69,12 @@ impl OuterState {
         })
     }
 
-    /// Takes the outer step: changes the global weights, and returns the change as workers get it, when it is rounded.
+    /// Takes the outer step: changes the global weights in place. With a rounded broadcast it returns the encoded
+    /// change for workers.
     ///
-    /// With a rounded broadcast the step starts from the weights and what rounding has left, the change from the weights is
-    /// rounded, and the new weights are the old ones and the rounded change: what workers add up is what the store holds.
+    /// With a rounded broadcast the step starts from the weights plus the rounding error of earlier steps. The change
+    /// is rounded, and the new weights are the old weights plus the rounded change. So the sum that workers compute
+    /// equals the weights in the store, bit for bit.
     pub fn step(
         &mut self,
         outer: &OuterConfig,

@@ -1,4 +1,4 @@
-//! What a path carries from lease to lease besides the global weights of its modules.
+//! The state that a path carries from lease to lease besides the global weights of its modules.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::PathError;
 
-/// AdamW's moments, the step and the data position of a path, and what of its weights is nowhere else.
+/// AdamW's moments, the step and the data position of a path, and those of its weights that the store does not hold.
 ///
-/// Training draws no random numbers but the order of its data, and that is a function of the run's seed and the
-/// position: these fields and the modules are all that a path needs to continue bit for bit. The moments stay with the
-/// path from round to round and are never averaged (arXiv:2311.08105 §6.1).
+/// Training draws random numbers only for the order of its data, which is a function of the run's seed and the
+/// position. So a path needs only these fields and its modules to continue bit for bit. The moments stay with the path
+/// from round to round and are never averaged (arXiv:2311.08105 §6.1).
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathState {
     /// Inner steps taken since the start of the run.
@@ -24,33 +24,33 @@ pub struct PathState {
     pub first: Vec<f32>,
     /// AdamW's second moments, flat, in the same order.
     pub second: Vec<f32>,
-    /// What the path keeps of its fragments, by level and fragment; nothing of those that are not named.
+    /// State of the path's fragments, by level and fragment. A fragment that is absent starts from the global weights.
     pub kept: BTreeMap<(u16, u32), FragmentState>,
 }
 
-/// What a path keeps of a fragment beside the global weights. All have the fragment's length.
+/// State of a fragment of a path besides its global weights. All vectors have the fragment's length.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FragmentState {
-    /// Its own weights, when it does not begin its next lease with those of the store.
+    /// The path's own weights, if its next lease does not start from the weights of the store.
     pub weights: Option<Vec<f32>>,
-    /// What the next outer gradient is measured from, when that is not the global weights that the path took over last:
-    /// what the path has sent and not received back.
+    /// The base of the next outer gradient, if the path has sent the fragment and not received it back. Otherwise the
+    /// base is the global weights that the path took over last.
     pub base: Option<Vec<f32>>,
-    /// What writing its outer gradients has lost and the next one makes up for.
+    /// Loss of encoding earlier outer gradients; it joins the next one (error feedback).
     pub residual: Option<Vec<f32>>,
-    /// How far it is ahead of the global weights with eager updates.
+    /// Lead of the path over the global weights, with eager updates.
     pub ahead: Option<Ahead>,
 }
 
-/// The names of the parts of [`FragmentState`] in a state's file.
+/// Names of the parts of [`FragmentState`] in a state's file.
 const NAMES: [&str; FRAGMENT_STATE_PARTS] =
     ["own", "base", "residual", "ahead", "ahead-momentum", "ahead-sent"];
 
-/// As how many vectors a fragment is kept at most.
+/// Largest number of vectors in the state of a fragment.
 pub const FRAGMENT_STATE_PARTS: usize = 6;
 
 impl FragmentState {
-    /// The parts that there are, by name.
+    /// The present parts, by name.
     pub(crate) fn parts(&self) -> Vec<(&'static str, &Vec<f32>)> {
         let ahead = self.ahead.as_ref();
         let parts = [
@@ -64,7 +64,7 @@ impl FragmentState {
         NAMES.into_iter().zip(parts).filter_map(|(name, part)| Some((name, part?))).collect()
     }
 
-    /// What these parts make; the three of what a path is ahead by are there together or not at all.
+    /// Builds the state from its parts. The three parts of the lead are present together or not at all.
     fn of_parts(mut parts: BTreeMap<&'static str, Vec<f32>>) -> Option<Self> {
         let mut take = |place: usize| NAMES.get(place).and_then(|name| parts.remove(name));
         let (weights, base, residual) = (take(0), take(1), take(2));
@@ -79,7 +79,7 @@ impl FragmentState {
     /// Checks that every part has the length of its fragment.
     ///
     /// # Errors
-    /// When one has not.
+    /// When a part has another length.
     pub(crate) fn check(&self, expected: usize) -> Result<(), PathError> {
         match self.parts().into_iter().map(|(_, part)| part.len()).find(|&found| found != expected) {
             Some(found) => Err(PathError::FragmentStateLength { expected, found }),
@@ -92,7 +92,7 @@ const FORMAT: &str = "dipaco-path-state/3";
 /// The entry of the file's metadata that holds a [`Place`] as JSON.
 const PLACE: &str = "dipaco";
 
-/// How far the path is.
+/// Progress of the path.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Place {
@@ -102,7 +102,7 @@ struct Place {
 }
 
 impl PathState {
-    /// The state before the first step of a path with this many parameters.
+    /// The state before the first step of a path with `parameters` parameters.
     #[must_use]
     pub fn start(parameters: usize) -> Self {
         Self {
@@ -114,11 +114,11 @@ impl PathState {
         }
     }
 
-    /// Encodes the state as safetensors: `first/NAME` and `second/NAME` for every tensor of the path, and
-    /// `PART/LEVEL/FRAGMENT` for what it keeps of its fragments.
+    /// Encodes the state as safetensors: `first/NAME` and `second/NAME` for each tensor of the path, and
+    /// `PART/LEVEL/FRAGMENT` for each part of a fragment's state.
     ///
     /// # Errors
-    /// When the moments do not have the path's size.
+    /// When the number of moments differs from the path's parameters.
     pub fn encode(&self, model: &ModelConfig) -> Result<Vec<u8>, PathError> {
         let mut specs = moment_specs(model);
         let mut values = [self.first.as_slice(), self.second.as_slice()].concat();
@@ -133,7 +133,7 @@ impl PathState {
         Ok(ModuleWeights { specs: specs.into(), values }.to_safetensors(Some((PLACE, &place)))?)
     }
 
-    /// Decodes what [`encode`](Self::encode) wrote.
+    /// Decodes the bytes of [`encode`](Self::encode).
     ///
     /// # Errors
     /// When the bytes are damaged, or belong to another model.
@@ -148,8 +148,8 @@ impl PathState {
         let tensors = header.tensors();
         let mut specs = moment_specs(model);
         let mut places: BTreeMap<(u16, u32), Vec<(&'static str, usize)>> = BTreeMap::new();
-        // In the order of the names, so that each place has its parts in that order. A name that is not written like these
-        // is unknown to what reads the tensors.
+        // Sorted by name, so that the parts of each fragment are in this order. The reader below refuses every name of
+        // another form.
         for part in NAMES {
             for (name, info) in &tensors {
                 let place = name.strip_prefix(part).and_then(|rest| rest.strip_prefix('/')?.split_once('/'));
@@ -184,12 +184,12 @@ fn moment_specs(model: &ModelConfig) -> Vec<TensorSpec> {
     named("first").chain(named("second")).collect()
 }
 
-/// The tensor of a part of what a path keeps of a fragment, of so many values.
+/// The tensor of one part of a fragment's state.
 fn kept_spec(part: &str, (level, fragment): (u16, u32), values: usize) -> TensorSpec {
     TensorSpec {
         name: format!("{part}/{level}/{fragment}"),
         shape: vec![values],
-        // Neither is asked for where states are read and written.
+        // Reading and writing states uses neither field.
         part: Part::Block(0),
         decay: false,
     }

@@ -10,24 +10,25 @@ use dipaco_topology::{PathId, Topology};
 use crate::PathError;
 use crate::compute::Compute;
 use crate::device::TrainDevice;
+use crate::layout::FragmentLayout;
 use crate::state::PathState;
 
-/// What the inner loop needs to know besides the model.
+/// Settings of the inner loop besides the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InnerConfig {
-    /// AdamW's numbers.
+    /// Settings of AdamW.
     pub adamw: AdamWConfig,
     /// The learning rate over the whole run.
     pub schedule: ScheduleConfig,
-    /// The step with which the schedule begins, counted from the start of the run.
+    /// First step of the learning rate schedule, counted from the start of the run.
     pub first_step: u64,
-    /// Inner steps that the schedule spans.
+    /// Number of inner steps of the schedule.
     pub total_steps: u64,
     /// B, sequences per step.
     pub batch: usize,
-    /// Sequences per forward and backward pass; 0 takes the whole batch at once.
+    /// Sequences per forward and backward pass; 0 means the whole batch.
     pub micro_batch: usize,
-    /// Whether blocks keep only their input for the backward pass.
+    /// True if blocks keep only their input for the backward pass.
     pub activation_checkpointing: bool,
 }
 
@@ -63,11 +64,11 @@ impl InnerConfig {
     }
 }
 
-/// One path being trained: its weights on the device and its state.
+/// A path in training: its weights on the device, and its state.
 pub struct Trainer {
     compute: Compute,
     config: InnerConfig,
-    /// Its moments may be behind those on the device.
+    /// Its moments may be older than the moments on the device.
     state: PathState,
 }
 
@@ -80,7 +81,7 @@ impl std::fmt::Debug for Trainer {
     }
 }
 
-/// What one inner step did.
+/// Result of one inner step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
     /// Mean cross entropy over the step's targets, in nats per token.
@@ -89,12 +90,12 @@ pub struct StepReport {
     pub gradient_norm: f64,
     /// The learning rate of the step.
     pub learning_rate: f64,
-    /// Targets that counted.
+    /// Number of targets that count.
     pub tokens: u64,
 }
 
 impl StepReport {
-    /// Whether loss and gradient are finite.
+    /// True if loss and gradient are finite.
     pub(crate) fn is_finite(&self) -> bool {
         self.loss.is_finite() && self.gradient_norm.is_finite()
     }
@@ -121,7 +122,7 @@ impl Trainer {
         Ok(Self { compute, config, state })
     }
 
-    /// Steps taken so far, those before this trainer included.
+    /// Number of steps of the path, including steps before this trainer.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.state.step
@@ -145,7 +146,7 @@ impl Trainer {
         Ok(self.state)
     }
 
-    /// The weights of the modules as they are now, one per level.
+    /// Copies the current weights of the modules, one per level.
     ///
     /// # Errors
     /// When a tensor can't be read back.
@@ -153,7 +154,15 @@ impl Trainer {
         self.compute.weights()
     }
 
-    /// The same trainer, adding up in `profile` where the CPU's time goes; nothing on a GPU.
+    /// Copies the weights of one fragment of the module of a level; `None` if there is no such level.
+    ///
+    /// # Errors
+    /// When the fragment can't be read back.
+    pub fn fragment(&mut self, level: usize, layout: &FragmentLayout) -> Result<Option<Vec<f32>>, PathError> {
+        self.compute.fragment(level, layout)
+    }
+
+    /// The same trainer, with the CPU's time added up in `profile`; a GPU adds nothing.
     #[must_use]
     pub fn with_profile(mut self, profile: Profile) -> Self {
         self.compute = self.compute.with_profile(profile);

@@ -1,66 +1,66 @@
-//! The weights that a path trains on, and what its outer gradients are measured from.
+//! The weights that a path trains, and the base of its outer gradients.
 
 use std::collections::BTreeMap;
 
 use dipaco_model::ModuleWeights;
+use dipaco_protocol::WorkerPlan;
 use dipaco_sync::learner::{self, Blend};
 use dipaco_sync::{Ahead, FragmentId, OuterRule};
 use dipaco_topology::{PathId, Topology};
 
 use crate::PathError;
 use crate::device::TrainDevice;
-use crate::layout::Layout;
+use crate::layout::{FragmentLayout, Layout};
 use crate::state::{FragmentState, PathState};
 use crate::trainer::{InnerConfig, Trainer};
-use dipaco_protocol::WorkerPlan;
 
-/// A path's weights when a lease begins.
+/// The weights of a path at the start of a lease.
 #[derive(Clone, Debug)]
 pub struct PathWeights {
     topology: Topology,
     layout: Layout,
-    /// What the path trains on, one module per level; taken by the trainer.
+    /// The weights to train, one module per level. The trainer takes them.
     local: Vec<ModuleWeights>,
-    /// What outer gradients are measured from, one module per level.
-    base: Vec<Vec<f32>>,
-    /// What else there is of each fragment, by level and fragment.
+    /// The path's fragments, by level and fragment.
     fragments: BTreeMap<(u16, u32), TrainedFragment>,
-    /// Whether the path begins with the global weights as they are.
+    /// True if the path starts from unchanged global weights.
     pub(crate) global: bool,
 }
 
 /// A fragment of a path between a receive and the next send.
 #[derive(Clone, Debug)]
 struct TrainedFragment {
-    /// Whether it has been sent and not received back.
+    /// The weights from which the next outer gradient is measured.
+    base: Vec<f32>,
+    /// True from a send to the next receive.
     under_way: bool,
-    /// The path's factor in the merged outer gradient.
+    /// Factor of the path in the merged outer gradient.
     share: f32,
-    /// What writing its outer gradients has lost.
+    /// Loss of encoding the path's outer gradients so far.
     residual: Option<Vec<f32>>,
-    /// How far the path is ahead of the global weights with eager updates.
+    /// Lead of the path over the global weights, with eager updates.
     ahead: Option<Ahead>,
 }
 
-/// Global weights of a fragment, and whether the path takes them over now.
+/// Global weights of a fragment.
 #[derive(Clone, Debug)]
 pub struct GlobalFragment<'a> {
     /// The fragment.
     pub fragment: FragmentId,
     /// The weights.
     pub values: &'a [f32],
-    /// Whether the path takes them over now. Otherwise it has taken them over before.
+    /// True if the path takes over these weights now; false if it took them over earlier.
     pub received: bool,
-    /// The path's factor in the merged outer gradient: its weight times what the mean is rescaled by.
+    /// Factor of the path in the merged outer gradient: its weight times the rescaling of the mean.
     pub share: f32,
 }
 
 impl PathWeights {
-    /// What a lease begins with: global weights of all fragments of the path, blended with the path's own where the
-    /// scheme says so. `begins` says that a phase of routing begins, where the global weights count alone.
+    /// Joins the global weights of all fragments of a path with the path's own state, blended where the scheme says so.
+    /// `begins` is true at the start of a phase of routing, where only the global weights count.
     ///
     /// # Errors
-    /// When the weights do not fit the model.
+    /// When the weights or the state do not fit the model.
     pub fn new(
         plan: &WorkerPlan,
         path: PathId,
@@ -76,45 +76,26 @@ impl PathWeights {
             let values = vec![0.0; dipaco_model::parameters(&specs)];
             local.push(ModuleWeights { specs, values });
         }
-        let mut base: Vec<Vec<f32>> = local.iter().map(|module| module.values.clone()).collect();
         let blend = if begins { Blend::default() } else { Blend { own: plan.sync.blend } };
         let mut fragments = BTreeMap::new();
-        let mut global = true;
-        for GlobalFragment { fragment, values, received, share } in globals {
-            let place = (fragment.module.level, fragment.index);
-            let level = usize::from(fragment.module.level);
-            let fragment_layout = layout.fragment(fragment.module.level, fragment.index)?;
-            let FragmentState { weights, base: from, residual, ahead } = {
-                let kept = state.kept.remove(&place).unwrap_or_default();
-                kept.check(fragment_layout.values())?;
-                kept
-            };
-            if values.len() != fragment_layout.values() {
-                let (expected, found) = (fragment_layout.values(), values.len());
-                return Err(PathError::GlobalLength { fragment: *fragment, expected, found });
+        let mut unchanged = true;
+        for global in globals {
+            let (level, index) = (global.fragment.module.level, global.fragment.index);
+            let fragment_layout = layout.fragment(level, index)?;
+            let mut kept = state.kept.remove(&(level, index)).unwrap_or_default();
+            kept.check(fragment_layout.values())?;
+            if global.values.len() != fragment_layout.values() {
+                let (expected, found) = (fragment_layout.values(), global.values.len());
+                return Err(PathError::GlobalLength { fragment: global.fragment, expected, found });
             }
-            let mut under_way = from.is_some();
-            let mut from = from.unwrap_or_else(|| values.to_vec());
-            let mut weights = weights.unwrap_or_else(|| values.to_vec());
-            // The global weights with which a phase begins have everything that was sent before it.
-            let ahead = ahead.filter(|_| !begins);
-            if *received {
-                match &ahead {
-                    Some(ahead) => {
-                        let mine: Vec<f32> =
-                            values.iter().zip(&ahead.weights).map(|(global, ahead)| global + ahead).collect();
-                        learner::receive(&mut from, &mut weights, &mine, Blend::default());
-                    }
-                    None => learner::receive(&mut from, &mut weights, values, blend),
-                }
-                under_way = false;
-            }
-            global &= *received && weights == *values;
-            fragment_layout.scatter(&weights, &mut local[level].values);
-            fragment_layout.scatter(&from, &mut base[level]);
-            fragments.insert(place, TrainedFragment { under_way, share: *share, residual, ahead });
+            // The global weights at the start of a phase contain everything that the path sent before it.
+            kept.ahead = kept.ahead.filter(|_| !begins);
+            let target = &mut local[usize::from(level)].values;
+            let (trained, is_global) = start_fragment(global, kept, blend, fragment_layout, target);
+            unchanged &= is_global;
+            fragments.insert((level, index), trained);
         }
-        Ok(Self { topology, layout, local, base, fragments, global })
+        Ok(Self { topology, layout, local, fragments, global: unchanged })
     }
 
     /// A trainer of the path.
@@ -129,36 +110,32 @@ impl PathWeights {
         Trainer::new(device, &plan.model, &self.topology, &local, state, config)
     }
 
-    /// The outer gradient of a fragment as it is sent; the next one begins with it.
+    /// Encodes the outer gradient of a fragment, and makes the trainer's weights the base of the next one.
     pub(crate) fn send(
         &mut self,
         plan: &WorkerPlan,
         path: PathId,
         fragment: FragmentId,
-        local: &[ModuleWeights],
+        trainer: &mut Trainer,
     ) -> Result<Vec<u8>, PathError> {
-        let level = usize::from(fragment.module.level);
-        let fragment_layout = self.layout.fragment(fragment.module.level, fragment.index)?;
+        let (level, index) = (fragment.module.level, fragment.index);
         let lacks = || PathError::NoSuchFragment { what: format!("fragment {fragment}") };
-        let (base, local) =
-            (self.base.get_mut(level).ok_or_else(lacks)?, local.get(level).ok_or_else(lacks)?);
-        let state = self.fragments.get_mut(&(fragment.module.level, fragment.index)).ok_or_else(lacks)?;
-        let mut from = fragment_layout.gather(base);
-        let mut gradient = learner::send(&mut from, &fragment_layout.gather(&local.values));
-        fragment_layout.scatter(&from, base);
+        let fragment_layout = self.layout.fragment(level, index)?;
+        let local = trainer.fragment(level.into(), fragment_layout)?.ok_or_else(lacks)?;
+        let state = self.fragments.get_mut(&(level, index)).ok_or_else(lacks)?;
+        let mut gradient = learner::send(&mut state.base, &local);
         state.under_way = true;
         let outer = &plan.outer;
-        // arXiv:2508.15706: what is sent is taken off what was to be sent, and the rest is kept.
+        // arXiv:2508.15706: the loss of earlier encodings joins this outer gradient, and the loss of this one is kept.
         for (value, residual) in gradient.iter_mut().zip(state.residual.iter().flatten()) {
             *value += outer.error_feedback * residual;
         }
         let wrong = |why| PathError::OuterGradient { module: fragment.module, path, why };
         let encoded = dipaco_codec::encode(&gradient, outer.compression).map_err(wrong)?;
         if outer.error_feedback > 0.0 || plan.sync.eager {
+            // Peers see only the decoded values, so lead and loss are measured from those.
             let sent = dipaco_codec::decode(&encoded, gradient.len()).map_err(wrong)?;
             if plan.sync.eager {
-                // Numbers of a configuration, exact enough in f32.
-                #[allow(clippy::cast_possible_truncation)]
                 let rule = OuterRule {
                     learning_rate: outer.nesterov.learning_rate as f32,
                     momentum: outer.nesterov.momentum as f32,
@@ -174,12 +151,12 @@ impl PathWeights {
         Ok(encoded)
     }
 
-    /// What of the path its next lease, which begins at a step, does not find in the store.
+    /// The part of the path's fragments that its next lease, which begins at `step`, does not find in the store.
     pub(crate) fn keep(
         &mut self,
         plan: &WorkerPlan,
         path: PathId,
-        local: &[ModuleWeights],
+        trainer: &mut Trainer,
         step: u64,
     ) -> Result<BTreeMap<(u16, u32), FragmentState>, PathError> {
         let mut kept = BTreeMap::new();
@@ -189,22 +166,55 @@ impl PathWeights {
         }
         let begins = step == schedule.begin(schedule.phase_at(step));
         let receives: BTreeMap<u32, u64> = schedule.receives(path, step).into_iter().collect();
-        for (level, module) in (0u16..).zip(local) {
-            for (number, fragment) in (0u32..).zip(self.layout.fragments(level)?) {
-                let Some(state) = self.fragments.remove(&(level, number)) else { continue };
-                // Weights that are taken over as they are replace the path's own.
-                let replaced = plan.sync.dynamic_steps || receives.contains_key(&number);
-                let weights =
-                    (!replaced || !begins && plan.sync.blend > 0.0).then(|| fragment.gather(&module.values));
-                let base = self.base.get(usize::from(level)).map(|base| fragment.gather(base));
-                let base = base.filter(|_| state.under_way && !replaced);
-                let ahead = state.ahead.filter(|_| !begins);
-                let of_fragment = FragmentState { weights, base, residual: state.residual, ahead };
-                if of_fragment != FragmentState::default() {
-                    kept.insert((level, number), of_fragment);
-                }
+        for ((level, index), fragment) in std::mem::take(&mut self.fragments) {
+            // Global weights that the next lease takes over unblended replace the path's own.
+            let replaced = plan.sync.dynamic_steps || receives.contains_key(&index);
+            let keeps_weights = !replaced || !begins && plan.sync.blend > 0.0;
+            let fragment_layout = self.layout.fragment(level, index)?;
+            let weights = if keeps_weights { trainer.fragment(level.into(), fragment_layout)? } else { None };
+            let base = (fragment.under_way && !replaced).then_some(fragment.base);
+            let ahead = fragment.ahead.filter(|_| !begins);
+            let state = FragmentState { weights, base, residual: fragment.residual, ahead };
+            if state != FragmentState::default() {
+                kept.insert((level, index), state);
             }
         }
         Ok(kept)
     }
+}
+
+/// Writes the weights with which a path starts to train a fragment into its module, `target`. Returns the fragment, and
+/// true if these weights are the global ones.
+fn start_fragment(
+    global: &GlobalFragment<'_>,
+    kept: FragmentState,
+    blend: Blend,
+    layout: &FragmentLayout,
+    target: &mut [f32],
+) -> (TrainedFragment, bool) {
+    let GlobalFragment { values, received, share, .. } = *global;
+    let FragmentState { weights, base, residual, ahead } = kept;
+    if received && ahead.is_none() && blend.own == 0.0 {
+        // The usual case: the path's own weights and base give way, so the global weights are copied twice and no more.
+        layout.scatter(values, target);
+        let fragment = TrainedFragment { base: values.to_vec(), under_way: false, share, residual, ahead };
+        return (fragment, true);
+    }
+    let mut under_way = base.is_some();
+    let mut base = base.unwrap_or_else(|| values.to_vec());
+    let mut weights = weights.unwrap_or_else(|| values.to_vec());
+    if received {
+        match &ahead {
+            Some(ahead) => {
+                let own: Vec<f32> =
+                    values.iter().zip(&ahead.weights).map(|(global, ahead)| global + ahead).collect();
+                learner::receive(&mut base, &mut weights, &own, Blend::default());
+            }
+            None => learner::receive(&mut base, &mut weights, values, blend),
+        }
+        under_way = false;
+    }
+    layout.scatter(&weights, target);
+    let is_global = received && weights == values;
+    (TrainedFragment { base, under_way, share, residual, ahead }, is_global)
 }

@@ -1,8 +1,8 @@
-//! What workers and the coordinator say to each other.
+//! Requests and responses.
 //!
-//! One request and one response per QUIC stream. Weights, gradients, states and shards travel in pieces, each the payload
-//! of an operation of its own. Every operation can be repeated: a worker whose answer was lost asks again.
-//! `docs/wire-protocol.md` describes the bytes.
+//! One QUIC stream carries one request and one response. Weights, gradients, states and shards travel in pieces. Each
+//! piece is the payload of an operation of its own. Every operation can be repeated: a worker that loses an answer asks
+//! again. `docs/wire-protocol.md` describes the bytes.
 
 use dipaco_store::{ObjectRef, ShardRecord, names};
 use dipaco_sync::{Fence, FragmentId, ScheduledSend};
@@ -11,145 +11,145 @@ use serde::{Deserialize, Serialize};
 
 use crate::orders::{OuterStepDone, OuterStepOrder};
 
-/// The length of every piece of a whole but the last, in bytes: what a broken connection costs for each stream, and what
-/// the coordinator keeps in memory for one. Shorter pieces cost more requests; this long, they are not seen.
+/// Length of a piece in bytes; only the last piece of an object or result is shorter. A broken connection costs one piece
+/// per stream, and the coordinator holds one piece per stream in memory. Shorter pieces cost more requests; at this
+/// length their cost cannot be measured.
 pub const PIECE_BYTES: u64 = 2 << 20;
 
-/// How many pieces a worker has under way at a time, in both directions together; the coordinator takes up no more of
-/// one worker. With [`PIECE_BYTES`] 16 MiB, twice what a link of 1 Gb/s and 50 ms holds.
+/// Number of pieces that a worker transfers at a time, in both directions together. The coordinator serves no more to one
+/// worker. With [`PIECE_BYTES`] this is 16 MiB, twice the content of a link of 1 Gb/s and 50 ms.
 pub const PIECES_AT_ONCE: usize = 8;
 
-/// The role in a worker's token.
+/// Role in the token of a worker.
 pub const WORKER: &str = "worker";
-/// The role in a synchronizer's token.
+/// Role in the token of a synchronizer.
 pub const SYNCHRONIZER: &str = "synchronizer";
 
-/// The reason with which the coordinator of a complete run closes its connections.
+/// Close reason of the coordinator of a complete run.
 pub const RUN_COMPLETE: &str = "the run is complete";
 
-/// What a worker asks.
+/// A request of a worker or a synchronizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {
     /// The first request of a connection.
     Hello {
         /// The worker's name, unique in the run.
         worker: String,
-        /// A number drawn at the start of the process: a new process under an old name holds no leases.
+        /// Random number of the process. A new process under an old name holds no leases.
         instance: u64,
-        /// The version of the program.
+        /// Version of the program.
         version: String,
     },
-    /// Asks for work.
+    /// Asks for a lease.
     Lease {
-        /// The paths whose state the worker still has in memory, with the round that it belongs to.
+        /// Paths whose newest state the worker holds in memory.
         held: Vec<PathId>,
-        /// How long the coordinator may keep the question open, in milliseconds.
+        /// Time in milliseconds that the coordinator may wait before it answers.
         wait_ms: u64,
     },
-    /// Asks for the lease that comes after one that is out, to fetch what it begins with while that one is trained.
+    /// Asks for the lease that follows a current lease, to prefetch its inputs during training.
     Follow {
         /// The path.
         path: PathId,
-        /// The fencing number of the lease that is out.
+        /// Fencing number of the current lease.
         fence: Fence,
-        /// How long the coordinator may keep the question open, in milliseconds.
+        /// Time in milliseconds that the coordinator may wait before it answers.
         wait_ms: u64,
     },
     /// Renews a lease.
     Heartbeat {
         /// The path.
         path: PathId,
-        /// The lease's fencing number.
+        /// Fencing number of the lease.
         fence: Fence,
-        /// Inner steps done in this lease.
+        /// Number of inner steps taken in this lease.
         step: u64,
         /// Mean training loss of the steps since the last heartbeat, in nats per token; absent before the first step.
         loss: Option<f32>,
     },
-    /// Asks for a piece of something that [`GrantedLease`] names.
+    /// Asks for a piece of an object or shard that a [`GrantedLease`] names.
     Fetch {
-        /// Of what.
+        /// The object or shard.
         source: FetchSource,
-        /// Where the piece begins: a multiple of [`PIECE_BYTES`].
+        /// Offset of the piece in bytes, a multiple of [`PIECE_BYTES`].
         offset: u64,
     },
-    /// Says that an object did not arrive as its reference says, although every piece of it did: the coordinator reads
-    /// what it has stored.
+    /// Reports an object whose pieces have all arrived, but whose hash is wrong. The coordinator verifies its stored copy.
     Check {
         /// The object.
         object: ObjectRef,
     },
-    /// Brings a piece of one result of a lease as payload. With its last piece the result is whole, and what is sent
-    /// before the lease ends counts at once.
+    /// Uploads a piece of one result of a lease as payload. The last piece completes the result. A result that the lease
+    /// sends before its end counts at once.
     Submit {
         /// The path.
         path: PathId,
-        /// The lease's fencing number.
+        /// Fencing number of the lease.
         fence: Fence,
-        /// What the whole is.
+        /// The result.
         item: LeaseResult,
-        /// The whole.
+        /// Hash and length of the whole result.
         whole: ContentDigest,
-        /// Where the piece begins: a multiple of [`PIECE_BYTES`].
+        /// Offset of the piece in bytes, a multiple of [`PIECE_BYTES`].
         offset: u64,
     },
-    /// Says that every result of a lease has been brought.
+    /// Completes a lease: all its results are uploaded.
     Complete {
         /// The path.
         path: PathId,
-        /// The lease's fencing number.
+        /// Fencing number of the lease.
         fence: Fence,
-        /// What happened.
+        /// Losses, tokens and times of the lease.
         report: LeaseReport,
     },
-    /// Gives every lease of the worker back unfinished.
+    /// Gives back all leases of the worker, unfinished.
     Release,
-    /// Takes modules over, or keeps them, and asks for outer steps of theirs.
+    /// Takes over modules, or keeps them, and asks for their outer steps.
     Orders {
         /// The modules.
         modules: Vec<ModuleId>,
-        /// `host:port` where workers reach the synchronizer.
+        /// `host:port` at which workers reach the synchronizer.
         address: String,
-        /// How long the coordinator may keep the question open, in milliseconds.
+        /// Time in milliseconds that the coordinator may wait before it answers.
         wait_ms: u64,
     },
-    /// Asks for a worker whether its lease is out and asks for an item.
+    /// Asks on behalf of a worker whether its lease is current and expects a result.
     Expected {
         /// The path.
         path: PathId,
-        /// The lease's fencing number.
+        /// Fencing number of the lease.
         fence: Fence,
-        /// What the worker begins to bring.
+        /// The result that the worker begins to upload.
         item: LeaseResult,
     },
-    /// Says that an item that a worker has brought is in the store.
+    /// Reports that a worker's result is in the store.
     Stored {
         /// The path.
         path: PathId,
-        /// The lease's fencing number.
+        /// Fencing number of the lease.
         fence: Fence,
-        /// What it is.
+        /// The result.
         item: LeaseResult,
-        /// Where it is.
+        /// Its object.
         object: ObjectRef,
     },
-    /// Says that an outer step has been taken.
+    /// Reports a finished outer step.
     Stepped(Box<OuterStepDone>),
 }
 
 impl Request {
-    /// Whether only a synchronizer asks this.
+    /// True if only a synchronizer may send this request.
     pub fn is_of_a_synchronizer(&self) -> bool {
         matches!(self, Self::Orders { .. } | Self::Expected { .. } | Self::Stored { .. } | Self::Stepped(_))
     }
 
-    /// Whether a piece goes with the request or its answer.
+    /// True if the request or its response carries a piece.
     pub fn moves_a_piece(&self) -> bool {
         matches!(self, Self::Fetch { .. } | Self::Submit { .. })
     }
 }
 
-/// What a worker may ask for.
+/// An object or shard that a worker may fetch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FetchSource {
     /// An object of the store.
@@ -158,28 +158,28 @@ pub enum FetchSource {
     Shard {
         /// The path.
         path: PathId,
-        /// The shard's content hash: a path has another shard in every phase.
+        /// Content hash of the shard. A path has another shard in every phase.
         hash: String,
     },
 }
 
-/// Something that travels in pieces.
+/// Hash and length of content that travels in pieces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContentDigest {
-    /// Its BLAKE3 hash, 64 lower-case hexadecimal digits.
+    /// BLAKE3 hash, 64 lower-case hexadecimal digits.
     pub hash: String,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
 impl ContentDigest {
-    /// What `content` is as a whole.
+    /// Hash and length of `content`.
     #[must_use]
     pub fn of(content: &[u8]) -> Self {
         Self { hash: blake3::hash(content).to_hex().to_string(), bytes: content.len() as u64 }
     }
 
-    /// The length in bytes of the piece at `offset`; `None` where no piece begins. What is empty has one empty piece.
+    /// Length in bytes of the piece at `offset`; `None` if no piece begins there. Empty content has one empty piece.
     #[must_use]
     pub fn piece(&self, offset: u64) -> Option<u64> {
         let begins = offset.is_multiple_of(PIECE_BYTES) && (offset < self.bytes || offset == 0);
@@ -187,16 +187,16 @@ impl ContentDigest {
     }
 }
 
-/// What is brought with [`Request::Submit`].
+/// A result of a lease, uploaded with [`Request::Submit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum LeaseResult {
     /// The outer gradient of a fragment.
     OuterGradient {
         /// The fragment.
         fragment: FragmentId,
-        /// The how manieth it is of the path to this fragment, from 1.
+        /// Sequence number of the path's contributions to the fragment, from 1.
         number: u32,
-        /// Tokens trained on since the path sent the one before, padding not counted.
+        /// Tokens trained on since the path's previous contribution, padding not counted.
         tokens: u64,
     },
     /// The path's state at the end of the lease.
@@ -204,7 +204,7 @@ pub enum LeaseResult {
 }
 
 impl LeaseResult {
-    /// What to call the item in a message.
+    /// Name of the result in messages.
     pub fn name(self) -> String {
         match self {
             Self::OuterGradient { fragment, number, .. } => {
@@ -217,7 +217,7 @@ impl LeaseResult {
         }
     }
 
-    /// What the item is called in the store; `step` is the one that its lease leads to.
+    /// Name of the result's object in the store; `step` is the last inner step of the lease.
     pub fn object_name(self, path: PathId, fence: Fence, step: u64) -> String {
         match self {
             Self::OuterGradient { fragment: FragmentId { module, index: fragment }, number, .. } => {
@@ -227,7 +227,7 @@ impl LeaseResult {
         }
     }
 
-    /// The item as the coordinator knows it before it is brought.
+    /// The result as the coordinator expects it: the number of tokens is known only after the upload.
     pub fn without_tokens(self) -> Self {
         match self {
             Self::OuterGradient { fragment, number, .. } => {
@@ -238,79 +238,79 @@ impl LeaseResult {
     }
 }
 
-/// What a worker reports of a finished lease.
+/// A worker's report on a finished lease.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LeaseReport {
-    /// Mean training loss of the lease, in nats per token; absent when nothing was trained.
+    /// Mean training loss of the lease, in nats per token; absent if the lease takes no inner steps.
     pub loss: Option<f64>,
-    /// Mean loss of the global weights that the lease began with on the path's held-out documents, in nats per token;
-    /// absent when the shard holds none out, or the path began with weights of its own.
+    /// Mean loss on the path's held-out documents of the global weights at the start of the lease, in nats per token;
+    /// absent if the shard has no held-out documents, or if the path starts from weights of its own.
     pub held_out_loss: Option<f64>,
     /// Tokens trained on, padding not counted.
     pub tokens: u64,
-    /// Seconds spent in inner steps.
+    /// Seconds of inner steps.
     pub seconds: f64,
-    /// Seconds between the worker's inner steps before this lease and those of this lease: transfers, and waiting for
-    /// others and for work.
+    /// Seconds between the worker's previous inner step and the first inner step of this lease: transfers, and waiting for
+    /// a lease.
     pub waited_seconds: f64,
 }
 
-/// What the coordinator answers.
+/// A response of the coordinator or a synchronizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Response {
     /// Answers [`Request::Hello`].
     Welcome {
         /// The run's identity.
         run: String,
-        /// Everything of the configuration that a worker needs: a [`WorkerPlan`](crate::WorkerPlan) as JSON, because
-        /// configuration is written in self-describing forms only.
+        /// The part of the configuration that a worker needs: a [`WorkerPlan`](crate::WorkerPlan) as JSON. Configuration is
+        /// always written in self-describing formats.
         plan: String,
     },
-    /// Answers [`Request::Lease`] and [`Request::Follow`]: do this.
+    /// Answers [`Request::Lease`] and [`Request::Follow`]: a lease.
     Lease(Box<GrantedLease>),
-    /// Answers [`Request::Lease`] and [`Request::Follow`]: nothing can run now; ask again.
+    /// Answers [`Request::Lease`] and [`Request::Follow`]: no path can be trained now; ask again.
     Wait {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Answers [`Request::Lease`]: the run is complete; and [`Request::Follow`]: nothing follows.
+    /// Answers [`Request::Lease`]: the run is complete. Answers [`Request::Follow`]: no lease follows.
     Finished,
-    /// Answers a request that has been carried out.
+    /// Confirms a request that is carried out.
     Done,
     /// Answers [`Request::Fetch`]; the piece is the payload.
     Piece {
-        /// The length of the whole in bytes.
+        /// Length of the whole object or shard in bytes.
         total: u64,
     },
-    /// Answers [`Request::Submit`]: the piece is kept, and others are missing.
+    /// Answers [`Request::Submit`]: the piece is stored, others are missing.
     PieceStored,
     /// Answers [`Request::Orders`].
     Orders {
-        /// The leases that are out.
+        /// The current leases.
         leases: Vec<Fence>,
-        /// A number that those given out from now on are not below.
+        /// Lower bound of the fencing numbers of future leases.
         next: Fence,
-        /// What to do.
+        /// The outer steps to take.
         orders: Vec<OuterStepOrder>,
     },
-    /// Answers what a synchronizer can't answer: the coordinator is to be asked.
+    /// The synchronizer cannot answer this request: ask the coordinator.
     Elsewhere {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The lease is no longer valid: drop the work.
+    /// The lease is no longer valid: drop its results.
     Lost {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The request can't be carried out, and repeating it would not help.
+    /// The request cannot be carried out, and repeating it would not help.
     Refused {
-        /// Why, and what to do.
+        /// The reason, and the remedy.
         reason: String,
     },
 }
 
-/// A lease and what is needed to carry it out.
+/// A lease with the names of all its inputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GrantedLease {
     /// The path.
@@ -319,46 +319,46 @@ pub struct GrantedLease {
     pub fence: Fence,
     /// Milliseconds until the lease ends without a heartbeat.
     pub lease_ms: u64,
-    /// Inner steps that the path has taken.
+    /// Number of inner steps of the path before the lease.
     pub from: u64,
-    /// Inner steps that it will have taken; `from` to measure only.
+    /// Number of inner steps of the path after the lease; equal to `from` if the lease only measures.
     pub to: u64,
-    /// Inner steps of the path before the phase of routing that it is in.
+    /// Number of inner steps of the path before its current phase of routing.
     pub phase_step: u64,
-    /// The weights of the path's fragments, level by level.
+    /// Weights of the path's fragments, level by level.
     pub weights: Vec<FragmentWeights>,
-    /// What the path sends, in order.
+    /// Outer gradients that the lease sends, in order.
     pub sends: Vec<ScheduledSend>,
-    /// The path's state, at the end of some earlier lease; absent before one was brought.
+    /// The path's state at the end of an earlier lease; absent until a lease uploads one.
     pub state: Option<ObjectRef>,
-    /// The complete leases since that state, for a worker that does not hold what they left.
+    /// The completed leases since that state. A worker without their results trains them again.
     pub tail: Vec<CompletedLease>,
-    /// The lease under which the path was trained up to `from`: a worker that carried it out holds what it left.
+    /// The lease that trained the path up to `from`. The worker of that lease may still hold the path's state.
     pub made_by: Option<Fence>,
-    /// Whether the lease has to bring the path's state.
+    /// True if the lease must upload the path's state.
     pub uploads_state: bool,
     /// The path's shard in this phase.
     pub shard: ShardRecord,
 }
 
 impl GrantedLease {
-    /// Whether the lease is to train, and not only to measure.
+    /// True if the lease trains; false if it only measures.
     #[must_use]
     pub fn trains(&self) -> bool {
         self.to > self.from
     }
 }
 
-/// A lease that is complete, to be trained again by a worker that takes the path over.
+/// A completed lease that a worker trains again when it takes over the path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompletedLease {
-    /// Inner steps that the path had taken before it.
+    /// Number of inner steps of the path before the lease.
     pub from: u64,
-    /// Inner steps that it had taken after it.
+    /// Number of inner steps of the path after the lease.
     pub to: u64,
-    /// The weights of the path's fragments, level by level.
+    /// Weights of the path's fragments, level by level.
     pub weights: Vec<FragmentWeights>,
-    /// What the path sent, in order.
+    /// Outer gradients that the lease sent, in order.
     pub sends: Vec<ScheduledSend>,
 }
 
@@ -369,21 +369,21 @@ pub struct FragmentWeights {
     pub fragment: FragmentId,
     /// The weights.
     pub object: ObjectRef,
-    /// Changes that lead to them, the newest at the end, for a worker that holds earlier weights.
+    /// Changes that lead to these weights, newest last, for a worker that holds earlier weights.
     pub changes: Vec<WeightChange>,
-    /// Whether the path takes them over now; otherwise they are what it took over before, and goes on from.
+    /// True if the path takes over these weights now; false if it took them over earlier and continues from them.
     pub received: bool,
-    /// The path's factor in the merged outer gradient: its weight times what the mean is rescaled by.
+    /// Factor of the path in the merged outer gradient: its weight times the rescaling of the mean.
     pub share: f32,
-    /// `host:port` of the synchronizer that has the fragment's module; absent when that is the coordinator.
+    /// `host:port` of the synchronizer that owns the module; absent if the coordinator owns it.
     pub at: Option<String>,
 }
 
 /// A change of global weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WeightChange {
-    /// Content hash of the weights that it is added to.
+    /// Content hash of the weights to which the change is added.
     pub from: String,
-    /// The change, written as an outer gradient is.
+    /// The change, encoded like an outer gradient.
     pub object: ObjectRef,
 }

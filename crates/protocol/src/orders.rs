@@ -5,63 +5,63 @@ use dipaco_sync::FragmentId;
 use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 
-/// An outer step, as far as what it merges is there: it names everything that it needs.
+/// An outer step with the names of all its inputs. Contributions may still be missing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OuterStepOrder {
     /// The fragment.
     pub fragment: FragmentId,
-    /// The version that the step makes.
+    /// Version of the fragment after the step.
     pub version: u32,
-    /// The fencing number of the synchronizer that takes it.
+    /// Fencing number of the synchronizer that takes the step.
     pub fence: u64,
-    /// The global weights before it.
+    /// Global weights before the step.
     pub weights: ObjectRef,
-    /// What the outer optimizer remembers; absent before the first step.
+    /// State of the outer optimizer; absent before the first step.
     pub momentum: Option<ObjectRef>,
-    /// What is merged, in this order.
+    /// Contributions in the order of merging.
     pub shares: Vec<MergeInput>,
-    /// How many contributions have been applied before these.
+    /// Number of contributions applied before these.
     pub applied: u64,
-    /// Whether the step can be taken. Before that, what is there may be merged beforehand.
+    /// True if the step can be taken. Before that, the synchronizer may merge the contributions that exist.
     pub due: bool,
 }
 
 /// A contribution to an outer step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MergeInput {
-    /// Whose it is.
+    /// The path that contributes.
     pub path: PathId,
-    /// Its factor in the mean.
+    /// Factor in the mean.
     pub weight: f32,
-    /// The outer gradient, when it is there.
+    /// The outer gradient; absent until it arrives.
     pub gradient: Option<ObjectRef>,
 }
 
-/// An outer step that has been taken; what it made is in the store.
+/// A finished outer step. Its objects are in the store.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OuterStepDone {
     /// The fragment.
     pub fragment: FragmentId,
-    /// Its version now.
+    /// Version of the fragment after the step.
     pub version: u32,
-    /// The fencing number of the synchronizer that took the step.
+    /// Fencing number of the synchronizer that took the step.
     pub fence: u64,
     /// The new global weights.
     pub weights: ObjectRef,
-    /// What the outer optimizer remembers now.
+    /// New state of the outer optimizer.
     pub momentum: ObjectRef,
-    /// The change of the weights, where that is what workers fetch.
+    /// The change of the weights, if workers fetch changes.
     pub change: Option<ObjectRef>,
-    /// The norm of what was merged.
+    /// Euclidean norm of the merged outer gradient.
     pub norm: f64,
-    /// Mean cosine similarity of what was merged to its mean, when that was measured.
+    /// Mean cosine similarity of the contributions to their mean, if measured.
     pub cosine: Option<f64>,
-    /// How long it took, in seconds.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
 impl OuterStepDone {
-    /// What the step has put into the store.
+    /// Objects that the step has put into the store.
     pub fn objects(&self) -> impl Iterator<Item = &ObjectRef> {
         [&self.weights, &self.momentum].into_iter().chain(&self.change)
     }

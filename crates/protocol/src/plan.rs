@@ -8,21 +8,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::PlanError;
 
-/// What a worker needs to know of the run's configuration. It comes from the coordinator with the welcome, so workers
-/// have no configuration file that could differ.
+/// The part of the run's configuration that a worker needs. The coordinator sends it with the welcome, so workers have no
+/// configuration file that could differ.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkerPlan {
-    /// Widths and numbers of the transformer; the vocabulary is the tokenizer's.
+    /// Sizes of the transformer; the vocabulary size comes from the tokenizer.
     pub model: ModelConfig,
     /// Levels, modules and paths.
     pub topology: TopologyConfig,
-    /// Inner steps and what they use.
+    /// Inner steps, batch, optimizer and limits of a path's training.
     pub train: TrainConfig,
-    /// When paths send and receive.
+    /// Scheme of outer synchronisation.
     pub sync: SyncConfig,
-    /// The rounds after which the phases of routing end, but for the last.
+    /// Rounds after which the phases of routing end; the last phase ends with the run.
     pub boundaries: Vec<u32>,
-    /// How outer gradients are written on their way to the synchronizer, and what it makes of them.
+    /// Encoding of outer gradients, and the outer optimizer.
     pub outer: OuterConfig,
     /// The run's random seed.
     pub seed: u64,
@@ -51,7 +51,7 @@ impl WorkerPlan {
         Topology::new(&self.topology, self.model.blocks)
     }
 
-    /// When paths send and receive which fragment.
+    /// Schedule of sends and receives of each fragment.
     ///
     /// # Errors
     /// When the section `[sync]` does not fit the inner steps.
@@ -60,7 +60,7 @@ impl WorkerPlan {
         Ok(self.sync.schedule(self.seed, self.train.inner_steps, ends)?)
     }
 
-    /// Inner steps of a path over the whole run.
+    /// Number of inner steps of a path over the whole run.
     #[must_use]
     pub fn total_steps(&self) -> u64 {
         u64::from(self.train.rounds) * self.train.inner_steps

@@ -6,34 +6,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Drops, Pattern, Quorum, Schedule, ScheduleError, Scheme};
 
-/// When and for whom paths synchronise their modules. The defaults are DiLoCo's, and DiPaCo's: whole modules, and
-/// everyone waits for everyone.
+/// Times and rules of synchronisation. The defaults are those of DiLoCo and DiPaCo: whole modules, and every path
+/// waits for all others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SyncConfig {
-    /// F: parts that each module is cut into, each synchronised at inner steps of its own.
+    /// F: number of fragments of each module, each synchronised at its own inner steps.
     pub fragments: u32,
-    /// Which tensors of a module make a fragment.
+    /// Assignment of a module's tensors to fragments.
     pub pattern: Pattern,
-    /// τ: inner steps that a path trains on between sending a fragment and taking over what became of it.
+    /// τ: inner steps of a path between the send of a fragment and its receive.
     pub overlap_steps: u64,
-    /// α: the share of its own weights that a path keeps when it takes over the global ones, 0 to 1.
+    /// α: share of a path's own weights at a receive, 0 to 1.
     pub blend: f32,
-    /// K: the learners that an outer step waits for; 0 for all of them, and paths then wait for outer steps too.
+    /// K: number of learners for which an outer step waits; 0 means all, and then paths wait for outer steps too.
     pub quorum: u32,
-    /// The longest time, in seconds, that an outer step with its quorum waits for further learners.
+    /// Longest time in seconds that an outer step waits for further learners after its quorum.
     pub grace_seconds: f64,
-    /// γ: the share of the measured slack that is spent on waiting for further learners.
+    /// γ: share of the measured slack to spend on waiting for further learners.
     pub grace_share: f64,
-    /// The time between two outer steps, at least, as a share of what the fastest path takes for H inner steps.
+    /// Shortest time between two outer steps, as a share of the time of H inner steps on the fastest path.
     pub throttle: f64,
-    /// Whether slower workers take fewer inner steps between two contributions.
+    /// True if slower workers take fewer inner steps between two contributions.
     pub dynamic_steps: bool,
-    /// Whether the path that is trained next is drawn by how much less of its shard has been trained on than of all.
+    /// True if the next path is drawn in proportion to the untrained part of its shard.
     pub shard_sampling: bool,
-    /// Whether a path that takes over delayed weights adds what the outer optimizer makes of its own newer part.
+    /// True if a path adds its own newer outer gradient to the delayed weights that it receives (eager updates).
     pub eager: bool,
-    /// The share of outer gradients that are never sent, to see what a run makes of losing them; at least 0, below 1.
+    /// Share of outer gradients that are never sent, for experiments; at least 0, below 1.
     pub drop_rate: f64,
 }
 
@@ -57,11 +57,11 @@ impl Default for SyncConfig {
 }
 
 impl SyncConfig {
-    /// The schedule of a run of this seed with H = `inner_steps` whose phases end after these rounds, the last one with the
-    /// run.
+    /// The schedule of a run with this seed and H = `inner_steps`. Its phases end after the rounds `ends`; the last
+    /// end is the end of the run.
     ///
     /// # Errors
-    /// When there is no such schedule.
+    /// When the settings do not make a schedule.
     pub fn schedule(
         &self,
         seed: u64,
@@ -73,13 +73,13 @@ impl SyncConfig {
         Ok(schedule.eager(self.eager).without(Drops::new(seed, self.drop_rate)))
     }
 
-    /// Whom outer steps wait for.
+    /// Rule for the contributions for which an outer step waits.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         if self.quorum == 0 {
             return Scheme::Synchronous;
         }
-        // What is too long for a duration is as long as there is.
+        // A value that is too large for a duration becomes the longest duration.
         let grace = Duration::try_from_secs_f64(self.grace_seconds).unwrap_or(Duration::MAX);
         Scheme::Quorum(Quorum {
             learners: self.quorum,
@@ -90,7 +90,7 @@ impl SyncConfig {
         })
     }
 
-    /// Says what is wrong, each with its key.
+    /// Lists invalid values with their keys.
     #[must_use]
     pub fn check(&self) -> Vec<(&'static str, String)> {
         let mut problems = Vec::new();

@@ -1,41 +1,40 @@
-//! Outer gradients that are never sent, to see what a run makes of losing them.
+//! Outer gradients that are never sent, for experiments.
 
 use dipaco_topology::PathId;
 
-/// Which outer gradients are dropped (arXiv:2311.08105, figure 8): a share of them that a hash of path, fragment and
-/// number picks, so that every run of a seed drops the same ones. Whoever drops one goes on from its own weights; the
-/// next one that it sends is measured from what it took over or sent last, so nothing that it learned is lost.
+/// Dropped outer gradients (arXiv:2311.08105, figure 8). A hash of path, fragment and sequence number selects them, so
+/// every run of a seed drops the same ones. A path that drops an outer gradient continues from its own weights. Its
+/// next outer gradient is measured from its last send or receive, so no training is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drops {
     seed: u64,
-    /// Hashes below are dropped.
+    /// Hashes below this number are dropped.
     below: u64,
 }
 
 impl Drops {
-    /// Drops this share of the outer gradients, at least 0 and below 1.
+    /// Drops a share of the outer gradients, at least 0 and below 1.
     #[must_use]
     pub fn new(seed: u64, rate: f64) -> Self {
-        // Floats saturate: what is not a share drops all or nothing.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        // The conversion saturates: a number that is no share drops all or none.
         let below = (rate * u64::MAX as f64) as u64;
         Self { seed, below }
     }
 
-    /// Whether any are dropped.
+    /// True if any outer gradient is dropped.
     #[must_use]
     pub fn any(&self) -> bool {
         self.below > 0
     }
 
-    /// Whether an outer gradient is dropped: that of a path to the fragment of this number of all its modules at once.
+    /// True if a path drops its outer gradient of this sequence number to a fragment, in all its modules at once.
     #[must_use]
     pub fn drops(&self, path: PathId, fragment: u32, number: u64) -> bool {
         self.any() && hash([self.seed, u64::from(path.0), u64::from(fragment), number]) < self.below
     }
 }
 
-/// A number that all words decide alike, every value as likely as any other (the mixing of splitmix64).
+/// Mixes words into a uniformly distributed number (the mixing of splitmix64).
 pub(crate) fn hash(words: impl IntoIterator<Item = u64>) -> u64 {
     words.into_iter().fold(0x9E37_79B9_7F4A_7C15, |state: u64, word| {
         let mut mixed = (state ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);

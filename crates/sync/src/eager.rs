@@ -1,19 +1,19 @@
-//! Eager updates: a path does not wait for the others to see its own part of an outer step.
+//! Eager updates: a path applies its own part of an outer step at once.
 
-/// How far a path is ahead of the global weights of a fragment with eager updates (arXiv:2502.12996, algorithm 3).
+/// Lead of a path over the global weights of a fragment, with eager updates (arXiv:2502.12996, algorithm 3).
 ///
-/// There, each replica takes outer steps of its own, with an outer gradient in which its part of the delayed mean is
-/// replaced by its fresh one: `mean(t - H) + w (D(t) - D(t - H))`. The outer optimizer is linear, so the replica is at all
-/// times the global weights after `mean(t - H)`, which every path takes over anyway, and what the optimizer makes of the
-/// second term alone. Only that is kept here: nothing but weights goes over the wire, and what a path is ahead by can't
-/// drift away from what the synchronizer does.
+/// In the paper each replica takes outer steps of its own. Its outer gradient replaces its part of the delayed mean by
+/// the fresh part: `mean(t - H) + w (D(t) - D(t - H))`. The outer optimizer is linear, so a replica is always the sum
+/// of two parts: the global weights after `mean(t - H)`, which every path receives anyway, and the outer step of the
+/// second term alone. This type keeps the second part. So only weights go over the wire, and the lead cannot drift
+/// away from the synchronizer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ahead {
-    /// What to add to the global weights.
+    /// Values to add to the global weights.
     pub weights: Vec<f32>,
     /// The outer momentum of the difference.
     pub momentum: Vec<f32>,
-    /// D(t - H): what the path sent last, as the synchronizer decodes it.
+    /// D(t - H): the path's last outer gradient, as the synchronizer decodes it.
     pub sent: Vec<f32>,
 }
 
@@ -27,14 +27,16 @@ pub struct OuterRule {
 }
 
 impl Ahead {
-    /// At the beginning of a phase: the global weights have everything that the path has sent.
+    /// The lead at the beginning of a phase: zero, because the global weights contain everything that the path has
+    /// sent.
     #[must_use]
     pub fn start(values: usize) -> Self {
         Self { weights: vec![0.0; values], momentum: vec![0.0; values], sent: vec![0.0; values] }
     }
 
-    /// Takes in what the path sends now, as the synchronizer decodes it. `share` is the path's factor in the merged outer
-    /// gradient: its weight times what the mean is rescaled by, 1 / M when all count alike. All have one length.
+    /// Adds the path's new outer gradient, as the synchronizer decodes it. `share` is the path's factor in the merged
+    /// outer gradient: its weight times the rescaling of the mean, 1 / M for equal weights. All slices have one
+    /// length.
     pub fn send(&mut self, sent: &[f32], share: f32, rule: OuterRule) {
         let OuterRule { learning_rate, momentum } = rule;
         let state = self.weights.iter_mut().zip(&mut self.momentum).zip(&mut self.sent);
@@ -51,7 +53,7 @@ impl Ahead {
 mod tests {
     use super::*;
 
-    /// One value of the outer optimizer as arXiv:2502.12996 has it for each replica.
+    /// One value of a replica's outer optimizer (arXiv:2502.12996).
     #[derive(Clone, Copy)]
     struct Replica {
         weight: f64,
@@ -65,7 +67,7 @@ mod tests {
         }
     }
 
-    /// Algorithm 3 as it is written, in f64, against the global weights one round late plus what a path is ahead by.
+    /// Algorithm 3 of the paper in f64, against the global weights one round late plus the lead.
     #[test]
     fn a_path_is_where_its_replica_of_algorithm_3_is() {
         let shares = [0.2, 0.5, 0.3];
@@ -94,12 +96,12 @@ mod tests {
 
     #[test]
     fn the_only_path_of_a_module_sees_its_own_step_at_once() {
-        // Without momentum and with a learning rate of 1 it is where it went by itself.
+        // Without momentum and with a learning rate of 1 the path is at its own weights.
         let rule = OuterRule { learning_rate: 1.0, momentum: 0.0 };
         let mut ahead = Ahead::start(1);
         ahead.send(&[2.0], 1.0, rule);
         assert_eq!(ahead.weights, [-2.0]);
-        // By then the global weights have made the first step: ahead is what the second one is more than it.
+        // The global weights contain the first step by then: the lead is the difference of the second step.
         ahead.send(&[0.5], 1.0, rule);
         assert_eq!(ahead.weights, [-0.5]);
     }

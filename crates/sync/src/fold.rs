@@ -6,49 +6,47 @@ use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// How the paths through a module are weighted.
+/// Weights of the paths through a module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Weighting {
     /// In proportion to the size of the path's shard, because one worker per shard over-samples small shards.
     #[default]
     ShardSize,
-    /// All alike.
+    /// Equal weights.
     Uniform,
-    /// By the tokens of the contribution times its tokens per inner step (arXiv:2604.21428 §3.2: quantity times quality),
-    /// for paths that contribute unlike amounts.
+    /// In proportion to the contribution's tokens times its tokens per inner step (arXiv:2604.21428 §3.2: quantity
+    /// times quality), for paths that contribute different amounts.
     Tokens,
 }
 
-/// What makes up for the length that a mean of unlike outer gradients loses.
+/// Compensation for the norm that a mean of different outer gradients loses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rescale {
-    /// The square root of the number of paths through the module: the norm of a mean of unlike gradients falls by it.
+    /// Multiply by the square root of the number of paths: the norm of a mean of uncorrelated gradients falls by this
+    /// factor.
     #[default]
     SqrtPaths,
-    /// Nothing does.
+    /// No compensation.
     None,
-    /// Directions and lengths are averaged apart: the result points where the mean of the directions points, and is as
-    /// long as the outer gradients are on average (radial-directional averaging). Its length depends neither on the
-    /// number of paths nor on how alike they are.
+    /// Average directions and norms separately (radial-directional averaging). The result has the direction of the
+    /// mean direction and the mean norm. Its norm depends neither on the number of paths nor on their similarity.
     Rda,
 }
 
 impl Rescale {
-    /// The factor on the weighted mean for a module with this many paths; that of RDA follows from the gradients.
+    /// Factor on the weighted mean for a module with this many paths. The factor of RDA follows from the gradients.
     #[must_use]
     pub fn factor(self, paths: usize) -> f32 {
         match self {
-            // The number of paths is at most 2^20, which f32 holds exactly.
-            #[allow(clippy::cast_precision_loss)]
             Self::SqrtPaths => (paths as f32).sqrt(),
             Self::None | Self::Rda => 1.0,
         }
     }
 }
 
-/// Why contributions can't be merged.
+/// Errors of merging.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum FoldError {
@@ -69,30 +67,30 @@ pub enum FoldError {
     NotFinite {
         /// The path at fault.
         path: PathId,
-        /// Where the first such value is.
+        /// Position of the first such value.
         position: usize,
     },
-    /// A path that does not go through the module, or that has been merged already.
+    /// A path that does not go through the module, or is already merged.
     #[error("path {path} is not expected: it does not go through this module or has been merged already")]
     Unexpected {
         /// The path at fault.
         path: PathId,
     },
-    /// The mean was asked for before all paths were in.
+    /// A path is missing when the mean is taken.
     #[error("path {path} has not contributed yet")]
     Missing {
         /// The first path that is missing.
         path: PathId,
     },
-    /// No path carries weight.
+    /// All weights are zero.
     #[error("the shards of all paths through this module are empty")]
     NoWeight,
 }
 
 /// The weight of each path through a module, in path order; the weights sum to 1.
 ///
-/// `sizes` are what the weighting goes by: the tokens of shards, or what [`Contribution::amount`](crate::Contribution::amount)
-/// says. Normalising within the module keeps the step of every module on one scale, whatever its number of paths.
+/// `sizes` are tokens of shards, or amounts ([`Contribution::amount`](crate::Contribution::amount)). Normalising
+/// within the module keeps the outer steps of all modules on one scale, for any number of paths.
 ///
 /// # Errors
 /// When there are no paths or all shards are empty.
@@ -105,8 +103,7 @@ pub fn merge_weights(weighting: Weighting, sizes: &[(PathId, u64)]) -> Result<Ve
     if total == 0 {
         return Err(FoldError::NoWeight);
     }
-    // Rounding a token count to f64 and a share to f32 is far below the noise of the gradients.
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+    // The error of rounding a token count to f64 and a weight to f32 is far below the noise of the gradients.
     let share = |tokens: u64| (size(tokens) as f64 / total as f64) as f32;
     let mut weights: Vec<_> = sizes.iter().map(|&(path, tokens)| (path, share(tokens))).collect();
     weights.sort_by_key(|&(path, _)| path);
@@ -115,8 +112,8 @@ pub fn merge_weights(weighting: Weighting, sizes: &[(PathId, u64)]) -> Result<Ve
 
 /// The weighted mean of one module's outer gradients, folded as they arrive but always in path order.
 ///
-/// Floating-point sums depend on their order, so a contribution that comes before its turn waits in the store until
-/// those before it are in. The result is the same bits for every order of arrival, and memory is one module.
+/// Floating-point sums depend on their order, so an early contribution waits in the store for its turn. The result has
+/// the same bits for every order of arrival. The memory is one module.
 #[derive(Debug)]
 pub struct Fold {
     weights: Vec<(PathId, f32)>,
@@ -124,7 +121,7 @@ pub struct Fold {
     merged: usize,
     rescale: Rescale,
     sum: Vec<f32>,
-    /// Of what is summed up: the sum of the norms, and of the squares of these.
+    /// Sum of the norms of the summed vectors, and sum of the squares of these norms.
     norms: f64,
     squares: f64,
     /// The weighted mean of the contributions' norms.
@@ -147,10 +144,10 @@ impl Fold {
         }
     }
 
-    /// Says that a path's contribution is in the store.
+    /// Announces that a path's contribution is in the store.
     ///
     /// # Errors
-    /// When the path is not expected or has been announced before.
+    /// When the path is not expected, or announced twice.
     pub fn announce(&mut self, path: PathId) -> Result<(), FoldError> {
         let ahead = self.weights[self.merged..].iter().any(|&(expected, _)| expected == path);
         if ahead && self.waiting.insert(path) { Ok(()) } else { Err(FoldError::Unexpected { path }) }
@@ -162,10 +159,10 @@ impl Fold {
         self.weights.get(self.merged).map(|&(path, _)| path).filter(|path| self.waiting.contains(path))
     }
 
-    /// Merges the contribution of the path that [`next`](Self::next) names.
+    /// Merges the contribution of the path returned by [`next`](Self::next).
     ///
     /// # Errors
-    /// When it is not this path's turn, or the values do not fit or are not finite; nothing changes then.
+    /// When it is not this path's turn, or the values do not fit or are not finite. The fold is unchanged then.
     pub fn merge(&mut self, path: PathId, outer_gradient: &[f32]) -> Result<(), FoldError> {
         if self.next() != Some(path) {
             return Err(FoldError::Unexpected { path });
@@ -190,15 +187,15 @@ impl Fold {
         Ok(())
     }
 
-    /// How alike the contributions are that have been merged: the mean cosine between two of them, each pair weighted
-    /// by the product of its weighted norms (of its weights with [`Rescale::Rda`]). 1 when all point the same way, near
-    /// 0 when they have nothing in common; `None` for fewer than two, or when one has all the weight.
+    /// Similarity of the merged contributions: the mean cosine over pairs, each pair weighted by the product of its
+    /// weighted norms (with [`Rescale::Rda`]: of its weights). 1 for equal directions, near 0 for unrelated
+    /// directions; `None` for fewer than two contributions, or if one has all the weight.
     ///
-    /// With `u_i` what is summed up, `|sum u_i|²` is the sum of all `u_i · u_j`, so the norms of the `u_i` are enough.
+    /// For summed vectors `u_i`, `|sum u_i|²` is the sum of all `u_i · u_j`, so the norms of the `u_i` suffice.
     #[must_use]
     pub fn cosine(&self) -> Option<f64> {
         let pairs = self.norms.powi(2) - self.squares;
-        // What rounding leaves of a single contribution is no pair.
+        // With a single contribution only rounding errors are left: there is no pair.
         (self.merged > 1 && pairs > 1e-9 * self.squares)
             .then(|| ((norm(&self.sum).powi(2) - self.squares) / pairs).clamp(-1.0, 1.0))
     }
@@ -213,7 +210,7 @@ impl Fold {
         }
         let factor = match self.rescale {
             Rescale::Rda => match norm(&self.sum) {
-                // Directions that cancel leave none to go.
+                // Directions that cancel leave no direction.
                 0.0 => 0.0,
                 norm => (self.length / norm) as f32,
             },
@@ -226,7 +223,7 @@ impl Fold {
     }
 }
 
-/// The Euclidean norm, summed up in f64 in the order of the values.
+/// Euclidean norm, summed in f64 in the order of the values.
 fn norm(values: &[f32]) -> f64 {
     values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt()
 }
@@ -234,7 +231,7 @@ fn norm(values: &[f32]) -> f64 {
 /// Checks one contribution: its length, and that every value is finite.
 ///
 /// # Errors
-/// When either does not hold.
+/// When the length is wrong or a value is not finite.
 pub fn check_contribution(path: PathId, expected: usize, values: &[f32]) -> Result<(), FoldError> {
     if values.len() != expected {
         return Err(FoldError::Length { path, expected, found: values.len() });

@@ -1,23 +1,23 @@
-//! What takes outer steps: a fragment of a module.
+//! Identity of a fragment of a module.
 
 use std::fmt;
 
 use dipaco_topology::{ModuleId, PathId, Topology};
 use serde::{Deserialize, Serialize};
 
-/// A part of a module that is synchronised at once: the unit of synchronisation. Its learners are the paths through the
-/// module. A module that is not cut is its own fragment 0.
+/// A part of a module that takes outer steps of its own. Its learners are the paths through the module. A module that
+/// is not cut is its own fragment 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FragmentId {
     /// The module.
     pub module: ModuleId,
-    /// Which part of it, counted from 0.
+    /// Index of the fragment within the module, from 0.
     pub index: u32,
 }
 
 impl FragmentId {
-    /// Its place in lists over the units of each of its paths, as [`fragment_ids_of`] orders them.
+    /// Index of the fragment in lists over the fragments of a path, in the order of [`fragment_ids_of`].
     #[must_use]
     pub fn slot(self, fragments: u32) -> usize {
         usize::from(self.module.level) * fragments as usize + self.index as usize
@@ -30,14 +30,14 @@ impl fmt::Display for FragmentId {
     }
 }
 
-/// All units of a run whose modules have `fragments` parts each, in order.
+/// All fragments of a run with `fragments` fragments per module, in order.
 pub fn fragment_ids(topology: &Topology, fragments: u32) -> impl Iterator<Item = FragmentId> + '_ {
     topology
         .module_ids()
         .flat_map(move |module| (0..fragments).map(move |fragment| FragmentId { module, index: fragment }))
 }
 
-/// The units that a path trains, level by level.
+/// The fragments of a path, level by level.
 #[must_use]
 pub fn fragment_ids_of(topology: &Topology, fragments: u32, path: PathId) -> Vec<FragmentId> {
     let of = |module| (0..fragments).map(move |fragment| FragmentId { module, index: fragment });

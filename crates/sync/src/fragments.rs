@@ -1,16 +1,16 @@
-//! How a module is cut into fragments.
+//! Cutting a module into fragments.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Which tensors of a module go together.
+/// Rule that assigns tensors of a module to fragments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
-    /// Every F-th group of tensors: layers that are synchronised at once lie far apart (arXiv:2501.18512 §2.2).
+    /// Every F-th group of tensors: the layers of a fragment lie far apart (arXiv:2501.18512 §2.2).
     #[default]
     Strided,
-    /// Groups of tensors that follow each other.
+    /// Consecutive groups of tensors.
     Sequential,
     /// Fragments of sizes as equal as whole tensors allow: the largest tensor left goes to the smallest fragment
     /// (arXiv:2604.21428). The largest fragment has at most 4/3 of the least possible size.
@@ -20,32 +20,32 @@ pub enum Pattern {
 /// A tensor of a module, as cutting sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSize {
-    /// Its name, which breaks ties between tensors of one size.
+    /// Name of the tensor. It breaks ties between tensors of one size.
     pub name: String,
     /// Its length in values.
     pub values: usize,
-    /// What it is a part of, such as a transformer block: tensors of a group follow each other and stay together unless
-    /// the pattern is [`Pattern::Balanced`].
+    /// Number of its group, such as a transformer block. Tensors of a group follow each other and stay together,
+    /// except with [`Pattern::Balanced`].
     pub group: usize,
 }
 
-/// Why a module can't be cut.
+/// A module that cannot be cut into fragments.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "a module of {parts} parts can't be cut into {fragments} fragments: take fewer, or the pattern \"balanced\", which cuts between any two tensors"
 )]
 pub struct FragmentsError {
-    /// The parts that stay together.
+    /// Number of groups that stay together.
     pub parts: usize,
-    /// The fragments asked for.
+    /// Configured number of fragments.
     pub fragments: u32,
 }
 
-/// For each fragment the indices of its tensors, ascending. Every tensor is in one fragment and none is empty. The same
-/// tensors are cut the same way everywhere.
+/// For each fragment the indices of its tensors, ascending. Every tensor is in one fragment, and no fragment is empty.
+/// The result depends only on the arguments.
 ///
 /// # Errors
-/// When there are more fragments than parts that may be separated.
+/// When the module has fewer groups than fragments.
 pub fn cut(
     tensors: &[TensorSize],
     fragments: u32,

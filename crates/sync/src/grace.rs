@@ -1,16 +1,16 @@
-//! How long an outer step that could be taken waits for more contributions.
+//! Waiting time of an outer step for contributions beyond its quorum.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dipaco_topology::PathId;
 
-/// The weight of the newest measurement in a running mean.
+/// Weight of the newest measurement in a running mean.
 const NEWEST: f64 = 0.5;
 
-/// The adaptive grace window of Decoupled DiLoCo (arXiv:2604.21428, equation 3): a path trains τ inner steps before it
-/// needs what it has sent; what gathering the quorum and taking the outer step leave of this time is slack, and a share
-/// of the slack may be spent on waiting for slower learners. Without an estimate it is the longest window.
+/// The adaptive grace window of Decoupled DiLoCo (arXiv:2604.21428, equation 3). A path trains τ inner steps between a
+/// send and its receive. Gathering the quorum and the outer step use a part of this time; the rest is slack. A share
+/// of the slack may be spent on waiting for slower learners. Without an estimate the window is the longest one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grace {
     longest: Duration,
@@ -29,13 +29,13 @@ fn average(mean: Option<f64>, newest: f64) -> f64 {
 }
 
 impl Grace {
-    /// At most `longest`, and at most γ = `share` (0 to 1) of the slack of τ = `overlap` inner steps.
+    /// A window of at most `longest`, and at most γ = `share` (0 to 1) of the slack of τ = `overlap` inner steps.
     #[must_use]
     pub fn new(longest: Duration, share: f64, overlap: u64) -> Self {
         Self { longest, share, overlap, steps: BTreeMap::new(), quorum: None, outer: None }
     }
 
-    /// Notes how long a path takes for an inner step.
+    /// Records the duration of a path's inner step.
     pub fn inner_step(&mut self, path: PathId, seconds: f64) {
         if seconds.is_finite() && seconds > 0.0 {
             let mean = average(self.steps.get(&path).copied(), seconds);
@@ -43,32 +43,30 @@ impl Grace {
         }
     }
 
-    /// Notes how long it took from the first contribution to the quorum.
+    /// Records the time from the first contribution to the quorum.
     pub fn quorum(&mut self, took: Duration) {
         self.quorum = Some(average(self.quorum, took.as_secs_f64()));
     }
 
-    /// Notes how long an outer step took.
+    /// Records the duration of an outer step.
     pub fn outer_step(&mut self, took: Duration) {
         self.outer = Some(average(self.outer, took.as_secs_f64()));
     }
 
-    /// How long the fastest path takes for so many inner steps; zero before anything has been measured.
+    /// Time of `steps` inner steps on the fastest path; zero before the first measurement.
     #[must_use]
     pub fn fastest(&self, steps: f64) -> Duration {
         let seconds = self.steps.values().copied().reduce(f64::min).unwrap_or(0.0) * steps;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
-    /// How long to wait once the quorum is there.
+    /// Waiting time after the quorum.
     #[must_use]
     pub fn window(&self) -> Duration {
         // The slowest learner decides how long the τ steps take.
         let slowest = self.steps.values().copied().reduce(f64::max);
         // With τ = 0 every path waits for the outer step: there is no slack to measure.
         let (Some(step), true) = (slowest, self.overlap > 0) else { return self.longest };
-        // Numbers of inner steps are far below 2^53.
-        #[allow(clippy::cast_precision_loss)]
         let slack = self.overlap as f64 * step - (self.quorum.unwrap_or(0.0) + self.outer.unwrap_or(0.0));
         let window = self.share * slack;
         if window <= 0.0 {

@@ -1,4 +1,4 @@
-//! Refuses outer gradients that are out of all proportion.
+//! Guard against outer gradients of extreme norm.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,12 +6,12 @@ use thiserror::Error;
 
 use crate::FragmentId;
 
-/// Norms that are remembered for each fragment.
+/// Number of norms remembered per fragment.
 const REMEMBERED: usize = 16;
-/// Norms without which nothing is refused.
+/// Number of norms needed before the guard refuses anything.
 const NEEDED: usize = 4;
 
-/// An outer gradient that is out of all proportion.
+/// An outer gradient whose norm is too large.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[error(
     "its norm {norm:.3e} is more than outer.guard = {factor} times the median {median:.3e} of the last ones of {fragment}: its \
@@ -20,15 +20,15 @@ const NEEDED: usize = 4;
 pub struct OutOfProportion {
     /// The fragment.
     pub fragment: FragmentId,
-    /// The outer gradient's norm.
+    /// Norm of the outer gradient.
     pub norm: f64,
-    /// The median of the norms that were remembered.
+    /// Median of the remembered norms.
     pub median: f64,
-    /// How many times the median is the limit.
+    /// Limit as a multiple of the median.
     pub factor: f64,
 }
 
-/// Compares the norm of each outer gradient with those of the last ones of its fragment.
+/// Compares the norm of each outer gradient with the last norms of its fragment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Guard {
     factor: f64,
@@ -36,23 +36,23 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Refuses norms of more than `factor` times the median of the last ones; 0 refuses nothing.
+    /// A guard that refuses norms above `factor` times the median; 0 refuses nothing.
     #[must_use]
     pub fn new(factor: f64) -> Self {
         Self { factor, recent: BTreeMap::new() }
     }
 
-    /// Looks at an outer gradient, and remembers its norm when it is not refused.
+    /// Checks the norm of an outer gradient, and remembers it if it passes.
     ///
     /// # Errors
-    /// When it is out of all proportion.
+    /// When the norm is too large.
     pub fn look(&mut self, fragment: FragmentId, norm: f64) -> Result<(), OutOfProportion> {
         let recent = self.recent.entry(fragment).or_default();
         let mut sorted: Vec<f64> = recent.iter().copied().collect();
         sorted.sort_by(f64::total_cmp);
         let median = sorted.get(sorted.len() / 2).copied().unwrap_or(0.0);
         let factor = self.factor;
-        // Where nothing has moved yet, nothing can be compared.
+        // A median of zero is no scale.
         if factor > 0.0 && sorted.len() >= NEEDED && median > 0.0 && norm > factor * median {
             return Err(OutOfProportion { fragment, norm, median, factor });
         }
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!((refused.norm, refused.median), (31.0, 3.0));
         assert!(refused.to_string().contains("outer.guard = 10"), "{refused}");
         guard.look(fragment(0), 30.0).unwrap();
-        // What was refused is forgotten; other units and those at rest are not compared.
+        // A refused norm is not remembered; other fragments, and fragments at rest, are not compared.
         guard.look(fragment(1), 1e9).unwrap();
         for _ in 0..20 {
             guard.look(fragment(0), 0.0).unwrap();

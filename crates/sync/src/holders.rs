@@ -1,4 +1,4 @@
-//! Which workers hold the states of which paths.
+//! Workers and the path states that they hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -6,25 +6,25 @@ use std::time::Duration;
 
 use dipaco_topology::PathId;
 
-/// Paths that only a worker that holds what they were trained to goes on with at once, and who holds what.
+/// Paths that are bound to the workers with their newest state, and the held paths of each worker.
 ///
-/// Whoever has not been heard of for a while is forgotten with the next question: paths are then free for others.
+/// A silent worker is forgotten at the next question. Its paths are then free for others.
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     bound: BTreeSet<PathId>,
-    /// When each worker that has asked for work was last heard of.
+    /// Time of each worker's last message.
     heard: BTreeMap<String, Duration>,
-    /// The same by time.
+    /// The same, ordered by time.
     silent_since: BTreeSet<(Duration, String)>,
     held: BTreeMap<PathId, BTreeSet<String>>,
-    /// What each worker has said that it holds.
+    /// Paths that each worker holds, as it reported.
     said: BTreeMap<String, BTreeSet<PathId>>,
-    /// Who has trained each path last: what others hold of it is older.
+    /// Last worker of each path. States of the path at other workers are older.
     trained: BTreeMap<PathId, String>,
 }
 
 impl Holders {
-    /// Says whether a path is bound to those that hold it: others would train it again.
+    /// Binds a path to its holders, or frees it. Other workers would have to train its last leases again.
     pub(crate) fn bind(&mut self, path: PathId, bound: bool) {
         if bound {
             self.bound.insert(path);
@@ -33,7 +33,7 @@ impl Holders {
         }
     }
 
-    /// A worker asks for work and says what it holds. Returns the paths whose holders are others than before.
+    /// Records the held paths of a worker that asks for a lease. Returns the paths whose holders changed.
     pub(crate) fn asks(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Vec<PathId> {
         self.note(now, worker);
         let newest = |path: &PathId| self.trained.get(path).is_none_or(|last| last == worker);
@@ -49,7 +49,7 @@ impl Holders {
         changed
     }
 
-    /// A worker was heard of.
+    /// Records a message of a worker.
     pub(crate) fn heard(&mut self, now: Duration, worker: &str) {
         if self.heard.contains_key(worker) {
             self.note(now, worker);
@@ -63,7 +63,7 @@ impl Holders {
         self.silent_since.insert((now, worker.to_owned()));
     }
 
-    /// Forgets whoever was not heard of for `gone`. Returns the paths that they held.
+    /// Forgets all workers that were silent for `gone`. Returns their held paths.
     pub(crate) fn forget(&mut self, now: Duration, gone: Duration) -> Vec<PathId> {
         let mut changed = Vec::new();
         while self.silent_since.first().is_some_and(|(heard, _)| *heard + gone <= now)
@@ -88,37 +88,37 @@ impl Holders {
         }
     }
 
-    /// A worker has trained a path: whoever else held it holds what it was before.
+    /// Records that a worker has trained a path. States of the path at other workers are old now.
     pub(crate) fn trained(&mut self, worker: &str, path: PathId) {
         self.held.remove(&path);
         self.trained.insert(path, worker.to_owned());
-        // Nobody waits for one that has been forgotten.
+        // No path waits for a forgotten worker.
         if self.heard.contains_key(worker) {
             self.held.insert(path, BTreeSet::from([worker.to_owned()]));
             self.said.entry(worker.to_owned()).or_default().insert(path);
         }
     }
 
-    /// Whether only those who hold a path go on with it: it is bound, and someone holds it.
+    /// True if a path is bound and a worker holds it.
     pub(crate) fn are_waited_for(&self, path: PathId) -> bool {
         self.bound.contains(&path) && self.held.contains_key(&path)
     }
 
-    /// Another worker that a path has to wait for, because it holds it.
+    /// Another worker for which a bound path waits.
     pub(crate) fn other(&self, path: PathId, worker: &str) -> Option<&str> {
         let holders =
             self.held.get(&path).filter(|holders| self.bound.contains(&path) && !holders.contains(worker))?;
         holders.first().map(String::as_str)
     }
 
-    /// At most so many of those that have been heard of lately, by name: those after `worker`, then those from the first on.
+    /// At most `count` known workers by name: first the workers after `worker`, then from the first worker on.
     pub(crate) fn after(&self, worker: &str, most: usize) -> Vec<String> {
         let later = self.heard.range::<str, _>((Bound::Excluded(worker), Bound::Unbounded));
         let earlier = self.heard.range::<str, _>((Bound::Unbounded, Bound::Included(worker)));
         later.chain(earlier).take(most).map(|(worker, _)| worker.clone()).collect()
     }
 
-    /// The paths that a worker holds, in order.
+    /// Paths that a worker holds, in order.
     pub(crate) fn of(&self, worker: &str) -> impl Iterator<Item = PathId> {
         let holds = |path: &PathId| self.held.get(path).is_some_and(|holders| holders.contains(worker));
         self.said.get(worker).into_iter().flatten().copied().filter(holds)
@@ -143,7 +143,7 @@ mod tests {
             seen.extend(named);
         }
         assert_eq!(seen, ["a", "b", "c", "d", "e", "a"]);
-        // Each once, whoever has left meanwhile.
+        // Each worker once, although some have left meanwhile.
         assert_eq!(holders.after("bb", 9), ["c", "d", "e", "a", "b"]);
     }
 

@@ -1,20 +1,19 @@
-//! What a path does with the weights of a fragment: what it sends, and what it makes of what comes back.
+//! A path's arithmetic on the weights of a fragment at a send and at a receive.
 
 use serde::{Deserialize, Serialize};
 
-/// How a path takes over the global weights of a fragment.
+/// Blend of a path's own weights and the global weights at a receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Blend {
-    /// α: the share that the path keeps of its own weights, 0 to 1. 0 takes the global weights, 1 would ignore them.
+    /// α: share of the path's own weights, 0 to 1. 0 takes the global weights, 1 would ignore them.
     pub own: f32,
 }
 
-/// The outer gradient of a fragment, base minus local weights (arXiv:2501.18512, algorithm 2): what the path has done
-/// to it since `base`. From then on the base is what has been sent: nothing is sent twice, even when the path sends
-/// again before it has received.
+/// The outer gradient of a fragment: base minus local weights (arXiv:2501.18512, algorithm 2). The local weights
+/// become the new base. So no change is sent twice, even if the path sends again before it receives.
 ///
-/// Both have one length.
+/// Both slices have one length.
 #[must_use]
 pub fn send(base: &mut [f32], local: &[f32]) -> Vec<f32> {
     base.iter_mut()
@@ -27,8 +26,8 @@ pub fn send(base: &mut [f32], local: &[f32]) -> Vec<f32> {
         .collect()
 }
 
-/// Takes over the global weights of a fragment: `local = α local + (1 - α) global` (arXiv:2501.18512 §2.3). The base of
-/// the next outer gradient is the global weights, never the blend. All have one length.
+/// Takes over the global weights of a fragment: `local = α local + (1 - α) global` (arXiv:2501.18512 §2.3). The global
+/// weights become the base of the next outer gradient, never the blend. All slices have one length.
 pub fn receive(base: &mut [f32], local: &mut [f32], global: &[f32], blend: Blend) {
     base.copy_from_slice(global);
     if blend.own == 0.0 {
@@ -49,7 +48,7 @@ mod tests {
     fn what_is_sent_is_what_was_done_since_the_last_time() {
         let mut base = [1.0, 2.0];
         assert_eq!(send(&mut base, &[0.5, 4.0]), [0.5, -2.0]);
-        // Before anything came back.
+        // Sent again before a receive.
         assert_eq!(send(&mut base, &[0.25, 4.0]), [0.25, 0.0]);
     }
 

@@ -1,4 +1,4 @@
-//! The right to train a path up to its next stop.
+//! Leases: the right to train a path up to its next stop.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use thiserror::Error;
 
 use crate::FragmentId;
 
-/// A number that grows with every lease, so that a holder that lost its lease can be told from its successor.
+/// Fencing number. It grows with every lease, so that the worker of a lost lease can be told from its successor.
 ///
-/// The upper half counts the coordinator's incarnations, the lower half the leases of one incarnation: numbers given
-/// out before a crash never come again, although single leases are not written down.
+/// The upper half counts the coordinator's incarnations, the lower half the leases of an incarnation. So a number
+/// never repeats after a crash, although the manifest does not record single leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Fence(pub u64);
@@ -23,7 +23,7 @@ impl fmt::Display for Fence {
     }
 }
 
-/// What a lease is for.
+/// The task of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LeaseTask {
     /// Train inner steps and contribute outer gradients.
@@ -32,23 +32,23 @@ pub enum LeaseTask {
     Measure,
 }
 
-/// The global weights of a unit that a path takes over when its lease begins.
+/// Global weights of a fragment that a path takes over at the start of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScheduledReceive {
-    /// The unit.
+    /// The fragment.
     pub fragment: FragmentId,
-    /// Its version: the outer steps that it has taken.
+    /// Version of the fragment: the number of its outer steps.
     pub version: u32,
 }
 
-/// An outer gradient that a lease has to bring.
+/// An outer gradient that a lease must upload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScheduledSend {
-    /// The unit.
+    /// The fragment.
     pub fragment: FragmentId,
-    /// After which inner step of the path it is taken.
+    /// Inner step of the path after which the outer gradient is taken.
     pub step: u64,
-    /// The how manieth it is of this path to this unit, from 1.
+    /// Sequence number of the path's contributions to the fragment, from 1.
     pub number: u32,
 }
 
@@ -57,77 +57,77 @@ pub struct ScheduledSend {
 pub struct Lease {
     /// The path to train.
     pub path: PathId,
-    /// Inner steps that the path has taken.
+    /// Number of inner steps of the path before the lease.
     pub from: u64,
-    /// Inner steps that it will have taken; `from` when it is to be measured.
+    /// Number of inner steps of the path after the lease; equal to `from` for [`LeaseTask::Measure`].
     pub to: u64,
-    /// Tells this lease from every other lease of the run.
+    /// Fencing number, unique in the run.
     pub fence: Fence,
-    /// What to do.
+    /// The task.
     pub task: LeaseTask,
-    /// What the path takes over first.
+    /// Global weights that the path takes over first.
     pub receives: Vec<ScheduledReceive>,
-    /// What it sends on the way, in order.
+    /// Outer gradients that the lease sends, in order.
     pub sends: Vec<ScheduledSend>,
-    /// Who holds it.
+    /// Name of the worker.
     pub worker: String,
-    /// Its holder brings the path's state, because this worker is to go on with the path.
+    /// The worker to which the path changes hands: the lease must upload the path's state for it.
     pub hands_over: Option<String>,
-    /// When it ends unless a heartbeat renews it, on the clock that the caller passes in.
+    /// Deadline on the caller's clock. A heartbeat extends it.
     pub deadline: Duration,
 }
 
-/// Why a message about a lease is not accepted.
+/// Reasons to reject a message about a lease.
 #[derive(Clone, Debug, Error, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LeaseError {
-    /// The lease ended or was never given out by this incarnation of the coordinator.
+    /// The lease has ended, or an earlier incarnation of the coordinator granted it.
     #[error(
-        "the lease {fence} on path {path} at step {step} is no longer valid: its deadline passed or the coordinator was restarted; drop the work and ask for a new lease"
+        "the lease {fence} on path {path} at step {step} is no longer valid: its deadline passed or the coordinator restarted; drop its results and ask for a new lease"
     )]
     Lost {
         /// The path of the lease.
         path: PathId,
-        /// The inner steps that the path has taken.
+        /// Number of inner steps of the path.
         step: u64,
-        /// The lease's fencing number.
+        /// Fencing number of the lease.
         fence: Fence,
     },
     /// The path does not exist.
     #[error("there is no path {path}: this run has {paths} paths; the worker belongs to another run")]
     NoSuchPath {
-        /// The path named.
+        /// The named path.
         path: PathId,
-        /// How many paths the run has.
+        /// Number of paths of the run.
         paths: u32,
     },
-    /// Something that the lease does not ask for.
-    #[error("the lease {fence} on path {path} asks for no outer gradient {number} of {fragment}")]
+    /// The lease expects no such outer gradient.
+    #[error("the lease {fence} on path {path} expects no outer gradient {number} of {fragment}")]
     NotAsked {
         /// The path of the lease.
         path: PathId,
-        /// The lease's fencing number.
+        /// Fencing number of the lease.
         fence: Fence,
-        /// The unit named.
+        /// The named fragment.
         fragment: FragmentId,
-        /// The number named.
+        /// The named sequence number.
         number: u32,
     },
-    /// The lease has not brought everything yet.
-    #[error("the lease {fence} on path {path} still owes outer gradient {number} of {fragment}")]
+    /// A result of the lease is missing.
+    #[error("the lease {fence} on path {path} still lacks outer gradient {number} of {fragment}")]
     Owes {
         /// The path of the lease.
         path: PathId,
-        /// The lease's fencing number.
+        /// Fencing number of the lease.
         fence: Fence,
-        /// The unit.
+        /// The fragment.
         fragment: FragmentId,
-        /// The number that is missing.
+        /// Sequence number of the missing outer gradient.
         number: u32,
     },
 }
 
 impl LeaseError {
-    /// The inner steps that the path of a lost lease has taken.
+    /// Number of inner steps of the path of a lost lease.
     #[must_use]
     pub fn step(&self) -> Option<u64> {
         match self {

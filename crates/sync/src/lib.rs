@@ -1,17 +1,18 @@
-//! Outer synchronisation without I/O: who may train what, what counts, and how contributions are merged.
+//! Outer synchronisation without I/O: leases, contributions, and merging.
 //!
-//! The unit of synchronisation is the fragment of a module ([`FragmentId`]); its learners are the paths through the module.
-//! [`Schedule`] says at which inner steps a path sends and takes over which fragment, [`Scheme`] whom an outer step
-//! waits for. [`RunState`] decides: it hands out leases, takes contributions at most once, and says which unit may take
-//! its outer step. [`Fold`] merges the contributions to a unit in an order that does not depend on their arrival, and
-//! [`learner`] is what a path does with its weights when it sends and receives.
-//! All are plain state machines: time is an argument, values are slices of `f32`, and production, tests and simulation
-//! run the same code. There is no socket, no file, no clock, no thread and no device here.
+//! Paths synchronise fragments of modules ([`FragmentId`]). The learners of a fragment are the paths through its
+//! module. [`Schedule`] gives the inner steps at which a path sends and receives each fragment. [`Scheme`] gives the
+//! contributions for which an outer step waits. [`RunState`] decides: it grants leases, counts each contribution at
+//! most once, and lists the fragments whose outer step is due. [`Fold`] merges the contributions to a fragment in an
+//! order that does not depend on their arrival. [`learner`] changes a path's weights at a send and at a receive.
 //!
-//! The schemes of the literature are configurations ([`SyncConfig`]): DiLoCo and DiPaCo (arXiv:2403.10616, algorithm 1),
-//! Streaming DiLoCo (arXiv:2501.18512), delayed updates (arXiv:2502.12996), asynchronous Local SGD (arXiv:2401.09135) and
-//! Decoupled DiLoCo (arXiv:2604.21428). There is no barrier across modules: a path goes on as soon as what it is to take
-//! over is there.
+//! All are plain state machines. Time is an argument, values are slices of `f32`, and production, tests and simulation
+//! run the same code. This package has no socket, no file, no clock, no thread and no device.
+//!
+//! The schemes of the literature are configurations ([`SyncConfig`]): DiLoCo and DiPaCo (arXiv:2403.10616, algorithm
+//! 1), Streaming DiLoCo (arXiv:2501.18512), delayed updates (arXiv:2502.12996), asynchronous Local SGD
+//! (arXiv:2401.09135) and Decoupled DiLoCo (arXiv:2604.21428). There is no barrier across modules: a path continues as
+//! soon as the fragments that it receives have stepped.
 
 mod config;
 mod drops;

@@ -1,4 +1,4 @@
-//! How far a run is: what outlives the coordinator.
+//! Progress of a run, as the manifest records it.
 
 use std::collections::BTreeMap;
 
@@ -8,39 +8,39 @@ use thiserror::Error;
 
 use crate::{FragmentId, RunPlan, fragment_id};
 
-/// How far a path is.
+/// Progress of a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PathProgress {
-    /// Inner steps taken, up to the end of its last complete lease.
+    /// Number of inner steps, up to the end of the path's last completed lease.
     pub steps: u64,
-    /// Whether its final weights have been measured.
+    /// True if the path's final weights are measured.
     pub measured: bool,
-    /// For each of its units how many outer gradients of the path count, in the order of
-    /// [`fragment_ids_of`](crate::units_of).
+    /// Number of accepted outer gradients of the path per fragment, in the order of
+    /// [`fragment_ids_of`](crate::fragment_ids_of).
     pub sent: Vec<u32>,
-    /// For each of its units the version that the path took over last, in the same order.
+    /// Version that the path took over last, per fragment in the same order.
     pub adopted: Vec<u32>,
 }
 
-/// An outer gradient that counts and waits for the outer step of its unit.
+/// An accepted outer gradient that waits for the outer step of its fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contribution {
-    /// Whose it is.
+    /// The path that contributes.
     pub path: PathId,
-    /// The how manieth it is of this path to this unit, from 1.
+    /// Sequence number of the path's contributions to the fragment, from 1.
     pub number: u32,
-    /// The version of the unit that the path had taken over.
+    /// Version of the fragment from which the path trained.
     pub base: u32,
-    /// Inner steps in it.
+    /// Number of inner steps.
     pub steps: u64,
-    /// Tokens in it.
+    /// Number of tokens.
     pub tokens: u64,
 }
 
 impl Contribution {
-    /// What [`Weighting::Tokens`](crate::Weighting::Tokens) weights by: tokens² per inner step.
+    /// The amount for [`Weighting::Tokens`](crate::Weighting::Tokens): tokens² per inner step.
     #[must_use]
     pub fn amount(&self) -> u64 {
         let tokens = u128::from(self.tokens);
@@ -48,19 +48,19 @@ impl Contribution {
     }
 }
 
-/// How far a run is: the part of [`RunState`](crate::Rounds) that the manifest keeps.
+/// Progress of a run: the part of [`RunState`](crate::RunState) that the manifest records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrainingProgress {
-    /// Version of each unit: the outer steps that it has taken.
+    /// Version of each fragment: the number of its outer steps.
     pub versions: BTreeMap<FragmentId, u32>,
     /// Progress of each path.
     pub paths: Vec<PathProgress>,
-    /// What waits for the outer step of its unit, by path and number.
+    /// Contributions that wait for the outer step of their fragment, by path and sequence number.
     pub pending: BTreeMap<FragmentId, Vec<Contribution>>,
 }
 
 impl TrainingProgress {
-    /// The start of a run whose modules have `fragments` parts each.
+    /// The start of a run with `fragments` fragments per module.
     #[must_use]
     pub fn start(topology: &Topology, fragments: u32) -> Self {
         let slots = topology.levels() * fragments as usize;
@@ -72,7 +72,7 @@ impl TrainingProgress {
         }
     }
 
-    /// Checks that a run of this plan can be as far as this.
+    /// Checks that a run of this plan can reach this progress.
     ///
     /// # Errors
     /// When the progress belongs to another topology or contradicts itself.
@@ -98,8 +98,8 @@ impl TrainingProgress {
                 let pending = self.pending.get(&fragment).into_iter().flatten().filter(|c| c.path == path);
                 let pending: Vec<u32> = pending.map(|contribution| contribution.number).collect();
                 let dropped = |&number: &u32| plan.schedule.dropped(path, fragment.index, u64::from(number));
-                // What waits is the newest of what was sent, and all of the rest has been merged: when all are waited
-                // for, in one outer step each.
+                // Pending contributions are the newest ones; all others are merged. In a synchronous run each outer
+                // step merges one contribution per path, so the version tells how many are merged.
                 let oldest = if plan.scheme.waits() {
                     (version <= sent).then_some(version + 1)
                 } else {
@@ -115,13 +115,13 @@ impl TrainingProgress {
     }
 }
 
-/// Why saved progress can't be continued.
+/// Saved progress that cannot be continued.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProgressError {
-    /// It belongs to another topology.
+    /// The progress belongs to another topology.
     #[error(
-        "the saved run has {saved_paths} paths and {saved_fragments} units of synchronisation, the configuration {paths} and {fragments}: continue it with its own configuration"
+        "the saved run has {saved_paths} paths and {saved_fragments} fragments, the configuration {paths} and {fragments}: continue it with its own configuration"
     )]
     Topology {
         /// Paths of the saved run.
@@ -133,18 +133,18 @@ pub enum ProgressError {
         /// Fragments of modules of the configuration.
         fragments: usize,
     },
-    /// A unit's version and what a path has sent to it do not fit together.
+    /// A fragment's version contradicts the contributions of a path.
     #[error(
-        "unit {fragment} is at version {version}, but path {path} has contributed {sent} times: the manifest is inconsistent; go back to an earlier one"
+        "fragment {fragment} is at version {version}, but path {path} has contributed {sent} times: the manifest is inconsistent; go back to an earlier one"
     )]
     Inconsistent {
-        /// The unit at fault.
+        /// The fragment at fault.
         fragment: FragmentId,
         /// Its version.
         version: u32,
         /// The path at fault.
         path: PathId,
-        /// How often the path has contributed.
+        /// Number of contributions of the path.
         sent: u32,
     },
 }

@@ -1,4 +1,4 @@
-//! What each path can do now, so that a worker that asks does not have to wait until all paths have been looked at.
+//! Index of the paths' possible tasks, so that a grant does not have to examine all paths.
 
 use std::collections::BTreeSet;
 
@@ -6,22 +6,22 @@ use dipaco_topology::PathId;
 
 use crate::{FragmentId, LeaseTask};
 
-/// What each path can do, and which of those that can do something are free, and for whom.
+/// The possible task of each path, and the free paths.
 #[derive(Debug, Default)]
 pub(crate) struct Ready {
-    /// The task of each path, or the unit that it waits for.
+    /// The task of each path, or the fragment for which it waits.
     tasks: Vec<Result<LeaseTask, Option<FragmentId>>>,
-    /// The inner steps under which each path is among the free ones.
+    /// Number of inner steps of each free path: its key in `free`.
     place: Vec<Option<u64>>,
-    /// Paths that can go on and are not leased, the one that is furthest behind first.
+    /// Paths that can continue and have no lease; the path that is furthest behind is first.
     free: BTreeSet<(u64, PathId)>,
-    /// Those of them that anyone can go on with: nobody is waited for who holds them.
+    /// Free paths that are open to every worker, because no holder is waited for.
     open: BTreeSet<(u64, PathId)>,
 }
 
 impl Ready {
-    /// Notes what a path that has taken `steps` inner steps can do, whether somebody does it, and whether it is reserved for
-    /// those who hold it.
+    /// Records the possible task of a path after `steps` inner steps, whether it has a lease, and whether it is
+    /// reserved for its holders.
     pub(crate) fn set(
         &mut self,
         path: PathId,
@@ -48,28 +48,28 @@ impl Ready {
         }
     }
 
-    /// What a path can do, or what it waits for.
+    /// The task of a path, or the fragment for which it waits.
     pub(crate) fn task(&self, path: PathId) -> Result<LeaseTask, Option<FragmentId>> {
         self.tasks.get(path.index()).copied().unwrap_or(Err(None))
     }
 
-    /// The paths that can go on and are not leased with the inner steps that they have taken, the one that is furthest
-    /// behind first.
+    /// Paths that can continue and have no lease, with their number of inner steps; the path that is furthest behind
+    /// is first.
     pub(crate) fn free(&self) -> impl Iterator<Item = (u64, PathId)> + '_ {
         self.free.iter().copied()
     }
 
-    /// Of the free paths that anyone can go on with the one that is furthest behind.
+    /// The path that is furthest behind among the free paths that are open to every worker.
     pub(crate) fn first_open(&self) -> Option<(u64, PathId)> {
         self.open.first().copied()
     }
 
-    /// Whether a path is free and anyone can go on with it.
+    /// True if a path is free and open to every worker.
     pub(crate) fn is_open(&self, path: PathId) -> bool {
         self.place(path).is_some_and(|steps| self.open.contains(&(steps, path)))
     }
 
-    /// The inner steps that a path has taken, when it can go on and is not leased.
+    /// Number of inner steps of a path that can continue and has no lease.
     pub(crate) fn place(&self, path: PathId) -> Option<u64> {
         self.place.get(path.index()).copied().flatten()
     }

@@ -1,4 +1,4 @@
-//! Why no lease can be given now.
+//! Reasons why no lease can be granted now.
 
 use std::fmt;
 
@@ -7,45 +7,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::FragmentId;
 
-/// Why no lease can be given now.
+/// Reasons why no lease can be granted now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reason {
-    /// Every path that could run is being trained.
+    /// Every path that can continue has a lease.
     AllLeased {
-        /// Leases that are out.
+        /// Number of current leases.
         leases: usize,
     },
-    /// A unit waits for contributions before its paths can go on.
+    /// A fragment waits for contributions before its paths can continue.
     UnitWaits {
-        /// The unit.
+        /// The fragment.
         fragment: FragmentId,
-        /// Whether its module has other fragments.
+        /// True if its module has other fragments.
         cut: bool,
-        /// The first paths that it waits for, with the holder of their lease.
+        /// The first paths for which it waits, with the worker of their lease.
         paths: Vec<(PathId, Option<String>)>,
     },
-    /// A path waits for the worker that holds what it was trained to.
+    /// A path waits for the worker that holds its newest state.
     Held {
         /// The path.
         path: PathId,
         /// The worker.
         worker: String,
     },
-    /// All contributions to a unit are there; its outer step is being taken.
+    /// All contributions to a fragment are there; its outer step is in progress.
     OuterStep {
-        /// The unit.
+        /// The fragment.
         fragment: FragmentId,
-        /// Whether its module has other fragments.
+        /// True if its module has other fragments.
         cut: bool,
     },
-    /// A lease follows one of its path that is not complete yet.
+    /// The lease before this one on the same path is not complete yet.
     Follows {
         /// The path.
         path: PathId,
     },
-    /// Every path has done the last step of its phase, and the next phase has not begun.
+    /// Every path has taken the last step of its phase, and the next phase has not begun.
     PhaseEnds {
-        /// The inner steps of each path.
+        /// Number of inner steps of each path.
         steps: u64,
     },
 }
@@ -89,7 +89,7 @@ impl fmt::Display for Reason {
             Self::PhaseEnds { steps } => {
                 write!(
                     f,
-                    "{steps} inner steps of each path are done, and the text is being divided among the paths anew"
+                    "{steps} inner steps of each path are done, and the documents are being assigned to paths again"
                 )
             }
         }

@@ -1,4 +1,4 @@
-//! The state machine of a training run: leases, contributions and the versions of units.
+//! The state machine of a training run: leases, contributions and versions of fragments.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,25 +22,25 @@ mod tasks;
 
 use outer_steps::Gathering;
 
-/// What a run is to do.
+/// Settings of a run that the core needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunPlan {
-    /// When paths send and receive, and where the phases of routing end.
+    /// Sends and receives of a path, and ends of the phases of routing.
     pub schedule: Schedule,
-    /// Whom outer steps wait for.
+    /// Rule for the contributions for which an outer step waits.
     pub scheme: Scheme,
-    /// The phase that the run is in; [`RunState::go_on`] moves it.
+    /// Current phase of routing; [`RunState::go_on`] advances it.
     pub phase: usize,
-    /// How long a lease lasts without a heartbeat.
+    /// Time that a lease lasts without a heartbeat.
     pub lease: Duration,
 }
 
-/// The answer to a worker that asks for work.
+/// The answer to a worker that asks for a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Grant {
-    /// Work on this.
+    /// A lease.
     Lease(Lease),
-    /// Nothing can run now.
+    /// No path can be trained now.
     Wait(Reason),
     /// The run is complete.
     Finished,
@@ -51,7 +51,7 @@ pub enum Grant {
 pub enum Commit {
     /// It counts from now on.
     Accepted,
-    /// It had been accepted before: a retry whose first answer was lost, or what a lost lease brought.
+    /// It was accepted before: a retry after a lost answer, or a repetition of a lost lease's result.
     Duplicate,
     /// It does not count.
     Refused(LeaseError),
@@ -60,53 +60,54 @@ pub enum Commit {
 /// An outer step that can be taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OuterStep {
-    /// The unit.
+    /// The fragment.
     pub fragment: FragmentId,
-    /// The version that it will have.
+    /// Version of the fragment after the step.
     pub version: u32,
-    /// What is merged, by path and number.
+    /// Contributions to merge, by path and sequence number.
     pub contributions: Vec<Contribution>,
 }
 
-/// What has been done in a lease, as its holder says.
+/// The worker's account of a finished lease.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LeaseOutcome {
-    /// Tokens in the outer gradients that are sent at the end of the lease; 0 for a unit that is not named.
+    /// Tokens in the outer gradients that the lease sends at its end; 0 for an absent fragment.
     pub tokens: BTreeMap<FragmentId, u64>,
-    /// Seconds of the inner steps; 0 when nothing was measured.
+    /// Seconds of the inner steps; 0 if not measured.
     pub seconds: f64,
 }
 
-/// Who may train what, what has been contributed, and which unit may step.
+/// Current leases, accepted contributions, and fragments whose outer step is due.
 #[derive(Debug)]
 pub struct RunState {
     topology: Topology,
     plan: RunPlan,
     progress: TrainingProgress,
-    /// The leases that are out, by path: at most one per path.
+    /// Current leases by path: at most one per path.
     leases: BTreeMap<PathId, Lease>,
-    /// The leases that come after those that are out, whose holders know them already.
+    /// Granted leases that follow a current lease on the same path.
     following: BTreeMap<PathId, Lease>,
-    /// The lease that each path's current one has followed.
+    /// For each path, the lease that its current lease has followed.
     followed: BTreeMap<PathId, Fence>,
-    /// The fence of each path's last accepted commit, to tell a retry from a zombie.
+    /// Fencing number of each path's last completed lease. It tells a retry from the worker of a lost lease.
     committed: BTreeMap<PathId, Fence>,
     next_fence: u64,
-    /// When the quorum of a unit's next outer step began to gather, and when it was there.
+    /// Times at which the quorum of a fragment's next outer step began to gather and was complete.
     gathering: BTreeMap<FragmentId, Gathering>,
-    /// When each unit's last outer step was due.
+    /// Time at which each fragment's last outer step was due.
     stepped_at: BTreeMap<FragmentId, Duration>,
     grace: Grace,
     /// Inner steps per second, by worker.
     speeds: BTreeMap<String, f64>,
-    /// Units whose outer step has been said to be due and is not written down yet.
+    /// Fragments whose outer step was reported as due and is not recorded yet.
     stepping: BTreeSet<FragmentId>,
     holders: Holders,
-    /// The worker that the last lease was compared with at last, when it was asked whether its path changes hands.
+    /// The last worker that [`RunState::hand_over`](Self) compared with a lease; the next comparison starts after it.
     compared: String,
-    /// What each path can do now.
+    /// The possible task of each path.
     ready: Ready,
-    /// Draws the next path by what its shard lacks; otherwise the one that is furthest behind is next.
+    /// Draws the next path in proportion to the untrained part of its shard. Without it, the path that is furthest
+    /// behind is next.
     sampling: Option<Sampling>,
 }
 
@@ -150,7 +151,7 @@ impl RunState {
         Ok(rounds)
     }
 
-    /// What the manifest keeps.
+    /// The progress that the manifest records.
     #[must_use]
     pub fn progress(&self) -> &TrainingProgress {
         &self.progress
@@ -162,18 +163,18 @@ impl RunState {
         &self.topology
     }
 
-    /// When paths send and receive.
+    /// Schedule of sends and receives.
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
         &self.plan.schedule
     }
 
-    /// The leases that are out.
+    /// All current leases.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
         self.leases.values()
     }
 
-    /// The lease on a path that is out.
+    /// The current lease of a path.
     #[must_use]
     pub fn lease(&self, path: PathId) -> Option<&Lease> {
         self.leases.get(&path)
@@ -183,45 +184,46 @@ impl RunState {
         &self.progress.paths[path.index()]
     }
 
-    /// The units of a path, in the order of its counters.
+    /// The fragments of a path, in the order of its counters.
     fn fragment_ids_of(&self, path: PathId) -> Vec<FragmentId> {
         fragment_ids_of(&self.topology, self.plan.schedule.fragments(), path)
     }
 
-    /// The place of a unit among the counters of its paths.
+    /// Index of a fragment among the counters of its paths.
     fn slot(&self, fragment: FragmentId) -> usize {
         fragment.slot(self.plan.schedule.fragments())
     }
 
-    /// The step at which the current phase ends.
+    /// Last inner step of the current phase.
     fn end(&self) -> u64 {
         self.plan.schedule.end(self.plan.phase)
     }
 
-    /// Whether paths wait for each other.
+    /// True if paths wait for each other.
     #[must_use]
     pub fn waits(&self) -> bool {
         self.plan.scheme.waits()
     }
 
-    /// The fencing numbers of all leases that are out, those that follow one that is trained included.
+    /// Fencing numbers of all granted leases: current leases and leases that follow them.
     pub fn fences(&self) -> impl Iterator<Item = Fence> {
         self.leases.values().chain(self.following.values()).map(|lease| lease.fence)
     }
 
-    /// The fencing number of the next lease; those after it have higher ones.
+    /// Fencing number of the next lease. Later leases have higher numbers.
     #[must_use]
     pub fn next_fence(&self) -> Fence {
         Fence(self.next_fence)
     }
 
-    /// Whether every path has finished its last step and its final weights are measured.
+    /// True if every path has taken its last step and measured its final weights.
     #[must_use]
     pub fn finished(&self) -> bool {
         self.progress.paths.iter().all(|path| path.measured)
     }
 
-    /// Whether every path has done the last step of a phase that is not the run's last, and everything has been merged.
+    /// True at the end of a phase that is not the last: every path has taken the last step of the phase, and all
+    /// contributions are merged.
     #[must_use]
     pub fn at_boundary(&self) -> bool {
         let end = self.end();
@@ -230,27 +232,28 @@ impl RunState {
             && self.progress.pending.is_empty()
     }
 
-    /// Lets the paths train to the end of `phase`: it has begun.
+    /// Begins `phase`: paths may train to its end.
     pub fn go_on(&mut self, phase: usize) {
         self.plan.phase = self.plan.phase.max(phase);
         self.look_at_all();
     }
 
-    /// Says whether a path goes on at once only with a worker that holds what it was trained to. While such a worker is
-    /// around, no other is given the path.
+    /// Binds a path to the workers that hold its newest state, or frees it. While such a worker is alive, no other
+    /// worker gets a bound path.
     pub fn bind(&mut self, path: PathId, bound: bool) {
         self.holders.bind(path, bound);
         self.look_at(path);
     }
 
-    /// From now on paths that can go on are drawn by how much less of their shards has been trained on than of all
-    /// (arXiv:2401.09135, equation 2). `shards` are the tokens of each path's shard.
+    /// Draws the next path from now on in proportion to the untrained part of its shard (arXiv:2401.09135, equation
+    /// 2). `shards` holds the number of tokens of each path's shard.
     pub fn sample_shards(&mut self, seed: u64, shards: Vec<u64>) {
         self.sampling = Some(Sampling { seed, shards });
     }
 
-    /// Gives a worker a path to work on: of those that can run the one that is furthest behind, and among equals one
-    /// of `held` (paths whose state the worker still has) before the lowest number; or the one that shard sampling draws.
+    /// Grants a lease to a worker: on the path that is furthest behind among the paths that can run. Among equals a
+    /// path of `held` (paths whose state the worker holds) goes before the lowest number. With shard sampling, on the
+    /// drawn path.
     pub fn grant(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Grant {
         if self.finished() {
             return Grant::Finished;
@@ -272,7 +275,7 @@ impl RunState {
         Grant::Lease(lease)
     }
 
-    /// A new lease on a path from `from` on.
+    /// A new lease on a path from inner step `from`.
     fn draw_up(
         &mut self,
         path: PathId,
@@ -294,10 +297,11 @@ impl RunState {
         Lease { path, from, to, fence, task, receives, sends, worker, hands_over, deadline }
     }
 
-    /// The lease that comes after one that is out, as soon as what it begins with is there: its holder fetches that while
-    /// it still trains, and goes on without waiting for anyone. It counts from the moment on at which the one before is
-    /// complete, and is lost with it; what comes after it is known from that moment on, too. [`Grant::Finished`] when no lease can follow before the one that is out is complete,
-    /// or when paths that the worker could go on with are further behind.
+    /// Grants the lease that follows a current lease on the same path, as soon as its inputs exist. The worker
+    /// prefetches the inputs during training and continues without a pause. The following lease becomes current when
+    /// the current lease completes, and is lost with it. Only then can a further lease follow. Returns
+    /// [`Grant::Finished`] if no lease can follow before the current lease completes, or if the worker could continue
+    /// with a path that is further behind.
     ///
     /// # Errors
     /// When the lease is no longer valid.
@@ -305,11 +309,11 @@ impl RunState {
         if let Some(current) = self.leases.get(&path)
             && self.followed.get(&path) == Some(&fence)
         {
-            // The answer was lost, and the lease that was out then is complete.
+            // The worker lost the answer, and its lease has completed since then.
             return Ok(Grant::Lease(current.clone()));
         }
         if self.following.get(&path).is_some_and(|following| following.fence == fence) {
-            // Its holder trains it already, while it brings what the one before ends with.
+            // The worker already trains this lease while it uploads the results of the lease before it.
             return Ok(Grant::Wait(Reason::Follows { path }));
         }
         let lease = self.check(path, fence)?.clone();
@@ -333,7 +337,7 @@ impl RunState {
         Ok(Grant::Lease(next))
     }
 
-    /// The path that a worker is to go on with, and with what.
+    /// The next path for a worker, and its task.
     fn next_for(&self, worker: &str) -> Option<(PathId, LeaseTask)> {
         let best = match &self.sampling {
             None => self.first_for(worker).map(|(steps, first)| {
@@ -351,26 +355,26 @@ impl RunState {
         best.and_then(|path| Some((path, self.ready.task(path).ok()?)))
     }
 
-    /// Of the paths that a worker can go on with the one that is furthest behind, and the inner steps that it has taken.
+    /// The path that is furthest behind among the paths open to a worker, with its number of inner steps.
     fn first_for(&self, worker: &str) -> Option<(u64, PathId)> {
         let own = self.holders.of(worker).filter_map(|path| Some((self.ready.place(path)?, path)));
         own.chain(self.ready.first_open()).min()
     }
 
-    /// Whether there is something to go on with for a worker that has said what it holds.
+    /// True if a path is open to a worker whose held paths are known.
     #[must_use]
     pub fn has_work(&self, worker: &str) -> bool {
         self.first_for(worker).is_some()
     }
 
-    /// Frees the paths of those that were not heard of for as long as a lease lasts.
+    /// Frees the paths of workers that were silent for the duration of a lease.
     fn forget(&mut self, now: Duration) {
         for path in self.holders.forget(now, self.plan.lease) {
             self.look_at(path);
         }
     }
 
-    /// Up to where a worker trains a path that has taken `from` steps.
+    /// Last inner step of a lease that starts after `from` inner steps.
     fn stop(&self, from: u64, worker: &str) -> u64 {
         if !self.plan.scheme.dynamic_steps() {
             return self.plan.schedule.next_stop(from);
@@ -380,12 +384,12 @@ impl RunState {
         (from + steps).min(self.end())
     }
 
-    /// How many inner steps the fastest worker takes in a second.
+    /// Inner steps per second of the fastest worker.
     fn fastest(&self) -> f64 {
         self.speeds.values().copied().reduce(f64::max).unwrap_or(1.0)
     }
 
-    /// How many inner steps a worker takes in a second; one that has not been measured yet is as fast as the fastest.
+    /// Inner steps per second of a worker; an unmeasured worker counts as fast as the fastest.
     fn speed(&self, worker: &str, fastest: f64) -> f64 {
         self.speeds.get(worker).copied().unwrap_or(fastest)
     }
@@ -393,7 +397,7 @@ impl RunState {
     /// Renews a lease and returns its new deadline.
     ///
     /// # Errors
-    /// When the lease is no longer valid: the holder must drop its work.
+    /// When the lease is no longer valid: the worker must drop its results.
     pub fn heartbeat(&mut self, now: Duration, path: PathId, fence: Fence) -> Result<Duration, LeaseError> {
         let deadline = now + self.plan.lease;
         let follows = self.following.get(&path).is_some_and(|following| following.fence == fence);
@@ -407,10 +411,10 @@ impl RunState {
         }
     }
 
-    /// Checks that `(path, fence)` is the lease that is out, as before anything of it is stored.
+    /// Checks that `(path, fence)` is a current lease; done before any of its results is stored.
     ///
     /// # Errors
-    /// When it is not.
+    /// When it is no current lease.
     pub fn check(&self, path: PathId, fence: Fence) -> Result<&Lease, LeaseError> {
         match self.leases.get(&path) {
             Some(lease) if lease.fence == fence => Ok(lease),
@@ -425,8 +429,7 @@ impl RunState {
         }
     }
 
-    /// Gives a lease back, as when its worker says good-bye or its connection is gone for good; what would follow it is
-    /// gone with it.
+    /// Gives back a lease and the lease that follows it, when its worker leaves or its connection is lost for good.
     pub fn release(&mut self, path: PathId, fence: Fence) -> bool {
         let held = self.leases.get(&path).is_some_and(|lease| lease.fence == fence);
         if held {
@@ -437,7 +440,7 @@ impl RunState {
         held
     }
 
-    /// Ends the leases whose deadline has passed and returns them.
+    /// Ends all leases whose deadline has passed, and returns them.
     pub fn expire(&mut self, now: Duration) -> Vec<Lease> {
         let (gone, kept): (BTreeMap<_, _>, BTreeMap<_, _>) =
             std::mem::take(&mut self.leases).into_iter().partition(|(_, lease)| lease.deadline <= now);
@@ -449,7 +452,7 @@ impl RunState {
         gone.into_values().collect()
     }
 
-    /// When something happens by itself: a lease ends without a heartbeat, or a grace period is over.
+    /// Time of the next event without a message: the deadline of a lease, or the end of a grace period.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let leases = self.leases.values().map(|lease| lease.deadline);

@@ -1,25 +1,23 @@
-//! Which of the paths that can go on is trained next, where shards are of unlike size.
+//! Drawing the next path for shards of different size.
 
 use dipaco_topology::PathId;
 
 use crate::drops::hash;
 
-/// Shard sampling (arXiv:2401.09135, equation 2): a path is drawn with a probability in proportion to how much less of
-/// its shard has been trained on than of all shards: `max(|D_i| / Σ |D| - n_i / Σ n, 0)`.
+/// Shard sampling (arXiv:2401.09135, equation 2): the probability of a path is proportional to the deficit of its
+/// shard, `max(|D_i| / Σ |D| - n_i / Σ n, 0)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sampling {
     pub(crate) seed: u64,
-    /// Tokens of the shard of each path.
+    /// Number of tokens of each path's shard.
     pub(crate) shards: Vec<u64>,
 }
 
 impl Sampling {
-    /// Draws one of `candidates`; `steps` are the inner steps that every path has taken, and `draw` tells this draw from
-    /// all others. Candidates whose shards are not behind are drawn only when no other is, in proportion to their shards.
+    /// Draws one of `candidates`. `steps` holds the number of inner steps of every path, and `draw` is the number of
+    /// the draw. If no candidate has a deficit, the probability is proportional to the size of the shard.
     pub(crate) fn draw(&self, candidates: &[PathId], steps: &[u64], draw: u64) -> Option<PathId> {
         let size = |path: PathId| self.shards.get(path.index()).copied().unwrap_or(0);
-        // Counts of tokens and steps are far below 2^53.
-        #[allow(clippy::cast_precision_loss)]
         let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let (tokens, taken) = (self.shards.iter().sum(), steps.iter().sum());
         let behind = |path: PathId| {
@@ -31,7 +29,6 @@ impl Sampling {
             weights = candidates.iter().map(|&path| share(size(path).max(1), tokens.max(1))).collect();
         }
         // 53 bits fit a f64: a number from 0 to 1.
-        #[allow(clippy::cast_precision_loss)]
         let mut left =
             (hash([self.seed, draw]) >> 11) as f64 / (1u64 << 53) as f64 * weights.iter().sum::<f64>();
         for (&path, weight) in candidates.iter().zip(&weights) {
@@ -63,7 +60,7 @@ mod tests {
         // Before any step: in proportion to the shards. Three standard deviations of 10,000 draws are 130.
         let counts = drawn(&[100, 300], &[0, 0], &[0, 1]);
         assert!(counts[0].abs_diff(2_500) < 130, "{counts:?}");
-        // 1/4 - 1/2 is behind nothing: only the other one is drawn.
+        // 1/4 - 1/2 is no deficit: only the other path is drawn.
         assert_eq!(drawn(&[100, 300], &[5, 5], &[0, 1]), [0, 10_000]);
         // 0.25 - 0.1, 0.25 - 0.2, 0.5 - 0.7: three to one.
         let counts = drawn(&[100, 100, 200], &[10, 20, 70], &[0, 1, 2]);

@@ -1,18 +1,19 @@
-//! When a path sends and receives which fragment.
+//! The schedule of a path's sends and receives.
 
 use dipaco_topology::PathId;
 use thiserror::Error;
 
 use crate::Drops;
 
-/// The inner steps at which a path sends its outer gradients and takes over what became of them (Streaming DiLoCo,
-/// arXiv:2501.18512 §2.2 and §2.3). Steps are counted from 1; "at step t" is after t inner steps.
+/// The inner steps at which a path sends and receives each fragment (Streaming DiLoCo, arXiv:2501.18512 §2.2 and
+/// §2.3). Steps are counted from 1; "at step t" is after t inner steps.
 ///
-/// Fragment f of F is received at the steps `(f + 1) H / F + k H` and was sent τ steps before, while the path trained
-/// on. Where a phase of routing or the run ends everything is sent, and the next phase begins with what became of it; what
-/// would be sent less than half a round before is sent then, because an outer step moves by the whole momentum, however few
-/// inner steps it has.
-/// H, F = 1 and τ = 0 is DiLoCo; F > 1 and τ > 0 is Streaming DiLoCo; F = 1 and τ = H is DiLoCo with delayed updates
+/// A path receives fragment f of F at the steps `(f + 1) H / F + k H` and sent it τ steps earlier, while it trained
+/// on. At the end of a phase of routing and at the end of the run a path sends all fragments, and the next phase
+/// begins with their new versions. A regular send less than half a round before such an end moves to the end: an outer
+/// step moves by the whole momentum, however few inner steps it merges.
+///
+/// F = 1 and τ = 0 is DiLoCo; F > 1 and τ > 0 is Streaming DiLoCo; F = 1 and τ = H is DiLoCo with delayed updates
 /// (arXiv:2502.12996).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
@@ -24,16 +25,16 @@ pub struct Schedule {
     drops: Drops,
 }
 
-/// Why a schedule can't be.
+/// Settings that make no schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ScheduleError {
-    /// Less than one step, one fragment or one end.
+    /// The number of steps, fragments or phases is zero.
     #[error("a schedule needs at least one inner step, one fragment and one phase")]
     Empty,
-    /// Fragments without a step of their own.
+    /// There are more fragments than inner steps.
     #[error(
-        "{fragments} fragments can't each be sent within {inner_steps} inner steps: take at most as many fragments as steps"
+        "{fragments} fragments cannot each have a step of their own within {inner_steps} inner steps: use at most as many fragments as steps"
     )]
     Fragments {
         /// F.
@@ -41,7 +42,7 @@ pub enum ScheduleError {
         /// H.
         inner_steps: u64,
     },
-    /// A fragment would be sent again before it came back.
+    /// A path would send a fragment again before it receives it.
     #[error(
         "an overlap of {overlap} steps is longer than the {inner_steps} inner steps between two sends of a fragment"
     )]
@@ -51,7 +52,7 @@ pub enum ScheduleError {
         /// H.
         inner_steps: u64,
     },
-    /// Ends that do not rise.
+    /// The ends of the phases do not rise.
     #[error("the ends of the phases do not rise")]
     Ends,
 }
@@ -66,11 +67,11 @@ pub struct SchedulePoint {
 }
 
 impl Schedule {
-    /// A schedule of H = `inner_steps`, F = `fragments` and τ = `overlap`; `ends` are the steps at which the phases of
-    /// routing end, the last one that at which the run does.
+    /// A schedule of H = `inner_steps`, F = `fragments` and τ = `overlap`. `ends` holds the last step of each phase of
+    /// routing; the last end is the end of the run.
     ///
     /// # Errors
-    /// When there is no such schedule.
+    /// When the settings do not make a schedule.
     pub fn new(
         inner_steps: u64,
         fragments: u32,
@@ -92,27 +93,27 @@ impl Schedule {
         Ok(Self { inner_steps, fragments, overlap, ends, eager: false, drops: Drops::default() })
     }
 
-    /// The same schedule with eager updates (arXiv:2502.12996): a path takes something over from the first send of a
-    /// phase on, before anything has come back, because it takes over what it did itself.
+    /// The same schedule with eager updates (arXiv:2502.12996): a path already receives at its first send of a phase,
+    /// because it applies its own part.
     #[must_use]
     pub fn eager(self, eager: bool) -> Self {
         Self { eager, ..self }
     }
 
-    /// The same schedule without the outer gradients that are dropped.
+    /// The same schedule without the dropped outer gradients.
     #[must_use]
     pub fn without(self, drops: Drops) -> Self {
         Self { drops, ..self }
     }
 
-    /// What is dropped.
+    /// The dropped outer gradients.
     #[must_use]
     pub fn drops(&self) -> Drops {
         self.drops
     }
 
-    /// Whether a path drops its outer gradient of this number to a fragment of each of its modules. What is sent where a
-    /// phase of routing or the run ends never is.
+    /// True if a path drops its outer gradient of this sequence number to a fragment of each of its modules. Sends at
+    /// the end of a phase or of the run are never dropped.
     #[must_use]
     pub fn dropped(&self, path: PathId, fragment: u32, number: u64) -> bool {
         let at_an_end = || self.ends.iter().any(|&end| self.sent_through(fragment, end) == number);
@@ -137,7 +138,7 @@ impl Schedule {
         self.overlap
     }
 
-    /// Inner steps of a path over the whole run.
+    /// Number of inner steps of a path over the whole run.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
@@ -166,7 +167,7 @@ impl Schedule {
         (u64::from(fragment) + 1) * self.inner_steps / u64::from(self.fragments)
     }
 
-    /// The last step before the end of a phase at which something may be sent.
+    /// The last step of a regular send before the end of a phase.
     fn last_send(&self, end: u64) -> u64 {
         end.saturating_sub(self.inner_steps.div_ceil(2))
     }
@@ -174,14 +175,14 @@ impl Schedule {
     /// Regular sends of a fragment at steps in `begin + 1 ..= last`.
     fn regular(&self, fragment: u32, begin: u64, last: u64) -> u64 {
         let through = |step: u64| match (step + self.overlap).checked_sub(self.first(fragment)) {
-            // Sends at `first + k H - τ`; those that would come before the first step do not happen.
+            // Sends at `first + k H - τ`; a send before the first step does not happen.
             Some(span) => span / self.inner_steps + 1,
             None => 0,
         };
         through(last.max(begin)) - through(begin)
     }
 
-    /// How often a fragment has been sent by the time that `step` steps are done.
+    /// Number of sends of a fragment up to `step`.
     #[must_use]
     pub fn sent_through(&self, fragment: u32, step: u64) -> u64 {
         let mut begin = 0;
@@ -197,7 +198,7 @@ impl Schedule {
         sent
     }
 
-    /// Inner steps in what a path sends of a fragment after `step` steps: those since what it sent before.
+    /// Number of inner steps in the outer gradient that a path sends at `step`: the steps since its previous send.
     #[must_use]
     pub fn steps_in(&self, path: PathId, fragment: u32, step: u64) -> u64 {
         let mut before = self.send_before(fragment, step);
@@ -207,7 +208,7 @@ impl Schedule {
         step - before.min(step)
     }
 
-    /// The step of the last send of a fragment before `step`, or 0.
+    /// Step of the last send of a fragment before `step`, or 0.
     fn send_before(&self, fragment: u32, step: u64) -> u64 {
         let Some(last) = step.checked_sub(1) else { return 0 };
         let phase = self.phase_at(last);
@@ -217,11 +218,11 @@ impl Schedule {
             let receive = self.first(fragment) + span / self.inner_steps * self.inner_steps;
             receive - self.overlap.min(receive)
         });
-        // At the beginning of the phase everything was sent.
+        // The end of the phase before sent all fragments.
         regular.map_or(begin, |send| send.max(begin))
     }
 
-    /// What is sent after `from` and by `to`, in the order in which it is sent. Both lie in one phase.
+    /// Sends after `from` and up to `to`, in order. Both steps lie in one phase.
     #[must_use]
     pub fn sends(&self, from: u64, to: u64) -> Vec<SchedulePoint> {
         let end = self.end(self.phase_at(from));
@@ -246,8 +247,9 @@ impl Schedule {
         points
     }
 
-    /// The fragments that a path receives at a step, each with how often it has been sent when what is received was sent.
-    /// At the beginning of a phase that is all of them; later none whose outer gradient the path has dropped.
+    /// The fragments that a path receives at a step, each with the sequence number of the send to which the receive
+    /// belongs. At the beginning of a phase a path receives all fragments. Later it does not receive a fragment whose
+    /// outer gradient it dropped.
     #[must_use]
     pub fn receives(&self, path: PathId, step: u64) -> Vec<(u32, u64)> {
         let phase = self.phase_at(step);
@@ -268,22 +270,22 @@ impl Schedule {
         (0..self.fragments).filter_map(due).collect()
     }
 
-    /// The first step after `from` at which something is received, or at which the phase of the step after `from` ends:
-    /// up to there a path trains without waiting for anyone.
+    /// The next stop after `from`: the first receive, or the end of the phase. A path trains up to there without
+    /// waiting.
     #[must_use]
     pub fn next_stop(&self, from: u64) -> u64 {
         let phase = self.phase_at(from);
         let (begin, end) = (self.begin(phase), self.end(phase));
         let next = |fragment: u32| {
             let first = self.first(fragment);
-            // The first receive after `from` whose send is one of this phase, if it has to be.
+            // The first receive after `from`; unless updates are eager, its send must lie in this phase.
             let after = if self.eager { from } else { from.max(begin + self.overlap) };
             let next = if after < first {
                 first
             } else {
                 first + ((after - first) / self.inner_steps + 1) * self.inner_steps
             };
-            // Nothing comes back of what is not sent.
+            // A dropped send has no receive.
             if next > self.last_send(end) + self.overlap { end } else { next }
         };
         (0..self.fragments).map(next).min().map_or(end, |stop| stop.min(end))
@@ -341,7 +343,7 @@ mod tests {
         let phases = schedule(4, 2, 1, &[8, 16]);
         assert_eq!(points(&phases.sends(4, 8)), [(5, 0), (8, 0), (8, 1)]);
         assert_eq!(phases.receives(PathId(0), 8), [(0, 3), (1, 2)]);
-        // What was sent before the phase is not received in it once more.
+        // A send before the phase is not received again in it.
         assert_eq!(phases.next_stop(8), 10);
         assert_eq!(phases.receives(PathId(0), 10), [(0, 4)]);
         assert_eq!((phases.phase_at(7), phases.phase_at(8)), (0, 1));
@@ -381,8 +383,8 @@ mod tests {
     }
 
     proptest! {
-        /// Going from stop to stop meets every send once, in the numbers that `sent_through` says, and every receive has
-        /// been sent before, by the learner itself.
+        /// From stop to stop every send occurs once, with the number of `sent_through`, and every receive follows a
+        /// send of the same path.
         #[test]
         fn stops_sends_and_receives_agree(
             h in 1u64..9, f in 1u32..9, tau in 0u64..9, lengths in prop::collection::vec(1u64..20, 1..4)
@@ -395,7 +397,7 @@ mod tests {
             while from < schedule.total() {
                 for (fragment, number) in schedule.receives(PathId(0), from) {
                     prop_assert!(number <= sent[fragment as usize], "{fragment} at {from}");
-                    // With τ = H a fragment is sent once more before it is received.
+                    // With τ = H a path sends a fragment again before it receives it.
                     prop_assert!(number + 1 >= sent[fragment as usize], "{fragment} at {from}");
                 }
                 let to = schedule.next_stop(from);

@@ -9,6 +9,7 @@ use dipaco_optim::{adamw_step, clip_scale, squared_norm};
 use dipaco_topology::Topology;
 
 use crate::PathError;
+use crate::layout::FragmentLayout;
 use crate::state::PathState;
 use crate::trainer::{InnerConfig, StepReport};
 
@@ -101,6 +102,15 @@ impl CpuPath {
         rows: usize,
     ) -> Result<Vec<f32>, PathError> {
         Ok(self.path.token_log_probs(tokens, targets, rows)?)
+    }
+
+    pub(super) fn fragment(
+        &self,
+        level: usize,
+        layout: &FragmentLayout,
+    ) -> Result<Option<Vec<f32>>, PathError> {
+        let module = self.modules.get(level);
+        Ok(module.map(|module| module.with_values(|values| layout.gather(values))).transpose()?)
     }
 
     pub(super) fn weights(&self) -> Result<Vec<ModuleWeights>, PathError> {

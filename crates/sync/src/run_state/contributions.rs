@@ -1,4 +1,4 @@
-//! What workers bring: outer gradients and finished leases, each counted at most once.
+//! Contributions and completed leases, each counted at most once.
 
 use dipaco_topology::PathId;
 
@@ -6,9 +6,9 @@ use super::{Commit, LeaseOutcome, RunState};
 use crate::{Contribution, Fence, FragmentId, Lease, LeaseError, LeaseTask, ScheduledSend};
 
 impl RunState {
-    /// Takes an outer gradient that is sent before the end of its lease, so that others need not wait for the rest of
-    /// it. The caller has made it durable or does so before it answers. What a lease has contributed counts even when
-    /// the lease is lost afterwards: its successor brings the same once more, and is told that it is a duplicate.
+    /// Accepts an outer gradient that a lease sends before its end, so that other paths need not wait for the end. The
+    /// caller makes it durable before it answers. The contribution counts even if the lease is lost later: the
+    /// successor uploads the same bits again, and they are a duplicate.
     pub fn contribute(
         &mut self,
         path: PathId,
@@ -39,7 +39,7 @@ impl RunState {
             return Commit::Duplicate;
         }
         let schedule = &self.plan.schedule;
-        // What is dropped is not waited for.
+        // No step waits for a dropped outer gradient.
         let dropped = |&number: &u32| schedule.dropped(path, send.fragment.index, u64::from(number));
         if let Some(number) = (sent + 1..send.number).find(|number| !dropped(number)) {
             return Commit::Refused(LeaseError::Owes { path, fence, fragment: send.fragment, number });
@@ -59,8 +59,7 @@ impl RunState {
         Commit::Accepted
     }
 
-    /// Takes a finished lease, with the outer gradients that were sent at its end. The caller has made it durable or
-    /// does so before it answers.
+    /// Accepts a finished lease with the outer gradients of its end. The caller makes them durable before it answers.
     pub fn commit(&mut self, path: PathId, fence: Fence, done: &LeaseOutcome) -> Commit {
         let lease = match self.check(path, fence) {
             Ok(lease) => lease.clone(),
@@ -85,7 +84,7 @@ impl RunState {
         let scheduled = self.scheduled(&lease);
         let progress = &mut self.progress.paths[path.index()];
         for (sent, scheduled) in progress.sent.iter_mut().zip(scheduled) {
-            // Those at the end of what was dropped.
+            // Dropped outer gradients at the end of the lease.
             *sent = scheduled.max(*sent);
         }
         for (slot, version) in slots {
@@ -94,8 +93,6 @@ impl RunState {
         progress.steps = lease.to;
         progress.measured |= lease.task == LeaseTask::Measure;
         if lease.to > lease.from && done.seconds > 0.0 {
-            // Numbers of inner steps are far below 2^53.
-            #[allow(clippy::cast_precision_loss)]
             let steps = (lease.to - lease.from) as f64;
             self.grace.inner_step(path, done.seconds / steps);
             self.speeds.insert(lease.worker.clone(), steps / done.seconds);
@@ -109,13 +106,13 @@ impl RunState {
         self.holders.trained(&lease.worker, path);
         self.look_at(path);
         if !self.plan.scheme.waits() && lease.to == self.plan.schedule.total() {
-            // Others measure their final weights when everyone is at the end.
+            // Other paths can measure their final weights once every path is at the end.
             self.fragment_ids_of(path).into_iter().for_each(|fragment| self.look_at_learners(fragment));
         }
         Commit::Accepted
     }
 
-    /// How often each unit of a lease's path has been sent by its end, or dropped.
+    /// Number of sends and drops of each fragment of a lease's path up to the end of the lease.
     fn scheduled(&self, lease: &Lease) -> Vec<u32> {
         if self.plan.scheme.dynamic_steps() || lease.task == LeaseTask::Measure {
             return Vec::new();

@@ -1,28 +1,28 @@
-//! Which paths change hands between workers that keep their states.
+//! Change of hands: paths that move between workers that keep their states.
 
 use dipaco_topology::PathId;
 
 use super::RunState;
 
-/// A worker that has so many times as much to do as another one would have with a path more gives one away.
+/// A worker gives away a path if it has this many times the work that the other worker would have with one path more.
 const UNEVEN: f64 = 2.0;
 
-/// Workers that a lease is compared with; the next lease is compared with those after them, so that a lease of a run with
-/// thousands of workers costs no more than one of a small run.
+/// Number of workers compared with a lease. The next lease is compared with the workers after them, so the cost of a
+/// lease does not grow with the number of workers.
 const COMPARED: usize = 16;
 
 impl RunState {
-    /// For whom the holder of a path brings its state with a lease from `from` on, so that the path is free afterwards: a
-    /// worker that is more than a round ahead with its own paths and would not have more to do than this one has now, or
-    /// that would have half as much at most.
+    /// The worker to which a path changes hands with a lease from `from`. It is more than a round ahead with its own
+    /// paths and would not have more work than the holder has now, or it would have at most half of the holder's work.
+    /// The holder uploads the state with this lease, and the path is free afterwards.
     ///
-    /// Workers that keep states divide the paths among them as they happen to ask for their first leases. Where paths do
-    /// not wait for each other, those of the worker that got fewer run ahead, and what the others contribute is rounds
-    /// behind the weights that it changes; and one that joins later has nothing to go on with.
+    /// Workers that keep states share the paths by the order of their first requests. If paths do not wait for each
+    /// other, the paths of a worker with few paths run ahead, and the contributions of the others are rounds behind
+    /// the weights that they change. A worker that joins later would have no path at all.
     pub(super) fn hand_over(&mut self, path: PathId, from: u64, worker: &str) -> Option<String> {
         let own = self.unfinished(worker).filter(|&other| other != path).count() + 1;
         let open = self.ready.first_open().map(|(steps, _)| steps);
-        // One after the other: whoever is to take a path asks before another one is brought.
+        // One path at a time: the other worker must ask for this path before the next one changes hands.
         if own < 2
             || open.is_some_and(|steps| steps <= from)
             || self.leases.values().any(|lease| lease.hands_over.is_some())
@@ -31,7 +31,7 @@ impl RunState {
         }
         let others = self.holders.after(&self.compared, COMPARED);
         let fastest = self.fastest();
-        // How long so many paths keep a worker busy, in seconds for an inner step of each.
+        // Work of a worker with this many paths: seconds for one inner step of each.
         let busy = |worker: &str, paths: usize| seconds(paths, self.speed(worker, fastest));
         let to_do = busy(worker, own);
         let gains = |other: &&String| {
@@ -42,7 +42,7 @@ impl RunState {
             let takes_another = open.is_some_and(|open| first.is_none_or(|first| open < first));
             let ahead = first.is_some_and(|first| first > from + self.plan.schedule.inner_steps());
             let with_one_more = busy(other, paths + 1);
-            // What is ahead by now stays ahead between workers that have as much to do.
+            // Between workers with equal work a lead persists.
             *other != worker
                 && !takes_another
                 && (to_do >= UNEVEN * with_one_more || ahead && to_do >= with_one_more)
@@ -52,16 +52,14 @@ impl RunState {
         gaining
     }
 
-    /// The paths that a worker holds and that are to be trained further in this phase.
+    /// Held paths of a worker that still have inner steps in this phase.
     fn unfinished<'a>(&'a self, worker: &'a str) -> impl Iterator<Item = PathId> + 'a {
         self.holders.of(worker).filter(|&path| self.path(path).steps < self.end())
     }
 }
 
-/// The seconds of an inner step of each of so many paths.
+/// Seconds for one inner step of each of this many paths.
 fn seconds(paths: usize, speed: f64) -> f64 {
-    // There are at most 2^20 paths, which f64 holds exactly.
-    #[allow(clippy::cast_precision_loss)]
     let paths = paths as f64;
     paths / speed
 }
@@ -81,7 +79,7 @@ mod tests {
     const STEPS: u64 = 10;
     const NOW: Duration = Duration::ZERO;
 
-    /// Eight paths and their workers, which keep the states of all paths that they have trained and say so.
+    /// Eight paths and their workers. The workers keep and report the states of all paths that they trained.
     struct Run {
         rounds: RunState,
         kept: BTreeMap<&'static str, Vec<PathId>>,
@@ -129,7 +127,7 @@ mod tests {
     #[test]
     fn no_path_runs_ahead_of_those_of_a_worker_that_has_more() {
         let mut run = Run::new(quorum());
-        // Five paths for one worker and three for the other, which are equally fast.
+        // Five paths for one worker and three for another of the same speed.
         for worker in ["a", "b", "a", "b", "a", "b", "a", "a"] {
             run.train(worker);
         }
@@ -143,7 +141,7 @@ mod tests {
             let (most, least) = (steps.iter().max().unwrap(), steps.iter().min().unwrap());
             assert!(most - least <= 3, "{steps:?}");
         }
-        // Once is enough, and the path has gone on with the other one although the first says that it holds it.
+        // One change suffices: the path continued with the second worker, although the first reports that it holds it.
         let [(from, to, path)] = &handed[..] else { panic!("{handed:?}") };
         assert_eq!((*from, to.as_str()), ("a", "b"));
         assert_eq!(run.rounds.holders.other(*path, "a"), Some("b"));
@@ -156,7 +154,7 @@ mod tests {
             (0..8).for_each(|_| drop(run.train("a")));
             assert!(matches!(run.ask("b"), Grant::Wait(Reason::Held { .. })), "{scheme:?}");
             assert_eq!(run.train("a").hands_over.as_deref(), Some("b"));
-            // The next one stays, for the one that was brought is not taken up yet.
+            // The next path stays, because the second worker has not taken the uploaded one yet.
             assert_eq!(run.train("a").hands_over, None);
             run.train("b");
             assert_eq!(run.train("a").hands_over.as_deref(), Some("b"));

@@ -1,4 +1,4 @@
-//! When a unit takes its outer step, and which of its versions are still needed.
+//! Outer steps that are due, and the versions that are still needed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,19 +8,19 @@ use dipaco_topology::PathId;
 use super::{OuterStep, RunState};
 use crate::{FragmentId, LeaseTask, Scheme};
 
-/// How far the quorum of an outer step is.
+/// Progress of the quorum of an outer step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gathering {
     pub(super) since: Duration,
-    /// When the step is taken at the latest, once the quorum is there.
+    /// Latest time of the step; set when the quorum is complete.
     pub(super) until: Option<Duration>,
 }
 
 impl RunState {
-    /// The outer steps that can be taken now, in order.
+    /// Outer steps that are due now, in order.
     pub fn due(&mut self, now: Duration) -> Vec<OuterStep> {
         let fragments: Vec<FragmentId> = if self.plan.schedule.drops().any() {
-            // Where outer gradients are dropped, a step may have none.
+            // With dropped outer gradients a step may have no contribution.
             self.progress.versions.keys().copied().collect()
         } else {
             self.progress.pending.keys().copied().collect()
@@ -42,14 +42,12 @@ impl RunState {
             Scheme::Quorum(_) if pending.is_empty() => return None,
             Scheme::Quorum(quorum) => {
                 let there: BTreeSet<PathId> = pending.iter().map(|c| c.path).collect();
-                // Those at the end of the phase have nothing more to bring.
+                // Paths at the end of the phase contribute no more.
                 let end = self.end();
                 let possible =
                     learners.iter().filter(|p| there.contains(p) || self.path(**p).steps < end).count();
                 let needed = (quorum.learners as usize).clamp(1, possible.max(1));
                 let window = self.grace.window();
-                // Numbers of inner steps are far below 2^53.
-                #[allow(clippy::cast_precision_loss)]
                 let round = self.grace.fastest(quorum.throttle * self.plan.schedule.inner_steps() as f64);
                 let earliest =
                     self.stepped_at.get(&fragment).map_or(Duration::ZERO, |&at| at.saturating_add(round));
@@ -72,8 +70,8 @@ impl RunState {
         Some(OuterStep { fragment, version, contributions })
     }
 
-    /// Records that a unit has taken an outer step that was [`due`](Self::due), and how long that took. Returns whether
-    /// it counts: not when the unit has another version by now.
+    /// Records an outer step that was [`due`](Self::due), and its duration. Returns false if it does not count,
+    /// because the fragment has another version by now.
     pub fn stepped(&mut self, step: &OuterStep, took: Duration) -> bool {
         let Some(version) = self.progress.versions.get_mut(&step.fragment) else { return false };
         let pending = self.progress.pending.get(&step.fragment).map_or(&[][..], Vec::as_slice);
@@ -94,8 +92,8 @@ impl RunState {
         true
     }
 
-    /// The versions of a unit that a path may still need besides the newest: what it has taken over and trains on, and
-    /// what it is to take over next.
+    /// Versions of a fragment that paths may still need besides the newest: versions from which they train, and
+    /// versions that they take over next.
     #[must_use]
     pub fn needed_versions(&self, fragment: FragmentId) -> BTreeSet<u32> {
         let slot = self.slot(fragment);

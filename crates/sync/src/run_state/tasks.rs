@@ -1,4 +1,4 @@
-//! What a path can do where it is, and what it waits for.
+//! The next task of a path, or the fragment for which it waits.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::RunState;
 use crate::{FragmentId, LeaseTask, Reason, ScheduledReceive, ScheduledSend};
 
 impl RunState {
-    /// What a path takes over after `from` inner steps, each with the version that must be there.
+    /// Fragments that a path takes over after `from` inner steps, each with the version that must exist.
     pub(super) fn receives(&self, path: PathId, from: u64, task: LeaseTask) -> Vec<(ScheduledReceive, u32)> {
         let schedule = &self.plan.schedule;
         let all = (0..schedule.fragments()).map(|fragment| (fragment, schedule.sent_through(fragment, from)));
@@ -22,7 +22,7 @@ impl RunState {
             .filter_map(|fragment| {
                 let sent = u32::try_from(*due.get(&fragment.index)?).unwrap_or(u32::MAX);
                 let version = self.progress.versions[&fragment];
-                // Paths that wait take over exactly what came of what they sent: time has no say in it.
+                // In a synchronous run the version follows from the path's own sends, so time cannot change it.
                 let (version, needed) =
                     if self.plan.scheme.waits() { (sent.min(version), sent) } else { (version, 0) };
                 Some((ScheduledReceive { fragment, version }, needed))
@@ -30,12 +30,12 @@ impl RunState {
             .collect()
     }
 
-    /// What a path sends on its way from one step to another.
+    /// Outer gradients that a path sends between two inner steps.
     #[must_use]
     pub fn sends(&self, path: PathId, from: u64, to: u64) -> Vec<ScheduledSend> {
         let fragments = self.fragment_ids_of(path);
         if self.plan.scheme.dynamic_steps() {
-            // Nothing is sent before the end of a lease, so what counts is complete.
+            // Such a lease sends only at its end, so a contribution is always a complete one.
             let sent =
                 |fragment: FragmentId| self.path(path).sent.get(self.slot(fragment)).copied().unwrap_or(0);
             return fragments
@@ -59,7 +59,7 @@ impl RunState {
         points.into_iter().flat_map(of).collect()
     }
 
-    /// What a path can do now, or the first unit that it waits for.
+    /// The task of a path, or the first fragment for which it waits.
     pub(super) fn task(&self, path: PathId) -> Result<LeaseTask, Option<FragmentId>> {
         let done = self.path(path);
         let total = self.plan.schedule.total();
@@ -71,7 +71,7 @@ impl RunState {
             return Err(None);
         };
         if task == LeaseTask::Measure && !self.plan.scheme.waits() {
-            // The final weights are final when all learners are at their end and everything has been merged.
+            // Weights are final when all learners are at their end and all contributions are merged.
             let open = |fragment: &FragmentId| {
                 self.progress.pending.contains_key(fragment)
                     || self.topology.paths_through(fragment.module).any(|path| self.path(path).steps < total)
@@ -83,7 +83,7 @@ impl RunState {
                 .map_or(Ok(task), |fragment| Err(Some(fragment)));
         }
         if !self.plan.scheme.waits() && self.plan.schedule.overlap() == 0 {
-            // The outer step that is being taken is the newest a moment later.
+            // An outer step in progress will make a newer version in a moment.
             let stepping =
                 self.fragment_ids_of(path).into_iter().find(|fragment| self.stepping.contains(fragment));
             return stepping.map_or(Ok(task), |fragment| Err(Some(fragment)));
@@ -93,7 +93,7 @@ impl RunState {
         missing.map_or(Ok(task), |(receive, _)| Err(Some(receive.fragment)))
     }
 
-    /// Looks anew at what a path can do, and who may.
+    /// Updates the index for a path.
     pub(super) fn look_at(&mut self, path: PathId) {
         let task = self.task(path);
         let leased = self.leases.contains_key(&path);
@@ -107,13 +107,13 @@ impl RunState {
         }
     }
 
-    /// Looks anew at what the learners of a unit can do.
+    /// Updates the index for the learners of a fragment.
     pub(super) fn look_at_learners(&mut self, fragment: FragmentId) {
         let learners: Vec<PathId> = self.topology.paths_through(fragment.module).collect();
         learners.into_iter().for_each(|path| self.look_at(path));
     }
 
-    /// Why nothing can run now.
+    /// The reason why no path can be trained now.
     pub(super) fn reason(&self, worker: &str) -> Reason {
         if self.at_boundary() {
             return Reason::PhaseEnds { steps: self.end() };
@@ -133,7 +133,7 @@ impl RunState {
         self.reason_of(fragment)
     }
 
-    /// What a unit waits for.
+    /// The reason why a fragment waits.
     pub(super) fn reason_of(&self, fragment: FragmentId) -> Reason {
         let (slot, cut) = (self.slot(fragment), self.plan.schedule.fragments() > 1);
         let version = self.progress.versions[&fragment];

@@ -133,7 +133,7 @@ fn a_bound_path_waits_for_its_holder_as_long_as_that_is_around() {
     step_all(&mut rounds, at(0));
     let Grant::Wait(reason) = rounds.grant(at(1), "other", &[]) else { panic!() };
     assert_eq!(reason.to_string(), "path 0 waits for holder, which holds what it was trained to");
-    // One that has been brought goes to anyone; the holder says what it still holds; and it may be gone.
+    // An uploaded path is open to every worker; the holder reports its held paths; and it may be gone.
     rounds.bind(PathId(3), false);
     assert_eq!(lease(rounds.grant(at(1), "other", &[])).path, PathId(3));
     assert_eq!(lease(rounds.grant(at(2), "holder", &[PathId(2), PathId(1)])).path, PathId(1));
@@ -147,7 +147,7 @@ fn a_bound_path_waits_for_its_holder_as_long_as_that_is_around() {
 fn nobody_waits_for_a_holder_that_has_been_forgotten_when_it_commits() {
     let mut rounds = start(2);
     let l = lease(rounds.grant(at(0), "late", &[]));
-    // Somebody else asks when it has been silent for a lease; nobody has looked at deadlines yet.
+    // Another worker asks after a silence as long as a lease, before any deadline is checked.
     let others: Vec<_> = (0..3).map(|_| lease(rounds.grant(at(61), "other", &[]))).collect();
     assert_eq!(commit(&mut rounds, &l), Commit::Accepted);
     rounds.bind(l.path, true);
@@ -247,7 +247,7 @@ fn versions_are_kept_while_a_path_trains_on_them() {
         }
     }
     step_all(&mut rounds, at(0));
-    // Version 0 of both fragments is what the leases train on; of fragment 1 it is the newest.
+    // The leases train from version 0 of both fragments; for fragment 1 it is the newest version.
     assert_eq!(rounds.needed_versions(fragment(0, 0, 0)), BTreeSet::from([0]));
     assert_eq!(rounds.needed_versions(fragment(0, 0, 1)), BTreeSet::new());
     for l in &leases {
@@ -269,7 +269,7 @@ fn a_quorum_waits_for_its_grace_and_no_longer() {
     assert_eq!(commit(&mut rounds, &a), Commit::Accepted);
     assert!(rounds.due(at(10)).is_empty());
     assert_eq!(rounds.next_deadline(), Some(at(40)));
-    // Paths 0 and 1 are all that go through module 0/0; 1/0 and 1/1 wait for others.
+    // Only paths 0 and 1 go through module 0/0; modules 1/0 and 1/1 wait for other paths.
     assert_eq!(commit(&mut rounds, &b), Commit::Accepted);
     let due = step_all(&mut rounds, at(20));
     assert_eq!(
@@ -278,7 +278,7 @@ fn a_quorum_waits_for_its_grace_and_no_longer() {
     );
     let due = step_all(&mut rounds, at(50));
     assert_eq!(due.iter().map(|s| s.contributions.len()).collect::<Vec<_>>(), [1, 1]);
-    // Nobody waits: the path goes on with the newest there is.
+    // The path does not wait: it continues with the newest version.
     let next = lease(rounds.grant(at(50), "w", &[PathId(2)]));
     assert_eq!((next.path, next.from), (PathId(2), 0));
 }
@@ -288,7 +288,7 @@ fn a_quorum_is_smaller_when_fewer_are_left() {
     let mut rounds = quorum(2, 0, false);
     let dead = lease(rounds.grant(at(0), "w", &[PathId(0)]));
     assert_eq!(dead.path, PathId(0));
-    // Path 0 is held back to the end: the last contributions to its modules are its own alone.
+    // Path 0 is held back to the end: only it makes the last contributions to its modules.
     let mut largest = Vec::new();
     for now in 1..40 {
         if now == 20 {
@@ -378,10 +378,10 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
         next,
         "a retry gets the same"
     );
-    // It is heard of, and does not count yet.
+    // The worker is alive, and the lease does not count yet.
     assert!(rounds.heartbeat(at(50), PathId(0), next.fence).is_ok());
     assert!(matches!(commit(&mut rounds, &next), Commit::Refused(_)));
-    // Whoever trains it asks at once for what comes after it, and is not sent away.
+    // The worker that trains it asks at once for the lease after it, and is not refused.
     let Grant::Wait(reason) = rounds.follow(at(1), PathId(0), next.fence).unwrap() else { panic!() };
     assert_eq!(reason.to_string(), "the lease of path 0 before this one is not complete");
     assert_eq!(commit(&mut rounds, &leases[0]), Commit::Accepted);
@@ -394,7 +394,7 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
     }
     assert_eq!(commit(&mut rounds, &next), Commit::Accepted);
     assert_eq!(rounds.progress().paths[0].steps, 20);
-    // That of another is lost with the lease that it follows.
+    // A following lease is lost with the lease before it.
     let other = lease(rounds.follow(at(1), PathId(1), leases[1].fence).unwrap());
     assert!(rounds.release(PathId(1), leases[1].fence));
     assert!(rounds.heartbeat(at(51), PathId(1), other.fence).is_err());
