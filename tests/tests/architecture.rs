@@ -1,4 +1,4 @@
-//! The sources keep to the rules of `docs/ARCHITECTURE.md`, and the documentation names what the sources hold.
+//! The sources keep to the rules of `docs/ARCHITECTURE.md`, and the pages state the types and versions of the sources.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -270,7 +270,7 @@ fn unsafe_code_has_its_places() {
     assert!(unused.is_empty(), "these hold no unsafe code and need no exception: {unused:?}");
 }
 
-/// Packages besides this one with a file that reads outside its package, and what it reads.
+/// Packages besides this one with a file that reads outside its package, and its reason.
 const READERS: [(&str, &str); 5] = [
     (
         "crates/cli",
