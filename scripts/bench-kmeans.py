@@ -14,7 +14,6 @@ table to standard output.
 faiss is made to use all points, as it samples 256 per cluster otherwise. The interpreter of --python needs numpy,
 faiss-cpu and scikit-learn.
 """
-import argparse
 import json
 import os
 import pathlib
@@ -23,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from runs import ROOT, parser
 
 MAKE = """
 import numpy as np, sys
@@ -79,7 +78,7 @@ def binary():
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser(__doc__, dipaco=None)
     p.add_argument("--points", type=int, default=1_000_000)
     p.add_argument("--dimension", type=int, default=256)
     p.add_argument("--clusters", type=lambda text: [int(k) for k in text.split(",")], default=[16, 256])

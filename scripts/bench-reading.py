@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The share of a training step that reading its batch takes.
+"""Measures the share of a training step that reading its batch takes.
 
     scripts/bench-reading.py --dipaco target/release/dipaco --reader target/release/examples/read_speed TOKENS.h5
 
@@ -8,32 +8,28 @@ with the file out of the page cache and again, and measures the training step of
 `dipaco bench step`, in turn. Larger paths take longer per step and read as much or less.
 """
 
-import argparse
 import json
 import os
 import statistics
-import subprocess
 
-
-def run(command):
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+from runs import parser, run
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dipaco", required=True)
-    parser.add_argument("--reader", required=True)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("tokens")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--reader", required=True)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--steps", type=int, default=10)
+    arguments.add_argument("tokens")
+    options = arguments.parse_args()
     reads, steps = [], []
     for _ in range(options.rounds):
         with open(options.tokens, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         # The batch and sequence of size s: 8 sequences of 256 tokens.
-        reads.append(run([options.reader, options.tokens, "8", "256"]))
-        steps.append(run([options.dipaco, "--quiet", "bench", "step", "--size", "s", "--steps", str(options.steps), "--json"]))
+        reads.append(json.loads(run(options.reader, options.tokens, 8, 256)))
+        step = run(options.dipaco, "--quiet", "bench", "step", "--size", "s", "--steps", options.steps, "--json")
+        steps.append(json.loads(step))
     step = statistics.median(found["ms_per_step"] for found in steps)
     print(f"step of size s, 8 x 256 tokens: {step:.1f} ms (median of {options.rounds})")
     for name, key in [("first reading, mean", "first_mean_us"), ("again, mean", "again_mean_us"),

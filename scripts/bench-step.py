@@ -1,19 +1,17 @@
 #!/usr/bin/env python3
 """Compares `dipaco bench step` with PyTorch's compiled training step, in turn on one machine.
 
-    scripts/bench-step.py                                       sizes s, m and l in f32 and bf16, 5 rounds
-    scripts/bench-step.py --sizes s,m --dtypes f32 --rounds 3
+    scripts/bench-step.py --torch-script STEP.py                sizes s, m and l in f32 and bf16, 5 rounds
+    scripts/bench-step.py --torch-script STEP.py --sizes s,m --dtypes f32 --rounds 3
     scripts/bench-step.py --two-workers --size s [--pin]        two workers of one thread against one of two threads
 
-What every process printed goes to the log, a line each, with the round beside it; Markdown tables go to standard
-output.
+The log gets a line for each process: the round and the output. Markdown tables go to standard output.
 Programs run one after the other, and each round runs all of them, so that a slow minute of the machine touches both
 sides. A process reports the median of its steps. Of dipaco's processes the median counts; PyTorch is very sensitive to
 whatever else runs, so of its processes the best one counts, and their median stands beside it.
 
 Needs nothing but Python for itself, and for PyTorch the interpreter of --python with torch, numpy and a C++ compiler.
 """
-import argparse
 import datetime
 import json
 import os
@@ -22,7 +20,8 @@ import statistics
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from runs import parser
+
 # The least ratio of tokens/s, the most ratio of memory and the least share of the product rate (%).
 RATE = {"f32": {"s": 1.15, "m": 1.1, "l": 1.1}, "bf16": {"s": 1.15, "m": 1.15, "l": 1.1}}
 MEMORY = {"s": 0.6, "m": 0.7, "l": 0.8}
@@ -32,14 +31,13 @@ TWO_WORKERS = 1.0
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser(__doc__)
     p.add_argument("--sizes", type=lambda text: text.split(","), default=["s", "m", "l"], help="default s,m,l")
     p.add_argument("--dtypes", type=lambda text: text.split(","), default=["f32", "bf16"], help="default f32,bf16")
     p.add_argument("--rounds", type=int, default=5, help="rounds of all programs (default 5)")
     p.add_argument("--steps", type=int, help="timed steps of each process; the programs' own numbers without it")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
-    p.add_argument("--dipaco", default=str(ROOT / "target/release/dipaco"), help="the binary")
-    p.add_argument("--torch-script", default=str(ROOT / "../shared/bench/torch_step.py"))
+    p.add_argument("--torch-script", help="PyTorch's step: takes --size, --threads, --compile, --bf16 and --steps, and prints JSON")
     p.add_argument("--python", default=sys.executable, help="the Python that has PyTorch")
     p.add_argument("--log", type=pathlib.Path, default=pathlib.Path("bench-step.jsonl"), help="appended to")
     p.add_argument("--two-workers", action="store_true", help="two processes of one thread against one of two")
@@ -51,13 +49,15 @@ def arguments():
         for name in chosen:
             if name not in known:
                 p.error(f"there is no {what} {name!r}: it is one of {', '.join(known)}")
+    if not a.two_workers and not a.torch_script:
+        p.error("--torch-script is missing: only --two-workers needs no PyTorch")
     if a.rounds < 1:
         p.error("--rounds must be at least 1")
     return a
 
 
 def dipaco_command(a, size, dtype, threads):
-    command = [a.dipaco, "bench", "step", "--size", size, "--dtype", dtype, "--threads", str(threads), "--json"]
+    command = [str(a.dipaco), "bench", "step", "--size", size, "--dtype", dtype, "--threads", str(threads), "--json"]
     return command + (["--steps", str(a.steps)] if a.steps else [])
 
 

@@ -9,13 +9,11 @@ syncing HDF5. On the other side `encode_batch` and `encode_batch_fast` (no offse
 memory, nothing written), and with the same work from file to file. Medians and their ratios are printed.
 """
 
-import argparse
 import gzip
 import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,14 +22,14 @@ os.environ["TOKENIZERS_PARALLELISM"] = "true"
 import numpy
 import tokenizers
 
+from runs import parser, run, settings
+
 
 def dipaco(binary, tokenizer, files, threads):
     with tempfile.TemporaryDirectory() as folder:
-        command = [binary, "--quiet", "prepare", "--run", folder, "--json"]
-        command += ["--set", f"prepare.tokenizer={json.dumps(str(tokenizer))}"]
-        command += ["--set", "prepare.validation_fraction=0", "--set", f"prepare.threads={threads}", *files]
+        values = {"prepare.tokenizer": json.dumps(str(tokenizer)), "prepare.validation_fraction": 0, "prepare.threads": threads}
         start = time.perf_counter()
-        out = subprocess.run(command, check=True, capture_output=True).stdout
+        out = run(binary, "--quiet", "prepare", "--run", folder, "--json", *settings(values), *files)
         seconds = time.perf_counter() - start
         report = json.loads(out)
         return seconds, report["train"]["tokens"] - report["train"]["documents"]
@@ -70,12 +68,11 @@ def alone(encode, texts):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dipaco", required=True)
-    parser.add_argument("--tokenizer", required=True, type=pathlib.Path)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("files", nargs="+", metavar="TEXT")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--tokenizer", required=True, type=pathlib.Path)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("files", nargs="+", metavar="TEXT")
+    options = arguments.parse_args()
     tokenizer = tokenizers.Tokenizer.from_file(str(options.tokenizer))
     # dipaco never takes special tokens from text; with this both sides do the same.
     tokenizer.encode_special_tokens = True
@@ -92,8 +89,8 @@ def main():
     seconds = {name: [] for name in sides}
     counts = set()
     for _ in range(options.rounds):
-        for name, run in sides.items():
-            taken, tokens = run()
+        for name, side in sides.items():
+            taken, tokens = side()
             seconds[name].append(taken)
             counts.add(tokens)
     if len(counts) != 1:

@@ -13,16 +13,17 @@ weights at the start of its round. A step that a run did twice, because it was k
 
 Needs matplotlib; without --out nothing but Python.
 """
-import argparse
 import collections
 import json
 import pathlib
 import statistics
 import sys
 
+from runs import parser
+
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser(__doc__, dipaco=None)
     p.add_argument("runs", nargs="+", metavar="NAME=FILE",
                    help="a run's name and its metrics.jsonl; the first is the reference")
     p.add_argument("--out", type=pathlib.Path, help="path of the figures without its ending")

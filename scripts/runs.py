@@ -1,20 +1,75 @@
-"""What the scripts that start runs have in common."""
+"""The program, its runs and its processes, for the scripts of this folder.
 
+The tests have their harness in Rust (tests/src). It waits for lines and files and never for time. The scripts measure
+instead: they stop and restart processes by the clock, sample their memory, and take a release binary from anywhere.
+"""
+
+import argparse
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
 import sys
 import time
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Frozen text, so that two measurements prepare the same documents.
+CORPUS = ROOT / "tests" / "fixtures" / "corpus"
 
-def run(dipaco, *words):
-    """Runs a command of the program to its end; returns what it printed."""
-    done = subprocess.run([str(dipaco), *map(str, words)], capture_output=True, text=True)
+
+def parser(description, dipaco=ROOT / "target/release/dipaco"):
+    """Command line options: the script's own text as --help, and the binary."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if dipaco:
+        options.add_argument("--dipaco", type=lambda path: pathlib.Path(path).resolve(), default=dipaco, help="the binary")
+    return options
+
+
+def run(*words):
+    """Runs a command to its end; returns its standard output."""
+    words = [str(word) for word in words]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True)
+    except OSError as error:
+        sys.exit(f"{words[0]} can't be run: {error}")
     if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, words))}: exit {done.returncode}\n{done.stderr}")
+        sys.exit(f"{' '.join(words)}: exit {done.returncode}\n{done.stderr}")
     return done.stdout
+
+
+def settings(values):
+    """The words that set these configuration keys."""
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+def levels(first, second):
+    """The topology of a model of four blocks: so many modules of the first half, and of the second half."""
+    return f"""
+[[topology.levels]]
+modules = {first}
+blocks = "0..2"
+embedding = true
+
+[[topology.levels]]
+modules = {second}
+blocks = "2..4"
+head = true
+"""
+
+
+def seed_and_route(dipaco, folder, *words):
+    """Trains the seed of a run whose text is prepared, and divides the text; `words` are options of `dipaco seed`."""
+    run(dipaco, "seed", "--run", folder, *words)
+    run(dipaco, "route", "fit", "--run", folder)
+    run(dipaco, "route", "assign", "--run", folder)
+
+
+def untrained(dipaco, folder, config, text=CORPUS, *words):
+    """Makes a run that is ready to be trained; `words` are options of `dipaco prepare`."""
+    run(dipaco, "prepare", text, "--run", folder, "--config", config, *words)
+    seed_and_route(dipaco, folder)
 
 
 def free_port():
@@ -24,7 +79,7 @@ def free_port():
 
 
 def bits(dipaco, folder):
-    """Hashes of all that training decides, and what `status --data` says."""
+    """Hashes of all results of training, and the output of `status --data`."""
     training = json.loads(run(dipaco, "status", "--json", "--run", folder))["training"]
     fragments = [fragment for module in training["modules"] for fragment in module["fragments"]]
     hashes = [fragment[part]["hash"] for fragment in fragments for part in ("weights", "momentum")]
@@ -33,8 +88,18 @@ def bits(dipaco, folder):
     return hashes, run(dipaco, "status", "--data", "--run", folder)
 
 
+def wait_for_token(run_folder, has_ended, log):
+    """Waits until a coordinator has written its join token; returns its path."""
+    token = run_folder / "join.token"
+    while not token.exists():
+        if has_ended():
+            sys.exit(f"the coordinator has ended: {log}\n{pathlib.Path(log).read_text(errors='replace')}")
+        time.sleep(0.05)
+    return token
+
+
 class Process:
-    """A process that can be started again when it was killed."""
+    """A process that can be started again after a kill."""
 
     def __init__(self, log, command):
         self.log, self.command, self.child, self.restarts = log, [str(word) for word in command], None, -1
@@ -53,7 +118,7 @@ class Process:
         return self.child.poll() is not None
 
     def most_resident(self):
-        """The most memory that the process has held so far, in MiB; nothing once it has ended."""
+        """The most memory that the process has held so far, in MiB; None once it has ended."""
         try:
             status = open(f"/proc/{self.child.pid}/status").read()
         except FileNotFoundError:
@@ -63,7 +128,7 @@ class Process:
 
 
 def end(*processes):
-    """Ends processes that may be stopped, and waits for them."""
+    """Ends processes, stopped ones too, and waits for them."""
     for process in processes:
         process.send(signal.SIGCONT)
         # Not SIGINT: a process that a shell without job control started in the background ignores it until it has a
@@ -74,31 +139,27 @@ def end(*processes):
 
 
 class Led:
-    """A run that is led by a coordinator's process of its own, with workers and perhaps synchronizers."""
+    """A run with a coordinator, workers and perhaps synchronizers, each a process."""
 
     def __init__(self, dipaco, folder, run_folder, *settings):
         self.dipaco, self.folder, self.run = dipaco, folder, run_folder
         address = f"127.0.0.1:{free_port()}"
         lead = ["coordinator", "-v", "--run", run_folder, "--listen", address, "--advertise", address, "--resume"]
         self.leader = Process(folder / "coordinator.log", [dipaco, *lead, "--json", *settings])
-        self.token = run_folder / "join.token"
-        while not self.token.exists():
-            if self.leader.ended():
-                sys.exit(f"the coordinator has ended: {self.leader.log}")
-            time.sleep(0.05)
+        self.token = wait_for_token(run_folder, self.leader.ended, self.leader.log)
 
     def worker(self, name, threads=1):
         words = ["worker", "-v", "--join", self.token, "--name", name, "--cache", self.folder / f"cache-{name}"]
         return Process(self.folder / f"{name}.log", [self.dipaco, *words, "--threads", threads])
 
     def synchronizer(self, name, modules):
-        # At the same port each time, so that workers hear from the next process that the one before is gone.
+        # The same port each time: the next process tells workers that its predecessor has ended.
         address = f"127.0.0.1:{free_port()}"
         words = ["synchronizer", "-v", "--run", self.run, "--modules", modules, "--name", name, "--listen", address]
         return Process(self.folder / f"{name}.log", [self.dipaco, *words])
 
     def finished(self):
-        """Whether the run is complete; starts the coordinator again when it was killed."""
+        """Returns whether the run is complete; starts a killed coordinator again."""
         if not self.leader.ended():
             return False
         if self.leader.child.returncode == 0:

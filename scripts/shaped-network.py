@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Trains over a shaped network and says which share of the workers' time is inner steps.
+"""Trains over a shaped network and measures the share of the workers' time that is inner steps.
 
     sudo scripts/shaped-network.py --dipaco target/release/dipaco --rate 1gbit --delay 25ms
 
-The coordinator and each worker live in network namespaces of their own, joined by a bridge; `tc netem` delays what each end
-sends by --delay (so a round trip takes twice that), limits it to --rate and loses --loss of it. A path for each worker; the same small run is trained
-with each scheme in turn, --repeat times. Needs Linux, root, `ip` and `tc` with netem; says so and ends with 0 where it may not
-use them. With --relay a relay in user space does the same (cargo build --release -p dipaco-net --example shaped_relay).
-Prints JSON.
+The coordinator and each worker live in network namespaces of their own, joined by a bridge. `tc netem` shapes the packets that
+each end sends: it delays them by --delay (a round trip takes twice as long), limits them to --rate and loses the share --loss.
+Each worker has one path. The same small run is trained with each scheme in turn, --repeat times. Needs Linux, root, `ip`, and
+`tc` with netem; without permission to use them it reports that and ends with 0. With --relay a relay in user space shapes
+the packets instead (cargo build --release -p dipaco-net --example shaped_relay). Prints JSON.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import time
 
-from runs import free_port, run
+from runs import CORPUS, free_port, levels, parser, untrained, wait_for_token
 
 CONFIG = """
 [run]
@@ -30,6 +29,7 @@ seed = 7
 
 [prepare]
 vocab_size = 2048
+text_document_bytes = 1024
 
 [model]
 hidden_size = 128
@@ -39,18 +39,7 @@ head_dim = 32
 ffn_size = 384
 context = 256
 dtype = "bf16"
-
-[[topology.levels]]
-modules = {workers}
-blocks = "0..2"
-embedding = true
-
-# Shared by all: everyone waits for everyone.
-[[topology.levels]]
-modules = 1
-blocks = "2..4"
-head = true
-
+{levels}
 [seed_model]
 steps = 10
 batch = 4
@@ -106,7 +95,7 @@ class Namespaces:
             self.inside(end, "ip", "link", "set", inner, "up")
             self.inside(end, "ip", "link", "set", "lo", "up")
             if shape:
-                # Room for what is on its way: a second at the highest rate.
+                # Room for all packets under way: a second at the highest rate.
                 self.inside(end, "tc", "qdisc", "add", "dev", inner, "root", "netem", "limit", "100000", *shape)
 
     def inside(self, end, *words):
@@ -144,7 +133,7 @@ class Relay:
         self.relay.wait()
 
 
-def permitted():
+def missing_permission():
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         return "needs root, `ip` and `tc`"
     try:
@@ -165,11 +154,8 @@ def train(dipaco, seeded, folder, config, network, workers):
             + ["--listen", network.listen, "--advertise", network.advertise, "--json"],
             folder / "coordinator.log",
         )
-        token = folder / "run" / "join.token"
-        while not token.exists():
-            if leader.poll() is not None:
-                sys.exit((folder / "coordinator.log").read_text())
-            time.sleep(0.05)
+        log = folder / "coordinator.log"
+        token = wait_for_token(folder / "run", lambda: leader.poll() is not None, log)
         joined = [
             network.start(
                 number,
@@ -199,8 +185,7 @@ def train(dipaco, seeded, folder, config, network, workers):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--dipaco", default="target/release/dipaco")
+    options = parser(__doc__)
     options.add_argument("--rate", default="1gbit")
     options.add_argument("--delay", default="25ms", help="of each end; a round trip takes twice as long")
     options.add_argument("--loss", default="0%")
@@ -210,13 +195,13 @@ def main():
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--repeat", type=int, default=2)
     options.add_argument("--relay", help="the program shaped_relay, instead of namespaces")
-    options.add_argument("--text", default=str(pathlib.Path(__file__).parent.parent / "docs"))
+    options.add_argument("--text", default=CORPUS)
     options = options.parse_args()
-    why = None if options.relay else permitted()
-    if why:
-        print(f"skipped: {why}", file=sys.stderr)
+    missing = None if options.relay else missing_permission()
+    if missing:
+        print(f"skipped: {missing}", file=sys.stderr)
         return
-    dipaco = str(pathlib.Path(options.dipaco).resolve())
+    dipaco = options.dipaco
 
     def network():
         if options.relay:
@@ -231,13 +216,13 @@ def main():
 
         def text(scheme):
             held, sections = SCHEMES[scheme]
-            filled = CONFIG.format(rounds=options.rounds, inner_steps=options.inner_steps, workers=options.workers, held=held)
+            # The second half of the model is shared by all paths: everyone waits for everyone.
+            topology = levels(options.workers, 1)
+            filled = CONFIG.format(rounds=options.rounds, inner_steps=options.inner_steps, levels=topology, held=held)
             return filled + sections.format(overlap=options.overlap)
 
         config.write_text(text("synchronous, f32"))
-        run(dipaco, "prepare", options.text, "--run", seeded, "--config", config)
-        for step in (["seed"], ["route", "fit"], ["route", "assign"]):
-            run(dipaco, *step, "--run", seeded)
+        untrained(dipaco, seeded, config, options.text)
         for repeat in range(options.repeat):
             for number, scheme in enumerate(SCHEMES):
                 folder = base / f"{repeat}-{number}"

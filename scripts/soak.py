@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Trains a tiny run while processes are killed at random, and compares it with the same run left in peace.
+"""Trains a tiny run while processes are killed at random, and compares it with an undisturbed run.
 
     scripts/soak.py --dipaco target/release/dipaco --kills 1000
 
-One coordinator, a synchronizer for the modules of one level and three workers; every moment one of them gets SIGKILL, or
-SIGSTOP for a while and SIGCONT, and what was killed is started again. Kills are counted, stops are not. The run must end with
-the weights, the momenta and the states of the paths of the undisturbed run, and `dipaco status --data` must say that every
-training sequence counts once. What happens when is decided by --seed, as far as time allows. Prints JSON; exits with 1 when
-the runs differ.
+The run has one coordinator, a synchronizer for the modules of one level, and three workers. At random moments one of them
+gets SIGKILL and is started again, or gets SIGSTOP and some time later SIGCONT. Kills are counted, stops are not. The run must end
+with the weights, momenta and path states of the undisturbed run, and `dipaco status --data` must report that every inner
+step counts once. --seed decides the order of events, as far as timing allows. Prints JSON; exits with 1 when the runs
+differ.
 """
 
-import argparse
 import json
 import pathlib
 import random
@@ -20,10 +19,9 @@ import sys
 import tempfile
 import time
 
-from runs import Led, bits, end, run
+from runs import CORPUS, ROOT, Led, bits, end, parser, run, settings, untrained
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-CONFIG = ROOT / "tests" / "tests" / "kill" / "tiny.toml"
+CONFIG = ROOT / "tests" / "fixtures" / "tiny.toml"
 STREAMING = {
     "sync.fragments": 2,
     "sync.overlap_steps": 3,
@@ -34,29 +32,24 @@ STREAMING = {
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--dipaco", default="target/release/dipaco")
+    options = parser(__doc__)
     options.add_argument("--kills", type=int, default=1000)
     options.add_argument("--rounds", type=int, default=600)
     options.add_argument("--workers", type=int, default=3)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--pause", type=float, default=0.8, help="mean seconds between two disturbances")
     options.add_argument("--streaming", action="store_true", help="fragments, overlap and four bits both ways")
-    options.add_argument("--text", default=str(ROOT / "docs"))
+    options.add_argument("--text", default=CORPUS)
     options.add_argument("--keep", help="a folder for the runs, which is kept")
     options = options.parse_args()
-    dipaco = str(pathlib.Path(options.dipaco).resolve())
+    dipaco = options.dipaco
     chance = random.Random(options.seed)
     folder = pathlib.Path(options.keep or tempfile.mkdtemp(prefix="soak-"))
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"train.rounds": options.rounds, "train.lease_seconds": 5}
-    settings |= STREAMING if options.streaming else {}
-    settings = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    values = {"train.rounds": options.rounds, "train.inner_steps": 12, "train.threads_per_worker": 1, "train.lease_seconds": 5}
+    values |= STREAMING if options.streaming else {}
     calm, wild = folder / "calm", folder / "wild"
-    run(dipaco, "prepare", options.text, "--run", calm, "--config", CONFIG, *settings)
-    run(dipaco, "seed", "--run", calm)
-    run(dipaco, "route", "fit", "--run", calm)
-    run(dipaco, "route", "assign", "--run", calm)
+    untrained(dipaco, calm, CONFIG, options.text, *settings(values))
     shutil.copytree(calm, wild, symlinks=True)
     begun = time.monotonic()
     run(dipaco, "train", "--run", calm, "--workers", 1)
@@ -80,7 +73,7 @@ def main():
             finished = led.finished()
             continue
         for process in [synchronizer, *workers]:
-            # Killed, or without its coordinator for long.
+            # It was killed, or it gave up because its coordinator was away for too long.
             if process.ended():
                 process.start()
         if sum(kills.values()) >= options.kills:

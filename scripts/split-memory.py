@@ -1,29 +1,27 @@
 #!/usr/bin/env python3
-"""How much memory a coordinator holds when it takes all outer steps by itself, and when synchronizers take them.
+"""Measures the memory of a coordinator that takes all outer steps by itself, and of one with synchronizers.
 
     scripts/split-memory.py --dipaco target/release/dipaco
 
-Two levels of --modules modules each, --hidden columns, trained for two rounds of two steps by two workers, synchronous in f32: alone, with one
-synchronizer for the modules of the first level, and with one for each level. Prints JSON: megabytes of all modules' weights
-and momenta, and the most that each process was resident with. Linux only.
+Two levels of --modules modules each, --hidden columns, synchronous and in f32, trained by two workers for two rounds of two
+steps: without a synchronizer, with one for the modules of the first level, and with one for each level. Prints JSON:
+MiB of all modules' weights and momenta, and the most resident memory of each process in MiB. Linux only.
 """
 
-import argparse
 import json
 import pathlib
 import shutil
 import tempfile
 import time
 
-from runs import Led, bits, end, run
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from runs import CORPUS, Led, bits, end, levels, parser, run, untrained
 
 
 def config(hidden, modules):
     return f"""
 [prepare]
 vocab_size = 4096
+text_document_bytes = 1024
 
 [model]
 hidden_size = {hidden}
@@ -32,17 +30,7 @@ heads = {hidden // 64}
 head_dim = 64
 ffn_size = {hidden * 3}
 context = 32
-
-[[topology.levels]]
-modules = {modules}
-blocks = "0..2"
-embedding = true
-
-[[topology.levels]]
-modules = {modules}
-blocks = "2..4"
-head = true
-
+{levels(modules, modules)}
 [seed_model]
 steps = 2
 batch = 1
@@ -64,9 +52,9 @@ prefix_tokens = 8
 """
 
 
-def train(dipaco, folder, run_folder, levels):
+def train(dipaco, folder, run_folder, elsewhere):
     led = Led(dipaco, folder, run_folder)
-    synchronizers = [led.synchronizer(f"level-{level}", str(level)) for level in levels]
+    synchronizers = [led.synchronizer(f"level-{level}", str(level)) for level in elsewhere]
     workers = [led.worker(f"w{number}") for number in range(2)]
     watched = [led.leader, *synchronizers]
     most = [0.0] * len(watched)
@@ -78,26 +66,22 @@ def train(dipaco, folder, run_folder, levels):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--dipaco", default="target/release/dipaco")
+    options = parser(__doc__)
     options.add_argument("--hidden", type=int, default=256)
     options.add_argument("--modules", type=int, default=8)
-    options.add_argument("--text", default=str(ROOT / "docs"))
+    options.add_argument("--text", default=CORPUS)
     options = options.parse_args()
-    dipaco = str(pathlib.Path(options.dipaco).resolve())
+    dipaco = options.dipaco
     folder = pathlib.Path(tempfile.mkdtemp(prefix="split-memory-"))
     (folder / "config.toml").write_text(config(options.hidden, options.modules))
     fresh = folder / "fresh"
-    run(dipaco, "prepare", options.text, "--run", fresh, "--config", folder / "config.toml")
-    run(dipaco, "seed", "--run", fresh)
-    run(dipaco, "route", "fit", "--run", fresh)
-    run(dipaco, "route", "assign", "--run", fresh)
+    untrained(dipaco, fresh, folder / "config.toml", options.text)
     result, ends = {}, []
-    for name, levels in (("alone", []), ("one level elsewhere", [0]), ("both levels elsewhere", [0, 1])):
-        logs, run_folder = folder / f"logs-{len(levels)}", folder / f"run-{len(levels)}"
+    for name, elsewhere in (("alone", []), ("one level elsewhere", [0]), ("both levels elsewhere", [0, 1])):
+        logs, run_folder = folder / f"logs-{len(elsewhere)}", folder / f"run-{len(elsewhere)}"
         logs.mkdir()
         shutil.copytree(fresh, run_folder, symlinks=True)
-        result[name] = train(dipaco, logs, run_folder, levels)
+        result[name] = train(dipaco, logs, run_folder, elsewhere)
         training = json.loads(run(dipaco, "status", "--json", "--run", run_folder))["training"]
         fragments = [fragment for module in training["modules"] for fragment in module["fragments"]]
         objects = [fragment[part] for fragment in fragments for part in ("weights", "momentum")]

@@ -1,4 +1,4 @@
-"""Asks a server through the openai package, as a user would, and prints what came back as one JSON object.
+"""Asks a server through the openai package, as a user would, and prints the answers as one JSON object.
 
 Arguments: the base URL, the model, the model of a pinned path.
 """

@@ -1,4 +1,4 @@
-"""Opens a token file with h5py and prints what it holds as JSON. Argument: the file."""
+"""Opens a token file with h5py and prints its content as JSON. Argument: the file."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-//! HTTP/1.1 by hand, for what a client library would not send.
+//! HTTP/1.1 by hand, for requests that a client library would not send.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -24,7 +24,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
     }
 
-    /// Asserts an error of OpenAI's shape and gives its `error` object.
+    /// Asserts an error of OpenAI's shape and returns its `error` object.
     #[must_use]
     pub fn error(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{self:?}");
@@ -36,7 +36,7 @@ impl Answer {
     }
 }
 
-/// Connects to a server of these tests.
+/// Connects to a server, with limits on the time of reading and writing.
 #[must_use]
 pub fn connect(address: &str) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
@@ -60,7 +60,7 @@ pub fn request(method: &str, path: &str, body: &[u8]) -> Vec<u8> {
 #[must_use]
 pub fn exchange(address: &str, bytes: &[u8]) -> Answer {
     let mut stream = connect(address);
-    // A server that refuses early closes while bytes are still on their way; its answer is what counts.
+    // A server that refuses early closes the connection while bytes are still on their way; only its answer counts.
     let _ = stream.write_all(bytes);
     answer(stream)
 }

@@ -1,10 +1,12 @@
-//! What the end-to-end tests share: the real binary with time limits, a small real run, HTTP without a client library,
-//! and the Python clients of `.venv`.
+//! Shared parts of the end-to-end tests: the real binary with time limits, frozen inputs, a small real run, HTTP
+//! without a client library, and the Python clients of `.venv`.
 //!
-//! It holds no checks of its own and is used by nothing but tests, which is why it may panic.
+//! It holds no checks of its own and only tests use it, which is why it may panic.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
-pub mod binary;
+pub mod fixtures;
 pub mod http;
+pub mod process;
 pub mod python;
 pub mod run;
+pub mod training;

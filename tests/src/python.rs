@@ -4,12 +4,12 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::binary::{clean, run};
-use crate::run::root;
+use crate::fixtures::root;
+use crate::process::{clean, output};
 
-/// Runs `tests/python/SCRIPT` with `.venv` and gives the JSON that it prints.
+/// Runs `tests/python/SCRIPT` with `.venv` and returns its output, which is JSON.
 ///
-/// `None`, with a message, when the package that it needs is not installed and this is not CI.
+/// Returns `None`, with a message, when its package is not installed and this is not CI.
 ///
 /// # Panics
 /// In CI when the package is missing, and when the script fails.
@@ -17,7 +17,7 @@ use crate::run::root;
 pub fn python(package: &str, script: &str, args: &[&str]) -> Option<Value> {
     let python = root().join(".venv/bin/python");
     let installed = python.exists()
-        && run(clean(Command::new(&python), ["-c", &format!("import {package}")])).status.success();
+        && output(clean(Command::new(&python), ["-c", &format!("import {package}")])).status.success();
     if !installed {
         let missing = format!(".venv has no {package}: run scripts/python.sh");
         assert!(std::env::var("CI").as_deref() != Ok("true"), "{missing}");
@@ -26,5 +26,5 @@ pub fn python(package: &str, script: &str, args: &[&str]) -> Option<Value> {
     }
     let mut command = clean(Command::new(python), [root().join("tests/python").join(script)]);
     command.args(args).env("HF_HUB_OFFLINE", "1").env("PYTHONDONTWRITEBYTECODE", "1");
-    Some(run(command).succeeded().json())
+    Some(output(command).succeeded().json())
 }

@@ -1,4 +1,4 @@
-//! A tiny run over real text: the repository's own files.
+//! A tiny run over real text.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,67 +8,8 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use crate::binary::{Output, Running, command, dipaco_with};
-
-/// Two levels of two modules, D = 32, T = 64: every mechanism, in a few seconds.
-pub const CONFIG: &str = r#"
-[run]
-name = "e2e"
-[model]
-hidden_size = 32
-blocks = 2
-heads = 2
-head_dim = 16
-ffn_size = 64
-context = 64
-[[topology.levels]]
-modules = 2
-blocks = "0"
-embedding = true
-[[topology.levels]]
-modules = 2
-blocks = "1"
-head = true
-[prepare]
-vocab_size = 384
-text_document_bytes = 1024
-validation_fraction = 0.05
-[seed_model]
-steps = 40
-batch = 4
-sequence_tokens = 64
-validate_every = 20
-validation_sequences = 8
-checkpoint_every = 20
-[seed_model.adamw]
-learning_rate = 0.004
-[seed_model.schedule]
-warmup_steps = 5
-[routing]
-restarts = 2
-[train]
-rounds = 3
-inner_steps = 5
-batch = 4
-sequence_tokens = 64
-holdout_sequences = 4
-[train.schedule]
-warmup_steps = 2
-"#;
-
-/// The repository's root.
-#[must_use]
-pub fn root() -> PathBuf {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).canonicalize().unwrap()
-}
-
-/// Real text of several domains: sources, documentation, a licence, a lock file.
-#[must_use]
-pub fn corpus() -> Vec<PathBuf> {
-    ["crates/model/src", "crates/train/src", "docs", "LICENSE-APACHE", "Cargo.lock"]
-        .map(|name| root().join(name))
-        .to_vec()
-}
+use crate::fixtures::{TINY, corpus};
+use crate::process::{Output, Process, command};
 
 /// A run directory and its configuration file.
 #[derive(Debug)]
@@ -79,12 +20,13 @@ pub struct Run {
 }
 
 impl Run {
-    /// An empty run in a temporary folder, configured by [`CONFIG`] and `more` lines.
+    /// An empty run in a temporary folder, configured by [`TINY`].
     #[must_use]
-    pub fn new(more: &str) -> Self {
+    #[expect(clippy::new_without_default, reason = "a folder on the disk is no default value")]
+    pub fn new() -> Self {
         let own = tempfile::tempdir().unwrap();
         let run = Self { folder: own.path().to_owned(), _own: Some(own) };
-        fs::write(run.config(), format!("{CONFIG}\n{more}")).unwrap();
+        fs::write(run.config(), TINY).unwrap();
         run
     }
 
@@ -96,7 +38,7 @@ impl Run {
         Self { folder: own.path().to_owned(), _own: Some(own) }
     }
 
-    /// The folder that the run lies in, for whatever a test puts beside it.
+    /// The folder that holds the run, and other files of a test beside it.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -134,7 +76,7 @@ impl Run {
     /// Runs a command about this run to its end.
     #[must_use]
     pub fn dipaco(&self, words: &str) -> Output {
-        crate::binary::run(self.command(words))
+        crate::process::output(self.command(words))
     }
 
     /// Prepares `inputs`.
@@ -142,12 +84,17 @@ impl Run {
     pub fn prepare(&self, inputs: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Output {
         let mut command = self.command("prepare");
         command.args(inputs);
-        crate::binary::run(command)
+        crate::process::output(command)
     }
 
-    /// Prepares the corpus, pretrains the seed and divides the text: all that comes before training.
+    /// Prepares the corpus, pretrains the seed and divides the text: all steps before training.
     pub fn route(&self) {
         let _ = self.prepare(corpus()).succeeded();
+        self.seed_and_route();
+    }
+
+    /// Pretrains the seed and divides the text, which has been prepared.
+    pub fn seed_and_route(&self) {
         for step in ["seed", "route fit", "route assign"] {
             let _ = self.dipaco(step).succeeded();
         }
@@ -174,17 +121,17 @@ impl Run {
     /// Serves the run on a free port.
     #[must_use]
     pub fn serve(&self, words: &str) -> Server {
-        let mut running = Running::start(self.command(&format!("serve --address 127.0.0.1:0 {words}")));
-        let line = running.line_with("http://");
+        let mut process = Process::start(self.command(&format!("serve --address 127.0.0.1:0 {words}")));
+        let line = process.line_with("http://");
         let address = line.split("http://").nth(1).unwrap().trim().to_owned();
-        Server { running, address }
+        Server { process, address }
     }
 }
 
 /// A server; killed when dropped.
 pub struct Server {
     /// Its process.
-    pub running: Running,
+    pub process: Process,
     /// Its address, as `127.0.0.1:PORT`.
     pub address: String,
 }
@@ -210,8 +157,8 @@ pub fn routed() -> &'static Run {
     })
 }
 
-/// A fresh folder in the build directory: what is static is never dropped, so the next execution removes it.
-fn shared(name: &str) -> Run {
+/// A run in a fresh folder of the build directory: a static is never dropped, so the next execution removes the folder.
+pub(crate) fn shared(name: &str) -> Run {
     let binary = std::env::current_exe().unwrap();
     let test = binary.file_stem().unwrap().to_string_lossy().into_owned();
     let test = test.rsplit_once('-').map_or(test.as_str(), |(name, _)| name).to_owned();
@@ -220,11 +167,11 @@ fn shared(name: &str) -> Run {
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
     let run = Run { folder, _own: None };
-    fs::write(run.config(), CONFIG).unwrap();
+    fs::write(run.config(), TINY).unwrap();
     run
 }
 
-/// Copies a folder with what is in it.
+/// Copies a folder and its content.
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -238,7 +185,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Every file below `folder` with its content's hash, for "nothing has changed".
+/// Every file below `folder` with the hash of its content, to assert that nothing has changed.
 #[must_use]
 pub fn snapshot(folder: &Path) -> Vec<(PathBuf, u64)> {
     use std::hash::{DefaultHasher, Hash, Hasher};
@@ -258,10 +205,4 @@ pub fn snapshot(folder: &Path) -> Vec<(PathBuf, u64)> {
     }
     files.sort();
     files
-}
-
-/// Runs the program without a run.
-#[must_use]
-pub fn dipaco(words: &str) -> Output {
-    dipaco_with(words.split_whitespace())
 }

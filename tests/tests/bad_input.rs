@@ -1,5 +1,5 @@
-//! What users get wrong, and what disks and networks do to them: each failure names the thing, the place and what to
-//! do, with its exit code, and loses nothing.
+//! Mistakes of users, full disks and broken files: each error names the thing, the place and the remedy, has its exit
+//! code, and loses no data.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File};
@@ -10,8 +10,9 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use dipaco_net::RunAuthority;
-use dipaco_tests::binary::{Running, clean, dipaco, run};
-use dipaco_tests::run::{Run, corpus, dipaco as dipaco_words, root, routed, snapshot, trained};
+use dipaco_tests::fixtures::{TINY, corpus, fixture, pages, root};
+use dipaco_tests::process::{Process, binary, clean, dipaco, output, short_of_space};
+use dipaco_tests::run::{Run, routed, snapshot, trained};
 
 /// Cuts the end of a file off.
 fn cut(file: &Path, bytes: u64) {
@@ -26,7 +27,7 @@ fn overwrite(file: &Path, at: u64, bytes: &[u8]) {
     file.write_all(bytes).unwrap();
 }
 
-/// A file of a run's folder, whatever it holds.
+/// Writes an input file beside the run.
 fn input(run: &Run, name: &str, bytes: &[u8]) -> PathBuf {
     let file = run.folder().join(name);
     fs::write(&file, bytes).unwrap();
@@ -34,8 +35,8 @@ fn input(run: &Run, name: &str, bytes: &[u8]) -> PathBuf {
 }
 
 #[test]
-fn inputs_that_hold_no_document_are_refused_by_name() {
-    let run = Run::new("");
+fn inputs_without_a_document_are_refused_by_name() {
+    let run = Run::new();
     for (name, bytes, says) in [
         ("empty.json.gz", &b""[..], "it is empty"),
         ("not.json.gz", b"{\"text\": \"no gzip\"}\n", "its content is not gzip"),
@@ -54,7 +55,7 @@ fn inputs_that_hold_no_document_are_refused_by_name() {
 
 #[test]
 fn damage_among_good_documents_is_reported_with_its_place() {
-    let run = Run::new("");
+    let run = Run::new();
     let bad = input(
         &run,
         "bad.jsonl",
@@ -83,31 +84,31 @@ fn damage_among_good_documents_is_reported_with_its_place() {
 }
 
 #[test]
-fn the_dirty_corpus_comes_out_as_its_readme_says() {
+fn the_dirty_corpus_gives_the_documents_of_its_readme() {
     let folder = root().join("../shared/corpus/dirty");
     if !folder.exists() {
         eprintln!("skipped: there is no {}", folder.display());
         return;
     }
-    let run = Run::new("");
+    let run = Run::new();
     let mut command = run.command("prepare --json");
     command.arg(folder.join("dirty.json.gz"));
-    let report = dipaco_tests::binary::run(command).succeeded().json();
+    let report = output(command).succeeded().json();
     let kept =
         report["train"]["documents"].as_u64().unwrap() + report["validation"]["documents"].as_u64().unwrap();
     assert!((85..=88).contains(&kept), "{kept} documents: {}", report["refused"]);
 
-    let run = Run::new("");
+    let run = Run::new();
     let mut command = run.command("prepare --json");
     command.arg(folder.join("dirty-truncated.json.gz"));
-    let report = dipaco_tests::binary::run(command).succeeded().json();
+    let report = output(command).succeeded().json();
     let file = &report["files"][0];
     assert!(file["documents"] == 65 && file["damage"].as_str().unwrap().contains("cut off"), "{file}");
 }
 
 #[test]
-fn configurations_that_do_not_fit_name_the_key() {
-    let check = |set: &str| dipaco_words(&format!("config check --set {set}"));
+fn errors_in_a_configuration_name_the_key() {
+    let check = |set: &str| dipaco(&format!("config check --set {set}"));
     for (set, says) in [
         ("model.head_dim=15", &["model.head_dim", "even"][..]),
         ("model.hidden_size=0", &["model.hidden_size", "from 1"]),
@@ -122,24 +123,24 @@ fn configurations_that_do_not_fit_name_the_key() {
     ] {
         let _ = check(set).failed(2, says);
     }
-    let run = Run::new("");
+    let run = Run::new();
     for (lines, says) in [
         ("[serve]\nport = 1", "serve.port"),
         ("[[topology.levels]]\nmodules = 0", "modules"),
         ("[[topology.levels]]\nmodules = 2\nblocks = \"0\"", "block 0"),
         ("[train", "e2e.toml"),
     ] {
-        fs::write(run.config(), format!("{}\n{lines}\n", dipaco_tests::run::CONFIG)).unwrap();
+        fs::write(run.config(), format!("{TINY}\n{lines}\n")).unwrap();
         let _ = run.prepare(corpus()).failed(2, &["e2e.toml", says]);
     }
-    assert!(!run.directory().exists(), "nothing is begun with a configuration that can't work");
-    let _ = dipaco_words("config check --config nowhere.toml").failed(2, &["nowhere.toml"]);
-    let _ = dipaco_words("trane").failed(2, &["trane"]);
+    assert!(!run.directory().exists(), "an invalid configuration starts nothing");
+    let _ = dipaco("config check --config nowhere.toml").failed(2, &["nowhere.toml"]);
+    let _ = dipaco("trane").failed(2, &["trane"]);
 }
 
 #[test]
-fn steps_in_the_wrong_order_say_which_is_missing() {
-    let run = Run::new("");
+fn a_step_out_of_order_names_the_missing_step() {
+    let run = Run::new();
     let _ = run.dipaco("seed").failed(1, &["no prepared text", "dipaco prepare"]);
     let _ = run.prepare(corpus()).succeeded();
     let _ = run.dipaco("route fit").failed(1, &["dipaco seed"]);
@@ -150,10 +151,10 @@ fn steps_in_the_wrong_order_say_which_is_missing() {
 }
 
 #[test]
-fn another_tokenizer_is_refused_wherever_it_would_be_used() {
-    // Of as many tokens, so that nothing else tells the two apart.
-    let other = Run::new("");
-    let _ = other.prepare([root().join("docs")]).succeeded();
+fn every_step_refuses_another_tokenizer() {
+    // Both have as many tokens, so that only the hash differs.
+    let other = Run::new();
+    let _ = other.prepare([pages()]).succeeded();
     let run = trained().copy();
     fs::copy(other.file("data/tokenizer.json"), run.file("data/tokenizer.json")).unwrap();
     let out = run.folder().join("out");
@@ -170,9 +171,9 @@ fn another_tokenizer_is_refused_wherever_it_would_be_used() {
 }
 
 #[test]
-fn damaged_shards_are_told_before_training_and_made_again_by_route_assign() {
-    let other = Run::new("");
-    let _ = other.prepare([root().join("docs"), root().join("LICENSE-APACHE")]).succeeded();
+fn damaged_shards_are_reported_before_training_and_route_assign_makes_them_again() {
+    let other = Run::new();
+    let _ = other.prepare([pages(), fixture("corpus/licence.txt.gz")]).succeeded();
     for step in ["seed", "route fit", "route assign"] {
         let _ = other.dipaco(step).succeeded();
     }
@@ -241,11 +242,11 @@ fn a_port_in_use_is_named() {
 #[test]
 fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     let run = routed().copy();
-    let mut coordinator = Running::start(run.command("coordinator --listen 127.0.0.1:0"));
+    let mut coordinator = Process::start(run.command("coordinator --listen 127.0.0.1:0"));
     let token = run.file("join.token");
     coordinator.until("the token is written", || token.exists());
     let text = fs::read_to_string(&token).unwrap();
-    let worker = |token: &str| dipaco_words(&format!("worker --patience 1 --join {token}"));
+    let worker = |token: &str| dipaco(&format!("worker --patience 1 --join {token}"));
 
     let _ = worker("garbage").failed(1, &["`garbage` is neither a join token nor a file", "join.token"]);
     let _ = worker("dipaco1.AAAA").failed(1, &["no join token", "copy the whole line"]);
@@ -257,7 +258,7 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     let changed = input(&run, "changed.token", &changed);
     let _ = worker(changed.to_str().unwrap()).failed(1, &["no join token"]);
 
-    // The right address, but keys of another run.
+    // The right address with keys of another run.
     let parsed = dipaco_net::JoinToken::read_from(token.to_str().unwrap()).unwrap();
     let now = SystemTime::now();
     let stranger = RunAuthority::create("another-run", now).unwrap();
@@ -267,7 +268,7 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     let _ = worker(stranger.to_str().unwrap()).failed(1, &["another-run"]);
 
     let cache = run.folder().join("cache");
-    let good = dipaco_words(&format!("worker --join {} --cache {} --json", token.display(), cache.display()));
+    let good = dipaco(&format!("worker --join {} --cache {} --json", token.display(), cache.display()));
     assert_eq!(good.succeeded().json()["rounds"], 12, "four paths, three rounds");
     let _ = coordinator.finish().succeeded();
 }
@@ -275,7 +276,7 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
 #[test]
 fn garbage_on_the_coordinators_port_changes_nothing() {
     let run = routed().copy();
-    let mut training = Running::start(run.command("train --workers 2"));
+    let mut training = Process::start(run.command("train --workers 2"));
     let token = run.file("join.token");
     training.until("the token is written", || token.exists());
     let address = dipaco_net::JoinToken::read_from(token.to_str().unwrap()).unwrap().addresses[0].clone();
@@ -298,54 +299,47 @@ fn garbage_on_the_coordinators_port_changes_nothing() {
     assert_eq!(run.weights(), trained().weights(), "the same weights as a run that was left in peace");
 }
 
-/// A command with files limited to 50 kB: writing more fails as a full disk does, in the middle of a file.
-fn short_of_space(command: &Command) -> Command {
-    let mut limited = Command::new("sh");
-    // Signal 25 is SIGXFSZ, which would end the process where a full disk would not.
-    limited.args(["-c", "trap '' 25; ulimit -f 100; exec \"$0\" \"$@\""]).arg(dipaco());
-    clean(limited, command.get_args())
-}
-
-/// Files that look whole but are not: everything but logs, events and what `before` held already.
+/// The files below a folder that `before` does not hold: each must be complete.
 fn new_files(folder: &Path, before: &[(PathBuf, u64)]) -> Vec<PathBuf> {
     let old = |file: &PathBuf| before.iter().any(|(before, _)| before == file);
     snapshot(folder).into_iter().map(|(file, _)| file).filter(|file| !old(file)).collect()
 }
 
 #[test]
-fn a_disk_that_fills_up_is_told_and_leaves_nothing_half_written() {
-    let run = Run::new("");
+fn a_full_disk_is_reported_and_leaves_no_partial_file() {
+    let run = Run::new();
     let mut prepare = run.command("prepare");
     prepare.args(corpus());
-    let _ = dipaco_tests::binary::run(short_of_space(&prepare))
-        .failed(1, &["train.h5", "free disk space", "too large"]);
-    // The tokenizer is whole and kept for the next attempt.
+    let _ = output(short_of_space(&prepare, 50)).failed(1, &["train.h5", "free disk space", "too large"]);
+    // The tokenizer is complete and stays for the next attempt.
     let names: Vec<_> =
         new_files(&run.file("data"), &[]).iter().map(|file| file.file_name().unwrap().to_owned()).collect();
     assert_eq!(names, ["tokenizer-record.json", "tokenizer.json"]);
 
     let _ = run.prepare(corpus()).succeeded();
     let before = snapshot(&run.directory());
-    let _ = dipaco_tests::binary::run(short_of_space(&run.command("seed")))
-        .failed(1, &["seed/20", "free disk space"]);
+    let _ = output(short_of_space(&run.command("seed"), 50)).failed(1, &["seed/20", "free disk space"]);
     let left = new_files(&run.file("store"), &before);
     assert_eq!(left, Vec::<PathBuf>::new());
     let _ = run.dipaco("seed").succeeded();
     let _ = run.dipaco("route fit").succeeded();
-    let _ =
-        dipaco_tests::binary::run(short_of_space(&run.command("route assign"))).failed(1, &["routing/train"]);
+    let _ = output(short_of_space(&run.command("route assign"), 50)).failed(1, &["routing/train"]);
     assert!(!run.file("routing/train/shards.json").exists());
     let _ = run.dipaco("route assign").succeeded();
 
     let train = run.command("train --workers 1");
-    let _ = dipaco_tests::binary::run(short_of_space(&train)).failed(1, &["modules/", "free disk space"]);
+    let _ = output(short_of_space(&train, 50)).failed(1, &["modules/", "free disk space"]);
     let _ = run.dipaco("train --resume").succeeded();
-    assert_eq!(run.weights(), trained().weights(), "what was interrupted so ends as if it had not been");
+    assert_eq!(
+        run.weights(),
+        trained().weights(),
+        "an interrupted run ends with the weights of an uninterrupted run"
+    );
 }
 
 #[test]
-fn a_file_system_without_space_is_told() {
-    let run = Run::new("");
+fn a_full_file_system_is_reported() {
+    let run = Run::new();
     let mount = run.folder().join("small");
     fs::create_dir(&mount).unwrap();
     let script = "mount -t tmpfs -o size=300k none \"$0\"";
@@ -360,10 +354,6 @@ fn a_file_system_without_space_is_told() {
         return;
     }
     let mut command = unshared(&format!("{script} && exec \"$@\""));
-    command.arg(dipaco()).args(["prepare", "--run"]).arg(mount.join("run")).arg("--config").arg(run.config());
-    let _ = run_clean(command, &corpus()).failed(1, &["train.h5", "free disk space", "No space left"]);
-}
-
-fn run_clean(command: Command, inputs: &[PathBuf]) -> dipaco_tests::binary::Output {
-    run(clean(command, inputs))
+    command.arg(binary()).args(["prepare", "--run"]).arg(mount.join("run")).arg("--config").arg(run.config());
+    let _ = output(clean(command, corpus())).failed(1, &["train.h5", "free disk space", "No space left"]);
 }

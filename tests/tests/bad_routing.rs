@@ -1,10 +1,11 @@
-//! Text, routers and labels that do not fit: each is told with what to do, and what can be used is used.
+//! Unsuitable text, routers and labels: each error names a remedy, and usable input is used.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::PathBuf;
 
-use dipaco_tests::run::{Run, dipaco, routed, trained};
+use dipaco_tests::process::{dipaco, output};
+use dipaco_tests::run::{Run, routed, trained};
 
 /// A file of C4's form with these texts as its documents.
 fn documents(run: &Run, name: &str, texts: impl IntoIterator<Item = String>) -> PathBuf {
@@ -18,14 +19,14 @@ fn documents(run: &Run, name: &str, texts: impl IntoIterator<Item = String>) -> 
     file
 }
 
-/// Prepares these texts, the tokenizer trained on them too, and pretrains the seed.
+/// Prepares these texts, with a tokenizer trained on them, and pretrains the seed.
 fn seeded(texts: impl IntoIterator<Item = String>) -> Run {
-    let run = Run::new("");
+    let run = Run::new();
     let train = documents(&run, "train.jsonl", texts);
     let validation = documents(&run, "validation.jsonl", (0..20).map(|i| format!("{i} is held out")));
     let mut command = run.command("prepare --set prepare.vocab_size=280");
     command.arg(train).arg("--validation").arg(validation);
-    let _ = dipaco_tests::binary::run(command).succeeded();
+    let _ = output(command).succeeded();
     let _ = run.dipaco("seed").succeeded();
     run
 }
@@ -41,14 +42,14 @@ fn fewer_documents_than_paths_are_refused() {
 }
 
 #[test]
-fn documents_that_are_all_the_same_are_refused() {
+fn identical_documents_are_refused() {
     let run = seeded((0..60).map(|_| sentence(1)));
     let _ = run.dipaco("route fit").failed(1, &["all 60 points are the same", "seed model"]);
 }
 
 #[test]
-fn a_domain_that_dominates_is_told_and_every_path_still_gets_text() {
-    // All but a few documents are one sentence with another number.
+fn a_dominant_domain_is_reported_and_every_path_still_gets_text() {
+    // Nearly all documents are the same sentence with different numbers.
     let run = seeded((0..400).map(|i| match i % 40 {
         0 => format!("{}{}", "fn main() { }\n".repeat(1 + i / 40), sentence(i)),
         1 => format!("{}{}", "0123456789 ".repeat(1 + i / 40), sentence(i)),
@@ -87,7 +88,7 @@ fn labels_of_other_text_are_refused() {
     let evaluate = || {
         let mut command = run.command("evaluate --set evaluation.max_documents=4");
         command.arg("--labels").arg(&file);
-        dipaco_tests::binary::run(command)
+        output(command)
     };
     let _ = evaluate().failed(1, &["labels.jsonl"]);
     fs::write(&file, "{\"url\": \"a\", \"domain\": \"b\"}\n{\"url\": 3}\n").unwrap();

@@ -1,24 +1,24 @@
-//! Experiments through the real binary: cells are trained once, whatever happens on the way.
+//! Experiments through the real binary: each cell is trained once, despite interruptions.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use dipaco_tests::binary::{Output, Running, Signal, command};
-use dipaco_tests::run::{corpus, dipaco, snapshot};
+use dipaco_tests::fixtures::{TINY, corpus};
+use dipaco_tests::process::{Output, Process, Signal, command, dipaco, output};
+use dipaco_tests::run::snapshot;
 use tempfile::TempDir;
 
 const EXPERIMENT: &str = r#"
 name = "tiny"
 title = "Tiny"
 seeds = [1, 2]
+base = "base.toml"
 [configuration]
-model = { hidden_size = 32, blocks = 2, heads = 2, head_dim = 16, ffn_size = 64, context = 64 }
-prepare = { vocab_size = 384, text_document_bytes = 1024, validation_fraction = 0.05 }
-seed_model = { steps = 20, batch = 4, sequence_tokens = 64, adamw.learning_rate = 4e-3, schedule.warmup_steps = 5 }
+seed_model.steps = 20
 routing.restarts = 1
-train = { rounds = 2, inner_steps = 5, batch = 4, sequence_tokens = 64, holdout_sequences = 4 }
+train.rounds = 2
 [[evaluations]]
 name = "once"
 [[evaluations]]
@@ -31,8 +31,6 @@ topology.levels = [{ modules = 1, blocks = "0..2", embedding = true, head = true
 outer = { rescale = "none", nesterov = { learning_rate = 1.0, momentum = 0.0 } }
 [[runs]]
 name = "2 × 2"
-[runs.configuration]
-topology.levels = [{ modules = 2, blocks = "0", embedding = true }, { modules = 2, blocks = "1", head = true }]
 "#;
 
 /// An experiment file and the folder of its results.
@@ -43,6 +41,7 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let bench = Self { folder: tempfile::tempdir().unwrap() };
+        fs::write(bench.folder.path().join("base.toml"), TINY).unwrap();
         fs::write(bench.file(), EXPERIMENT).unwrap();
         bench
     }
@@ -65,7 +64,7 @@ impl Bench {
     }
 
     fn run(&self, words: &str) -> Output {
-        dipaco_tests::binary::run(self.command(words))
+        output(self.command(words))
     }
 
     fn results(&self) -> serde_json::Value {
@@ -161,17 +160,17 @@ fn cells_and_results_become_pictures() {
 }
 
 #[test]
-fn an_interrupted_experiment_goes_on_to_the_same_numbers() {
+fn an_interrupted_experiment_ends_with_the_same_numbers() {
     let whole = Bench::new();
     let _ = whole.run("--seed 1").succeeded();
     let bench = Bench::new();
     for (signal, moment) in
         [(Signal::KILL, "cell 1 of 2"), (Signal::TERM, "cell 2 of 2"), (Signal::KILL, "joined")]
     {
-        let mut running = Running::start(bench.command("--seed 1"));
-        let _ = running.line_with(moment);
-        running.signal(signal);
-        assert!(!running.finish().status.success());
+        let mut process = Process::start(bench.command("--seed 1"));
+        let _ = process.line_with(moment);
+        process.signal(signal);
+        assert!(!process.finish().status.success());
     }
     let _ = bench.run("--seed 1").succeeded();
     assert_eq!(perplexities(&bench.results()), perplexities(&whole.results()));
@@ -180,7 +179,7 @@ fn an_interrupted_experiment_goes_on_to_the_same_numbers() {
 #[test]
 fn a_cell_that_fails_does_not_stop_the_others() {
     let bench = Bench::new();
-    // That training diverges at this rate can't be seen in the configuration.
+    // No check of the configuration can foresee that training diverges at this rate.
     fs::write(bench.file(), EXPERIMENT.replace("learning_rate = 1.0", "learning_rate = 1e38")).unwrap();
     let _ = bench.run("--seed 1").failed(1, &["dense · seed 1, failed", "1 of 2 cells failed"]);
     assert_eq!(perplexities(&bench.results()).len(), 2);
@@ -188,7 +187,7 @@ fn a_cell_that_fails_does_not_stop_the_others() {
 }
 
 #[test]
-fn a_mistake_is_told_before_anything_is_trained() {
+fn a_mistake_is_reported_before_any_training() {
     let bench = Bench::new();
     let _ = bench.run("--run 4x4").failed(2, &["no run `4x4`"]);
     fs::write(bench.file(), EXPERIMENT.replace("restarts = 1", "restarts = 0")).unwrap();

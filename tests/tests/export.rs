@@ -1,4 +1,4 @@
-//! What others read: an exported path in transformers, token files in h5py.
+//! Files for other programs: an exported path in transformers, token files in h5py.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use dipaco_model::{Device, ModelConfig, Module, Path, import_llama};
 use dipaco_shards::{TokenFile, Tokenizer};
+use dipaco_tests::fixtures::TINY;
 use dipaco_tests::http::post;
 use dipaco_tests::python::python;
-use dipaco_tests::run::{CONFIG, trained};
+use dipaco_tests::run::trained;
 use dipaco_topology::{Topology, TopologyConfig};
 use serde_json::{Value, json};
 
@@ -16,7 +17,7 @@ const TEXT: &str = "fn main() { println!(\"Grüße, 世界\"); }";
 
 /// Logits of every position (T × V) by this project's own decoder.
 fn logits(checkpoint: &std::path::Path, tokens: &[u32]) -> Vec<f32> {
-    let config: toml::Table = CONFIG.parse().unwrap();
+    let config: toml::Table = TINY.parse().unwrap();
     let config: ModelConfig = config["model"].clone().try_into().unwrap();
     let config = config.with_vocabulary(384).unwrap();
     let weights = import_llama(&config, &fs::read(checkpoint.join("model.safetensors")).unwrap()).unwrap();
@@ -57,7 +58,7 @@ fn transformers_gives_the_same_logits_as_the_decoder_and_as_the_server() {
     let largest = largest.fold(0.0, f64::max);
     assert!(largest < 1e-4, "logits differ by {largest}");
     let spread = rows[0].iter().fold(0.0_f64, |most, logit| most.max(logit.abs()));
-    assert!(spread > 0.01, "the model says nothing: its largest logit is {spread}");
+    assert!(spread > 0.01, "the model has learnt nothing: its largest logit is {spread}");
 
     let server = run.serve("");
     let ask = json!({"model": "e2e/path-2", "prompt": tokens, "max_tokens": 0, "echo": true, "logprobs": 0});

@@ -1,13 +1,14 @@
 //! Every step of a run through the real binary, from text to HTTP.
 #![allow(clippy::unwrap_used)]
 
-use dipaco_tests::binary::Signal;
+use dipaco_tests::fixtures::corpus;
 use dipaco_tests::http::{get, post};
-use dipaco_tests::run::{Run, corpus, snapshot, trained};
+use dipaco_tests::process::{Process, Signal, output};
+use dipaco_tests::run::{Run, snapshot, trained};
 use serde_json::{Value, json};
 
 #[test]
-fn a_step_that_is_done_says_so_and_changes_nothing() {
+fn a_completed_step_reports_it_and_changes_nothing() {
     let run = trained().copy();
     let before = snapshot(&run.directory());
     let _ = run.prepare(corpus()).succeeded().says("nothing to do");
@@ -18,7 +19,7 @@ fn a_step_that_is_done_says_so_and_changes_nothing() {
 }
 
 #[test]
-fn training_that_is_done_trains_nothing_more() {
+fn a_completed_training_trains_no_further() {
     let run = trained().copy();
     let weights = run.weights();
     let _ = run.dipaco("train").failed(1, &["3 of 3 rounds done", "--resume"]);
@@ -29,11 +30,11 @@ fn training_that_is_done_trains_nothing_more() {
 }
 
 #[test]
-fn every_step_tells_programs_what_it_did() {
+fn every_step_reports_its_results_as_json() {
     let run = trained();
     let mut prepare = run.command("prepare --json");
     prepare.args(corpus());
-    let report = dipaco_tests::binary::run(prepare).succeeded().json();
+    let report = output(prepare).succeeded().json();
     assert_eq!(report["skipped"], true);
     assert_eq!(report["tokenizer"]["vocab_size"], 384);
     let documents = report["train"]["documents"].as_u64().unwrap();
@@ -77,7 +78,7 @@ fn the_routed_model_has_learnt_from_its_text() {
         assert_eq!(row["prefix_tokens"], 32);
         row["perplexity"].as_f64().unwrap()
     };
-    // Before it has learnt anything, a model's perplexity is its vocabulary.
+    // The perplexity of an untrained model is the size of its vocabulary.
     assert!(perplexity("seed").is_finite() && perplexity("seed") < 384.0, "{rows}");
     assert!(perplexity("routed") < perplexity("seed"), "{rows}");
     let path = run.dipaco("evaluate --path 1 --json").succeeded().json();
@@ -114,19 +115,19 @@ fn the_served_model_answers_and_the_exported_path_is_there() {
 }
 
 #[test]
-fn a_seed_that_is_interrupted_ends_as_if_it_had_not_been() {
+fn an_interrupted_seed_ends_with_the_weights_of_an_uninterrupted_one() {
     let long = "seed --json --set seed_model.steps=250 --set seed_model.checkpoint_every=5";
-    let whole = Run::new("");
+    let whole = Run::new();
     let _ = whole.prepare(corpus()).succeeded();
     let parts = whole.copy();
     let seed = whole.dipaco(long).succeeded().json();
     assert_eq!(seed["new_steps"], 250);
 
-    let mut running = dipaco_tests::binary::Running::start(parts.command(long));
+    let mut process = Process::start(parts.command(long));
     let checkpoint = parts.file("store/seed");
-    running.until("its first checkpoint", || checkpoint.exists());
-    running.signal(Signal::INT);
-    let output = running.finish().failed(130, &["interrupted"]);
+    process.until("its first checkpoint", || checkpoint.exists());
+    process.signal(Signal::INT);
+    let output = process.finish().failed(130, &["interrupted"]);
     let first = output.json()["step"].as_u64().unwrap();
     assert!(first < 250, "{output:?}");
     let rest = parts.dipaco(long).succeeded().json();
@@ -136,7 +137,7 @@ fn a_seed_that_is_interrupted_ends_as_if_it_had_not_been() {
 }
 
 #[test]
-fn tokens_are_made_for_single_workers_and_revoked() {
+fn tokens_for_single_workers_are_issued_and_revoked() {
     let run = trained().copy();
     let file = run.directory().join("gpu-3.token");
     let _ = run.dipaco(&format!("token issue gpu-3 --days 1 --out {}", file.display())).succeeded();

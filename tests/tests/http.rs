@@ -1,11 +1,11 @@
-//! `dipaco serve` before real clients: the openai package, and bytes that no client library sends.
+//! `dipaco serve` with real clients: the openai package, and bytes that no client library sends.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use dipaco_tests::binary::Signal;
 use dipaco_tests::http::{answer, connect, exchange, get, post, request};
+use dipaco_tests::process::Signal;
 use dipaco_tests::python::python;
 use dipaco_tests::run::trained;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn floats(values: &Value) -> Vec<f64> {
 }
 
 #[test]
-fn openais_client_gets_what_it_asks_for() {
+fn the_openai_client_gets_its_answers() {
     let server = trained().serve("");
     let base = format!("http://{}/v1", server.address);
     let Some(found) = python("openai", "openai_client.py", &[&base, "e2e", "e2e/path-2"]) else { return };
@@ -63,7 +63,7 @@ fn openais_client_gets_what_it_asks_for() {
 }
 
 #[test]
-fn bad_requests_are_told_what_is_wrong() {
+fn bad_requests_get_an_error_that_names_the_problem() {
     let server = trained().serve("--set serve.body_limit=2000");
     let send = |body: &[u8]| exchange(&server.address, &request("POST", "/v1/completions", body));
     for (body, says) in [
@@ -89,7 +89,7 @@ fn bad_requests_are_told_what_is_wrong() {
     assert!(error["message"].as_str().unwrap().contains("2000"), "{error}");
     let _ = exchange(&server.address, &request("GET", "/v1/completions", b"")).error(405);
     let _ = get(&server.address, "/v1/nothing").error(404);
-    // What is no HTTP at all ends its own connection only.
+    // Bytes that are not HTTP end their own connection only.
     let mut stream = connect(&server.address);
     stream.write_all(b"\x16\x03\x01\x02\x00garbage\r\n\r\n").unwrap();
     let mut rest = Vec::new();
@@ -107,7 +107,7 @@ fn a_body_that_claims_to_be_huge_is_refused_without_being_read() {
 
 #[test]
 fn a_client_that_goes_away_frees_its_place() {
-    // One place: the second request can only be answered when the first one's is free.
+    // There is one place: the server answers the second request only when the first has left.
     let server = trained().serve("--set serve.slots=1");
     let ask =
         json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true, "stream": true, "n": 128}).to_string();
@@ -120,7 +120,7 @@ fn a_client_that_goes_away_frees_its_place() {
     assert_eq!(next.status, 200, "{next:?}");
     let mut server = server;
     let address = server.address.clone();
-    server.running.until("the abandoned request is counted", || {
+    server.process.until("the abandoned request is counted", || {
         let metrics = get(&address, "/metrics").body;
         metrics.lines().any(|line| line.contains("abort") && !line.ends_with(" 0"))
     });
@@ -135,10 +135,10 @@ fn a_stopped_server_finishes_what_runs_and_exits_with_0() {
     stream.write_all(&request("POST", "/v1/completions", ask.as_bytes())).unwrap();
     let mut first = [0; 1];
     stream.read_exact(&mut first).unwrap();
-    server.running.signal(Signal::TERM);
+    server.process.signal(Signal::TERM);
     let rest = answer_after(&first, stream);
     assert!(rest.contains("data: [DONE]"), "the stream ends in order: …{rest}");
-    let _ = server.running.finish().succeeded();
+    let _ = server.process.finish().succeeded();
 }
 
 fn answer_after(first: &[u8], mut stream: std::net::TcpStream) -> String {
@@ -157,14 +157,14 @@ fn a_stopped_server_does_not_wait_for_a_client_that_does_not_read() {
     let mut first = [0; 1];
     stream.read_exact(&mut first).unwrap();
     let began = Instant::now();
-    server.running.signal(Signal::TERM);
-    let _ = server.running.finish().succeeded();
-    // The drain timeout and two seconds for last words, many times over.
+    server.process.signal(Signal::TERM);
+    let _ = server.process.finish().succeeded();
+    // Many times the drain timeout and the two seconds after it.
     assert!(began.elapsed() < Duration::from_secs(25));
 }
 
 #[test]
-fn keys_are_asked_for_when_there_are_some() {
+fn requests_need_a_key_if_keys_are_configured() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys");
     std::fs::write(&keys, "# of the tests\nsecret\n").unwrap();

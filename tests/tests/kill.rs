@@ -1,140 +1,125 @@
-//! Processes that are killed in the middle of a round do not change what a run becomes.
+//! A run with processes that are killed in the middle of a round ends with the same bits as an undisturbed run.
 #![allow(clippy::unwrap_used)]
 
-#[path = "kill/process.rs"]
-mod process;
-#[path = "kill/run.rs"]
-mod run;
-
-use process::{Process, field, signal};
-use run::{Run, undisturbed};
+use dipaco_tests::process::{Process, Signal, field};
+use dipaco_tests::training::{undisturbed, untrained};
 
 /// Reads on until the run is in the middle of its second round, and returns the worker that has just got a lease.
 fn middle_of_a_round(leader: &mut Process) -> String {
     for _ in 0..6 {
-        leader.line(" committed ");
+        leader.line_with(" committed ");
     }
-    field(&leader.line(" lease "), "worker").to_owned()
+    field(&leader.line_with(" lease "), "worker").to_owned()
+}
+
+/// Interrupts workers that may be on their way back to a coordinator that has finished, and would go on trying.
+fn dismiss(workers: impl IntoIterator<Item = Process>) {
+    for worker in workers {
+        worker.signal(Signal::INT);
+        let output = worker.finish();
+        assert!(matches!(output.status.code(), Some(0 | 130)), "{output:?}");
+    }
 }
 
 #[test]
-fn four_worker_processes_make_what_one_makes() {
-    let run = Run::new();
-    run.train(&["--workers", "4"]).succeed();
+fn four_worker_processes_give_the_bits_of_one() {
+    let run = untrained();
+    let _ = run.train("--workers 4").finish().succeeded();
     assert_eq!(run.bits(), undisturbed());
 }
 
 #[test]
 fn a_killed_worker_changes_nothing() {
-    let run = Run::new();
-    let mut train = run.train(&["--workers", "2"]);
+    let run = untrained();
+    let mut train = run.train("--workers 2");
     let worker = middle_of_a_round(&mut train);
-    signal("KILL", train.worker_process(&worker));
-    train.line("a worker ended and is started again");
-    train.succeed();
+    train.kill_worker(&worker);
+    train.line_with("a worker ended and is started again");
+    let _ = train.finish().succeeded();
     assert_eq!(run.bits(), undisturbed());
 }
 
 #[test]
 fn a_killed_coordinator_leaves_no_worker_and_resumes_to_the_same_bits() {
-    let run = Run::new();
-    let mut train = run.train(&["--workers", "2"]);
+    let run = untrained();
+    let mut train = run.train("--workers 2");
     middle_of_a_round(&mut train);
-    train.kill();
-    let (status, ..) = train.end();
-    assert_eq!(status.code(), None);
-    let (status, _, log) = run.train(&["--workers", "2"]).end();
-    assert_eq!(status.code(), Some(1));
-    assert!(log.contains("--resume"), "{log}");
-    run.train(&["--workers", "3", "--resume"]).succeed();
+    train.signal(Signal::KILL);
+    let _ = train.finish().killed();
+    let _ = run.train("--workers 2").finish().failed(1, &["--resume"]);
+    let _ = run.train("--workers 3 --resume").finish().succeeded();
     assert_eq!(run.bits(), undisturbed());
 }
 
 #[test]
 fn an_interrupted_training_leaves_no_process_and_resumes_to_the_same_bits() {
-    let run = Run::new();
-    let mut train = run.train(&["--workers", "2"]);
+    let run = untrained();
+    let mut train = run.train("--workers 2");
     middle_of_a_round(&mut train);
-    train.interrupt();
-    let (status, _, log) = train.end();
-    assert_eq!(status.code(), Some(130), "{log}");
-    run.train(&["--workers", "2", "--resume"]).succeed();
+    train.signal(Signal::INT);
+    let _ = train.finish().failed(130, &[]);
+    let _ = run.train("--workers 2 --resume").finish().succeeded();
     assert_eq!(run.bits(), undisturbed());
 }
 
 #[test]
 fn workers_outlive_a_killed_coordinator() {
-    let run = Run::new();
-    let mut first = run.coordinator(&["--listen", "127.0.0.1:0"]);
-    let address = field(&first.line("listening for workers"), "address").to_owned();
+    let run = untrained();
+    let mut first = run.coordinator("--listen 127.0.0.1:0");
+    let address = field(&first.line_with("listening for workers"), "address").to_owned();
     let workers = ["a", "b"].map(|name| run.worker(name));
     middle_of_a_round(&mut first);
-    first.kill();
-    first.end();
-    let second = run.coordinator(&["--listen", &address, "--resume"]);
-    second.succeed();
-    // One that was still on its way back when the other had finished the run would go on trying.
-    for worker in workers {
-        worker.interrupt();
-        let (status, _, log) = worker.end();
-        assert!(matches!(status.code(), Some(0 | 130)), "{status}:\n{log}");
-    }
+    first.signal(Signal::KILL);
+    let _ = first.finish().killed();
+    let second = run.coordinator(&format!("--listen {address} --resume"));
+    let _ = second.finish().succeeded();
+    dismiss(workers);
     assert_eq!(run.bits(), undisturbed());
 }
 
 #[test]
-fn synchronizers_in_processes_of_their_own_make_the_same_bits_and_may_be_killed() {
-    let run = Run::new();
-    let mut coordinator = run.coordinator(&["--listen", "127.0.0.1:0"]);
-    coordinator.line("listening for workers");
+fn synchronizer_processes_may_be_killed_and_give_the_same_bits() {
+    let run = untrained();
+    let mut coordinator = run.coordinator("--listen 127.0.0.1:0");
+    coordinator.line_with("listening for workers");
     let synchronizers = ["0", "1"].map(|level| run.synchronizer(level));
     for _ in &synchronizers {
-        coordinator.line("takes the outer steps of these modules");
+        coordinator.line_with("takes the outer steps of these modules");
     }
     let workers = ["a", "b"].map(|name| run.worker(name));
     middle_of_a_round(&mut coordinator);
-    let [first, mut second] = synchronizers;
-    second.kill();
-    second.end();
-    coordinator.line("left; the coordinator takes its outer steps");
-    coordinator.succeed();
-    let (status, output, log) = first.end();
-    assert!(status.success(), "{status}:\n{log}");
-    let summary: serde_json::Value = serde_json::from_str(&output).unwrap();
+    let [first, second] = synchronizers;
+    second.signal(Signal::KILL);
+    let _ = second.finish().killed();
+    coordinator.line_with("left; the coordinator takes its outer steps");
+    let _ = coordinator.finish().succeeded();
+    let summary = first.finish().succeeded().json();
     // Two modules take three steps each.
-    assert_eq!(summary["outer_steps"], 6, "{log}");
+    assert_eq!(summary["outer_steps"], 6, "{summary}");
     assert!(summary["bytes_received"].as_u64() > Some(10_000), "{summary}");
-    for worker in workers {
-        worker.interrupt();
-        let (status, _, log) = worker.end();
-        assert!(matches!(status.code(), Some(0 | 130)), "{status}:\n{log}");
-    }
+    dismiss(workers);
     assert_eq!(run.bits(), undisturbed());
 }
 
-/// Fragments that are sent while training goes on, in four bits both ways; moments that stay with the workers.
+/// Fragments that are sent while training goes on, in four bits both ways; moments stay with the workers.
 const STREAMING: &str = "--set sync.fragments=2 --set sync.overlap_steps=3 --set sync.blend=0.5 \
     --set outer.compression=e3m0 --set outer.broadcast=e3m0 --set train.state_every=3 --set train.held_paths=2";
 
-fn streaming<'a>(words: &[&'a str]) -> Vec<&'a str> {
-    words.iter().copied().chain(STREAMING.split_whitespace()).collect()
-}
-
 #[test]
-fn streaming_survives_killed_workers_and_coordinators_to_the_same_bits() {
-    // The first fragment is sent after 3, 15 and 27 steps and at the end, after 36; the second one after 9 and 21, and at the
-    // end instead of three steps before it.
+fn streaming_survives_killed_workers_and_coordinators_with_the_same_bits() {
+    // The first fragment is sent after 3, 15, 27 and 36 steps. The second fragment is sent after 9, 21 and 36 steps: its
+    // turn after 33 steps is so close to the end that it is sent at the end instead.
     let versions = [4, 3];
-    let calm = Run::new();
-    calm.train(&streaming(&["--workers", "1"])).succeed();
-    let run = Run::new();
-    let mut train = run.train(&streaming(&["--workers", "2"]));
+    let calm = untrained();
+    let _ = calm.train(&format!("--workers 1 {STREAMING}")).finish().succeeded();
+    let run = untrained();
+    let mut train = run.train(&format!("--workers 2 {STREAMING}"));
     let worker = middle_of_a_round(&mut train);
-    signal("KILL", train.worker_process(&worker));
-    train.line("a worker ended and is started again");
+    train.kill_worker(&worker);
+    train.line_with("a worker ended and is started again");
     middle_of_a_round(&mut train);
-    train.kill();
-    train.end();
-    run.train(&streaming(&["--workers", "3", "--resume"])).succeed();
+    train.signal(Signal::KILL);
+    let _ = train.finish().killed();
+    let _ = run.train(&format!("--workers 3 --resume {STREAMING}")).finish().succeeded();
     assert_eq!(run.bits_at(&versions), calm.bits_at(&versions));
 }

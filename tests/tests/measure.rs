@@ -1,9 +1,10 @@
-//! `bench step` and `train --dry-run`: what is said before hours are spent.
+//! `bench step` and `train --dry-run`: measurements and forecasts before hours of training.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
 
-use dipaco_tests::run::{Run, dipaco as dipaco_words, routed, snapshot};
+use dipaco_tests::process::dipaco;
+use dipaco_tests::run::{Run, routed, snapshot};
 use serde_json::Value;
 
 fn number(value: &Value) -> f64 {
@@ -15,9 +16,9 @@ const PARAMETERS: u64 = 2 * 384 * 32 + 2 * (4 * 32 * 32 + 3 * 64 * 32 + 2 * 32) 
 
 #[test]
 fn the_step_of_a_configuration_is_measured() {
-    let run = Run::new("");
+    let run = Run::new();
     let words = format!("bench step --config {} --steps 3 --threads 1", run.config().display());
-    let report = dipaco_words(&format!("{words} --json")).succeeded().json();
+    let report = dipaco(&format!("{words} --json")).succeeded().json();
     assert_eq!(report["params"], PARAMETERS);
     assert_eq!(
         (&report["dtype"], &report["threads"], &report["steps"]),
@@ -33,10 +34,10 @@ fn the_step_of_a_configuration_is_measured() {
     let phases = ["products", "attention", "head", "optimizer", "rest"];
     let phases: f64 = phases.iter().map(|phase| number(&report["phases"][phase])).sum();
     assert!(least * 0.999 <= phases && phases <= most * 1.001, "the phases make up a step: {report}");
-    // Nothing has been learnt from random tokens: the loss is about ln V.
+    // A model can't learn from random tokens: the loss is about ln V.
     assert!((number(&report["loss"]) - 384f64.ln()).abs() < 0.5, "{report}");
 
-    let text = dipaco_words(&words).succeeded();
+    let text = dipaco(&words).succeeded();
     for says in ["4 x 64 tokens, f32, 1 thread\n", "products", "slowest of 3", "tokens/s", "GFLOP/s", "loss"]
     {
         let _ = text.clone().says(says);
@@ -44,8 +45,8 @@ fn the_step_of_a_configuration_is_measured() {
 }
 
 #[test]
-fn what_can_not_be_measured_is_refused_as_usage() {
-    let run = Run::new("");
+fn a_step_that_can_not_be_measured_is_a_usage_error() {
+    let run = Run::new();
     let config = run.config().display().to_string();
     for (words, says) in [
         ("--steps 0", &["--steps 0", "at least 1"][..]),
@@ -56,15 +57,15 @@ fn what_can_not_be_measured_is_refused_as_usage() {
         (&format!("--size m --config {config}"), &["--size", "--config", "cannot be used with"]),
         ("--config nowhere.toml", &["nowhere.toml"]),
     ] {
-        let _ = dipaco_words(&format!("bench step {words}")).failed(2, says);
+        let _ = dipaco(&format!("bench step {words}")).failed(2, says);
     }
     fs::write(run.config(), "[model]\nwidth = 3\n").unwrap();
-    let _ = dipaco_words(&format!("bench step --config {config}")).failed(2, &["model.width"]);
+    let _ = dipaco(&format!("bench step --config {config}")).failed(2, &["model.width"]);
 }
 
 #[test]
-fn a_training_is_foretold_before_anything_is_prepared() {
-    let run = Run::new("");
+fn a_dry_run_plans_a_training_before_any_text_is_prepared() {
+    let run = Run::new();
     let plan = run.dipaco("train --dry-run --json").succeeded().json();
     assert!(!run.directory().exists(), "nothing is written");
     assert_eq!((&plan["paths"], &plan["vocab_size"]), (&4.into(), &384.into()));
@@ -77,7 +78,7 @@ fn a_training_is_foretold_before_anything_is_prepared() {
     assert_eq!(levels[0]["holds"], "embedding, blocks 0");
     // Two workers for four paths: 5 steps of 4 x 64 tokens of each, three times.
     assert_eq!((&plan["tokens"]["round"], &plan["tokens"]["all"]), (&5120.into(), &15360.into()));
-    // Of each path gradients behind a header of 24 bytes, and two moments.
+    // For each path, gradients behind a header of 24 bytes, and two moments.
     assert_eq!(plan["wire"]["from_worker"], 2 * (24 + 12 * PARAMETERS));
     assert_eq!(plan["memory"]["step"]["weights"], 4 * PARAMETERS);
     assert!(plan["memory"]["worker"].as_u64().unwrap() > 16 * PARAMETERS, "{plan}");
@@ -97,7 +98,7 @@ fn a_training_is_foretold_before_anything_is_prepared() {
 }
 
 #[test]
-fn a_dry_run_changes_nothing_and_takes_the_tokenizer_that_is_there() {
+fn a_dry_run_changes_nothing_and_uses_an_existing_tokenizer() {
     let run = routed().copy();
     let before = snapshot(&run.directory());
     let plan = run.dipaco("train --dry-run --json --set train.rounds=7").succeeded().json();
@@ -110,8 +111,8 @@ fn a_dry_run_changes_nothing_and_takes_the_tokenizer_that_is_there() {
 }
 
 #[test]
-fn a_path_that_does_not_fit_is_told_with_what_would_help() {
-    let run = Run::new("");
+fn a_path_that_does_not_fit_is_reported_with_remedies() {
+    let run = Run::new();
     // A million sequences at once need terabytes.
     let plan = run.dipaco("train --dry-run --set train.batch=1048576").succeeded();
     for says in ["this does not fit", "try: train.micro_batch=", "train.activation_checkpointing=true"] {

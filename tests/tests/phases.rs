@@ -1,36 +1,31 @@
-//! A run whose text is divided anew by its own paths, killed and continued between the steps of that.
+//! A run whose own paths divide the text again. It is killed and continued between the steps of that division.
 #![allow(clippy::unwrap_used)]
-// Every test file compiles these helpers and uses some of them.
-#![allow(dead_code)]
-
-#[path = "kill/process.rs"]
-mod process;
-#[path = "kill/run.rs"]
-mod run;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use process::Process;
-use run::{Run, dipaco};
+use dipaco_tests::process::{Process, Signal};
+use dipaco_tests::run::Run;
+use dipaco_tests::training::{self, untrained};
+use serde_json::Value;
 
-/// On so little text some path is the best of no document; overlapping shards give it documents all the same.
-const PHASE: [&str; 4] = ["--set", "routing.phases.0.round=1", "--set", "routing.overlap=3"];
+/// On so little text some path may be the best path of no document. Overlapping shards give it documents nevertheless.
+const PHASE: &str = "--set routing.phases.0.round=1 --set routing.overlap=3";
 
-fn train(run: &Run, words: &[&str]) -> Process {
-    run.train(&[&PHASE, words].concat())
+fn train(run: &Run, words: &str) -> Process {
+    run.train(&format!("{PHASE} {words}"))
 }
 
 fn routing(run: &Run, name: &str) -> PathBuf {
-    PathBuf::from(run.path()).join("routing").join(name)
+    run.file("routing").join(name)
 }
 
-/// What one worker makes of the run when nobody disturbs it: the bits, and the second router.
+/// The results of one undisturbed worker: the bits, and the second router.
 fn undisturbed() -> &'static (Vec<String>, Vec<u8>) {
     static BITS: OnceLock<(Vec<String>, Vec<u8>)> = OnceLock::new();
     BITS.get_or_init(|| {
-        let run = Run::new();
-        train(&run, &["--workers", "1"]).succeed();
+        let run = untrained();
+        let _ = train(&run, "--workers 1").finish().succeeded();
         (run.bits(), std::fs::read(routing(&run, "phase-1/router.bin")).unwrap())
     })
 }
@@ -41,78 +36,67 @@ fn assert_undisturbed(run: &Run) {
 }
 
 #[test]
-fn two_workers_make_what_one_makes_and_the_run_is_used_in_its_last_phase() {
-    let run = Run::new();
-    train(&run, &["--workers", "2"]).succeed();
+fn two_workers_give_the_bits_of_one_and_commands_use_the_last_phase() {
+    let run = untrained();
+    let _ = train(&run, "--workers 2").finish().succeeded();
     assert_undisturbed(&run);
-    assert_ne!(run.bits(), *run::undisturbed(), "a run without phases is another one");
+    assert_ne!(run.bits(), *training::undisturbed(), "a run without phases has other results");
 
-    let (path, json) = (run.path(), "--json");
-    let status: serde_json::Value = serde_json::from_str(&dipaco(&["status", "--run", &path, json])).unwrap();
+    let status = run.status();
     assert_eq!(status["training"]["phase"], 1);
-    let shards: serde_json::Value =
+    let shards: Value =
         serde_json::from_str(&std::fs::read_to_string(routing(&run, "phase-1/train/shards.json")).unwrap())
             .unwrap();
-    let hashes = |value: &serde_json::Value, key: &str| {
+    let hashes = |value: &Value, key: &str| {
         value["shards"].as_array().unwrap().iter().map(|shard| shard[key].clone()).collect::<Vec<_>>()
     };
     assert_eq!(hashes(&status["training"], "hash"), hashes(&shards, "content_hash"));
-    let inspected: serde_json::Value =
-        serde_json::from_str(&dipaco(&["route", "inspect", "--run", &path, json])).unwrap();
+    let inspected = run.dipaco("route inspect --json").succeeded().json();
     assert_eq!(inspected["router_hash"], shards["router_hash"]);
-    dipaco(&["evaluate", "--run", &path]);
-    // Nothing is left to be done anew.
-    let said = dipaco(&["train", "--resume", "--run", &path]);
-    assert!(said.contains("3 of 3 rounds"), "{said}");
+    let _ = run.dipaco("evaluate").succeeded();
+    // No step is left to be done again.
+    let _ = run.dipaco("train --resume").succeeded().says("3 of 3 rounds");
 }
 
 #[test]
-fn a_run_killed_at_any_step_of_the_boundary_goes_on_to_the_same_bits() {
-    for said in [
+fn a_run_killed_at_any_step_between_phases_resumes_to_the_same_bits() {
+    for step in [
         "the text is divided among the paths anew",
         "the reserved documents are scored",
         "a discriminative router is fitted",
         "the paths chose their router",
     ] {
-        let run = Run::new();
-        let mut killed = train(&run, &["--workers", "2"]);
-        killed.line(said);
-        killed.kill();
-        assert_eq!(killed.end().0.code(), None, "{said}");
-        train(&run, &["--workers", "2", "--resume"]).succeed();
+        let run = untrained();
+        let mut process = train(&run, "--workers 2");
+        process.line_with(step);
+        process.signal(Signal::KILL);
+        let _ = process.finish().killed();
+        let _ = train(&run, "--workers 2 --resume").finish().succeeded();
         assert_undisturbed(&run);
     }
 }
 
 #[test]
-fn the_steps_can_be_taken_by_hand_and_divided() {
-    let run = Run::new();
-    let path = run.path();
-    let said = train(&run, &["--workers", "2", "--stop-at-phase"]).succeed();
-    assert!(said.contains("1 of 3 rounds") && said.contains("dipaco route score"), "{said}");
+fn the_steps_can_be_taken_by_hand_and_in_parts() {
+    let run = untrained();
+    let stopped = train(&run, "--workers 2 --stop-at-phase").finish().succeeded();
+    let _ = stopped.says("1 of 3 rounds").says("dipaco route score");
 
-    dipaco(&["route", "score", "--run", &path, "--part", "1/2"]);
-    let (status, _, log) = Process::start(&["route", "refit", "--run", &path]).end();
-    assert_eq!(status.code(), Some(1));
-    assert!(log.contains("no scores of path 1") && log.contains("dipaco route score"), "{log}");
-    dipaco(&["route", "score", "--run", &path, "--part", "2/2"]);
-    let again = dipaco(&["route", "score", "--run", &path]);
-    assert!(again.contains("4 had been scored before"), "{again}");
-    dipaco(&["route", "refit", "--run", &path]);
-    let again = dipaco(&["route", "refit", "--run", &path]);
-    assert!(again.contains("the shards were there already"), "{again}");
+    let _ = run.dipaco("route score --part 1/2").succeeded();
+    let _ = run.dipaco("route refit").failed(1, &["no scores of path 1", "dipaco route score"]);
+    let _ = run.dipaco("route score --part 2/2").succeeded();
+    let _ = run.dipaco("route score").succeeded().says("4 had been scored before");
+    let _ = run.dipaco("route refit").succeeded();
+    let _ = run.dipaco("route refit").succeeded().says("the shards were there already");
 
-    train(&run, &["--workers", "2", "--resume"]).succeed();
+    let _ = train(&run, "--workers 2 --resume").finish().succeeded();
     assert_undisturbed(&run);
-    let (status, _, log) = Process::start(&["route", "refit", "--run", &path]).end();
-    assert_eq!(status.code(), Some(1));
-    assert!(log.contains("no later one"), "{log}");
+    let _ = run.dipaco("route refit").failed(1, &["no later one"]);
 }
 
 #[test]
 fn a_phase_without_reserved_documents_is_refused_before_training() {
-    let run = Run::new();
-    let (status, _, log) = train(&run, &["--workers", "1", "--set", "routing.router_share=0"]).end();
-    assert_eq!(status.code(), Some(2), "{log}");
-    assert!(log.contains("routing.router_share is 0"), "{log}");
+    let run = untrained();
+    let words = "--workers 1 --set routing.router_share=0";
+    let _ = train(&run, words).finish().failed(2, &["routing.router_share is 0"]);
 }

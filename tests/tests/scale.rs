@@ -1,14 +1,15 @@
-//! Preparing and routing in parts, and what is left when it stops.
+//! Preparing and routing in parts, and after a failure.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use dipaco_tests::binary::{clean, dipaco, run};
-use dipaco_tests::run::{Run, corpus, routed, snapshot};
+use dipaco_tests::fixtures::corpus;
+use dipaco_tests::process::{output, short_of_space};
+use dipaco_tests::run::{Run, routed, snapshot};
 
-/// Every file below a folder of a run, with its content's hash.
+/// Every file below a folder of a run, with the hash of its content.
 fn files(run: &Run, folder: &str) -> Vec<(PathBuf, u64)> {
     let root = run.directory();
     snapshot(&run.file(folder))
@@ -24,16 +25,16 @@ fn prepare(run: &Run, words: &str) -> Command {
 }
 
 #[test]
-fn a_run_in_parts_is_the_run_in_one_go() {
-    let parts = Run::new("");
-    let _ = run(prepare(&parts, "--part 1/2")).failed(1, &["part 1/2", "--tokenizer-only"]);
-    let _ = run(prepare(&parts, "--part 3/2")).failed(2, &["3/2"]);
-    let _ = run(prepare(&parts, "--tokenizer-only")).succeeded();
+fn a_run_in_parts_equals_the_run_in_one_go() {
+    let parts = Run::new();
+    let _ = output(prepare(&parts, "--part 1/2")).failed(1, &["part 1/2", "--tokenizer-only"]);
+    let _ = output(prepare(&parts, "--part 3/2")).failed(2, &["3/2"]);
+    let _ = output(prepare(&parts, "--tokenizer-only")).succeeded();
     // The corpus is small: it is one piece, and the second part has nothing to do.
-    let _ = run(prepare(&parts, "--part 2/2")).succeeded();
-    let _ = run(prepare(&parts, "--part 1/2")).succeeded().says("without --part merges them");
-    let _ = run(prepare(&parts, "")).succeeded();
-    let _ = run(prepare(&parts, "")).succeeded().says("nothing to do");
+    let _ = output(prepare(&parts, "--part 2/2")).succeeded();
+    let _ = output(prepare(&parts, "--part 1/2")).succeeded().says("without --part merges them");
+    let _ = output(prepare(&parts, "")).succeeded();
+    let _ = output(prepare(&parts, "")).succeeded().says("nothing to do");
     let _ = parts.dipaco("seed").succeeded();
     let _ = parts.dipaco("route features --part 2/2").succeeded();
     let _ = parts.dipaco("route fit").failed(1, &["part 1/2", "dipaco route features --part 1/2"]);
@@ -48,23 +49,14 @@ fn a_run_in_parts_is_the_run_in_one_go() {
     assert_eq!(files(&parts, "routing"), files(routed(), "routing"));
 }
 
-/// A command with files limited to so many bytes: writing more fails as a full disk does, in the middle of a file.
-fn short_of_space(command: &Command, kilobytes: u32) -> Command {
-    let mut limited = Command::new("sh");
-    // Signal 25 is SIGXFSZ, which would end the process where a full disk would not.
-    let script = format!("trap '' 25; ulimit -f {}; exec \"$0\" \"$@\"", 2 * kilobytes);
-    limited.args(["-c", &script]).arg(dipaco());
-    clean(limited, command.get_args())
-}
-
 #[test]
-fn an_assignment_that_found_the_disk_full_goes_on_when_there_is_space() {
+fn an_assignment_that_met_a_full_disk_continues_when_there_is_space() {
     let own = routed().copy();
     fs::remove_dir_all(own.file("routing/train")).unwrap();
     fs::remove_dir_all(own.file("routing/validation")).unwrap();
-    // Room for some decisions, then for those and no shard, then for small shards only.
+    // There is room for some decisions, then for all decisions and no shard, then for small shards only.
     for kilobytes in [1, 4, 20] {
-        let _ = run(short_of_space(&own.command("route assign"), kilobytes)).failed(1, &["routing/train"]);
+        let _ = output(short_of_space(&own.command("route assign"), kilobytes)).failed(1, &["routing/train"]);
         assert!(!own.file("routing/train/shards.json").exists());
         assert!(own.file("routing/train/parts").exists());
     }

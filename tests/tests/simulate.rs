@@ -1,10 +1,10 @@
 //! `dipaco simulate`: tables, JSON, pictures and refusals.
 #![allow(clippy::unwrap_used)]
 
-use dipaco_tests::run::dipaco;
+use dipaco_tests::process::dipaco;
 
 #[test]
-fn bandwidth_is_told_for_the_sizes_that_are_asked_for() {
+fn bandwidth_is_printed_for_the_requested_sizes() {
     let table = dipaco("simulate bandwidth").succeeded().says("data parallel").says("Gbit/s").stdout;
     assert_eq!(table.lines().filter(|line| line.contains("streaming, overlap 1, 4 bits")).count(), 3);
     let rows = dipaco("simulate bandwidth --parameters 1e10 --step-seconds 0.8 --json").succeeded().json();
@@ -21,7 +21,7 @@ fn bandwidth_is_told_for_the_sizes_that_are_asked_for() {
 }
 
 #[test]
-fn goodput_is_told_and_drawn() {
+fn goodput_is_printed_and_drawn() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().display();
     let rows = dipaco(&format!("simulate goodput --chips 1200000 --learners 8 --json --out {out}"))
@@ -38,7 +38,7 @@ fn goodput_is_told_and_drawn() {
 }
 
 #[test]
-fn learners_of_unlike_speed_wait_only_where_the_scheme_says_so() {
+fn learners_of_different_speeds_wait_only_if_the_scheme_makes_them() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().display();
     let rows = dipaco(&format!("simulate speeds --learners 4 --json --out {out}")).succeeded().json();
@@ -46,7 +46,7 @@ fn learners_of_unlike_speed_wait_only_where_the_scheme_says_so() {
         let row = rows.as_array().unwrap().iter().find(|row| row["name"] == name).unwrap();
         row[what].as_f64().unwrap()
     };
-    // The slower half takes 18 % longer, and whoever waits is as fast as the slowest: 1 / 1.18 of the time is used.
+    // The slower half takes 18 % longer, and a learner that waits is as fast as the slowest: it uses 1 / 1.18 of its time.
     assert!(found("all wait for all, no overlap", "goodput") < 0.88);
     assert!(found("quorum of one", "goodput") > 0.99);
     // A throttle of 0.9 lets a fragment take an outer step in nine tenths of the fastest learner's round, without anyone

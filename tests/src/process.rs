@@ -18,19 +18,26 @@ pub const LIMIT: Duration = Duration::from_secs(100);
 /// # Panics
 /// When it has not been built.
 #[must_use]
-pub fn dipaco() -> PathBuf {
+pub fn binary() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let binary = own.parent().and_then(|deps| deps.parent()).unwrap().join("dipaco");
     assert!(binary.exists(), "{} is missing: run cargo build --bin dipaco first", binary.display());
     binary
 }
 
-/// A command of the program, without settings of the caller's environment that would change what it does.
+/// A command of the program, without settings of the caller's environment that would change its behaviour.
+///
+/// Descriptor 3 is a copy of its standard output. The processes that the program starts inherit it, so that the end of
+/// the pipe means that all of them have ended: [`Process::finish`] waits for it.
+#[must_use]
 pub fn command(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
-    clean(Command::new(dipaco()), args)
+    let mut shell = Command::new("sh");
+    shell.args(["-c", r#"exec "$0" "$@" 3>&1"#]).arg(binary());
+    clean(shell, args)
 }
 
-/// The same through another program, such as a shell that sets limits first.
+/// A command of another program with these arguments and a clean environment.
+#[must_use]
 pub fn clean(mut command: Command, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     command.args(args).env_remove("RUST_LOG").env("NO_COLOR", "1").stdin(Stdio::null());
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("DIPACO_")) {
@@ -39,12 +46,22 @@ pub fn clean(mut command: Command, args: impl IntoIterator<Item = impl AsRef<OsS
     command
 }
 
-/// What a command left behind.
+/// The same command with files limited to this size: a larger file fails as on a full disk, in the middle of a write.
+#[must_use]
+pub fn short_of_space(command: &Command, kilobytes: u32) -> Command {
+    let mut limited = Command::new("sh");
+    // Signal 25 is SIGXFSZ, which would end the process where a full disk would not. The unit of `ulimit -f` is 512 bytes.
+    let script = format!("trap '' 25; ulimit -f {}; exec \"$0\" \"$@\"", 2 * kilobytes);
+    limited.args(["-c", &script]).arg(command.get_program());
+    clean(limited, command.get_args())
+}
+
+/// Output and exit status of a command that has ended.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// The command, for messages.
-    pub what: String,
-    /// How it ended.
+    pub command: String,
+    /// Its exit status.
     pub status: ExitStatus,
     /// Its standard output.
     pub stdout: String,
@@ -54,7 +71,7 @@ pub struct Output {
 
 impl Output {
     fn all(&self) -> String {
-        format!("{}\n{}\n--- stdout\n{}\n--- stderr\n{}", self.what, self.status, self.stdout, self.stderr)
+        format!("{}\n{}\n--- stdout\n{}\n--- stderr\n{}", self.command, self.status, self.stdout, self.stderr)
     }
 
     /// Asserts that the command succeeded without a panic.
@@ -64,21 +81,28 @@ impl Output {
         self
     }
 
-    /// Asserts that the command failed with `code`, did not panic, and said each of `says` on standard error.
+    /// Asserts that the command failed with `code`, did not panic, and printed each of `texts` on standard error.
     #[must_use]
-    pub fn failed(self, code: i32, says: &[&str]) -> Self {
+    pub fn failed(self, code: i32, texts: &[&str]) -> Self {
         assert_eq!(self.status.code(), Some(code), "wrong exit code: {}", self.all());
         assert!(!self.stderr.contains("panicked"), "it panicked: {}", self.all());
-        for text in says {
-            assert!(self.stderr.contains(text), "does not say `{text}`: {}", self.all());
+        for text in texts {
+            assert!(self.stderr.contains(text), "does not print `{text}`: {}", self.all());
         }
+        self
+    }
+
+    /// Asserts that SIGKILL ended the command.
+    #[must_use]
+    pub fn killed(self) -> Self {
+        assert_eq!(self.status.code(), None, "was not killed: {}", self.all());
         self
     }
 
     /// Asserts that standard output holds `text`.
     #[must_use]
     pub fn says(self, text: &str) -> Self {
-        assert!(self.stdout.contains(text), "does not say `{text}`: {}", self.all());
+        assert!(self.stdout.contains(text), "does not print `{text}`: {}", self.all());
         self
     }
 
@@ -89,35 +113,38 @@ impl Output {
     }
 }
 
-/// Runs the program to its end.
-pub fn dipaco_with(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Output {
-    run(command(args))
+/// Runs the program to its end, with words separated by spaces.
+#[must_use]
+pub fn dipaco(words: &str) -> Output {
+    output(command(words.split_whitespace()))
 }
 
 /// Runs a command to its end, within [`LIMIT`].
-pub fn run(command: Command) -> Output {
-    Running::start(command).finish()
+#[must_use]
+pub fn output(command: Command) -> Output {
+    Process::start(command).finish()
 }
 
-/// A command that runs; it is killed when this is dropped.
-pub struct Running {
-    what: String,
+/// A running command and the processes that it starts. The command is killed when this is dropped.
+pub struct Process {
+    command: String,
     child: Child,
     stdout: Receiver<String>,
     lines: Receiver<String>,
+    /// Standard error as far as it has been read.
     stderr: String,
 }
 
-impl Running {
+impl Process {
     /// Starts a command.
     ///
     /// # Panics
     /// When it can't be started.
     #[must_use]
     pub fn start(mut command: Command) -> Self {
-        let what = format!("{command:?}");
+        let text = format!("{command:?}");
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("{what} can't be started: {error}"));
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{text} can't be started: {error}"));
         let (mut out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         let (send, stdout) = channel();
         std::thread::spawn(move || {
@@ -136,24 +163,18 @@ impl Running {
                 line.clear();
             }
         });
-        Self { what, child, stdout, lines, stderr: String::new() }
+        Self { command: text, child, stdout, lines, stderr: String::new() }
     }
 
-    /// The process's number.
-    #[must_use]
-    pub fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Whether the process still runs.
+    /// Returns whether the process still runs.
     ///
     /// # Panics
-    /// When the system can't say.
-    pub fn runs(&mut self) -> bool {
+    /// When the system can't tell.
+    pub fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Waits for a line of standard error that holds `text` and gives it.
+    /// Reads standard error up to the next line that holds `text`, and returns that line without its end.
     ///
     /// # Panics
     /// When the process ends or the time is up before there is one.
@@ -164,38 +185,51 @@ impl Running {
                 Ok(line) => {
                     self.stderr.push_str(&line);
                     if line.contains(text) {
-                        return line;
+                        return line.trim_end().to_owned();
                     }
                 }
-                Err(_) => panic!("{} did not say `{text}`, but:\n{}", self.what, self.stderr),
+                Err(_) => panic!("{} did not print `{text}`, but:\n{}", self.command, self.stderr),
             }
         }
     }
 
-    /// Waits until `happened` says so: for what can only be seen in files.
+    /// Waits until `happened` returns true, for events that only files show.
     ///
     /// # Panics
     /// When the time is up or the process has ended before.
-    pub fn until(&mut self, what: &str, happened: impl Fn() -> bool) {
+    pub fn until(&mut self, event: &str, happened: impl Fn() -> bool) {
         let deadline = Instant::now() + LIMIT;
         while !happened() {
-            assert!(self.runs() && Instant::now() < deadline, "{}: ended before {what}", self.what);
+            let waiting = self.is_running() && Instant::now() < deadline;
+            assert!(waiting, "{}: ended before this happened: {event}", self.command);
             std::thread::yield_now();
         }
     }
 
-    /// Sends a signal.
+    /// Sends a signal to the process.
     ///
     /// # Panics
-    /// When the process has ended and been waited for.
+    /// When the process has ended and its status has been read.
     pub fn signal(&self, signal: Signal) {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for the end.
+    /// Kills the process of a worker that `train` has started, by its name in the lines read so far.
     ///
     /// # Panics
-    /// When it does not come within [`LIMIT`].
+    /// When no line names the worker, or when its process has ended.
+    pub fn kill_worker(&self, worker: &str) {
+        let starts =
+            |line: &&str| line.contains("a worker process starts") && field(line, "worker") == worker;
+        let line = self.stderr.lines().rfind(starts).unwrap_or_else(|| panic!("{worker} was not started"));
+        let pid = Pid::from_raw(field(line, "pid").parse().unwrap()).unwrap();
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    }
+
+    /// Waits until the process and every process that it started have ended.
+    ///
+    /// # Panics
+    /// When that takes longer than [`LIMIT`].
     #[must_use]
     pub fn finish(mut self) -> Output {
         let deadline = Instant::now() + LIMIT;
@@ -204,21 +238,34 @@ impl Running {
                 Ok(line) => self.stderr.push_str(&line),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
-                    panic!("{} does not end; it said:\n{}", self.what, self.stderr)
+                    panic!("{} does not end; it printed:\n{}", self.command, self.stderr)
                 }
             }
         }
         let stdout = self.stdout.recv_timeout(deadline.saturating_duration_since(Instant::now()));
-        let stdout = stdout.unwrap_or_else(|_| panic!("{} does not end", self.what));
+        let stdout = stdout.unwrap_or_else(|_| {
+            panic!("{} or a process that it started does not end; it printed:\n{}", self.command, self.stderr)
+        });
         let status = self.child.wait().unwrap();
-        Output { what: self.what.clone(), status, stdout, stderr: std::mem::take(&mut self.stderr) }
+        let (command, stderr) = (std::mem::take(&mut self.command), std::mem::take(&mut self.stderr));
+        Output { command, status, stdout, stderr }
     }
 }
 
-impl Drop for Running {
+impl Drop for Process {
     fn drop(&mut self) {
         // An error means that the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The value of a field in a line of the log.
+///
+/// # Panics
+/// When the line has no such field.
+#[must_use]
+pub fn field<'a>(line: &'a str, name: &str) -> &'a str {
+    let (_, value) = line.split_once(&format!("{name}=")).unwrap_or_else(|| panic!("no {name} in `{line}`"));
+    value.split(' ').next().unwrap().trim_matches('"')
 }
