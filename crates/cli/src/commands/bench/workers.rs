@@ -11,7 +11,7 @@ use dipaco_config::RunConfig;
 use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunStore, ShardRecord};
-use dipaco_telemetry::{Align, Events, Progress, Table, Unit};
+use dipaco_telemetry::{Align, Events, Progress, ProgressUnit, Table};
 use dipaco_topology::Topology;
 use dipaco_train::{
     CoordinatorOptions, CrowdOptions, CrowdReport, Revocations, SeedOptions, TrainDevice, coordinate, crowd,
@@ -234,7 +234,7 @@ async fn measure(
     tokio::pin!(crowd);
     let (begun, mut looks) = (tokio::time::Instant::now(), tokio::time::interval(LOOK));
     let mut held = Vec::new();
-    let task = progress.task("bench", Some(options.seconds.into()), Unit::Count("seconds"));
+    let task = progress.task("bench", Some(options.seconds.into()), ProgressUnit::Count("seconds"));
     let seen = loop {
         tokio::select! {
             seen = &mut crowd => break seen.map_err(step)?,
