@@ -1,6 +1,6 @@
 //! HTTP server of a run, with the API of OpenAI's completions.
 //!
-//! [`serve`] answers on a listener until the shutdown token is cancelled: completions (plain and as server-sent events),
+//! [`serve()`] answers on a listener until the shutdown token is cancelled: completions (plain and as server-sent events),
 //! the run and its paths as models, the route of a text, the tokenizer, health and metrics. The engine of `dipaco-infer`
 //! computes; this package reads requests, limits them, and writes answers. It knows nothing of training and opens no
 //! run. It reads one file, the API keys.
