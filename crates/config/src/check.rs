@@ -1,4 +1,4 @@
-//! Whether the values of a configuration are in range and fit together.
+//! Checks that the values of a configuration are in range and fit together.
 
 use dipaco_sync::{Rescale, ScheduleError, Weighting};
 use dipaco_topology::Topology;
@@ -6,10 +6,10 @@ use dipaco_topology::Topology;
 use crate::{ConfigError, Problem, RunConfig};
 
 impl RunConfig {
-    /// Checks every section by itself and all of them together.
+    /// Checks every section, and that the sections fit together.
     ///
     /// # Errors
-    /// With everything that is wrong at once.
+    /// [`ConfigError::Problems`] with all errors at once.
     pub fn check(&self) -> Result<(), ConfigError> {
         let problems = self.problems();
         if problems.is_empty() { Ok(()) } else { Err(ConfigError::Problems(problems)) }
@@ -81,20 +81,20 @@ impl RunConfig {
         if self.sync.eager {
             if self.sync.overlap_steps != self.train.inner_steps {
                 problems.add(
-                    "sync.eager needs sync.overlap_steps = train.inner_steps: outer steps a round late"
+                    "sync.eager needs sync.overlap_steps = train.inner_steps, an overlap of one round"
                         .to_owned(),
                 );
             }
             if self.outer.rescale == Rescale::Rda || self.outer.weighting == Weighting::Tokens {
                 problems.add(
-                    "sync.eager can't be combined with outer.rescale = \"rda\", which is not linear, nor with \
-                     outer.weighting = \"tokens\", which a path does not know beforehand"
+                    "sync.eager can't be combined with outer.rescale = \"rda\", because that is not linear, nor with \
+                     outer.weighting = \"tokens\", because a path does not know those weights beforehand"
                         .to_owned(),
                 );
             }
         }
         let ends = self.routing.phases.iter().map(|phase| phase.round).chain([self.train.rounds]);
-        // What is wrong with rounds and phases is said beside them.
+        // Other errors of the schedule come from rounds and phases, which have their own checks.
         let problem = match self.sync.schedule(self.run.seed, self.train.inner_steps, ends) {
             Err(error @ ScheduleError::Fragments { .. }) => format!("sync.fragments: {error}"),
             Err(error @ ScheduleError::Overlap { .. }) => format!("sync.overlap_steps: {error}"),
@@ -153,7 +153,7 @@ impl RunConfig {
         }
         if train.holdout_sequences > 0 && train.holdout_fraction == 0.0 {
             problems.add(format!(
-                "train.holdout_sequences is {} but train.holdout_fraction is 0, so that nothing is held out: raise the \
+                "train.holdout_sequences is {} but train.holdout_fraction is 0, so no document is held out: raise the \
                  fraction, or set train.holdout_sequences = 0 to turn early stopping off",
                 train.holdout_sequences
             ));
@@ -163,15 +163,15 @@ impl RunConfig {
     fn check_together(&self, problems: &mut Problems) {
         if !self.routing.phases.is_empty() && self.routing.router_share == 0.0 {
             problems.add(
-                "routing.phases are set but routing.router_share is 0: reserve documents that the routers of the phases can \
-                 be fitted on, 0.005 of a large corpus or 0.02 of a small one"
+                "routing.phases are set but routing.router_share is 0: reserve documents for fitting the routers of the phases, \
+                 0.005 of a large corpus or 0.02 of a small corpus"
                     .to_owned(),
             );
         }
         if let Some(phase) = self.routing.phases.iter().find(|phase| phase.round >= self.train.rounds) {
             problems.add(format!(
-                "routing.phases[].round is {} but train.rounds is {}: no round would be left for the phase, so begin it \
-                 earlier or train longer",
+                "routing.phases[].round is {} but train.rounds is {}: no round is left for the phase, so begin it earlier or \
+                 train longer",
                 phase.round, self.train.rounds
             ));
         }
@@ -179,37 +179,37 @@ impl RunConfig {
         problems.at_most_context("routing.prefix_tokens", self.routing.prefix_tokens, context);
         if self.evaluation.prefix_tokens < self.routing.prefix_tokens {
             problems.add(format!(
-                "evaluation.prefix_tokens is {} but the router reads routing.prefix_tokens = {}: tokens that the router has \
-                 seen must not be counted, so raise evaluation.prefix_tokens",
+                "evaluation.prefix_tokens is {} but the router reads routing.prefix_tokens = {}: tokens that the router \
+                 reads must not be counted, so raise evaluation.prefix_tokens",
                 self.evaluation.prefix_tokens, self.routing.prefix_tokens
             ));
         }
-        // A tokenizer that is given has its own vocabulary, which is compared when it is read.
+        // A given tokenizer has its own vocabulary, which is checked when the tokenizer is read.
         let (model, trained) = (self.model.vocab_size, self.prepare.vocab_size as usize);
         if self.prepare.tokenizer.is_none() && model != 0 && model != trained {
             problems.add(format!(
-                "model.vocab_size is {model} but the tokenizer is to have prepare.vocab_size = {trained}: leave \
+                "model.vocab_size is {model} but the tokenizer is trained with prepare.vocab_size = {trained}: leave \
                  model.vocab_size at 0, or give both the same number"
             ));
         }
         if self.evaluation.prefix_tokens >= context {
             problems.add(format!(
-                "evaluation.prefix_tokens is {} but model.context is {context}: no token would be left to count",
+                "evaluation.prefix_tokens is {} but model.context is {context}: no token is left to count",
                 self.evaluation.prefix_tokens
             ));
         }
         match Topology::new(&self.topology, self.model.blocks) {
             Err(error) => problems.add(error.to_string()),
             Ok(topology) => {
-                // The model's own values have been reported above.
+                // Errors of the model's own values are already in the list.
                 if self.model.check().is_ok() {
                     problems.result(self.model.check_topology(&topology));
                 }
                 let (overlap, paths) = (self.routing.overlap, topology.paths());
                 if overlap > paths as usize {
                     problems.add(format!(
-                        "routing.overlap is {overlap} but the topology has {paths} paths: a document can't go to more shards \
-                         than there are paths"
+                        "routing.overlap is {overlap} but the topology has {paths} paths: there are not more shards than \
+                         paths"
                     ));
                 }
             }
@@ -217,7 +217,7 @@ impl RunConfig {
     }
 }
 
-/// What was found so far.
+/// The errors found so far.
 #[derive(Default)]
 struct Problems(Vec<Problem>);
 
@@ -232,7 +232,7 @@ impl Problems {
         }
     }
 
-    /// As [`Problems::result`], for errors that name their key relative to its section.
+    /// Like [`Problems::result`], for errors that name their key relative to its section.
     fn of_section<E: std::fmt::Display>(&mut self, section: &str, result: Result<(), E>) {
         if let Err(error) = result {
             self.add(format!("{section}.{error}"));
@@ -245,7 +245,7 @@ impl Problems {
         }
     }
 
-    /// 0 stands for the whole.
+    /// Checks that `part` divides `whole`; 0 stands for the whole.
     fn divides(&mut self, key: &str, part: usize, whole_key: &str, whole: usize) {
         if part != 0 && !whole.is_multiple_of(part) {
             self.add(format!(
@@ -257,7 +257,7 @@ impl Problems {
     fn at_most_context(&mut self, key: &str, value: usize, context: usize) {
         if value > context {
             self.add(format!(
-                "{key} is {value} but model.context is {context}: lower the one or raise the other"
+                "{key} is {value} but model.context is {context}: lower {key} or raise model.context"
             ));
         }
     }

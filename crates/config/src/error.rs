@@ -1,4 +1,4 @@
-//! What is wrong with a configuration.
+//! Errors of a configuration.
 
 use std::fmt;
 use std::io;
@@ -8,14 +8,14 @@ use thiserror::Error;
 
 use crate::Origin;
 
-/// One thing that is wrong: what, where it was written, and what to do.
+/// One error of a configuration: its message, the place of the value, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// What is wrong, naming the key.
+    /// Message, which names the key.
     pub message: String,
-    /// Where the value was written; `None` for a default, or for several values that do not fit together.
+    /// Place of the value; `None` for a default, or for several values that do not fit together.
     pub origin: Option<Origin>,
-    /// What to do about it.
+    /// Remedy, if one is known.
     pub remedy: Option<String>,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Why there is no configuration to run with.
+/// Errors of loading a configuration.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -41,7 +41,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the file system.
         #[source]
         source: io::Error,
     },

@@ -1,5 +1,5 @@
-//! What every key means: the one place that the configuration reference, `dipaco config keys` and the comments of a
-//! saved configuration come from.
+//! Documentation of every key: the only source of the configuration reference, of `dipaco config keys` and of the comments
+//! in a saved configuration.
 
 mod evaluation;
 mod model;
@@ -15,73 +15,79 @@ mod topology;
 mod train;
 mod transformer_router;
 
-/// What a key means. Its default comes from the code.
+/// Documentation of a key. The default is that of the section's struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyDoc {
-    /// The whole name, with `[]` for the elements of a list.
+    /// Full name, with `[]` for the elements of a list.
     pub key: &'static str,
-    /// The unit or the kind of value.
+    /// Unit, or kind of value.
     pub unit: &'static str,
-    /// The meaning and the consequence of a bad value, in whole sentences.
+    /// Meaning, and consequence of a bad value, in whole sentences.
     pub text: &'static str,
-    /// Whether another value gives another result. Others only change where and how fast the run goes, and may differ
-    /// when a run is resumed.
+    /// True if the value influences the result of a run. The other keys only change where and how fast the run goes, and
+    /// may change when the run is resumed.
     pub affects_result: bool,
 }
 
+/// A key that influences the result.
 const fn key(key: &'static str, unit: &'static str, text: &'static str) -> KeyDoc {
     KeyDoc { key, unit, text, affects_result: true }
 }
 
+/// A key that does not influence the result.
 const fn free(key: &'static str, unit: &'static str, text: &'static str) -> KeyDoc {
     KeyDoc { key, unit, text, affects_result: false }
 }
 
-/// Every section with what it is for, in the order in which they are written.
+/// Every section and its purpose, in the order of the written configuration.
 pub const SECTIONS: &[(&str, &str)] = &[
     ("run", "The run itself."),
-    ("model", "The transformer of one path. Llama-shaped: RMSNorm, rotary positions, SwiGLU, no biases."),
-    ("topology", "How the transformer is cut into modules and how paths share them."),
+    (
+        "model",
+        "The transformer of a path, in the shape of Llama: RMSNorm, rotary positions, SwiGLU, no biases.",
+    ),
+    ("topology", "The division of the transformer into modules, and how paths share them."),
     (
         "topology.levels[]",
         "The levels, first to last. Every block, the embedding and the head belong to exactly one level.",
     ),
-    ("prepare", "How text becomes a tokenizer and token files."),
-    ("seed_model", "Pretraining of the dense path that every path starts from."),
+    ("prepare", "Preparation of text: tokenizer and token files."),
+    ("seed_model", "Pretraining of the seed, the dense path that every path starts from."),
     ("seed_model.adamw", "The optimizer of the seed."),
     ("seed_model.schedule", "The learning rate of the seed: a linear warm-up, then a cosine."),
-    ("routing", "Which document goes to which path."),
+    ("routing", "Routing of documents to paths."),
     (
         "routing.classifier",
-        "How a discriminative router is fitted: a linear classifier of the seed's features that predicts which path scores \
-         a document best.",
+        "Fitting of a discriminative router: a linear classifier of the seed's features that predicts the best path of a \
+         document.",
     ),
     (
         "routing.phases[]",
-        "Phases: after some rounds the paths as they are then decide anew which document goes to which path, and training \
-         goes on with other shards. Without any, documents stay where the first router puts them.",
+        "Phases of routing. At the beginning of a phase the trained paths score reserved documents, a new router is fitted to \
+         the scores, and training goes on with new shards. Without phases the first router's shards are used to the end.",
     ),
     (
         "transformer_router",
-        "The router that decides during a text: the seed, fine-tuned to predict which path goes on best.",
+        "The transformer router, which chooses paths within a text: the seed, fine-tuned to predict the path that continues \
+         the text best.",
     ),
-    ("transformer_router.adamw", "The optimizer of that router."),
-    ("transformer_router.schedule", "The learning rate of that router."),
-    ("train", "Training of the paths: rounds of inner steps."),
+    ("transformer_router.adamw", "The optimizer of the transformer router."),
+    ("transformer_router.schedule", "The learning rate of the transformer router."),
+    ("train", "Training of the paths, in rounds of inner steps."),
     ("train.adamw", "The inner optimizer of every path."),
     ("train.schedule", "The learning rate over all inner steps of the run: a linear warm-up, then a cosine."),
     (
         "sync",
-        "When paths synchronise their modules, and who waits for whom. The defaults are those of DiLoCo and DiPaCo: whole \
-         modules, all paths through a module wait for each other.",
+        "Synchronisation of the modules between paths: its schedule, and which paths wait for each other. The defaults are \
+         those of DiLoCo and DiPaCo: whole modules, and all paths through a module wait for each other.",
     ),
-    ("outer", "How the outer gradients of the paths through a module become the module's step."),
+    ("outer", "The outer step of a module, computed from the outer gradients of the paths through it."),
     ("outer.nesterov", "The outer optimizer: SGD with Nesterov momentum."),
     ("evaluation", "Perplexity on validation text."),
     ("serve", "The HTTP server."),
 ];
 
-/// Every key of the configuration, in the order in which they are written.
+/// Every key of the configuration, in the order of the written configuration.
 pub fn keys() -> impl Iterator<Item = &'static KeyDoc> {
     [
         run::KEYS,
@@ -101,7 +107,7 @@ pub fn keys() -> impl Iterator<Item = &'static KeyDoc> {
     .flatten()
 }
 
-/// The documentation of a key; indices such as `[0]` may stand for `[]`.
+/// The documentation of a key, whose name has `[]` or an index such as `[0]` for the elements of lists.
 #[must_use]
 pub fn key_doc(key: &str) -> Option<&'static KeyDoc> {
     let pattern = crate::layer::KeyPath::parse(&key.replace("[]", "[0]"))?.pattern();

@@ -1,4 +1,4 @@
-//! Layers of a configuration: the values that a file, the environment or the arguments give, and where each was written.
+//! Layers of a configuration: the values of a file, the environment or the arguments, each with its place.
 
 use std::fmt;
 use std::path::Path;
@@ -8,14 +8,14 @@ use toml::de::{DeTable, DeValue};
 
 use crate::{Origin, Problem};
 
-/// A step on the way to a value.
+/// A step of a key path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Key(String),
     Index(usize),
 }
 
-/// The way to a value, written `topology.levels[0].modules`.
+/// The path to a value, written `topology.levels[0].modules`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KeyPath(pub(crate) Vec<Step>);
 
@@ -26,7 +26,7 @@ impl KeyPath {
         Self(steps)
     }
 
-    /// Reads `a.b[0].c`, or `a.b.0.c`.
+    /// Parses `a.b[0].c` or `a.b.0.c`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut steps = Vec::new();
         for part in text.replace('[', ".").replace(']', "").split('.').map(str::trim) {
@@ -39,7 +39,7 @@ impl KeyPath {
         Some(Self(steps))
     }
 
-    /// The path with `[]` for every index, as the list of keys has it.
+    /// The path with `[]` for every index, as in the list of keys.
     pub(crate) fn pattern(&self) -> String {
         render(&self.0, |_| "[]".into())
     }
@@ -63,24 +63,24 @@ fn render(steps: &[Step], index: impl Fn(usize) -> String) -> String {
     out
 }
 
-/// A value that a user gave.
+/// A value given by the user.
 #[derive(Clone, Debug)]
 pub(crate) struct Leaf {
     pub(crate) path: KeyPath,
     pub(crate) value: Value,
-    /// The text as written, for values that turn out to be strings without quotes.
+    /// The text of an argument or variable, for keys that take a string: it may be written without quotes.
     pub(crate) raw: Option<String>,
     pub(crate) origin: Origin,
 }
 
-/// The values of a TOML file. A list of tables comes as an empty list, which drops what other layers put there, and
-/// then as its elements.
+/// The values of a TOML file. A list of tables becomes an empty list, which drops the elements of earlier layers, followed
+/// by its elements.
 pub(crate) fn from_file(text: &str, path: &Path) -> Result<Vec<Leaf>, Vec<Problem>> {
     let line_of = |offset: usize| 1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count();
     let origin = |offset| Origin::File { path: path.to_owned(), line: line_of(offset) };
     let table = DeTable::parse(text).map_err(|error| {
         let place = error.span().map(|span| origin(span.start));
-        let message = format!("this is no TOML: {}", error.message().trim().replace('\n', ", "));
+        let message = format!("this is not valid TOML: {}", error.message().trim().replace('\n', ", "));
         vec![Problem { message, origin: place, remedy: None }]
     })?;
     let (mut leaves, mut problems) = (Vec::new(), Vec::new());
@@ -88,10 +88,10 @@ pub(crate) fn from_file(text: &str, path: &Path) -> Result<Vec<Leaf>, Vec<Proble
     if problems.is_empty() { Ok(leaves) } else { Err(problems) }
 }
 
-/// The prefix of the environment variables that hold configuration.
+/// Prefix of the environment variables of the configuration.
 pub(crate) const ENVIRONMENT_PREFIX: &str = "DIPACO__";
 
-/// The value of an environment variable such as `DIPACO__TRAIN__ROUNDS`; `None` for a variable that is not ours.
+/// The value of an environment variable such as `DIPACO__TRAIN__ROUNDS`; `None` for a variable without the prefix.
 pub(crate) fn from_environment(name: &str, text: &str) -> Option<Result<Vec<Leaf>, Vec<Problem>>> {
     let key = name.strip_prefix(ENVIRONMENT_PREFIX)?.to_lowercase().replace("__", ".");
     let origin = Origin::Environment(name.to_owned());
@@ -113,7 +113,7 @@ pub(crate) fn from_argument(argument: &str) -> Result<Vec<Leaf>, Vec<Problem>> {
 
 fn from_text(key: &str, text: &str, origin: &Origin) -> Result<Vec<Leaf>, Vec<Problem>> {
     let Some(path) = KeyPath::parse(key) else {
-        let message = format!("`{key}` is no key");
+        let message = format!("`{key}` is not a key");
         let remedy = Some("write section.key, as in train.rounds".into());
         return Err(vec![Problem { message, origin: Some(origin.clone()), remedy }]);
     };
@@ -156,7 +156,7 @@ fn walk(
     let leaf = |value| Leaf { path: path.clone(), value, raw: None, origin: origin(offset) };
     match value {
         DeValue::Table(table) => {
-            // An empty table gives no values, but its name must be known all the same.
+            // An empty table has no values, but its name must be checked too.
             if table.is_empty() {
                 leaves.push(leaf(Value::Object(Map::new())));
             }
@@ -171,9 +171,9 @@ fn walk(
         }
         other => match scalar(other) {
             Ok(value) => leaves.push(leaf(value)),
-            Err(what) => {
+            Err(problem) => {
                 problems.push(Problem {
-                    message: format!("{path}: {what}"),
+                    message: format!("{path}: {problem}"),
                     origin: Some(origin(offset)),
                     remedy: None,
                 });
@@ -190,13 +190,15 @@ fn scalar(value: &DeValue<'_>) -> Result<Value, String> {
             let number = u64::from_str_radix(integer.as_str(), integer.radix()).map(Number::from);
             let number =
                 number.or_else(|_| i64::from_str_radix(integer.as_str(), integer.radix()).map(Number::from));
-            number.map(Value::Number).map_err(|_| format!("{integer} is too large a number"))
+            number.map(Value::Number).map_err(|_| format!("{integer} is too large"))
         }
         DeValue::Float(float) => {
             let number = float.as_str().parse::<f64>().ok().and_then(Number::from_f64);
             number.map(Value::Number).ok_or_else(|| format!("{float} is not a finite number"))
         }
-        DeValue::Datetime(time) => Err(format!("found the date or time {time}, which no key takes")),
+        DeValue::Datetime(time) => {
+            Err(format!("found the date or time {time}, but no key takes dates or times"))
+        }
         DeValue::Array(array) => {
             array.iter().map(|element| scalar(element.get_ref())).collect::<Result<_, _>>().map(Value::Array)
         }

@@ -1,8 +1,8 @@
-//! The configuration of a run: one tree of sections, its sources, its checks and its documentation.
+//! The configuration of a run: its sections, sources, checks and documentation.
 //!
-//! Values come from defaults, a TOML file, environment variables and overrides, each over the one before. Everything
-//! that is wrong is reported at once, with the place where it was written. Each package defines the section that
-//! configures it; this one puts them together and checks that they fit. It reads one file and does nothing else.
+//! Values come from defaults, a TOML file, environment variables and overrides; later sources win. All errors are reported
+//! at once, each with the place of the value. Other packages define the sections that configure them. This package joins
+//! the sections and checks that they fit together. It reads one file and does nothing else.
 //!
 //! ```
 //! use dipaco_config::{RunConfig, Sources};

@@ -1,4 +1,4 @@
-//! Putting a configuration together: defaults, file, environment, arguments.
+//! Loading a configuration from defaults, file, environment and arguments.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,19 +8,19 @@ use crate::layer::{self, Leaf};
 use crate::resolve::resolve;
 use crate::{ConfigError, Origin, Problem, RunConfig};
 
-/// Where the values come from; later ones win.
+/// Sources of the values. Later fields win.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// A TOML file.
     pub file: Option<PathBuf>,
-    /// Environment variables by name and value; those that do not begin with `DIPACO__` are passed over.
+    /// Names and values of environment variables. Names that do not begin with `DIPACO__` are ignored.
     pub environment: Vec<(String, String)>,
     /// Overrides as `section.key=value`.
     pub overrides: Vec<String>,
 }
 
 impl Sources {
-    /// A file, the overrides and this process's environment.
+    /// A file, the environment of this process, and overrides.
     #[must_use]
     pub fn with_environment(file: Option<PathBuf>, overrides: Vec<String>) -> Self {
         let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
@@ -31,21 +31,21 @@ impl Sources {
     }
 }
 
-/// A checked configuration, and who said what.
+/// A checked configuration and the places of its values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
     /// The configuration.
     pub config: RunConfig,
-    /// Where each value that is not a default was written, by key.
+    /// Place of each value that is not a default, by key.
     pub origins: BTreeMap<String, Origin>,
 }
 
 impl RunConfig {
-    /// Puts a configuration together and checks it.
+    /// Loads a configuration and checks it.
     ///
     /// # Errors
-    /// When the file can't be read, or with everything that is wrong at once: keys that do not exist, values of the
-    /// wrong type or out of range, and values that do not fit together.
+    /// When the file can't be read, or [`ConfigError::Problems`] with all errors at once: unknown keys, values of the wrong
+    /// type or out of range, and values that do not fit together.
     pub fn load(sources: &Sources) -> Result<Resolved, ConfigError> {
         let mut leaves = Vec::new();
         let mut problems = Vec::new();
@@ -84,7 +84,7 @@ pub(crate) fn resolve_leaves(leaves: &[Leaf]) -> Result<Resolved, ConfigError> {
     Err(ConfigError::Problems(placed))
 }
 
-/// Finds the place of a problem by the first key that its message names.
+/// Adds the place of the first key that the message names.
 fn with_origin(mut problem: Problem, origins: &BTreeMap<String, Origin>) -> Problem {
     let words = problem.message.split(|c: char| !(c.is_alphanumeric() || matches!(c, '.' | '_' | '[' | ']')));
     let mut named = words.filter_map(|word| origins.get(word.trim_end_matches('.')));

@@ -1,21 +1,21 @@
-//! Where a value of the configuration comes from.
+//! Places of configuration values.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// The place where a user wrote a value.
+/// The place where the user wrote a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A line of a file.
     File {
         /// The file.
         path: PathBuf,
-        /// The line, counted from 1.
+        /// Line, counted from 1.
         line: usize,
     },
-    /// An environment variable, by name.
+    /// Name of an environment variable.
     Environment(String),
-    /// An argument `--set`, as written.
+    /// Text of an argument `--set`.
     Argument(String),
 }
 

@@ -1,4 +1,4 @@
-//! Layers of values over defaults, checked against the list of known keys.
+//! Applying layers of values to the defaults, checked against the list of known keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use crate::layer::{KeyPath, Leaf, Step};
 use crate::{Origin, Problem};
 
-/// Puts `leaves` over the default of `T`, later ones over earlier ones. `keys` are all keys that `T` has, with `[]`
-/// for the elements of lists.
+/// Applies `leaves` to the default of `T`; later leaves win. `keys` are all keys of `T`, with `[]` for the elements of
+/// lists.
 pub(crate) fn resolve<T>(
     leaves: &[Leaf],
     keys: &[&str],
@@ -59,7 +59,7 @@ fn without_place(error: &serde_json::Error) -> Problem {
     Problem { message: error.to_string(), origin: None, remedy: None }
 }
 
-/// The value of a leaf, if `T` takes it: tried alone over the defaults, so that the error is about this key.
+/// The value of a leaf, if `T` accepts it. It is tried alone over the defaults, so that the error is about this key.
 fn typed<T: DeserializeOwned>(default: &Value, leaf: &Leaf) -> Result<Value, Problem> {
     let attempt = |value: Value| {
         let mut tree = default.clone();
@@ -67,7 +67,7 @@ fn typed<T: DeserializeOwned>(default: &Value, leaf: &Leaf) -> Result<Value, Pro
         serde_json::from_value::<T>(tree).map(drop)
     };
     let Err(error) = attempt(leaf.value.clone()) else { return Ok(leaf.value.clone()) };
-    // `--set run.name=7` names the run "7".
+    // `--set run.name=7` must name the run "7", although 7 is a number in TOML.
     if let Some(raw) = &leaf.raw {
         let text = Value::String(raw.clone());
         if attempt(text.clone()).is_ok() {
@@ -78,7 +78,7 @@ fn typed<T: DeserializeOwned>(default: &Value, leaf: &Leaf) -> Result<Value, Pro
     Err(Problem { message, origin: Some(leaf.origin.clone()), remedy: None })
 }
 
-/// serde's message with types as a user knows them.
+/// serde's message with user-friendly names of types.
 fn in_words(message: &str) -> String {
     let Some((found, expected)) = message.rsplit_once(", expected ") else { return message.to_owned() };
     let found = found
@@ -108,10 +108,10 @@ fn in_words(message: &str) -> String {
     format!("expected {expected}, found {found}")
 }
 
-/// Sets a value; an index may name an element or the place after the last one. Says whether it could.
+/// Sets a value and returns whether its place exists. An index may also be the one after the last element, which appends.
 fn put(tree: &mut Value, path: &[Step], value: Value) -> bool {
     let Some((step, rest)) = path.split_first() else {
-        // An empty table states its name and no values.
+        // An empty table has no values, so it must not replace the section.
         if !(value.as_object().is_some_and(Map::is_empty) && tree.is_object()) {
             *tree = value;
         }
@@ -135,8 +135,8 @@ fn put(tree: &mut Value, path: &[Step], value: Value) -> bool {
     }
 }
 
-/// As [`put`], with every list cut to its first default element, which then takes the value: elements have no defaults
-/// of their own, so a value is tried inside a complete one.
+/// Like [`put`], but cuts every list to its first default element and sets the value there. Elements have no defaults of
+/// their own, so a value is tried in a complete element.
 fn put_over_default(tree: &mut Value, path: &[Step], value: Value) {
     match path.split_first() {
         None => {
@@ -158,7 +158,7 @@ fn put_over_default(tree: &mut Value, path: &[Step], value: Value) {
     }
 }
 
-/// Finds the list elements that lack a key, which is all that can be wrong when each value by itself is right.
+/// Finds the list elements that lack a key, the only possible error when every value is valid by itself.
 fn incomplete_elements<T: DeserializeOwned>(
     default: &Value,
     tree: &Value,
@@ -190,7 +190,7 @@ fn get<'a>(tree: &'a Value, path: &[Step]) -> Option<&'a Value> {
     })
 }
 
-/// The keys that exist, and the sections above them.
+/// The known keys, and the sections that contain them.
 struct Known<'a> {
     keys: BTreeSet<&'a str>,
     sections: BTreeSet<String>,
@@ -211,7 +211,7 @@ impl<'a> Known<'a> {
         Self { keys: keys.iter().copied().collect(), sections }
     }
 
-    /// What is wrong with the name of a leaf: the offending name and the problem.
+    /// The error in the name of a leaf, if any: the offending name and the problem.
     fn problem(&self, leaf: &Leaf) -> Option<(String, Problem)> {
         let pattern = leaf.path.pattern();
         let section = self.sections.contains(&pattern);
@@ -224,10 +224,10 @@ impl<'a> Known<'a> {
             Some((name.to_owned(), Problem { message, origin: Some(leaf.origin.clone()), remedy }))
         };
         if section {
-            let what = leaf.value.to_string();
+            let value = leaf.value.to_string();
             return problem(
                 &pattern,
-                format!("{}: expected a section, found the value {what}", leaf.path),
+                format!("{}: expected a section, found the value {value}", leaf.path),
                 None,
             );
         }
@@ -249,7 +249,7 @@ impl<'a> Known<'a> {
         None
     }
 
-    /// The known name that is most like `name`: first among its siblings, then by its last word anywhere.
+    /// The known name that is nearest to `name`: among its siblings, otherwise among all names by their last word.
     fn nearest(&self, above: &str, name: &str) -> Option<&str> {
         let last = |name: &'_ str| name.rsplit('.').next().unwrap_or_default().to_owned();
         let wanted = last(name);

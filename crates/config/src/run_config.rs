@@ -1,47 +1,48 @@
 //! The configuration of a run, section by section.
+//!
+//! Each field is one key. [`keys()`](crate::keys()) has the documentation of all keys, so the fields only name theirs.
 
 use std::path::PathBuf;
 
 use dipaco_codec::Compression;
-use dipaco_eval::EvaluationConfig;
 use dipaco_model::ModelConfig;
 use dipaco_optim::{AdamWConfig, DelayedNesterovConfig, NesterovConfig, ScheduleConfig};
 use dipaco_routing::RouterConfig;
-use dipaco_server::ServeConfig;
+use dipaco_settings::{EvaluationConfig, ServeConfig};
 use dipaco_shards::PrepareConfig;
 use dipaco_sync::{Rescale, SyncConfig, Weighting};
 use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 use serde::{Deserialize, Serialize};
 
-/// Everything that a run depends on besides its text. The default is a 2 × 2 run that a laptop finishes in minutes.
+/// Everything that a run depends on besides its text. The default is a 2 × 2 run that takes minutes on a laptop.
 ///
-/// The keys are documented in one place, [`crate::keys`].
+/// [`keys()`](crate::keys()) documents every key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
-    /// The run itself.
+    /// Section `[run]`.
     pub run: RunSection,
-    /// Widths and numbers of the transformer.
+    /// Section `[model]`.
     pub model: ModelConfig,
-    /// Levels, modules and paths.
+    /// Section `[topology]`.
     pub topology: TopologyConfig,
-    /// Text to tokens.
+    /// Section `[prepare]`.
     pub prepare: PrepareConfig,
-    /// Pretraining of the dense path that every path starts from.
+    /// Section `[seed_model]`.
     pub seed_model: SeedConfig,
-    /// The router and its fitting.
+    /// Section `[routing]`.
     pub routing: RouterConfig,
-    /// Fine-tuning of the router that decides during a text.
+    /// Section `[transformer_router]`.
     pub transformer_router: TransformerRouterConfig,
-    /// Training of the paths.
+    /// Section `[train]`.
     pub train: TrainConfig,
-    /// When paths synchronise their modules, and who waits for whom.
+    /// Section `[sync]`.
     pub sync: SyncConfig,
-    /// The outer step of each module.
+    /// Section `[outer]`.
     pub outer: OuterConfig,
-    /// Perplexity on validation text.
+    /// Section `[evaluation]`.
     pub evaluation: EvaluationConfig,
-    /// The HTTP server.
+    /// Section `[serve]`.
     pub serve: ServeConfig,
 }
 
@@ -73,17 +74,17 @@ impl Default for RunConfig {
     }
 }
 
-/// Section `[run]`: what the run is called and where it lives.
+/// Section `[run]`: name, seed and folders of the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunSection {
-    /// Name of the run and of the model that it serves.
+    /// Key `run.name`.
     pub name: String,
-    /// Seed of every random choice: initial weights, order of the text.
+    /// Key `run.seed`.
     pub seed: u64,
-    /// The run's directory; `runs/<name>` when it is not given.
+    /// Key `run.directory`.
     pub directory: Option<PathBuf>,
-    /// The folder of the prepared text; `data` in the run's directory when it is not given.
+    /// Key `run.data`.
     pub data: Option<PathBuf>,
 }
 
@@ -94,36 +95,36 @@ impl Default for RunSection {
 }
 
 impl RunSection {
-    /// The run's directory: `directory`, or `runs/<name>`.
+    /// The directory of the run: `run.directory`, or `runs/<name>`.
     #[must_use]
     pub fn directory(&self) -> PathBuf {
         self.directory.clone().unwrap_or_else(|| PathBuf::from("runs").join(&self.name))
     }
 }
 
-/// Section `[seed_model]`: pretraining of the dense path that every path starts from (arXiv:2403.10616 §3).
+/// Section `[seed_model]`: pretraining of the seed, the dense path that every path starts from (arXiv:2403.10616 §3).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SeedConfig {
-    /// Optimizer steps.
+    /// Key `seed_model.steps`.
     pub steps: u64,
-    /// B, sequences per step.
+    /// Key `seed_model.batch`.
     pub batch: usize,
-    /// T, tokens per sequence.
+    /// Key `seed_model.sequence_tokens`.
     pub sequence_tokens: usize,
-    /// Sequences per forward and backward pass; 0 takes the whole batch at once.
+    /// Key `seed_model.micro_batch`.
     pub micro_batch: usize,
-    /// Whether blocks keep only their input for the backward pass.
+    /// Key `seed_model.activation_checkpointing`.
     pub activation_checkpointing: bool,
-    /// Steps between two measurements of the validation loss; 0 measures at the end only.
+    /// Key `seed_model.validate_every`.
     pub validate_every: u64,
-    /// Validation sequences that are measured each time.
+    /// Key `seed_model.validation_sequences`.
     pub validation_sequences: u64,
-    /// Steps between two checkpoints.
+    /// Key `seed_model.checkpoint_every`.
     pub checkpoint_every: u64,
-    /// AdamW's numbers.
+    /// Section `[seed_model.adamw]`.
     pub adamw: AdamWConfig,
-    /// The learning rate over the steps.
+    /// Section `[seed_model.schedule]`.
     pub schedule: ScheduleConfig,
 }
 
@@ -145,8 +146,8 @@ impl Default for SeedConfig {
 }
 
 impl SeedConfig {
-    /// What the weights depend on: keys that only say when to measure and save, or trade time for memory, are at their
-    /// defaults.
+    /// The values that influence the weights. Keys that only set when to measure and save, or trade time for memory, have
+    /// their defaults.
     #[must_use]
     pub fn of_weights(&self) -> Self {
         let Self { validate_every, validation_sequences, checkpoint_every, activation_checkpointing, .. } =
@@ -161,35 +162,35 @@ impl SeedConfig {
     }
 }
 
-/// What the learning rate does where a phase of routing begins.
+/// Learning rate at the beginning of a phase of routing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScheduleAtPhase {
-    /// One schedule spans the whole run, whatever the shards (arXiv:2311.08105 §6.1 counts the steps of all rounds).
+    /// One schedule spans the whole run (arXiv:2311.08105 §6.1 counts the steps of all rounds).
     #[default]
     Continue,
-    /// The schedule begins anew, warm-up included, and spans the rest of the run (arXiv:2403.10616, Fig. 10).
+    /// The schedule starts again with a warm-up and spans the rest of the run (arXiv:2403.10616, Fig. 10).
     Restart,
 }
 
-/// Section `[transformer_router]`: fine-tuning the seed to a router that decides at any token which path goes on
+/// Section `[transformer_router]`: fine-tuning the seed to a router that can choose a path at any token
 /// (arXiv:2403.10616 §7.2.2).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransformerRouterConfig {
-    /// Optimizer steps; the paper takes about 2,000.
+    /// Key `transformer_router.steps`.
     pub steps: u64,
-    /// B, sequences per step.
+    /// Key `transformer_router.batch`.
     pub batch: usize,
-    /// Lw, tokens over which the paths' scores are summed up; 0 sums to the end of the sequence, as in the paper.
+    /// Key `transformer_router.score_tokens`.
     pub score_tokens: usize,
-    /// Share of the reserved documents on which the loss is measured, from 0 to below 1.
+    /// Key `transformer_router.holdout_fraction`.
     pub holdout_fraction: f64,
-    /// Steps between two measurements of the held-out loss; the best weights are kept.
+    /// Key `transformer_router.validate_every`.
     pub validate_every: u64,
-    /// AdamW's numbers.
+    /// Section `[transformer_router.adamw]`.
     pub adamw: AdamWConfig,
-    /// The learning rate over the steps; no warm-up in the paper.
+    /// Section `[transformer_router.schedule]`.
     pub schedule: ScheduleConfig,
 }
 
@@ -211,39 +212,39 @@ impl Default for TransformerRouterConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
-    /// Rounds (outer steps).
+    /// Key `train.rounds`.
     pub rounds: u32,
-    /// H, inner steps of a path per round.
+    /// Key `train.inner_steps`.
     pub inner_steps: u64,
-    /// B, sequences per inner step.
+    /// Key `train.batch`.
     pub batch: usize,
-    /// T, tokens per sequence.
+    /// Key `train.sequence_tokens`.
     pub sequence_tokens: usize,
-    /// Sequences per forward and backward pass; 0 takes the whole batch at once.
+    /// Key `train.micro_batch`.
     pub micro_batch: usize,
-    /// Whether blocks keep only their input for the backward pass.
+    /// Key `train.activation_checkpointing`.
     pub activation_checkpointing: bool,
-    /// Share of each shard's documents that is held out for early stopping, from 0 to below 1.
+    /// Key `train.holdout_fraction`.
     pub holdout_fraction: f64,
-    /// Held-out sequences that are measured after each round; 0 turns early stopping off.
+    /// Key `train.holdout_sequences`.
     pub holdout_sequences: u64,
-    /// Whether sequences run across document borders, without padding; the seed is trained the same way.
+    /// Key `train.packing`.
     pub packing: bool,
-    /// Seconds after which a worker that was not heard of loses its path to another.
+    /// Key `train.lease_seconds`.
     pub lease_seconds: u64,
-    /// Leases of a path between two states (moments, data position) that its worker brings.
+    /// Key `train.state_every`.
     pub state_every: u32,
-    /// Paths whose states a worker keeps in memory.
+    /// Key `train.held_paths`.
     pub held_paths: usize,
-    /// Earlier rounds that the run can go back to when an object of its store is damaged.
+    /// Key `train.checkpoints`.
     pub checkpoints: usize,
-    /// Threads of one worker process; 0 shares the cores evenly among the workers of the machine.
+    /// Key `train.threads_per_worker`.
     pub threads_per_worker: usize,
-    /// What the learning rate does where a phase of routing begins.
+    /// Key `train.schedule_at_phase`.
     pub schedule_at_phase: ScheduleAtPhase,
-    /// AdamW's numbers.
+    /// Section `[train.adamw]`.
     pub adamw: AdamWConfig,
-    /// The learning rate over all inner steps of the run.
+    /// Section `[train.schedule]`.
     pub schedule: ScheduleConfig,
 }
 
@@ -272,8 +273,8 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
-    /// What the weights depend on: keys that only say how the work is handed out, or trade time for memory, are at their
-    /// defaults.
+    /// The values that influence the weights. Keys that only set how work is distributed, or trade time for memory, have
+    /// their defaults.
     #[must_use]
     pub fn of_weights(&self) -> Self {
         let Self {
@@ -297,27 +298,27 @@ impl TrainConfig {
     }
 }
 
-/// Section `[outer]`: how the outer gradients of a module's paths become its step (arXiv:2403.10616 §2.7).
+/// Section `[outer]`: the outer step of a module from the outer gradients of its paths (arXiv:2403.10616 §2.7).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OuterConfig {
-    /// How the paths through a module are weighted.
+    /// Key `outer.weighting`.
     pub weighting: Weighting,
-    /// What the weighted mean is multiplied by.
+    /// Key `outer.rescale`.
     pub rescale: Rescale,
-    /// How outer gradients are written on their way to the synchronizer.
+    /// Key `outer.compression`.
     pub compression: Compression,
-    /// β, the share of what writing an outer gradient has lost that is added to the path's next one; 0 adds nothing.
+    /// Key `outer.error_feedback`.
     pub error_feedback: f32,
-    /// How many times as long as the last ones of its module an outer gradient may be; 0 for any length.
+    /// Key `outer.guard`.
     pub guard: f64,
-    /// How the change of the global weights is written on its way to the workers.
+    /// Key `outer.broadcast`.
     pub broadcast: Compression,
-    /// N, after how many contributions the momentum changes; 0 for once an outer step.
+    /// Key `outer.delay`.
     pub delay: u32,
-    /// c, the share of the momentum that each of the other contributions applies, 0 to 1/N.
+    /// Key `outer.delay_share`.
     pub delay_share: f64,
-    /// Nesterov's numbers.
+    /// Section `[outer.nesterov]`.
     pub nesterov: NesterovConfig,
 }
 
@@ -338,7 +339,7 @@ impl Default for OuterConfig {
 }
 
 impl OuterConfig {
-    /// The numbers of delayed Nesterov momentum, when it is asked for.
+    /// The parameters of delayed Nesterov momentum; `None` if `outer.delay` is 0.
     #[must_use]
     pub fn delayed(&self) -> Option<DelayedNesterovConfig> {
         let Self { delay, delay_share: share, nesterov, .. } = self;

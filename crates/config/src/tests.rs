@@ -19,7 +19,7 @@ fn load_text(text: &str) -> Result<Resolved, ConfigError> {
 
 fn problems(text: &str) -> Vec<String> {
     let ConfigError::Problems(problems) = load_text(text).unwrap_err() else { panic!("no problems") };
-    // The directory of the test is not what is asserted.
+    // The path of the temporary directory is cut off.
     problems.iter().map(|p| p.to_string().split_once("run.toml").unwrap().1.to_owned()).collect()
 }
 
@@ -152,10 +152,10 @@ fn wrong_types_name_the_key_and_the_place() {
 }
 
 #[test]
-fn text_that_is_no_toml_is_placed() {
+fn invalid_toml_is_reported_with_its_place() {
     let found = problems("[train]\nrounds = = 3\n");
-    assert!(found[0].starts_with(":2: this is no TOML"), "{found:?}");
-    assert!(problems("[run]\nseed = 1\nseed = 2\n")[0].starts_with(":3: this is no TOML"));
+    assert!(found[0].starts_with(":2: this is not valid TOML"), "{found:?}");
+    assert!(problems("[run]\nseed = 1\nseed = 2\n")[0].starts_with(":3: this is not valid TOML"));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn overrides_are_toml_or_text() {
     assert_eq!(set(&["run.name=a=b"]).unwrap_err().to_string().matches("run.name").count(), 2);
     let error = set(&["train.rounds"]).unwrap_err().to_string();
     assert_eq!(error, "--set train.rounds: no value is given (write --set section.key=value)");
-    assert!(set(&["=3"]).unwrap_err().to_string().contains("`` is no key"));
+    assert!(set(&["=3"]).unwrap_err().to_string().contains("`` is not a key"));
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn the_numbers_of_products_are_named() {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn a_written_configuration_is_read_back() {
     let mut config = RunConfig::default();
     config.run.directory = Some("runs/other \"one\"".into());
     config.train.adamw.epsilon = 1.5e-9;
@@ -293,7 +293,7 @@ fn every_ready_configuration_loads() {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
-        // Experiments are read by the package of that name.
+        // `dipaco-experiment` tests the experiments.
         if path.is_dir() {
             continue;
         }
@@ -334,7 +334,7 @@ fn the_reference_is_up_to_date() {
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         written == reference(),
-        "docs/configuration.md is not what the code says: DIPACO_WRITE_DOCS=1 cargo test -p dipaco-config writes it"
+        "docs/configuration.md is out of date: DIPACO_WRITE_DOCS=1 cargo test -p dipaco-config writes it"
     );
 }
 

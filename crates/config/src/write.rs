@@ -7,11 +7,11 @@ use serde_json::Value;
 use crate::keys::{KeyDoc, SECTIONS, keys};
 use crate::{ConfigError, Problem, RunConfig};
 
-/// Where lines of comments end.
+/// Largest width of a line of comment, in bytes.
 const WIDTH: usize = 100;
 
 impl RunConfig {
-    /// The whole configuration in TOML, each key below what it means; [`RunConfig::from_toml`] reads it back.
+    /// The whole configuration in TOML, each key with its documentation. [`RunConfig::from_toml`] reads it back.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let tree = tree(self);
@@ -31,15 +31,18 @@ impl RunConfig {
                         let gap = if index > 0 { "\n" } else { "" };
                         let _ = writeln!(out, "{gap}[[{list}]]");
                         for doc in &keys {
-                            let described = (index == 0).then_some(None);
-                            entry(&mut out, doc, element.get(last(doc.key)), described);
+                            if index == 0 {
+                                describe(&mut out, doc, None);
+                            }
+                            entry(&mut out, doc, element.get(last(doc.key)));
                         }
                     }
                 }
                 None => {
                     let _ = writeln!(out, "[{section}]");
                     for doc in keys {
-                        entry(&mut out, doc, lookup(&tree, doc.key), Some(lookup(&default, doc.key)));
+                        describe(&mut out, doc, lookup(&default, doc.key));
+                        entry(&mut out, doc, lookup(&tree, doc.key));
                     }
                 }
             }
@@ -47,8 +50,8 @@ impl RunConfig {
         out
     }
 
-    /// The hash of everything that influences the result: two runs with the same hash, text and program give the same
-    /// weights. Names, places and numbers of threads do not count.
+    /// The hash of all values that influence the result. Two runs with the same hash, text and program give the same
+    /// weights. Names, folders and numbers of threads do not count.
     #[must_use]
     pub fn hash(&self) -> String {
         let mut text = String::new();
@@ -58,8 +61,8 @@ impl RunConfig {
         blake3::hash(text.as_bytes()).to_hex().to_string()
     }
 
-    /// The keys that influence the result and differ, with the value here and there: why a run can't be resumed with
-    /// another configuration.
+    /// The keys that influence the result and differ, each with its value here and in `other`. A run with such a difference
+    /// can't be resumed.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<(String, String, String)> {
         let (ours, theirs) = (self.influences(), other.influences());
@@ -77,7 +80,7 @@ impl RunConfig {
             .collect()
     }
 
-    /// The keys that influence the result with their values as JSON, in the order of [`keys`].
+    /// The keys that influence the result, with their values as JSON, in the order of [`keys`].
     fn influences(&self) -> Vec<(String, String)> {
         let tree = tree(self);
         let mut out = Vec::new();
@@ -102,7 +105,7 @@ impl RunConfig {
         out
     }
 
-    /// The value of a key as TOML, `None` for one that does not exist; `not set` for an optional one without value.
+    /// The value of a key as TOML; `not set` for an optional key without value, `None` for an unknown key.
     #[must_use]
     pub fn value(&self, key: &str) -> Option<String> {
         let tree = tree(self);
@@ -115,19 +118,19 @@ impl RunConfig {
     }
 }
 
-/// The reference of all keys in Markdown.
+/// The reference of all keys, in Markdown.
 #[must_use]
 pub fn reference() -> String {
     let default = tree_of_default();
     let mut out = String::from(
         "# Configuration\n\n\
-         <!-- Made from crates/config/src/keys.rs: DIPACO_WRITE_DOCS=1 cargo test -p dipaco-config -->\n\n\
-         A run is configured by one TOML file; every key has a default, so a file says only what differs.\n\
+         <!-- Generated from crates/config/src/keys/: DIPACO_WRITE_DOCS=1 cargo test -p dipaco-config -->\n\n\
+         One TOML file configures a run. Every key has a default, so the file only needs the keys that differ.\n\
          Later sources win: defaults, the file of `--config`, environment variables such as\n\
          `DIPACO__TRAIN__ROUNDS=3`, then `--set train.rounds=3`.\n\
-         Unknown keys are refused. `dipaco config show` prints the configuration that results, `dipaco config check`\n\
-         says what is wrong with it, and every run keeps its own in `config.toml`.\n\n\
-         A key marked * influences the result: it can't change when a run is resumed.\n",
+         Unknown keys are refused. `dipaco config show` prints the resulting configuration, and `dipaco config check`\n\
+         reports its errors. Every run keeps its configuration in `config.toml`.\n\n\
+         A key marked * influences the result and can't change when a run is resumed.\n",
     );
     for &(section, text) in SECTIONS {
         let title =
@@ -153,14 +156,15 @@ fn default_text(value: Option<&Value>) -> String {
     value.and_then(toml_value).map_or_else(|| "not set".into(), |value| format!("`{value}`"))
 }
 
-/// `described` holds the default when the key is to be explained: `Some(None)` explains it without one.
-#[expect(clippy::option_option, reason = "whether to explain and what the default is are two questions")]
-fn entry(out: &mut String, doc: &KeyDoc, value: Option<&Value>, described: Option<Option<&Value>>) {
-    if let Some(default) = described {
-        let default = default.map(|value| toml_value(value).unwrap_or_else(|| "not set".into()));
-        let default = default.map_or_else(String::new, |default| format!(" Default: {default}."));
-        comment(out, &format!("{} Unit: {}.{default}", doc.text, doc.unit));
-    }
+/// Writes the documentation of a key, and its default if there is one.
+fn describe(out: &mut String, doc: &KeyDoc, default: Option<&Value>) {
+    let default = default.map(|value| toml_value(value).unwrap_or_else(|| "not set".into()));
+    let default = default.map_or_else(String::new, |default| format!(" Default: {default}."));
+    comment(out, &format!("{} Unit: {}.{default}", doc.text, doc.unit));
+}
+
+/// Writes a key and its value. A key without value is a comment.
+fn entry(out: &mut String, doc: &KeyDoc, value: Option<&Value>) {
     let name = last(doc.key);
     let _ = match value.and_then(toml_value) {
         Some(value) => writeln!(out, "{name} = {value}"),
@@ -180,7 +184,7 @@ fn comment(out: &mut String, text: &str) {
     out.extend([&line, "\n"]);
 }
 
-/// A value in TOML; `None` for null, which TOML lacks.
+/// A value in TOML; `None` for null, which TOML does not have.
 fn toml_value(value: &Value) -> Option<String> {
     toml::Value::try_from(value).ok().map(|value| value.to_string())
 }
@@ -198,7 +202,7 @@ fn lookup<'a>(tree: &'a Value, key: &str) -> Option<&'a Value> {
 }
 
 fn tree(config: &RunConfig) -> Value {
-    // Plain structs of numbers, texts and lists have no way to fail.
+    // Serialising structs of numbers, texts and lists can't fail.
     serde_json::to_value(config).unwrap_or_default()
 }
 
@@ -207,10 +211,10 @@ fn tree_of_default() -> Value {
 }
 
 impl RunConfig {
-    /// Reads a configuration that [`RunConfig::to_toml`] wrote, and nothing else: no environment, no overrides.
+    /// Reads a configuration in TOML, without environment and overrides. The errors name the file `name`.
     ///
     /// # Errors
-    /// When it can't be read or does not pass [`RunConfig::check`]; `name` is what the messages call it.
+    /// When the text is not valid TOML or the values do not pass [`RunConfig::check`].
     pub fn from_toml(text: &str, name: &std::path::Path) -> Result<Self, ConfigError> {
         let leaves = crate::layer::from_file(text, name).map_err(ConfigError::Problems)?;
         crate::load::resolve_leaves(&leaves).map(|resolved| resolved.config)
@@ -218,7 +222,7 @@ impl RunConfig {
 }
 
 impl Problem {
-    /// A problem of values that do not fit together.
+    /// A problem without a place.
     pub(crate) fn of(message: impl Into<String>) -> Self {
         Self { message: message.into(), origin: None, remedy: None }
     }

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Evaluation;
 
-/// Evaluations of several models on the same text; its `Display` is a table, in which the first row is the base.
+/// Evaluations of several models on the same text. `Display` writes a table that compares all rows with the first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// The models' names and results.
+    /// Names and results of the models.
     pub rows: Vec<(String, Evaluation)>,
 }
 

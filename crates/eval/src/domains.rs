@@ -1,4 +1,4 @@
-//! What documents are about, as a label file says.
+//! Domains of documents, given by a label file.
 
 use std::collections::HashMap;
 
@@ -7,8 +7,8 @@ use dipaco_shards::{TokenFile, Tokens};
 /// Name of the domain of documents without a label.
 pub const UNLABELLED: &str = "(no label)";
 
-/// The domains of the documents of a token file. A document is known by its tokens, so it keeps its label wherever a
-/// router puts it and however its file was made. For measuring only: nothing that chooses a path sees it.
+/// The domains of the documents of a token file. A document is identified by its tokens, so it keeps its label in every
+/// shard and every file. Labels are for measuring only: no router sees them.
 #[derive(Clone, Debug)]
 pub struct Domains {
     names: Vec<String>,
@@ -17,7 +17,7 @@ pub struct Domains {
 }
 
 impl Domains {
-    /// The documents of a file, none of which has a label yet. Memory: some 40 bytes for each.
+    /// The documents of a file, all without a label. Takes about 40 bytes of memory a document.
     #[must_use]
     pub fn of_documents(file: &TokenFile) -> Self {
         let keys = (0..file.documents()).map(|document| (key(file.document(document).iter()), None));
@@ -25,8 +25,8 @@ impl Domains {
         Self { names: Vec::new(), unlabelled: known.len(), known }
     }
 
-    /// Labels a document with these tokens, its end-of-text token included. One that is not among the documents is left
-    /// out; of several labels of equal documents the first counts.
+    /// Labels the document with these tokens, its end-of-text token included. A document that is not in the file is
+    /// ignored. Of several labels for equal documents the first counts.
     pub fn label(&mut self, tokens: &[u32], domain: &str) {
         let Some(own) = self.known.get_mut(&key(tokens.iter().copied())).filter(|own| own.is_none()) else {
             return;
@@ -39,27 +39,27 @@ impl Domains {
         self.unlabelled -= 1;
     }
 
-    /// The domain of a document.
+    /// Returns the domain of a document, `None` without a label.
     #[must_use]
     pub fn of(&self, tokens: Tokens<'_>) -> Option<&str> {
         let index = self.known.get(&key(tokens.iter())).copied()??;
         self.names.get(index).map(String::as_str)
     }
 
-    /// How many different documents there are.
+    /// Number of different documents.
     #[must_use]
     pub fn documents(&self) -> usize {
         self.known.len()
     }
 
-    /// How many of them have no label.
+    /// Number of different documents without a label.
     #[must_use]
     pub fn unlabelled(&self) -> usize {
         self.unlabelled
     }
 }
 
-/// A part of the hash of a document's tokens: 128 bits are enough that two documents never share them.
+/// The first 128 bits of the hash of a document's tokens, enough that two documents never share them.
 fn key(tokens: impl Iterator<Item = u32>) -> [u8; 16] {
     let bytes: Vec<u8> = tokens.flat_map(u32::to_le_bytes).collect();
     let mut key = [0; 16];

@@ -1,44 +1,38 @@
-//! What can go wrong while evaluating.
+//! Errors of an evaluation.
 
+use dipaco_settings::SettingError;
 use dipaco_topology::PathId;
 
-/// An error of another package, kept as the source of ours.
+/// Error of another package, kept as the source of an [`EvalError`].
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why an evaluation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvalError {
-    /// A value of the configuration can't be used.
-    #[error("evaluation.{key} = {value}: {problem}")]
-    Config {
-        /// The key below `[evaluation]`.
-        key: &'static str,
-        /// Its value.
-        value: usize,
-        /// What is wrong with it, and what would be right.
-        problem: String,
-    },
+    /// A value of `[evaluation]` can't be used.
+    #[error(transparent)]
+    Config(#[from] SettingError),
     /// A path's model could not be loaded.
     #[error("path {path} could not be loaded")]
     Load {
         /// The path.
         path: PathId,
-        /// Why.
+        /// Error of the source of paths.
         #[source]
         source: Source,
     },
-    /// A path's shard could not be used.
+    /// The validation shard of a path could not be used.
     #[error("the validation shard of path {path} can't be used")]
     Shard {
         /// The path.
         path: PathId,
-        /// Why.
+        /// Error of the shard.
         #[source]
         source: dipaco_routing::RoutingError,
     },
     /// The model failed on a sequence.
-    #[error("{file}: scoring the sequences from document {document} on failed")]
+    #[error("{file}: the model failed to score a batch of sequences that starts in document {document}")]
     Model {
         /// The token file.
         file: String,
@@ -48,7 +42,7 @@ pub enum EvalError {
         #[source]
         source: Source,
     },
-    /// The model gave a log-probability that is not finite.
+    /// The model returned a log-probability that is not finite.
     #[error(
         "{file}: the model gives document {document} a log-probability of {value}: its weights are damaged or its \
          training diverged"
@@ -58,11 +52,11 @@ pub enum EvalError {
         file: String,
         /// The document.
         document: u64,
-        /// What it gave.
+        /// The log-probability.
         value: f32,
     },
     /// The router failed on a sequence.
-    #[error("{file}: choosing paths during the sequences from document {document} on failed")]
+    #[error("{file}: the router failed on a batch of sequences that starts in document {document}")]
     Router {
         /// The token file.
         file: String,
@@ -72,7 +66,7 @@ pub enum EvalError {
         #[source]
         source: Source,
     },
-    /// The router gave a score that is not a number.
+    /// The router returned a score that is not a number.
     #[error(
         "{file}: the router gives document {document} a score that is not a number: it is damaged or its training \
          diverged; fit it again"
@@ -83,43 +77,45 @@ pub enum EvalError {
         /// The document.
         document: u64,
     },
-    /// The router was made for other paths.
+    /// The router was fitted for another number of paths.
     #[error(
-        "the router that chooses during a text has {router} paths, the shards have {shards}: fit it again for this run"
+        "the transformer router has {router} paths but the run has {shards} shards: fit the router again for this run"
     )]
     RouterPaths {
-        /// Paths of the router.
+        /// Number of paths of the router.
         router: u32,
-        /// Paths of the shards.
+        /// Number of paths that the shards belong to.
         shards: u32,
     },
-    /// The model gave another number of scores than it was asked for.
-    #[error("the model gave {actual} scores for {expected} positions")]
+    /// The model or the router returned a wrong number of scores.
+    #[error(
+        "{actual} scores were returned where {expected} were expected: the model or the router has another shape"
+    )]
     Shape {
-        /// B · T.
+        /// Expected number of scores: B · T for a model, B · positions · P for a router.
         expected: usize,
-        /// What came.
+        /// Returned number of scores.
         actual: usize,
     },
-    /// A token has no length in bytes.
+    /// The table of token lengths lacks a token.
     #[error(
-        "token {token} is outside of the table of {tokens} token lengths: give the lengths of the run's tokenizer"
+        "token {token} is not in the table of {tokens} token lengths: give the lengths of the run's tokenizer"
     )]
     TokenBytes {
         /// The token.
         token: u32,
-        /// Length of the table.
+        /// Number of tokens in the table.
         tokens: usize,
     },
-    /// Nothing could be counted.
+    /// No token was left to count.
     #[error(
-        "none of {documents} documents is longer than the {prefix_tokens} tokens that are not counted: evaluate on longer \
-         documents, or lower evaluation.prefix_tokens"
+        "none of {documents} documents is longer than the {prefix_tokens} tokens that are read and not counted: evaluate \
+         on longer documents, or lower evaluation.prefix_tokens"
     )]
     NothingToCount {
-        /// Documents that were read.
+        /// Number of documents read.
         documents: u64,
-        /// The prefix.
+        /// Number of tokens that are read and not counted.
         prefix_tokens: usize,
     },
     /// The caller asked to stop.

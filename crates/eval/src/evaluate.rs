@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use dipaco_routing::{Contingency, ShardSet};
+use dipaco_settings::SettingError;
 use dipaco_shards::TokenFile;
 use dipaco_topology::PathId;
 use rayon::prelude::*;
@@ -14,46 +15,46 @@ use crate::score::{Score, Scorer};
 use crate::sequences::{Piece, Plan, Text, longest_first};
 use crate::{Domains, EvalError, EvaluationConfig, LanguageModel, PathSource, Reroute, Source};
 
-/// How text is scored, the same for all models that are compared.
+/// Protocol of scoring. Must be the same for all models of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Protocol<'a> {
     /// The settings.
     pub config: &'a EvaluationConfig,
-    /// The length in bytes of each token of the vocabulary, for [`Evaluation::bits_per_byte`].
+    /// Length in bytes of each token of the vocabulary (V), for [`Evaluation::bits_per_byte`].
     pub token_bytes: Option<&'a [u32]>,
-    /// What documents are about, for [`Evaluation::per_domain`].
+    /// Domains of the documents, for [`Evaluation::per_domain`].
     pub domains: Option<&'a Domains>,
 }
 
-/// What is being done.
+/// Stage of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Paths are chosen during sequences.
+    /// The router chooses paths within sequences.
     Routing,
-    /// Sequences are scored. One that several paths score is counted once for each.
+    /// Paths score sequences. A sequence that several paths score counts once for each of them.
     Scoring,
 }
 
-/// How far an evaluation is.
+/// Progress of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvaluationProgress {
-    /// What is being done.
+    /// Current stage.
     pub stage: Stage,
-    /// Sequences that are done.
+    /// Number of sequences done in this stage.
     pub done: u64,
-    /// Sequences in all.
+    /// Number of sequences of this stage.
     pub total: u64,
 }
 
-/// Told each step; `Break` stops the evaluation with [`EvalError::Cancelled`].
+/// Called with the progress after each step. `Break` stops the evaluation with [`EvalError::Cancelled`].
 pub type ProgressFn<'a> = dyn FnMut(EvaluationProgress) -> ControlFlow<()> + 'a;
 
-/// The perplexity of one model on a token file.
+/// Computes the perplexity of one model on a token file.
 ///
 /// # Errors
 ///
-/// Settings that do not fit the model, a model that fails or gives numbers that are not finite, no document that is
-/// longer than the prefix, or [`EvalError::Cancelled`].
+/// When the settings do not fit the model, the model fails or returns numbers that are not finite, no document is longer
+/// than the prefix, or the caller cancels ([`EvalError::Cancelled`]).
 pub fn evaluate_dense(
     model: &dyn LanguageModel,
     file: &TokenFile,
@@ -64,7 +65,8 @@ pub fn evaluate_dense(
     Ok(Evaluation { per_path: Vec::new(), ..evaluation })
 }
 
-/// The perplexity of one path on a token file, whatever a router says: its own shard, another one's, or all text.
+/// Computes the perplexity of one path on a token file without a router. The file may be the path's shard, another
+/// path's shard, or all text.
 ///
 /// # Errors
 ///
@@ -80,14 +82,14 @@ pub fn evaluate_path(
     evaluate(&texts, 0, &mut One(model), None, protocol, progress)
 }
 
-/// The perplexity of a routed model: each path is scored on its own validation shard, or with a [`Reroute`] on the chunks
-/// that it is chosen for; all tokens count alike.
+/// Computes the perplexity of a routed model. Each path scores its own validation shard or, with a [`Reroute`], the chunks
+/// that the router gives it. All tokens count alike.
 ///
-/// A path is loaded once, and at most `evaluation.parallel_paths` are in memory at the same time.
+/// Each path is loaded once, and at most `evaluation.parallel_paths` paths are in memory at the same time.
 ///
 /// # Errors
 ///
-/// As [`evaluate_dense`]; further [`EvalError::Load`], [`EvalError::Shard`], and what a router can do wrong.
+/// As [`evaluate_dense`], and [`EvalError::Load`], [`EvalError::Shard`] and the errors of the router.
 pub fn evaluate_routed<S: PathSource>(
     shards: &ShardSet,
     source: &mut S,
@@ -134,7 +136,7 @@ impl<'a> PathSource for One<'a> {
     }
 }
 
-/// Evaluates on texts that a router divided among `paths` paths; 0 when none did.
+/// Evaluates on texts that a router divided among `paths` paths; 0 without a router.
 fn evaluate<S: PathSource>(
     texts: &[Text<'_>],
     paths: usize,
@@ -144,12 +146,12 @@ fn evaluate<S: PathSource>(
     progress: &mut ProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
     let Protocol { config, domains, .. } = *protocol;
-    let sequence_tokens = config.resolve_sequence(source.context())?;
-    // Without choices during a sequence, its only chunk is longer than any sequence.
+    let sequence_tokens = config.sequence_for(source.context())?;
+    // Without rerouting, one chunk holds any sequence, so the rest of the code needs no second case.
     let chunk_tokens = reroute.as_ref().map_or(usize::MAX, |reroute| reroute.tokens);
     if chunk_tokens == 0 {
-        let problem = "must be at least 1 when paths are chosen during a text".to_owned();
-        return Err(EvalError::Config { key: "reroute_tokens", value: 0, problem });
+        let problem = "it must be at least 1 to choose paths within a text";
+        return Err(SettingError::new("evaluation", "reroute_tokens", &chunk_tokens, problem).into());
     }
     let mut plan = Plan::new(texts, sequence_tokens, config.prefix_tokens, chunk_tokens);
     let mut report = |stage, done: usize, total: usize| match progress(EvaluationProgress {
@@ -180,7 +182,7 @@ fn evaluate<S: PathSource>(
         all.merge(&own);
         per_path.push(own.of_path(path));
     }
-    // A sequence that several paths score is one sequence.
+    // The paths' totals count a sequence once for each path that scores a part of it.
     all.sequences = plan.sequences.len() as u64;
     let mut evaluation = all.finish(config.prefix_tokens, sequence_tokens)?;
     evaluation.per_path = per_path;
@@ -192,13 +194,13 @@ fn evaluate<S: PathSource>(
     Ok(evaluation)
 }
 
-/// Checks that the router can read as far as choices are made.
+/// Checks that the router's context reaches to the last choice of a sequence.
 fn check_router(reroute: &Reroute<'_>, sequence_tokens: usize) -> Result<(), EvalError> {
     let read = (sequence_tokens - 1) / reroute.tokens * reroute.tokens;
     let context = reroute.router.context();
     if read > context {
-        let problem = format!("is more than the router can read, {context} tokens: make it smaller");
-        return Err(EvalError::Config { key: "sequence_tokens", value: sequence_tokens, problem });
+        let problem = format!("the router reads at most {context} tokens: make it smaller");
+        return Err(SettingError::new("evaluation", "sequence_tokens", &sequence_tokens, problem).into());
     }
     Ok(())
 }
@@ -213,14 +215,14 @@ fn summarise(plan: &Plan<'_>, tokens: usize) -> Rerouted {
     summary
 }
 
-/// What was summed up.
+/// Sums of the scores.
 struct Sums {
     paths: BTreeMap<PathId, Totals>,
-    /// Of each document of each text; empty without labels.
+    /// Sums of each document of each text; empty without labels.
     documents: Vec<Vec<Totals>>,
 }
 
-/// Scores all pieces, some paths at a time.
+/// Scores all pieces, `evaluation.parallel_paths` paths at a time.
 fn score<S: PathSource>(
     plan: &Plan<'_>,
     pieces: &BTreeMap<PathId, Vec<Piece>>,
@@ -260,6 +262,8 @@ fn score<S: PathSource>(
             .collect();
         let mut scores: Vec<Vec<Score>> =
             wave.iter().map(|(_, pieces)| vec![Score::default(); pieces.len()]).collect();
+        // Batches run in groups, so that the caller sees progress and can cancel. Four batches per thread keep all threads
+        // busy although batches differ in length.
         for group in batches.chunks(threads * 4) {
             let scored: Vec<Vec<Score>> = group
                 .par_iter()
@@ -274,6 +278,7 @@ fn score<S: PathSource>(
             }
             report(done)?;
         }
+        // Summed in the order of the documents, not of the batches, so that the number of threads changes no bit.
         for (&(path, pieces), scores) in wave.iter().zip(&scores) {
             let totals = sums.paths.entry(path).or_default();
             for (piece, score) in pieces.iter().zip(scores) {
@@ -288,7 +293,7 @@ fn score<S: PathSource>(
     Ok(sums)
 }
 
-/// The rows of all domains, by name.
+/// Sums up the rows of all domains, sorted by name.
 fn by_domain(
     texts: &[Text<'_>],
     documents: &[Vec<Totals>],
@@ -309,13 +314,13 @@ fn by_domain(
     rows.into_iter().map(|(name, (totals, routed))| totals.of_domain(name.to_owned(), routed)).collect()
 }
 
-/// How well paths and domains agree, over the documents with a label.
+/// Agreement of paths and domains over the documents with a label.
 fn agreement(rows: &[DomainEvaluation], paths: usize) -> Option<Agreement> {
     let labelled: Vec<_> = rows.iter().filter(|row| row.domain != UNLABELLED).collect();
     let mut table = Contingency::new(paths, labelled.len());
     for (label, row) in labelled.iter().enumerate() {
         for (path, &documents) in row.documents_of_path.iter().enumerate() {
-            // Every path and label has its place in the table.
+            // `add` fails only outside of the table, which has a row for every path and a column for every label.
             (0..documents).try_for_each(|_| table.add(path, label)).ok()?;
         }
     }

@@ -8,96 +8,96 @@ use serde::{Deserialize, Serialize};
 use crate::EvalError;
 use crate::score::Score;
 
-/// Held-out perplexity of a model; its `Display` is a table.
+/// Held-out perplexity of a model. `Display` writes a table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Documents that were read.
+    /// Number of documents read.
     pub documents: u64,
-    /// Sequences that had something to count.
+    /// Number of sequences with counted tokens.
     pub sequences: u64,
-    /// Tokens that were counted.
+    /// Number of counted tokens.
     pub tokens_counted: u64,
     /// Sum of `-ln p` of the counted tokens, in nats.
     pub nll_sum: f64,
     /// `exp(nll_sum / tokens_counted)`.
     pub perplexity: f64,
-    /// `nll_sum` in bits, divided by the bytes of the counted tokens; absent when the tokens' lengths were not given.
-    /// Comparable between tokenizers, which the perplexity is not.
+    /// `nll_sum` in bits, divided by the bytes of the counted tokens; `None` without token lengths. Unlike the
+    /// perplexity it can be compared between tokenizers.
     pub bits_per_byte: Option<f64>,
-    /// Tokens at the start of each sequence that were not counted.
+    /// Number of tokens at the start of each sequence that are read and not counted.
     pub prefix_tokens: usize,
-    /// The most tokens of a sequence.
+    /// Largest number of tokens of a sequence.
     pub sequence_tokens: usize,
-    /// What each path contributed, in their order; empty for a dense model.
+    /// Contribution of each path, in path order; empty for a dense model.
     pub per_path: Vec<PathEvaluation>,
-    /// How paths were chosen during a sequence; absent when each document had one path.
+    /// Choices of paths within sequences; `None` when each document had one path.
     #[serde(default)]
     pub reroute: Option<Rerouted>,
-    /// What came of each domain, by name; empty without labels.
+    /// Result on each domain, sorted by name; empty without labels.
     #[serde(default)]
     pub per_domain: Vec<DomainEvaluation>,
-    /// How well the paths of whole documents agree with their labels; absent without labels or paths.
+    /// Agreement between the paths of documents and their labels; `None` without labels or paths.
     #[serde(default)]
     pub agreement: Option<Agreement>,
 }
 
-/// How well a router, which sees no labels, agrees with them; over the documents that have one.
+/// Agreement between a router, which sees no labels, and the labels, over the documents with a label.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Agreement {
-    /// The share of documents whose domain is the most frequent one of their path.
+    /// Share of documents whose domain is the most frequent domain of their path.
     pub purity: f64,
-    /// Normalised mutual information of paths and domains.
+    /// Normalised mutual information of paths and domains, 0 to 1.
     pub nmi: f64,
 }
 
-/// How often paths were chosen during sequences.
+/// Counts of the choices of paths within sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rerouted {
-    /// Tokens between two choices.
+    /// W, tokens between two choices.
     pub tokens: usize,
-    /// Choices that were made; a sequence's first path is not among them.
+    /// Number of choices. The first path of a sequence is not a choice.
     pub choices: u64,
-    /// Choices of another path than the one before.
+    /// Number of choices that changed the path.
     pub switches: u64,
 }
 
-/// The result on the documents of one domain.
+/// Result on the documents of one domain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DomainEvaluation {
-    /// Its name, or [`crate::UNLABELLED`].
+    /// Name of the domain, or [`crate::UNLABELLED`].
     pub domain: String,
-    /// Its documents.
+    /// Number of its documents.
     pub documents: u64,
-    /// Tokens that were counted.
+    /// Number of counted tokens.
     pub tokens_counted: u64,
     /// Sum of `-ln p` of the counted tokens, in nats.
     pub nll_sum: f64,
-    /// `exp(nll_sum / tokens_counted)`; absent when nothing was counted.
+    /// `exp(nll_sum / tokens_counted)`; `None` when no token was counted.
     pub perplexity: Option<f64>,
-    /// `nll_sum` in bits, divided by the bytes of the counted tokens; absent when the tokens' lengths were not given.
+    /// `nll_sum` in bits, divided by the bytes of the counted tokens; `None` without token lengths.
     pub bits_per_byte: Option<f64>,
-    /// How many of its documents were routed to each path (P); empty for a dense model.
+    /// Number of its documents on each path (P); empty for a dense model.
     pub documents_of_path: Vec<u64>,
 }
 
-/// The contribution of one path.
+/// Contribution of one path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PathEvaluation {
     /// The path.
     pub path: PathId,
-    /// Documents that were routed to it.
+    /// Number of documents routed to the path.
     pub documents: u64,
-    /// Sequences of which it scored a part.
+    /// Number of sequences that the path scored, in whole or in part.
     pub sequences: u64,
-    /// Tokens that it scored.
+    /// Number of tokens that the path scored.
     pub tokens_counted: u64,
     /// Sum of `-ln p` of these tokens, in nats.
     pub nll_sum: f64,
-    /// `exp(nll_sum / tokens_counted)`; absent when nothing was counted.
+    /// `exp(nll_sum / tokens_counted)`; `None` when no token was counted.
     pub perplexity: Option<f64>,
 }
 
-/// What is summed up over the sequences of a token file, in their order.
+/// Sums over the sequences of a token file, taken in their order.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) documents: u64,
@@ -154,7 +154,7 @@ impl Totals {
         }
     }
 
-    /// The result, with no paths and no domains yet.
+    /// The result without its paths and domains.
     pub(crate) fn finish(
         &self,
         prefix_tokens: usize,
@@ -195,7 +195,7 @@ impl fmt::Display for Evaluation {
         if let Some(Rerouted { tokens, choices, switches }) = self.reroute {
             writeln!(
                 f,
-                "every {tokens} tokens a path was chosen: {choices} times, {switches} of them another one"
+                "rerouting every {tokens} tokens: {choices} choices, {switches} of them changed the path"
             )?;
         }
         write!(
@@ -253,7 +253,7 @@ impl Evaluation {
 }
 
 impl DomainEvaluation {
-    /// The paths that most of the domain's documents go to, with their shares of the documents.
+    /// The `most` paths with the largest shares of the domain's documents, and these shares.
     fn main_paths(&self, most: usize) -> Vec<(PathId, f64)> {
         let mut paths: Vec<(PathId, u64)> =
             (0..).map(PathId).zip(self.documents_of_path.iter().copied()).collect();

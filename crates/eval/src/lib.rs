@@ -1,21 +1,19 @@
-//! The paper's perplexity protocol (arXiv:2403.10616 §2.4): held-out perplexity, the first tokens of every sequence read
-//! but not counted, for dense and for routed models alike.
+//! Held-out perplexity by the paper's protocol (arXiv:2403.10616 §2.4), the same for dense and for routed models.
 //!
-//! A document is cut into sequences of `sequence_tokens`, each of which starts with an empty context. The first
-//! `prefix_tokens` tokens of each are what a router could have read, so no model is scored on them: a sequence of m tokens
-//! counts max(0, m - prefix) of them, each predicted from everything before it in the sequence, and a document that is no
-//! longer than the prefix counts nothing. The end-of-text token is predicted like any other.
+//! A document is cut into sequences of `sequence_tokens`. Each sequence starts with an empty context. A router may read
+//! the first `prefix_tokens` tokens of a sequence, so no model is scored on them. A sequence of m tokens counts
+//! max(0, m - prefix) tokens, each predicted from all earlier tokens of the sequence. A document no longer than the prefix
+//! counts nothing. The end-of-text token is predicted like any other token.
 //!
-//! A routed model is scored on the shards that `dipaco_routing::assign` wrote, each by its own path. With a [`Reroute`]
-//! the path is chosen anew every W tokens of a sequence (§2.4.3): by the router's scores after the last token of a chunk
-//! for the chunk behind it, so that no token has a say in who scores it. A path that takes over reads the sequence from its
-//! beginning, so nothing is carried from path to path.
+//! A routed model is scored on the shards written by `dipaco_routing::assign`, each shard by its own path. With a
+//! [`Reroute`] the router chooses the path of every chunk of W tokens (§2.4.3), from its scores after the last token of
+//! the chunk before. So no token influences the choice of the path that scores it. A newly chosen path reads the sequence
+//! from its beginning; nothing is carried from path to path.
 //!
-//! Sums are taken path by path in the order of the documents, in f64, so results do not depend on the number of threads
-//! nor on how many paths are in memory at the same time.
+//! Sums are taken in f64, path by path and in the order of the documents. So the result depends neither on the number of
+//! threads nor on the number of paths in memory.
 
 mod comparison;
-mod config;
 mod domains;
 mod error;
 mod evaluate;
@@ -26,7 +24,7 @@ mod score;
 mod sequences;
 
 pub use comparison::Comparison;
-pub use config::EvaluationConfig;
+pub use dipaco_settings::EvaluationConfig;
 pub use domains::{Domains, UNLABELLED};
 pub use error::{EvalError, Source};
 pub use evaluate::{

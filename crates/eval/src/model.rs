@@ -1,20 +1,20 @@
-//! The models as an evaluation needs them.
+//! The interface between an evaluation and its models.
 
 use dipaco_topology::PathId;
 
 use crate::Source;
 
-/// A model that scores tokens. Threads share it.
+/// A model that scores tokens. Several threads use it at the same time.
 pub trait LanguageModel: Sync {
-    /// The most tokens of a row (T).
+    /// Largest number of tokens of a row (T).
     fn context(&self) -> usize;
 
-    /// `ln p(target)` in nats of each position, (B, T) row-major; 0 where the target is `u32::MAX`. `tokens` and `targets`
-    /// are (B, T), row-major.
+    /// Returns `ln p(target)` in nats of each position, (B, T) row-major; 0 where the target is `u32::MAX`. `tokens` and
+    /// `targets` are (B, T), row-major.
     ///
     /// # Errors
     ///
-    /// A token outside of the vocabulary, a shape that does not fit, or a failing device.
+    /// When a token is outside of the vocabulary, a shape does not fit, or the device fails.
     fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, Source>;
 }
 
@@ -28,23 +28,23 @@ impl LanguageModel for dipaco_model::Path {
     }
 }
 
-/// Where the paths of a routed model come from.
+/// A source of the paths of a routed model.
 pub trait PathSource {
     /// A loaded path.
     type Model: LanguageModel;
 
-    /// The most tokens of a row (T), the same for all paths.
+    /// Largest number of tokens of a row (T), the same for all paths.
     fn context(&self) -> usize;
 
-    /// Called once, before the first path is loaded, with the paths that will be, in this order and each once: a source
-    /// that keeps modules for several paths knows from it when a module has been used for the last time.
+    /// Announces the paths that will be loaded, each once and in this order. Called once, before the first load. A source
+    /// that shares modules between paths learns from it when it can drop a module.
     fn expect(&mut self, paths: &[PathId]);
 
     /// Loads a path.
     ///
     /// # Errors
     ///
-    /// Whatever keeps it from being loaded.
+    /// When the path can't be loaded.
     fn load(&mut self, path: PathId) -> Result<Self::Model, Source>;
 }
 

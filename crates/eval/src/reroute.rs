@@ -1,4 +1,4 @@
-//! Choosing paths during a text (arXiv:2403.10616 §2.4.3).
+//! Choosing paths within a text (arXiv:2403.10616 §2.4.3).
 
 use dipaco_topology::PathId;
 use rayon::prelude::*;
@@ -6,38 +6,38 @@ use rayon::prelude::*;
 use crate::sequences::{Plan, Sequence, longest_first};
 use crate::{EvalError, Source};
 
-/// A router that scores paths at any token of a text. Threads share it.
+/// A router that scores paths at any token of a text. Several threads use it at the same time.
 pub trait TokenRouter: Sync {
     /// P, the number of paths.
     fn paths(&self) -> u32;
 
-    /// The most tokens of a row (T).
+    /// Largest number of tokens of a row (T).
     fn context(&self) -> usize;
 
-    /// How well each path would go on after some positions of each row: (B, positions, P), row-major, higher is better.
-    /// `tokens` is (B, T), row-major; the scores after a position may depend on the row's tokens up to it and on nothing
-    /// behind it.
+    /// Returns the score of each path for continuing each row after each position: (B, positions, P), row-major, higher is
+    /// better. `tokens` is (B, T), row-major. The scores after a position may depend only on tokens of the row up to that
+    /// position.
     ///
     /// # Errors
     ///
-    /// A token outside of the vocabulary, a shape that does not fit, or a failing device.
+    /// When a token is outside of the vocabulary, a shape does not fit, or the device fails.
     fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, Source>;
 }
 
-/// How paths are chosen during a text.
+/// Rerouting: how paths are chosen within a text.
 #[derive(Clone, Copy)]
 pub struct Reroute<'a> {
-    /// What chooses.
+    /// The router that chooses.
     pub router: &'a dyn TokenRouter,
     /// W, tokens between two choices; at least 1.
     pub tokens: usize,
 }
 
 impl Plan<'_> {
-    /// Gives each chunk but a sequence's first to the path that scores best after the last token of the chunk before it.
+    /// Gives each chunk but the first of a sequence to the path with the best score after the last token of the chunk
+    /// before. The first chunk keeps the path of its document.
     ///
-    /// A choice is made from the tokens in front of its chunk alone: no others are given to the router. The first
-    /// chunk keeps the path that the document was routed to.
+    /// The router receives no token of the chunk that it decides on, nor of a later one.
     pub(crate) fn reroute(
         &mut self,
         router: &dyn TokenRouter,
@@ -68,13 +68,13 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Sequences that have more than one chunk.
+    /// Number of sequences with more than one chunk.
     pub(crate) fn several_chunks(&self) -> usize {
         self.sequences.iter().filter(|sequence| sequence.length > self.chunk_tokens).count()
     }
 }
 
-/// The paths of all chunks but the first of some sequences, one sequence after the other.
+/// Chooses the paths of all chunks but the first of these sequences, one sequence after the other.
 fn choose(plan: &Plan<'_>, router: &dyn TokenRouter, rows: &[Sequence]) -> Result<Vec<PathId>, EvalError> {
     let Some(first) = rows.first() else { return Ok(Vec::new()) };
     let read = |row: &Sequence| (plan.chunks(row).len() - 1) * plan.chunk_tokens;
@@ -107,7 +107,7 @@ fn choose(plan: &Plan<'_>, router: &dyn TokenRouter, rows: &[Sequence]) -> Resul
     Ok(chosen)
 }
 
-/// The path with the highest score, the lowest of equal ones; none when a score is not a number.
+/// The path with the highest score, the lowest id of equal scores; `None` when a score is not a number.
 fn best(scores: &[f32]) -> Option<PathId> {
     let mut best = (PathId(0), f32::NEG_INFINITY);
     for (&score, path) in scores.iter().zip(0u32..) {

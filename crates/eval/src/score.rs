@@ -12,7 +12,7 @@ pub(crate) struct Score {
     pub(crate) tokens: u64,
     /// Sum of `-ln p` in nats.
     pub(crate) nll: f64,
-    /// Bytes of the counted tokens, when their lengths are known.
+    /// Bytes of the counted tokens; 0 without token lengths.
     pub(crate) bytes: u64,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct Scorer<'a> {
 }
 
 impl Scorer<'_> {
-    /// The scores of the pieces of one batch.
+    /// Scores the pieces of one batch.
     pub(crate) fn score(&self, pieces: &[Piece]) -> Result<Vec<Score>, EvalError> {
         let rows: Vec<_> = pieces.iter().map(|piece| (piece, &self.plan.sequences[piece.sequence])).collect();
         let width = pieces.iter().map(|piece| piece.length - 1).max().unwrap_or(0);

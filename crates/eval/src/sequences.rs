@@ -1,56 +1,57 @@
-//! Cutting documents into sequences, and who scores which part of them.
+//! Cutting documents into sequences, and dividing sequences among paths.
 
 use std::collections::BTreeMap;
 
 use dipaco_shards::{TokenFile, Tokens};
 use dipaco_topology::PathId;
 
-/// A token file of which the first documents are scored, and the path that its documents were routed to.
+/// A token file to score and the path of its documents.
 #[derive(Clone, Copy)]
 pub(crate) struct Text<'a> {
     pub(crate) file: &'a TokenFile,
     pub(crate) path: PathId,
+    /// Number of documents to score, from the beginning of the file.
     pub(crate) documents: u64,
 }
 
 /// A part of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sequence {
-    /// Place of its token file in the list of texts.
+    /// Index of its text in [`Plan::texts`].
     pub(crate) text: u32,
     pub(crate) document: u64,
-    /// Place of its first token in the document.
+    /// Index of its first token in the document.
     pub(crate) start: u64,
     /// Number of tokens, more than the prefix and at least 2.
     pub(crate) length: usize,
-    /// Place of its first chunk in [`Plan::paths`].
+    /// Index of its first chunk in [`Plan::paths`].
     pub(crate) chunk: usize,
 }
 
-/// The part of a sequence that a path reads: from its beginning to the end of the last chunk that the path scores.
+/// The part of a sequence that a path reads: from the beginning to the end of the last chunk of that path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Place in [`Plan::sequences`].
+    /// Index in [`Plan::sequences`].
     pub(crate) sequence: usize,
     /// Number of tokens.
     pub(crate) length: usize,
 }
 
-/// All sequences and the path of each of their chunks. It takes some 40 bytes for each sequence, a small share of the
-/// token file that is mapped beside it.
+/// All sequences and the path of each of their chunks. Takes about 40 bytes of memory a sequence, far less than the token
+/// file.
 pub(crate) struct Plan<'a> {
     pub(crate) texts: &'a [Text<'a>],
     pub(crate) sequences: Vec<Sequence>,
     /// The paths of all chunks, one sequence after the other.
     pub(crate) paths: Vec<PathId>,
-    /// Tokens of a chunk; the last one of a sequence may have fewer.
+    /// Tokens of a chunk; the last chunk of a sequence may have fewer.
     pub(crate) chunk_tokens: usize,
-    /// Tokens at the start of each sequence that are not counted.
+    /// Number of tokens at the start of each sequence that are read and not counted.
     pub(crate) prefix: usize,
 }
 
 impl<'a> Plan<'a> {
-    /// Cuts all documents; every chunk goes to the path that the document was routed to.
+    /// Cuts all documents into sequences. Every chunk goes to the path of its document.
     pub(crate) fn new(
         texts: &'a [Text<'a>],
         sequence_tokens: usize,
@@ -71,7 +72,7 @@ impl<'a> Plan<'a> {
         plan
     }
 
-    /// The tokens at the beginning of a sequence.
+    /// The first `length` tokens of a sequence.
     pub(crate) fn tokens(&self, sequence: &Sequence, length: usize) -> Tokens<'a> {
         let file = self.texts[sequence.text as usize].file;
         file.document(sequence.document).slice(sequence.start..sequence.start + length as u64)
@@ -82,12 +83,12 @@ impl<'a> Plan<'a> {
         &self.paths[sequence.chunk..][..sequence.length.div_ceil(self.chunk_tokens)]
     }
 
-    /// Whether a path scores the token at a place of a sequence.
+    /// Returns whether `path` scores the token at index `place` of a sequence.
     pub(crate) fn counts(&self, sequence: &Sequence, path: PathId, place: usize) -> bool {
         place >= self.prefix.max(1) && self.paths[sequence.chunk + place / self.chunk_tokens] == path
     }
 
-    /// What each path has to read, in the order of the sequences. Parts in which nothing is counted are left out.
+    /// The pieces that each path reads, in the order of the sequences. Pieces without counted tokens are left out.
     pub(crate) fn pieces(&self) -> BTreeMap<PathId, Vec<Piece>> {
         let mut pieces: BTreeMap<PathId, Vec<Piece>> = BTreeMap::new();
         let mut ends: Vec<(PathId, usize)> = Vec::new();
@@ -110,7 +111,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// The sequences of a document of `tokens` tokens that have something to count: place of the first token, and length.
+/// The sequences of a document of `tokens` tokens that count at least one token: index of the first token, and length.
 fn cut(tokens: u64, sequence: usize, prefix: usize) -> impl Iterator<Item = (u64, usize)> + use<> {
     let whole = sequence as u64;
     (0..tokens)
@@ -119,8 +120,8 @@ fn cut(tokens: u64, sequence: usize, prefix: usize) -> impl Iterator<Item = (u64
         .filter(move |&(_, length)| length > prefix.max(1))
 }
 
-/// Places of items in the order in which they are put into batches: longest first, so that rows of a batch need little
-/// padding, and equal ones as they come. Depends on nothing but the lengths.
+/// Indices of the items in batch order: longest first, so that the rows of a batch need little padding. Items of equal
+/// length keep their order, so the result depends only on the lengths.
 pub(crate) fn longest_first<T>(items: &[T], length: impl Fn(&T) -> usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..items.len()).collect();
     order.sort_by_key(|&place| std::cmp::Reverse(length(&items[place])));

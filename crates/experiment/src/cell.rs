@@ -5,31 +5,31 @@ use dipaco_config::RunConfig;
 /// One combination of run, router and seed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
-    /// The run's name.
+    /// Name of the run.
     pub run: String,
-    /// The router's name; empty when the run is not multiplied with routers.
+    /// Name of the router; empty for a run without routers.
     pub router: String,
-    /// The seed.
+    /// Seed.
     pub seed: u64,
-    /// What is trained. The vocabulary is not known yet.
+    /// Configuration of the training. The size of the vocabulary is not known yet.
     pub config: RunConfig,
-    /// How it is evaluated, at least once.
+    /// Evaluations, at least one.
     pub evaluations: Vec<Evaluation>,
 }
 
 /// A way to evaluate a trained cell.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Its name; empty when the experiment names none.
+    /// Name of the evaluation; empty if the experiment lists no evaluations.
     pub name: String,
-    /// Each path at the version that was best on its held-out documents, instead of the last.
+    /// Uses each path at its best version on the held-out documents, not at its last version.
     pub early_stopping: bool,
-    /// The cell's configuration with the keys that the evaluation sets.
+    /// Configuration of the cell with the keys of the evaluation.
     pub config: RunConfig,
 }
 
 impl Cell {
-    /// How people call it: `4x4 · k-means · seed 1`.
+    /// Name for people: `4x4 · k-means · seed 1`.
     #[must_use]
     pub fn label(&self) -> String {
         let router = if self.router.is_empty() { String::new() } else { format!(" · {}", self.router) };

@@ -1,11 +1,11 @@
-//! What can be wrong with an experiment.
+//! Errors of experiments.
 
 use std::path::PathBuf;
 
 use dipaco_config::ConfigError;
 use thiserror::Error;
 
-/// Why an experiment or its results can't be used.
+/// Errors of an experiment or its results.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ExperimentError {
@@ -14,25 +14,25 @@ pub enum ExperimentError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the file system.
         #[source]
         source: std::io::Error,
     },
-    /// A file is no TOML, or has keys that an experiment does not have.
-    #[error("{} is no experiment", path.display())]
+    /// A file is not valid TOML, or has unknown keys.
+    #[error("{} is not an experiment", path.display())]
     Toml {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// Error of the parser, with its place.
         #[source]
         source: Box<toml::de::Error>,
     },
-    /// The file can be read, and does not make sense.
+    /// The values of the file do not fit together.
     #[error("{}: {problem}", path.display())]
     Experiment {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem and its remedy.
         problem: String,
     },
     /// The configuration of a run can't be used.
@@ -40,25 +40,25 @@ pub enum ExperimentError {
     Configuration {
         /// The file.
         path: PathBuf,
-        /// The run, with the router and the evaluation when it is about one.
+        /// Name of the run, with the router and the evaluation if the error concerns one.
         run: String,
-        /// What is wrong; lines are those of the merged configuration.
+        /// Error of the configuration. Its lines are those of the merged configuration.
         #[source]
         source: ConfigError,
     },
     /// A file of results can't be used.
-    #[error("{} holds no results of an experiment of this version: run the experiment again", path.display())]
+    #[error("{} does not hold results of this version: run the experiment again", path.display())]
     Results {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the parser.
         #[source]
         source: serde_json::Error,
     },
 }
 
 impl ExperimentError {
-    /// Whether the experiment file is at fault.
+    /// Returns whether the error is in the experiment file.
     #[must_use]
     pub fn is_configuration(&self) -> bool {
         matches!(self, Self::Toml { .. } | Self::Experiment { .. } | Self::Configuration { .. })

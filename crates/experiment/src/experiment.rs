@@ -1,4 +1,4 @@
-//! Reading an experiment file and multiplying it out.
+//! Reading an experiment file and expanding it into cells.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use crate::error::ExperimentError;
 use crate::file::{EvaluationEntry, File, Run, Variant};
 use crate::merge::merge;
 
-/// The most cells of an experiment: more is a mistake in the file.
+/// Largest number of cells of an experiment. A larger number is a mistake in the file.
 const MOST_CELLS: usize = 10_000;
 
-/// An experiment: runs × routers × seeds, each with its evaluations.
+/// An experiment: runs × routers × seeds, each combination with its evaluations.
 #[derive(Clone, Debug)]
 pub struct Experiment {
     path: PathBuf,
@@ -24,15 +24,15 @@ pub struct Experiment {
 }
 
 impl Experiment {
-    /// Reads an experiment file, and the base configuration that it names.
+    /// Reads an experiment file and its base configuration.
     ///
     /// # Errors
-    /// A file that can't be read, is no TOML, has unknown keys, or names what it does not define.
+    /// When a file can't be read, is not valid TOML, has unknown keys, or refers to an undefined name.
     pub fn load(path: &Path) -> Result<Self, ExperimentError> {
         Self::parse(&read(path)?, path)
     }
 
-    /// The same for text that stands in the file `path`; a base configuration is looked for beside it.
+    /// Parses `text`, the content of the file `path`. The base configuration is read from the folder of `path`.
     ///
     /// # Errors
     /// As [`Experiment::load`].
@@ -51,35 +51,35 @@ impl Experiment {
         Ok(experiment)
     }
 
-    /// The name under which results are stored.
+    /// Name under which results are stored.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.file.name
     }
 
-    /// One line above the table.
+    /// Line above the table.
     #[must_use]
     pub fn title(&self) -> &str {
         if self.file.title.is_empty() { &self.file.name } else { &self.file.title }
     }
 
-    /// What the table is to show, in Markdown.
+    /// Notes below the table, in Markdown.
     #[must_use]
     pub fn notes(&self) -> &str {
         self.file.notes.trim()
     }
 
-    /// The run that others are compared with.
+    /// Name of the run that the other runs are compared with.
     #[must_use]
     pub fn baseline(&self) -> &str {
         let first = self.file.runs.first().map_or("", |run| &run.name);
         self.file.baseline.as_deref().unwrap_or(first)
     }
 
-    /// Every cell, seed by seed, so that an experiment that is interrupted has whole columns first.
+    /// All cells, seed by seed, so that an interrupted experiment has all runs of the first seeds.
     ///
     /// # Errors
-    /// The first run whose configuration can't be used.
+    /// [`ExperimentError::Configuration`] for the first run with an unusable configuration.
     pub fn cells(&self) -> Result<Vec<Cell>, ExperimentError> {
         let mut seeds: Vec<u64> = Vec::new();
         for seed in self.file.runs.iter().flat_map(|run| self.seeds_of(run)) {
@@ -142,7 +142,7 @@ impl Experiment {
         Ok(())
     }
 
-    /// The configuration: base, run, router, evaluation, each over the one before, and the seed.
+    /// Merges the configuration from base, run, router and evaluation, later values over earlier ones, and sets the seed.
     fn config(
         &self,
         run: &Run,
@@ -160,7 +160,7 @@ impl Experiment {
         }
         let mut seeds = Table::new();
         for section in ["run", "routing"] {
-            // Beyond 2^63 there is no integer in TOML.
+            // TOML has no integer above 2^63 - 1.
             let seed = toml::Value::Integer(i64::try_from(seed).unwrap_or(i64::MAX));
             seeds.insert(section.into(), toml::Value::Table(Table::from_iter([("seed".into(), seed)])));
         }
@@ -177,26 +177,28 @@ impl Experiment {
         let file = &self.file;
         let wrong = |problem: String| Err(ExperimentError::Experiment { path: self.path.clone(), problem });
         if file.name.is_empty() || !file.name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)) {
-            return wrong(format!("`{}` is no name: use letters, digits, - and _", file.name));
+            return wrong(format!("`{}` can't be a name: use letters, digits, - and _", file.name));
         }
         if file.runs.is_empty() || file.runs.iter().any(|run| self.seeds_of(run).is_empty()) {
-            return wrong("there is nothing to run: it needs at least one run and one seed".into());
+            return wrong("there is nothing to run: add at least one run and one seed".into());
         }
         let cells: usize =
             file.runs.iter().map(|run| self.seeds_of(run).len() * file.routers.len().max(1)).sum();
         if cells > MOST_CELLS {
-            return wrong(format!("{cells} cells are more than {MOST_CELLS}"));
+            return wrong(format!(
+                "{cells} cells are more than {MOST_CELLS}: use fewer runs, routers or seeds"
+            ));
         }
         let runs: Vec<&str> = file.runs.iter().map(|run| run.name.as_str()).collect();
         let routers: Vec<&str> = file.routers.iter().map(|router| router.name.as_str()).collect();
         let evaluations: Vec<&str> = file.evaluations.iter().map(|entry| entry.name.as_str()).collect();
-        for (what, names) in [("run", &runs), ("router", &routers), ("evaluation", &evaluations)] {
+        for (kind, names) in [("run", &runs), ("router", &routers), ("evaluation", &evaluations)] {
             let mut seen = BTreeSet::new();
             if let Some(twice) = names.iter().find(|name| !seen.insert(**name)) {
-                return wrong(format!("there are two {what}s `{twice}`: give each a name of its own"));
+                return wrong(format!("two {kind}s have the name `{twice}`: give each its own name"));
             }
             if names.contains(&"") {
-                return wrong(format!("a {what} has an empty name"));
+                return wrong(format!("a {kind} has an empty name: give it a name"));
             }
         }
         if let Some(baseline) = &file.baseline
@@ -205,12 +207,12 @@ impl Experiment {
             return wrong(format!("baseline: there is no run `{baseline}`"));
         }
         for run in &file.runs {
-            for (what, wanted, known) in
+            for (kind, wanted, known) in
                 [("router", &run.routers, &routers), ("evaluation", &run.evaluations, &evaluations)]
             {
                 let wanted = wanted.iter().flatten();
                 if let Some(name) = wanted.clone().find(|name| !known.contains(&name.as_str())) {
-                    return wrong(format!("run `{}`: there is no {what} `{name}`", run.name));
+                    return wrong(format!("run `{}`: there is no {kind} `{name}`", run.name));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! An experiment file, as written.
+//! The format of an experiment file.
 
 use serde::Deserialize;
 use toml::Table;
@@ -7,28 +7,28 @@ use toml::Table;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct File {
-    /// Letters, digits, `-` and `_`: results are stored under it.
+    /// Name under which results are stored: letters, digits, `-` and `_`.
     pub(crate) name: String,
-    /// One line above the table.
+    /// Line above the table.
     #[serde(default)]
     pub(crate) title: String,
-    /// What the table is to show, in Markdown, below it.
+    /// Notes below the table, in Markdown.
     #[serde(default)]
     pub(crate) notes: String,
-    /// A run configuration to start from, beside this file.
+    /// Run configuration to start from, a file in the same folder.
     pub(crate) base: Option<String>,
     /// Values of `run.seed` and `routing.seed`.
     #[serde(default = "one_seed")]
     pub(crate) seeds: Vec<u64>,
-    /// The run that others are compared with; the first when it is not given.
+    /// Run that the other runs are compared with; the first run if not set.
     pub(crate) baseline: Option<String>,
-    /// What all runs have in common, over `base`.
+    /// Configuration of all runs, merged over `base`.
     #[serde(default)]
     pub(crate) configuration: Table,
-    /// Routers that runs are multiplied with.
+    /// Routers to combine with each run.
     #[serde(default)]
     pub(crate) routers: Vec<Variant>,
-    /// How each trained run is evaluated; once, as its configuration says, when there are none.
+    /// Evaluations of each trained run. Without any, a run is evaluated once with its own configuration.
     #[serde(default)]
     pub(crate) evaluations: Vec<EvaluationEntry>,
     /// The runs.
@@ -39,7 +39,7 @@ fn one_seed() -> Vec<u64> {
     vec![1]
 }
 
-/// A router, or another set of values with a name.
+/// A named set of configuration values, such as a router.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Variant {
@@ -48,30 +48,30 @@ pub(crate) struct Variant {
     pub(crate) configuration: Table,
 }
 
-/// A way to evaluate.
+/// An evaluation.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EvaluationEntry {
     pub(crate) name: String,
-    /// Each path at the version that was best on its held-out documents.
+    /// Uses each path at its best version on the held-out documents.
     #[serde(default)]
     pub(crate) early_stopping: bool,
-    /// Keys of `[evaluation]`, and of the sections that the evaluation itself reads.
+    /// Keys of `[evaluation]` and of other sections that an evaluation reads.
     #[serde(default)]
     pub(crate) configuration: Table,
 }
 
-/// A run: what it is called, and how it differs.
+/// A run: its name and its configuration values.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Run {
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) configuration: Table,
-    /// Names of routers; all when it is not given and the run has several paths.
+    /// Names of routers. If not set, all routers for a run with several paths.
     pub(crate) routers: Option<Vec<String>>,
-    /// Names of evaluations; all when it is not given and the run has several paths, else the first.
+    /// Names of evaluations. If not set, all evaluations for a run with several paths, otherwise the first.
     pub(crate) evaluations: Option<Vec<String>>,
-    /// Seeds, when they are others than the experiment's.
+    /// Seeds; those of the experiment if not set.
     pub(crate) seeds: Option<Vec<u64>>,
 }

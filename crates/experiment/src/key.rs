@@ -1,4 +1,4 @@
-//! Identities: what a result depends on, as a short hash.
+//! Identities: short hashes of everything that a result depends on.
 
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,8 @@ use dipaco_topology::TopologyConfig;
 /// Hexadecimal digits of a key: 80 bits.
 const DIGITS: usize = 20;
 
-/// The key of a folder of prepared text: the settings of preparing, and from where the text comes. Whether the text is
-/// still the same is told by the hashes that preparing leaves there.
+/// The key of a folder of prepared text, from the settings of preparation and the paths of the text. The folder itself holds
+/// hashes that detect changed text.
 #[must_use]
 pub fn data_key(config: &RunConfig, inputs: &[PathBuf], validation: &[PathBuf]) -> String {
     let only = RunConfig { prepare: config.prepare.clone(), ..RunConfig::default() };
@@ -23,7 +23,8 @@ pub fn seed_key(config: &RunConfig, data: &str) -> String {
     key(&seed_config(config), &["seed", data])
 }
 
-/// The configuration of a seed model's own run: everything that its weights depend on, and defaults for the rest.
+/// The configuration of a run that only trains the seed model: the values that its weights depend on, and defaults for all
+/// other keys.
 #[must_use]
 pub fn seed_config(config: &RunConfig) -> RunConfig {
     let mut only = RunConfig {
@@ -37,7 +38,7 @@ pub fn seed_config(config: &RunConfig) -> RunConfig {
     only
 }
 
-/// The key of a trained cell. `data` are content hashes of training and validation text.
+/// The key of a trained cell. `data` holds the content hashes of training and validation text.
 #[must_use]
 pub fn cell_key(config: &RunConfig, data: &str) -> String {
     let mut only = config.clone();
@@ -49,14 +50,15 @@ pub fn cell_key(config: &RunConfig, data: &str) -> String {
     key(&only, &["cell", data])
 }
 
-/// The key of an evaluation of a cell. `labels` is the hash of the label file, when results by domain are wanted.
+/// The key of an evaluation of a cell. `labels` is the hash of the label file for results by domain.
 #[must_use]
 pub fn evaluation_key(config: &RunConfig, early_stopping: bool, labels: Option<&str>) -> String {
     let version = if early_stopping { "best" } else { "last" };
     key(config, &["evaluation", version, labels.unwrap_or("no labels")])
 }
 
-/// Only what differs from the defaults enters, so that a key that a later version adds leaves old identities alone.
+/// Hashes only the values that differ from their defaults, so that a new key in a later version does not change existing
+/// identities.
 fn key(config: &RunConfig, more: &[&str]) -> String {
     let mut hasher = blake3::Hasher::new();
     for part in more {

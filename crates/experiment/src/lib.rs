@@ -1,9 +1,9 @@
-//! Experiments as configuration: runs × routers × seeds, what identifies each cell, and tables of the results.
+//! Experiments as configuration: runs × routers × seeds, identities of their cells, and tables of results.
 //!
-//! An experiment file says what differs between its runs; everything else is a run configuration. Each combination is a
-//! [`Cell`]: one training and its evaluations. A cell's key is a hash of what its weights depend on, so cells that were
-//! trained once are found again, by this experiment and by others that share them. Training, evaluating and drawing are
-//! done elsewhere.
+//! An experiment file holds the differences between its runs; the rest is an ordinary run configuration. Each combination
+//! is a [`Cell`]: one training and its evaluations. The key of a cell is a hash of everything that its weights depend on,
+//! so a trained cell is found again by its experiment and by other experiments that share it. Other packages train,
+//! evaluate and plot.
 //!
 //! ```
 //! use dipaco_experiment::Experiment;

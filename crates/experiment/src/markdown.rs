@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use crate::spread::Spread;
 use crate::table::{Table, TableRow};
 
-/// A column that is left out when no line has it.
+/// Title of a column, whether its cells are numbers, and the cell of a row. A column without text in any row is left out.
 type Column = (&'static str, bool, fn(&TableRow) -> String);
 
 const COLUMNS: &[Column] = &[
@@ -31,15 +31,11 @@ const COLUMNS: &[Column] = &[
 ];
 
 fn millions(parameters: u64) -> String {
-    // Parameters are shown to three digits.
-    #[allow(clippy::cast_precision_loss)]
     let millions = parameters as f64 / 1e6;
     format!("{millions:.2}M")
 }
 
 fn megabytes(bytes: u64) -> String {
-    // Bytes are shown to four digits.
-    #[allow(clippy::cast_precision_loss)]
     let megabytes = bytes as f64 / 1e6;
     format!("{megabytes:.0}")
 }
@@ -60,7 +56,7 @@ fn change(spread: &Spread) -> String {
     format!("{mean} ({:+.1} to {:+.1})", 100.0 * spread.lowest, 100.0 * spread.highest)
 }
 
-/// What would end a cell of a table.
+/// Escapes the characters that would end a cell of a table.
 fn escape(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }

@@ -1,8 +1,8 @@
-//! Laying one TOML table over another.
+//! Merging TOML tables.
 
 use toml::{Table, Value};
 
-/// Lays `over` over `base`: tables are merged key by key, everything else is replaced, lists too.
+/// Merges `over` into `base`. Tables are merged key by key. All other values, lists too, are replaced.
 pub(crate) fn merge(base: &mut Table, over: &Table) {
     for (key, value) in over {
         match (base.get_mut(key), value) {
@@ -15,7 +15,6 @@ pub(crate) fn merge(base: &mut Table, over: &Table) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! What came out, as JSON.
+//! Results of an experiment, stored as JSON.
 
 use std::path::Path;
 
@@ -6,77 +6,77 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ExperimentError;
 
-/// Readings of the smallest shard from which on a training is said to have little data per path: up to about four,
+/// Number of passes over the smallest shard above which a training has little data per path. Up to about four passes,
 /// repeated text is nearly as good as new text (arXiv:2305.16264).
 const MANY_READINGS: f64 = 4.0;
-/// Share by which a held-out loss counts as risen above its best.
+/// Share above its minimum from which a held-out loss counts as risen.
 const RISE: f64 = 0.005;
 
-/// The results of an experiment: every cell that is finished.
+/// The results of an experiment: its finished cells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
-    /// The experiment's name.
+    /// Name of the experiment.
     pub name: String,
-    /// One line above the table.
+    /// Line above the table.
     pub title: String,
-    /// What the table is to show, in Markdown.
+    /// Notes below the table, in Markdown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub notes: String,
-    /// The run that others are compared with.
+    /// Name of the run that the other runs are compared with.
     pub baseline: String,
-    /// The program's version.
+    /// Version of the program.
     pub program: String,
-    /// The command that made them.
+    /// Command that made the results.
     pub command: String,
-    /// Cells that are still missing.
+    /// Names of the unfinished cells.
     pub missing: Vec<String>,
-    /// The finished ones.
+    /// The finished cells.
     pub cells: Vec<CellResult>,
 }
 
 /// A finished cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CellResult {
-    /// The run's name.
+    /// Name of the run.
     pub run: String,
-    /// The router's name, or empty.
+    /// Name of the router, or empty.
     #[serde(default)]
     pub router: String,
-    /// The seed.
+    /// Seed.
     pub seed: u64,
-    /// The cell's key: the name of its run directory.
+    /// Key of the cell, which is the name of its run directory.
     pub key: String,
-    /// What was trained.
+    /// Facts about the training.
     pub facts: Facts,
-    /// What was measured, one for each evaluation.
+    /// Measurements, one per evaluation.
     pub measurements: Vec<Measurement>,
 }
 
-/// What was trained in a cell.
+/// Facts about the training of a cell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Facts {
-    /// P.
+    /// P, the number of paths.
     pub paths: u32,
-    /// Modules of all levels.
+    /// Number of modules of all levels.
     pub modules: u32,
-    /// Parameters of a path.
+    /// Number of parameters of a path.
     pub path_parameters: u64,
-    /// Parameters of all modules together.
+    /// Number of parameters of all modules together.
     pub all_parameters: u64,
-    /// Inner steps of each path, those of the seed model not counted.
+    /// Number of inner steps of each path, without the steps of the seed model.
     pub steps: u64,
-    /// Tokens of one inner step, padding included.
+    /// Number of tokens of an inner step, including padding.
     pub step_tokens: u64,
-    /// Seconds that all rounds took together.
+    /// Seconds of all rounds together.
     pub seconds: f64,
-    /// Bytes that workers and coordinator exchanged, headers and acknowledgements included; absent when the training was
+    /// Bytes exchanged between workers and coordinator, including headers and acknowledgements; `None` if the training was
     /// interrupted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire_bytes: Option<u64>,
-    /// The training shards; absent when they are not known.
+    /// Sizes of the training shards; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<Shards>,
-    /// Losses on the paths' held-out documents; absent when there are none.
+    /// Losses on the paths' held-out documents; `None` without held-out documents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heldout: Option<Heldout>,
 }
@@ -84,49 +84,49 @@ pub struct Facts {
 /// Sizes of the training shards, in path order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Shards {
-    /// Documents of each.
+    /// Number of documents of each shard (P).
     pub documents: Vec<u64>,
-    /// Tokens of each.
+    /// Number of tokens of each shard (P).
     pub tokens: Vec<u64>,
 }
 
 /// Losses on held-out documents in nats per token, in path order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Heldout {
-    /// The lowest of each path.
+    /// Lowest loss of each path (P).
     pub best: Vec<f64>,
-    /// The last of each path.
+    /// Last loss of each path (P).
     pub last: Vec<f64>,
 }
 
-/// One evaluation of a cell.
+/// Result of an evaluation of a cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// The evaluation's name, or empty.
+    /// Name of the evaluation, or empty.
     #[serde(default)]
     pub evaluation: String,
-    /// e to the mean cross entropy of the counted tokens.
+    /// Perplexity: e to the mean cross entropy of the counted tokens.
     pub perplexity: f64,
-    /// Comparable between tokenizers.
+    /// Cross entropy in bits per byte of text, which can be compared between tokenizers.
     #[serde(default)]
     pub bits_per_byte: Option<f64>,
-    /// Tokens that were counted.
+    /// Number of counted tokens.
     pub tokens_counted: u64,
-    /// Documents that were read.
+    /// Number of documents read.
     pub documents: u64,
-    /// Share of validation documents whose domain is that of most documents of their path; absent without labels.
+    /// Share of validation documents whose domain is the most frequent domain of their path; `None` without labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub purity: Option<f64>,
-    /// Normalised mutual information of path and domain over validation documents; absent without labels.
+    /// Normalised mutual information of path and domain over validation documents; `None` without labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nmi: Option<f64>,
 }
 
 impl Results {
-    /// Reads a file that `dipaco experiment run` wrote.
+    /// Reads a file written by `dipaco experiment run`.
     ///
     /// # Errors
-    /// A file that can't be read or holds something else.
+    /// When the file can't be read or does not hold results.
     pub fn load(path: &Path) -> Result<Self, ExperimentError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ExperimentError::Read { path: path.to_owned(), source })?;
@@ -136,23 +136,21 @@ impl Results {
 }
 
 impl Facts {
-    /// How often training reads the smallest shard; absent when it is not known.
+    /// Number of passes of the training over the smallest shard; `None` if unknown.
     #[must_use]
     pub fn readings_of_smallest_shard(&self) -> Option<f64> {
         let smallest = self.shards.as_ref()?.tokens.iter().min().copied()?;
-        // Tokens are counted far below 2^53.
-        #[allow(clippy::cast_precision_loss)]
         (smallest > 0).then(|| self.steps as f64 * self.step_tokens as f64 / smallest as f64)
     }
 
-    /// How many paths end with a held-out loss clearly above their best.
+    /// Number of paths whose last held-out loss is clearly above their lowest.
     #[must_use]
     pub fn risen_paths(&self) -> usize {
         let pairs = self.heldout.iter().flat_map(|heldout| heldout.best.iter().zip(&heldout.last));
         pairs.filter(|(best, last)| **last > **best * (1.0 + RISE)).count()
     }
 
-    /// What says that there is too little data per path, in words; empty when nothing does.
+    /// Signs of too little data per path, as sentences; empty without signs.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut out = Vec::new();

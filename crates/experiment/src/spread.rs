@@ -2,31 +2,29 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Mean, sample standard deviation and range.
+/// Mean, sample standard deviation and range of some numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// How many numbers.
+    /// Number of numbers.
     pub count: usize,
-    /// Their mean.
+    /// Mean.
     pub mean: f64,
-    /// Their sample standard deviation (divided by n - 1); absent for one number.
+    /// Sample standard deviation (divided by n - 1); `None` for one number.
     pub deviation: Option<f64>,
-    /// The smallest.
+    /// Smallest number.
     pub lowest: f64,
-    /// The largest.
+    /// Largest number.
     pub highest: f64,
 }
 
 impl Spread {
-    /// Of some numbers; `None` when there are none.
+    /// The spread of some numbers; `None` without numbers.
     #[must_use]
     pub fn of(numbers: &[f64]) -> Option<Self> {
         let count = numbers.len();
         if count == 0 {
             return None;
         }
-        // As many numbers as seeds.
-        #[allow(clippy::cast_precision_loss)]
         let n = count as f64;
         let mean = numbers.iter().sum::<f64>() / n;
         let squares: f64 = numbers.iter().map(|number| (number - mean).powi(2)).sum();
@@ -41,7 +39,6 @@ impl Spread {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -49,7 +46,7 @@ mod tests {
     fn the_deviation_is_that_of_a_sample() {
         let spread = Spread::of(&[2.0, 4.0, 9.0]).unwrap();
         assert_eq!((spread.count, spread.mean, spread.lowest, spread.highest), (3, 5.0, 2.0, 9.0));
-        // statistics.stdev([2, 4, 9]) of Python.
+        // The expected value is Python's statistics.stdev([2, 4, 9]).
         assert!((spread.deviation.unwrap() - 3.605_551_275_463_989).abs() < 1e-12);
         assert_eq!(Spread::of(&[3.0]).unwrap().deviation, None);
         assert_eq!(Spread::of(&[]), None);

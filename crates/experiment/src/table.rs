@@ -1,56 +1,56 @@
-//! Results of an experiment, over the seeds.
+//! Results of an experiment, summarised over the seeds.
 
 use serde::{Deserialize, Serialize};
 
 use crate::results::{CellResult, Facts, Measurement, Results};
 use crate::spread::Spread;
 
-/// One line for each run, router and evaluation, in the order in which they were first met.
+/// A table with one row for each run, router and evaluation, in the order of their first results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Table {
-    /// The experiment's name.
+    /// Name of the experiment.
     pub name: String,
-    /// One line above it.
+    /// Line above the table.
     pub title: String,
-    /// What it is to show.
+    /// Notes below the table, in Markdown.
     pub notes: String,
-    /// The run that others are compared with.
+    /// Name of the run that the other runs are compared with.
     pub baseline: String,
-    /// The lines.
+    /// The rows.
     pub rows: Vec<TableRow>,
-    /// Cells that are still missing.
+    /// Names of the unfinished cells.
     pub missing: Vec<String>,
 }
 
-/// A line of a [`Table`].
+/// A row of a [`Table`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableRow {
-    /// The run's name.
+    /// Name of the run.
     pub run: String,
-    /// The router's name, or empty.
+    /// Name of the router, or empty.
     pub router: String,
-    /// The evaluation's name, or empty.
+    /// Name of the evaluation, or empty.
     pub evaluation: String,
-    /// What was trained, of the first seed.
+    /// Facts about the training with the first seed.
     pub facts: Facts,
-    /// Perplexity by seed.
+    /// Perplexity of each seed.
     pub perplexities: Vec<(u64, f64)>,
     /// Perplexity over the seeds.
     pub perplexity: Spread,
-    /// Change of the perplexity against the baseline of the same seed, as a share; absent where no seed has both.
+    /// Change of the perplexity against the baseline with the same seed, as a share; `None` if no seed has both.
     pub change: Option<Spread>,
     /// Bits per byte over the seeds.
     pub bits_per_byte: Option<Spread>,
-    /// Purity of the paths over the seeds; absent without labels.
+    /// Purity of the paths over the seeds; `None` without labels.
     pub purity: Option<Spread>,
-    /// Normalised mutual information of paths and domains over the seeds; absent without labels.
+    /// Normalised mutual information of paths and domains over the seeds; `None` without labels.
     pub nmi: Option<Spread>,
-    /// What says that a seed had too little data per path.
+    /// Signs of too little data per path, by seed.
     pub warnings: Vec<String>,
 }
 
 impl Table {
-    /// Of all that is finished.
+    /// The table of all finished cells.
     #[must_use]
     pub fn of(results: &Results) -> Self {
         let mut rows: Vec<TableRow> = Vec::new();
@@ -75,7 +75,7 @@ impl Table {
     }
 }
 
-/// The line of a run, router and evaluation.
+/// The row of a run, router and evaluation; `None` without a measurement.
 fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow> {
     let cells: Vec<&CellResult> =
         results.cells.iter().filter(|cell| cell.run == of.run && cell.router == of.router).collect();
@@ -89,7 +89,7 @@ fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow>
     let perplexities: Vec<(u64, f64)> =
         measured.iter().map(|(cell, found)| (cell.seed, found.perplexity)).collect();
     let numbers: Vec<f64> = perplexities.iter().map(|(_, perplexity)| *perplexity).collect();
-    // The baseline as it is evaluated first: the same tokens, whatever the evaluation of this line.
+    // Always the baseline's first evaluation: a baseline of one path has no other, and all count the same tokens.
     let base = |seed: u64| {
         let base = results.cells.iter().find(|cell| cell.run == results.baseline && cell.seed == seed)?;
         base.measurements.first().map(|found| found.perplexity)

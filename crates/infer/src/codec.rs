@@ -1,57 +1,57 @@
-//! Text and token ids, as the engine needs them.
+//! The interface between the engine and a tokenizer.
 
 use crate::BoxError;
 
-/// What clients ask of a tokenizer beside encoding and decoding.
+/// Facts about a tokenizer, for clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenizerInfo {
-    /// The class that loads the tokenizer's file in the transformers library.
+    /// Class of the transformers library that loads the tokenizer's file.
     pub class: String,
-    /// The text of the end-of-text token.
+    /// Text of the end-of-text token.
     pub end_of_text: String,
 }
 
 /// A tokenizer: text to token ids and back.
 pub trait TextCodec: Send + Sync {
-    /// The token ids of a text, without any token added before or after. Text that looks like a special token is
-    /// encoded as text.
+    /// Returns the token ids of a text. No token is added before or after. Text that looks like a special token is encoded
+    /// as text.
     ///
     /// # Errors
     /// When the tokenizer refuses the text.
     fn encode(&self, text: &str) -> Result<Vec<u32>, BoxError>;
 
-    /// The text of token ids. Bytes that are no UTF-8 become U+FFFD.
+    /// Returns the text of token ids. Invalid UTF-8 becomes U+FFFD.
     ///
     /// # Errors
     /// When a token is not in the vocabulary.
     fn decode(&self, tokens: &[u32]) -> Result<String, BoxError>;
 
-    /// The text of one token by itself, special tokens included; bytes that are no UTF-8 become U+FFFD, and an unknown
-    /// token the empty string.
+    /// Returns the text of a single token, which may be a special token. Invalid UTF-8 becomes U+FFFD, and an unknown token
+    /// becomes the empty string.
     fn token_text(&self, token: u32) -> String;
 
-    /// A decoder that gives text as soon as it is complete, for the tokens that follow `after`; the text of `after`
-    /// itself is not given.
+    /// Returns a decoder for the tokens that follow `after`. It returns text as soon as a character is complete, and never
+    /// the text of `after` itself.
     fn stream(&self, after: &[u32]) -> Box<dyn TextStream>;
 
-    /// The token that ends a document.
+    /// Returns the token that ends a document.
     fn end_of_text(&self) -> u32;
 
-    /// V, the number of tokens.
+    /// Returns V, the number of tokens.
     fn vocab_size(&self) -> usize;
 
-    /// What clients ask of the tokenizer itself.
+    /// Returns facts about the tokenizer, for clients.
     fn info(&self) -> TokenizerInfo;
 }
 
-/// Turns tokens into text one at a time without ever cutting a character.
+/// Decodes tokens one at a time into whole characters.
 pub trait TextStream: Send {
-    /// Takes the next token and gives the text that it completes, which may be empty.
+    /// Takes the next token and returns the text that it completes, which may be empty.
     ///
     /// # Errors
     /// When the token is not in the vocabulary.
     fn push(&mut self, token: u32) -> Result<String, BoxError>;
 
-    /// The text of what is left when no more tokens come, with U+FFFD for a character that was never completed.
+    /// Ends the stream and returns the remaining text. An incomplete character becomes U+FFFD.
     fn finish(&mut self) -> String;
 }

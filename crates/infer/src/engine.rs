@@ -13,14 +13,14 @@ use crate::job::{Job, Surroundings, held, most_events};
 use crate::queue::{Limits, Queue};
 use crate::{EngineError, Event, GenerateRequest, Load, Observer, Outcome, Route, RoutedModel, TextCodec};
 
-/// How much the engine does at a time and how much may wait.
+/// Limits of the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Sequences that run at a time, each in a thread; 0 is the number of cores.
+    /// Number of sequences that run at a time, each on its own thread; 0 takes the number of cores.
     pub slots: usize,
-    /// Sequences that may wait for a slot.
+    /// Number of sequences that may wait for a slot.
     pub queued_requests: usize,
-    /// Prompt tokens that may wait for a slot.
+    /// Number of prompt tokens that may wait for a slot.
     pub queued_tokens: usize,
 }
 
@@ -30,7 +30,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// Runs sequences on paths. Dropping it cancels what runs and waits for the slots' current steps.
+/// Runs sequences on paths. Dropping it cancels all sequences and waits for the current step of each slot.
 pub struct Engine {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -49,7 +49,7 @@ impl Engine {
     /// Starts the slots.
     ///
     /// # Errors
-    /// When the operating system gives no thread.
+    /// When the operating system refuses a thread.
     pub fn start(
         model: Arc<dyn RoutedModel>,
         codec: Arc<dyn TextCodec>,
@@ -84,16 +84,16 @@ impl Engine {
         self.shared.codec.as_ref()
     }
 
-    /// Sequences that run at a time.
+    /// Number of sequences that run at a time.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Admits all of these sequences, or none.
+    /// Admits all of these sequences, or none of them.
     ///
     /// # Errors
-    /// When one of them is wrong, when the queue is full, or when the engine is being stopped.
+    /// When a request is invalid, the queue is full, or the engine is shutting down.
     pub fn submit(&self, requests: Vec<GenerateRequest>) -> Result<Vec<Generation>, EngineError> {
         let Shared { model, queue, .. } = self.shared.as_ref();
         let (context, vocab_size, paths) = (model.context(), model.vocab_size(), model.topology().paths());
@@ -117,17 +117,17 @@ impl Engine {
         match queue.push(jobs) {
             Ok(()) => Ok(generations),
             Err(error) => {
-                // They were never queued: there is nothing to take out of it.
+                // The jobs were never queued, so dropping the generations must not search the queue.
                 generations.iter_mut().for_each(|generation| generation.over = true);
                 Err(error)
             }
         }
     }
 
-    /// Routes tokens without generating anything. Runs the model: call it where blocking is allowed.
+    /// Routes tokens without generating text. Runs the model on the calling thread, so call it where blocking is allowed.
     ///
     /// # Errors
-    /// When there is no token, one is not in the vocabulary, or the model fails.
+    /// When there is no token, a token is not in the vocabulary, or the model fails.
     pub fn route(&self, tokens: &[u32]) -> Result<Route, EngineError> {
         let model = self.model();
         let prefix = &tokens[..tokens.len().min(model.prefix_tokens())];
@@ -136,27 +136,27 @@ impl Engine {
             model.vocab_size(),
             model.topology().paths(),
         )?;
-        model.route(prefix).map_err(|source| EngineError::Model { what: "routing the text".into(), source })
+        model.route(prefix).map_err(|source| EngineError::Model { action: "routing the text".into(), source })
     }
 
-    /// How busy the engine is.
+    /// The current load of the engine.
     #[must_use]
     pub fn load(&self) -> Load {
         *self.shared.queue.load().borrow()
     }
 
-    /// How busy the engine is, as it changes.
+    /// The load of the engine, for waiting on its changes.
     #[must_use]
     pub fn watch_load(&self) -> watch::Receiver<Load> {
         self.shared.queue.load()
     }
 
-    /// Admits nothing more; what was admitted goes on.
+    /// Refuses new sequences from now on. Admitted sequences go on.
     pub fn close(&self) {
         self.shared.queue.close();
     }
 
-    /// Admits nothing more and ends what was admitted with [`EngineError::ShuttingDown`], within a step of the model.
+    /// Refuses new sequences and ends the admitted ones with [`EngineError::ShuttingDown`], within one step of the model.
     pub fn abort(&self) {
         self.close();
         self.shared.abort.cancel();
@@ -168,7 +168,7 @@ impl Drop for Engine {
         self.abort();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                tracing::error!("a slot's thread panicked outside of a request");
+                tracing::error!("the thread of a slot panicked outside of a request");
             }
         }
     }
@@ -184,20 +184,20 @@ impl Shared {
         };
         while let Some(job) = self.queue.pop() {
             let mut summary = job.summary(Outcome::Error);
-            // A bug that one request meets must not take the slot away from all the others.
+            // A panic in one request must not take the slot away from all other requests.
             let result = catch_unwind(AssertUnwindSafe(|| job.run(&around, &mut summary)));
             let last = result.unwrap_or_else(|panic| {
                 summary.outcome = Outcome::Error;
                 let message = message(panic.as_ref());
-                tracing::error!(%message, "a request hit a bug");
+                tracing::error!(%message, "a request panicked");
                 Some(Event::Failed(EngineError::Panicked { message }))
             });
             summary.total = job.arrived.elapsed();
             self.observer.finished(&summary);
             self.queue.done(held(&summary));
             if let Some(last) = last {
-                // Sent when everything is counted, so that a caller that has its answer also finds it in the counts.
-                // A caller that is gone does not hear it.
+                // Sent after the counts are updated, so that a caller with its answer also finds the request in the counts.
+                // Sending fails only when the caller is gone.
                 let _ = job.events.try_send(last);
             }
         }
@@ -209,7 +209,7 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown panic".into())
 }
 
-/// A sequence that was admitted: its events. Dropping it cancels the sequence.
+/// The events of an admitted sequence. Dropping it cancels the sequence.
 pub struct Generation {
     events: mpsc::Receiver<Event>,
     arrived: Instant,
@@ -219,8 +219,8 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// The next event; `None` after [`Event::Finished`] or [`Event::Failed`]. A sequence that is still in the queue at
-    /// its deadline fails then, not when it gets a slot.
+    /// Waits for the next event; `None` after [`Event::Finished`] or [`Event::Failed`]. A sequence that is still in the queue
+    /// at its deadline fails at the deadline, not when it gets a slot.
     pub async fn next(&mut self) -> Option<Event> {
         if self.over {
             return None;
@@ -247,7 +247,7 @@ impl Drop for Generation {
             return;
         }
         self.events.close();
-        // A sequence that still waits gives its place in the queue back at once.
+        // A waiting sequence frees its place in the queue now, not when a slot would take it.
         for job in self.shared.queue.remove_abandoned() {
             let outcome = if job.arrived.elapsed() >= job.request.deadline {
                 Outcome::Deadline

@@ -1,55 +1,55 @@
-//! What can go wrong with a request.
+//! Errors of a request.
 
 use std::time::Duration;
 
 use dipaco_topology::PathId;
 use thiserror::Error;
 
-/// An error of the model or the tokenizer behind the engine's traits.
+/// Error of a model or tokenizer behind the engine's traits.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a request was not admitted or did not finish.
+/// Errors of a request: it was not admitted or did not finish.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EngineError {
     /// The queue is full for now.
     #[error("the queue is full ({waiting} of at most {limit} {unit} are waiting): try again in {} s", retry_after.as_secs())]
     Overloaded {
-        /// What waits.
+        /// Number of waiting units.
         waiting: usize,
-        /// How much may wait.
+        /// Largest number of waiting units.
         limit: usize,
-        /// What is counted: sequences or prompt tokens.
+        /// The counted unit: sequences or prompt tokens.
         unit: &'static str,
-        /// When to try again: an estimate from the recent requests.
+        /// Time after which to try again, estimated from recent requests.
         retry_after: Duration,
     },
-    /// A submission that would not fit even into an empty queue.
+    /// A request that does not fit into an empty queue.
     #[error(
         "the request holds {given} {unit}, more than the queue's limit of {limit}: send it in smaller parts"
     )]
     TooLarge {
-        /// What the request holds.
+        /// Number of units in the request.
         given: usize,
-        /// How much the queue holds.
+        /// Number of units that the queue can hold.
         limit: usize,
-        /// What is counted: sequences or prompt tokens.
+        /// The counted unit: sequences or prompt tokens.
         unit: &'static str,
     },
     /// A prompt without a token.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
-    /// Prompt and continuation don't fit into the context.
+    /// Prompt and continuation are longer than the context.
     #[error(
         "the prompt has {prompt} tokens and max_tokens is {max_tokens}, but max_model_len is {context}: \
          shorten the prompt or lower max_tokens"
     )]
     Context {
-        /// Tokens of the prompt.
+        /// Number of tokens of the prompt.
         prompt: usize,
-        /// Tokens to generate.
+        /// Number of tokens to generate.
         max_tokens: usize,
-        /// Tokens that the model can hold.
+        /// Number of tokens of the model's context.
         context: usize,
     },
     /// A token id outside of the vocabulary.
@@ -59,7 +59,7 @@ pub enum EngineError {
         token: u32,
         /// V.
         vocab_size: usize,
-        /// Where the token was given: `prompt`, `logit_bias` or `stop_token_ids`.
+        /// Field of the request that holds the token: `prompt`, `logit_bias` or `stop_token_ids`.
         field: &'static str,
     },
     /// A path that does not exist.
@@ -73,53 +73,53 @@ pub enum EngineError {
     /// A sampling parameter out of its range.
     #[error("{field} is {value}: {expected}")]
     Parameter {
-        /// The parameter.
+        /// Name of the parameter.
         field: &'static str,
-        /// What was given.
+        /// The value as text.
         value: String,
-        /// What is allowed.
+        /// The allowed values, as a sentence.
         expected: &'static str,
     },
-    /// The request ran out of its time.
+    /// The deadline of the request passed.
     #[error("the request did not finish within its deadline of {} s", deadline.as_secs_f64())]
     Deadline {
-        /// The time it had, from its arrival.
+        /// Time that the request had, from its arrival.
         deadline: Duration,
     },
-    /// The engine is being stopped.
+    /// The engine is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// The model's logits are no distribution.
+    /// The model returned logits that are not finite.
     #[error("path {path} gave logits that are not finite: its weights are damaged or diverged in training")]
     NotFinite {
         /// The path.
         path: PathId,
     },
-    /// The model gave a wrong number of logits.
+    /// The model returned a wrong number of logits.
     #[error(
-        "path {path} gave {given} logits where {expected} were expected: the model and the engine disagree"
+        "path {path} returned {given} logits where {expected} were expected: the model and the engine disagree"
     )]
     Shape {
         /// The path.
         path: PathId,
-        /// Logits given.
+        /// Number of logits returned.
         given: usize,
-        /// Logits expected.
+        /// Expected number of logits.
         expected: usize,
     },
     /// The model failed.
-    #[error("{what} failed")]
+    #[error("{action} failed")]
     Model {
-        /// What was being done.
-        what: String,
-        /// Why.
+        /// The failed action, as in `routing the prompt`.
+        action: String,
+        /// Error of the model.
         #[source]
         source: BoxError,
     },
-    /// A bug: the thread that ran the request panicked. The slot goes on with other requests.
-    #[error("the request hit a bug: {message}")]
+    /// The request panicked, which is a bug. The slot goes on with other requests.
+    #[error("the request panicked, which is a bug: {message}")]
     Panicked {
-        /// The panic's message.
+        /// Message of the panic.
         message: String,
     },
 }

@@ -1,4 +1,4 @@
-//! One sequence from its first token to its last.
+//! One sequence, from its start to its last event.
 
 use std::time::{Duration, Instant};
 
@@ -12,23 +12,23 @@ use crate::{
     StopMatcher, Summary, TextCodec, TextStream, TokenScore, score,
 };
 
-/// Tokens of a prompt that are read between two looks at whether anyone still waits. Part of the numerics: the same
-/// for every request, so that a prompt gives the same logits whatever else is asked for.
+/// Number of prompt tokens per call of the model. Between two calls the job checks whether the caller still waits. The
+/// value affects rounding, so it is the same for every request: a prompt gives the same logits with all options.
 const PREFILL_CHUNK: usize = 128;
 
-/// Tokens before the continuation that its decoder sees: more than the bytes of a character.
+/// Number of prompt tokens that the decoder of the continuation reads first, more than a character has bytes.
 const DECODER_CONTEXT: usize = 8;
 
-/// Why a continuation ended.
+/// Reason for the end of a continuation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop text, a stop token or the end of the text.
+    /// A stop text, a stop token or the end-of-text token.
     Stop,
-    /// The largest number of tokens.
+    /// The requested number of tokens was generated.
     Length,
 }
 
-/// What stopped a continuation, when it was the request's doing.
+/// The stop text or stop token of the request that ended a continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// This stop text.
@@ -40,43 +40,43 @@ pub enum StopReason {
 /// The end of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
-    /// Why it ended.
+    /// Reason for the end.
     pub reason: FinishReason,
-    /// What stopped it.
+    /// Stop text or stop token that ended it; `None` for the end-of-text token or the length.
     pub stop: Option<StopReason>,
-    /// Text that was held back until now.
+    /// Remaining text that was held back.
     pub text: String,
-    /// Tokens generated, the end-of-text token included.
+    /// Number of generated tokens, including the end-of-text token.
     pub generated_tokens: usize,
 }
 
-/// What happens to a sequence, in this order: `Started`, `Prompt` when asked for, `Token` for each token, then
-/// `Finished`; or `Failed` at any point, and nothing after it.
+/// Events of a sequence, in this order: `Started`, `Prompt` if the request scores its prompt, `Token` for each token, then
+/// `Finished`. `Failed` may come at any point and is the last event.
 #[derive(Debug)]
 pub enum Event {
     /// The sequence left the queue and has its path.
     Started {
         /// The path.
         path: PathId,
-        /// How the router came to it; `None` for a pinned path.
+        /// The router's decision; `None` for a pinned path.
         route: Option<Route>,
     },
-    /// The prompt's scores, one per token; the first has no log-probability.
+    /// The scores of the prompt, one per token. The first token has no log-probability.
     Prompt(Vec<TokenScore>),
     /// A generated token.
     Token {
         /// The token.
         token: u32,
-        /// Text that is complete now and can be part of no stop text; may be empty.
+        /// Complete characters that can't be part of a stop text; may be empty.
         text: String,
-        /// Characters of text that the tokens before this one completed, held back or not.
+        /// Number of characters that the earlier tokens completed, including characters held back.
         offset: usize,
-        /// Its score, when asked for.
+        /// Score of the token, if the request asks for log-probabilities.
         score: Option<TokenScore>,
     },
-    /// The end.
+    /// The sequence is complete.
     Finished(Finished),
-    /// The end, in failure.
+    /// The sequence failed.
     Failed(EngineError),
 }
 
@@ -97,7 +97,7 @@ impl Entry for Job {
     }
 }
 
-/// What a running job uses of the engine.
+/// Parts of the engine that a running job uses.
 pub(crate) struct Surroundings<'a> {
     pub(crate) model: &'a dyn RoutedModel,
     pub(crate) codec: &'a dyn TextCodec,
@@ -105,7 +105,7 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) abort: &'a CancellationToken,
 }
 
-/// Why a job stopped before its end.
+/// Reason for stopping a job before its end.
 enum Halt {
     /// The caller went away.
     Gone,
@@ -118,13 +118,13 @@ impl From<EngineError> for Halt {
     }
 }
 
-fn failed(what: impl Into<String>) -> impl FnOnce(BoxError) -> Halt {
-    let what = what.into();
-    move |source| Halt::Failed(EngineError::Model { what, source })
+fn failed(action: impl Into<String>) -> impl FnOnce(BoxError) -> Halt {
+    let action = action.into();
+    move |source| Halt::Failed(EngineError::Model { action, source })
 }
 
 impl Job {
-    /// A summary of a job that has not begun.
+    /// The summary of a job that has not begun.
     pub(crate) fn summary(&self, outcome: Outcome) -> Summary {
         let waited = self.arrived.elapsed();
         Summary {
@@ -141,8 +141,8 @@ impl Job {
         }
     }
 
-    /// Runs the sequence and gives its last event, which the caller sends once the sequence is counted. `summary` is
-    /// kept up to date, so that it is right even when this panics.
+    /// Runs the sequence and returns its last event. The caller sends this event after it has counted the sequence.
+    /// `summary` is updated at each step, so that it is right even after a panic.
     pub(crate) fn run(&self, around: &Surroundings<'_>, summary: &mut Summary) -> Option<Event> {
         let result = self.generate(around, summary);
         let (outcome, event) = match result {
@@ -193,10 +193,11 @@ impl Job {
         let mut last = Instant::now();
         while finished.generated_tokens < request.max_tokens {
             self.still_wanted(around)?;
+            // Before `min_tokens` no token may end the continuation, so the ending tokens are banned.
             let free = finished.generated_tokens >= request.min_tokens;
             let banned = if free { &[][..] } else { &ends };
             let token = sampler.choose(&logits, banned).ok_or(EngineError::NotFinite { path })?;
-            // Scored even when nobody asked: it is what notices logits that are no distribution.
+            // Scored in any case: the score detects logits that are not finite.
             let scored = score(&logits, token, top).ok_or(EngineError::NotFinite { path })?;
             finished.generated_tokens += 1;
             summary.generated_tokens = finished.generated_tokens;
@@ -240,13 +241,14 @@ impl Job {
                 FinishReason::Length => {}
             }
         }
+        // Text after a stop text is not part of the continuation.
         if !matches!(finished.stop, Some(StopReason::Text(_))) {
             finished.text = text.finish();
         }
         Ok(finished)
     }
 
-    /// Finds the path and says so.
+    /// Finds the path of the sequence and sends [`Event::Started`].
     fn start(&self, around: &Surroundings<'_>, summary: &mut Summary) -> Result<PathId, Halt> {
         let prompt = &self.request.prompt;
         let route = match self.request.path {
@@ -269,7 +271,8 @@ impl Job {
         Ok(path)
     }
 
-    /// Reads the prompt and gives the logits (V) of its last position; scores it on the way when asked.
+    /// Reads the prompt and returns the logits (V) of its last position. Sends the prompt's scores if the request asks for
+    /// them.
     fn prefill(
         &self,
         around: &Surroundings<'_>,
@@ -302,7 +305,7 @@ impl Job {
         Ok(logits)
     }
 
-    /// Looks whether to go on; called between any two steps of the model.
+    /// Returns an error when the job must stop. Called between any two steps of the model.
     fn still_wanted(&self, around: &Surroundings<'_>) -> Result<(), Halt> {
         if self.events.is_closed() {
             return Err(Halt::Gone);
@@ -318,12 +321,12 @@ impl Job {
     }
 
     fn send(&self, event: Event) -> Result<(), Halt> {
-        // The channel has room for every event of the request: only a caller that is gone makes this fail.
+        // The channel has room for all events of the request, so sending fails only when the caller is gone.
         self.events.try_send(event).map_err(|_| Halt::Gone)
     }
 }
 
-/// The most events that a request can cause.
+/// Largest number of events of a request: `Started`, `Prompt`, each `Token`, the last event, and one to spare.
 pub(crate) fn most_events(request: &GenerateRequest) -> usize {
     request.max_tokens + 4
 }
@@ -333,12 +336,13 @@ fn expect(logits: &[f32], expected: usize, path: PathId) -> Result<(), Halt> {
     if given == expected { Ok(()) } else { Err(EngineError::Shape { path, given, expected }.into()) }
 }
 
-/// The text of a continuation: decoder and stop texts.
+/// The text of a continuation: its decoder and its stop texts.
 struct Text {
     stream: Box<dyn TextStream>,
     stops: StopMatcher,
+    /// Number of characters decoded so far.
     characters: usize,
-    /// Text to give at the end, after what the matcher and the decoder hold.
+    /// Text of the last token, to append after the rest of the matcher and the decoder.
     held: String,
 }
 
@@ -349,7 +353,7 @@ impl Text {
         Self { stream, stops: StopMatcher::new(&request.stop), characters: 0, held: String::new() }
     }
 
-    /// The text to give out for a token, and the stop text that it completed.
+    /// Returns the text to send for a token, and the stop text that the token completed.
     fn push(&mut self, token: u32, may_stop: bool) -> Result<(String, Option<String>), Halt> {
         let piece = self.stream.push(token).map_err(failed("decoding a token"))?;
         self.characters += piece.chars().count();
@@ -362,6 +366,7 @@ impl Text {
         })
     }
 
+    /// Returns the text held back so far.
     fn finish(&mut self) -> String {
         let mut text = self.stops.finish();
         text.push_str(&self.stream.finish());
@@ -370,7 +375,7 @@ impl Text {
     }
 }
 
-/// The longest that a job may have held a slot, for the queue's estimate.
+/// Time that a job held a slot, for the estimate of the queue.
 pub(crate) fn held(summary: &Summary) -> Duration {
     summary.total.saturating_sub(summary.queued)
 }

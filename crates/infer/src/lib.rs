@@ -1,13 +1,13 @@
-//! The inference engine without HTTP: queueing, routing, incremental decoding, sampling and log-probabilities.
+//! Inference engine without HTTP: queue, routing, incremental decoding, sampling and log-probabilities.
 //!
-//! A request names a prompt of token ids. The engine admits it to a bounded queue, picks its path by the first tokens
-//! (or takes the path that the caller pinned), runs that one path with a KV cache, and sends [`Event`]s. Several
-//! requests run at a time, one per *slot*, and each is computed by itself: what a request gets does not depend on what
-//! else runs. A caller that drops its [`Generation`] frees the slot within one decode step.
+//! A request holds a prompt of token ids. The engine admits it to a bounded queue and picks its path from the first tokens,
+//! unless the caller pins a path. It runs that one path with a KV cache and sends [`Event`]s. Several requests run at a
+//! time, one per *slot*. Each is computed by itself, so its result does not depend on other requests. A caller that
+//! drops its [`Generation`] frees the slot within one decode step.
 //!
-//! The engine knows a model by the trait [`RoutedModel`], of which [`RunModel`] is the one over a run's modules, and
-//! text by the trait [`TextCodec`]; it knows no HTTP, reads no files and does not batch several sequences into one
-//! product.
+//! The engine uses a model through the trait [`RoutedModel`] and a tokenizer through the trait [`TextCodec`]. [`RunModel`]
+//! is the model made of a run's modules. The engine knows no HTTP, reads no files, and does not batch several sequences
+//! into one matrix product.
 
 mod codec;
 mod engine;
@@ -30,7 +30,7 @@ pub use model::{Route, RoutedModel, Sequence};
 pub use observer::{NoObserver, Observer, Outcome, Summary};
 pub use params::{GenerateRequest, Sampling};
 pub use queue::Load;
-pub use run_model::{LoadPath, PrefixRouter, RunModel, RunModelError};
+pub use run_model::{LoadPath, PrefixRouter, RouteFeatures, RunModel, RunModelError};
 pub use sampler::Sampler;
 pub use score::{LOWEST_LOG_PROB, TokenScore, score};
 pub use stop::{Stop, StopMatcher};

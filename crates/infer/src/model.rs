@@ -1,23 +1,23 @@
-//! The model as the engine needs it.
+//! The interface between the engine and a model.
 
 use dipaco_topology::{PathId, Topology};
 
 use crate::BoxError;
 
-/// Where the router sends an input.
+/// Decision of the router for an input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
     /// The path.
     pub path: PathId,
-    /// The router's distance of the input to each path, lower is nearer. Empty when the router gives none.
+    /// Distance of the input to each path (P), lower is nearer. Empty for a router without distances.
     pub distances: Vec<f32>,
-    /// How many tokens of the input the router read.
+    /// Number of tokens of the input that the router read.
     pub prefix_tokens: usize,
 }
 
-/// Many paths and the router that picks one.
+/// The paths of a model and their router.
 pub trait RoutedModel: Send + Sync {
-    /// The largest number of tokens of a sequence, prompt and continuation together.
+    /// Largest number of tokens of a sequence, prompt and continuation together.
     fn context(&self) -> usize;
 
     /// V, the number of logits of a position.
@@ -26,16 +26,16 @@ pub trait RoutedModel: Send + Sync {
     /// The paths and their modules.
     fn topology(&self) -> &Topology;
 
-    /// How many tokens of an input the router reads at most.
+    /// Largest number of tokens of an input that the router reads.
     fn prefix_tokens(&self) -> usize;
 
-    /// Picks the path of an input by its first tokens; `prefix` has 1 to [`prefix_tokens`](Self::prefix_tokens) tokens.
+    /// Picks the path of an input from its first tokens. `prefix` has 1 to [`prefix_tokens`](Self::prefix_tokens) tokens.
     ///
     /// # Errors
     /// When the features can't be computed.
     fn route(&self, prefix: &[u32]) -> Result<Route, BoxError>;
 
-    /// Begins a sequence with an empty KV cache on a path.
+    /// Begins a sequence on a path, with an empty KV cache.
     ///
     /// # Errors
     /// When the path does not exist or its modules can't be loaded.
@@ -44,7 +44,8 @@ pub trait RoutedModel: Send + Sync {
 
 /// One sequence on one path, with its KV cache.
 pub trait Sequence: Send {
-    /// Appends T tokens and gives logits in f32: (T, V) row-major when `all_positions`, else (V) of the last position.
+    /// Appends T tokens and returns logits in f32: (T, V) row-major if `all_positions` is set, else (V) of the last
+    /// position.
     ///
     /// # Errors
     /// When the context is exceeded or the device fails.

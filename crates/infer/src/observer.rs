@@ -1,44 +1,44 @@
-//! What the engine tells whoever counts.
+//! Counts and durations of finished requests.
 
 use std::time::Duration;
 
 use dipaco_topology::PathId;
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// A stop text, a stop token or the end of the text.
+    /// A stop text, a stop token or the end-of-text token.
     Stop,
-    /// The largest number of tokens.
+    /// The requested number of tokens was generated.
     Length,
     /// The caller went away.
     Abort,
     /// The deadline passed.
     Deadline,
-    /// The engine was stopped.
+    /// The engine was shut down.
     ShuttingDown,
     /// The model failed.
     Error,
 }
 
-/// A request that was admitted and is over.
+/// Summary of an admitted request after its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
-    /// The path that ran; `None` when the request ended before it was known.
+    /// The path; `None` if the request ended before it was routed.
     pub path: Option<PathId>,
-    /// How it ended.
+    /// Outcome.
     pub outcome: Outcome,
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens generated.
+    /// Number of generated tokens.
     pub generated_tokens: usize,
-    /// The most tokens that were asked for.
+    /// Largest number of tokens that the request allowed.
     pub max_tokens: usize,
     /// Time in the queue.
     pub queued: Duration,
-    /// Time of the router; `None` when the path was pinned.
+    /// Time spent in the router; `None` for a pinned path.
     pub routing: Option<Duration>,
-    /// Time from leaving the queue until the prompt was read.
+    /// Time from the end of the queue until the prompt was read.
     pub prefill: Option<Duration>,
     /// Time from admission until the first generated token.
     pub first_token: Option<Duration>,
@@ -46,11 +46,11 @@ pub struct Summary {
     pub total: Duration,
 }
 
-/// Counts what the engine does. Called from the threads that run requests: implementations must be quick.
+/// Counts requests and tokens. The engine calls it from the threads of its slots, so implementations must be fast.
 pub trait Observer: Send + Sync {
-    /// A token after a sequence's first came this long after the one before it.
+    /// Called for each token but the first of a sequence, with the time since the token before.
     fn token(&self, interval: Duration);
-    /// A request is over, whatever became of it; called exactly once for each admitted request.
+    /// Called exactly once for each admitted request, when it ends in any way.
     fn finished(&self, summary: &Summary);
 }
 

@@ -1,4 +1,4 @@
-//! What a request asks for.
+//! Parameters of a request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,28 +8,30 @@ use dipaco_topology::PathId;
 
 use crate::EngineError;
 
-/// How the next token is chosen from the logits. The default is plain sampling with seed 0.
+/// Parameters of sampling. The default is plain sampling with seed 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 takes the likeliest token. 0 to 2.
+    /// Divides the logits; 0 takes the likeliest token. From 0 to 2.
     pub temperature: f32,
-    /// Only the smallest set of likeliest tokens whose probability reaches this is drawn from; 1 is off.
+    /// Draws only from the smallest set of likeliest tokens whose probabilities add up to this. Above 0 and at most 1;
+    /// 1 turns it off.
     pub top_p: f32,
-    /// Only this many likeliest tokens are drawn from; 0 is off.
+    /// Draws only from this number of likeliest tokens; 0 turns it off.
     pub top_k: usize,
-    /// Only tokens at least this fraction as likely as the likeliest are drawn from; 0 is off.
+    /// Draws only from tokens whose probability is at least this fraction of the largest. From 0 to 1; 0 turns it off.
     pub min_p: f32,
-    /// Subtracted from the logit of every token that was generated before. -2 to 2.
+    /// Subtracted from the logit of every token generated before. From -2 to 2.
     pub presence_penalty: f32,
-    /// Subtracted from the logit of a token for each time it was generated before. -2 to 2.
+    /// Subtracted from the logit of a token for each time that it was generated before. From -2 to 2.
     pub frequency_penalty: f32,
-    /// Divides positive and multiplies negative logits of tokens of the prompt and the continuation; 1 is off.
+    /// Divides positive and multiplies negative logits of tokens of the prompt and the continuation. From 0.01 to 100; 1
+    /// turns it off.
     pub repetition_penalty: f32,
-    /// Added to the logits of tokens. -100 to 100.
+    /// Added to the logits of these tokens. From -100 to 100.
     pub logit_bias: BTreeMap<u32, f32>,
     /// Seed of the random draws.
     pub seed: u64,
-    /// Number of the choice among those of one prompt: choices with the same seed draw differently.
+    /// Index of the choice among the choices of a prompt. Choices with the same seed draw different random numbers.
     pub choice: u64,
 }
 
@@ -54,8 +56,8 @@ impl Sampling {
     /// Checks the ranges.
     ///
     /// # Errors
-    /// [`EngineError::Parameter`] with the first parameter that is out of its range, [`EngineError::Token`] for a bias
-    /// on a token outside of the vocabulary.
+    /// [`EngineError::Parameter`] with the first parameter that is out of its range. [`EngineError::Token`] for the bias of a
+    /// token that is not in the vocabulary.
     pub fn check(&self, vocab_size: usize) -> Result<(), EngineError> {
         let within = |field, value: f32, low: f32, high: f32, expected| {
             let fits = (low..=high).contains(&value);
@@ -84,29 +86,30 @@ impl Sampling {
 /// One sequence to generate or to score.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateRequest {
-    /// The prompt's token ids, at least one; shared by the choices of one prompt.
+    /// Token ids of the prompt, at least one. Shared by the choices of the prompt.
     pub prompt: Arc<[u32]>,
-    /// The path to run; `None` lets the router pick it.
+    /// Path to run; `None` lets the router pick it.
     pub path: Option<PathId>,
-    /// How many tokens to generate at most; 0 scores the prompt only.
+    /// Largest number of tokens to generate; 0 only scores the prompt.
     pub max_tokens: usize,
-    /// No stop and no end of text before this many tokens.
+    /// Number of tokens before which the continuation can't end.
     pub min_tokens: usize,
-    /// How tokens are chosen.
+    /// Parameters of sampling.
     pub sampling: Sampling,
     /// Texts that end the continuation.
     pub stop: Vec<String>,
-    /// Tokens that end the continuation, beside the end-of-text token.
+    /// Tokens that end the continuation, besides the end-of-text token.
     pub stop_token_ids: Vec<u32>,
-    /// Whether the text keeps the stop text or token that ended it.
+    /// Keeps the stop text or stop token in the text.
     pub include_stop: bool,
-    /// Whether the end-of-text token is a token like any other.
+    /// Treats the end-of-text token as an ordinary token, which does not end the continuation.
     pub ignore_eos: bool,
-    /// How many of the likeliest tokens to give log-probabilities of, beside the token itself; `None` gives none at all.
+    /// Number of likeliest tokens that get log-probabilities, besides the token itself; `None` turns log-probabilities
+    /// off.
     pub log_probs: Option<usize>,
-    /// Whether the prompt's own tokens are scored too (needs `log_probs`).
+    /// Scores the tokens of the prompt too. Needs `log_probs`.
     pub score_prompt: bool,
-    /// The time the request has, from its admission.
+    /// Time from the request's admission to its last token.
     pub deadline: Duration,
 }
 
@@ -130,7 +133,7 @@ impl GenerateRequest {
         }
     }
 
-    /// Checks everything that can be wrong before the model runs.
+    /// Checks the request before the model runs.
     ///
     /// # Errors
     /// When the prompt is empty, too long or holds an unknown token, the path does not exist, or a parameter is out of

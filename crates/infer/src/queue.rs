@@ -8,48 +8,55 @@ use tokio::sync::watch;
 
 use crate::EngineError;
 
-/// How busy the engine is.
+/// Load of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Sequences that wait for a slot.
+    /// Number of sequences that wait for a slot.
     pub waiting: usize,
-    /// Prompt tokens of those sequences.
+    /// Number of prompt tokens of the waiting sequences.
     pub waiting_tokens: usize,
-    /// Sequences that hold a slot.
+    /// Number of sequences that hold a slot.
     pub running: usize,
 }
 
-/// What a queue entry costs, and whether anyone still waits for it.
+/// An entry of the queue.
 pub(crate) trait Entry {
+    /// Number of prompt tokens.
     fn tokens(&self) -> usize;
+    /// Returns whether the caller is gone.
     fn abandoned(&self) -> bool;
 }
 
+/// A bounded first-in first-out queue.
 pub(crate) struct Queue<J> {
-    state: Mutex<State<J>>,
+    state: Mutex<QueueState<J>>,
     ready: Condvar,
     load: watch::Sender<Load>,
     limits: Limits,
 }
 
+/// Limits of a queue.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits {
+    /// Number of waiting sequences.
     pub(crate) requests: usize,
+    /// Number of waiting prompt tokens.
     pub(crate) tokens: usize,
+    /// Number of sequences that run at a time.
     pub(crate) slots: usize,
 }
 
-struct State<J> {
+struct QueueState<J> {
     jobs: VecDeque<J>,
     load: Load,
     closed: bool,
-    /// Moving average of the seconds that a job holds a slot: the base of the time after which to try again.
+    /// Moving average of the seconds that a job holds a slot. The estimate for `retry_after` is based on it.
     seconds: f64,
 }
 
 impl<J: Entry> Queue<J> {
     pub(crate) fn new(limits: Limits) -> Self {
-        let state = State { jobs: VecDeque::new(), load: Load::default(), closed: false, seconds: 1.0 };
+        let state = QueueState { jobs: VecDeque::new(), load: Load::default(), closed: false, seconds: 1.0 };
         Self {
             state: Mutex::new(state),
             ready: Condvar::new(),
@@ -58,7 +65,7 @@ impl<J: Entry> Queue<J> {
         }
     }
 
-    /// Takes all of `jobs` or none of them.
+    /// Admits all of `jobs` or none of them.
     pub(crate) fn push(&self, jobs: Vec<J>) -> Result<(), EngineError> {
         let tokens: usize = jobs.iter().map(Entry::tokens).sum();
         let most = self.limits.requests.saturating_add(self.limits.slots);
@@ -71,7 +78,7 @@ impl<J: Entry> Queue<J> {
         if state.closed {
             return Err(EngineError::ShuttingDown);
         }
-        // Free slots take entries at once, so they make room beyond the queue itself.
+        // Free slots take entries at once, so the queue can admit that many more.
         let free = self.limits.slots.saturating_sub(state.load.running);
         let Load { waiting, waiting_tokens, .. } = state.load;
         let retry_after = state.retry_after(self.limits.slots);
@@ -92,8 +99,8 @@ impl<J: Entry> Queue<J> {
         Ok(())
     }
 
-    /// The next job, when there is one; `None` once the queue is closed and empty. The caller holds a slot until it
-    /// calls [`done`](Self::done).
+    /// Waits for the next job; `None` once the queue is closed and empty. The caller holds a slot until it calls
+    /// [`done`](Self::done).
     pub(crate) fn pop(&self) -> Option<J> {
         let mut state = self.lock();
         loop {
@@ -111,7 +118,7 @@ impl<J: Entry> Queue<J> {
         }
     }
 
-    /// Gives a slot back after this time.
+    /// Gives a slot back, which the job held for this time.
     pub(crate) fn done(&self, held: Duration) {
         let mut state = self.lock();
         state.seconds += 0.1 * (held.as_secs_f64() - state.seconds);
@@ -119,30 +126,19 @@ impl<J: Entry> Queue<J> {
         self.load.send_replace(state.load);
     }
 
-    /// Takes out entries that nobody waits for any more.
+    /// Removes and returns the entries whose callers are gone.
     pub(crate) fn remove_abandoned(&self) -> Vec<J> {
         let mut state = self.lock();
         let jobs = std::mem::take(&mut state.jobs);
-        let (gone, kept): (Vec<J>, VecDeque<J>) = {
-            let mut gone = Vec::new();
-            let mut kept = VecDeque::with_capacity(jobs.len());
-            for job in jobs {
-                if job.abandoned() {
-                    gone.push(job);
-                } else {
-                    kept.push_back(job);
-                }
-            }
-            (gone, kept)
-        };
+        let (gone, kept): (VecDeque<J>, VecDeque<J>) = jobs.into_iter().partition(Entry::abandoned);
         state.jobs = kept;
         state.load.waiting -= gone.len();
         state.load.waiting_tokens -= gone.iter().map(Entry::tokens).sum::<usize>();
         self.load.send_replace(state.load);
-        gone
+        gone.into()
     }
 
-    /// Refuses new jobs from now on; what is queued is still given out.
+    /// Refuses new jobs from now on. [`pop`](Self::pop) still returns the queued jobs.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.ready.notify_all();
@@ -152,8 +148,8 @@ impl<J: Entry> Queue<J> {
         self.load.subscribe()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<J>> {
-        // No code that can panic runs under the lock between changes that belong together.
+    fn lock(&self) -> MutexGuard<'_, QueueState<J>> {
+        // No code under the lock can panic halfway through a change, so the state behind a poisoned lock is whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -161,7 +157,8 @@ impl<J: Entry> Queue<J> {
 const REQUESTS: &str = "sequences";
 const TOKENS: &str = "prompt tokens";
 
-impl<J> State<J> {
+impl<J> QueueState<J> {
+    /// Estimated time until the waiting jobs have started, from 1 to 60 seconds.
     fn retry_after(&self, slots: usize) -> Duration {
         let rounds = self.load.waiting as f64 / slots.max(1) as f64;
         Duration::from_secs((rounds * self.seconds).ceil().clamp(1.0, 60.0) as u64)

@@ -1,4 +1,4 @@
-//! A run's paths and its router as a model.
+//! The paths of a run and their router as a model.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,11 +8,11 @@ use thiserror::Error;
 
 use crate::{BoxError, Route, RoutedModel, Sequence};
 
-/// Gives a path, composed of modules that it shares with other paths. May be called from several threads, and again for
-/// a path that could not be had before.
+/// Loads a path, composed of modules that it shares with other paths. May be called from several threads, and again for a
+/// path that failed to load before.
 pub type LoadPath = Box<dyn Fn(PathId) -> Result<Path, BoxError> + Send + Sync>;
 
-/// Why a run can't be served.
+/// Errors of a run's model.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RunModelError {
@@ -22,7 +22,7 @@ pub enum RunModelError {
         /// P.
         paths: u32,
     },
-    /// A router that picks a path which does not exist.
+    /// A router that picked a path that does not exist.
     #[error("the router picked path {path} of {paths}: it was fitted for another run")]
     WrongRouter {
         /// The path.
@@ -30,12 +30,12 @@ pub enum RunModelError {
         /// P.
         paths: u32,
     },
-    /// A path could not be had.
+    /// A path could not be loaded.
     #[error("path {path} can't be loaded")]
     Load {
         /// The path.
         path: PathId,
-        /// Why.
+        /// Error of the loader.
         #[source]
         source: BoxError,
     },
@@ -47,35 +47,37 @@ pub enum RunModelError {
         /// P.
         paths: u32,
     },
-    /// The model's own error.
+    /// An error of the model.
     #[error("the model failed")]
     Model(#[from] ModelError),
 }
 
-/// Picks a path by the features of a prefix: the mean of the last block's output of the model that every path started
-/// from (arXiv:2403.10616 §2.4).
+/// Picks the path for features (D), and returns it with the distance to every path (P).
+pub type RouteFeatures = Box<dyn Fn(&[f32]) -> Result<(PathId, Vec<f32>), BoxError> + Send + Sync>;
+
+/// Picks a path from the features (D) of a prefix: the mean output of the last block of the seed, the dense path that
+/// every path starts from (arXiv:2403.10616 §2.4).
 pub struct PrefixRouter {
-    /// The dense path that the router was fitted with.
+    /// The seed that the router was fitted with.
     pub seed: Path,
-    /// How many tokens the router reads at most.
+    /// Largest number of tokens that the router reads.
     pub prefix_tokens: usize,
-    /// The path for features (D), and the distance to every path.
-    #[expect(clippy::type_complexity, reason = "said once, here")]
-    pub route: Box<dyn Fn(&[f32]) -> Result<(PathId, Vec<f32>), BoxError> + Send + Sync>,
+    /// The routing rule.
+    pub route: RouteFeatures,
 }
 
-/// The paths of a run.
+/// The paths of a run and their router.
 pub struct RunModel {
     config: ModelConfig,
     topology: Topology,
     router: Option<PrefixRouter>,
     load: LoadPath,
-    /// A lock is held while its path is loaded, so that it is loaded once.
+    /// A path's lock is held while the path is loaded, so that it is loaded once.
     paths: Vec<Mutex<Option<Path>>>,
 }
 
 impl RunModel {
-    /// A model of the run with this shape; nothing is loaded yet. A run of one path needs no router.
+    /// A model of a run, without loading its paths. A run of one path needs no router.
     ///
     /// # Errors
     /// When the topology does not fit the configuration, or there are several paths and no router.
@@ -93,7 +95,7 @@ impl RunModel {
         Ok(Self { config, topology, router, load, paths })
     }
 
-    /// Loads every path now, so that no request waits for one and what is damaged is found at the start.
+    /// Loads every path now, so that no request waits for a path and damaged files are found at the start.
     ///
     /// # Errors
     /// The first path that can't be loaded.
@@ -101,10 +103,10 @@ impl RunModel {
         self.topology.path_ids().try_for_each(|path| self.path(path).map(drop))
     }
 
-    /// A path; loaded when it is first needed.
+    /// Returns a path, which is loaded on first use.
     ///
     /// # Errors
-    /// When the path does not exist, or can't be loaded.
+    /// When the path does not exist or can't be loaded.
     pub fn path(&self, id: PathId) -> Result<Path, RunModelError> {
         let paths = self.topology.paths();
         let slot = self.paths.get(id.index()).ok_or(RunModelError::NoPath { path: id, paths })?;
@@ -118,7 +120,7 @@ impl RunModel {
     }
 }
 
-/// What is behind the locks is replaced whole, so a panic elsewhere leaves nothing half done.
+/// Locks a mutex. Values behind these locks are replaced as a whole, so a poisoned lock holds a valid value.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -137,7 +139,7 @@ impl RoutedModel for RunModel {
     }
 
     fn prefix_tokens(&self) -> usize {
-        // Without a router one token is enough to say that there is only one path.
+        // A run without a router has one path. `route` still needs a prefix of at least one token.
         self.router.as_ref().map_or(1, |router| router.prefix_tokens.clamp(1, self.config.context))
     }
 

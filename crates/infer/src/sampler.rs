@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::Sampling;
 
-/// Chooses tokens for one sequence. What it chooses is a function of the sampling parameters, the prompt and the logits.
+/// Chooses the tokens of one sequence. The choices depend only on the sampling parameters, the prompt and the logits.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
@@ -27,10 +27,10 @@ impl Sampler {
         Self { sampling, rng, prompt, generated: BTreeMap::new() }
     }
 
-    /// Chooses from logits (V), never one of `banned` unless nothing else is left; `None` when V is 0.
+    /// Chooses a token from logits (V). A `banned` token is chosen only if no other token is left. `None` when V is 0.
     ///
-    /// Order as in vLLM: bias, penalties, temperature, `min_p`, `top_k`, `top_p`. One random number is drawn per token
-    /// when the temperature is above 0, none otherwise.
+    /// The steps come in vLLM's order: bias, penalties, temperature, `min_p`, `top_k`, `top_p`. Each token draws one random
+    /// number, unless the temperature is 0.
     pub fn choose(&mut self, logits: &[f32], banned: &[u32]) -> Option<u32> {
         let mut logits = logits.to_vec();
         self.adjust(&mut logits);
@@ -50,6 +50,7 @@ impl Sampler {
         Some(token)
     }
 
+    /// Applies bias and penalties.
     fn adjust(&self, logits: &mut [f32]) {
         let Sampling { presence_penalty, frequency_penalty, repetition_penalty, .. } = self.sampling;
         for (&token, &bias) in &self.sampling.logit_bias {
@@ -73,7 +74,7 @@ impl Sampler {
         }
     }
 
-    /// Draws with a uniform number in [0, 1) from what `min_p`, `top_k` and `top_p` leave.
+    /// Draws from the tokens that `min_p`, `top_k` and `top_p` leave, with a uniform number `draw` in [0, 1).
     fn draw(&self, logits: &[f32], max: f64, draw: f64) -> Option<u32> {
         let Sampling { temperature, min_p, top_k, top_p, .. } = self.sampling;
         let weight = |logit: f32| ((f64::from(logit) - max) / f64::from(temperature)).exp();
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_leave_only_what_they_say() {
+    fn each_filter_leaves_the_expected_tokens() {
         let logits = logits(&[0.1, 0.5, 0.15, 0.25]);
         let possible = |sampling: Sampling| -> Vec<usize> {
             let found = frequencies(&sampling, &logits, 400);

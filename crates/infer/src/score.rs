@@ -1,23 +1,23 @@
 //! Log-probabilities of tokens.
 
-/// What a log-probability is raised to when it is lower: JSON has no infinity, and clients add these numbers up.
+/// Lowest log-probability. Lower values are raised to it, because JSON has no infinity and clients add these numbers up.
 pub const LOWEST_LOG_PROB: f32 = -9999.0;
 
-/// A token and what the model thought of it, from the raw logits: temperature and penalties play no part.
+/// A token and its log-probability from the raw logits, before temperature and penalties.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenScore {
     /// The token.
     pub token: u32,
-    /// Its log-probability; `None` for the first token of a prompt, which nothing predicts.
+    /// Log-probability of the token in nats; `None` for the first token of a prompt, which no position predicts.
     pub log_prob: Option<f32>,
-    /// The likeliest tokens, likeliest first and lower ids first among equals, and the token itself at the end if it is
-    /// not one of them. The token's entry is the same number as `log_prob`, bit for bit.
+    /// The likeliest tokens with their log-probabilities, likeliest first, lower ids first among equals. The token itself
+    /// comes last if it is not among them. Its entry equals `log_prob` bit for bit.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Scores a token under logits (V) and gives the `top` likeliest beside it. The sum is taken in f64.
+/// Scores a token and the `top` likeliest tokens under logits (V). The sum is taken in f64.
 ///
-/// Returns `None` when the logits are no distribution: a NaN, +∞, or nothing above -∞; or the token is not below V.
+/// Returns `None` when the logits are not a distribution (a NaN, a +∞, or only -∞), or when the token is not below V.
 #[must_use]
 pub fn score(logits: &[f32], token: u32, top: usize) -> Option<TokenScore> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_json_cannot_say_is_clamped_and_what_is_no_distribution_refused() {
+    fn infinities_are_clamped_and_invalid_logits_refused() {
         let scored = score(&[0.0, f32::NEG_INFINITY], 1, 1).unwrap();
         assert_eq!(scored.log_prob, Some(LOWEST_LOG_PROB));
         assert_eq!(scored.top, [(0, 0.0), (1, LOWEST_LOG_PROB)]);

@@ -1,23 +1,23 @@
 //! Texts that end a continuation.
 
-/// What became of a piece of text.
+/// Result of a piece of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// No stop text yet; this text is certain not to be part of one.
+    /// No stop text yet. The text can't be part of a stop text.
     Continue(String),
-    /// A stop text was reached: the text before it, and the stop text.
+    /// A stop text is complete.
     Reached {
-        /// What came before the stop text and was not given out yet.
+        /// Text before the stop text that was held back.
         before: String,
         /// The stop text.
         stop: String,
     },
 }
 
-/// Looks for stop texts in a stream of pieces and holds back what could be the start of one.
+/// Finds stop texts in a stream of pieces. Holds back text that could be the start of a stop text.
 ///
-/// The stop text that is complete first wins (the longest of those that end together), however the text is cut into
-/// pieces.
+/// The stop text that ends first wins; of several with the same end, the longest. The result does not depend on how the
+/// text is cut into pieces.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stops: Vec<String>,
@@ -25,7 +25,7 @@ pub struct StopMatcher {
 }
 
 impl StopMatcher {
-    /// A matcher for these texts; empty ones are ignored.
+    /// A matcher for these texts. Empty texts are ignored.
     #[must_use]
     pub fn new(stops: &[String]) -> Self {
         Self { stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(), held: String::new() }
@@ -51,12 +51,12 @@ impl StopMatcher {
         Stop::Continue(std::mem::replace(&mut self.held, rest))
     }
 
-    /// The text that was held back, when no more comes.
+    /// Ends the stream and returns the text held back.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// How many bytes at the end of the held text could be the start of a stop text.
+    /// Number of bytes at the end of the held text that could be the start of a stop text.
     fn possible_start(&self) -> usize {
         let longest = |stop: &String| {
             let boundaries = stop.char_indices().map(|(at, _)| at).skip(1);
@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_cut_into_pieces_makes_no_difference(
+        fn the_result_does_not_depend_on_the_cut_into_pieces(
             text in "[abé]{0,12}", stops in proptest::collection::vec("[abé]{0,3}", 0..4), cuts in any::<u16>(),
         ) {
             let whole = [text.as_str()];

@@ -1,4 +1,4 @@
-//! What users of the engine rely on, over a model whose next token is known.
+//! Guarantees of the engine for its callers, over a model whose next token is known.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/fake.rs"]
@@ -191,7 +191,7 @@ async fn a_caller_that_goes_away_frees_its_slot_and_its_place_in_the_queue() {
 }
 
 #[tokio::test]
-async fn a_full_queue_refuses_the_whole_request_and_says_when_to_come_back() {
+async fn a_full_queue_refuses_the_whole_request_and_estimates_the_wait() {
     let (engine, model, _) = start(1, 2);
     let mut load = engine.watch_load();
     model.gate.shut();
@@ -213,7 +213,7 @@ async fn a_full_queue_refuses_the_whole_request_and_says_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_deadline_ends_a_request_that_waits_and_one_that_runs() {
+async fn a_deadline_ends_a_waiting_and_a_running_request() {
     let (engine, model, seen) = start(1, 8);
     let mut load = engine.watch_load();
     model.gate.shut();
@@ -230,7 +230,7 @@ async fn a_deadline_ends_a_request_that_waits_and_one_that_runs() {
 }
 
 #[tokio::test]
-async fn a_failure_or_a_panic_ends_one_request_and_not_the_slot() {
+async fn a_failure_or_panic_ends_the_request_but_not_the_slot() {
     let (engine, ..) = start(1, 8);
     let error = one(&engine, ask("a!")).await.end.unwrap().unwrap_err();
     assert_eq!(error.to_string(), "reading the prompt on path 0 failed");
@@ -240,7 +240,7 @@ async fn a_failure_or_a_panic_ends_one_request_and_not_the_slot() {
 }
 
 #[tokio::test]
-async fn stopping_ends_what_runs_and_refuses_what_comes() {
+async fn stopping_ends_running_requests_and_refuses_new_ones() {
     let (engine, model, _) = start(1, 8);
     model.gate.shut();
     let generation = engine.submit(vec![ask("a")]).unwrap().remove(0);
@@ -252,7 +252,7 @@ async fn stopping_ends_what_runs_and_refuses_what_comes() {
 }
 
 #[test]
-fn what_is_wrong_is_said_before_anything_runs() {
+fn invalid_requests_are_refused_before_the_model_runs() {
     let (engine, ..) = start(1, 8);
     let refused = |request: GenerateRequest| match engine.submit(vec![request]) {
         Err(error) => error.to_string(),

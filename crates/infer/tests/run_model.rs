@@ -1,4 +1,4 @@
-//! The engine over real modules.
+//! Tests of the engine over real modules.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/fake.rs"]
@@ -31,13 +31,13 @@ fn config() -> ModelConfig {
 
 type Loads = Arc<Mutex<BTreeMap<PathId, usize>>>;
 
-/// A run of 2 × 2 paths; module `level/index` is that level of a model drawn with the seed `index`.
+/// A run of 2 × 2 paths. Module `level/index` is that level of a random model with the seed `index`.
 fn run() -> (Arc<RunModel>, Loads) {
     let topology = Fake::new(1).topology().clone();
     let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
     let seed = Arc::new(Module::load(&init(&config(), 9).unwrap(), &Device::Cpu).unwrap());
     let seed = Path::compose(&config(), &dense, &[seed]).unwrap();
-    // By the sign of two components of the features.
+    // The signs of two components of the features give the path.
     let route = |features: &[f32]| -> Result<(PathId, Vec<f32>), BoxError> {
         Ok((PathId(u32::from(features[0] > 0.0) * 2 + u32::from(features[1] > 0.0)), features[..4].to_vec()))
     };
@@ -128,7 +128,7 @@ async fn the_same_bits_come_out_alone_and_among_others() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn a_missing_router_or_path_is_named() {
     let (model, _) = run();
     let load = || Box::new(|_| Err("the disk is gone".into()));
     let topology = model.topology().clone();

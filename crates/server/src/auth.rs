@@ -8,13 +8,13 @@ use blake3::Hash;
 use crate::error::ApiError;
 use crate::state::ServerError;
 
-/// The keys that may ask. Only their hashes are kept, and hashes are compared in constant time: neither a log nor the
-/// time of an answer tells anything about a key.
+/// The API keys of a server. Only their hashes are kept, and hashes are compared in constant time, so neither a log nor
+/// the time of an answer reveals anything about a key.
 #[derive(Clone, Debug, Default)]
 pub struct ApiKeys(Vec<Hash>);
 
 impl ApiKeys {
-    /// Reads keys from text: one a line, empty lines and lines that begin with `#` are skipped.
+    /// Reads keys from text, one a line. Empty lines and lines that begin with `#` are skipped.
     #[must_use]
     pub fn from_text(text: &str) -> Self {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -24,7 +24,7 @@ impl ApiKeys {
     /// Reads keys from a file.
     ///
     /// # Errors
-    /// When the file can't be read or holds no key: a server that was meant to be closed must not start open.
+    /// When the file can't be read or holds no key. A server with an empty key file must not start open to all.
     pub fn load(path: &Path) -> Result<Self, ServerError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ServerError::KeyFile { path: path.to_owned(), source })?;
@@ -32,7 +32,7 @@ impl ApiKeys {
         if keys.0.is_empty() { Err(ServerError::NoKeys { path: path.to_owned() }) } else { Ok(keys) }
     }
 
-    /// Whether a request may go on. Without keys everything may, whatever it sends.
+    /// Checks the API key of a request. A server without keys accepts every request.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         if self.0.is_empty() {
             return Ok(());
@@ -42,15 +42,15 @@ impl ApiKeys {
             .and_then(|value| value.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let given = key.map(|(_, key)| blake3::hash(key.trim().as_bytes()));
-        // All keys are compared, so that the time does not tell which one is near.
+        // `find` would stop at the first match, and the time would tell the position of the key.
         let known =
             given.is_some_and(|given| self.0.iter().fold(false, |found, key| found | (*key == given)));
         if known {
             return Ok(());
         }
         let message = match key {
-            Some(_) => "the API key is not known here",
-            None => "an API key is needed: send the header `Authorization: Bearer KEY`",
+            Some(_) => "the API key is not known to this server",
+            None => "this server needs an API key: send the header `Authorization: Bearer KEY`",
         };
         Err(ApiError { code: Some("invalid_api_key"), ..ApiError::new(StatusCode::UNAUTHORIZED, message) })
     }

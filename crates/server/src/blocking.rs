@@ -1,4 +1,4 @@
-//! Work that takes a core for a while: tokenizing and routing.
+//! Threads for work that occupies a core: tokenizing and routing.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 
-/// Bounds how much of such work runs at a time.
+/// Runs blocking work, a bounded number of tasks at a time.
 #[derive(Clone, Debug)]
 pub(crate) struct Blocking(Arc<Semaphore>);
 
@@ -15,7 +15,8 @@ impl Blocking {
         Self(Arc::new(Semaphore::new(at_a_time.max(1))))
     }
 
-    /// Runs `work` away from the threads that answer. It ends even when the caller goes away, and counts until then.
+    /// Runs `work` on a thread for blocking work. When the caller goes away, `work` still runs to its end and counts
+    /// towards the bound until then.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -27,8 +28,8 @@ impl Blocking {
             result
         });
         task.await.map_err(|error| {
-            tracing::error!(%error, "a request hit a bug");
-            ApiError::bug("the request hit a bug outside of the model")
+            tracing::error!(%error, "a request panicked outside of the engine");
+            ApiError::bug("the request panicked outside of the model: this is a bug of the server")
         })?
     }
 }

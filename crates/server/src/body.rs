@@ -1,4 +1,4 @@
-//! Reading a request's body.
+//! Reading the body of a request.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use serde_json::Value;
 
 use crate::error::ApiError;
 
-/// How much of a body that is over the limit is read and thrown away: a client that is still sending when the
-/// connection closes would see a reset instead of the answer.
+/// Bytes beyond the limit that are read and discarded. A client that is still sending when the connection closes would
+/// see a reset instead of the answer.
 const DISCARDED: usize = 64 << 20;
 
-/// Reads a body of JSON.
+/// Reads a JSON body of at most `limit` bytes.
 pub(crate) async fn json(request: Request, limit: usize, timeout: Duration) -> Result<Value, ApiError> {
     let given =
         request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
@@ -32,7 +32,7 @@ pub(crate) async fn json(request: Request, limit: usize, timeout: Duration) -> R
         ApiError { code: Some("body_timeout"), ..ApiError::new(StatusCode::REQUEST_TIMEOUT, message) }
     })??;
     serde_json::from_slice(&body).map_err(|error| {
-        let message = format!("the body is no JSON: {error}");
+        let message = format!("the body is not valid JSON: {error}");
         ApiError { code: Some("invalid_json"), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
     })
 }
@@ -43,7 +43,7 @@ fn too_large(limit: usize) -> ApiError {
 }
 
 async fn read(body: Body, limit: usize) -> Result<BytesMut, ApiError> {
-    // A body that says that it is longer than what would be thrown away is not waited for.
+    // Reading on would not help: the announced length is more than is ever discarded.
     if body.size_hint().lower() > limit.saturating_add(DISCARDED) as u64 {
         return Err(too_large(limit));
     }

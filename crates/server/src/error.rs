@@ -1,4 +1,4 @@
-//! Errors as clients get them: in OpenAI's shape.
+//! Error answers, in OpenAI's format.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use dipaco_infer::EngineError;
 use serde_json::{Value, json};
 
-/// An answer that is an error.
+/// An error answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
@@ -21,7 +21,7 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code: None, retry_after: None }
     }
 
-    /// A field that is wrong.
+    /// An error of one field of the request, with status 400.
     pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             param: Some(param.into()),
@@ -31,7 +31,7 @@ impl ApiError {
     }
 
     pub(crate) fn shutting_down() -> Self {
-        let message = "the server is shutting down: try again at another one, or later";
+        let message = "the server is shutting down: try another server, or try again later";
         Self {
             code: Some("shutting_down"),
             retry_after: Some(5),
@@ -53,7 +53,7 @@ impl ApiError {
         }
     }
 
-    /// The body: `{"error": {message, type, param, code}}`.
+    /// The JSON body: `{"error": {message, type, param, code}}`.
     pub(crate) fn body(&self) -> Value {
         json!({"error": {"message": self.message, "type": self.kind(), "param": self.param, "code": self.code}})
     }

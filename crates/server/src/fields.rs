@@ -1,10 +1,10 @@
-//! Taking typed fields out of a JSON object, with errors that name the field.
+//! Typed fields of a JSON object, with errors that name the field.
 
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
-/// The fields of a request that were not taken yet. `null` is the same as absent.
+/// The fields of a request that are not taken yet. A field with the value `null` counts as absent.
 pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
@@ -56,13 +56,13 @@ impl Fields {
         Ok(self.integer(name, low.into(), high.into())?.and_then(|number| usize::try_from(number).ok()))
     }
 
-    /// The names of what is left.
+    /// Names of the fields that were not taken.
     pub(crate) fn rest(&self) -> Vec<&str> {
         self.0.keys().map(String::as_str).collect()
     }
 }
 
-/// A whole number, also when it is written `5.0` as some clients do.
+/// A whole number. Some clients write it as `5.0`.
 pub(crate) fn whole(value: &Value) -> Option<i64> {
     let exact = |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);
     value.as_i64().or_else(|| value.as_f64().filter(|_| !value.is_u64()).and_then(exact))
@@ -79,7 +79,7 @@ pub(crate) fn tokens(name: &str, values: &[Value]) -> Result<Vec<u32>, ApiError>
     values.iter().map(|value| token(name, value)).collect()
 }
 
-/// The error for a value that is not what a field takes.
+/// The error for a field with an unusable value.
 pub(crate) fn wrong(name: &str, value: &Value, expected: &str) -> ApiError {
     let mut shown: String = value.to_string();
     if shown.len() > 60 {

@@ -1,9 +1,9 @@
-//! A histogram in the text format of Prometheus, under the prefix `dipaco_`.
+//! A histogram in the text format of Prometheus, with the prefix `dipaco_`.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts of observations below each bound, and their sum.
+/// Counts of observations per bucket, and the sum of all observations.
 #[derive(Debug)]
 pub(crate) struct Histogram {
     name: &'static str,
@@ -19,15 +19,16 @@ impl Histogram {
         Self { name, help, bounds, counts, sum: AtomicU64::new(0f64.to_bits()) }
     }
 
+    /// Counts one observation.
     pub(crate) fn observe(&self, value: f64) {
         let bucket = self.bounds.partition_point(|&bound| bound < value);
         self.counts[bucket].fetch_add(1, Ordering::Relaxed);
         let add = |bits| Some((f64::from_bits(bits) + value).to_bits());
-        // The closure always gives a value, so the update can't fail.
+        // `fetch_update` fails only when the closure returns `None`.
         let _ = self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
-    /// Appends the histogram to `out`; `labels` are those of every line.
+    /// Appends the histogram to `out`, with `labels` in every line.
     pub(crate) fn write(&self, out: &mut String, labels: &str) {
         let Self { name, help, .. } = self;
         let _ = writeln!(out, "# HELP dipaco_{name} {help}\n# TYPE dipaco_{name} histogram");

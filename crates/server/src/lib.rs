@@ -1,15 +1,14 @@
-//! The HTTP server of a run, in the form of OpenAI's completions.
+//! HTTP server of a run, with the API of OpenAI's completions.
 //!
-//! [`serve`] answers on a listener until a token tells it to stop: completions (plain and as server-sent events), the
-//! run and its paths as models, the route of a text, the tokenizer, health and metrics. What computes is the engine of
-//! `dipaco-infer`; this package reads requests, bounds them, and writes answers. It knows no training, opens no run and
-//! reads no file but the one with the API keys.
+//! [`serve()`] answers on a listener until the shutdown token is cancelled: completions (plain and as server-sent events),
+//! the run and its paths as models, the route of a text, the tokenizer, health and metrics. The engine of `dipaco-infer`
+//! computes; this package reads requests, limits them, and writes answers. It knows nothing of training and opens no
+//! run. It reads one file, the API keys.
 
 mod auth;
 mod blocking;
 mod body;
 mod completions;
-mod config;
 mod error;
 mod fields;
 mod histogram;
@@ -20,11 +19,12 @@ mod random;
 mod route;
 mod router;
 mod serve;
+mod settings;
 mod state;
 mod tokenize;
 
 pub use auth::ApiKeys;
-pub use config::{ServeConfig, ServeConfigError};
+pub use dipaco_settings::ServeConfig;
 pub use metrics::Metrics;
 pub use serve::serve;
 pub use state::{ServedRun, ServerError, State};

@@ -1,7 +1,7 @@
-//! Metrics in the text format of Prometheus, under the names of vLLM with the prefix `dipaco_`.
+//! Metrics in the text format of Prometheus. They have vLLM's names with the prefix `dipaco_`.
 //!
-//! Each server has its own: the macros of the `metrics` crate write to one recorder of the process, so two servers in
-//! a process (as in the tests) would count into each other. What is needed here is small.
+//! Each server has its own metrics. The macros of the `metrics` crate write to one recorder per process, so two servers
+//! in one process (as in the tests) would share their counts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -29,10 +29,10 @@ const TOKENS: &[f64] = &[
     50_000.0, 100_000.0,
 ];
 
-/// What one server has counted since its start.
+/// Counts of one server since its start.
 #[derive(Debug)]
 pub struct Metrics {
-    /// The labels of every line.
+    /// Labels of every line.
     labels: String,
     version: String,
     prompt_tokens: AtomicU64,
@@ -55,10 +55,10 @@ const OUTCOMES: [(Outcome, &str, &str); 6] = [
     (Outcome::Error, "failure", "error"),
 ];
 
-/// Name, help, bounds, and the value of a request.
+/// Name, help text, bounds of the buckets, and the value of a request.
 type RequestHistogram = (&'static str, &'static str, &'static [f64], fn(&Summary) -> Option<f64>);
 
-/// The histograms of a finished request, with what each one takes from its summary.
+/// Histograms over finished requests, each with the value that it takes from a request's summary.
 const REQUEST_HISTOGRAMS: &[RequestHistogram] = &[
     ("time_to_first_token_seconds", "From admission to the first token.", FIRST_TOKEN_SECONDS, |s| {
         s.first_token.map(|t| t.as_secs_f64())
@@ -79,11 +79,13 @@ const REQUEST_HISTOGRAMS: &[RequestHistogram] = &[
     ("router_seconds", "Picking the path.", FIRST_TOKEN_SECONDS, |s| s.routing.map(|t| t.as_secs_f64())),
     ("request_prompt_tokens", "Tokens of a prompt.", TOKENS, |s| Some(s.prompt_tokens as f64)),
     ("request_generation_tokens", "Tokens generated.", TOKENS, |s| Some(s.generated_tokens as f64)),
-    ("request_params_max_tokens", "Tokens asked for.", TOKENS, |s| Some(s.max_tokens as f64)),
+    ("request_params_max_tokens", "Largest number of tokens that a request allows.", TOKENS, |s| {
+        Some(s.max_tokens as f64)
+    }),
 ];
 
 impl Metrics {
-    /// Metrics of a server for a run with this name, its number of paths, and the version of the binary.
+    /// Metrics of a server for the run named `run` with `paths` paths, and the version of the program.
     #[must_use]
     pub fn new(run: &str, paths: u32, version: &str) -> Self {
         let histogram = |&(name, help, bounds, _): &RequestHistogram| Histogram::new(name, help, bounds);
@@ -102,21 +104,24 @@ impl Metrics {
         }
     }
 
+    /// Counts a request that was refused because the queue is full.
     pub(crate) fn overloaded(&self) {
         self.overloaded.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts an HTTP request whose answer has not begun.
     pub(crate) fn http_began(&self) {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts an HTTP request whose answer begins, or whose client left (status 499).
     pub(crate) fn http_ended(&self, method: &'static str, handler: &'static str, status: u16) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         let mut http = self.http.lock().unwrap_or_else(PoisonError::into_inner);
         *http.entry((method, handler, status)).or_insert(0) += 1;
     }
 
-    /// The text for a scraper.
+    /// The metrics as text for Prometheus.
     #[must_use]
     pub fn render(&self, load: Load) -> String {
         let mut out = String::with_capacity(16 << 10);

@@ -1,4 +1,4 @@
-//! `GET /v1/models`: the run and each of its paths.
+//! `GET /v1/models`: the run and each of its paths as models.
 
 use std::sync::Arc;
 

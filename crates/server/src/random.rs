@@ -1,10 +1,10 @@
-//! Numbers for ids and for the seeds of requests that name none.
+//! Random numbers for request ids, and for the seeds of requests without a seed.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A source of numbers that do not repeat: the standard library's keyed hash, whose keys the operating system's
-/// randomness made, of a counter. Not for secrets.
+/// A source of random numbers: the standard library's keyed hash of a counter. The operating system's random numbers
+/// make the keys. Not for secrets.
 #[derive(Debug, Default)]
 pub(crate) struct Random {
     keys: RandomState,
@@ -16,7 +16,7 @@ impl Random {
         self.keys.hash_one(self.counter.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A seed that survives a reader of JSON whose numbers are doubles.
+    /// A seed below 2^53, which JSON readers with 64-bit floats keep exactly.
     pub(crate) fn seed(&self) -> u64 {
         self.next() >> 11
     }

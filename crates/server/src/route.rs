@@ -1,4 +1,4 @@
-//! `POST /v1/route`: which path a text takes, and why.
+//! `POST /v1/route`: the path of a text, and the distances behind the choice.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Which handler answers what, and what all answers have in common.
+//! The HTTP routes and their handlers, and the steps common to all answers.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{State, completions, info, models, route, tokenize};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The id of a request: the client's own, or a new one.
+/// Id of a request: from its header, or random.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestId(pub(crate) String);
 
@@ -40,7 +40,7 @@ pub(crate) fn router(state: Arc<State>) -> Router {
 
 async fn unknown(request: Request) -> ApiError {
     let message = format!(
-        "{} {} does not exist here: see /info, or POST /v1/completions",
+        "{} {} does not exist on this server: see /info, or POST /v1/completions",
         request.method(),
         request.uri().path()
     );
@@ -52,7 +52,7 @@ async fn wrong_method(request: Request) -> ApiError {
     ApiError { code: Some("method_not_allowed"), ..ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message) }
 }
 
-/// Ids, keys, draining and counts, for every answer.
+/// Steps common to all answers: request ids, API keys, refusals during shutdown, and counts.
 async fn common(Shared(state): Shared<Arc<State>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok());
     let usable = given.filter(|id| !id.is_empty() && id.len() <= 128);
@@ -78,7 +78,7 @@ async fn common(Shared(state): Shared<Arc<State>>, mut request: Request, next: N
     response
 }
 
-/// Counts a request when its answer begins, or as 499 when the client goes away before.
+/// Counts a request when it is dropped: with the status of its answer, or with 499 if the client left before the answer.
 struct Counted<'a> {
     state: &'a State,
     method: &'static str,
@@ -99,7 +99,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// The label of a request's path. Few, whatever clients send.
+/// The metrics label of a URL path. Unknown paths share one label, so clients can't create new metrics.
 fn handler(path: &str) -> &'static str {
     const KNOWN: [&str; 9] = [
         "/v1/completions",

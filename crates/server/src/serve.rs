@@ -1,4 +1,4 @@
-//! Accepting connections, and ending in an orderly way.
+//! Accepting connections, and shutting down in order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,22 +15,23 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::router::router;
-use crate::{ServerError, State, config};
+use crate::{ServerError, State, settings};
 
-/// How long streams have to write their last event once they are cancelled.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Time that cancelled streams have to write their last event.
+const LAST_EVENT_TIME: Duration = Duration::from_secs(2);
 
-/// How long to wait after a failed `accept`, most often for want of file descriptors.
+/// Pause after a failed `accept`. The usual cause is a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Answers on `listener` until `shutdown` is cancelled and what runs has ended.
+/// Answers on `listener` until `shutdown` is cancelled and the running requests have ended.
 ///
-/// From then on `/health` says 503 and new work is refused with 503. Running requests have `serve.drain_timeout` to
-/// finish; after it streams end with an error event, other requests with 503, and connections that do not take their
-/// answer are cut. axum's own graceful shutdown waits for open streams without a limit, hence this loop.
+/// After the cancellation, `/health` answers with 503 and new requests are refused with 503. Running requests have
+/// `serve.drain_timeout` to finish. After that time streams end with an error event and other requests with 503, and
+/// connections that do not read their answer are closed. axum's graceful shutdown would wait for open streams without a
+/// limit.
 ///
 /// # Errors
-/// None at present: what goes wrong with a connection ends that connection.
+/// None at present: an error on a connection ends only that connection.
 pub async fn serve(
     listener: TcpListener,
     state: Arc<State>,
@@ -38,7 +39,7 @@ pub async fn serve(
 ) -> Result<(), ServerError> {
     let app = router(Arc::clone(&state));
     let room = Arc::new(Semaphore::new(state.config.max_connections));
-    let timeout = config::seconds(state.config.read_timeout);
+    let timeout = settings::seconds(state.config.read_timeout);
     let mut connections = JoinSet::new();
     loop {
         let stream = tokio::select! {
@@ -59,7 +60,7 @@ pub async fn serve(
     state.drain();
     tracing::info!(running = state.engine.load().running, "shutting down: waiting for running requests");
     let late = async {
-        // Those who look after the server learn here that it is going away.
+        // The listener stays open so that load balancers and health checks see the 503.
         let mut late = JoinSet::new();
         loop {
             if let Some((stream, permit)) = accept(&listener, &room).await {
@@ -79,24 +80,25 @@ pub async fn serve(
     Ok(())
 }
 
-/// Waits for connections to end, then makes them.
+/// Waits `serve.drain_timeout` for the connections to end, then ends them.
 async fn finish(state: &State, connections: &mut JoinSet<()>) {
     let all = async |connections: &mut JoinSet<()>| while connections.join_next().await.is_some() {};
     let drained =
-        tokio::time::timeout(config::seconds(state.config.drain_timeout), all(connections)).await.is_ok();
+        tokio::time::timeout(settings::seconds(state.config.drain_timeout), all(connections)).await.is_ok();
     if !drained {
         tracing::warn!(
             connections = connections.len(),
-            "the time to finish is over: cancelling what still runs"
+            "the drain timeout is over: cancelling the running requests"
         );
     }
     state.abort.cancel();
     state.engine.abort();
-    if !drained && tokio::time::timeout(LAST_WORDS, all(connections)).await.is_err() {
+    if !drained && tokio::time::timeout(LAST_EVENT_TIME, all(connections)).await.is_err() {
         connections.shutdown().await;
     }
 }
 
+/// Accepts a connection when fewer than `serve.max_connections` are open.
 async fn accept(
     listener: &TcpListener,
     room: &Arc<Semaphore>,
@@ -112,9 +114,10 @@ async fn accept(
     }
 }
 
+/// Answers the requests of one connection.
 async fn connection(stream: TcpStream, app: Router, timeout: Duration, shutdown: CancellationToken) {
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a connection without TCP_NODELAY: its streams may stutter");
+        tracing::debug!(%error, "can't set TCP_NODELAY on a connection: its streams may stutter");
     }
     let used = AtomicBool::new(false);
     let app = TowerToHyperService::new(app);
@@ -130,6 +133,7 @@ async fn connection(stream: TcpStream, app: Router, timeout: Duration, shutdown:
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = shutdown.cancelled() => {
+            // A graceful shutdown would wait for the first request of a connection that has sent none.
             if !used.load(Ordering::Relaxed) {
                 return;
             }
@@ -138,6 +142,6 @@ async fn connection(stream: TcpStream, app: Router, timeout: Duration, shutdown:
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a connection broke off");
+        tracing::debug!(%error, "a connection ended with an error");
     }
 }

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State shared by all requests.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_infer::{Engine, RoutedModel, TextCodec};
+use dipaco_settings::SettingError;
 use dipaco_topology::PathId;
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
@@ -13,69 +14,69 @@ use tokio_util::sync::CancellationToken;
 use crate::blocking::Blocking;
 use crate::error::ApiError;
 use crate::random::Random;
-use crate::{ApiKeys, Metrics, ServeConfig, ServeConfigError};
+use crate::{ApiKeys, Metrics, ServeConfig, settings};
 
-/// Why a server can't start or had to end.
+/// Errors of a server's start.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// The configuration can't work.
+    /// A value of `[serve]` can't be used.
     #[error(transparent)]
-    Config(#[from] ServeConfigError),
+    Config(#[from] SettingError),
     /// The file with the API keys can't be read.
     #[error("can't read the API keys from {} (serve.api_keys)", path.display())]
     KeyFile {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Error of the file system.
         #[source]
         source: io::Error,
     },
-    /// The file with the API keys holds none.
-    #[error("{} (serve.api_keys) holds no key: write one a line, or remove serve.api_keys to let everyone in", path.display())]
+    /// The file with the API keys holds no key.
+    #[error("{} (serve.api_keys) holds no key: write one key a line, or remove serve.api_keys to serve without keys", path.display())]
     NoKeys {
         /// The file.
         path: PathBuf,
     },
-    /// The tokenizer and the model do not belong together.
+    /// The tokenizer and the model have vocabularies of different sizes.
     #[error(
-        "the tokenizer has {tokenizer} tokens and the model {model}: serve the run with its own tokenizer"
+        "the tokenizer has {tokenizer} tokens but the model has {model}: serve the run with its own tokenizer"
     )]
     Vocabulary {
-        /// Tokens of the tokenizer.
+        /// Number of tokens of the tokenizer.
         tokenizer: usize,
-        /// V of the model.
+        /// V, the number of tokens of the model.
         model: usize,
     },
-    /// No threads for the slots.
+    /// The operating system refused a thread for a slot.
     #[error("can't start the {slots} threads that run sequences: lower serve.slots")]
     Threads {
-        /// serve.slots, 0 for the number of cores.
+        /// `serve.slots`; 0 stands for the number of cores.
         slots: usize,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
 }
 
-/// What a server says of the run that it serves.
+/// Facts about the served run, for clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedRun {
-    /// The run's id: the name of the model that routes. Paths are `name/path-0` and so on.
+    /// Name of the run, which is also the name of the routed model. The paths are the models `name/path-0` and so on.
     pub name: String,
-    /// When the served weights were made, in seconds since 1970.
+    /// Time at which the served weights were made, in seconds since 1970.
     pub created: u64,
-    /// Says which weights and which binary answer: the same fingerprint and seed give the same text.
+    /// Fingerprint of the served weights and of the program: the same fingerprint and seed give the same text.
     pub fingerprint: String,
-    /// The binary's version.
+    /// Version of the program.
     pub version: String,
-    /// Parameters of one path.
+    /// Number of parameters of one path.
     pub path_parameters: u64,
-    /// Parameters of all modules.
+    /// Number of parameters of all modules.
     pub total_parameters: u64,
 }
 
-/// A server's engine, configuration and counts.
+/// A server: its engine, configuration and metrics.
 pub struct State {
     pub(crate) config: ServeConfig,
     pub(crate) run: ServedRun,
@@ -85,16 +86,16 @@ pub struct State {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) blocking: Blocking,
     pub(crate) random: Random,
-    /// Cancelled when the time to finish is over: streams end with an error.
+    /// Cancelled after `serve.drain_timeout`. Streams then end with an error.
     pub(crate) abort: CancellationToken,
     draining: AtomicBool,
 }
 
 impl State {
-    /// Starts the engine for a run. The API keys are read from the configured file.
+    /// Reads the API keys from the configured file and starts the engine for a run.
     ///
     /// # Errors
-    /// When the configuration, the keys or the tokenizer don't fit, or the engine's threads can't be started.
+    /// When the configuration, the key file or the tokenizer can't be used, or the engine's threads can't be started.
     pub fn start(
         config: ServeConfig,
         run: ServedRun,
@@ -107,7 +108,7 @@ impl State {
             return Err(ServerError::Vocabulary { tokenizer: codec.vocab_size(), model: model.vocab_size() });
         }
         let metrics = Arc::new(Metrics::new(&run.name, model.topology().paths(), &run.version));
-        let engine = Engine::start(model, Arc::clone(&codec), metrics.clone(), &config.engine())
+        let engine = Engine::start(model, Arc::clone(&codec), metrics.clone(), &settings::engine(&config))
             .map_err(|source| ServerError::Threads { slots: config.slots, source })?;
         Ok(Arc::new(Self {
             blocking: Blocking::new(engine.slots()),
@@ -123,16 +124,18 @@ impl State {
         }))
     }
 
-    /// The engine, for those who watch its load.
+    /// The engine, for watching its load.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
+    /// Returns whether the server is shutting down.
     pub(crate) fn draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
 
+    /// Refuses new requests from now on.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
@@ -141,7 +144,7 @@ impl State {
         format!("{}/path-{path}", self.run.name)
     }
 
-    /// What a model's name asks for: the run (`None`) or one of its paths.
+    /// The path that a model's name stands for; `None` for the run, whose router chooses.
     pub(crate) fn resolve(&self, model: &str) -> Result<Option<PathId>, ApiError> {
         if model == self.run.name {
             return Ok(None);

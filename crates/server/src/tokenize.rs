@@ -1,4 +1,4 @@
-//! The tokenizer over HTTP, in vLLM's form: what evaluation harnesses use instead of a tokenizer of their own.
+//! The tokenizer over HTTP, with vLLM's API. Evaluation harnesses use it in place of a local tokenizer.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::fields::{Fields, tokens, wrong};
-use crate::{State, body, config};
+use crate::{State, body, settings};
 
-/// Token ids of a text, as prompts are encoded.
+/// Token ids of a text, encoded like a prompt.
 pub(crate) fn encode(state: &State, field: &str, text: &str) -> Result<Vec<u32>, ApiError> {
     state
         .codec
@@ -20,7 +20,7 @@ pub(crate) fn encode(state: &State, field: &str, text: &str) -> Result<Vec<u32>,
 
 /// The fields of a request's JSON body.
 pub(crate) async fn fields(state: &State, request: Request) -> Result<Fields, ApiError> {
-    let timeout = config::seconds(state.config.read_timeout);
+    let timeout = settings::seconds(state.config.read_timeout);
     Fields::new(body::json(request, state.config.body_limit, timeout).await?)
 }
 
@@ -41,7 +41,7 @@ pub(crate) async fn tokenize(
     let strings = fields.flag("return_token_strs")?;
     let work = Arc::clone(&state);
     let answer = move || {
-        // A harness learns the id of the end-of-text token by asking for its text; anywhere else that text is text.
+        // Harnesses ask for the text of the end-of-text token to learn its id. In a longer text it is ordinary text.
         let end = text == work.codec.info().end_of_text;
         let tokens = if end { vec![work.codec.end_of_text()] } else { encode(&work, "prompt", &text)? };
         let shown =
@@ -74,8 +74,8 @@ pub(crate) async fn detokenize(
 
 pub(crate) async fn info(Shared(state): Shared<Arc<State>>) -> Json<Value> {
     let info = state.codec.info();
-    // No `bos_token`: documents begin with nothing, and end with the end-of-text token, which clients put first when
-    // they need a token that nothing came before.
+    // There is no `bos_token`: documents have no first token of their own. Clients that need one use the end-of-text
+    // token, which stands between documents.
     Json(json!({
         "tokenizer_class": info.class, "bos_token": null, "eos_token": info.end_of_text, "pad_token": info.end_of_text,
         "unk_token": null, "chat_template": null, "model_max_length": state.engine.model().context(),

@@ -1,4 +1,4 @@
-//! What clients of `/v1/completions` rely on, over real sockets.
+//! Guarantees of `/v1/completions` for clients, over real sockets.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/client.rs"]
@@ -15,7 +15,7 @@ async fn server() -> Server {
 }
 
 #[tokio::test]
-async fn a_completion_has_openais_fields() {
+async fn a_completion_has_the_fields_of_openai() {
     let server = server().await;
     let reply = server
         .complete(json!({"model": "tiny/path-0", "prompt": "a", "max_tokens": 3, "temperature": 0}))
@@ -43,7 +43,7 @@ async fn all_prompt_forms_and_choices_come_in_order_with_their_paths() {
         let choice = |c: &Value| (c["index"].as_u64().unwrap(), c["text"].as_str().unwrap().to_owned());
         reply.json()["choices"].as_array().unwrap().iter().map(choice).collect()
     };
-    // `a` is 97 and goes to path 1, `b` to path 2 and so on.
+    // The fake model routes by the byte: `a` is 97 and goes to path 1, `b` to path 2 and so on.
     let base = json!({"max_tokens": 2, "temperature": 0});
     for (prompt, expected, paths) in [
         (json!("a"), vec!["ce"], "1"),
@@ -99,8 +99,8 @@ async fn a_path_can_be_pinned_in_three_ways_that_must_agree() {
     assert!(message.contains("paths 0 to 3"), "{message}");
 }
 
-/// What lm-evaluation-harness does with a choice: sums the log-probabilities after the context but for the last entry,
-/// and compares each with the largest of its position.
+/// Evaluates a choice like lm-evaluation-harness: sums the log-probabilities after the context without the last entry, and
+/// compares each with the largest of its position.
 fn harness(choice: &Value, context: usize) -> (f64, bool) {
     let log_probs = &choice["logprobs"];
     let tokens = log_probs["token_logprobs"].as_array().unwrap();
@@ -115,7 +115,7 @@ fn harness(choice: &Value, context: usize) -> (f64, bool) {
 #[tokio::test]
 async fn the_harness_reads_the_right_sums() {
     let server = server().await;
-    // `x`, `y`, `z` and then the end: the generated token is the end of the text, and must have its entry.
+    // After `x`, `y`, `z` the generated token is the end-of-text token, which must have an entry too.
     let prompts = [vec![97u32, 98, 99, 100], vec![120, 121, 122], vec![97, 98, 120, 99, 100, 101]];
     let body = json!({
         "model": "tiny/path-0", "prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": true,
@@ -176,7 +176,7 @@ async fn more_prompts_than_slots_wait_their_turn() {
 }
 
 #[tokio::test]
-async fn a_stream_says_the_same_as_the_whole() {
+async fn a_stream_has_the_content_of_the_whole_answer() {
     let server = server().await;
     for extra in
         [json!({}), json!({"echo": true}), json!({"echo": true, "logprobs": 2}), json!({"stop": ["fg"]})]
@@ -231,7 +231,7 @@ async fn the_seed_that_was_drawn_gives_the_same_text_again() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_frees_its_slot_streaming_or_not() {
+async fn a_client_that_leaves_frees_its_slot() {
     let server = Server::start(ServeConfig { slots: 1, ..ServeConfig::default() }).await;
     let mut load = server.state.engine().watch_load();
     for (n, stream) in [(1.0, true), (2.0, false)] {
@@ -241,16 +241,16 @@ async fn a_client_that_leaves_frees_its_slot_streaming_or_not() {
         let mut connection = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
         load.wait_for(|load| load.running == 1).await.unwrap();
         if stream {
-            // The path is known before the first token, so the head is there.
+            // The head arrives before the first token, because the path is known by then.
             assert!(head(&mut connection).await.starts_with("HTTP/1.1 200"));
         }
-        // One more waits; when it goes it leaves the queue although the slot is still busy: the server noticed.
+        // A second request waits. When its client goes, it must leave the queue although the slot is still busy.
         let second = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
         load.wait_for(|load| load.waiting == 1).await.unwrap();
         drop(second);
         load.wait_for(|load| load.waiting == 0).await.unwrap();
         drop(connection);
-        // A third is only admitted to the slot when the first one gave it back.
+        // A third request gets the slot only if the first request gave it back.
         let third = json!({"prompt": "a", "max_tokens": 1, "temperature": 0, "path": 0}).to_string();
         let third = server.begin("POST", "/v1/completions", JSON, third.as_bytes()).await;
         load.wait_for(|load| load.waiting == 1).await.unwrap();

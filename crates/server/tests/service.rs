@@ -1,4 +1,4 @@
-//! Everything but completions: errors, models, tokenizer, keys, metrics, and the end.
+//! Everything except completions: errors, models, tokenizer, keys, metrics, and shutdown.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/client.rs"]
@@ -16,7 +16,7 @@ async fn server() -> Server {
 }
 
 #[tokio::test]
-async fn every_error_has_openais_shape() {
+async fn every_error_has_the_format_of_openai() {
     let server =
         Server::start(ServeConfig { body_limit: 3000, max_choices: 8, ..ServeConfig::default() }).await;
     let post = async |body: &str| server.send("POST", "/v1/completions", JSON, body.as_bytes()).await.error();
@@ -176,7 +176,7 @@ async fn running_requests_finish_when_the_server_is_stopped() {
     let idle = server.open().await;
     server.shutdown.cancel();
     let (status, _, kind, ..) = loop {
-        // The first connections may still have been accepted before the server saw the token.
+        // The server may accept the first connections before it sees the cancelled token.
         let health = server.get("/health").await;
         if health.status != 200 {
             break health.error();
@@ -196,7 +196,7 @@ async fn running_requests_finish_when_the_server_is_stopped() {
 }
 
 #[tokio::test]
-async fn after_the_time_to_finish_streams_end_with_an_error() {
+async fn after_the_drain_timeout_streams_end_with_an_error() {
     let server = Server::start(ServeConfig { slots: 1, drain_timeout: 0.0, ..ServeConfig::default() }).await;
     server.model.gate.shut();
     let mut load = server.state.engine().watch_load();

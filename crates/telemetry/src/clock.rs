@@ -1,10 +1,10 @@
-//! Time as an argument, so that what depends on it can be tested.
+//! Time as an argument, so that tests can control it.
 
 use std::time::{Duration, Instant, SystemTime};
 
 /// A source of time.
 pub trait Clock: Send + Sync {
-    /// Time since some fixed moment; never goes back.
+    /// Time since a fixed moment. Never decreases.
     fn elapsed(&self) -> Duration;
     /// The time of day.
     fn now(&self) -> SystemTime;
@@ -17,7 +17,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// A clock whose [`Clock::elapsed`] counts from now.
+    /// A clock whose [`Clock::elapsed`] starts at 0 now.
     #[must_use]
     pub fn start() -> Self {
         Self { start: Instant::now() }

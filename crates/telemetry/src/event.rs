@@ -1,19 +1,19 @@
-//! The events of a run, as `metrics.jsonl` stores them.
+//! The events of a run, stored in `metrics.jsonl`.
 
 use dipaco_topology::{ModuleId, PathId};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// One line of the event file: when, and what.
+/// One line of the event file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Time of day in UTC, RFC 3339 with milliseconds.
     pub time: String,
-    /// What happened; its fields stand beside `time`, its kind in `event`.
+    /// The event. Its fields stand beside `time`, its kind in the field `event`.
     #[serde(flatten)]
     pub event: Event,
 }
 
-/// Something that happened in a run. `docs/metrics.md` lists the fields; a number that is not finite is `null`.
+/// An event of a run. `docs/metrics.md` lists the fields. A number that is not finite is written as `null`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -33,26 +33,26 @@ pub enum Event {
         /// Tokens trained on per second.
         tokens_per_second: f64,
     },
-    /// The seed model was measured on validation text.
+    /// The seed model was evaluated on validation text.
     SeedValidated {
-        /// Steps taken so far.
+        /// Number of steps taken so far.
         step: u64,
         /// Mean cross entropy, nats per token.
         #[serde(deserialize_with = "nan_if_null")]
         loss: f64,
-        /// Tokens counted.
+        /// Number of tokens counted.
         tokens: u64,
     },
     /// A worker joined.
     WorkerJoined {
-        /// The worker's name.
+        /// Name of the worker.
         worker: String,
     },
-    /// A worker left or was given up.
+    /// A worker left or lost its connection.
     WorkerLeft {
-        /// The worker's name.
+        /// Name of the worker.
         worker: String,
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// The first path of a round was leased.
@@ -60,7 +60,7 @@ pub enum Event {
         /// Round, counted from 0.
         round: u64,
     },
-    /// Every path has been trained for the inner steps of a round.
+    /// Every path has taken the inner steps of a round.
     RoundCompleted {
         /// Round, counted from 0.
         round: u64,
@@ -70,13 +70,13 @@ pub enum Event {
         /// Seconds since the round's first lease.
         seconds: f64,
     },
-    /// The text was divided among the paths anew, and training goes on with other shards.
+    /// A phase of routing began: the text was divided again, and training goes on with new shards.
     PhaseStarted {
-        /// The phase, counted from 0, which no event announces.
+        /// Phase. The first router's phase is 0 and has no event.
         phase: u32,
-        /// The round that it begins with, counted from 0.
+        /// First round of the phase, counted from 0.
         round: u64,
-        /// Seconds that the division took.
+        /// Seconds spent on dividing the text.
         seconds: f64,
     },
     /// A path finished its inner steps of a round.
@@ -85,19 +85,19 @@ pub enum Event {
         path: PathId,
         /// Round, counted from 0.
         round: u64,
-        /// The worker that trained it.
+        /// Name of the worker that trained the path.
         worker: String,
         /// Mean training loss of the round, nats per token.
         #[serde(deserialize_with = "nan_if_null")]
         loss: f64,
-        /// Loss on the path's held-out documents, nats per token; absent when it has none.
+        /// Loss on the path's held-out documents, nats per token; absent without held-out documents.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         heldout_loss: Option<f64>,
-        /// Whether the held-out loss is the path's best so far.
+        /// True if the held-out loss is the path's lowest so far.
         best: bool,
-        /// Seconds of the inner steps.
+        /// Seconds spent in the inner steps.
         seconds: f64,
-        /// Seconds that the worker took no inner steps before these: transfers, and waiting for others and for work.
+        /// Seconds without inner steps before these: transfers, and waiting for other paths or for a lease.
         #[serde(default)]
         waited_seconds: f64,
     },
@@ -105,45 +105,45 @@ pub enum Event {
     ModuleStepped {
         /// The module.
         module: ModuleId,
-        /// Which fragment of it; 0 and not written for a module that is not cut.
+        /// Index of the fragment; 0 and not written for a module that is one fragment.
         #[serde(default, skip_serializing_if = "is_zero")]
         fragment: u32,
-        /// Its version after the step; 0 is the seed.
+        /// Version after the step. Version 0 is the seed.
         version: u64,
-        /// How many paths contributed.
+        /// Number of paths that contributed.
         paths: u32,
         /// Norm of the averaged and rescaled outer gradient.
         #[serde(deserialize_with = "nan_if_null")]
         outer_gradient_norm: f64,
-        /// Mean cosine between the outer gradients of two paths, weighted by their norms; absent for one path.
+        /// Mean cosine between the outer gradients of pairs of paths, weighted by their norms; absent for one path.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cosine: Option<f64>,
     },
-    /// A lease ran out and its path waits for another worker.
+    /// A lease expired, and its path waits for another worker.
     LeaseExpired {
         /// The path.
         path: PathId,
         /// Round, counted from 0.
         round: u64,
-        /// The worker that held it.
+        /// Name of the worker that held the lease.
         worker: String,
         /// Fencing number of the lease.
         fence: u64,
     },
-    /// A result came under a lease that no longer holds and was dropped.
+    /// A result under an expired lease arrived and was dropped.
     ResultRefused {
         /// The path.
         path: PathId,
         /// Round, counted from 0.
         round: u64,
-        /// The worker that sent it.
+        /// Name of the worker that sent the result.
         worker: String,
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// A model was measured on validation text.
+    /// A model was evaluated on validation text.
     Evaluated {
-        /// What was measured: `routed`, `dense`, `path-3`.
+        /// The evaluated model: `routed`, `dense`, or a path such as `path-3`.
         model: String,
         /// Perplexity: e to the mean cross entropy.
         #[serde(deserialize_with = "nan_if_null")]
@@ -151,20 +151,19 @@ pub enum Event {
         /// Mean cross entropy, nats per token.
         #[serde(deserialize_with = "nan_if_null")]
         loss: f64,
-        /// Tokens counted.
+        /// Number of tokens counted.
         tokens: u64,
-        /// Documents counted.
+        /// Number of documents counted.
         documents: u64,
     },
 }
 
-/// Whether a module is not cut, or this is its first fragment.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
+/// True for the first or only fragment of a module.
 fn is_zero(fragment: &u32) -> bool {
     *fragment == 0
 }
 
-/// JSON has no NaN: the writer puts `null`, and here it becomes NaN again.
+/// Reads `null` as NaN, which the writer stores as `null` because JSON has no NaN.
 fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }

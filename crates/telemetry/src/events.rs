@@ -1,4 +1,4 @@
-//! The event file: one JSON object per line, appended.
+//! The event file: one JSON object per line, append only.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 
 use crate::{Clock, Event, Record, SystemClock};
 
-/// Why an event could not be stored or read.
+/// Errors of the event file.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EventsError {
@@ -20,24 +20,24 @@ pub enum EventsError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the file system.
         #[source]
         source: io::Error,
     },
     /// A line is not an event of this version.
-    #[error("line {line} of the event file {} is no event", path.display())]
+    #[error("line {line} of the event file {} is not an event of this version", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// The line, counted from 1.
+        /// Line, counted from 1.
         line: u64,
-        /// What is wrong with it.
+        /// Error of the parser.
         #[source]
         source: serde_json::Error,
     },
 }
 
-/// Writes events to a file, one JSON object per line; cheap to clone, and usable from several threads.
+/// Writes events to a file, one JSON object per line. Cheap to clone, and usable from several threads.
 #[derive(Clone)]
 pub struct Events {
     sink: Option<Arc<Sink>>,
@@ -50,7 +50,7 @@ struct Sink {
 }
 
 impl Events {
-    /// Appends to the file at `path`, which is made when it is not there.
+    /// Appends to the file at `path`, and creates it if it does not exist.
     ///
     /// # Errors
     /// When the file can't be opened or read.
@@ -58,7 +58,7 @@ impl Events {
         Self::with_clock(path, Box::new(SystemClock::start()))
     }
 
-    /// As [`Events::create`], with the time taken from `clock`.
+    /// Like [`Events::create`], with the time from `clock`.
     ///
     /// # Errors
     /// When the file can't be opened or read.
@@ -70,16 +70,16 @@ impl Events {
         Ok(Self { sink: Some(Arc::new(sink)) })
     }
 
-    /// Events that are dropped, for callers that keep no file.
+    /// Drops all events, for callers without an event file.
     #[must_use]
     pub fn off() -> Self {
         Self { sink: None }
     }
 
-    /// Appends one event as a whole line, in a single write.
+    /// Appends one event as a line, in a single write.
     ///
     /// # Errors
-    /// When the line can't be written, as on a full disk.
+    /// When the line can't be written, for example on a full disk.
     pub fn write(&self, event: Event) -> Result<(), EventsError> {
         let Some(sink) = &self.sink else { return Ok(()) };
         let io = |source| EventsError::Io { path: sink.path.clone(), source };
@@ -90,14 +90,15 @@ impl Events {
     }
 }
 
-/// UTC with milliseconds always, so that lines sort as text.
+/// UTC in RFC 3339, always with milliseconds, so that lines sort as text.
 fn rfc3339(time: SystemTime) -> String {
     let time = OffsetDateTime::from(time);
     let (hour, minute, second, millisecond) = time.to_hms_milli();
     format!("{}T{hour:02}:{minute:02}:{second:02}.{millisecond:03}Z", time.date())
 }
 
-/// A process that died while it wrote leaves half a line, which would swallow the next event.
+/// Ends an incomplete last line, left by a process that died while writing. The next event would otherwise be appended to
+/// that line and lost.
 fn end_torn_line(file: &mut File) -> io::Result<()> {
     if file.seek(SeekFrom::End(0))? == 0 {
         return Ok(());
@@ -108,10 +109,10 @@ fn end_torn_line(file: &mut File) -> io::Result<()> {
     if last != *b"\n" { file.write_all(b"\n") } else { Ok(()) }
 }
 
-/// Reads an event file. Lines that are cut off by a dying process come as errors, so that a reader can skip them.
+/// Reads an event file. A line cut off by a dying process is an error item, which the reader can skip.
 ///
 /// # Errors
-/// When the file can't be opened; each item can also be an error of its own.
+/// When the file can't be opened. Each item can be an error of its own.
 pub fn read_events(
     path: &Path,
 ) -> Result<impl Iterator<Item = Result<Record, EventsError>> + use<>, EventsError> {
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_back_and_appended_to() {
+    fn events_are_read_back_and_appended() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics.jsonl");
         let expired = Event::LeaseExpired { path: PathId(3), round: 1, worker: "w".into(), fence: 9 };

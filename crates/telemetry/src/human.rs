@@ -1,4 +1,4 @@
-//! Numbers for people: bytes, durations, rates and counts, written the same way everywhere.
+//! Numbers for people: bytes, durations, rates and counts, in the same form everywhere.
 
 use std::time::Duration;
 
@@ -8,12 +8,11 @@ const COUNTS: [&str; 5] = ["", "k", "M", "G", "T"];
 /// Bytes in powers of 1000: `512 B`, `20.1 MB`.
 #[must_use]
 pub fn bytes(bytes: u64) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "one digit after the point is printed")]
     let (value, unit) = scaled(bytes as f64, &BYTES);
     format!("{} {unit}", digits(value, unit == "B"))
 }
 
-/// How much of a total: `12.4 of 20.1 MB`, with the unit once when both have the same.
+/// A part of a total: `12.4 of 20.1 MB`. The unit stands once if both have the same.
 #[must_use]
 pub fn bytes_of(done: u64, total: u64) -> String {
     let (done, total) = (bytes(done), bytes(total));
@@ -37,7 +36,7 @@ pub fn byte_rate(bytes_per_second: f64) -> String {
     format!("{} {unit}/s", digits(value, false))
 }
 
-/// Things per second: `41.2k tokens/s`, and the other way round for slow ones: `2.5 s/step`.
+/// Things per second: `41.2k tokens/s`. Slow rates are inverted: `2.5 s/step`.
 #[must_use]
 pub fn rate(per_second: f64, things: &str) -> String {
     if per_second > 0.0 && per_second < 0.5 {
@@ -71,14 +70,14 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
-/// A remaining time, in whole seconds at least.
+/// A remaining time, rounded to whole seconds, at least one.
 #[must_use]
 pub fn remaining(estimate: Duration) -> String {
     duration(Duration::from_secs(estimate.as_secs_f64().round().clamp(1.0, 1e15) as u64))
         .replace(".0 s", " s")
 }
 
-/// Whole numbers with their thousands apart: `1,234,567`.
+/// A whole number with separated thousands: `1,234,567`.
 #[must_use]
 pub fn integer(value: u64) -> String {
     let text = value.to_string();
@@ -94,7 +93,7 @@ pub fn integer(value: u64) -> String {
 
 fn scaled(mut value: f64, units: &[&'static str]) -> (f64, &'static str) {
     let mut unit = 0;
-    // 999.95 would be printed as 1000.0 of the smaller unit.
+    // 999.95 would be rounded to 1000.0 of the smaller unit.
     while value.abs() >= if unit == 0 { 999.5 } else { 999.95 } && unit + 1 < units.len() {
         value /= 1000.0;
         unit += 1;

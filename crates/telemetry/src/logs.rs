@@ -10,7 +10,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use crate::Progress;
 use crate::stderr::Stderr;
 
-/// What a log line looks like.
+/// Form of a log line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// For people: level and message; with `-vv` also time and target.
@@ -20,43 +20,43 @@ pub enum LogFormat {
     Json,
 }
 
-/// How much is logged, and in which form.
+/// Level and form of the log.
 #[derive(Clone, Debug, Default)]
 pub struct LogOptions {
-    /// The form of a line.
+    /// Form of a line.
     pub format: LogFormat,
-    /// 0 logs warnings and what the user should know, each step up one level more, each step down one less.
+    /// 0 logs warnings and information. Each step up adds a level, each step down removes one.
     pub verbosity: i8,
-    /// A filter in the syntax of `RUST_LOG`, which goes before `verbosity`.
+    /// Filter in the syntax of `RUST_LOG`, which overrides `verbosity`.
     pub filter: Option<String>,
-    /// Whether lines may have colours.
+    /// Colours the lines.
     pub colour: bool,
 }
 
-/// Why logs can't be set up.
+/// Errors of setting up the log.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LogsError {
-    /// The filter can't be read.
+    /// The filter can't be parsed.
     #[error(
-        "the log filter `{filter}` in RUST_LOG can't be read: write a level, or a list such as \"info,dipaco_net=debug\""
+        "the log filter `{filter}` in RUST_LOG can't be parsed: write a level, or a list such as \"info,dipaco_net=debug\""
     )]
     Filter {
-        /// The filter as given.
+        /// The filter.
         filter: String,
-        /// What is wrong with it.
+        /// Error of the parser.
         #[source]
         source: ParseError,
     },
-    /// A subscriber is already there.
-    #[error("logs were already set up")]
+    /// The log is already set up in this process.
+    #[error("the log is already set up in this process")]
     Twice,
 }
 
-/// Sends logs to standard error, around the bars of `progress`.
+/// Writes the log to standard error, above the bars of `progress`.
 ///
 /// # Errors
-/// When the filter can't be read, or logs were already set up in this process.
+/// When the filter can't be parsed, or the log is already set up in this process.
 pub fn init_logs(options: &LogOptions, progress: &Progress) -> Result<(), LogsError> {
     let filter = match &options.filter {
         Some(filter) => EnvFilter::builder()
@@ -75,7 +75,7 @@ pub fn init_logs(options: &LogOptions, progress: &Progress) -> Result<(), LogsEr
     set.map_err(|_| LogsError::Twice)
 }
 
-/// Our own packages at the level asked for; the libraries under us stay at warnings until `-vvv`.
+/// Packages of this workspace log at the level of `verbosity`. Other libraries log warnings only, up to `-vv`.
 fn default_filter(verbosity: i8) -> EnvFilter {
     let own = match verbosity {
         i8::MIN..=-2 => LevelFilter::OFF,
@@ -89,11 +89,11 @@ fn default_filter(verbosity: i8) -> EnvFilter {
         -1..=2 => own.min(LevelFilter::WARN),
         _ => LevelFilter::DEBUG,
     };
-    // A directive goes for every target that begins with its name: `dipaco` covers all of our packages.
+    // A directive applies to every target that begins with its name, so `dipaco` covers all packages of the workspace.
     EnvFilter::builder().parse_lossy(format!("{others},dipaco={own}"))
 }
 
-/// Writes each line while the bars are out of the way.
+/// Hides the bars while it writes a line.
 struct AroundBars {
     progress: Progress,
 }
@@ -106,7 +106,7 @@ impl<'a> MakeWriter<'a> for AroundBars {
     }
 }
 
-/// The writer of one log line, which comes in a single write.
+/// The writer of one log line, which arrives in a single write.
 struct Line<'a> {
     progress: &'a Progress,
 }

@@ -1,4 +1,4 @@
-//! How far a task has come: bars on a terminal, a plain line now and then elsewhere.
+//! Progress of tasks: bars on a terminal, otherwise a plain line every few seconds.
 
 mod line;
 
@@ -14,12 +14,12 @@ use self::line::Snapshot;
 use crate::stderr::{Stderr, Terminal};
 use crate::{Clock, SystemClock};
 
-/// What a task counts.
+/// Unit of a task's progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// Bytes, written as kB, MB and so on.
+pub enum ProgressUnit {
+    /// Bytes, shown as kB, MB and so on.
     Bytes,
-    /// Things by their name in the plural, as in `"steps"`.
+    /// Things with this name in the plural, as in `"steps"`.
     Count(&'static str),
 }
 
@@ -27,10 +27,8 @@ pub enum Unit {
 const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
 /// Time between two drawings of a bar.
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
-/// The total of a task that does not know it.
-const UNKNOWN: u64 = u64::MAX;
 
-/// Where progress goes; cheap to clone.
+/// Output of progress. Cheap to clone.
 #[derive(Clone)]
 pub struct Progress {
     output: Arc<Output>,
@@ -63,34 +61,34 @@ impl Progress {
         Self::plain(Box::new(Stderr), Arc::new(SystemClock::start()))
     }
 
-    /// Plain lines to `writer`: at most one each five seconds and one at the end of each task.
+    /// Plain lines to `writer`: at most one per task every five seconds, and one at its end.
     #[must_use]
     pub fn plain(writer: Box<dyn Write + Send>, clock: Arc<dyn Clock>) -> Self {
         Self { output: Arc::new(Output::Plain(Mutex::new(writer))), clock }
     }
 
-    /// The plain lines as log events of level INFO with their numbers as fields, for logs in JSON.
+    /// The plain lines as log events of level INFO, with their numbers as fields. For logs in JSON.
     #[must_use]
     pub fn logged() -> Self {
         Self { output: Arc::new(Output::Logged), clock: Arc::new(SystemClock::start()) }
     }
 
-    /// Begins a task of `total` units; `None` when the total is not known.
+    /// Begins a task of `total` units; `None` for an unknown total.
     #[must_use]
-    pub fn task(&self, name: &str, total: Option<u64>, unit: Unit) -> Task {
+    pub fn task(&self, name: &str, total: Option<u64>, unit: ProgressUnit) -> Task {
         let now = self.clock.elapsed();
         let bar = match &*self.output {
             Output::Bars(bars) => Some(bars.add(new_bar(name, total))),
             _ => None,
         };
-        let state = State {
+        let state = TaskState {
             progress: self.clone(),
             name: name.to_owned(),
             unit,
             begin: now,
             first: AtomicU64::new(0),
             done: AtomicU64::new(0),
-            total: AtomicU64::new(total.unwrap_or(UNKNOWN)),
+            total,
             ended: AtomicBool::new(false),
             shown: Mutex::new(Shown { at: now, note: String::new() }),
             bar,
@@ -99,7 +97,7 @@ impl Progress {
         Task { state: Arc::new(state) }
     }
 
-    /// Runs `write`, which writes to standard error, while the bars are out of its way.
+    /// Hides the bars while `write` writes to standard error.
     pub fn suspend<R>(&self, write: impl FnOnce() -> R) -> R {
         match &*self.output {
             Output::Bars(bars) => bars.suspend(write),
@@ -107,7 +105,7 @@ impl Progress {
         }
     }
 
-    /// Writes a line of text for the user to where progress goes, above the bars; nothing when progress is hidden.
+    /// Writes a line of text to the output of progress, above the bars. Writes nothing if progress is hidden.
     pub fn line(&self, text: &str) {
         match &*self.output {
             Output::Hidden => {}
@@ -142,7 +140,7 @@ fn new_bar(name: &str, total: Option<u64>) -> ProgressBar {
 
 fn write_line(writer: &Mutex<Box<dyn Write + Send>>, text: &str) {
     let mut writer = lock(writer);
-    // Progress is not worth failing for: whoever read it is gone.
+    // An error here means that the reader of the output is gone, which must not end the run.
     let _ = writeln!(writer, "{text}");
     let _ = writer.flush();
 }
@@ -151,23 +149,23 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A running task. Clones count into the same task, from any thread; when the last one goes without
+/// A running task. Clones count into the same task, from any thread. If the last clone is dropped before
 /// [`Task::finish`], the task is shown as stopped.
 #[derive(Clone)]
 pub struct Task {
-    state: Arc<State>,
+    state: Arc<TaskState>,
 }
 
-struct State {
+struct TaskState {
     progress: Progress,
     name: String,
-    unit: Unit,
-    /// When the task began.
+    unit: ProgressUnit,
+    /// Time of the task's begin.
     begin: Duration,
-    /// Units that were done before the task began.
+    /// Number of units done before the task began.
     first: AtomicU64,
     done: AtomicU64,
-    total: AtomicU64,
+    total: Option<u64>,
     ended: AtomicBool,
     shown: Mutex<Shown>,
     bar: Option<ProgressBar>,
@@ -179,35 +177,26 @@ struct Shown {
 }
 
 impl Task {
-    /// Counts `units` more as done.
+    /// Adds `units` to the number of units done.
     pub fn add(&self, units: u64) {
         self.state.done.fetch_add(units, Ordering::Relaxed);
         self.state.tick();
     }
 
-    /// Says how many units are done.
+    /// Sets the number of units done.
     pub fn set(&self, done: u64) {
         self.state.done.store(done, Ordering::Relaxed);
         self.state.tick();
     }
 
-    /// Says how many units were already done when the task began, so that they count neither for the rate nor for the
-    /// remaining time.
+    /// Sets the number of units that were done before the task began. They count neither for the rate nor for the remaining
+    /// time.
     pub fn resume_at(&self, done: u64) {
         self.state.first.store(done, Ordering::Relaxed);
         self.state.done.store(done, Ordering::Relaxed);
     }
 
-    /// Corrects the total.
-    pub fn set_total(&self, total: u64) {
-        self.state.total.store(total, Ordering::Relaxed);
-        if let Some(bar) = &self.state.bar {
-            bar.set_length(total);
-        }
-        self.state.tick();
-    }
-
-    /// A short text beside the numbers, as in `loss 3.214`.
+    /// Sets a short text that is shown after the numbers, as in `loss 3.214`.
     pub fn note(&self, text: impl Into<String>) {
         lock(&self.state.shown).note = text.into();
         self.state.tick();
@@ -226,14 +215,13 @@ impl fmt::Debug for Task {
     }
 }
 
-impl State {
+impl TaskState {
     fn snapshot(&self, now: Duration, note: &str) -> Snapshot<'_> {
-        let total = Some(self.total.load(Ordering::Relaxed)).filter(|&total| total != UNKNOWN);
         Snapshot {
             unit: self.unit,
             first: self.first.load(Ordering::Relaxed),
             done: self.done.load(Ordering::Relaxed),
-            total,
+            total: self.total,
             elapsed: now.saturating_sub(self.begin),
             note: note.to_owned(),
             name: &self.name,
@@ -284,7 +272,7 @@ impl State {
     }
 }
 
-impl Drop for State {
+impl Drop for TaskState {
     fn drop(&mut self) {
         self.end(false);
     }

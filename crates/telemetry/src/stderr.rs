@@ -1,16 +1,16 @@
-//! Standard error that never fails: a run goes on when nobody reads its messages any more.
+//! Standard error that never fails, so that a run goes on after its terminal is closed.
 
 use std::io::{self, Write};
 
 use indicatif::TermLike;
 
-/// Standard error for lines; what can't be written is dropped.
+/// Standard error for lines. Lines that can't be written are dropped.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Nothing is left to report to when standard error itself is gone.
+        // When standard error is gone, there is no place to report its error.
         let _ = io::stderr().write_all(bytes);
         Ok(bytes.len())
     }
@@ -20,8 +20,8 @@ impl Write for Stderr {
     }
 }
 
-/// The terminal behind standard error for bars. indicatif panics when its terminal reports an error, which a closed
-/// window or a hung-up connection causes, so errors end here.
+/// The terminal of standard error, for bars. It ignores errors, because indicatif panics when its terminal reports an error,
+/// as after a closed window or a lost connection.
 #[derive(Debug)]
 pub(crate) struct Terminal(console::Term);
 

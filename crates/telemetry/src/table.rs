@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-/// On which side the cells of a column stand.
+/// Alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
+    /// Left, for text.
     Left,
-    /// Numbers.
+    /// Right, for numbers.
     Right,
 }
 
-/// A table that prints itself with aligned columns, two spaces apart and no lines around it.
+/// A table with aligned columns, two spaces apart, without borders.
 #[derive(Clone, Debug)]
 pub struct Table {
     columns: Vec<(String, Align)>,
@@ -28,7 +28,7 @@ impl Table {
         }
     }
 
-    /// Adds a row; missing cells are empty, cells beyond the last column are dropped.
+    /// Adds a row. Missing cells are empty, and cells beyond the last column are dropped.
     pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) -> &mut Self {
         let mut row: Vec<String> = cells.into_iter().map(Into::into).collect();
         row.resize(self.columns.len(), String::new());
@@ -36,7 +36,7 @@ impl Table {
         self
     }
 
-    /// Whether the table has no rows.
+    /// Returns whether the table has no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()

@@ -8,7 +8,7 @@ use dipaco_config::RunConfig;
 use dipaco_model::{ModelConfig, path_specs};
 use dipaco_shards::{Sampler, SamplerConfig, TokenFile};
 use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, names};
-use dipaco_telemetry::{Event, Events, Progress, Unit};
+use dipaco_telemetry::{Event, Events, Progress, ProgressUnit};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 use serde::Serialize;
 
@@ -124,7 +124,7 @@ pub async fn train_seed(
         return Err(TrainError::NoText { file: options.train.path().to_owned() });
     }
 
-    let task = progress.task("seed", Some(steps), Unit::Count("steps"));
+    let task = progress.task("seed", Some(steps), ProgressUnit::Count("steps"));
     let first = trainer.steps();
     task.resume_at(first);
     let (validate_every, checkpoint_every) =

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use dipaco_config::{RunConfig, Sources, TrainConfig};
 use dipaco_model::{Dtype, ModelConfig, parameters, path_specs, step_memory};
-use dipaco_telemetry::{Align, Progress, Table, Unit, human};
+use dipaco_telemetry::{Align, Progress, ProgressUnit, Table, human};
 use serde::Serialize;
 
 use crate::device::DeviceOptions;
@@ -205,7 +205,7 @@ fn step(options: &StepOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     steps::threads::limit(options.threads.unwrap_or(0))?;
     let effort = Effort { warm_up: WARM_UP, steps: options.steps, seconds: f64::MAX };
-    let task = progress.task("steps", Some((WARM_UP + options.steps) as u64), Unit::Count("steps"));
+    let task = progress.task("steps", Some((WARM_UP + options.steps) as u64), ProgressUnit::Count("steps"));
     let found =
         measure(&device, &subject, effort, &task, || interrupt.is_set())?.ok_or(CliError::Interrupted)?;
     task.finish();

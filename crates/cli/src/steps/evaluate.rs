@@ -9,7 +9,7 @@ use dipaco_eval::{
     evaluate_routed,
 };
 use dipaco_routing::ShardSet;
-use dipaco_telemetry::{Progress, Task, Unit};
+use dipaco_telemetry::{Progress, ProgressUnit, Task};
 use dipaco_topology::PathId;
 
 use crate::run_directory::RunDirectory;
@@ -56,7 +56,7 @@ pub(crate) fn evaluate(
             done.finish();
         }
         let (_, task) = task.get_or_insert_with(|| {
-            (step.stage, progress.task(name, Some(step.total), Unit::Count("sequences")))
+            (step.stage, progress.task(name, Some(step.total), ProgressUnit::Count("sequences")))
         });
         task.set(step.done);
         if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

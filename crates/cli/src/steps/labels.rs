@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_eval::Domains;
 use dipaco_shards::{PrepareReport, TokenFile, Tokenizer, list_inputs, read_lines};
-use dipaco_telemetry::{Progress, Unit};
+use dipaco_telemetry::{Progress, ProgressUnit};
 use rayon::prelude::*;
 use serde::Deserialize;
 
@@ -57,7 +57,7 @@ pub(crate) fn domains(
         failed: None,
     };
     let files = list_inputs(&files)?;
-    let task = progress.task("read labelled text", Some(files.bytes()), Unit::Bytes);
+    let task = progress.task("read labelled text", Some(files.bytes()), ProgressUnit::Bytes);
     let mut done = 0;
     for file in &files.files {
         read_lines(&file.path, longest, &mut |_, line| {

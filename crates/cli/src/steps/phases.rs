@@ -9,7 +9,7 @@ use dipaco_config::RunConfig;
 use dipaco_routing::{Origin, Router, SampleFeatures, TargetsFrom, fit_discriminative, targets_of};
 use dipaco_shards::{Part, TokenFile};
 use dipaco_store::{ShardRecord, TrainingRecord};
-use dipaco_telemetry::{Progress, Unit};
+use dipaco_telemetry::{Progress, ProgressUnit};
 use dipaco_topology::PathId;
 use dipaco_train::{
     PathScores, Reroute, ScoreHeader, TrainError, scores_are_there, small_shards, write_scores,
@@ -61,7 +61,8 @@ pub(crate) fn score(
     let tokens = reserved(run, &routing)?;
     let paths: Vec<_> = weights.topology().path_ids().filter(|path| part.deals(path.index())).collect();
     let documents = tokens.documents();
-    let task = progress.task("route score", Some(documents * paths.len() as u64), Unit::Count("documents"));
+    let task =
+        progress.task("route score", Some(documents * paths.len() as u64), ProgressUnit::Count("documents"));
     let mut scored = Scored { phase: training.phase, documents, tokens: tokens.tokens(), new: 0, skipped: 0 };
     for (number, &path) in (0u64..).zip(&paths) {
         let header = header(training, config, weights, path, &tokens)?;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_shards::{PrepareReport, PrepareWork, Progress as Watcher};
-use dipaco_telemetry::{Progress, Task, Unit};
+use dipaco_telemetry::{Progress, ProgressUnit, Task};
 
 use crate::run_directory::RunDirectory;
 use crate::steps::error::StepError;
@@ -59,7 +59,7 @@ impl Watcher for Shown {
     fn begin(&self, step: &str, total_bytes: u64) {
         self.documents.store(0, Ordering::Relaxed);
         let total = (total_bytes > 0).then_some(total_bytes);
-        self.with(|task| *task = Some(self.progress.task(step, total, Unit::Bytes)));
+        self.with(|task| *task = Some(self.progress.task(step, total, ProgressUnit::Bytes)));
     }
 
     fn advance(&self, bytes: u64, documents: u64) {

@@ -7,7 +7,7 @@ use dipaco_config::RunConfig;
 use dipaco_routing::{Assignment, Origin, Progress as Step, Router, SampleFeatures, ShardSet};
 use dipaco_shards::Part;
 use dipaco_store::ShardRecord;
-use dipaco_telemetry::{Progress, Task, Unit};
+use dipaco_telemetry::{Progress, ProgressUnit, Task};
 
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::steps::error::StepError;
@@ -206,7 +206,7 @@ pub(crate) fn shown<'a>(
     let mut tasks: [Option<Task>; 2] = [None, None];
     let mut show = move |which: usize, name: String, done: u64, total: u64| {
         let task = tasks[which].get_or_insert_with(|| {
-            let task = progress.task(&name, Some(total), Unit::Count("documents"));
+            let task = progress.task(&name, Some(total), ProgressUnit::Count("documents"));
             // What an earlier call has done says nothing about the speed of this one.
             task.resume_at(done);
             task

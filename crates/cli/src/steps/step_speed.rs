@@ -163,7 +163,7 @@ fn batch(subject: &Subject) -> (Vec<u32>, Vec<u32>) {
 
 #[cfg(test)]
 mod tests {
-    use dipaco_telemetry::{Progress, Unit};
+    use dipaco_telemetry::{Progress, ProgressUnit};
 
     use super::*;
 
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn steps_are_counted_and_can_be_stopped() {
         let progress = Progress::hidden();
-        let task = progress.task("measure", None, Unit::Count("steps"));
+        let task = progress.task("measure", None, ProgressUnit::Count("steps"));
         let effort = Effort { warm_up: 1, steps: 3, seconds: f64::MAX };
         let found = measure(&TrainDevice::Cpu, &subject(false), effort, &task, || false).unwrap().unwrap();
         assert_eq!(found.seconds.len(), 3);

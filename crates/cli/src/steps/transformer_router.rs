@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dipaco_config::RunConfig;
 use dipaco_routing::{TransformerFittedOn, TransformerRouter};
 use dipaco_shards::Part;
-use dipaco_telemetry::{Progress, Unit};
+use dipaco_telemetry::{Progress, ProgressUnit};
 use dipaco_train::{RouterTraining, train_router};
 
 use crate::run_directory::RunDirectory;
@@ -53,7 +53,8 @@ pub(crate) fn fit(
         }
     }
     let seed = weights.seed()?.weights()?;
-    let task = progress.task("fit-transformer", Some(config.transformer_router.steps), Unit::Count("steps"));
+    let task =
+        progress.task("fit-transformer", Some(config.transformer_router.steps), ProgressUnit::Count("steps"));
     let training = RouterTraining {
         config: &config.transformer_router,
         model: &config.model,

@@ -1,4 +1,4 @@
-//! What the keys of `evaluation` mean.
+//! Keys of `evaluation`.
 
 use super::{KeyDoc, free, key};
 
@@ -6,30 +6,39 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "evaluation.prefix_tokens",
         "tokens",
-        "Tokens at the start of a document that are read and not counted, for every model, so that all are compared \
-         on the same tokens. At least `routing.prefix_tokens`, which the router has seen.",
+        "Tokens at the start of each sequence that are read but not counted, for every model, so that all models are \
+         compared on the same tokens. The paper takes 32. Must be at least `routing.prefix_tokens`, otherwise a routed \
+         model is scored on tokens that chose its path.",
     ),
     key(
         "evaluation.sequence_tokens",
         "tokens",
-        "Tokens of a sequence; longer documents are cut into several. 0 takes the model's context.",
+        "Tokens of a sequence; longer documents are cut into several sequences. 0 takes the model's context. At most \
+         the context plus 1, because the last token is only predicted. Short sequences raise the perplexity of every \
+         model.",
     ),
-    free("evaluation.batch_sequences", "sequences", "Sequences that are scored at once; costs memory."),
+    free(
+        "evaluation.batch_sequences",
+        "sequences",
+        "Sequences that are scored at once. A larger batch takes more memory and changes results by rounding only.",
+    ),
     key(
         "evaluation.reroute_tokens",
         "tokens",
-        "Tokens between two choices of a path during a sequence, by the transformer router; 0 keeps the path that the \
-         document was routed to. The first path scores the first so many tokens.",
+        "W, tokens between two choices of a path within a sequence, made by the transformer router; 0 keeps the path \
+         of the document. The document's path scores the first W tokens. A smaller W is slower and gives a lower \
+         perplexity; the paper takes 64.",
     ),
     free(
         "evaluation.parallel_paths",
         "paths",
-        "Paths that are evaluated at the same time, which bounds the memory for weights; 0 takes as many as there are \
-         threads.",
+        "Paths that are evaluated at the same time; 0 takes the number of threads. Limits memory to the weights of \
+         these paths and the modules that they share with paths evaluated later.",
     ),
     key(
         "evaluation.max_documents",
         "documents",
-        "Documents of each file that are scored, its first ones; 0 scores all. For quick looks, not for tables.",
+        "Documents of each file that are scored, from its beginning; 0 scores all. A routed model has one file per path, \
+         so a limit scores it on other documents than a dense model: use it for quick looks, not for tables.",
     ),
 ];

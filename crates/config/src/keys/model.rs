@@ -1,40 +1,40 @@
-//! What the keys of `model` mean.
+//! Keys of `model`.
 
 use super::{KeyDoc, key};
 
 pub(super) const KEYS: &[KeyDoc] = &[
     key("model.hidden_size", "values", "D, the width of the residual stream."),
     key("model.blocks", "blocks", "Number of transformer blocks of a path."),
-    key("model.heads", "heads", "Number of attention heads."),
+    key("model.heads", "heads", "H, the number of attention heads."),
     key(
         "model.head_dim",
         "values",
-        "Dh, the width of one head; even, because positions rotate pairs of values.",
+        "Dh, the width of an attention head. Must be even, because positions rotate pairs of values.",
     ),
     key("model.ffn_size", "values", "F, the inner width of the feed-forward part."),
-    key("model.vocab_size", "tokens", "V, the number of different tokens; 0 takes it from the tokenizer."),
+    key(
+        "model.vocab_size",
+        "tokens",
+        "V, the number of different tokens; 0 takes the number of the tokenizer.",
+    ),
     key(
         "model.context",
         "tokens",
-        "The longest sequence that the model reads, in training and when it is served.",
+        "Largest number of tokens of a sequence, in training and when the model is served.",
     ),
-    key("model.rope_theta", "number", "Base of the rotary positions' wavelengths."),
-    key(
-        "model.rms_norm_eps",
-        "number",
-        "Added to the mean square in RMSNorm, so that nothing is divided by 0.",
-    ),
+    key("model.rope_theta", "number", "Base of the wavelengths of the rotary positions."),
+    key("model.rms_norm_eps", "number", "Added to the mean square in RMSNorm to avoid division by 0."),
     key(
         "model.tie_embeddings",
         "true or false",
-        "Whether the output projection is the token embedding. Then both must be in one level.",
+        "Uses the token embedding as the output projection. Embedding and head must then be in the same level.",
     ),
     key("model.init_std", "number", "Standard deviation of the initial weights."),
     key(
         "model.dtype",
         "name",
-        "The numbers that matrix products multiply in training: \"f32\", or \"bf16\", which is faster on processors that \
-         have such products and saves half of the memory for activations. Sums, weights, gradients and moments are f32 \
+        "Number format of the operands of matrix products in training: \"f32\" or \"bf16\". \"bf16\" halves the memory \
+         for activations and is faster on processors with bf16 products. Sums, weights, gradients and moments are f32 \
          in both.",
     ),
 ];

@@ -1,4 +1,4 @@
-//! What the keys of `routing` mean.
+//! Keys of `routing`.
 
 use super::{KeyDoc, key};
 
@@ -6,69 +6,77 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "routing.kind",
         "name",
-        "The rule that the run starts with. \"kmeans\" takes the nearest of as many centroids as there are paths; \
-         \"product-kmeans\" cuts the feature into a part for each level, whose nearest centroids together name the path.",
+        "First router of the run. \"kmeans\" chooses the nearest of as many centroids as there are paths. \
+         \"product-kmeans\" cuts the feature into one part per level; the nearest centroids of all parts together give \
+         the path.",
     ),
     key(
         "routing.prefix_tokens",
         "tokens",
-        "Tokens at the start of a document that the router reads; at most `model.context`. Few say little about the \
-         document, many must be there before the first token can be generated.",
+        "Tokens at the start of a document that the router reads, at most `model.context`. Few tokens tell little about \
+         the document. A server needs all of them before it can generate the first token.",
     ),
     key(
         "routing.sample_documents",
         "documents",
-        "Documents that the router is fitted on. Memory while fitting is this times `model.hidden_size` times 4 bytes.",
+        "Documents that the router is fitted on. Fitting takes this number times `model.hidden_size` times 4 bytes of \
+         memory.",
     ),
-    key("routing.restarts", "starts", "Independent starts of k-means, of which the best wins."),
+    key(
+        "routing.restarts",
+        "starts",
+        "Independent starts of k-means. The start with the lowest inertia is kept.",
+    ),
     key(
         "routing.iterations",
         "iterations",
-        "The most iterations of one start. Too few leave clusters unsettled.",
+        "Most iterations of a start. Too few iterations end before the clusters have settled.",
     ),
     key(
         "routing.tolerance",
         "share",
-        "A start ends when an iteration lowers its inertia by less than this share; 0 runs until nothing changes.",
+        "A start ends when an iteration lowers its inertia by less than this share. 0 runs until no document changes its \
+         cluster.",
     ),
     key(
         "routing.seed",
         "number",
-        "Seed of the sample and of k-means. Another gives other, equally valid shards.",
+        "Seed of the sample and of k-means. Another seed gives other shards that are equally valid.",
     ),
     key(
         "routing.batch_documents",
         "documents",
-        "Documents whose features are computed at once; costs memory.",
+        "Documents whose features are computed at once. A larger batch takes more memory.",
     ),
     key(
         "routing.overlap",
         "shards",
-        "Shards that a training document goes to, those of its best paths; at most as many as there are paths. More makes \
-         shards larger, which keeps many small paths from overfitting, and paths less special.",
+        "Shards that receive each training document: those of its best paths. At most the number of paths. More shards \
+         per document make shards larger, which keeps many small paths from overfitting, and make paths more alike.",
     ),
     key(
         "routing.router_share",
         "share",
-        "Share of the training documents that no path is trained on, kept for fitting a discriminative router; 0 to 0.5. \
-         The paper takes 0.005 of 365 million; a small corpus needs more.",
+        "Share of the training documents reserved for fitting a discriminative router, 0 to 0.5. No path is trained on \
+         them. The paper reserves 0.005 of 365 million documents; a small corpus needs a larger share.",
     ),
     key(
         "routing.least_share",
         "share",
-        "What a path is calibrated to get of the documents at least, as a part of an equal share; 0 to 1. At 0 a path whose parts \
-         of product k-means never come together, or that is hardly ever the best one, gets no text to train on.",
+        "Smallest share of the documents that calibration gives to a path, as a part of an equal share, 0 to 1. At 0 a path \
+         can end without text to train on: a combination of centroids that no document has, or a path that is hardly ever \
+         the best.",
     ),
     key(
         "routing.classifier.penalties",
         "numbers",
-        "Strengths of the penalty on squared weights that are tried; the one that predicts a fifth of the documents best \
-         wins. Weak ones learn few documents by heart, strong ones learn only which paths are frequent.",
+        "Candidate strengths of the penalty on squared weights. The strength that best predicts a fifth of the documents \
+         is kept. A weak penalty memorises a small sample, a strong penalty learns only the frequencies of the paths.",
     ),
     key(
         "routing.classifier.iterations",
         "iterations",
-        "The most iterations of a fit. Too few leave the classifier unsettled.",
+        "Most iterations of a fit. Too few iterations end before the classifier has settled.",
     ),
     key(
         "routing.classifier.tolerance",
@@ -78,13 +86,13 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "routing.phases[].round",
         "rounds",
-        "Rounds before the phase begins, counted from the start of the training: at least 1, below `train.rounds`, and \
-         above that of the phase before. Too early and the paths are too alike to say much about a document.",
+        "Rounds before the phase begins, counted from the start of training. At least 1, below `train.rounds`, and above \
+         the value of the phase before. In early rounds the paths are too alike to tell documents apart.",
     ),
     key(
         "routing.phases[].kind",
         "name",
-        "The router of the phase: \"discriminative\", a linear classifier of the seed's features, fitted on which path \
-         gives each reserved document (`routing.router_share`) the highest likelihood.",
+        "Router of the phase. \"discriminative\" is a linear classifier of the seed's features. It is fitted to predict the \
+         path with the highest likelihood of each reserved document (`routing.router_share`).",
     ),
 ];

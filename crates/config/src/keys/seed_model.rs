@@ -1,4 +1,4 @@
-//! What the keys of `seed_model` mean.
+//! Keys of `seed_model`.
 
 use super::optimizer::{
     ACTIVATION_CHECKPOINTING, BETA1, BETA2, CLIP_NORM, EPSILON, FINAL_FRACTION, LEARNING_RATE, MICRO_BATCH,
@@ -10,7 +10,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "seed_model.steps",
         "steps",
-        "Optimizer steps of the seed. Too few give features that do not separate texts.",
+        "Optimizer steps of the seed. After too few steps its features do not separate texts.",
     ),
     key("seed_model.batch", "sequences", "B, sequences per step."),
     key("seed_model.sequence_tokens", "tokens", "T, tokens per sequence; at most `model.context`."),
@@ -19,13 +19,13 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "seed_model.validate_every",
         "steps",
-        "Steps between two validation losses; 0 measures at the end only.",
+        "Steps between two measurements of the validation loss; 0 measures only at the end.",
     ),
-    free("seed_model.validation_sequences", "sequences", "Validation sequences that are measured each time."),
+    free("seed_model.validation_sequences", "sequences", "Validation sequences of each measurement."),
     free(
         "seed_model.checkpoint_every",
         "steps",
-        "Steps between two checkpoints, at most what a crash costs.",
+        "Steps between two checkpoints. A crash costs at most this many steps.",
     ),
     key("seed_model.adamw.learning_rate", "number", LEARNING_RATE),
     key("seed_model.adamw.beta1", "number", BETA1),

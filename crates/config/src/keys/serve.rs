@@ -1,4 +1,4 @@
-//! What the keys of `serve` mean.
+//! Keys of `serve`.
 
 use super::{KeyDoc, free};
 
@@ -6,47 +6,61 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "serve.address",
         "address:port",
-        "Where to listen. 127.0.0.1 can't be reached from other machines; 0.0.0.0 opens it to all: give \
-         `serve.api_keys` then.",
+        "Address that the server listens on. Other machines can't reach 127.0.0.1. All machines can reach 0.0.0.0: set \
+         `serve.api_keys` with it.",
     ),
-    free("serve.slots", "sequences", "Sequences that are computed at a time; 0 takes the number of cores."),
+    free(
+        "serve.slots",
+        "sequences",
+        "Sequences that are computed at a time; 0 takes the number of cores. More slots than cores slow down each sequence.",
+    ),
     free(
         "serve.queued_requests",
         "sequences",
-        "Sequences that may wait; above it requests are answered with 429. A request with k prompts and n choices \
-         counts k·n.",
+        "Sequences that may wait. Further requests are answered with status 429. A request with k prompts and n choices \
+         counts k·n. Evaluation harnesses give up when this is too low.",
     ),
     free(
         "serve.queued_tokens",
         "tokens",
-        "Prompt tokens that may wait, which bounds how long a request can wait.",
+        "Prompt tokens that may wait. Limits the time that a request waits behind long prompts.",
     ),
-    free("serve.max_choices", "choices", "The most choices of one request: prompts times n."),
+    free("serve.max_choices", "choices", "Most choices of a request: prompts times n."),
     free(
         "serve.body_limit",
         "bytes",
-        "The largest body of a request; above it requests are answered with 413.",
+        "Largest body of a request. Larger bodies are answered with status 413.",
     ),
-    free("serve.max_connections", "connections", "Connections at a time; more wait in the system's backlog."),
+    free(
+        "serve.max_connections",
+        "connections",
+        "Connections at a time. Further connections wait in the backlog of the operating system.",
+    ),
     free(
         "serve.read_timeout",
         "seconds",
-        "Time that a client has to send a request's head, and again for its body.",
+        "Time that a client has to send the head of a request, and again to send its body.",
     ),
     free(
         "serve.request_timeout",
         "seconds",
-        "The longest time from a request's admission to its last token.",
+        "Longest time from a request's admission to its last token. A client can ask for less with the header \
+         `x-dipaco-timeout`, in seconds.",
     ),
     free(
         "serve.drain_timeout",
         "seconds",
-        "Time that running requests get to finish when the server is stopped.",
+        "Time that running requests have to finish when the server is stopped.",
     ),
-    free("serve.keep_alive", "seconds", "Time between comments that keep a silent stream open."),
+    free(
+        "serve.keep_alive",
+        "seconds",
+        "Time between two comments that keep a stream without new tokens open.",
+    ),
     free(
         "serve.api_keys",
         "path",
-        "A file with API keys, one a line. When it is not given, everyone who reaches the address may ask.",
+        "File with API keys, one a line; lines that begin with `#` are comments. With it, every request except `/health` \
+         needs the header `Authorization: Bearer KEY`. When it is not set, everyone who can reach the address is served.",
     ),
 ];

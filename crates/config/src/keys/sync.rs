@@ -1,4 +1,4 @@
-//! What the keys of `sync` mean.
+//! Keys of `sync`.
 
 use super::{KeyDoc, key};
 
@@ -6,73 +6,73 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "sync.fragments",
         "count",
-        "F, parts that each module is cut into. Each is sent every `train.inner_steps` steps, at steps of its own: the \
-         same bytes in all, spread over time (Streaming DiLoCo).",
+        "F, fragments of each module. Each fragment is sent every `train.inner_steps` steps, at its own steps. The number of \
+         bytes stays the same and is spread over time (Streaming DiLoCo).",
     ),
     key(
         "sync.pattern",
         "name",
-        "Which tensors make a fragment: \"strided\" takes every F-th block, \"sequential\" blocks that follow each other; \
-         the embedding counts as a block, and so do final norm and head. \"balanced\" makes fragments of equal size of \
-         single tensors.",
+        "Division of a module into fragments. \"strided\" puts every F-th block into a fragment, \"sequential\" \
+         consecutive blocks; both count the embedding as a block, and final norm and head as a block. \"balanced\" makes \
+         fragments of equal size from single tensors.",
     ),
     key(
         "sync.overlap_steps",
         "steps",
-        "Inner steps that a path trains on after sending a fragment, before it takes over what became of it; at most \
-         `train.inner_steps`. Transfers and outer steps have this long before a path waits for them.",
+        "τ, inner steps between sending a fragment and receiving its new global weights, at most `train.inner_steps`. The \
+         path trains on meanwhile, so transfers and outer steps delay it only when they take longer.",
     ),
     key(
         "sync.blend",
         "share",
-        "Share of its own weights that a path keeps when it takes over the global ones: 0 takes the global weights, 0.5 \
-         the mean of both.",
+        "Share of its own weights that a path keeps when it receives global weights. 0 takes the global weights, 0.5 the \
+         mean of both.",
     ),
     key(
         "sync.quorum",
         "paths",
-        "Paths that an outer step waits for; 0 for all through the module, and then paths wait for outer steps too and the \
-         result does not depend on time. From 1 on no path waits for another.",
+        "Paths that an outer step waits for. 0 waits for all paths through the module; paths then wait for outer steps \
+         too, and the result does not depend on timing. From 1 on no path waits for another path.",
     ),
     key(
         "sync.grace_seconds",
         "seconds",
-        "The longest time that an outer step with its quorum waits for further paths.",
+        "Longest time that an outer step waits for further paths after its quorum is complete.",
     ),
     key(
         "sync.grace_share",
         "share",
-        "With an overlap the wait adapts: this share of the time that is left of the overlap's inner steps after quorum \
-         and outer step.",
+        "With an overlap, the grace period is this share of the time that remains of the overlap's inner steps after \
+         quorum and outer step.",
     ),
     key(
         "sync.throttle",
         "share",
-        "With a quorum: the time between two outer steps of a fragment, at least, as a share of what the fastest path takes \
-         for `train.inner_steps`. Near 1 an outer step has about one contribution of each path, whatever the quorum.",
+        "With a quorum, shortest time between two outer steps of a fragment, as a share of the time that the fastest path \
+         takes for `train.inner_steps`. Near 1 an outer step has about one contribution of each path, for every quorum.",
     ),
     key(
         "sync.dynamic_steps",
-        "flag",
-        "Whether slower workers take fewer inner steps between two contributions, so that all contribute as often. Needs \
-         a quorum, one fragment and no overlap.",
+        "true or false",
+        "Gives slower workers fewer inner steps between two contributions, so that all paths contribute equally often. \
+         Needs a quorum, one fragment and no overlap.",
     ),
     key(
         "sync.shard_sampling",
-        "flag",
-        "Whether the path that is trained next is drawn by how much less of its shard has been trained on than of all \
-         shards, instead of taking the one that is furthest behind. Needs a quorum.",
+        "true or false",
+        "Draws the next path to train at random, and prefers paths that have trained on a smaller part of their shard than \
+         the average. Otherwise the path that is furthest behind is next. Needs a quorum.",
     ),
     key(
         "sync.eager",
-        "flag",
-        "Eager updates, with an overlap of a whole round: a path that takes over weights that are a round late adds what the \
-         outer optimizer makes of its own newer part.",
+        "true or false",
+        "Eager updates, with an overlap of a whole round. A path that receives weights that are one round late adds the \
+         outer optimizer's step for the difference between its newest outer gradient and the one in these weights.",
     ),
     key(
         "sync.drop_rate",
         "share",
-        "Share of the outer gradients that are never sent, to try out what a run makes of it; whoever drops one goes on from \
-         its own weights. At least 0 and below 1.",
+        "Share of the outer gradients that are never sent, to test a run's tolerance of losses. A path that drops one goes \
+         on from its own weights. At least 0 and below 1.",
     ),
 ];

@@ -1,4 +1,4 @@
-//! What the keys of `topology` mean.
+//! Keys of `topology`.
 
 use super::{KeyDoc, key};
 
@@ -6,23 +6,23 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "topology.replicas",
         "paths",
-        "Paths through each combination of modules. More than 1 makes each combination a DiLoCo group.",
+        "Paths through each combination of modules. With more than 1, each combination is a DiLoCo group.",
     ),
     key(
         "topology.levels[].modules",
         "modules, or \"paths\"",
-        "K, the number of alternative copies of the level; \"paths\" gives every path its own copy. The number of \
-         paths is the product of all K and of the replicas.",
+        "K, the number of modules of the level; \"paths\" gives every path its own module. The number of paths is the \
+         product of all K and of the replicas.",
     ),
     key(
         "topology.levels[].blocks",
         "list of blocks",
-        "The transformer blocks of the level: half-open ranges and numbers from 0, as in \"0..6, 8\".",
+        "Transformer blocks of the level: half-open ranges and numbers from 0, as in \"0..6, 8\".",
     ),
-    key("topology.levels[].embedding", "true or false", "Whether the level holds the token embedding."),
+    key("topology.levels[].embedding", "true or false", "Puts the token embedding into the level."),
     key(
         "topology.levels[].head",
         "true or false",
-        "Whether the level holds the final norm and output projection.",
+        "Puts the final norm and the output projection into the level.",
     ),
 ];

@@ -1,4 +1,4 @@
-//! What the keys of `train` mean.
+//! Keys of `train`.
 
 use super::optimizer::{
     ACTIVATION_CHECKPOINTING, BETA1, BETA2, CLIP_NORM, EPSILON, FINAL_FRACTION, LEARNING_RATE, MICRO_BATCH,
@@ -10,12 +10,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "train.rounds",
         "rounds",
-        "Rounds: in each, every path takes its inner steps and every module one outer step.",
+        "Rounds of training. In each round every path takes its inner steps and every module takes one outer step.",
     ),
     key(
         "train.inner_steps",
         "steps",
-        "H, inner steps of a path per round. More means less communication, and paths that drift further apart.",
+        "H, inner steps of a path per round. More steps need less communication and let paths drift further apart.",
     ),
     key("train.batch", "sequences", "B, sequences per inner step."),
     key("train.sequence_tokens", "tokens", "T, tokens per sequence; at most `model.context`."),
@@ -34,37 +34,37 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "train.packing",
         "true or false",
-        "Whether sequences run across document borders, without padding; the seed is trained the same way. Otherwise \
-         a sequence holds tokens of one document.",
+        "Lets sequences run across document borders, without padding. Otherwise a sequence holds tokens of one document. \
+         The seed is trained the same way.",
     ),
     free(
         "train.lease_seconds",
         "seconds",
-        "After so long without a word from its worker, a path is given to another worker. Too short repeats work over \
-         a slow network, too long waits for workers that are gone.",
+        "Time without a heartbeat after which a worker loses its path to another worker. A short time repeats work over a \
+         slow network, a long time waits for workers that are gone.",
     ),
     free(
         "train.state_every",
         "leases",
-        "Leases of a path between two states (moments, data position) that its worker brings to the coordinator; the state is \
-         twice the size of the weights. Whoever takes a path over begins at the last state and trains again from there, with \
-         the same result. 1 brings every one; raise it, with `train.held_paths`, on a slow network. One is also brought \
-         when a path changes hands, because its worker has more to do than another. With more than 1 the states with \
-         which the run ends stay with the workers.",
+        "Leases of a path between two uploads of its state (moments, data position), which is twice the size of the \
+         weights. 1 uploads the state of every lease; on a slow network raise it together with `train.held_paths`. A \
+         worker that takes over a path starts from the last uploaded state and repeats the later leases, with the same \
+         result. A state is also uploaded when a path moves to another worker to balance the load. With more than 1 the \
+         last states of the run stay with the workers.",
     ),
     free(
         "train.held_paths",
         "paths",
-        "Paths whose states a worker keeps in memory, 8 bytes a parameter each; a worker is given the paths that it holds \
-         before others that are as far. At least the number of paths divided by the number of workers, when \
+        "Paths whose states a worker keeps in memory, 8 bytes per parameter each. Of paths with equal progress a worker \
+         receives those that it holds first. Should be at least the number of paths divided by the number of workers when \
          `train.state_every` is more than 1.",
     ),
     free(
         "train.checkpoints",
         "checkpoints",
-        "Rounds before the current one whose weights and states are kept until the run is complete, so that it can go back to \
-         them when an object of the store is damaged (`--resume` does); each takes as much disk as the current ones. Two are \
-         needed to have one that shares nothing with the current round. 0 keeps none.",
+        "Earlier rounds whose weights and states are kept until the run is complete; each takes as much disk as the \
+         current round. `--resume` goes back to them when an object of the store is damaged. The newest \
+         checkpoint can share objects with the current round, the one before it shares none. 0 keeps none.",
     ),
     free(
         "train.threads_per_worker",
@@ -74,9 +74,9 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "train.schedule_at_phase",
         "name",
-        "What the learning rate does where a phase of `routing.phases` begins: \"continue\" goes on as if nothing had \
-         happened; \"restart\" warms up again and lets the cosine span the rest of the run, as in the paper's alternating \
-         phases. Moments and weights are carried over in both.",
+        "Learning rate at the beginning of a phase of `routing.phases`. \"continue\" goes on with one schedule over all \
+         rounds. \"restart\" warms up again and spreads the cosine over the rest of the run, as in the paper's \
+         alternating phases. Both keep moments and weights.",
     ),
     key("train.adamw.learning_rate", "number", LEARNING_RATE),
     key("train.adamw.beta1", "number", BETA1),

@@ -1,4 +1,4 @@
-//! What the keys of `transformer_router` mean.
+//! Keys of `transformer_router`.
 
 use super::optimizer::{
     BETA1, BETA2, CLIP_NORM, EPSILON, FINAL_FRACTION, LEARNING_RATE, WARMUP, WEIGHT_DECAY,
@@ -6,19 +6,19 @@ use super::optimizer::{
 use super::{KeyDoc, key};
 
 pub(super) const KEYS: &[KeyDoc] = &[
-    key("transformer_router.steps", "steps", "Optimizer steps; the paper takes about 2,000."),
-    key("transformer_router.batch", "sequences", "B, sequences per step, as long as `model.context`."),
+    key("transformer_router.steps", "steps", "Optimizer steps. The paper takes about 2,000."),
+    key("transformer_router.batch", "sequences", "B, sequences per step. Each has `model.context` tokens."),
     key(
         "transformer_router.score_tokens",
         "tokens",
-        "Tokens over which the paths' scores are summed up to tell which one goes on best; 0 sums to the end of the \
-         sequence, so that one router serves every distance between choices.",
+        "Tokens over which the scores of the paths are summed to find the best path. 0 sums to the end of the sequence, so \
+         that one router serves every distance between choices.",
     ),
     key(
         "transformer_router.holdout_fraction",
         "share",
-        "Share of the reserved documents on which the router's loss is measured; the best weights are kept. With 0 the \
-         last ones are, and nothing tells when it overfits.",
+        "Share of the reserved documents on which the router's loss is measured, at least 0 and below 1. The weights with \
+         the lowest loss are kept. With 0 the last weights are kept, and overfitting goes unnoticed.",
     ),
     key("transformer_router.validate_every", "steps", "Steps between two measurements of the held-out loss."),
     key("transformer_router.adamw.learning_rate", "number", LEARNING_RATE),

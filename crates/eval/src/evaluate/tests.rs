@@ -41,7 +41,7 @@ fn tiny(seed: u64) -> Path {
     compose(&init(&model_config(), seed).unwrap())
 }
 
-/// Documents of the given lengths, the end-of-text token 0 included.
+/// A token file with documents of these lengths, including the end-of-text token 0.
 fn token_file(folder: &std::path::Path, lengths: &[usize]) -> TokenFile {
     let path = folder.join("validation.h5");
     let info = TokenFileInfo {
@@ -81,7 +81,7 @@ fn shards(folder: &std::path::Path, file: &TokenFile, paths: u32) -> ShardSet {
     assign(&seed, "seed", &fitted.router, file, &folder.join("shards"), &mut silent).unwrap().shards
 }
 
-/// Paths that a function makes; remembers which were asked for.
+/// A source that makes paths with a function and records the requested paths.
 struct Made<F> {
     make: F,
     expected: Vec<PathId>,
@@ -123,7 +123,7 @@ fn a_uniform_model_has_the_vocabulary_as_perplexity() {
     let config = EvaluationConfig::default();
     let protocol = Protocol { token_bytes: Some(&bytes), ..plain(&config) };
     let found = evaluate_dense(&compose(&weights), &file, &protocol, &mut quiet).unwrap();
-    // ln 64 is rounded to f32, so the perplexity is off by at most its unit.
+    // ln 64 is rounded to f32, so the perplexity can be off by one unit in the last place.
     assert!((found.perplexity / VOCABULARY as f64 - 1.0).abs() < 3e-7, "{}", found.perplexity);
     assert!((found.bits_per_byte.unwrap() - 6.0 / 3.0).abs() < 1e-6);
 }
@@ -134,7 +134,7 @@ fn the_prefix_of_every_sequence_is_read_but_not_counted() {
     let file = token_file(folder.path(), &LENGTHS);
     let model = tiny(2);
     let found = run(&model, &file, &EvaluationConfig::default());
-    // By hand, one sequence at a time and without padding, from the definition.
+    // The expected value follows the definition: one sequence at a time, without padding.
     let (mut tokens, mut nll, mut sequences) = (0u64, 0f64, 0u64);
     for document in 0..file.documents() {
         for sequence in file.document(document).to_vec().chunks(CONTEXT) {
@@ -150,7 +150,7 @@ fn the_prefix_of_every_sequence_is_read_but_not_counted() {
         }
     }
     assert_eq!((found.documents, found.sequences, found.tokens_counted), (12, sequences, tokens));
-    // Documents of 33, 40, 48, 49, 80, 81, 130, 200, 44 and 60 tokens in parts of 48, each less 32.
+    // Documents of 33, 40, 48, 49, 80, 81, 130, 200, 44 and 60 tokens in sequences of 48, each minus 32.
     assert_eq!(tokens, 1 + 8 + 16 + 16 + 16 + (16 + 1) + (16 + 16 + 2) + 4 * 16 + 12 + 16);
     assert!((found.nll_sum - nll).abs() < 1e-5 * nll, "{} and {nll}", found.nll_sum);
     assert!((found.perplexity - (nll / tokens as f64).exp()).abs() < 1e-5 * found.perplexity);
@@ -214,7 +214,7 @@ fn a_routed_model_is_the_sum_of_its_shards() {
     }
     assert_eq!((routed.nll_sum, routed.tokens_counted, routed.documents), (nll, tokens, 36));
 
-    // The same weights on every path are the dense model.
+    // With the same weights on every path the routed model is the dense model.
     let mut source = Made::by(|_| Ok(tiny(7)));
     let same = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap();
     let dense = run(&tiny(7), &file, &config);
@@ -254,21 +254,21 @@ fn settings_that_do_not_fit_are_named() {
         |config| evaluate_dense(&model, &file, &plain(&config), &mut quiet).unwrap_err().to_string();
     let default = EvaluationConfig::default;
     for (config, named) in [
-        (EvaluationConfig { sequence_tokens: 50, ..default() }, "evaluation.sequence_tokens = 50"),
-        (EvaluationConfig { sequence_tokens: 32, ..default() }, "evaluation.sequence_tokens = 32"),
-        (EvaluationConfig { prefix_tokens: 48, ..default() }, "evaluation.prefix_tokens = 48"),
-        (EvaluationConfig { batch_sequences: 0, ..default() }, "evaluation.batch_sequences = 0"),
+        (EvaluationConfig { sequence_tokens: 50, ..default() }, "evaluation.sequence_tokens is 50"),
+        (EvaluationConfig { sequence_tokens: 32, ..default() }, "evaluation.sequence_tokens is 32"),
+        (EvaluationConfig { prefix_tokens: 48, ..default() }, "evaluation.prefix_tokens is 48"),
+        (EvaluationConfig { batch_sequences: 0, ..default() }, "evaluation.batch_sequences is 0"),
         (EvaluationConfig { max_documents: 2, ..default() }, "none of 2 documents"),
     ] {
         let message = evaluate(config);
         assert!(message.contains(named), "{message}");
     }
-    // The last token is only predicted, so a sequence may have one more than the context.
+    // The last token is only predicted, so a sequence may be one token longer than the context.
     let longest = run(&model, &file, &EvaluationConfig { sequence_tokens: 49, ..default() });
     assert_eq!(longest.sequence_tokens, 49);
 }
 
-/// Gives every target the same log-probability.
+/// A model that returns the same log-probability for every target.
 struct Constant(f32);
 
 impl LanguageModel for Constant {
@@ -299,7 +299,7 @@ fn numbers_that_are_not_finite_and_tokens_without_length_are_errors() {
 }
 
 #[test]
-fn how_many_paths_are_in_memory_changes_no_bit() {
+fn the_number_of_paths_in_memory_changes_no_bit() {
     let folder = tempfile::tempdir().unwrap();
     let file = token_file(folder.path(), &LENGTHS.repeat(3));
     let shards = shards(folder.path(), &file, 3);
@@ -340,7 +340,7 @@ fn domains_divide_the_documents() {
         let routed: u64 = found.per_domain.iter().map(|row| row.documents_of_path[path]).sum();
         assert_eq!(routed, found.per_path[path].documents);
     }
-    // The first domain is a file of its own: documents keep their label wherever they are.
+    // The first domain holds exactly the documents of a file of their own, so both must give the same result.
     let dense = evaluate_dense(&tiny(4), &file, &protocol, &mut quiet).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let first = run(&tiny(4), &token_file(folder.path(), &LENGTHS), &config);
@@ -349,7 +349,7 @@ fn domains_divide_the_documents() {
     assert!((row.nll_sum - first.nll_sum).abs() < 1e-5 * first.nll_sum);
     assert!(row.documents_of_path.is_empty());
     assert!(found.to_string().contains("purity"), "{found}");
-    // Random documents say nothing about their place in the file.
+    // The documents are random, so a router can't know their domain and the agreement is low.
     let Agreement { purity, nmi } = found.agreement.unwrap();
     assert!((0.6..0.9).contains(&purity) && (0.0..0.3).contains(&nmi), "{purity} {nmi}");
     assert_eq!(dense.agreement, None);

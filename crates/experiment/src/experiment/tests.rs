@@ -1,4 +1,3 @@
-#![allow(clippy::unwrap_used)]
 use super::*;
 use crate::key::{cell_key, evaluation_key, seed_key};
 
@@ -64,7 +63,7 @@ fn runs_are_multiplied_with_routers_and_seeds_and_one_path_needs_no_router() {
 }
 
 #[test]
-fn the_key_of_a_cell_is_made_of_what_its_weights_depend_on() {
+fn the_key_of_a_cell_hashes_everything_that_its_weights_depend_on() {
     let cells = parse(TWO).unwrap().cells().unwrap();
     let key = |cell: &Cell| cell_key(&cell.config, "data");
     let keys: BTreeSet<String> = cells.iter().map(key).collect();
@@ -104,12 +103,12 @@ fn an_evaluation_is_known_by_its_settings() {
 }
 
 #[test]
-fn a_mistake_is_told_with_its_place() {
+fn an_error_names_its_place() {
     let broken = [
         (TWO.replace("rounds = 3", "ronds = 3"), "unknown key `train.ronds`"),
         (TWO.replace("seeds = [1, 2]", "seed = [1, 2]"), "unknown field `seed`"),
         (TWO.replace("seeds = [1, 2]", "seeds = []"), "at least one run and one seed"),
-        (TWO.replace("\"2x2\"", "\"dense\""), "two runs `dense`"),
+        (TWO.replace("\"2x2\"", "\"dense\""), "two runs have the name `dense`"),
         (TWO.replace("\"2x2\"", "\"2x2\"\nrouters = [\"none\"]"), "run `2x2`: there is no router `none`"),
         (TWO.replace("\"two\"", "\"a/b\""), "use letters, digits"),
         (format!("baseline = \"x\"\n{TWO}"), "there is no run `x`"),

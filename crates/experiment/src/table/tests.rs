@@ -1,4 +1,3 @@
-#![allow(clippy::unwrap_used)]
 use super::*;
 use crate::results::{Heldout, Shards};
 
@@ -63,7 +62,7 @@ fn the_table_in_markdown() {
 }
 
 #[test]
-fn little_data_per_path_is_told() {
+fn little_data_per_path_is_reported() {
     let mut results = results();
     let facts = &mut results.cells[1].facts;
     facts.shards = Some(Shards { documents: vec![1, 1], tokens: vec![100, 500] });

@@ -9,9 +9,9 @@ use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 pub const END: u32 = 256;
 pub const VOCAB: usize = 257;
 
-/// Two levels of two modules over bytes. What follows a byte: the next one in the alphabet plus the path's number, with
-/// `z` and above ending the text; other logits are a fixed function of the token, the position and the path.
-/// A prompt with `!` fails, one with `#` panics.
+/// A model of two levels with two modules each, over bytes. The likeliest next byte is the next letter of the alphabet plus
+/// the number of the path; `z` and above end the text. The other logits are a fixed function of token, position and path.
+/// A prompt with `!` fails, a prompt with `#` panics.
 pub struct Fake {
     topology: Topology,
     pub context: usize,
@@ -37,7 +37,7 @@ impl Fake {
     }
 }
 
-/// Holds decode steps back until a test lets them go.
+/// Holds decode steps back until a test releases them.
 #[derive(Default)]
 pub struct Gate {
     shut: Mutex<bool>,

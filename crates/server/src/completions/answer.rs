@@ -11,17 +11,24 @@ use crate::completions::choice::{Choice, Part};
 use crate::completions::source::Source;
 use crate::error::ApiError;
 
-/// What an answer is made of. Dropping it writes the request's line to the log, whoever ended it.
+/// An unfinished answer. Dropping it writes the line of the request to the log, so an aborted request is logged too.
 pub(crate) struct Answer {
     pub(crate) state: Arc<State>,
     pub(crate) id: String,
     pub(crate) created: u64,
     pub(crate) model: String,
     pub(crate) prompt_tokens: usize,
-    /// The seed, when asked for.
+    /// The seed, for a request with `return_route`.
     pub(crate) seed: Option<u64>,
     pub(crate) choices: Vec<Choice>,
     pub(crate) log: Log,
+}
+
+/// A complete answer.
+pub(crate) struct Whole {
+    pub(crate) body: Value,
+    /// The path of each prompt, separated by commas.
+    pub(crate) paths: String,
 }
 
 /// The line of a request in the log.
@@ -32,6 +39,7 @@ pub(crate) struct Log {
 }
 
 impl Answer {
+    /// The fields of every answer, around `choices`.
     pub(crate) fn head(&self, choices: Vec<Value>) -> Value {
         json!({
             "id": self.id, "object": "text_completion", "created": self.created, "model": self.model,
@@ -47,7 +55,7 @@ impl Answer {
         })
     }
 
-    /// A choice as JSON, with its route when asked for.
+    /// A choice as JSON, with its route for a request with `return_route`.
     pub(crate) fn choice(&self, index: usize, part: &Part) -> Result<Value, ApiError> {
         let choice = &self.choices[index];
         let mut value = choice.json(part)?;
@@ -63,12 +71,8 @@ impl Answer {
         self.choices.iter().map(|choice| choice.generated).sum()
     }
 
-    /// Waits for all choices; gives the body and the paths, one per prompt.
-    pub(crate) async fn complete(
-        mut self,
-        mut source: Source,
-        n: usize,
-    ) -> Result<(Value, String), ApiError> {
+    /// Waits for all choices. `n` is the number of choices of a prompt.
+    pub(crate) async fn complete(mut self, mut source: Source, n: usize) -> Result<Whole, ApiError> {
         let mut parts = vec![Part::default(); self.choices.len()];
         while let Some((index, event)) = source.next().await {
             let part = self.choices[index].take(event).inspect_err(|_| self.log.outcome = "error")?;
@@ -82,7 +86,7 @@ impl Answer {
         let shown = |path: Option<PathId>| path.map(|path| path.to_string()).unwrap_or_default();
         let paths: Vec<String> =
             self.choices.iter().step_by(n.max(1)).map(|choice| shown(choice.path)).collect();
-        Ok((body, paths.join(",")))
+        Ok(Whole { body, paths: paths.join(",") })
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::completions::request::Completion;
 use crate::error::ApiError;
 
-/// A part of a choice: all of it, or what one event added.
+/// A whole choice, or the part of it that one event added.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Part {
     pub(crate) text: String,
@@ -23,6 +23,7 @@ impl Part {
         self.text.is_empty() && self.log_probs.tokens.is_empty() && self.finish.is_none()
     }
 
+    /// Adds the next part of the same choice.
     pub(crate) fn append(&mut self, more: Self) {
         self.text.push_str(&more.text);
         self.log_probs.append(more.log_probs);
@@ -30,7 +31,7 @@ impl Part {
     }
 }
 
-/// OpenAI's arrays, one entry per token each.
+/// OpenAI's four arrays of log-probabilities, each with one entry per token.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub(crate) struct LogProbs {
     pub(crate) text_offset: Vec<usize>,
@@ -48,7 +49,7 @@ impl LogProbs {
     }
 }
 
-/// Likely tokens by their text, likeliest first. Of tokens with the same text the likelier one stays.
+/// The likeliest tokens by their text, likeliest first. Of tokens with the same text only the likeliest is kept.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Top(Vec<(String, f32)>);
 
@@ -62,16 +63,18 @@ impl Serialize for Top {
     }
 }
 
+/// One choice of a completion.
 pub(crate) struct Choice {
     pub(crate) index: usize,
     pub(crate) path: Option<PathId>,
     pub(crate) generated: usize,
     codec: Arc<dyn TextCodec>,
+    /// The prompt, when the answer repeats it.
     echo: Option<Arc<[u32]>>,
     log_probs: bool,
     pub(crate) return_route: bool,
     ids_as_text: bool,
-    /// Characters of the echoed prompt, where the continuation's offsets begin.
+    /// Characters of the echoed prompt. The offsets of the continuation start from there.
     prompt_characters: usize,
 }
 
@@ -95,7 +98,7 @@ impl Choice {
         }
     }
 
-    /// What an event adds to the choice.
+    /// Takes an event and returns the part that it adds to the choice.
     pub(crate) fn take(&mut self, event: Event) -> Result<Part, ApiError> {
         let mut part = Part::default();
         match event {
@@ -137,7 +140,7 @@ impl Choice {
         Ok(part)
     }
 
-    /// The prompt's text, and where each of its tokens begins in it, in characters.
+    /// The prompt's text, and the offset of each of its tokens in it, in characters.
     fn prompt(&mut self) -> Result<(String, Vec<usize>), ApiError> {
         let (mut text, mut offsets, mut characters) = (String::new(), Vec::new(), 0);
         let mut stream = self.codec.stream(&[]);

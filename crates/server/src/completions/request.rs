@@ -1,4 +1,4 @@
-//! What a completion asks for.
+//! The body of a completion request.
 
 use std::collections::BTreeMap;
 
@@ -9,27 +9,29 @@ use serde_json::Value;
 use crate::error::ApiError;
 use crate::fields::{Fields, token, tokens, wrong};
 
-/// Choices of one prompt at most, as OpenAI has it.
+/// Most choices of one prompt, as in OpenAI's API.
 const MAX_N: u32 = 128;
-/// Log-probabilities of a token at most. OpenAI allows 5, vLLM 20.
+/// Most log-probabilities of a token. OpenAI allows 5, vLLM 20.
 const MAX_LOG_PROBS: u32 = 20;
-/// Stop texts at most, and the bytes of one: every token is compared with all of them.
+/// Most stop texts, and most bytes of a stop text. Every token is compared with all stop texts.
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
-/// Entries of `logit_bias` and of `stop_token_ids` at most.
+/// Most entries of `logit_bias` and of `stop_token_ids`.
 const MAX_TOKEN_RULES: usize = 1024;
 
-/// Fields of other servers that change the text and that this one does not have: refused, since ignoring them would
-/// give wrong results without a word. `false` and the empty text mean that they are off, and are let through.
+/// Fields of other servers that change the text and are not supported here. They are refused, because ignoring them would
+/// silently give wrong results. `false` and the empty text turn a field off, so they are accepted.
 const UNSUPPORTED: [&str; 5] =
     ["suffix", "use_beam_search", "prompt_logprobs", "truncate_prompt_tokens", "route_every"];
 
+/// A prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
 }
 
+/// A completion request, with the defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Completion {
     pub(crate) model: Option<String>,
@@ -51,7 +53,7 @@ pub(crate) struct Completion {
     pub(crate) token_ids_as_text: bool,
 }
 
-/// The sampling parameters as asked for.
+/// The sampling parameters of the request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AskedSampling {
     pub(crate) seed: Option<u64>,
@@ -59,6 +61,7 @@ pub(crate) struct AskedSampling {
 }
 
 impl AskedSampling {
+    /// The sampling of one choice: choices with the same seed draw from different streams.
     pub(crate) fn for_choice(&self, seed: u64, choice: usize) -> Sampling {
         Sampling { seed, choice: choice as u64, ..self.rest.clone() }
     }
@@ -83,9 +86,9 @@ impl AskedSampling {
                 return Err(wrong("logit_bias", &other, &expected));
             }
         }
-        // -1 is vLLM's way to say that it is off.
+        // vLLM turns `top_k` off with -1.
         let top_k = fields.integer("top_k", -1, i64::from(u32::MAX))?.unwrap_or(0);
-        // Seeds are any integer of 64 bits; negative ones are seeds as good as others.
+        // A seed may be any 64-bit integer. Negative seeds are valid too.
         let seed = match fields.take("seed") {
             None => None,
             Some(value) => {
@@ -110,20 +113,23 @@ impl AskedSampling {
 }
 
 impl Completion {
-    /// Reads a request. Fields that this server does not know are accepted, as other servers do, and logged.
+    /// Reads a request. Unknown fields are accepted, as by other servers, and logged.
     pub(crate) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "prompt is missing"))?;
         for name in UNSUPPORTED {
             let off = |value: &Value| *value == Value::Bool(false) || value.as_str() == Some("");
             if fields.take(name).is_some_and(|value| !off(&value)) {
-                let message = format!("{name} is not supported here: leave it out");
+                let message = format!("{name} is not supported by this server: leave it out");
                 return Err(ApiError { code: Some("unsupported"), ..ApiError::field(name, message) });
             }
         }
         if let Some(best_of) = fields.integer("best_of", i64::MIN, i64::MAX)?
             && best_of != 1
         {
-            return Err(ApiError::field("best_of", "best_of is not supported here: leave it out and use n"));
+            return Err(ApiError::field(
+                "best_of",
+                "best_of is not supported by this server: leave it out and use n",
+            ));
         }
         let stream = fields.flag("stream")?;
         let usage = match fields.take("stream_options") {
@@ -160,13 +166,13 @@ impl Completion {
         };
         let rest = fields.rest();
         if !rest.is_empty() {
-            tracing::debug!(fields = ?rest, "a completion has fields that are not used");
+            tracing::debug!(fields = ?rest, "a completion request has unknown fields, which are ignored");
         }
         Ok(completion)
     }
 }
 
-/// All four forms: a text, texts, token ids, lists of token ids.
+/// Reads a prompt in any of its four forms: a text, texts, token ids, lists of token ids.
 fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
     const FORMS: &str = "a text, a list of texts, a list of token ids or a list of such lists";
     let list = match value {
@@ -251,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_and_what_is_unknown_accepted() {
+    fn wrong_fields_are_named_and_unknown_fields_accepted() {
         for (field, value) in [
             ("temperature", json!(2.5)),
             ("temperature", json!("hot")),

@@ -1,4 +1,4 @@
-//! The events of all choices of a request, as they come.
+//! The events of all choices of a request, in the order of their arrival.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -8,12 +8,13 @@ use dipaco_topology::PathId;
 use futures::stream::{SelectAll, Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 
-/// The events of one choice, with its number.
+/// The events of one choice, each with the index of the choice.
 type ChoiceEvents = Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>;
 
-/// Events with the number of their choice. Dropping it cancels all of them.
+/// Events of several choices, each with the index of its choice. Dropping it cancels all choices.
 pub(crate) struct Source {
     events: SelectAll<ChoiceEvents>,
+    /// Events that were received but not returned yet.
     seen: VecDeque<(usize, Event)>,
     abort: CancellationToken,
 }
@@ -42,7 +43,7 @@ impl Source {
         }
     }
 
-    /// Waits until a choice has its path; its events are still given by `next`.
+    /// Waits for the first event, which starts a choice. `next` still returns this event.
     pub(crate) async fn wait_for_start(&mut self) -> Result<(), EngineError> {
         match self.next().await {
             Some((_, Event::Failed(error))) => Err(error),
@@ -54,7 +55,7 @@ impl Source {
         }
     }
 
-    /// The path of the choice that was waited for.
+    /// The path of the choice that [`wait_for_start`](Self::wait_for_start) waited for.
     pub(crate) fn first_path(&self) -> Option<PathId> {
         match self.seen.front() {
             Some((_, Event::Started { path, .. })) => Some(*path),

@@ -19,8 +19,8 @@ struct Chunks {
     over: bool,
 }
 
-/// The body: an event per token, then the usage when asked for, then `[DONE]`. When the client goes away the body is
-/// dropped, and with it what still runs.
+/// The body: an event per token, then the usage if `usage` is set, then `[DONE]`. When the client goes away, the body is
+/// dropped, which cancels the running choices.
 pub(crate) fn body(answer: Answer, source: Source, usage: bool, keep_alive: Duration) -> Body {
     let chunks = Chunks { answer, source, usage, keep_alive, over: false };
     Body::from_stream(futures::stream::unfold(chunks, |mut chunks| async move {
@@ -75,6 +75,6 @@ impl Chunks {
 }
 
 fn data(value: &Value) -> Bytes {
-    // JSON has no line breaks of its own, so one `data:` line holds it.
+    // Compact JSON has no line breaks, so one `data:` line holds it.
     format!("data: {value}\n\n").into()
 }

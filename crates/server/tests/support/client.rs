@@ -1,4 +1,4 @@
-//! A server on a port of its own, and a client that shows the bytes.
+//! A server on its own port, and a client over raw sockets.
 #![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
 
 use std::net::SocketAddr;
@@ -38,7 +38,7 @@ impl Reply {
         lines.filter(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value).next()
     }
 
-    /// The data of the events of a stream.
+    /// Data of the events of a stream.
     pub fn events(&self) -> Vec<String> {
         let text = String::from_utf8(self.body.clone()).unwrap();
         text.split_terminator("\n\n")
@@ -46,7 +46,7 @@ impl Reply {
             .collect()
     }
 
-    /// Message, type, param and code of an error in OpenAI's shape.
+    /// Status, message, type, param and code of an error in OpenAI's format.
     pub fn error(&self) -> (u16, String, String, Value, Value) {
         let body = self.json();
         let error = body["error"].as_object().unwrap();
@@ -79,7 +79,7 @@ impl Server {
         BufReader::new(TcpStream::connect(self.address).await.unwrap())
     }
 
-    /// Sends a request and gives the connection.
+    /// Sends a request and returns the connection.
     pub async fn begin(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> BufReader<TcpStream> {
         let mut stream = self.open().await;
         let length = body.len();

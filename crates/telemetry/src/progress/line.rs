@@ -1,14 +1,14 @@
-//! The text of a task's progress, the same on a bar and in a plain line.
+//! The text of a task's progress, for bars and plain lines.
 
 use std::time::Duration;
 
-use super::Unit;
+use super::ProgressUnit;
 use crate::human;
 
-/// Where a task stands at a moment.
+/// State of a task at a moment.
 pub(super) struct Snapshot<'a> {
     pub(super) name: &'a str,
-    pub(super) unit: Unit,
+    pub(super) unit: ProgressUnit,
     pub(super) first: u64,
     pub(super) done: u64,
     pub(super) total: Option<u64>,
@@ -37,7 +37,7 @@ impl Snapshot<'_> {
         self.joined(vec![format!("stopped at {}", self.position())])
     }
 
-    /// The same as fields of a log event.
+    /// Logs the state, with its numbers as fields.
     pub(super) fn log(&self) {
         let rate = self.rate();
         let remaining = self.remaining().map(|left| left.as_secs_f64());
@@ -64,8 +64,8 @@ impl Snapshot<'_> {
     fn position(&self) -> String {
         match (self.unit, self.total) {
             (_, None) => self.amount(self.done),
-            (Unit::Bytes, Some(total)) => human::bytes_of(self.done, total),
-            (Unit::Count(things), Some(total)) => {
+            (ProgressUnit::Bytes, Some(total)) => human::bytes_of(self.done, total),
+            (ProgressUnit::Count(things), Some(total)) => {
                 format!("{} of {} {things}", human::integer(self.done), human::integer(total))
             }
         }
@@ -73,13 +73,12 @@ impl Snapshot<'_> {
 
     fn amount(&self, amount: u64) -> String {
         match self.unit {
-            Unit::Bytes => human::bytes(amount),
-            Unit::Count(things) => format!("{} {things}", human::integer(amount)),
+            ProgressUnit::Bytes => human::bytes(amount),
+            ProgressUnit::Count(things) => format!("{} {things}", human::integer(amount)),
         }
     }
 
-    /// Units per second since the beginning; `None` before anything was done.
-    #[expect(clippy::cast_precision_loss, reason = "a rate is an estimate")]
+    /// Units per second since the task began; `None` before the first unit.
     fn rate(&self) -> Option<f64> {
         let done = self.done.saturating_sub(self.first);
         let seconds = self.elapsed.as_secs_f64();
@@ -88,12 +87,11 @@ impl Snapshot<'_> {
 
     fn rate_text(&self) -> Option<String> {
         self.rate().map(|rate| match self.unit {
-            Unit::Bytes => human::byte_rate(rate),
-            Unit::Count(things) => human::rate(rate, things),
+            ProgressUnit::Bytes => human::byte_rate(rate),
+            ProgressUnit::Count(things) => human::rate(rate, things),
         })
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "a remaining time is an estimate")]
     fn remaining(&self) -> Option<Duration> {
         let left = self.total?.checked_sub(self.done).filter(|&left| left > 0)?;
         Duration::try_from_secs_f64(left as f64 / self.rate()?).ok()

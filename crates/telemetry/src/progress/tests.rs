@@ -45,7 +45,7 @@ impl Write for Fake {
 #[test]
 fn a_plain_line_comes_every_few_seconds_and_at_the_end() {
     let fake = Fake::default();
-    let task = fake.progress().task("prepare", Some(20_100_000), Unit::Bytes);
+    let task = fake.progress().task("prepare", Some(20_100_000), ProgressUnit::Bytes);
     for _ in 0..60 {
         fake.pass(100);
         task.add(310_000);
@@ -60,9 +60,9 @@ fn a_plain_line_comes_every_few_seconds_and_at_the_end() {
 }
 
 #[test]
-fn what_was_done_before_does_not_count_for_the_rate() {
+fn units_done_before_the_task_do_not_count_for_the_rate() {
     let fake = Fake::default();
-    let task = fake.progress().task("seed", Some(1_000), Unit::Count("steps"));
+    let task = fake.progress().task("seed", Some(1_000), ProgressUnit::Count("steps"));
     task.resume_at(900);
     fake.pass(10_000);
     task.note("loss 3.214");
@@ -76,9 +76,9 @@ fn what_was_done_before_does_not_count_for_the_rate() {
 }
 
 #[test]
-fn a_task_that_is_dropped_says_where_it_stopped() {
+fn a_dropped_task_shows_where_it_stopped() {
     let fake = Fake::default();
-    let task = fake.progress().task("train", Some(4), Unit::Count("rounds"));
+    let task = fake.progress().task("train", Some(4), ProgressUnit::Count("rounds"));
     let clone = task.clone();
     drop(task);
     assert!(fake.lines().is_empty());
@@ -90,7 +90,7 @@ fn a_task_that_is_dropped_says_where_it_stopped() {
 #[test]
 fn a_task_counts_from_several_threads() {
     let fake = Fake::default();
-    let task = fake.progress().task("documents", None, Unit::Count("documents"));
+    let task = fake.progress().task("documents", None, ProgressUnit::Count("documents"));
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| (0..1000).for_each(|_| task.add(1)));
@@ -116,5 +116,5 @@ impl Write for Closed {
 fn a_closed_output_is_no_failure() {
     let progress = Progress::plain(Box::new(Closed), Arc::new(Fake::default()));
     progress.line("hello");
-    progress.task("prepare", None, Unit::Bytes).finish();
+    progress.task("prepare", None, ProgressUnit::Bytes).finish();
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use dipaco_store::{Loaded, ObjectRef, RunManifest, RunStore, StoreError, TrainingRecord};
-use dipaco_telemetry::{Progress, Unit};
+use dipaco_telemetry::{Progress, ProgressUnit};
 use tokio::task::JoinSet;
 
 use crate::TrainError;
@@ -58,7 +58,7 @@ async fn verify(
 ) -> Result<Result<(), StoreError>, TrainError> {
     let wanted: BTreeSet<_> = training.objects().filter(|object| !whole.contains(object)).cloned().collect();
     let total = wanted.iter().map(|object| object.bytes).sum();
-    let task = progress.task("verify", Some(total), Unit::Bytes);
+    let task = progress.task("verify", Some(total), ProgressUnit::Bytes);
     let mut wanted = wanted.into_iter();
     let mut reading = JoinSet::new();
     let mut done = 0;

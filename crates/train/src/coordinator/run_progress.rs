@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dipaco_sync::Fence;
-use dipaco_telemetry::{Event, Events, Progress, Task, Unit};
+use dipaco_telemetry::{Event, Events, Progress, ProgressUnit, Task};
 use dipaco_topology::PathId;
 use tokio::time::Instant;
 
@@ -47,7 +47,7 @@ impl RunProgress {
         inner_steps: u64,
         steps: &[u64],
     ) -> Self {
-        let task = progress.task("train", Some(total), Unit::Count("steps"));
+        let task = progress.task("train", Some(total), ProgressUnit::Count("steps"));
         task.resume_at(committed);
         let rounds = RoundTally::new(inner_steps, steps, Instant::now());
         let state = State {

@@ -8,7 +8,7 @@ use clap::Args;
 use dipaco_bench::{TrialWorker, serve_trial};
 use dipaco_net::{Client, JoinToken, Limits, RunAuthority, Server};
 use dipaco_store::{ObjectRef, RunStore, StoreOptions};
-use dipaco_telemetry::{Align, Progress, Table, Unit};
+use dipaco_telemetry::{Align, Progress, Table, ProgressUnit};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
@@ -274,7 +274,7 @@ async fn worker(job: &Job, progress: &Progress) -> Result<Rounds, CliError> {
         let job = serde_json::to_vec(job).map_err(json)?;
         input.write_all(&job).await.map_err(io("write to", "the worker's process"))?;
     }
-    let task = progress.task("bench", Some(u64::from(job.rounds) + 1), Unit::Count("rounds"));
+    let task = progress.task("bench", Some(u64::from(job.rounds) + 1), ProgressUnit::Count("rounds"));
     let mut rounds = Rounds::default();
     if let Some(output) = child.stdout.take() {
         let mut lines = BufReader::new(output).lines();

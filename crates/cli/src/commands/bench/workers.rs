@@ -13,7 +13,7 @@ use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
 use dipaco_path::TrainDevice;
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunStore, ShardRecord};
-use dipaco_telemetry::{Align, Events, Progress, Table, Unit};
+use dipaco_telemetry::{Align, Events, Progress, ProgressUnit, Table};
 use dipaco_topology::Topology;
 use dipaco_train::{
     CoordinatorOptions, Revocations, SeedOptions, coordinate, open_run, start_training, train_seed,
@@ -235,7 +235,7 @@ async fn measure(
     tokio::pin!(running);
     let (begun, mut looks) = (tokio::time::Instant::now(), tokio::time::interval(LOOK));
     let mut held = Vec::new();
-    let task = progress.task("bench", Some(options.seconds.into()), Unit::Count("seconds"));
+    let task = progress.task("bench", Some(options.seconds.into()), ProgressUnit::Count("seconds"));
     let seen = loop {
         tokio::select! {
             seen = &mut running => break seen.map_err(step)?,

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use dipaco_simulate::{Chaos, Violation, chaos};
-use dipaco_telemetry::{Progress, Unit, human};
+use dipaco_telemetry::{Progress, ProgressUnit, human};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -73,7 +73,7 @@ impl Found {
 }
 
 pub(crate) fn run(options: &ChaosOptions, progress: &Progress) -> Result<(), CliError> {
-    let task = progress.task("chaos", Some(options.seeds), Unit::Count("runs"));
+    let task = progress.task("chaos", Some(options.seeds), ProgressUnit::Count("runs"));
     let end = options.from.saturating_add(options.seeds);
     let mut found = Found::default();
     let mut next = options.from;

@@ -3,7 +3,7 @@
 use dipaco_config::{RunConfig, TrainConfig};
 use dipaco_model::{ModelConfig, step_memory};
 use dipaco_path::TrainDevice;
-use dipaco_telemetry::{Progress, Unit, human};
+use dipaco_telemetry::{Progress, ProgressUnit, human};
 use serde::Serialize;
 
 use crate::steps::error::StepError;
@@ -78,7 +78,7 @@ pub(crate) fn measured(
     }
     let measurements = if config.model.blocks > 2 { vec![1, 2] } else { vec![config.model.blocks] };
     let all = measurements.len() * (EFFORT.warm_up + EFFORT.steps);
-    let task = progress.task("measure", Some(all as u64), Unit::Count("steps"));
+    let task = progress.task("measure", Some(all as u64), ProgressUnit::Count("steps"));
     let mut costs = Vec::new();
     for blocks in measurements {
         let Some(found) = measure(&TrainDevice::Cpu, &of(blocks), EFFORT, &task, &stop)? else {

@@ -1,4 +1,4 @@
-//! Paths that are chosen during a text.
+//! Tests of choosing paths within a text.
 
 use proptest::prelude::*;
 
@@ -6,8 +6,7 @@ use super::*;
 use crate::TokenRouter;
 use crate::sequences::Plan;
 
-/// A transformer with as many outputs as tokens, of which the first are taken for paths: it sees all that a real one
-/// sees.
+/// A transformer whose first outputs are taken as the scores of paths. It sees the same tokens as a real router.
 struct Transformer {
     model: Path,
     paths: u32,
@@ -34,7 +33,7 @@ impl TokenRouter for Transformer {
     }
 }
 
-/// Documents with these tokens, each at the path 0.
+/// A token file of these documents.
 fn file_of(folder: &std::path::Path, documents: &[Vec<u32>]) -> TokenFile {
     let path = folder.join("documents.h5");
     let info = TokenFileInfo {
@@ -71,10 +70,10 @@ fn document(length: usize, seed: u32) -> Vec<u32> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// The path of a chunk is known before its first token: whatever is put in place of the tokens from the beginning of a
-    /// chunk on, that chunk and those before it keep their paths.
+    /// The path of a chunk is known before its first token: replacing the tokens from the beginning of a chunk on changes
+    /// neither the path of that chunk nor the path of an earlier chunk.
     #[test]
-    fn no_token_has_a_say_in_who_scores_it(
+    fn no_token_influences_the_path_that_scores_it(
         chunk in 3usize..20, from in 0usize..16, seed in 1u32..1000, batch in 1usize..4,
     ) {
         let router = Transformer { model: tiny(u64::from(seed)), paths: 5 };
@@ -97,8 +96,8 @@ proptest! {
 }
 
 #[test]
-fn the_tokens_before_a_chunk_have_a_say() {
-    // Otherwise the property above would hold of a router that looks at nothing.
+fn the_tokens_before_a_chunk_influence_its_path() {
+    // Otherwise the property above would hold for a router that ignores its input.
     let router = Transformer { model: tiny(3), paths: 5 };
     let before = chosen(&[document(CONTEXT, 1)], &router, 8, 1);
     let changes = (2..20).filter(|&seed| chosen(&[document(CONTEXT, seed)], &router, 8, 1) != before);
@@ -116,7 +115,7 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
     let reroute = Some(Reroute { router: &router, tokens: 8 });
     let found = evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet).unwrap();
 
-    // By hand from the definition, one sequence at a time.
+    // The expected value follows the definition, one sequence at a time.
     let models: Vec<Path> = (10..13).map(tiny).collect();
     let (mut nll, mut tokens, mut choices, mut switches) = ([0f64; 3], [0u64; 3], 0, 0);
     for shard in shards.shards() {
@@ -153,7 +152,7 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
     }
     assert_eq!(source.loaded, [PathId(0), PathId(1), PathId(2)]);
 
-    // A chunk as long as a sequence leaves nothing to choose.
+    // With a chunk as long as a sequence there is no choice.
     let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
     let once = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap();
     let reroute = Some(Reroute { router: &router, tokens: CONTEXT });
@@ -162,7 +161,7 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
     assert_eq!(Evaluation { reroute: None, ..long }, once);
 }
 
-/// Gives every path this score.
+/// A router that gives every path this score.
 struct Flat {
     score: f32,
     paths: u32,
@@ -197,8 +196,8 @@ fn a_router_that_does_not_fit_is_refused() {
     run(0.0, 3, 8, 24).unwrap();
     let refused =
         |score, paths, tokens, sequence| run(score, paths, tokens, sequence).unwrap_err().to_string();
-    assert!(refused(0.0, 4, 8, 24).contains("has 4 paths, the shards have 3"));
-    assert!(refused(0.0, 3, 0, 24).contains("evaluation.reroute_tokens = 0"));
-    assert!(refused(0.0, 3, 8, 0).contains("evaluation.sequence_tokens = 48"));
+    assert!(refused(0.0, 4, 8, 24).contains("has 4 paths but the run has 3 shards"));
+    assert!(refused(0.0, 3, 0, 24).contains("evaluation.reroute_tokens is 0"));
+    assert!(refused(0.0, 3, 8, 0).contains("evaluation.sequence_tokens is 48"));
     assert!(refused(f32::NAN, 3, 8, 24).contains("not a number"));
 }

@@ -1,0 +1,155 @@
+//! Section `[serve]`: the HTTP server.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::SettingError;
+
+/// Longest duration in seconds. Larger values are mistakes.
+const MAX_SECONDS: f64 = 1e6;
+
+/// Section `[serve]`: the HTTP server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServeConfig {
+    /// Key `serve.address`.
+    pub address: SocketAddr,
+    /// Key `serve.slots`.
+    pub slots: usize,
+    /// Key `serve.queued_requests`.
+    pub queued_requests: usize,
+    /// Key `serve.queued_tokens`.
+    pub queued_tokens: usize,
+    /// Key `serve.max_choices`.
+    pub max_choices: usize,
+    /// Key `serve.body_limit`.
+    pub body_limit: usize,
+    /// Key `serve.max_connections`.
+    pub max_connections: usize,
+    /// Key `serve.read_timeout`.
+    pub read_timeout: f64,
+    /// Key `serve.request_timeout`.
+    pub request_timeout: f64,
+    /// Key `serve.drain_timeout`.
+    pub drain_timeout: f64,
+    /// Key `serve.keep_alive`.
+    pub keep_alive: f64,
+    /// Key `serve.api_keys`.
+    pub api_keys: Option<PathBuf>,
+}
+
+impl Default for ServeConfig {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            slots: 0,
+            queued_requests: 1024,
+            queued_tokens: 1 << 20,
+            max_choices: 1024,
+            body_limit: 2_000_000,
+            max_connections: 1024,
+            read_timeout: 30.0,
+            request_timeout: 600.0,
+            drain_timeout: 30.0,
+            keep_alive: 15.0,
+            api_keys: None,
+        }
+    }
+}
+
+/// Range of a whole number, and the text that states it.
+struct Count {
+    key: &'static str,
+    value: usize,
+    least: usize,
+    most: usize,
+    problem: &'static str,
+}
+
+impl ServeConfig {
+    /// Checks the values.
+    ///
+    /// # Errors
+    /// [`SettingError`] for the first key with an unusable value.
+    pub fn check(&self) -> Result<(), SettingError> {
+        for Count { key, value, least, most, problem } in self.counts() {
+            if !(least..=most).contains(&value) {
+                return Err(SettingError::new("serve", key, &value, problem));
+            }
+        }
+        for (key, value) in [
+            ("read_timeout", self.read_timeout),
+            ("request_timeout", self.request_timeout),
+            ("keep_alive", self.keep_alive),
+        ] {
+            // The negation refuses NaN too.
+            if !(value > 0.0 && value <= MAX_SECONDS) {
+                let problem = "give seconds above 0, at most 1000000";
+                return Err(SettingError::new("serve", key, &value, problem));
+            }
+        }
+        // Unlike the others, 0 makes sense here: stop without waiting for requests.
+        if !(0.0..=MAX_SECONDS).contains(&self.drain_timeout) {
+            let problem = "give seconds from 0 to 1000000";
+            return Err(SettingError::new("serve", "drain_timeout", &self.drain_timeout, problem));
+        }
+        Ok(())
+    }
+
+    fn counts(&self) -> [Count; 5] {
+        [
+            Count {
+                key: "slots",
+                value: self.slots,
+                least: 0,
+                most: 4096,
+                problem: "it must be at most 4096",
+            },
+            Count {
+                key: "queued_tokens",
+                value: self.queued_tokens,
+                least: 1,
+                most: usize::MAX,
+                problem: "it must be at least 1, better a few contexts",
+            },
+            Count {
+                key: "max_choices",
+                value: self.max_choices,
+                least: 1,
+                most: 1 << 20,
+                problem: "it must be from 1 to 1048576",
+            },
+            Count {
+                key: "body_limit",
+                value: self.body_limit,
+                least: 1,
+                most: 1 << 30,
+                problem: "it must be from 1 to 1073741824 bytes",
+            },
+            Count {
+                key: "max_connections",
+                value: self.max_connections,
+                least: 1,
+                most: 1 << 20,
+                problem: "it must be from 1 to 1048576",
+            },
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_work_and_bad_values_are_named() {
+        assert_eq!(ServeConfig::default().check(), Ok(()));
+        let error = ServeConfig { request_timeout: f64::NAN, ..ServeConfig::default() }.check().unwrap_err();
+        assert!(error.to_string().starts_with("serve.request_timeout is NaN: give seconds"), "{error}");
+        let error = ServeConfig { max_choices: 0, ..ServeConfig::default() }.check().unwrap_err();
+        assert_eq!(error.key, "max_choices");
+        assert_eq!(ServeConfig { drain_timeout: 0.0, ..ServeConfig::default() }.check(), Ok(()));
+    }
+}
