@@ -1,35 +1,32 @@
-//! Values in blocks that have something in common.
+//! Blocks of values with a common scale or exponent.
 
-/// Values of a block; the last one has what is left.
+/// Values of a block. The last block has the remaining values.
 pub(crate) const BLOCK: usize = 256;
 
-/// Bytes of `count` values in blocks of `head` bytes each, and `bits` bits a value.
+/// Returns the bytes of `count` values in blocks, with `head` bytes per block and `bits` bits per value.
 pub(crate) fn bytes(count: u64, head: u64, bits: u64) -> Option<u64> {
     let (whole, rest) = (count / BLOCK as u64, count % BLOCK as u64);
     let of = |values: u64| head + (values * bits).div_ceil(8);
     whole.checked_mul(of(BLOCK as u64))?.checked_add(if rest > 0 { of(rest) } else { 0 })
 }
 
-/// Writes values as signed bytes, the largest of a block as 127.
+/// Writes values as signed bytes; the largest magnitude of a block becomes 127.
 pub(crate) fn encode_int8(values: &[f32], out: &mut Vec<u8>) {
     for block in values.chunks(BLOCK) {
         let largest = block.iter().fold(0f32, |largest, value| largest.max(value.abs()));
         let scale = largest / 127.0;
         out.extend_from_slice(&scale.to_le_bytes());
-        // Without a scale all values are 0, or so small that f32 can't hold a 127th of them.
+        // The scale is 0 if all values are 0, or so small that a 127th of them is 0 in f32.
         let inverse = if scale > 0.0 { 1.0 / f64::from(scale) } else { 0.0 };
         out.extend(block.iter().map(|value| {
-            #[allow(
-                clippy::cast_possible_truncation,
-                reason = "at most 127 by the choice of the scale, and `as` saturates"
-            )]
+            // At most 127 in magnitude, by the choice of the scale.
             let byte = (f64::from(*value) * inverse).round_ties_even() as i8;
             byte.to_le_bytes()[0]
         }));
     }
 }
 
-/// Reads what [`encode_int8`] wrote; `bytes` are as many as [`bytes`] says.
+/// Reads `count` values written by [`encode_int8`]. `bytes` has the length that [`bytes`] returns.
 pub(crate) fn decode_int8(mut bytes: &[u8], count: usize, out: &mut Vec<f32>) {
     while out.len() < count {
         let Some((head, rest)) = bytes.split_first_chunk::<4>() else { return };

@@ -1,28 +1,29 @@
-//! How values are written.
+//! The compressions of an outer gradient.
 
 use serde::{Deserialize, Serialize};
 
-/// How the values of an outer gradient are written.
+/// Compression of the values of an outer gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compression {
-    /// Four bytes a value, without loss. Written `"f32"`.
+    /// Four bytes per value, without loss. Its name is `"f32"`.
     #[default]
     F32,
-    /// Two bytes a value: f32 with 8 bits of mantissa, rounded to nearest even. Written `"bf16"`.
+    /// Two bytes per value: f32 with 8 bits of precision, rounded to nearest even. Its name is `"bf16"`.
     Bf16,
-    /// One byte a value, and a scale for every 256 of them: the largest becomes 127. Written `"int8"`.
+    /// One byte per value and one scale for every 256 values, whose largest magnitude becomes 127. Its name is
+    /// `"int8"`.
     Int8,
-    /// Half a byte a value: a sign and three bits of exponent (E3M0, arXiv:2501.18512 §2.4), and the largest exponent of
-    /// every 256 of them. A value becomes the nearest of 0 and seven powers of two. Written `"e3m0"`.
+    /// Half a byte per value: a sign and three bits of exponent (E3M0, arXiv:2501.18512 §2.4), relative to the largest
+    /// exponent of every 256 values. A value becomes 0 or one of seven powers of two. Its name is `"e3m0"`.
     E3m0,
-    /// Half a bit a value: of 4,096 values the 128 of largest magnitude, as E3M0 with their places; the others become 0.
-    /// Written `"top-k"`. Meant to go with error feedback (arXiv:2508.15706).
+    /// Half a bit per value: of every 4,096 values the 128 of largest magnitude, as E3M0 with their places; all others
+    /// become 0. Its name is `"top-k"`. Use it with error feedback (arXiv:2508.15706).
     TopK,
 }
 
 impl Compression {
-    /// All of them, each with the number that stands for it in bytes.
+    /// All compressions, each with its code in the header.
     const CODES: [(Self, u32); 5] =
         [(Self::F32, 0), (Self::Bf16, 1), (Self::Int8, 2), (Self::E3m0, 3), (Self::TopK, 4)];
 

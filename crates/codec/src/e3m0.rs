@@ -1,39 +1,39 @@
-//! Four bits a value: a sign and three bits of exponent (E3M0).
+//! Four bits per value: a sign and three bits of exponent (E3M0).
 //!
-//! arXiv:2501.18512 §2.4 names the format and not its details. Here 256 values share the exponent of their largest: code
-//! 7 is that power of two, code 1 is a 64th of it, and code 0 is zero. A value takes the nearest of these.
+//! arXiv:2501.18512 §2.4 names the format without its details. Here 256 values share the exponent of their largest
+//! magnitude. Code 7 is that power of two, code 1 is a 64th of it, and code 0 is zero. A value becomes the nearest of
+//! these.
 
 use crate::blocks::BLOCK;
 
 /// The code of the largest magnitude.
 const LARGEST: i32 = 7;
-/// The sign's bit.
+/// The bit of the sign.
 const NEGATIVE: u8 = 8;
-/// Exponents that a block may have: those of f32's normal numbers, one more for rounding up.
+/// Exponents of a block: the exponents of f32's normal numbers.
 const EXPONENTS: std::ops::RangeInclusive<i16> = -126..=127;
 /// The exponent of a block of zeros.
 const ZEROS: i16 = i16::MIN;
 
-/// The exponent of the power of two nearest to a positive normal number.
+/// Returns the exponent of the power of two nearest to a positive normal number.
 fn exponent(value: f32) -> i32 {
     let bits = value.to_bits();
-    #[allow(clippy::cast_possible_wrap, reason = "eight bits of exponent")]
     let floor = (bits >> 23 & 0xff) as i32 - 127;
-    // From 1.5 on the next power of two is nearer, or as near.
+    // From a mantissa of 1.5 the next power of two is nearer, or equally near.
     floor + i32::from(bits & 0x40_0000 != 0)
 }
 
-/// The exponent that values share whose largest magnitude is this.
+/// Returns the shared exponent of values with this largest magnitude.
 pub(crate) fn shared_exponent(largest: f32) -> i16 {
     if largest < f32::MIN_POSITIVE {
         return ZEROS;
     }
-    #[allow(clippy::cast_possible_truncation, reason = "-126 to 128")]
+    // From -126 to 128, as it may have been rounded up.
     let shared = exponent(largest) as i16;
     shared.min(*EXPONENTS.end())
 }
 
-/// The code of a value that shares an exponent, `1 ..= 7` for magnitudes.
+/// Returns the code of a value: 0, or a magnitude of 1 to 7 with the bit of the sign.
 pub(crate) fn code(value: f32, shared: i16) -> u8 {
     let (magnitude, block) = (value.abs(), i32::from(shared));
     if shared == ZEROS || magnitude < f32::MIN_POSITIVE {
@@ -42,17 +42,16 @@ pub(crate) fn code(value: f32, shared: i16) -> u8 {
     let code = exponent(magnitude) - block + LARGEST;
     let code = match code {
         1.. => code.min(LARGEST),
-        // Between zero and the least power of two, half of which it must reach.
+        // A value below the least power of two, but at least half of it, is nearer to it than to zero.
         _ if magnitude >= power(block - LARGEST) => 1,
         _ => return 0,
     };
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to 7")]
     let code = code as u8;
     if value.is_sign_negative() { code | NEGATIVE } else { code }
 }
 
-/// The values of all codes with a shared exponent. One that is out of range makes them NaN, which nobody takes for an
-/// outer gradient.
+/// Returns the values of all codes for a shared exponent. If the exponent is out of range, the values are NaN, which
+/// the caller refuses.
 pub(crate) fn table(shared: i16) -> [f32; 16] {
     let mut table = [0f32; 16];
     if shared != ZEROS {
@@ -65,7 +64,7 @@ pub(crate) fn table(shared: i16) -> [f32; 16] {
     table
 }
 
-/// 2 to the power of `exponent`, 0 when that is too small for f32.
+/// Returns 2 to the power of `exponent`, or 0 if that is too small for f32.
 fn power(exponent: i32) -> f32 {
     2f32.powi(exponent)
 }
@@ -83,7 +82,7 @@ pub(crate) fn encode(values: &[f32], out: &mut Vec<u8>) {
     }
 }
 
-/// Reads what [`encode`] wrote; `bytes` are as many as [`crate::blocks::bytes`] says.
+/// Reads `count` values written by [`encode`]. `bytes` has the length that [`crate::blocks::bytes`] returns.
 pub(crate) fn decode(mut bytes: &[u8], count: usize, out: &mut Vec<f32>) {
     while out.len() < count {
         let Some((head, rest)) = bytes.split_first_chunk::<2>() else { return };
@@ -116,7 +115,7 @@ mod tests {
         let values = [1.49, -1.0, 0.75, 0.74, 0.0469, 0.0234, 0.0157, 0.0078, -0.0079, 0.0, -0.0];
         let nearest = [1.0, -1.0, 1.0, 0.5, 0.0625, 0.015625, 0.015625, 0.0, -0.015625, 0.0, 0.0];
         assert_eq!(round(&values), nearest);
-        assert_eq!(round(&[1.5, 0.02]), [2.0, 0.03125], "1.5 is rounded up, and the least value with it");
+        assert_eq!(round(&[1.5, 0.02]), [2.0, 0.03125], "1.5 is rounded up, and so is the least value");
     }
 
     #[test]

@@ -1,44 +1,44 @@
-//! Why values can't be written or read.
+//! Errors of encoding and decoding.
 
 use thiserror::Error;
 
-/// Why values can't be written or read.
+/// Error of encoding or decoding values.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CodecError {
-    /// A NaN or an infinity.
+    /// A value is NaN or infinite.
     #[error("value {position} is not finite: training diverged; a lower learning rate may help")]
     NotFinite {
-        /// Where the first such value is.
+        /// Position of the first such value.
         position: usize,
     },
-    /// Bytes that are no values of this format.
-    #[error("these bytes are no outer gradient: they begin with something else")]
+    /// The bytes have another format.
+    #[error("these bytes are not an outer gradient: they do not begin with its signature")]
     Foreign,
-    /// Another version of the format, or a way of writing that this program does not know.
+    /// The format has another version, or the compression is unknown.
     #[error(
-        "version {version}, way of writing {code}: this program can't read that; run the same program on both sides"
+        "can't read version {version} of the format with compression {code}: run the same program on both sides"
     )]
     Unknown {
         /// Version of the format.
         version: u32,
-        /// Number of the way of writing.
+        /// Code of the compression.
         code: u32,
     },
-    /// Another number of values than the module has.
+    /// The number of values is not the expected number.
     #[error("{found} values for a module of {expected}")]
     Count {
-        /// Values of the module.
+        /// Expected number of values.
         expected: u64,
-        /// Values that the bytes promise.
+        /// Number of values in the header.
         found: u64,
     },
-    /// More or fewer bytes than so many values take.
-    #[error("{found} bytes where {expected} belong: they were cut or have something behind them")]
+    /// The length does not fit the number of values.
+    #[error("{found} bytes instead of {expected}: they were cut, or other bytes follow them")]
     Length {
-        /// Bytes that the values take.
+        /// Length of the encoded values.
         expected: u64,
-        /// Bytes that are there.
+        /// Length of the given bytes.
         found: u64,
     },
 }

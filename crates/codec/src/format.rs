@@ -4,9 +4,16 @@
 //! |---|---|
 //! | 8 | `DIPACOOG` |
 //! | 4 | version of the format, little-endian |
-//! | 4 | way of writing: 0 f32, 1 bf16, 2 int8, 3 E3M0, 4 top-k |
+//! | 4 | compression: 0 f32, 1 bf16, 2 int8, 3 E3M0, 4 top-k |
 //! | 8 | number of values |
-//! | … | f32 or bf16, little-endian; or blocks of 256 values: a scale (f32) and signed bytes, or an exponent (i16) and half bytes, the first value in the lower half; or chunks of 4,096: an exponent (i16) and 128 entries (u16) of a place and a half byte |
+//! | … | the values, as below |
+//!
+//! | compression | values, little-endian |
+//! |---|---|
+//! | f32, bf16 | one number per value |
+//! | int8 | blocks of 256 values: a scale (f32) and one signed byte per value |
+//! | E3M0 | blocks of 256 values: an exponent (i16) and half a byte per value, the first value of a pair in the lower half |
+//! | top-k | chunks of 4,096 values: an exponent (i16) and 128 entries (u16): 12 bits of place, then the half byte of the value |
 
 use crate::parts::Parts;
 use crate::{CodecError, Compression, blocks, e3m0, top_k};
@@ -15,16 +22,16 @@ const MAGIC: &[u8; 8] = b"DIPACOOG";
 const VERSION: u32 = 1;
 const HEADER: usize = 24;
 
-/// Values that [`decode_parts`] gives at a time: whole blocks and chunks of each way of writing, and 1 MiB as f32.
+/// Values per call of the closure of [`decode_parts`]: whole blocks and chunks of every compression, and 1 MiB as f32.
 const GROUP: usize = 1 << 18;
 
-/// Bytes that `count` values take; `None` when that is over 2^64.
+/// Returns the length in bytes of `count` encoded values; `None` if it is not below 2^64.
 #[must_use]
 pub fn encoded_len(count: u64, compression: Compression) -> Option<u64> {
     values_len(count, compression)?.checked_add(HEADER as u64)
 }
 
-/// Bytes that `count` values take without the header.
+/// Returns the length in bytes of `count` encoded values without the header.
 fn values_len(count: u64, compression: Compression) -> Option<u64> {
     match compression {
         Compression::F32 => count.checked_mul(4),
@@ -35,7 +42,7 @@ fn values_len(count: u64, compression: Compression) -> Option<u64> {
     }
 }
 
-/// Writes values.
+/// Encodes values.
 ///
 /// # Errors
 ///
@@ -61,12 +68,12 @@ pub fn encode(values: &[f32], compression: Compression) -> Result<Vec<u8>, Codec
     Ok(out)
 }
 
-/// Reads `expected` values. Any bytes are safe to give: nothing is allocated before their number and their length are
-/// known to be right.
+/// Decodes `expected` values. Any bytes are safe to pass: the number of values and the length are checked before
+/// anything is allocated.
 ///
 /// # Errors
 ///
-/// [`CodecError`] when the bytes are not `expected` finite values.
+/// The bytes are not `expected` finite values.
 pub fn decode(bytes: &[u8], expected: usize) -> Result<Vec<f32>, CodecError> {
     let (header, values) = bytes.split_at(bytes.len().min(HEADER));
     let compression = check_header(header, bytes.len() as u64, expected)?;
@@ -76,12 +83,12 @@ pub fn decode(bytes: &[u8], expected: usize) -> Result<Vec<f32>, CodecError> {
     Ok(out)
 }
 
-/// As [`decode`] for bytes that lie in several parts of memory, one behind the other. `take` gets all values in their
-/// order, some at a time, so that they never take much memory.
+/// Decodes bytes in several consecutive parts of memory, as [`decode`] does. `take` gets all values in their order, at
+/// most 1 MiB of them per call, so that memory stays small.
 ///
 /// # Errors
 ///
-/// As [`decode`]; `take` may have got what is before a value that is not finite.
+/// As [`decode`]. If a value is not finite, `take` may already have got the values before it.
 pub fn decode_parts<'a>(
     parts: impl Iterator<Item = &'a [u8]> + Clone,
     expected: usize,
@@ -102,7 +109,7 @@ fn decode_groups<'a>(
     let mut out = Vec::with_capacity(group.min(expected));
     for begin in (0..expected).step_by(group) {
         let count = group.min(expected - begin);
-        // The bytes of all values are there, so these can be addressed.
+        // All bytes are in memory, so the length of some of them fits `usize`.
         let length = values_len(count as u64, compression).and_then(|length| usize::try_from(length).ok());
         out.clear();
         decode_values(compression, parts.next(length.unwrap_or(0)), count, &mut out);
@@ -112,7 +119,8 @@ fn decode_groups<'a>(
     Ok(())
 }
 
-/// What a header says of the values behind it, if `bytes` are so many as it and `expected` values take.
+/// Returns the compression in a header. Checks that the header announces `expected` values and that header and values
+/// together have the length `bytes`.
 fn check_header(header: &[u8], bytes: u64, expected: usize) -> Result<Compression, CodecError> {
     let rest = header.strip_prefix(MAGIC).ok_or(CodecError::Foreign)?;
     let length =
@@ -132,7 +140,7 @@ fn check_header(header: &[u8], bytes: u64, expected: usize) -> Result<Compressio
     if whole == Some(bytes) { Ok(compression) } else { Err(length(whole)) }
 }
 
-/// Reads `count` values into `out`, which is empty; `bytes` are as many as they take.
+/// Reads `count` values into the empty `out`. `bytes` has the length that [`values_len`] returns.
 fn decode_values(compression: Compression, bytes: &[u8], count: usize, out: &mut Vec<f32>) {
     match compression {
         Compression::F32 => {
@@ -148,7 +156,7 @@ fn decode_values(compression: Compression, bytes: &[u8], count: usize, out: &mut
     }
 }
 
-/// Whether values are numbers, the first of which is value `begin` of all.
+/// Checks that all values are finite. The first of them is the value number `begin` of the whole.
 fn finite(values: &[f32], begin: usize) -> Result<(), CodecError> {
     match values.iter().position(|value| !value.is_finite()) {
         Some(position) => Err(CodecError::NotFinite { position: begin + position }),
@@ -156,11 +164,10 @@ fn finite(values: &[f32], begin: usize) -> Result<(), CodecError> {
     }
 }
 
-/// The nearest bf16 of a finite number, of two equally near the even one; the largest finite one instead of infinity.
+/// Returns the nearest bf16 of a finite number, ties to even, and the largest finite bf16 instead of infinity.
 fn bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits + 0x7fff + (bits >> 16 & 1);
-    #[allow(clippy::cast_possible_truncation, reason = "the upper half of 32 bits")]
     let upper = (rounded >> 16) as u16;
     if upper & 0x7f80 == 0x7f80 { upper - 1 } else { upper }
 }
@@ -241,7 +248,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_values_come_back_as_near_as_the_way_of_writing_allows(
+        fn decoded_values_are_within_the_rounding_of_the_compression(
             values in prop::collection::vec(-1e6f32..1e6, 0..700),
         ) {
             for compression in ALL {
@@ -257,7 +264,7 @@ mod tests {
                             Compression::Int8 => largest / 253.0,
                             // A third of the value, or half of the least power of two.
                             Compression::E3m0 => (value.abs() * 0.3334).max(largest / 95.0),
-                            // It may be lost.
+                            // The value may be lost.
                             Compression::TopK => value.abs(),
                         };
                         prop_assert!((value - found).abs() <= allowed, "{:?}: {} for {}", compression, found, value);
@@ -290,7 +297,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_rounded_once_is_not_rounded_again(values in prop::collection::vec(-10f32..10.0, 1..300)) {
+        fn rounding_a_second_time_changes_nothing(values in prop::collection::vec(-10f32..10.0, 1..300)) {
             for compression in [Compression::Bf16, Compression::E3m0, Compression::TopK] {
                 let once = decode(&encode(&values, compression).unwrap(), values.len()).unwrap();
                 let twice = decode(&encode(&once, compression).unwrap(), values.len()).unwrap();

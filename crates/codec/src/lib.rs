@@ -1,7 +1,7 @@
 //! Outer gradients as bytes, from half a bit to four bytes a value.
 //!
-//! A worker encodes what a path adds to a module; the synchronizer decodes it and adds it up in f32. Values are numbers,
-//! one after the other; which tensors they belong to is known on both sides.
+//! A worker encodes the outer gradient of a path; the synchronizer decodes it and adds it up in f32. The bytes hold the
+//! values one after the other. Both sides know their tensors, so the bytes do not name them.
 //!
 //! ```
 //! use dipaco_codec::{Compression, decode, encode};

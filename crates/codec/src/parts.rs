@@ -1,10 +1,10 @@
-//! Bytes that lie in several parts of memory.
+//! Reading of bytes in several parts of memory.
 
-/// Bytes that lie in several parts of memory, in their order.
+/// Reader of bytes in several parts of memory, in their order.
 pub(crate) struct Parts<'a, I> {
     rest: I,
     part: &'a [u8],
-    /// Bytes that are asked for together and lie in two parts or more.
+    /// Copy of requested bytes that two or more parts hold.
     joined: Vec<u8>,
 }
 
@@ -13,7 +13,7 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Parts<'a, I> {
         Self { rest: parts, part: &[], joined: Vec::new() }
     }
 
-    /// The next `count` bytes, or what is left when that is less.
+    /// Returns the next `count` bytes, or all remaining bytes if there are fewer.
     pub(crate) fn next(&mut self, count: usize) -> &[u8] {
         if self.part.is_empty() {
             self.part = self.rest.next().unwrap_or_default();

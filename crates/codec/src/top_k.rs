@@ -1,33 +1,33 @@
-//! The largest values only, four bits each (top-k).
+//! Only the largest values, four bits each (top-k).
 //!
-//! arXiv:2508.15706 keeps the values of largest magnitude of every chunk and writes them with few bits. Here a chunk is
-//! 4,096 values, of which one in 32 is kept, as E3M0 with one exponent for the chunk: 12 bits of place and 4 of value, half
-//! a bit for each value of the outer gradient. What is not kept is lost unless the sender adds it to what it sends next
-//! (error feedback).
+//! arXiv:2508.15706 keeps the values of largest magnitude of every chunk and writes them with few bits. Here a chunk
+//! has 4,096 values, and one in 32 is kept, as E3M0 with one exponent for the chunk. An entry has 12 bits of place and
+//! 4 bits of value: half a bit for each value of the outer gradient. All other values are lost, unless the sender adds
+//! them to the next outer gradient (error feedback).
 
 use crate::e3m0;
 
-/// Values of a chunk; the last one has what is left.
+/// Values of a chunk. The last chunk has the remaining values.
 const CHUNK: usize = 4096;
-/// Of so many values one is kept.
-const OF: usize = 32;
+/// Values per kept value.
+const VALUES_PER_KEPT: usize = 32;
 /// Bits of a place in a chunk.
 const PLACE_BITS: u32 = 12;
 
-/// Bytes of `count` values.
+/// Returns the bytes of `count` values.
 pub(crate) fn bytes(count: u64) -> Option<u64> {
     let (whole, rest) = (count / CHUNK as u64, count % CHUNK as u64);
-    let of = |values: u64| 2 + 2 * values.div_ceil(OF as u64);
+    let of = |values: u64| 2 + 2 * values.div_ceil(VALUES_PER_KEPT as u64);
     whole.checked_mul(of(CHUNK as u64))?.checked_add(if rest > 0 { of(rest) } else { 0 })
 }
 
 pub(crate) fn encode(values: &[f32], out: &mut Vec<u8>) {
     let mut places: Vec<u16> = Vec::with_capacity(CHUNK);
     for chunk in values.chunks(CHUNK) {
-        let kept = chunk.len().div_ceil(OF);
+        let kept = chunk.len().div_ceil(VALUES_PER_KEPT);
         places.clear();
         places.extend((0u16..).take(chunk.len()));
-        // Of equal magnitudes the first is kept, so that the bytes do not depend on how they are found.
+        // Of equal magnitudes the first is kept, so that the bytes do not depend on the selection algorithm.
         let magnitude = |place: u16| chunk.get(usize::from(place)).map_or(0.0, |value| value.abs());
         let order = |a: &u16, b: &u16| magnitude(*b).total_cmp(&magnitude(*a)).then(a.cmp(b));
         if kept < chunk.len() {
@@ -44,14 +44,14 @@ pub(crate) fn encode(values: &[f32], out: &mut Vec<u8>) {
     }
 }
 
-/// Reads what [`encode`] wrote; `bytes` are as many as [`bytes`] says. Places outside of the chunk or that do not rise make
-/// a value NaN, which nobody takes for an outer gradient.
+/// Reads `count` values written by [`encode`]. `bytes` has the length that [`bytes`] returns. Places that are outside
+/// of the chunk or not ascending make a value NaN, which the caller refuses.
 pub(crate) fn decode(mut bytes: &[u8], count: usize, out: &mut Vec<f32>) {
     while out.len() < count {
         let Some((head, rest)) = bytes.split_first_chunk::<2>() else { return };
         let table = e3m0::table(i16::from_le_bytes(*head));
         let values = CHUNK.min(count - out.len());
-        let (kept, after) = rest.split_at(rest.len().min(2 * values.div_ceil(OF)));
+        let (kept, after) = rest.split_at(rest.len().min(2 * values.div_ceil(VALUES_PER_KEPT)));
         let begin = out.len();
         out.resize(begin + values, 0.0);
         let chunk = &mut out[begin..];
@@ -87,7 +87,7 @@ mod tests {
         let found = round(&values);
         assert_eq!((found[7], found[63]), (-2.0, 0.5));
         assert_eq!(found.iter().filter(|&&value| value != 0.0).count(), 2);
-        // Of equals the first.
+        // The first of equal values is kept.
         assert_eq!(round(&[1.0; 33])[..3], [1.0, 1.0, 0.0]);
     }
 
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_can_not_be_are_refused() {
+    fn impossible_places_are_refused() {
         let mut bytes = Vec::new();
         encode(&[1.0; 64], &mut bytes);
         let decoded = |bytes: &[u8]| {

@@ -1,14 +1,14 @@
 // AdamW (arXiv:1711.05101) over all parameters in one pass, with PyTorch's order of operations.
 
-// A run of parameters that are decayed alike.
+// Consecutive parameters that weight decay treats alike.
 struct Segment {
     unsigned long long first;
     unsigned length;
     unsigned decays;
 };
 
-// One block per segment. keep = 1 - rate · weight decay, rate = rate / (1 - beta1^step), root = 1 / sqrt(1 - beta2^step),
-// fresh = 1 - beta. `copy` gets the new parameters as bf16 when it is not null. Nothing changes when the loss
+// One block per segment. keep = 1 - rate · weight decay, rate = rate / (1 - beta1^step), root = 1 / sqrt(1 -
+// beta2^step), fresh = 1 - beta. `copy` gets the new parameters as bf16 unless it is null. Nothing changes if the loss
 // (report[0]) or the squared gradient norm (report[1]) is not finite; report[2] scales the gradient.
 extern "C" __global__ void adamw(float* parameters, float* first, float* second, bf16* copy, const float* gradient,
                                  const Segment* segments, const double* report, float keep, float rate, float root,

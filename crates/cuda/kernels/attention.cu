@@ -1,10 +1,11 @@
 // Causal attention, softmax(q · kᵀ / sqrt(Dh)) · v, block by block (arXiv:2205.14135): the T × T scores are never in
-// memory. This file has what every head size shares, and the plain kernels for f32 and for head sizes that the tensor
-// cores do not take; attention_tensor.cu has the others.
+// memory. This file has the common parts of all head sizes, and the plain kernels for f32 and for head sizes without
+// kernels on the tensor cores; attention_tensor.cu has those for the tensor cores.
 //
 // qkv (B, T, 3, H, Dh), y (B, T, H, Dh). log_sums and delta (B, H, T) are f32; log_sums is the binary logarithm of the
-// sum of the exponentials of a query's scaled scores. The gradient of queries and that of keys and values are two
-// kernels that both make the scores again: no two blocks write the same number, so no sum depends on their order.
+// sum of the exponentials of a query's scaled scores. One kernel computes the gradient of queries and another one the
+// gradients of keys and values, and both recompute the scores: no two blocks write the same number, so no sum depends
+// on the order of the blocks.
 
 #define LOG2_E 1.4426950408889634f
 #define SCORE_SCALE (1.0f / sqrtf((float)HEAD_DIM))
@@ -21,7 +22,7 @@ extern "C" __global__ void attention_delta(float* delta, const element* y, const
     if (lane == 0) delta[((size_t)(row / time) * HEADS + head) * time + row % time] = sum;
 }
 
-// Where a block's head is: the grid is (tiles of rows, B · H).
+// Place of the head of a block: the grid is (tiles of rows, B · H).
 struct Head {
     size_t qkv;   // of query 0; keys and values are ATTENTION and 2 · ATTENTION further
     size_t y;     // of row 0 in the result
@@ -51,7 +52,7 @@ __device__ void zero(Sums& sums) {
     }
 }
 
-// 32 rows from `first` on, zeros past the last; waits until the tile is free and until it is full.
+// Copies 32 rows from `first`, zeros past the last; waits until the tile is free, then until it is full.
 __device__ void load_tile(Tile& tile, const element* from, int stride, int first, int time) {
     __syncthreads();
     for (int i = thread(); i < 32 * HEAD_DIM; i += threads()) {

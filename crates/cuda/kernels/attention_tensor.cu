@@ -1,9 +1,10 @@
 // Causal attention on the tensor cores, in bf16, for heads of a multiple of 16 elements up to 128. The buffers are
 // those of attention.cu.
 //
-// A block has 4 warps. Each holds 16 rows (or 32) as fragments of the left factor in registers and goes through the
-// rows of the other side in tiles of shared memory, the next tile arriving in the background while one is used. The
-// scores stay in registers and become the left factor of the next product there (FlashAttention-2, arXiv:2307.08691).
+// A block has 4 warps. Each warp holds 16 rows (or 32) as fragments of the left factor in registers. It goes through
+// the rows of the other side in tiles of shared memory, and the next tile arrives in the background during the work on
+// the current tile. The scores stay in registers, where they become the left factor of the next product
+// (FlashAttention-2, arXiv:2307.08691).
 
 #if TENSOR_ATTENTION
 
@@ -72,7 +73,7 @@ __device__ __forceinline__ void multiply(Result<R, 2 * PAIRS>& result, const Lef
     }
 }
 
-// A result as the left factor of another product: the lanes hold the same places of both.
+// Converts a result to the left factor of another product: the lanes hold the same places of both.
 template <int R, int K>
 __device__ __forceinline__ Left<R, K> as_left(const Result<R, 2 * K>& x) {
     Left<R, K> y;
@@ -89,7 +90,7 @@ __device__ __forceinline__ Left<R, K> as_left(const Result<R, 2 * K>& x) {
     return y;
 }
 
-// Rows from `first` on as a left factor, zeros past the last.
+// Loads rows from `first` as a left factor, zeros past the last.
 template <int R>
 __device__ __forceinline__ Left<R, STEPS> load_left(const bf16* from, int stride, int first, int time) {
     Left<R, STEPS> y;
@@ -126,7 +127,7 @@ __device__ __forceinline__ void store_rows(bf16* to, int stride, int first, int 
     }
 }
 
-// Begins to copy a tile.
+// Starts the copy of a tile.
 __device__ __forceinline__ void fetch_tile(bf16 (*tile)[LENGTH], const bf16* from, int stride, int first, int time) {
     for (int i = thread(); i < TILE * HEAD_DIM / 8; i += WARPS * 32) {
         int row = i / (HEAD_DIM / 8), column = i % (HEAD_DIM / 8) * 8;
@@ -135,7 +136,7 @@ __device__ __forceinline__ void fetch_tile(bf16 (*tile)[LENGTH], const bf16* fro
     }
 }
 
-// Two tiles, each twice: one is used while the next arrives.
+// Two tiles, each twice: the next copy arrives during the work on the current copy.
 struct Tiles {
     alignas(16) bf16 a[2][TILE][LENGTH];
     alignas(16) bf16 b[2][TILE][LENGTH];

@@ -1,13 +1,13 @@
-// What several kernels share. The shape of the path is known when they are compiled:
-//   BF16       1: products take bf16, 0: f32
+// Common parts of several kernels. The compiler gets the shape of the path as constants:
+//   BF16       1: products multiply bf16, 0: f32
 //   WIDTH      D, the width of the residual stream
 //   HEADS      H
 //   HEAD_DIM   Dh
 //   FFN        F
 //   VOCABULARY V
 //   VECTOR     elements that a thread moves at once: 8 when all widths are multiples of 8, else 1
-// Buffers are row-major. The residual stream, weights, moments and gradients of weights are f32, everything that a
-// product reads is `element`. Every sum has a fixed order.
+// Buffers are row-major. The residual stream, weights, moments and gradients of weights are f32; the inputs of
+// products are `element`. Every sum has a fixed order.
 
 #if BF16
 typedef bf16 element;
@@ -18,7 +18,7 @@ typedef float element;
 #define ATTENTION (HEADS * HEAD_DIM)
 #define QKV (3 * ATTENTION)  // the width of a row of queries, keys and values
 
-// Elements that lie next to each other, moved with one or two 16-byte accesses.
+// Consecutive elements, moved with one or two 16-byte accesses.
 template <class T, int N = VECTOR>
 struct alignas(sizeof(T) * N) Pack {
     T at[N];

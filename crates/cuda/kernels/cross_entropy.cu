@@ -16,7 +16,7 @@ extern "C" __global__ void cross_entropy(element* gradient, const float* logits,
         for (int i = thread() * VECTOR; wanted && i < VOCABULARY; i += threads() * VECTOR) store(to + i, zero);
         return;
     }
-    // The largest logit and the sum so far, both corrected when a larger one comes.
+    // The largest logit and the sum so far; a larger logit corrects both.
     float largest = -INFINITE, sum = 0;
     for (int i = thread() * VECTOR; i < VOCABULARY; i += threads() * VECTOR) {
         Pack<float> a = load(row + i);

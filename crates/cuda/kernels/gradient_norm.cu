@@ -7,7 +7,7 @@ extern "C" __global__ void squared_norm(double* partial, const float* gradient, 
     unsigned long long first = (unsigned long long)blockIdx.x * SQUARES_CHUNK;
     unsigned long long end = first + SQUARES_CHUNK < count ? first + SQUARES_CHUNK : count;
     double sum = 0;
-    // Four at a time in f32, so that f64 arithmetic is not the limit where the processor has little of it.
+    // Four at a time in f32, because some GPUs have few f64 units.
     unsigned long long i = first + thread();
     for (; i + 768 < end; i += 1024) {
         float a = gradient[i], b = gradient[i + 256], c = gradient[i + 512], d = gradient[i + 768];

@@ -1,4 +1,4 @@
-// What the kernels take from the processor, as inline PTX: no header of the CUDA toolkit is needed to compile them.
+// Instructions of the processor as inline PTX, so that the kernels compile without any header of the CUDA toolkit.
 // tests/host/primitives.h has the same functions for the host.
 
 typedef unsigned short bf16;  // the bits of a bfloat16

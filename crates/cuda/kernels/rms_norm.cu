@@ -24,9 +24,9 @@ extern "C" __global__ void rms_norm_forward(element* y, const float* x, const fl
 #define NORM_THREADS 128
 #define NORM_PACKS ((WIDTH + NORM_THREADS * VECTOR - 1) / (NORM_THREADS * VECTOR))
 
-// The gradient of the input, added to that of the residual stream: dx += …; with `residual` 0 it is dx = …. A copy in
-// `element` goes to `copy` when that is not null. Each block has `group` rows and leaves its part of the weight's
-// gradient in partial[block] (D).
+// The gradient of the input, added to that of the residual stream: dx += …; with `residual` 0 it is dx = …. A copy of
+// type `element` goes to `copy` unless it is null. Each block has `group` rows and writes its part of the weight's
+// gradient to partial[block] (D).
 extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     rms_norm_backward(float* dx, element* copy, float* partial, const element* dy, const float* x, const float* weight,
                       float epsilon, int rows, int group, int residual) {

@@ -1,10 +1,10 @@
 // Rotary position embedding (arXiv:2104.09864), the rotate-half form of Hugging Face's Llama.
 
 #define HALF (HEAD_DIM / 2)
-#define TURNED (HALF % VECTOR == 0 ? VECTOR : 1)  // pairs that a thread turns at once
+#define TURNED (HALF % VECTOR == 0 ? VECTOR : 1)  // pairs that a thread rotates at once
 
-// Turns queries and keys in place: qkv (rows, 3 · H · Dh), cosines and sines (T, Dh / 2); row r is position r % T.
-// `sign` -1 turns back, which is the gradient. One block per row.
+// Rotates queries and keys in place: qkv (rows, 3 · H · Dh), cosines and sines (T, Dh / 2); row r is position r % T.
+// `sign` -1 rotates back, which is the gradient. One block per row.
 extern "C" __global__ void rope(element* qkv, const float* cosines, const float* sines, int time, float sign) {
     element* row = qkv + (size_t)blockIdx.x * QKV;
     size_t position = (size_t)(blockIdx.x % time) * HALF;

@@ -14,7 +14,8 @@ extern "C" __global__ void swiglu_forward(element* y, const element* gate_up) {
     }
 }
 
-// In place: gate_up becomes its own gradient, and dy (rows, F) becomes y again, which the weight's gradient needs.
+// In place: gate_up becomes its own gradient, and dy (rows, F) becomes y again, for the gradient of the down
+// projection.
 extern "C" __global__ void swiglu_backward(element* gate_up, element* dy) {
     element* gate = gate_up + (size_t)blockIdx.x * 2 * FFN;
     dy += (size_t)blockIdx.x * FFN;

@@ -1,16 +1,18 @@
-//! A batch's tokens as the device gets them.
+//! The tokens of a batch in the form that the kernels read.
 
-use crate::{CudaError, IGNORE, PathShape};
+use dipaco_model::{IGNORE, ModelConfig};
 
-/// The packed arrays of one micro-batch and the memory to make them, reused from step to step.
+use crate::CudaError;
+
+/// Packed arrays of one micro-batch. The memory is reused from step to step.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct PackedBatch {
     packed: Vec<u32>,
-    /// How often each token occurs, then where its positions begin.
+    /// While packing: the number of occurrences of each token, then the place of its next position in `order`.
     counts: Vec<u32>,
 }
 
-/// Where the arrays are among the packed numbers, for N rows.
+/// Places of the arrays among the packed numbers, for N rows. The tokens come first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchOffsets {
     pub(crate) targets: usize,
@@ -24,13 +26,15 @@ impl BatchOffsets {
     }
 }
 
-impl Batch {
-    pub(crate) fn new(shape: &PathShape, rows: usize) -> Self {
-        Self { packed: Vec::with_capacity(4 * rows + 1), counts: vec![0; shape.vocab_size] }
+impl PackedBatch {
+    /// Reserves memory for `rows` rows.
+    pub(crate) fn new(vocabulary: usize, rows: usize) -> Self {
+        Self { packed: Vec::with_capacity(4 * rows + 1), counts: vec![0; vocabulary] }
     }
 
-    /// tokens, targets, the positions sorted by token, and where each token's positions begin there, filled up with N.
-    /// The tokens must have been checked.
+    /// Packs tokens (N), targets (N), `order` (N) and `starts` (N + 1): the positions sorted by token, and for each
+    /// token that occurs the place of its first position in `order`, filled up with N. [`check`] must have passed the
+    /// tokens.
     pub(crate) fn pack(&mut self, tokens: &[u32], targets: &[u32]) -> &[u32] {
         let rows = tokens.len();
         let at = BatchOffsets::new(rows);
@@ -59,31 +63,38 @@ impl Batch {
     }
 }
 
-/// Checks a batch and gives T.
-pub(crate) fn check(shape: &PathShape, tokens: &[u32], batch: usize) -> Result<usize, CudaError> {
+/// Checks a batch and returns T.
+///
+/// The kernels index the embedding by token and the logits by target without any test, so ids are checked
+/// here and in [`check_targets`].
+pub(crate) fn check(config: &ModelConfig, tokens: &[u32], batch: usize) -> Result<usize, CudaError> {
     let wrong = |problem: String| Err(CudaError::Argument { what: "tokens", problem });
     if batch == 0 || tokens.is_empty() || !tokens.len().is_multiple_of(batch) {
         return wrong(format!("{} tokens are not {batch} rows of one length", tokens.len()));
     }
     let time = tokens.len() / batch;
-    if time > shape.context {
-        return wrong(format!("rows of {time} tokens are longer than the context of {}", shape.context));
+    if time > config.context {
+        return wrong(format!("rows of {time} tokens are longer than the context of {}", config.context));
     }
-    let vocabulary = shape.vocab_size;
+    let vocabulary = config.vocab_size;
     match tokens.iter().find(|&&token| token as usize >= vocabulary) {
         Some(token) => wrong(format!("token id {token} is not in the vocabulary of {vocabulary} entries")),
         None => Ok(time),
     }
 }
 
-/// Checks the targets and counts those that are not [`IGNORE`].
-pub(crate) fn check_targets(shape: &PathShape, tokens: &[u32], targets: &[u32]) -> Result<usize, CudaError> {
+/// Checks the targets and returns the number of targets that are not [`IGNORE`].
+pub(crate) fn check_targets(
+    config: &ModelConfig,
+    tokens: &[u32],
+    targets: &[u32],
+) -> Result<usize, CudaError> {
     let wrong = |problem: String| Err(CudaError::Argument { what: "targets", problem });
     if targets.len() != tokens.len() {
         return wrong(format!("{} targets were given for {} tokens", targets.len(), tokens.len()));
     }
     let counted = || targets.iter().filter(|&&target| target != IGNORE);
-    let vocabulary = shape.vocab_size;
+    let vocabulary = config.vocab_size;
     match counted().find(|&&target| target as usize >= vocabulary) {
         Some(target) => wrong(format!("target {target} is not in the vocabulary of {vocabulary} entries")),
         None => Ok(counted().count()),

@@ -1,16 +1,18 @@
-//! What a step needs of the machine that runs it: an NVIDIA GPU, or in the tests the host, which runs the same kernels.
+//! The device interface of a step: an NVIDIA GPU, or in the tests the host, which runs the same kernels.
+
+use dipaco_model::Dtype;
 
 use crate::CudaError;
 
-/// A place in the device's memory.
+/// An address in the memory of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Address(pub(crate) u64);
 
 impl Address {
-    /// The address for an argument that is left out.
+    /// The address of an omitted argument.
     pub(crate) const NULL: Self = Self(0);
 
-    /// The place `bytes` further.
+    /// Returns the address `bytes` further.
     pub(crate) fn plus(self, bytes: usize) -> Self {
         Self(self.0 + bytes as u64)
     }
@@ -42,64 +44,62 @@ macro_rules! argument_from {
 }
 argument_from!(Address Address, I32 i32, U64 u64, F32 f32, F64 f64);
 
-/// A kernel's run over a grid.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Launch {
-    pub(crate) kernel: &'static str,
-    /// Blocks, in two dimensions.
-    pub(crate) grid: (usize, usize),
-    /// Threads of a block.
-    pub(crate) threads: usize,
+/// Blocks of a launch, in two dimensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grid {
+    pub(crate) x: usize,
+    pub(crate) y: usize,
 }
 
-/// The type of a product's result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Number {
-    F32,
-    Bf16,
-}
-
-impl Number {
-    pub(crate) fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 => 2,
-        }
+impl Grid {
+    /// Returns a grid of `blocks` blocks in one dimension.
+    pub(crate) fn line(blocks: usize) -> Self {
+        Self { x: blocks, y: 1 }
     }
 }
 
-/// `result = left · right (+ added)`, all row-major: left (rows, inner), right (inner, columns).
+/// One run of a kernel over a grid.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launch {
+    pub(crate) kernel: &'static str,
+    pub(crate) grid: Grid,
+    /// Threads per block.
+    pub(crate) threads: usize,
+}
+
+/// A matrix product `result = left · right (+ added)` of row-major matrices: left (rows, inner), right (inner,
+/// columns).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Product {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) inner: usize,
-    /// The factors, of this type.
-    pub(crate) factors: Number,
+    /// Type of both factors.
+    pub(crate) factors: Dtype,
     pub(crate) left: Address,
     pub(crate) right: Address,
-    /// Whether `left` is stored as (inner, rows).
+    /// True if `left` is stored as (inner, rows).
     pub(crate) left_transposed: bool,
-    /// Whether `right` is stored as (columns, inner).
+    /// True if `right` is stored as (columns, inner).
     pub(crate) right_transposed: bool,
     pub(crate) result: Address,
-    pub(crate) result_type: Number,
-    /// A matrix like the result, or the result itself.
+    pub(crate) result_type: Dtype,
+    /// A matrix of the size and type of the result. It may be the result itself.
     pub(crate) added: Option<Address>,
 }
 
-/// The machine that runs a step. Everything happens in the order of the calls.
-pub(crate) trait Device {
-    /// The first byte of the arena, aligned to 256 bytes.
+/// The device that runs a step. It executes all calls in their order.
+pub(crate) trait KernelDevice {
+    /// Returns the first byte of the arena, aligned to 256 bytes.
     fn arena(&self) -> Address;
 
-    /// Copies to the device.
+    /// Copies bytes to the device.
     fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), CudaError>;
 
-    /// Copies from the device, after all that was asked for before.
+    /// Copies bytes from the device after all earlier calls have finished.
     fn download(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError>;
 
-    /// Fills with zeros.
+    /// Fills memory with zeros.
     fn zero(&mut self, at: Address, bytes: usize) -> Result<(), CudaError>;
 
     /// Runs a kernel.

@@ -1,8 +1,8 @@
-//! What can go wrong on the way to a GPU and on it.
+//! Errors of training on a GPU.
 
 use thiserror::Error;
 
-/// Why a path can't be trained on a GPU, or a step failed there.
+/// Error of opening a GPU or of a step on it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -11,42 +11,42 @@ pub enum CudaError {
     NoLibrary {
         /// The library.
         library: &'static str,
-        /// What to do.
+        /// Advice for the operator.
         remedy: &'static str,
     },
-    /// There is no such GPU.
+    /// The GPU does not exist.
     #[error("there is no GPU number {ordinal}: the driver knows {count} (CUDA_VISIBLE_DEVICES limits which)")]
     NoDevice {
-        /// The number asked for, from 0.
+        /// Number of the requested GPU, from 0.
         ordinal: usize,
-        /// How many there are.
+        /// Number of GPUs.
         count: usize,
     },
     /// The path does not fit into the GPU's memory.
     #[error(
         "the path needs {needed} MiB of GPU memory and {free} of {total} MiB are free: lower train.micro_batch, set \
-         train.activation_checkpointing, or end what else uses the GPU"
+         train.activation_checkpointing, or stop other programs that use the GPU"
     )]
     Memory {
-        /// What the path needs, in MiB.
+        /// Memory of the path, in MiB.
         needed: usize,
-        /// What is free, in MiB.
+        /// Free memory, in MiB.
         free: usize,
-        /// What the GPU has, in MiB.
+        /// Memory of the GPU, in MiB.
         total: usize,
     },
     /// The kernels do not compile for this GPU.
     #[error("NVRTC did not compile the kernels for {architecture}; its log:\n{log}")]
     Compile {
-        /// The architecture that they were compiled for.
+        /// Target architecture of the compilation.
         architecture: String,
-        /// The compiler's log.
+        /// Log of the compiler.
         log: String,
     },
-    /// The driver refused.
+    /// The driver returned an error.
     #[error("the CUDA driver failed at {what}")]
     Driver {
-        /// What was attempted.
+        /// The attempted action.
         what: &'static str,
         /// The driver's error.
         source: cudarc::driver::DriverError,
@@ -54,25 +54,25 @@ pub enum CudaError {
     /// cuBLASLt refused a product.
     #[error("cuBLASLt failed at {what}")]
     Product {
-        /// What was attempted, with the sizes of the product.
+        /// The attempted action, with the sizes of the product.
         what: String,
         /// The library's error.
         source: cudarc::cublaslt::result::CublasError,
     },
-    /// A shape that the kernels do not take.
+    /// The kernels do not support the shape of the path.
     #[error("{key} {problem}")]
     Shape {
-        /// The key of the configuration.
+        /// Key of the configuration.
         key: &'static str,
-        /// What is wrong with its value.
+        /// The problem with its value.
         problem: String,
     },
     /// Arguments that do not fit the path.
     #[error("{what}: {problem}")]
     Argument {
-        /// Which argument.
+        /// Name of the argument.
         what: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Finding a GPU.
+//! Opening a GPU.
 
 use std::sync::Arc;
 
@@ -6,35 +6,35 @@ use cudarc::driver::{CudaContext, DriverError, result};
 
 use crate::CudaError;
 
-/// A GPU that a path can be trained on.
+/// An open GPU.
 #[derive(Clone, Debug)]
 pub struct Gpu {
     context: Arc<CudaContext>,
 }
 
-/// What a GPU is, for reports.
+/// Properties of a GPU, for reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
-    /// The card's name.
+    /// Name of the card.
     pub name: String,
-    /// Its compute capability, such as (9, 0).
+    /// Compute capability: major and minor number, such as (9, 0).
     pub capability: (i32, i32),
     /// Free memory, in bytes.
     pub free: usize,
-    /// All memory, in bytes.
+    /// Total memory, in bytes.
     pub total: usize,
 }
 
-/// Makes a driver's error one of ours.
+/// Returns a function that adds the attempted action to an error of the driver.
 pub(crate) fn driver(what: &'static str) -> impl FnOnce(DriverError) -> CudaError {
     move |source| CudaError::Driver { what, source }
 }
 
 impl Gpu {
-    /// Opens GPU number `ordinal`, from 0.
+    /// Opens the GPU with number `ordinal`, from 0.
     ///
     /// # Errors
-    /// When the driver, NVRTC or cuBLASLt is not installed, there is no such GPU, or the driver refuses.
+    /// The driver, NVRTC or cuBLASLt is not installed, the GPU does not exist, or the driver returns an error.
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
         let libraries = [
             // SAFETY: looks for a shared library and closes it; NVIDIA's libraries may be loaded from any thread.
@@ -73,10 +73,10 @@ impl Gpu {
         Ok(Self { context: CudaContext::new(ordinal).map_err(driver("opening the GPU"))? })
     }
 
-    /// What the GPU is and how much memory is free now.
+    /// Returns the properties of the GPU and its free memory now.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// The driver returns an error.
     pub fn info(&self) -> Result<GpuInfo, CudaError> {
         let (free, total) = self.context.mem_get_info().map_err(driver("asking for the free memory"))?;
         Ok(GpuInfo {

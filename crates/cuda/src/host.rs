@@ -7,41 +7,42 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
+use dipaco_model::{Dtype, ModelConfig};
 use libloading::Library;
 
 use crate::arena::Arena;
-use crate::device::{Address, Argument, Device, Launch, Number, Product};
+use crate::device::{Address, Argument, KernelDevice, Launch, Product};
 use crate::engine::{Engine, to_bf16};
-use crate::{CudaError, CudaOptions, PathShape, PathState, Precision, kernels};
+use crate::{CudaError, CudaOptions, PathUpload, kernels};
 
-/// The emulator's state is global to its library, and loading one twice gives the same.
+/// Held during a launch: the emulator has global state, and all hosts of one shape share one loaded library.
 static RUNNING: Mutex<()> = Mutex::new(());
 
 type LaunchFunction =
     unsafe extern "C" fn(*const c_char, c_int, c_int, c_int, *const *const c_void, c_int) -> c_int;
 
-/// The kernels for one shape on the host.
+/// The kernels for one configuration on the host.
 pub(crate) struct Host {
     library: Library,
-    /// 256-byte units.
+    /// Memory in units of 256 bytes.
     arena: Vec<[u64; 32]>,
-    /// Whether threads and blocks run in descending order, and asynchronous copies are made at once.
+    /// True to run threads and blocks in descending order and asynchronous copies at once.
     pub(crate) backwards: bool,
 }
 
-/// The C++ compiler, or nothing (which is said) where there is none.
-fn compiler() -> Option<String> {
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".to_owned());
+/// Returns the command of the C++ compiler. Fails the test if it does not run: without it no kernel would be tested.
+fn compiler() -> String {
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     let works = Command::new(&compiler).arg("--version").output().is_ok_and(|output| output.status.success());
-    if !works {
-        eprintln!(
-            "SKIPPED: the GPU kernels were not run on the host, as there is no C++ compiler `{compiler}`"
-        );
-    }
-    works.then_some(compiler)
+    assert!(
+        works,
+        "the tests of the GPU kernels need a C++17 compiler, and `{compiler}` does not run: install one \
+         (`source scripts/setup.sh` does so) or name one in CXX"
+    );
+    compiler
 }
 
-/// The compiled kernels, kept beside the test's program from one run to the next.
+/// Returns the compiled kernels, which stay beside the test program from one run to the next.
 fn library(compiler: &str, defines: &[String]) -> PathBuf {
     let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/host");
     let emulator =
@@ -54,11 +55,11 @@ fn library(compiler: &str, defines: &[String]) -> PathBuf {
         return library;
     }
     std::fs::create_dir_all(&folder).unwrap();
-    // Made under a name of its own and then renamed: other tests may do the same at the same time.
+    // Compiled under a unique name and then renamed: other tests may compile the same kernels at the same time.
     let work = tempfile::tempdir_in(&folder).unwrap();
     let (source, made) = (work.path().join("kernels.inc"), work.path().join("kernels.so"));
     let text = kernels::source();
-    // primitives.h takes the place of the first file.
+    // The emulator's primitives.h replaces the first file.
     std::fs::write(&source, &text[text.find("#line 1 \"common.cuh\"").unwrap()..]).unwrap();
     let status = Command::new(compiler)
         .args(["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"])
@@ -75,33 +76,26 @@ fn library(compiler: &str, defines: &[String]) -> PathBuf {
 }
 
 impl Host {
-    /// Compiles the kernels and takes `bytes` of memory; nothing where there is no C++ compiler.
-    pub(crate) fn new(shape: &PathShape, precision: Precision, bytes: usize) -> Option<Self> {
-        let compiler = compiler()?;
+    /// Compiles the kernels and allocates `bytes` of memory.
+    pub(crate) fn new(config: &ModelConfig, bytes: usize) -> Self {
         // SAFETY: the library was compiled from this package's sources and has no initialisation.
-        let library =
-            unsafe { Library::new(library(&compiler, &kernels::defines(shape, precision))) }.unwrap();
-        Some(Self { library, arena: vec![[0; 32]; bytes.div_ceil(256) + 1], backwards: false })
+        let library = unsafe { Library::new(library(&compiler(), &kernels::defines(config))) }.unwrap();
+        Self { library, arena: vec![[0; 32]; bytes.div_ceil(256) + 1], backwards: false }
     }
 
-    /// A path on the host.
-    pub(crate) fn engine(
-        shape: &PathShape,
-        options: CudaOptions,
-        state: &PathState<'_>,
-    ) -> Option<Engine<Self>> {
-        let bytes = Arena::new(shape, &options, Address::NULL).bytes;
-        let host = Self::new(shape, options.precision, bytes)?;
-        Some(Engine::new(host, shape.clone(), options, state).unwrap())
+    /// Puts a path on the host.
+    pub(crate) fn engine(config: &ModelConfig, options: CudaOptions, path: &PathUpload<'_>) -> Engine<Self> {
+        let bytes = Arena::new(config, &options, Address::NULL).bytes;
+        Engine::new(Self::new(config, bytes), config.clone(), options, path).unwrap()
     }
 }
 
-/// The place of a test's own numbers.
+/// Returns the address of numbers of a test.
 pub(crate) fn address<T>(values: &mut [T]) -> Address {
     Address(values.as_mut_ptr() as u64)
 }
 
-impl Device for Host {
+impl KernelDevice for Host {
     fn arena(&self) -> Address {
         // Not all allocators give 256 bytes of alignment.
         Address((self.arena.as_ptr() as u64).next_multiple_of(256))
@@ -137,13 +131,13 @@ impl Device for Host {
             })
             .collect();
         let _alone = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the emulator has this signature, and reads as many arguments as the kernel takes, of its types.
+        // SAFETY: the emulator has this signature and reads the arguments of the kernel's signature.
         let unknown = unsafe {
             let function = self.library.get::<LaunchFunction>(b"launch").unwrap();
             function(
                 name.as_ptr(),
-                launch.grid.0 as c_int,
-                launch.grid.1 as c_int,
+                launch.grid.x as c_int,
+                launch.grid.y as c_int,
                 launch.threads as c_int,
                 pointers.as_ptr(),
                 c_int::from(self.backwards),
@@ -172,8 +166,8 @@ impl Device for Host {
                 // SAFETY: the engine's buffers have the sizes of the product.
                 unsafe {
                     match product.result_type {
-                        Number::F32 => *(product.result.0 as *mut f32).add(at) = value,
-                        Number::Bf16 => *(product.result.0 as *mut u16).add(at) = to_bf16(value),
+                        Dtype::F32 => *(product.result.0 as *mut f32).add(at) = value,
+                        Dtype::Bf16 => *(product.result.0 as *mut u16).add(at) = to_bf16(value),
                     }
                 }
             }
@@ -182,13 +176,13 @@ impl Device for Host {
     }
 }
 
-/// Numbers of a buffer as f32.
-pub(crate) fn read(at: Address, number: Number, count: usize) -> Vec<f32> {
-    // SAFETY: callers know the buffer's size and type.
+/// Reads numbers of a buffer as f32.
+fn read(at: Address, number: Dtype, count: usize) -> Vec<f32> {
+    // SAFETY: callers pass the size and the type of the buffer.
     unsafe {
         match number {
-            Number::F32 => std::slice::from_raw_parts(at.0 as *const f32, count).to_vec(),
-            Number::Bf16 => std::slice::from_raw_parts(at.0 as *const u16, count)
+            Dtype::F32 => std::slice::from_raw_parts(at.0 as *const f32, count).to_vec(),
+            Dtype::Bf16 => std::slice::from_raw_parts(at.0 as *const u16, count)
                 .iter()
                 .map(|&bits| f32::from_bits(u32::from(bits) << 16))
                 .collect(),

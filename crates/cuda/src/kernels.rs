@@ -1,8 +1,8 @@
-//! The kernels' sources and the constants that they are compiled with.
+//! Sources of the kernels and the constants of their compilation.
 
-use crate::{PathShape, Precision};
+use dipaco_model::{Dtype, ModelConfig};
 
-/// The files in the order in which they are compiled, as one text.
+/// The source files in the order of compilation; they form one text.
 const SOURCES: [(&str, &str); 12] = [
     ("primitives.cuh", include_str!("../kernels/primitives.cuh")),
     ("common.cuh", include_str!("../kernels/common.cuh")),
@@ -18,7 +18,7 @@ const SOURCES: [(&str, &str); 12] = [
     ("mean.cu", include_str!("../kernels/mean.cu")),
 ];
 
-/// Every kernel's name.
+/// Names of all kernels.
 pub(crate) const NAMES: [&str; 18] = [
     "embedding_forward",
     "embedding_backward",
@@ -40,41 +40,50 @@ pub(crate) const NAMES: [&str; 18] = [
     "mean",
 ];
 
-/// Numbers that a block of `squared_norm` adds up; the kernel's SQUARES_CHUNK.
+/// Numbers that one block of `squared_norm` adds up; SQUARES_CHUNK of the kernel.
 pub(crate) const SQUARES_CHUNK: usize = 65_536;
 
-/// One text for the compiler.
+/// Returns the text for the compiler.
 pub(crate) fn source() -> String {
     SOURCES.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}")).collect()
 }
 
-/// Whether the tensor cores do the attention.
-pub(crate) fn tensor_attention(shape: &PathShape, precision: Precision) -> bool {
-    precision == Precision::Bf16 && shape.head_dim.is_multiple_of(16) && shape.head_dim <= 128
+/// Rows of one block of the attention kernels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionRows {
+    /// Queries, in the forward pass.
+    pub(crate) forward: usize,
+    /// Queries or keys, in the backward passes.
+    pub(crate) backward: usize,
 }
 
-/// Rows of a block of the attention kernels: of queries in the forward pass, and of either side in the backward passes.
-pub(crate) fn attention_rows(shape: &PathShape, precision: Precision) -> (usize, usize) {
-    match (tensor_attention(shape, precision), shape.head_dim) {
-        (true, ..=64) => (128, 64),
-        (true, _) => (64, 64),
-        (false, _) => (8, 8),
+/// True if the attention runs on the tensor cores.
+fn tensor_attention(config: &ModelConfig) -> bool {
+    config.dtype == Dtype::Bf16 && config.head_dim.is_multiple_of(16) && config.head_dim <= 128
+}
+
+/// Returns the rows of the attention kernels, which both files of attention kernels define.
+pub(crate) fn attention_rows(config: &ModelConfig) -> AttentionRows {
+    match (tensor_attention(config), config.head_dim) {
+        (true, ..=64) => AttentionRows { forward: 128, backward: 64 },
+        (true, _) => AttentionRows { forward: 64, backward: 64 },
+        (false, _) => AttentionRows { forward: 8, backward: 8 },
     }
 }
 
-/// The constants of common.cuh.
-pub(crate) fn defines(shape: &PathShape, precision: Precision) -> Vec<String> {
-    let widths = [shape.hidden_size, shape.attention(), shape.ffn_size, shape.vocab_size];
+/// Returns the constants of common.cuh as options of the compiler.
+pub(crate) fn defines(config: &ModelConfig) -> Vec<String> {
+    let widths = [config.hidden_size, config.attention_size(), config.ffn_size, config.vocab_size];
     let vector = if widths.iter().all(|width| width.is_multiple_of(8)) { 8 } else { 1 };
     [
-        ("BF16", usize::from(precision == Precision::Bf16)),
-        ("WIDTH", shape.hidden_size),
-        ("HEADS", shape.heads),
-        ("HEAD_DIM", shape.head_dim),
-        ("FFN", shape.ffn_size),
-        ("VOCABULARY", shape.vocab_size),
+        ("BF16", usize::from(config.dtype == Dtype::Bf16)),
+        ("WIDTH", config.hidden_size),
+        ("HEADS", config.heads),
+        ("HEAD_DIM", config.head_dim),
+        ("FFN", config.ffn_size),
+        ("VOCABULARY", config.vocab_size),
         ("VECTOR", vector),
-        ("TENSOR_ATTENTION", usize::from(tensor_attention(shape, precision))),
+        ("TENSOR_ATTENTION", usize::from(tensor_attention(config))),
     ]
     .iter()
     .map(|(name, value)| format!("-D{name}={value}"))

@@ -2,17 +2,17 @@
 
 mod compile;
 mod products;
-mod profile;
+mod timer;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg as _, result, sys};
 
-use crate::device::{Address, Argument, Device, Launch, Product};
+use crate::device::{Address, Argument, KernelDevice, Launch, Product};
 use crate::gpu::driver;
 use crate::nvidia::products::Products;
-use crate::nvidia::profile::Profile;
+use crate::nvidia::timer::KernelTimer;
 use crate::{CudaError, Gpu, KernelTime, kernels};
 
 /// A stream of a GPU with one allocation and the compiled kernels.
@@ -21,8 +21,8 @@ pub(crate) struct Nvidia {
     functions: HashMap<&'static str, CudaFunction>,
     stream: Arc<CudaStream>,
     arena: Memory,
-    /// What runs is timed while this is there.
-    profile: Option<Profile>,
+    /// While it is set, every run is timed.
+    timer: Option<KernelTimer>,
 }
 
 /// An allocation on the GPU.
@@ -32,10 +32,10 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Takes `bytes` of the GPU's memory; they are not set.
+    /// Allocates `bytes` of the GPU's memory, uninitialised.
     fn new(gpu: &Gpu, stream: &Arc<CudaStream>, bytes: usize) -> Result<Self, CudaError> {
         gpu.context().bind_to_thread().map_err(driver("binding the GPU to the thread"))?;
-        // SAFETY: the GPU's context is current; the memory is only given to kernels and copies, which take any bytes.
+        // SAFETY: the GPU's context is current; only kernels and copies get the memory, and they accept any bytes.
         let address = unsafe { result::malloc_sync(bytes) };
         match address {
             Ok(address) => Ok(Self { address: Address(address), stream: stream.clone() }),
@@ -51,22 +51,23 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // What fails here is reported by the context's next use; a drop can't return it.
+        // A drop can't return an error, so the context reports it at its next use.
         let context = self.stream.context();
         context.record_err(context.bind_to_thread());
         context.record_err(self.stream.synchronize());
-        // SAFETY: the address came from `malloc_sync`, is freed once, and no work on the stream uses it any more.
+        // SAFETY: the address came from `malloc_sync` and is freed once; the stream has finished all work on it.
         context.record_err(unsafe { result::free_sync(self.address.0) });
     }
 }
 
 impl Nvidia {
-    /// Takes the memory and compiles the kernels.
+    /// Allocates the memory and compiles the kernels.
     pub(crate) fn new(gpu: &Gpu, bytes: usize, defines: &[String]) -> Result<Self, CudaError> {
         let context = gpu.context();
         let stream = context.new_stream().map_err(driver("making a stream"))?;
         let capability = context.compute_capability().map_err(driver("asking for the capability"))?;
-        let image = compile::compile(capability, defines)?;
+        let (major, minor) = capability;
+        let image = compile::compile(&format!("compute_{major}{minor}"), defines)?;
         let module = context.load_module(image).map_err(driver(
             "loading the kernels (is NVRTC newer than the driver? CUDA 13.0's goes with driver 580)",
         ))?;
@@ -77,17 +78,17 @@ impl Nvidia {
         let functions = kernels::NAMES.into_iter().map(function).collect::<Result<_, CudaError>>()?;
         let workspace = Memory::new(gpu, &stream, products::WORKSPACE)?;
         let arena = Memory::new(gpu, &stream, bytes)?;
-        Ok(Self { products: Products::new(workspace)?, functions, stream, arena, profile: None })
+        Ok(Self { products: Products::new(workspace)?, functions, stream, arena, timer: None })
     }
 
-    /// Begins to time what runs.
+    /// Starts to time each kernel and product.
     pub(crate) fn begin_profile(&mut self) {
-        self.profile = Some(Profile::default());
+        self.timer = Some(KernelTimer::default());
     }
 
-    /// Waits for the GPU and says what ran since [`Nvidia::begin_profile`], the longest first.
+    /// Waits for the GPU and returns the times since [`Nvidia::begin_profile`], the longest first.
     pub(crate) fn end_profile(&mut self) -> Result<Vec<KernelTime>, CudaError> {
-        self.profile.take().map_or(Ok(vec![]), |profile| profile.times(&self.stream))
+        self.timer.take().map_or(Ok(vec![]), |timer| timer.times(&self.stream))
     }
 
     fn bind(&self) -> Result<(), CudaError> {
@@ -95,15 +96,15 @@ impl Nvidia {
     }
 }
 
-impl Device for Nvidia {
+impl KernelDevice for Nvidia {
     fn arena(&self) -> Address {
         self.arena.address
     }
 
     fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), CudaError> {
         self.bind()?;
-        // SAFETY: callers stay within the arena. The bytes are pageable memory, which the driver has read when this
-        // returns, so the slice may end then.
+        // SAFETY: callers stay within the arena. The bytes are pageable memory, so the driver has read them when this
+        // returns, and the slice may end then.
         unsafe { result::memcpy_htod_async(to.0, bytes, self.stream.cu_stream()) }
             .map_err(driver("copying to the GPU"))
     }
@@ -138,27 +139,27 @@ impl Device for Nvidia {
             };
         }
         let config = LaunchConfig {
-            grid_dim: (launch.grid.0 as u32, launch.grid.1 as u32, 1),
+            grid_dim: (launch.grid.x as u32, launch.grid.y as u32, 1),
             block_dim: (launch.threads as u32, 1, 1),
             shared_mem_bytes: 0,
         };
-        let begin = self.profile.as_ref().map(|_| profile::mark(&self.stream)).transpose()?;
-        // SAFETY: the engine passes the arguments of the kernel's signature, with buffers of the arena that are as
-        // large as the grid reaches; both are checked against the same kernels on the host (src/host.rs).
+        let begin = self.timer.as_ref().map(|_| timer::mark(&self.stream)).transpose()?;
+        // SAFETY: the engine passes the arguments of the kernel's signature, with buffers of the arena that cover the
+        // whole grid. The tests run the same calls with the same kernels on the host (src/host.rs).
         unsafe { builder.launch(config) }.map_err(driver(launch.kernel))?;
-        if let (Some(profile), Some(begin)) = (&mut self.profile, begin) {
-            profile.add(launch.kernel.to_owned(), begin, &self.stream)?;
+        if let (Some(timer), Some(begin)) = (&mut self.timer, begin) {
+            timer.add(launch.kernel.to_owned(), begin, &self.stream)?;
         }
         Ok(())
     }
 
     fn multiply(&mut self, product: &Product) -> Result<(), CudaError> {
         self.bind()?;
-        let begin = self.profile.as_ref().map(|_| profile::mark(&self.stream)).transpose()?;
+        let begin = self.timer.as_ref().map(|_| timer::mark(&self.stream)).transpose()?;
         self.products.multiply(product, &self.stream)?;
-        if let (Some(profile), Some(begin)) = (&mut self.profile, begin) {
+        if let (Some(timer), Some(begin)) = (&mut self.timer, begin) {
             let Product { rows, columns, inner, .. } = product;
-            profile.add(format!("product {rows} × {inner} × {columns}"), begin, &self.stream)?;
+            timer.add(format!("product {rows} × {inner} × {columns}"), begin, &self.stream)?;
         }
         Ok(())
     }

@@ -1,63 +1,117 @@
 //! The forward and the backward pass through the blocks.
+//!
+//! One block is written down three times: in `dipaco-ops` (`block/forward.rs` and `block/backward.rs`) for training on
+//! the CPU, in `dipaco-model` (`decode.rs`) for decoding with a KV cache, and here for training on a GPU. Change all
+//! three together; the tests of this package and of `dipaco-model` compare their results.
 
+use dipaco_model::Dtype;
+
+use crate::CudaError;
 use crate::arena::NORM_GROUPS;
 use crate::batch::BatchOffsets;
-use crate::device::{Address, Device, Number};
+use crate::device::{Address, Grid, KernelDevice};
 use crate::engine::{Engine, Rows};
 use crate::kernels::attention_rows;
-use crate::{CudaError, Precision};
+use crate::projection::{Destination, Projection};
 
-/// Threads of a block whose warps have a row each.
+/// Threads of a block of a kernel that gives each row to one warp.
 const ROW_THREADS: usize = 256;
-/// Threads of the backward block of a norm; the kernel's NORM_THREADS.
+/// Threads of a block of RMSNorm's backward kernel; NORM_THREADS of the kernel.
 const NORM_THREADS: usize = 128;
-/// Threads of an attention block.
+/// Threads of a block of the attention kernels.
 const ATTENTION_THREADS: usize = 128;
 
-impl<D: Device> Engine<D> {
-    /// From the uploaded tokens to the final norm's output.
+/// The projections of one block for N rows.
+struct BlockProjections {
+    qkv: Projection,
+    output: Projection,
+    gate_up: Projection,
+    down: Projection,
+}
+
+/// The norm of one place of the path and the rows that it normalises.
+#[derive(Clone, Copy)]
+struct Norm {
+    /// Input (N, D), f32.
+    x: Address,
+    /// Number of the first weight among the parameters.
+    weight: usize,
+    rows: Rows,
+}
+
+impl<D: KernelDevice> Engine<D> {
+    /// Computes the output of the final norm from the uploaded tokens.
     pub(crate) fn forward(&mut self, rows: Rows) -> Result<(), CudaError> {
         let arguments = [self.arena.streams[0].into(), self.arena.weights.into(), self.arena.batch.into()];
-        self.run("embedding_forward", (rows.count(), 1), 128, &arguments)?;
-        for i in 0..self.shape.blocks {
+        self.run("embedding_forward", Grid::line(rows.count()), 128, &arguments)?;
+        for i in 0..self.config.blocks {
             self.block_forward(i, rows)?;
         }
-        let (x, y) = (self.last_stream(), self.arena.normed);
-        self.norm(x, self.shape.final_norm(), y, rows)
+        let norm = Norm { x: self.last_stream(), weight: self.layout.final_norm, rows };
+        self.norm(norm, self.arena.normed)
+    }
+
+    fn projections(&self, i: usize, rows: Rows) -> BlockProjections {
+        let (d, a, f) = (self.config.hidden_size, self.config.attention_size(), self.config.ffn_size);
+        let (start, at) = (self.layout.block_start(i), self.layout.block);
+        let projection = |weight: usize, inputs: usize, outputs: usize| Projection {
+            weight: start + weight,
+            rows: rows.count(),
+            inputs,
+            outputs,
+        };
+        BlockProjections {
+            qkv: projection(at.qkv, d, 3 * a),
+            output: projection(at.output, a, d),
+            gate_up: projection(at.gate_up, d, 2 * f),
+            down: projection(at.down, f, d),
+        }
     }
 
     fn block_forward(&mut self, i: usize, rows: Rows) -> Result<(), CudaError> {
-        let (d, a, f) = (self.shape.hidden_size, self.shape.attention(), self.shape.ffn_size);
-        let (start, at, n) = (self.shape.block_start(i), self.shape.block(), rows.count());
+        let (start, at) = (self.layout.block_start(i), self.layout.block);
+        let BlockProjections { qkv, output, gate_up, down } = self.projections(i, rows);
         let (x, y) = (self.arena.streams[i], self.arena.streams[i + 1]);
-        let (saved, activated, element) = (self.arena.saved[i], self.arena.activated, self.element());
-        self.norm(x, start + at.input_norm, saved.input_normed, rows)?;
-        self.project(saved.input_normed, start + at.qkv, (n, d, 3 * a), saved.qkv, element, None)?;
-        self.turn(saved.qkv, rows, 1.0)?;
-        let grid = self.attention_grid(rows).0;
+        let (saved, activated) = (self.arena.saved[i], self.arena.activated);
+        let number = self.config.dtype;
+        let plain = |address: Address| Destination { address, number, added: None };
+        let residual = |address: Address, added: Address| Destination {
+            address,
+            number: Dtype::F32,
+            added: Some(added),
+        };
+        self.norm(Norm { x, weight: start + at.input_norm, rows }, saved.input_normed)?;
+        self.project(qkv, saved.input_normed, plain(saved.qkv))?;
+        self.rotate(saved.qkv, rows, 1.0)?;
+        let grid = self.attention_grids(rows).forward;
         let arguments =
             [saved.attended.into(), saved.log_sums.into(), saved.qkv.into(), (rows.time as i32).into()];
         self.run("attention_forward", grid, ATTENTION_THREADS, &arguments)?;
-        self.project(saved.attended, start + at.output, (n, a, d), saved.middle, Number::F32, Some(x))?;
-        self.norm(saved.middle, start + at.post_norm, saved.post_normed, rows)?;
-        self.project(saved.post_normed, start + at.gate_up, (n, d, 2 * f), saved.gate_up, element, None)?;
-        self.run("swiglu_forward", (n, 1), 256, &[activated.into(), saved.gate_up.into()])?;
-        self.project(activated, start + at.down, (n, f, d), y, Number::F32, Some(saved.middle))
+        self.project(output, saved.attended, residual(saved.middle, x))?;
+
+        self.norm(Norm { x: saved.middle, weight: start + at.post_norm, rows }, saved.post_normed)?;
+        self.project(gate_up, saved.post_normed, plain(saved.gate_up))?;
+        let arguments = [activated.into(), saved.gate_up.into()];
+        self.run("swiglu_forward", Grid::line(rows.count()), 256, &arguments)?;
+        self.project(down, activated, residual(y, saved.middle))
     }
 
-    /// From the gradient of the final norm's output to the gradients of all parameters but the output projection's,
-    /// added to those of the micro-batches before when `accumulate` says so.
+    /// Computes the gradients of all parameters except the output projection from the gradient of the final norm's
+    /// output. With `accumulate` they are added to the gradients of the previous micro-batches.
     pub(crate) fn backward(&mut self, rows: Rows, accumulate: bool) -> Result<(), CudaError> {
-        self.norm_backward(self.last_stream(), self.shape.final_norm(), rows, false, accumulate)?;
-        for i in (0..self.shape.blocks).rev() {
-            if self.options.checkpointing && i + 1 < self.shape.blocks {
+        let norm = Norm { x: self.last_stream(), weight: self.layout.final_norm, rows };
+        self.norm_backward(norm, false, accumulate)?;
+        for i in (0..self.config.blocks).rev() {
+            // All blocks share one set of activations then, which still holds the last block's.
+            if self.options.checkpointing && i + 1 < self.config.blocks {
                 self.block_forward(i, rows)?;
             }
             self.block_backward(i, rows, accumulate)?;
         }
-        if !accumulate && !self.shape.tie_embeddings {
-            // Only rows of tokens that occur are written.
-            let bytes = 4 * self.shape.vocab_size * self.shape.hidden_size;
+        if !accumulate && !self.config.tie_embeddings {
+            // The kernel below adds to the rows of tokens that occur and leaves all others as they are. With tied
+            // embeddings the head has written all rows before.
+            let bytes = 4 * self.config.vocab_size * self.config.hidden_size;
             self.device.zero(self.arena.gradient, bytes)?;
         }
         let at = BatchOffsets::new(rows.count());
@@ -69,43 +123,46 @@ impl<D: Device> Engine<D> {
             batch.plus(4 * at.order).into(),
             batch.plus(4 * at.starts).into(),
         ];
-        self.run("embedding_backward", (rows.count(), 1), 128, &arguments)
+        self.run("embedding_backward", Grid::line(rows.count()), 128, &arguments)
     }
 
     fn block_backward(&mut self, i: usize, rows: Rows, accumulate: bool) -> Result<(), CudaError> {
-        let (d, a, f) = (self.shape.hidden_size, self.shape.attention(), self.shape.ffn_size);
-        let (start, at, n) = (self.shape.block_start(i), self.shape.block(), rows.count());
+        let (start, at) = (self.layout.block_start(i), self.layout.block);
+        let BlockProjections { qkv, output, gate_up, down } = self.projections(i, rows);
         let (saved, activated, normed_slope) =
             (self.arena.saved[i], self.arena.activated, self.arena.normed_slope);
         let slope = self.arena.slope_copy;
-        let (down, gate_up) = (start + at.down, start + at.gate_up);
-        self.project_back(slope, down, (n, f, d), activated)?;
-        // Now the gate and up projections become their gradients, and `activated` SwiGLU's result.
-        self.run("swiglu_backward", (n, 1), 256, &[saved.gate_up.into(), activated.into()])?;
-        self.weight_gradient(slope, activated, down, (n, f, d), accumulate)?;
-        self.weight_gradient(saved.gate_up, saved.post_normed, gate_up, (n, d, 2 * f), accumulate)?;
-        self.project_back(saved.gate_up, gate_up, (n, d, 2 * f), normed_slope)?;
-        self.norm_backward(saved.middle, start + at.post_norm, rows, true, accumulate)?;
+        self.project_back(down, slope, activated)?;
+        // In place: the gate and up projections become their gradients, and `activated` the result of SwiGLU, which the
+        // gradient of the down projection needs.
+        let arguments = [saved.gate_up.into(), activated.into()];
+        self.run("swiglu_backward", Grid::line(rows.count()), 256, &arguments)?;
+        self.weight_gradient(down, slope, activated, accumulate)?;
+        self.weight_gradient(gate_up, saved.gate_up, saved.post_normed, accumulate)?;
+        self.project_back(gate_up, saved.gate_up, normed_slope)?;
+        let norm = Norm { x: saved.middle, weight: start + at.post_norm, rows };
+        self.norm_backward(norm, true, accumulate)?;
 
-        let (output, qkv) = (start + at.output, start + at.qkv);
         let (attended_slope, qkv_slope) = (self.arena.attended_slope, self.arena.qkv_slope);
-        self.project_back(slope, output, (n, a, d), attended_slope)?;
-        self.weight_gradient(slope, saved.attended, output, (n, a, d), accumulate)?;
+        self.project_back(output, slope, attended_slope)?;
+        self.weight_gradient(output, slope, saved.attended, accumulate)?;
         self.attention_backward(i, rows)?;
-        self.turn(qkv_slope, rows, -1.0)?;
-        self.weight_gradient(qkv_slope, saved.input_normed, qkv, (n, d, 3 * a), accumulate)?;
-        self.project_back(qkv_slope, qkv, (n, d, 3 * a), normed_slope)?;
-        self.norm_backward(self.arena.streams[i], start + at.input_norm, rows, true, accumulate)
+        self.rotate(qkv_slope, rows, -1.0)?;
+        self.weight_gradient(qkv, qkv_slope, saved.input_normed, accumulate)?;
+        self.project_back(qkv, qkv_slope, normed_slope)?;
+        let norm = Norm { x: self.arena.streams[i], weight: start + at.input_norm, rows };
+        self.norm_backward(norm, true, accumulate)
     }
 
     fn attention_backward(&mut self, i: usize, rows: Rows) -> Result<(), CudaError> {
         let (saved, delta, slope) = (self.arena.saved[i], self.arena.delta, self.arena.attended_slope);
         let time = rows.time as i32;
-        let items = rows.count() * self.shape.heads;
+        let items = rows.count() * self.config.heads;
         let arguments =
             [delta.into(), saved.attended.into(), slope.into(), (rows.count() as i32).into(), time.into()];
-        self.run("attention_delta", (items.div_ceil(ROW_THREADS / 32), 1), ROW_THREADS, &arguments)?;
-        let grid = self.attention_grid(rows).1;
+        let grid = Grid::line(items.div_ceil(ROW_THREADS / 32));
+        self.run("attention_delta", grid, ROW_THREADS, &arguments)?;
+        let grid = self.attention_grids(rows).backward;
         let arguments = [
             self.arena.qkv_slope.into(),
             saved.qkv.into(),
@@ -118,41 +175,39 @@ impl<D: Device> Engine<D> {
         self.run("attention_key_value_gradient", grid, ATTENTION_THREADS, &arguments)
     }
 
-    /// The attention kernels' grids: of the forward pass and of the backward passes.
-    fn attention_grid(&self, rows: Rows) -> ((usize, usize), (usize, usize)) {
-        let (forward, backward) = attention_rows(&self.shape, self.options.precision);
-        let heads = rows.sequences * self.shape.heads;
-        ((rows.time.div_ceil(forward), heads), (rows.time.div_ceil(backward), heads))
+    fn attention_grids(&self, rows: Rows) -> AttentionGrids {
+        let tile = attention_rows(&self.config);
+        let heads = rows.sequences * self.config.heads;
+        AttentionGrids {
+            forward: Grid { x: rows.time.div_ceil(tile.forward), y: heads },
+            backward: Grid { x: rows.time.div_ceil(tile.backward), y: heads },
+        }
     }
 
-    fn turn(&mut self, qkv: Address, rows: Rows, sign: f32) -> Result<(), CudaError> {
+    /// Rotates queries and keys of `qkv` in place; `sign` -1 rotates back.
+    fn rotate(&mut self, qkv: Address, rows: Rows, sign: f32) -> Result<(), CudaError> {
         let Self { arena, .. } = self;
         let arguments =
             [qkv.into(), arena.cosines.into(), arena.sines.into(), (rows.time as i32).into(), sign.into()];
-        self.run("rope", (rows.count(), 1), 128, &arguments)
+        self.run("rope", Grid::line(rows.count()), 128, &arguments)
     }
 
-    /// `weight` is the number of the norm's first parameter.
-    fn norm(&mut self, x: Address, weight: usize, y: Address, rows: Rows) -> Result<(), CudaError> {
-        let weight = self.arena.weights.plus(4 * weight);
-        let epsilon = self.shape.rms_norm_eps as f32;
-        let arguments = [y.into(), x.into(), weight.into(), epsilon.into(), (rows.count() as i32).into()];
-        self.run("rms_norm_forward", (rows.count().div_ceil(ROW_THREADS / 32), 1), ROW_THREADS, &arguments)
+    fn norm(&mut self, norm: Norm, y: Address) -> Result<(), CudaError> {
+        let weight = self.arena.weights.plus(4 * norm.weight);
+        let epsilon = self.config.rms_norm_eps as f32;
+        let count = norm.rows.count();
+        let arguments = [y.into(), norm.x.into(), weight.into(), epsilon.into(), (count as i32).into()];
+        self.run("rms_norm_forward", Grid::line(count.div_ceil(ROW_THREADS / 32)), ROW_THREADS, &arguments)
     }
 
-    /// Takes the gradient of the output from `normed_slope` and adds the input's to `slope`, or begins it there.
-    fn norm_backward(
-        &mut self,
-        x: Address,
-        weight: usize,
-        rows: Rows,
-        residual: bool,
-        accumulate: bool,
-    ) -> Result<(), CudaError> {
+    /// Reads the gradient of the norm's output from `normed_slope` and writes the gradient of its input to `slope`.
+    /// With `residual` it is added there to the gradient of the residual stream.
+    fn norm_backward(&mut self, norm: Norm, residual: bool, accumulate: bool) -> Result<(), CudaError> {
         let arena = &self.arena;
+        let Norm { x, weight, rows } = norm;
         let group = rows.count().div_ceil(NORM_GROUPS);
         let groups = rows.count().div_ceil(group);
-        let bf16 = self.options.precision == Precision::Bf16;
+        let bf16 = self.config.dtype == Dtype::Bf16;
         let arguments = [
             arena.slope.into(),
             if bf16 { arena.slope_copy } else { Address::NULL }.into(),
@@ -160,7 +215,7 @@ impl<D: Device> Engine<D> {
             arena.normed_slope.into(),
             x.into(),
             arena.weights.plus(4 * weight).into(),
-            (self.shape.rms_norm_eps as f32).into(),
+            (self.config.rms_norm_eps as f32).into(),
             (rows.count() as i32).into(),
             (group as i32).into(),
             i32::from(residual).into(),
@@ -171,7 +226,14 @@ impl<D: Device> Engine<D> {
             (groups as i32).into(),
             i32::from(accumulate).into(),
         ];
-        self.run("rms_norm_backward", (groups, 1), NORM_THREADS, &arguments)?;
-        self.run("rms_norm_weight_gradient", (self.shape.hidden_size.div_ceil(32), 1), 256, &total)
+        self.run("rms_norm_backward", Grid::line(groups), NORM_THREADS, &arguments)?;
+        let grid = Grid::line(self.config.hidden_size.div_ceil(32));
+        self.run("rms_norm_weight_gradient", grid, 256, &total)
     }
+}
+
+/// Grids of the attention kernels.
+struct AttentionGrids {
+    forward: Grid,
+    backward: Grid,
 }

@@ -1,78 +1,60 @@
 //! A path on a GPU.
 
+use dipaco_model::{Loss, ModelConfig};
+use dipaco_optim::AdamWConfig;
+
 use crate::arena::Arena;
 use crate::device::Address;
 use crate::engine::Engine;
 use crate::nvidia::Nvidia;
-use crate::{CudaError, Gpu, PathShape, Precision, kernels};
+use crate::{CudaError, Gpu, kernels};
 
-/// How a path is trained on a GPU.
+/// Memory options of training a path on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// The arithmetic of products.
-    pub precision: Precision,
-    /// Sequences of a forward and backward pass; a step of more adds up the gradients of several. The activations'
-    /// memory is in proportion to it.
+    /// Sequences per forward and backward pass. A step of a larger batch adds up the gradients of several passes. The
+    /// memory of the activations is proportional to this number.
     pub micro_batch: usize,
-    /// Whether the backward pass makes the activations of a block again, from the block's input, instead of keeping
-    /// those of all blocks: a third more work for much less memory.
+    /// True to recompute the activations of each block from its input in the backward pass instead of keeping the
+    /// activations of all blocks: a third more work for much less memory.
     pub checkpointing: bool,
 }
 
-/// A path's numbers, each flat in the order of `dipaco_model::path_specs`.
+/// Numbers of a path to upload, each flat in the order of [`dipaco_model::path_specs`].
 #[derive(Clone, Copy, Debug)]
-pub struct PathState<'a> {
-    /// The weights.
+pub struct PathUpload<'a> {
+    /// Weights.
     pub weights: &'a [f32],
-    /// AdamW's first moments.
+    /// First moments of AdamW.
     pub first: &'a [f32],
-    /// AdamW's second moments.
+    /// Second moments of AdamW.
     pub second: &'a [f32],
-    /// Steps so far.
+    /// Steps taken so far.
     pub step: u64,
 }
 
-/// AdamW's numbers for a step, as in `dipaco_optim::AdamWConfig`; norms are not decayed.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// This step's learning rate.
-    pub learning_rate: f64,
-    /// Decay of the first moment per step.
-    pub beta1: f64,
-    /// Decay of the second moment per step.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub epsilon: f64,
-    /// Decoupled weight decay per step and unit of learning rate.
-    pub weight_decay: f64,
-    /// Largest norm of the gradient; 0 turns clipping off.
-    pub clip_norm: f64,
-}
-
-/// What a step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepReport {
-    /// Mean cross entropy over the counted targets, in nats. When it or the gradient's norm is not finite, the step was
-    /// not taken: weights, moments and the number of steps are as before.
-    pub loss: f32,
+pub struct CudaStep {
+    /// Loss of the batch. If it or the gradient's norm is not finite, the step was not taken: weights, moments and the
+    /// number of steps are unchanged.
+    pub loss: Loss,
     /// Norm of the gradient before clipping.
     pub gradient_norm: f64,
-    /// Targets that counted.
-    pub counted: u64,
 }
 
-/// What the GPU spent on one kernel or on one size of products.
+/// GPU time of one kernel or of all products of one size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelTime {
-    /// The kernel's name, or `product rows × inner × columns`.
+    /// Name of the kernel, or `product rows × inner × columns`.
     pub what: String,
-    /// How often it ran.
+    /// Number of runs.
     pub runs: u32,
-    /// All its runs, in seconds.
+    /// Time of all runs, in seconds.
     pub seconds: f64,
 }
 
-/// One path on a GPU, with its gradient, its moments and all memory that its steps need.
+/// One path on a GPU with its gradient, its moments and all memory of its steps.
 pub struct CudaPath {
     engine: Engine<Nvidia>,
 }
@@ -80,73 +62,105 @@ pub struct CudaPath {
 impl std::fmt::Debug for CudaPath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CudaPath")
-            .field("shape", &self.engine.shape)
+            .field("config", &self.engine.config)
             .field("options", &self.engine.options)
             .field("steps", &self.engine.steps())
             .finish_non_exhaustive()
     }
 }
 
-/// Checks what the kernels rely on, before memory is taken.
-pub(crate) fn check(shape: &PathShape, options: &CudaOptions) -> Result<(), CudaError> {
-    shape.check()?;
-    let largest = 65_535 / shape.heads;
+/// Checks the limits of the kernels before any memory is allocated.
+fn check(config: &ModelConfig, options: &CudaOptions) -> Result<(), CudaError> {
+    check_shape(config)?;
+    // The second dimension of a grid is the sequences times the heads, and CUDA allows 65,535 there.
+    let largest = 65_535 / config.heads;
     if options.micro_batch == 0 || options.micro_batch > largest {
         let problem = format!("is {}: on a GPU it must be from 1 to {largest}", options.micro_batch);
         return Err(CudaError::Shape { key: "train.micro_batch", problem });
     }
-    if options.micro_batch * shape.context > 1 << 24 {
+    if options.micro_batch * config.context > 1 << 24 {
         let problem =
-            format!("× model.context is {}: it must be at most 2^24", options.micro_batch * shape.context);
+            format!("× model.context is {}: it must be at most 2^24", options.micro_batch * config.context);
         return Err(CudaError::Shape { key: "train.micro_batch", problem });
     }
     Ok(())
 }
 
+/// Checks the limits of the kernels on the shape of the path.
+fn check_shape(config: &ModelConfig) -> Result<(), CudaError> {
+    let error = |key, problem: String| Err(CudaError::Shape { key, problem });
+    let sizes = [
+        ("model.hidden_size", config.hidden_size, 16_384),
+        ("model.blocks", config.blocks, 1 << 20),
+        ("model.heads", config.heads, 1024),
+        ("model.head_dim", config.head_dim, 256),
+        ("model.ffn_size", config.ffn_size, 1 << 20),
+        ("model.vocab_size", config.vocab_size, 1 << 24),
+        ("model.context", config.context, 1 << 20),
+    ];
+    for (key, size, largest) in sizes {
+        if size == 0 || size > largest {
+            return error(key, format!("is {size}: on a GPU it must be from 1 to {largest}"));
+        }
+    }
+    if !config.head_dim.is_multiple_of(2) {
+        return error("model.head_dim", format!("is {}: it must be even", config.head_dim));
+    }
+    if config.outputs != 0 {
+        let problem = "of a router are not computed on a GPU: train it on the CPU".to_owned();
+        return error("the head's outputs", problem);
+    }
+    Ok(())
+}
+
 impl CudaPath {
-    /// The GPU memory that a path takes, in bytes, beside 32 MiB for cuBLASLt and what the driver keeps.
+    /// Returns the GPU memory of a path, in bytes, without the 32 MiB of cuBLASLt and the memory of the driver.
     ///
     /// # Errors
-    /// When the kernels do not take the shape.
-    pub fn memory(shape: &PathShape, options: &CudaOptions) -> Result<usize, CudaError> {
-        check(shape, options)?;
-        Ok(Arena::new(shape, options, Address::NULL).bytes)
+    /// The kernels do not support the shape.
+    pub fn memory(config: &ModelConfig, options: &CudaOptions) -> Result<usize, CudaError> {
+        check(config, options)?;
+        Ok(Arena::new(config, options, Address::NULL).bytes)
     }
 
-    /// Puts a path on a GPU: compiles the kernels for it, takes all memory and copies the numbers.
+    /// Puts a path on a GPU: compiles its kernels, allocates all memory and copies the numbers. Products multiply
+    /// numbers of the type [`ModelConfig::dtype`]: f32 without TF32, or bf16 on the tensor cores with f32 sums.
     ///
     /// # Errors
-    /// When the kernels do not take the shape, the numbers are not as many as the path has, the GPU has no room, the
-    /// kernels do not compile, or the driver refuses.
+    /// The kernels do not support the shape or do not compile, the path has another number of parameters, the GPU has
+    /// too little memory, or the driver returns an error.
     pub fn new(
         gpu: &Gpu,
-        shape: PathShape,
+        config: ModelConfig,
         options: CudaOptions,
-        state: &PathState<'_>,
+        path: &PathUpload<'_>,
     ) -> Result<Self, CudaError> {
-        let bytes = Self::memory(&shape, &options)?;
-        let device = Nvidia::new(gpu, bytes, &kernels::defines(&shape, options.precision))?;
-        Ok(Self { engine: Engine::new(device, shape, options, state)? })
+        let bytes = Self::memory(&config, &options)?;
+        let device = Nvidia::new(gpu, bytes, &kernels::defines(&config))?;
+        Ok(Self { engine: Engine::new(device, config, options, path)? })
     }
 
-    /// Takes one AdamW step: `tokens` and `targets` (B, T), row-major, `batch` = B; a target of [`crate::IGNORE`] is not
-    /// counted. The gradient is clipped as `dipaco_optim::clip_scale` says. A step whose loss or gradient is not finite
-    /// changes nothing, which the report shows.
+    /// Takes one AdamW step. `tokens` and `targets` are (B, T), row-major, with B = `batch`; a target of
+    /// [`dipaco_model::IGNORE`] is not counted. The gradient is clipped as with [`dipaco_optim::clip_scale`].
+    ///
+    /// `learning_rate` is the rate of this step; [`AdamWConfig::learning_rate`] is the peak and is not read. If the
+    /// loss or the gradient is not finite, the step changes nothing; the result shows the number that is not finite.
     ///
     /// # Errors
-    /// When the lengths do not fit, T is over the context, an id is not in the vocabulary, or the GPU fails.
+    /// The lengths do not fit, T is over the context, an id is outside of the vocabulary, or the GPU fails.
     pub fn step(
         &mut self,
         tokens: &[u32],
         targets: &[u32],
         batch: usize,
-        adamw: &AdamW,
-    ) -> Result<StepReport, CudaError> {
-        self.engine.step(tokens, targets, batch, adamw)
+        adamw: &AdamWConfig,
+        learning_rate: f64,
+    ) -> Result<CudaStep, CudaError> {
+        self.engine.step(tokens, targets, batch, adamw, learning_rate)
     }
 
-    /// [`CudaPath::step`], with the time that the GPU spent on each kernel, the longest first. Timing costs time itself:
-    /// measure the speed of steps without it.
+    /// Takes a step as [`CudaPath::step`] does and returns the GPU time of each kernel too, the longest first. Timing
+    /// takes time itself: measure the speed of steps without it.
     ///
     /// # Errors
     /// As [`CudaPath::step`].
@@ -155,25 +169,26 @@ impl CudaPath {
         tokens: &[u32],
         targets: &[u32],
         batch: usize,
-        adamw: &AdamW,
-    ) -> Result<(StepReport, Vec<KernelTime>), CudaError> {
+        adamw: &AdamWConfig,
+        learning_rate: f64,
+    ) -> Result<(CudaStep, Vec<KernelTime>), CudaError> {
         self.engine.device.begin_profile();
-        let report = self.engine.step(tokens, targets, batch, adamw);
+        let step = self.engine.step(tokens, targets, batch, adamw, learning_rate);
         let times = self.engine.device.end_profile();
-        Ok((report?, times?))
+        Ok((step?, times?))
     }
 
-    /// Mean cross entropy of the targets in nats, and how many count; the mean of none is 0.
+    /// Returns the mean cross entropy of the targets.
     ///
     /// # Errors
     /// As [`CudaPath::step`].
-    pub fn loss(&mut self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<(f32, usize), CudaError> {
+    pub fn loss(&mut self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Loss, CudaError> {
         let (losses, counted) = self.engine.losses(tokens, targets, batch)?;
         let sum: f64 = losses.into_iter().map(f64::from).sum();
-        Ok(((sum / counted.max(1) as f64) as f32, counted))
+        Ok(Loss { mean: (sum / counted.max(1) as f64) as f32, counted })
     }
 
-    /// `ln p(target)` in nats of each position (B, T), 0 where the target is [`crate::IGNORE`].
+    /// Returns `ln p(target)` in nats of each position (B, T); 0 where the target is [`dipaco_model::IGNORE`].
     ///
     /// # Errors
     /// As [`CudaPath::step`].
@@ -187,10 +202,11 @@ impl CudaPath {
         Ok(losses.into_iter().map(|loss| if loss == 0.0 { 0.0 } else { -loss }).collect())
     }
 
-    /// The router's features (B, D): the mean of the last block's output over each row's first `lengths` tokens.
+    /// Returns the features of the router (B, D): the mean of the last block's output over the first `lengths` tokens
+    /// of each row.
     ///
     /// # Errors
-    /// As [`CudaPath::step`], and when a length is 0 or over T.
+    /// As [`CudaPath::step`], and a length is 0 or over T.
     pub fn features(
         &mut self,
         tokens: &[u32],
@@ -200,7 +216,7 @@ impl CudaPath {
         self.engine.features(tokens, lengths, batch)
     }
 
-    /// The steps taken so far, those before this path came to the GPU included.
+    /// Returns the number of steps taken so far, including the steps before the upload to the GPU.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.engine.steps()
@@ -209,23 +225,23 @@ impl CudaPath {
     /// Copies the weights from the GPU.
     ///
     /// # Errors
-    /// When the GPU fails.
+    /// The GPU fails.
     pub fn weights(&mut self) -> Result<Vec<f32>, CudaError> {
         self.engine.read(self.engine.arena.weights)
     }
 
-    /// Copies AdamW's first and second moments from the GPU.
+    /// Copies the first and second moments of AdamW from the GPU.
     ///
     /// # Errors
-    /// When the GPU fails.
+    /// The GPU fails.
     pub fn moments(&mut self) -> Result<(Vec<f32>, Vec<f32>), CudaError> {
         Ok((self.engine.read(self.engine.arena.first)?, self.engine.read(self.engine.arena.second)?))
     }
 
-    /// Copies the last step's gradient, before clipping, from the GPU.
+    /// Copies the gradient of the last step, before clipping, from the GPU.
     ///
     /// # Errors
-    /// When the GPU fails.
+    /// The GPU fails.
     pub fn gradient(&mut self) -> Result<Vec<f32>, CudaError> {
         self.engine.read(self.engine.arena.gradient)
     }

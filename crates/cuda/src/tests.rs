@@ -1,4 +1,4 @@
-//! The kernels and whole steps on the host, against f64 and the CPU path.
+//! The kernels and whole steps on the host, compared with f64 and with the CPU path.
 
 mod attention;
 #[path = "../tests/reference/cpu_path.rs"]
@@ -6,14 +6,15 @@ mod cpu_path;
 mod operations;
 mod steps;
 
-use crate::device::{Address, Argument, Device as _, Launch};
+use dipaco_model::{Dtype, ModelConfig};
+
+use crate::device::{Address, Argument, Grid, KernelDevice as _, Launch};
 use crate::engine::to_bf16;
 use crate::host::{Host, address};
-use crate::{PathShape, Precision};
 
-/// A shape for a kernel that needs only some of it.
-fn shape(hidden_size: usize, heads: usize, head_dim: usize) -> PathShape {
-    PathShape {
+/// A configuration for the test of one kernel.
+fn config(dtype: Dtype, hidden_size: usize, heads: usize, head_dim: usize) -> ModelConfig {
+    ModelConfig {
         hidden_size,
         blocks: 2,
         heads,
@@ -21,13 +22,12 @@ fn shape(hidden_size: usize, heads: usize, head_dim: usize) -> PathShape {
         ffn_size: 2 * hidden_size,
         vocab_size: 3 * hidden_size,
         context: 64,
-        rope_theta: 10_000.0,
-        rms_norm_eps: 1e-5,
-        tie_embeddings: false,
+        dtype,
+        ..ModelConfig::default()
     }
 }
 
-/// Reproducible numbers in -1 to 1.
+/// Reproducible numbers from -1 to 1.
 fn random(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -39,21 +39,21 @@ fn random(seed: u64, count: usize) -> Vec<f32> {
 
 /// Numbers as kernels read them: f32, or bf16 in the same memory, from an address that is a multiple of 32.
 struct Buffer {
-    precision: Precision,
+    dtype: Dtype,
     memory: Vec<[f32; 8]>,
     skip: usize,
     count: usize,
 }
 
 impl Buffer {
-    fn new(precision: Precision, values: &[f32]) -> Self {
+    fn new(dtype: Dtype, values: &[f32]) -> Self {
         let memory = vec![[0.0; 8]; values.len() / 8 + 2];
         let skip = (32 - memory.as_ptr() as usize % 32) % 32;
-        let mut buffer = Self { precision, memory, skip, count: values.len() };
+        let mut buffer = Self { dtype, memory, skip, count: values.len() };
         let bits: Vec<u16> = values.iter().map(|&value| to_bf16(value)).collect();
-        let bytes: &[u8] = match precision {
-            Precision::F32 => bytemuck::cast_slice(values),
-            Precision::Bf16 => bytemuck::cast_slice(&bits),
+        let bytes: &[u8] = match dtype {
+            Dtype::F32 => bytemuck::cast_slice(values),
+            Dtype::Bf16 => bytemuck::cast_slice(&bits),
         };
         let memory: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer.memory);
         memory[skip..skip + bytes.len()].copy_from_slice(bytes);
@@ -61,11 +61,11 @@ impl Buffer {
     }
 
     fn f32(values: &[f32]) -> Self {
-        Self::new(Precision::F32, values)
+        Self::new(Dtype::F32, values)
     }
 
-    fn zeros(precision: Precision, count: usize) -> Self {
-        Self::new(precision, &vec![0.0; count])
+    fn zeros(dtype: Dtype, count: usize) -> Self {
+        Self::new(dtype, &vec![0.0; count])
     }
 
     fn argument(&mut self) -> Argument {
@@ -78,9 +78,9 @@ impl Buffer {
 
     fn values(&self) -> Vec<f32> {
         let memory: &[u8] = bytemuck::cast_slice(&self.memory);
-        match self.precision {
-            Precision::F32 => bytemuck::cast_slice(&memory[self.skip..][..4 * self.count]).to_vec(),
-            Precision::Bf16 => {
+        match self.dtype {
+            Dtype::F32 => bytemuck::cast_slice(&memory[self.skip..][..4 * self.count]).to_vec(),
+            Dtype::Bf16 => {
                 let bits: &[u16] = bytemuck::cast_slice(&memory[self.skip..][..2 * self.count]);
                 bits.iter().map(|&bits| f32::from_bits(u32::from(bits) << 16)).collect()
             }
@@ -92,11 +92,11 @@ impl Buffer {
     }
 }
 
-fn run(host: &mut Host, kernel: &'static str, grid: (usize, usize), threads: usize, arguments: &[Argument]) {
+fn run(host: &mut Host, kernel: &'static str, grid: Grid, threads: usize, arguments: &[Argument]) {
     host.launch(Launch { kernel, grid, threads }, arguments).unwrap();
 }
 
-/// Asserts that the largest difference is within `tolerance` of the largest number.
+/// Asserts that every difference is at most `tolerance` times the largest expected magnitude.
 #[track_caller]
 fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len());
@@ -110,10 +110,10 @@ fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     }
 }
 
-/// Rounding of results: f32's with some sums, or bf16's.
-fn tolerance(precision: Precision) -> f64 {
-    match precision {
-        Precision::F32 => 2e-6,
-        Precision::Bf16 => 4e-3,
+/// Tolerance for the rounding of f32 results with some sums, or of bf16 results.
+fn tolerance(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F32 => 2e-6,
+        Dtype::Bf16 => 4e-3,
     }
 }

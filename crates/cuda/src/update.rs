@@ -1,39 +1,51 @@
 //! Clipping and AdamW over all parameters.
 
-use crate::device::{Address, Device};
+use dipaco_model::Dtype;
+use dipaco_optim::AdamWConfig;
+
+use crate::CudaError;
+use crate::device::{Address, Grid, KernelDevice};
 use crate::engine::Engine;
 use crate::kernels::SQUARES_CHUNK;
-use crate::{AdamW, CudaError, Precision};
 
-/// Clips the gradient and takes step number `step`, from 1; nothing changes when loss or gradient are not finite.
-pub(crate) fn update<D: Device>(engine: &mut Engine<D>, adamw: &AdamW, step: u64) -> Result<(), CudaError> {
-    let parameters = engine.shape.parameters();
-    let chunks = parameters.div_ceil(SQUARES_CHUNK);
-    let arena = &engine.arena;
-    let (report, squares) = (arena.report, arena.squares);
-    let arguments = [squares.into(), arena.gradient.into(), (parameters as u64).into()];
-    engine.run("squared_norm", (chunks, 1), 256, &arguments)?;
-    let arguments = [report.into(), squares.into(), (chunks as i32).into(), adamw.clip_norm.into()];
-    engine.run("clip", (1, 1), 256, &arguments)?;
-    let arena = &engine.arena;
-    let bf16 = engine.options.precision == Precision::Bf16;
-    let step = step as f64;
-    let arguments = [
-        arena.weights.into(),
-        arena.first.into(),
-        arena.second.into(),
-        if bf16 { arena.copy } else { Address::NULL }.into(),
-        arena.gradient.into(),
-        arena.segments.into(),
-        report.into(),
-        ((1.0 - adamw.learning_rate * adamw.weight_decay) as f32).into(),
-        ((adamw.learning_rate / (1.0 - adamw.beta1.powf(step))) as f32).into(),
-        ((1.0 / (1.0 - adamw.beta2.powf(step)).sqrt()) as f32).into(),
-        (adamw.beta1 as f32).into(),
-        ((1.0 - adamw.beta1) as f32).into(),
-        (adamw.beta2 as f32).into(),
-        ((1.0 - adamw.beta2) as f32).into(),
-        (adamw.epsilon as f32).into(),
-    ];
-    engine.run("adamw", (arena.segment_count, 1), 512, &arguments)
+/// Numbers of one AdamW step that are not in its configuration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    /// Number of the step, from 1.
+    pub(crate) number: u64,
+    pub(crate) learning_rate: f64,
+}
+
+impl<D: KernelDevice> Engine<D> {
+    /// Clips the gradient and takes a step. If the loss or the gradient is not finite, the kernels change nothing.
+    pub(crate) fn update(&mut self, adamw: &AdamWConfig, step: Step) -> Result<(), CudaError> {
+        let parameters = self.layout.parameters;
+        let chunks = parameters.div_ceil(SQUARES_CHUNK);
+        let (report, squares) = (self.arena.report, self.arena.squares);
+        let arguments = [squares.into(), self.arena.gradient.into(), (parameters as u64).into()];
+        self.run("squared_norm", Grid::line(chunks), 256, &arguments)?;
+        let arguments = [report.into(), squares.into(), (chunks as i32).into(), adamw.clip_norm.into()];
+        self.run("clip", Grid::line(1), 256, &arguments)?;
+        let arena = &self.arena;
+        let bf16 = self.config.dtype == Dtype::Bf16;
+        let number = step.number as f64;
+        let arguments = [
+            arena.weights.into(),
+            arena.first.into(),
+            arena.second.into(),
+            if bf16 { arena.copy } else { Address::NULL }.into(),
+            arena.gradient.into(),
+            arena.segments.into(),
+            report.into(),
+            ((1.0 - step.learning_rate * adamw.weight_decay) as f32).into(),
+            ((step.learning_rate / (1.0 - adamw.beta1.powf(number))) as f32).into(),
+            ((1.0 / (1.0 - adamw.beta2.powf(number)).sqrt()) as f32).into(),
+            (adamw.beta1 as f32).into(),
+            ((1.0 - adamw.beta1) as f32).into(),
+            (adamw.beta2 as f32).into(),
+            ((1.0 - adamw.beta2) as f32).into(),
+            (adamw.epsilon as f32).into(),
+        ];
+        self.run("adamw", Grid::line(arena.segment_count), 512, &arguments)
+    }
 }

@@ -1,4 +1,4 @@
-//! A path on the GPU against the same path on the CPU; skipped where there is no GPU.
+//! A path on the GPU compared with the same path on the CPU. Skipped on a machine without a GPU.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,13 +10,11 @@
 mod cpu_path;
 
 use cpu_path::CpuPath;
-use dipaco_cuda::{
-    AdamW, CudaError, CudaOptions, CudaPath, Gpu, IGNORE, PathShape, PathState, Precision, StepReport,
-};
-use dipaco_model::ModelConfig;
+use dipaco_cuda::{CudaError, CudaOptions, CudaPath, CudaStep, Gpu, PathUpload};
+use dipaco_model::{Dtype, IGNORE, ModelConfig, parameters, path_specs};
 use dipaco_optim::AdamWConfig;
 
-/// The first GPU, or nothing (which is said) where there is none. Another failure is one.
+/// Returns the first GPU. Prints a line and returns nothing on a machine without one; fails on any other error.
 fn gpu() -> Option<Gpu> {
     match Gpu::open(0) {
         Ok(gpu) => Some(gpu),
@@ -25,21 +23,6 @@ fn gpu() -> Option<Gpu> {
             None
         }
         Err(error) => panic!("{error}"),
-    }
-}
-
-fn shape_of(config: &ModelConfig) -> PathShape {
-    PathShape {
-        hidden_size: config.hidden_size,
-        blocks: config.blocks,
-        heads: config.heads,
-        head_dim: config.head_dim,
-        ffn_size: config.ffn_size,
-        vocab_size: config.vocab_size,
-        context: config.context,
-        rope_theta: config.rope_theta,
-        rms_norm_eps: config.rms_norm_eps,
-        tie_embeddings: config.tie_embeddings,
     }
 }
 
@@ -62,23 +45,11 @@ fn configs() -> [ModelConfig; 2] {
 
 const ROWS: usize = 4;
 const RATE: f64 = 3e-3;
-const F32: CudaOptions = CudaOptions { precision: Precision::F32, micro_batch: ROWS, checkpointing: false };
-const BF16: CudaOptions = CudaOptions { precision: Precision::Bf16, ..F32 };
+const WHOLE: CudaOptions = CudaOptions { micro_batch: ROWS, checkpointing: false };
 
-/// An epsilon that keeps the rounding of a gradient near 0 from turning its step around.
+/// An epsilon so large that the rounding of a gradient near 0 does not change the sign of its step.
 fn adamw() -> AdamWConfig {
     AdamWConfig { epsilon: 1e-4, ..AdamWConfig::default() }
-}
-
-fn numbers(config: &AdamWConfig) -> AdamW {
-    AdamW {
-        learning_rate: RATE,
-        beta1: config.beta1,
-        beta2: config.beta2,
-        epsilon: config.epsilon,
-        weight_decay: config.weight_decay,
-        clip_norm: config.clip_norm,
-    }
 }
 
 fn data(config: &ModelConfig, step: u32) -> (Vec<u32>, Vec<u32>) {
@@ -90,11 +61,11 @@ fn data(config: &ModelConfig, step: u32) -> (Vec<u32>, Vec<u32>) {
 
 fn on_gpu(gpu: &Gpu, cpu: &CpuPath, config: &ModelConfig, options: CudaOptions) -> CudaPath {
     let weights = cpu.weights();
-    let state = PathState { weights: &weights, first: &cpu.first, second: &cpu.second, step: 0 };
-    CudaPath::new(gpu, shape_of(config), options, &state).unwrap()
+    let path = PathUpload { weights: &weights, first: &cpu.first, second: &cpu.second, step: 0 };
+    CudaPath::new(gpu, config.clone(), options, &path).unwrap()
 }
 
-/// The Euclidean distance, relative to the expected numbers' norm.
+/// Euclidean distance, relative to the norm of the expected numbers.
 fn distance(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
@@ -106,26 +77,23 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
 fn five_steps_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for config in configs() {
-        // Of the loss, the gradient's norm, the gradient and the weights.
-        for (options, tolerances) in [(F32, [1e-5, 1e-4, 1e-4, 1e-5]), (BF16, [2e-3, 1e-2, 3e-2, 2e-3])] {
+        // Tolerances of the loss, the gradient's norm, the gradient and the weights.
+        let cases = [(Dtype::F32, [1e-5, 1e-4, 1e-4, 1e-5]), (Dtype::Bf16, [2e-3, 1e-2, 3e-2, 2e-3])];
+        for (dtype, tolerances) in cases {
             let mut cpu = CpuPath::new(&config, 1);
-            let mut path = on_gpu(&gpu, &cpu, &config, options);
+            let mut path = on_gpu(&gpu, &cpu, &ModelConfig { dtype, ..config.clone() }, WHOLE);
             for step in 0..5 {
                 let (tokens, targets) = data(&config, step);
                 let expected = cpu.step(&tokens, &targets, ROWS, RATE, &adamw());
-                let found = path.step(&tokens, &targets, ROWS, &numbers(&adamw())).unwrap();
+                let found = path.step(&tokens, &targets, ROWS, &adamw(), RATE).unwrap();
                 let off = [
-                    f64::from((found.loss / expected.loss - 1.0).abs()),
+                    f64::from((found.loss.mean / expected.loss - 1.0).abs()),
                     (found.gradient_norm / expected.gradient_norm - 1.0).abs(),
                     distance(&path.gradient().unwrap(), &expected.gradient),
                     distance(&path.weights().unwrap(), &cpu.weights()),
                 ];
                 let within = off.iter().zip(tolerances).all(|(off, tolerance)| *off <= tolerance);
-                assert!(
-                    within,
-                    "{:?}, step {step}: loss, norm, gradient, weights off by {off:?}",
-                    options.precision
-                );
+                assert!(within, "{dtype}, step {step}: loss, norm, gradient, weights off by {off:?}");
             }
             assert_eq!(path.steps(), 5);
             let (first, second) = path.moments().unwrap();
@@ -139,16 +107,19 @@ fn five_steps_are_those_of_the_cpu() {
 fn the_same_steps_give_the_same_bits() {
     let Some(gpu) = gpu() else { return };
     for config in configs() {
-        for options in [F32, BF16, CudaOptions { micro_batch: 1, ..BF16 }] {
+        let cases = [(Dtype::F32, ROWS), (Dtype::Bf16, ROWS), (Dtype::Bf16, 1)];
+        for (dtype, micro_batch) in cases {
             let cpu = CpuPath::new(&config, 2);
+            let config = ModelConfig { dtype, ..config.clone() };
+            let options = CudaOptions { micro_batch, ..WHOLE };
             let run = |options| {
                 let mut path = on_gpu(&gpu, &cpu, &config, options);
                 let step = |i| {
                     let (tokens, targets) = data(&config, i);
-                    path.step(&tokens, &targets, ROWS, &numbers(&adamw())).unwrap()
+                    path.step(&tokens, &targets, ROWS, &adamw(), RATE).unwrap()
                 };
-                let reports: Vec<StepReport> = (0..3).map(step).collect();
-                (reports, path.weights().unwrap(), path.moments().unwrap())
+                let steps: Vec<CudaStep> = (0..3).map(step).collect();
+                (steps, path.weights().unwrap(), path.moments().unwrap())
             };
             let once = run(options);
             assert_eq!(once, run(options));
@@ -161,16 +132,17 @@ fn the_same_steps_give_the_same_bits() {
 fn losses_and_features_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for config in configs() {
-        for (options, tolerance) in [(F32, 1e-5), (BF16, 1e-2)] {
+        for (dtype, tolerance) in [(Dtype::F32, 1e-5), (Dtype::Bf16, 1e-2)] {
             let cpu = CpuPath::new(&config, 3);
-            let mut path = on_gpu(&gpu, &cpu, &config, CudaOptions { micro_batch: 3, ..options });
+            let on_device = ModelConfig { dtype, ..config.clone() };
+            let mut path = on_gpu(&gpu, &cpu, &on_device, CudaOptions { micro_batch: 3, ..WHOLE });
             let (tokens, targets) = data(&config, 1);
             let expected = cpu.path.token_log_probs(&tokens, &targets, ROWS).unwrap();
             let found = path.token_log_probs(&tokens, &targets, ROWS).unwrap();
             assert!(distance(&found, &expected) < tolerance);
-            let (loss, counted) = path.loss(&tokens, &targets, ROWS).unwrap();
-            let mean = expected.iter().map(|&p| -f64::from(p)).sum::<f64>() / counted as f64;
-            assert!((f64::from(loss) / mean - 1.0).abs() < tolerance);
+            let loss = path.loss(&tokens, &targets, ROWS).unwrap();
+            let mean = expected.iter().map(|&p| -f64::from(p)).sum::<f64>() / loss.counted as f64;
+            assert!((f64::from(loss.mean) / mean - 1.0).abs() < tolerance);
             let lengths = [1, 7, 32, config.context];
             let expected = cpu.path.features(&tokens, &lengths, ROWS).unwrap();
             assert!(distance(&path.features(&tokens, &lengths, ROWS).unwrap(), &expected) < tolerance);
@@ -181,10 +153,11 @@ fn losses_and_features_are_those_of_the_cpu() {
 #[test]
 fn a_path_that_does_not_fit_says_what_to_do() {
     let Some(gpu) = gpu() else { return };
-    let shape = PathShape { context: 4096, blocks: 4000, ..shape_of(&configs()[0]) };
-    let count = shape.parameters();
-    let numbers = vec![0f32; count];
-    let state = PathState { weights: &numbers, first: &numbers, second: &numbers, step: 0 };
-    let error = CudaPath::new(&gpu, shape, CudaOptions { micro_batch: 1024, ..BF16 }, &state).unwrap_err();
+    let [even, _] = configs();
+    let config = ModelConfig { context: 4096, blocks: 4000, dtype: Dtype::Bf16, ..even };
+    let numbers = vec![0f32; parameters(&path_specs(&config))];
+    let path = PathUpload { weights: &numbers, first: &numbers, second: &numbers, step: 0 };
+    let options = CudaOptions { micro_batch: 1024, ..WHOLE };
+    let error = CudaPath::new(&gpu, config, options, &path).unwrap_err();
     assert!(error.to_string().contains("train.micro_batch"), "{error}");
 }

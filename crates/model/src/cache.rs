@@ -1,17 +1,17 @@
-//! Keys and values of the tokens that a sequence has already read.
+//! Keys and values of the tokens of a sequence that were already decoded.
 
 use crate::ModelConfig;
 
-/// The keys and values of one sequence, with room for `model.context` positions: 2 · blocks · context · H · Dh
-/// numbers, reserved at once, so that appending never moves them.
+/// Keys and values of one sequence, with room for `model.context` positions. All 2 · blocks · context · H · Dh numbers
+/// are allocated at once, so appending never moves them.
 #[derive(Clone, Debug)]
 pub struct KvCache {
-    /// Per block, (context, H × Dh).
     pub(crate) blocks: Vec<BlockCache>,
     length: usize,
     context: usize,
 }
 
+/// Keys and values of one block, (context, H × Dh) each.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockCache {
     pub(crate) keys: Vec<f32>,
@@ -25,31 +25,31 @@ impl KvCache {
         Self { blocks: vec![block; config.blocks], length: 0, context: config.context }
     }
 
-    /// Positions in the cache.
+    /// Returns the number of positions in the cache.
     #[must_use]
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether nothing was read yet.
+    /// Returns true if the cache holds no position.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The most positions that fit.
+    /// Returns the maximum number of positions.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.context
     }
 
-    /// Memory in bytes.
+    /// Returns the memory of the cache in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.blocks.iter().map(|block| (block.keys.len() + block.values.len()) * size_of::<f32>()).sum()
     }
 
-    /// Forgets what follows the first `length` positions; does nothing when there are no more.
+    /// Drops all positions after the first `length`. Does nothing if the cache has fewer.
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
     }

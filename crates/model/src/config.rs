@@ -5,20 +5,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
 
-/// The numbers that matrix products multiply (key `model.dtype`). Sums, weights, gradients, moments, norms, softmax and
-/// the loss are f32 in both.
+/// Type of the factors of matrix products (key `model.dtype`). Sums, weights, gradients, moments, norms, softmax and
+/// the loss are f32 with every type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
     /// 32-bit floating point.
     #[default]
     F32,
-    /// bfloat16: 8 bits of exponent as f32 has, and 8 of precision.
+    /// bfloat16: 8 bits of exponent, like f32, and 8 bits of precision.
     Bf16,
 }
 
 impl Dtype {
-    /// Bytes of one number.
+    /// Returns the bytes of a number.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
@@ -27,7 +27,7 @@ impl Dtype {
         }
     }
 
-    /// The name, as in a configuration.
+    /// Returns the name in a configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -43,38 +43,38 @@ impl std::fmt::Display for Dtype {
     }
 }
 
-/// Section `[model]`: the shape of the transformer that every path is. All paths have the same shape.
+/// Section `[model]`: the shape of the transformer. All paths have the same shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelConfig {
-    /// D, the width of the residual stream (default 256).
+    /// D, width of the residual stream (default 256).
     pub hidden_size: usize,
-    /// Transformer blocks (default 4). The topology says which level holds which.
+    /// Transformer blocks (default 4). The topology assigns them to levels.
     pub blocks: usize,
     /// H, attention heads (default 4).
     pub heads: usize,
-    /// Dh, elements per head (default 64); even, as RoPE rotates pairs. H × Dh need not be D, but readers older than
-    /// 2025 of an exported checkpoint assume that it is.
+    /// Dh, elements per head (default 64). Even, because RoPE rotates pairs. H × Dh may differ from D, but programs of
+    /// before 2025 that read an exported checkpoint assume that both are equal.
     pub head_dim: usize,
-    /// F, the width of the feed-forward layer (default 704, 8/3 D rounded up to 64).
+    /// F, width of the feed-forward layer (default 704: 8/3 D, rounded up to a multiple of 64).
     pub ffn_size: usize,
-    /// V, entries of the vocabulary (default 0: taken from the tokenizer). Must match the tokenizer when given.
+    /// V, entries of the vocabulary (default 0: taken from the tokenizer). Any other value must match the tokenizer.
     pub vocab_size: usize,
-    /// The most tokens that a sequence may have (default 256): the training length and the size of the KV cache.
+    /// Maximum number of tokens of a sequence (default 256): the training length and the size of the KV cache.
     pub context: usize,
-    /// The base of the rotary position embedding (default 10000).
+    /// Base of the rotary position embedding (default 10000).
     pub rope_theta: f64,
     /// Added to the mean square in RMSNorm (default 1e-5).
     pub rms_norm_eps: f64,
-    /// Whether the output projection is the token embedding (default false). Saves V × D parameters; the embedding and
-    /// the head must then be in one level.
+    /// True if the output projection is the token embedding (default false). Saves V × D parameters, and requires the
+    /// embedding and the head to be in one level.
     pub tie_embeddings: bool,
     /// Standard deviation of the initial weights (default 0.02).
     pub init_std: f64,
-    /// The numbers that matrix products multiply in training (default f32).
+    /// Type of the factors of matrix products in training (default f32).
     pub dtype: Dtype,
-    /// Outputs of the head when they are not the tokens of the vocabulary; 0 when they are. Not a key of the
-    /// configuration: a router has as many outputs as there are paths ([`ModelConfig::with_outputs`]).
+    /// Number of outputs of the head; 0 for one output per token of the vocabulary. Not a key of the configuration: a
+    /// router has one output per path ([`ModelConfig::with_outputs`]).
     #[serde(skip)]
     pub outputs: usize,
 }
@@ -99,14 +99,15 @@ impl Default for ModelConfig {
     }
 }
 
-/// Bounds what a configuration can make a reader allocate: 2^20 of any dimension is far past every known model.
+/// Largest value of a dimension, 2^20: far beyond every known model. It bounds the memory that a damaged configuration
+/// can make a reader allocate.
 const LARGEST: usize = 1 << 20;
 
 impl ModelConfig {
-    /// Checks the values; `vocab_size` may still be 0.
+    /// Checks the ranges of the values. `vocab_size` may be 0.
     ///
     /// # Errors
-    /// Names the first key that is out of range.
+    /// A key is out of range; the error names the first such key.
     pub fn check(&self) -> Result<(), ModelError> {
         let error = |key, problem: String| Err(ModelError::Config { key, problem });
         let sizes = [
@@ -134,7 +135,7 @@ impl ModelConfig {
         }
         if !self.head_dim.is_multiple_of(2) {
             let problem =
-                format!("is {}: it must be even, as rotary positions turn pairs of elements", self.head_dim);
+                format!("is {}: it must be even, because RoPE rotates pairs of elements", self.head_dim);
             return error("model.head_dim", problem);
         }
         if self.heads * self.head_dim > LARGEST {
@@ -155,10 +156,11 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Checks the values with each other and with the topology.
+    /// Checks the values against each other and against the topology.
     ///
     /// # Errors
-    /// As [`ModelConfig::check`], and when tied embeddings are split over two levels.
+    /// As [`ModelConfig::check`]. Also if tied embeddings are in two levels, or the topology was made for another
+    /// number of blocks.
     pub fn check_topology(&self, topology: &Topology) -> Result<(), ModelError> {
         self.check()?;
         let (embedding, head) = (topology.level_of(Part::Embedding), topology.level_of(Part::Head));
@@ -177,10 +179,10 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// The configuration with the tokenizer's vocabulary.
+    /// Returns the configuration with the vocabulary of the tokenizer.
     ///
     /// # Errors
-    /// When `vocab_size` is given and differs.
+    /// `vocab_size` is given and differs from `vocabulary`.
     pub fn with_vocabulary(&self, vocabulary: usize) -> Result<Self, ModelError> {
         if self.vocab_size != 0 && self.vocab_size != vocabulary {
             let problem = format!(
@@ -192,19 +194,19 @@ impl ModelConfig {
         Ok(Self { vocab_size: vocabulary, ..self.clone() })
     }
 
-    /// The same transformer with a head of its own that has `outputs` outputs instead of one for each token.
+    /// Returns the same transformer with an untied head of `outputs` outputs instead of one output per token.
     #[must_use]
     pub fn with_outputs(&self, outputs: usize) -> Self {
         Self { outputs, tie_embeddings: false, ..self.clone() }
     }
 
-    /// Rows of the head: the outputs when they are given, else V.
+    /// Returns the rows of the head: `outputs` if it is not 0, else V.
     #[must_use]
     pub fn head_size(&self) -> usize {
         if self.outputs == 0 { self.vocab_size } else { self.outputs }
     }
 
-    /// [`ModelConfig::check`], and V must be known.
+    /// Checks the ranges as [`ModelConfig::check`] does, and that V is known.
     pub(crate) fn check_complete(&self) -> Result<(), ModelError> {
         self.check()?;
         if self.vocab_size == 0 {
@@ -214,7 +216,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// H × Dh, the width of queries, keys and values.
+    /// Returns H × Dh, the width of queries, keys and values.
     #[must_use]
     pub fn attention_size(&self) -> usize {
         self.heads * self.head_dim

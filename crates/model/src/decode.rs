@@ -1,4 +1,8 @@
 //! Incremental decoding of one sequence.
+//!
+//! One block is written down three times: in `dipaco-ops` (`block/forward.rs` and `block/backward.rs`) for training on
+//! the CPU, here for decoding with a KV cache, and in `dipaco-cuda` (`passes.rs`) for training on a GPU. Change all
+//! three together; the tests of this package and of `dipaco-cuda` compare their results.
 
 use dipaco_ops::kernel::{self, BlockWeights, KeyValues};
 use dipaco_ops::with_slice;
@@ -7,15 +11,15 @@ use crate::cache::BlockCache;
 use crate::{KvCache, ModelError, Path};
 
 impl Path {
-    /// Reads `tokens` at the cache's end and gives the logits of the next token: of the last position (V), or with
-    /// `all_positions` of each one (tokens × V). On an error the cache is as it was.
+    /// Appends `tokens` to the sequence in the cache and returns the logits of the next token: after the last position
+    /// (V), or with `all_positions` after each position (tokens × V). An error leaves the cache unchanged.
     ///
-    /// A plain f32 forward pass without a graph. The weights are only read, so any number of threads may decode with
-    /// one path at the same time, each with a cache of its own.
+    /// This is a plain f32 forward pass without a graph. It only reads the weights, so any number of threads may decode
+    /// with one path at the same time, each with its own cache.
     ///
     /// # Errors
-    /// When there are no tokens, the context is exceeded, an id is not in the vocabulary, or the cache was made by a
-    /// path of another shape.
+    /// There are no tokens, the context is exceeded, an id is outside of the vocabulary, or the cache belongs to a path
+    /// of another shape.
     pub fn decode(
         &self,
         tokens: &[u32],
@@ -39,7 +43,7 @@ impl Path {
         self.logits(if all_positions { &x[..] } else { &x[(rows - 1) * width..] })
     }
 
-    /// The head's outputs (rows, V) for rows of the last block's output (rows, D).
+    /// Returns the outputs of the head (rows, V) for rows (rows, D) of the last block's output.
     pub(crate) fn logits(&self, x: &[f32]) -> Result<Vec<f32>, ModelError> {
         let (width, place) = (self.config.hidden_size, self.head_place());
         let (rows, outputs) = (x.len() / width, place.vocabulary);
@@ -58,7 +62,10 @@ impl Path {
         let config = &*self.config;
         let positions = cache.len().saturating_add(tokens.len());
         if tokens.is_empty() {
-            return Err(ModelError::Batch { what: "tokens", problem: "there are none to decode".to_owned() });
+            return Err(ModelError::Batch {
+                what: "tokens",
+                problem: "there is no token to decode".to_owned(),
+            });
         }
         if positions > config.context {
             return Err(ModelError::Context { positions, context: config.context });
@@ -66,12 +73,17 @@ impl Path {
         let size = config.context * config.attention_size();
         let fits = |block: &BlockCache| block.keys.len() == size && block.values.len() == size;
         if cache.blocks.len() != config.blocks || !cache.blocks.iter().all(fits) {
-            let problem = "it was made by a path of another shape".to_owned();
+            let problem = "it belongs to a path of another shape".to_owned();
             return Err(ModelError::Batch { what: "cache", problem });
         }
-        self.check_tokens(tokens)
+        // The kernel that looks up embeddings panics at an id outside of the vocabulary.
+        match tokens.iter().find(|&&token| token as usize >= config.vocab_size) {
+            Some(&token) => Err(ModelError::Token { token, vocabulary: config.vocab_size }),
+            None => Ok(()),
+        }
     }
 
+    /// Runs one block on x (rows, D) in place and appends its keys and values to `past`, which holds `start` positions.
     fn decode_block(
         &self,
         block: &BlockWeights<'_>,
@@ -111,7 +123,7 @@ impl Path {
     }
 }
 
-/// Memory that the blocks use one after the other.
+/// Intermediate results (rows, columns); all blocks use the same memory.
 struct Scratch {
     h: Vec<f32>,
     q: Vec<f32>,

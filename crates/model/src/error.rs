@@ -1,48 +1,48 @@
-//! What can go wrong in this package.
+//! Errors of this package.
 
 use dipaco_ops::OpsError;
 use thiserror::Error;
 
-/// Why a model can't be built, loaded or run.
+/// Error of building, loading or running a model.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// A value of section `[model]` is wrong or does not fit another one.
+    /// A value of section `[model]` is out of range or does not fit another value.
     #[error("{key}: {problem}")]
     Config {
-        /// The key or keys at fault, as in `model.heads`.
+        /// The wrong key or keys, such as `model.heads`.
         key: &'static str,
-        /// What is wrong and what to do.
+        /// The problem and its remedy.
         problem: String,
     },
-    /// A set of weights is not the one that the configuration asks for.
+    /// Weights do not match the configuration.
     #[error("tensor `{tensor}`: {problem}")]
     Weights {
-        /// The tensor's name.
+        /// Name of the tensor.
         tensor: String,
-        /// What does not fit.
+        /// The problem.
         problem: String,
     },
-    /// Modules that do not make up a path.
+    /// The modules do not form a path.
     #[error("a path can't be composed: {problem}")]
     Compose {
-        /// What is missing or does not fit.
+        /// The problem.
         problem: String,
     },
-    /// Bytes that are no safetensors file, or one that is damaged.
+    /// The bytes are not a safetensors file, or the file is damaged.
     #[error("the weights are not a valid safetensors file")]
     Safetensors(#[from] safetensors::SafeTensorError),
-    /// More positions than the model has.
+    /// The sequence is longer than the context.
     #[error(
         "{positions} positions do not fit the context of {context}: shorten the input or raise model.context"
     )]
     Context {
-        /// The positions asked for, those already in the cache included.
+        /// Requested positions, including the positions in the cache.
         positions: usize,
         /// `model.context`.
         context: usize,
     },
-    /// A token id that the model does not have.
+    /// A token id is outside of the vocabulary.
     #[error(
         "token id {token} is not in the vocabulary of {vocabulary} entries: was the text encoded by another tokenizer?"
     )]
@@ -52,18 +52,18 @@ pub enum ModelError {
         /// V.
         vocabulary: usize,
     },
-    /// Token lists whose lengths do not fit the batch.
+    /// The length of an argument does not fit the batch.
     #[error("{what}: {problem}")]
     Batch {
-        /// The argument at fault.
+        /// Name of the argument.
         what: &'static str,
-        /// What does not fit.
+        /// The problem.
         problem: String,
     },
-    /// The loss does not depend on a parameter, so it can't be trained.
+    /// A tensor was loaded for inference, so it has no gradient.
     #[error("tensor `{tensor}` got no gradient: load its module with `Module::load_trainable`")]
     NoGradient {
-        /// The tensor's name.
+        /// Name of the tensor.
         tensor: String,
     },
     /// A file of an exported checkpoint can't be written as JSON.
@@ -71,14 +71,14 @@ pub enum ModelError {
     Json {
         /// The file.
         file: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: serde_json::Error,
     },
     /// An operation failed.
     #[error("the model's computation failed")]
     Operation(#[from] OpsError),
-    /// The tensor library refused.
+    /// The tensor library returned an error.
     #[error("a tensor operation failed")]
     Tensor(#[from] candle_core::Error),
 }

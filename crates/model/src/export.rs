@@ -1,24 +1,26 @@
-//! A path as a Hugging Face Llama checkpoint, and back.
+//! Export of a path as a Hugging Face Llama checkpoint, and import.
 
 use serde_json::json;
 
 use crate::split::require_specs;
 use crate::{ModelConfig, ModelError, ModuleWeights, path_specs};
 
-/// The tokens of a tokenizer that a checkpoint's configuration names.
+/// Special tokens of a tokenizer that the configuration of a checkpoint names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// The id of the end-of-text token, which also starts and pads a text.
+    /// Id of the end-of-text token, which also starts and pads a text.
     pub end_of_text: u32,
-    /// The end-of-text token as it is written.
+    /// Text of the end-of-text token.
     pub end_of_text_text: String,
 }
 
-/// The files of a checkpoint that transformers, vLLM and llama.cpp's converter read: name and content of each.
-/// Weights stay f32, so that logits are the same; `path` is a whole path's weights.
+/// Returns name and content of each file of a checkpoint for transformers, vLLM and the converter of llama.cpp.
+///
+/// `path` holds the weights of a whole path. They stay f32, so that the logits are the same.
 ///
 /// # Errors
-/// When the weights are not those of a path of this configuration, or the end-of-text token is not in its vocabulary.
+/// The tensors are not the tensors of a path of this configuration, or the end-of-text token is outside of its
+/// vocabulary.
 pub fn export_llama(
     config: &ModelConfig,
     path: &ModuleWeights,
@@ -51,18 +53,18 @@ pub fn export_llama(
     ])
 }
 
-/// Reads the weights of a whole path from a Llama checkpoint's `model.safetensors` (f32, names as exported).
+/// Reads the weights of a whole path from the `model.safetensors` of a Llama checkpoint (f32, names as exported).
 ///
 /// # Errors
-/// When the bytes are damaged or the tensors are not those of a path of this configuration.
+/// The bytes are damaged, or the tensors are not the tensors of a path of this configuration.
 pub fn import_llama(config: &ModelConfig, safetensors: &[u8]) -> Result<ModuleWeights, ModelError> {
     config.check_complete()?;
     ModuleWeights::from_safetensors(safetensors, path_specs(config).into())
 }
 
 fn llama_config(config: &ModelConfig, end_of_text: u32) -> serde_json::Value {
-    // transformers 5 reads `rope_parameters` and `dtype`, older readers `rope_theta` and `torch_dtype`; a reader that
-    // finds neither takes its own default without a word, so both are written.
+    // transformers 5 reads `rope_parameters` and `dtype`, older programs read `rope_theta` and `torch_dtype`. Without
+    // the key that it reads, each silently uses its own default, so all are written.
     json!({
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

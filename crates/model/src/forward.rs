@@ -1,7 +1,7 @@
 //! The forward pass over whole sequences: losses, scores and features.
 
 use candle_core::Tensor;
-use dipaco_ops::{self as ops, GradientSlot, HeadSlots};
+use dipaco_ops::{self as ops, GradientSlot, HeadSlots, OpsError};
 
 use crate::path::Place;
 use crate::{Gradients, ModelError, Path};
@@ -9,18 +9,18 @@ use crate::{Gradients, ModelError, Path};
 /// The loss of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Loss {
-    /// The mean of `-ln p(target)` in nats per counted target; the mean of none is 0.
+    /// Mean of `-ln p(target)` in nats over the counted targets; 0 without any.
     pub mean: f32,
-    /// How many targets were counted.
+    /// Number of counted targets.
     pub counted: usize,
 }
 
 impl Path {
-    /// Mean cross entropy of the targets: `tokens` and `targets` are (B, T), row-major; a target of [`crate::IGNORE`]
-    /// is not counted. Keeps no graph.
+    /// Returns the mean cross entropy of the targets. `tokens` and `targets` are (B, T), row-major, with B = `batch`; a
+    /// target of [`crate::IGNORE`] is not counted. Keeps no graph.
     ///
     /// # Errors
-    /// When the lengths do not fit, T is over the context, or an id is not in the vocabulary.
+    /// The lengths do not fit, T is over the context, or an id is outside of the vocabulary.
     pub fn loss(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Loss, ModelError> {
         self.check_batch(tokens, batch)?;
         self.check_targets(tokens, targets)?;
@@ -31,12 +31,14 @@ impl Path {
         Ok(Loss { mean: loss.to_scalar()?, counted })
     }
 
-    /// The loss of a batch as [`Path::loss`] gives it, and the gradient of every parameter. The batch is taken
-    /// `micro_batch` sequences at a time, the last ones fewer if it does not divide B, and gradients are added up in that
-    /// order: less memory for activations, the same step up to rounding.
+    /// Returns the loss of a batch, as [`Path::loss`] does, and the gradient of every parameter.
+    ///
+    /// Each forward and backward pass takes `micro_batch` sequences; the last pass takes the rest. The gradients of the
+    /// passes are added up in their order. A smaller micro-batch needs less memory for activations and gives the same
+    /// step up to rounding.
     ///
     /// # Errors
-    /// As [`Path::loss`]; when `micro_batch` is 0; and when a module was not loaded as trainable.
+    /// As [`Path::loss`]. Also if `micro_batch` is 0, or a module was not loaded as trainable.
     pub fn gradients(
         &self,
         tokens: &[u32],
@@ -47,7 +49,7 @@ impl Path {
         let time = self.check_batch(tokens, batch)?;
         self.check_targets(tokens, targets)?;
         if micro_batch == 0 {
-            let problem = "a micro-batch of 0 sequences would never end".to_owned();
+            let problem = "it is 0: a pass needs at least one sequence".to_owned();
             return Err(ModelError::Batch { what: "micro_batch", problem });
         }
         if let Some(part) = self.parts().iter().position(|part| !part.flat.is_variable()) {
@@ -61,12 +63,14 @@ impl Path {
         let gradients = Gradients { specs: self.specs().clone(), slots };
         let (place, flat) = (self.head_place(), &self.head().flat);
         let head = &gradients.slots[1 + self.config.blocks];
+        // A tied projection adds its gradient to the slot of the embedding.
         let projection = if self.config.tie_embeddings { &gradients.slots[0] } else { head };
         let head = HeadSlots { norm: head.clone(), projection: projection.clone() };
         let mut mean = 0f64;
         let rows = tokens.chunks(micro_batch * time).zip(targets.chunks(micro_batch * time));
         for (tokens, targets) in rows {
             let x = self.stream(tokens, tokens.len() / time, Some(&gradients.slots))?;
+            // Divided by the counted targets of the whole batch, so that the passes add up to the mean of the batch.
             let loss = ops::cross_entropy(&x, flat, &place, &self.stack, targets, counted, Some(&head))?;
             mean += f64::from(loss.to_scalar::<f32>()?);
             loss.backward()?;
@@ -74,7 +78,7 @@ impl Path {
         Ok((Loss { mean: mean as f32, counted }, gradients))
     }
 
-    /// `ln p(target)` in nats of each position (B, T), 0 where the target is [`crate::IGNORE`]; keeps no graph.
+    /// Returns `ln p(target)` in nats of each position (B, T); 0 where the target is [`crate::IGNORE`]. Keeps no graph.
     ///
     /// # Errors
     /// As [`Path::loss`].
@@ -90,11 +94,11 @@ impl Path {
         Ok(ops::token_log_probs(&x, &self.head().flat, &self.head_place(), &self.stack, targets)?)
     }
 
-    /// The head's outputs after some positions of each row: (B, positions, V), row-major, where V is
-    /// [`crate::ModelConfig::head_size`]. `tokens` is (B, T); keeps no graph.
+    /// Returns the outputs of the head after some positions of each row: (B, positions, V), row-major, where V is
+    /// [`crate::ModelConfig::head_size`]. `tokens` is (B, T). Keeps no graph.
     ///
     /// # Errors
-    /// When the lengths do not fit, a position is not below T, T is over the context, or an id is not in the vocabulary.
+    /// The lengths do not fit, a position is not below T, T is over the context, or an id is outside of the vocabulary.
     pub fn position_logits(
         &self,
         tokens: &[u32],
@@ -103,7 +107,7 @@ impl Path {
     ) -> Result<Vec<f32>, ModelError> {
         let time = self.check_batch(tokens, batch)?;
         if let Some(position) = positions.iter().find(|&&position| position >= time) {
-            let problem = format!("{position} is not below the {time} tokens of a row");
+            let problem = format!("position {position} is outside of rows of {time} tokens");
             return Err(ModelError::Batch { what: "positions", problem });
         }
         let width = self.config.hidden_size;
@@ -117,11 +121,12 @@ impl Path {
         self.logits(&ops::with_slice(&x, gather)?)
     }
 
-    /// The router's features (arXiv:2403.10616 §2.4): the mean of the last block's output over each row's first
-    /// `lengths` tokens, before the final norm. `tokens` is (B, T), rows padded on the right; gives (B, D), row-major.
+    /// Returns the features of the router (arXiv:2403.10616 §2.4), (B, D), row-major: the mean of the last block's
+    /// output, before the final norm, over the first `lengths` tokens of each row. `tokens` is (B, T), rows padded on
+    /// the right.
     ///
     /// # Errors
-    /// When the lengths do not fit, a length is 0 or over T, T is over the context, or an id is not in the vocabulary.
+    /// The lengths do not fit, a length is 0 or over T, T is over the context, or an id is outside of the vocabulary.
     pub fn features(&self, tokens: &[u32], lengths: &[usize], batch: usize) -> Result<Vec<f32>, ModelError> {
         let time = self.check_batch(tokens, batch)?;
         let wrong = |problem: String| Err(ModelError::Batch { what: "lengths", problem });
@@ -137,7 +142,7 @@ impl Path {
             let mut features = vec![0.0; batch * width];
             let rows = x.chunks_exact(time * width).zip(features.chunks_exact_mut(width)).zip(lengths);
             for ((x, features), &length) in rows {
-                // In f64, so that a mean does not depend on how long the row is padded or summed.
+                // In f64, so that the rounding of a long sum does not show in the mean.
                 let mut sums = vec![0f64; width];
                 for position in x.chunks_exact(width).take(length) {
                     sums.iter_mut().zip(position).for_each(|(sum, &value)| *sum += f64::from(value));
@@ -152,8 +157,8 @@ impl Path {
         Ok(ops::with_slice(&x, mean)?)
     }
 
-    /// The last block's output (B, T, D), before the final norm; with slots for the gradients of all parts, it can be
-    /// differentiated.
+    /// Returns the last block's output (B, T, D), before the final norm. With slots for the gradients of all parts it
+    /// can be differentiated.
     fn stream(
         &self,
         tokens: &[u32],
@@ -162,9 +167,13 @@ impl Path {
     ) -> Result<Tensor, ModelError> {
         let (embedding, sizes) = (self.embedding(), (self.config.vocab_size, self.config.hidden_size));
         let slot = slots.map(|slots| &slots[0]);
-        let mut x = ops::embedding(&embedding.flat, embedding.at, sizes, tokens, batch, slot)?;
+        let x = ops::embedding(&embedding.flat, embedding.at, sizes, tokens, batch, slot);
+        let mut x = x.map_err(|error| match error {
+            OpsError::Token { token, vocabulary, .. } => ModelError::Token { token, vocabulary },
+            other => other.into(),
+        })?;
         let mut first = 0;
-        // Blocks whose parameters lie one after the other are one operation.
+        // Blocks with consecutive parameters are one operation.
         let follows = |a: &Place, b: &Place| a.flat.id() == b.flat.id() && b.at == a.at + a.parameters;
         for run in self.blocks().chunk_by(follows) {
             let slots = slots.map(|slots| &slots[1 + first..][..run.len()]);
@@ -174,7 +183,7 @@ impl Path {
         Ok(x)
     }
 
-    /// Checks the tokens of a batch and gives T.
+    /// Checks the length of a batch and returns T. `dipaco-ops` checks the token ids.
     fn check_batch(&self, tokens: &[u32], batch: usize) -> Result<usize, ModelError> {
         if batch == 0 || tokens.is_empty() || !tokens.len().is_multiple_of(batch) {
             let problem = format!("{} tokens are not {batch} rows of one length", tokens.len());
@@ -184,7 +193,6 @@ impl Path {
         if time > self.config.context {
             return Err(ModelError::Context { positions: time, context: self.config.context });
         }
-        self.check_tokens(tokens)?;
         Ok(time)
     }
 
@@ -195,16 +203,9 @@ impl Path {
         }
         Ok(())
     }
-
-    pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<(), ModelError> {
-        let vocabulary = self.config.vocab_size;
-        match tokens.iter().find(|&&token| token as usize >= vocabulary) {
-            Some(&token) => Err(ModelError::Token { token, vocabulary }),
-            None => Ok(()),
-        }
-    }
 }
 
+/// Returns the number of targets that are not [`crate::IGNORE`].
 fn counted(targets: &[u32]) -> usize {
     targets.iter().filter(|&&target| target != crate::IGNORE).count()
 }

@@ -1,4 +1,4 @@
-//! The gradients of a path's parameters.
+//! Gradients of the parameters of a path.
 
 use std::sync::Arc;
 
@@ -6,21 +6,21 @@ use dipaco_ops::GradientSlot;
 
 use crate::{ModelError, TensorSpec};
 
-/// The gradient of every parameter of a path. Its memory goes back to the path when it is dropped, and the next step
-/// uses it again.
+/// Gradients of all parameters of a path. Dropping them returns their memory to the path for the next step.
 #[derive(Debug)]
 pub struct Gradients {
     pub(crate) specs: Arc<[TensorSpec]>,
-    /// One per part in the order of the specs, each with the tensors of the part one after the other.
+    /// One slot per part in the order of the specs. A slot holds the tensors of its part one after the other.
     pub(crate) slots: Vec<GradientSlot>,
 }
 
 impl Gradients {
-    /// Runs `f` on the gradient of each tensor in turn: the tensor's index in [`crate::path_specs`] and the elements.
+    /// Runs `f` for each tensor in order, with its index in [`crate::path_specs`] and the elements of its gradient.
     ///
     /// # Errors
-    /// When a part of the path has no gradient.
+    /// A part of the path has no gradient.
     pub fn for_each(&self, mut f: impl FnMut(usize, &[f32])) -> Result<(), ModelError> {
+        // The specs are in the order of the parts, so one index runs through all of them.
         let mut index = 0;
         for slot in &self.slots {
             let first = index;

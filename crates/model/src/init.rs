@@ -1,4 +1,4 @@
-//! Initial weights from a seed.
+//! Initial weights from a random seed.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -6,12 +6,14 @@ use rayon::prelude::*;
 
 use crate::{ModelConfig, ModelError, ModuleWeights, TensorSpec, path_specs};
 
-/// The initial weights of a whole path: norms 1, everything else N(0, `init_std`²), with the two projections that write
-/// to the residual stream scaled by 1/√(2 · blocks) (GPT-2's rule, so that the stream's variance does not grow with
-/// depth). Each tensor has a random stream of its own, so the same seed gives the same bits in any order.
+/// Returns the initial weights of a whole path: norms are 1, all other tensors N(0, `init_std`²).
+///
+/// The two projections that write to the residual stream are scaled by 1/√(2 · blocks) (GPT-2's rule), so that the
+/// variance of the stream does not grow with depth. Each tensor has its own random stream, so the same seed gives the
+/// same bits in any order.
 ///
 /// # Errors
-/// When the configuration does not pass [`ModelConfig::check`] or its vocabulary is not known.
+/// The configuration does not pass [`ModelConfig::check`], or its vocabulary is not known.
 pub fn init(config: &ModelConfig, seed: u64) -> Result<ModuleWeights, ModelError> {
     config.check_complete()?;
     let specs = path_specs(config);
@@ -28,7 +30,7 @@ pub fn init(config: &ModelConfig, seed: u64) -> Result<ModuleWeights, ModelError
     ModuleWeights::new(specs.into(), values)
 }
 
-/// Normally distributed numbers by the Box-Muller transform.
+/// Returns normally distributed numbers, by the Box-Muller transform.
 fn normal(seed: u64, stream: u64, count: usize, std: f64) -> Vec<f32> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     random.set_stream(stream);

@@ -1,9 +1,10 @@
-//! The Llama-shaped transformer cut into modules: composing a path, KV cache, import and export.
+//! The Llama-shaped transformer cut into modules: composition of a path, KV cache, import and export.
 //!
-//! A *module* is one copy of a level's parameters; it exists as flat numbers ([`ModuleWeights`], what is stored, sent
-//! and averaged) or on the device ([`Module`], shared by every path that uses it). A [`Path`] is composed of one module
-//! per level and computes losses, gradients, features and next-token logits. Tensor names are Hugging Face's Llama
-//! names, so a path is a Llama checkpoint: rotate-half RoPE, RMSNorm in f32, SwiGLU, no biases, explicit head size.
+//! A *module* is one copy of a level's parameters. It exists as flat numbers ([`ModuleWeights`], the form in which it
+//! is stored, sent and averaged) or on the device ([`Module`], shared by all paths through it). A [`Path`] is composed
+//! of one module per level and computes losses, gradients, features and next-token logits. Tensor names are the names
+//! of Hugging Face's Llama, so a path is a Llama checkpoint: rotate-half RoPE, RMSNorm in f32, SwiGLU, no biases,
+//! explicit head size.
 //!
 //! ```
 //! use dipaco_model::{Device, ModelConfig, Module, Path, init, split};
@@ -19,7 +20,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! This package never spawns, logs or reads files, and knows no optimizer and no tokenizer.
+//! # Token ids and the vocabulary
+//!
+//! Token ids are checked against the vocabulary once, where they enter the program. For training, routing and evaluation
+//! `dipaco-shards` checks them when it writes a token file, verifies it, or draws a batch from it. For serving
+//! `dipaco-infer` checks the ids of each request. This package does not repeat these checks; it only keeps an id outside
+//! of the vocabulary from reaching memory. Functions on batches leave that to `dipaco-ops` and return its refusal as
+//! [`ModelError::Token`]. [`Path::decode`] checks its tokens itself, because the kernels on plain slices panic.
+//!
+//! This package starts no threads, logs nothing and reads no files. It has no optimizer and no tokenizer.
 
 mod cache;
 mod config;

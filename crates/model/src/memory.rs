@@ -1,58 +1,58 @@
-//! How much memory it takes to train a path.
+//! Memory of training a path, by formula.
 
 use dipaco_topology::Part;
 use serde::Serialize;
 
 use crate::{ModelConfig, path_specs};
 
-/// Entries of the vocabulary whose weights the head arranges at a time.
+/// Entries of the vocabulary whose weights the head packs at the same time.
 const HEAD_ENTRIES: u64 = 2048;
-/// Bytes of what is f32 whatever `model.dtype` says: weights, gradients, moments, the residual stream, logits.
+/// Bytes of an f32. Weights, gradients, moments, the residual stream and logits are f32 with every `model.dtype`.
 const F32: u64 = 4;
 
-/// How a path's step is computed, as far as memory depends on it.
+/// The properties of a step that determine its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepShape {
     /// B, sequences per step.
     pub batch: usize,
-    /// Sequences per forward and backward pass; 0 for all at once.
+    /// Sequences per forward and backward pass; 0 for the whole batch.
     pub micro_batch: usize,
     /// T, tokens per sequence.
     pub sequence_tokens: usize,
-    /// Whether blocks keep only their input for the backward pass.
+    /// True if blocks keep only their input for the backward pass.
     pub activation_checkpointing: bool,
 }
 
 impl StepShape {
-    /// Sequences per forward and backward pass.
+    /// Returns the sequences per forward and backward pass.
     #[must_use]
     pub fn at_once(&self) -> usize {
         if self.micro_batch == 0 { self.batch } else { self.micro_batch.min(self.batch) }
     }
 }
 
-/// What a training step holds in memory, in bytes.
+/// Memory of a training step, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StepMemory {
-    /// The weights.
+    /// Weights.
     pub weights: u64,
-    /// The gradients.
+    /// Gradients.
     pub gradients: u64,
-    /// AdamW's two moments.
+    /// The two moments of AdamW.
     pub moments: u64,
-    /// What the blocks keep of the forward pass for the backward pass.
+    /// Results of the forward pass that the blocks keep for the backward pass.
     pub activations: u64,
-    /// The part of the logits that the head works on.
+    /// Logits of the rows that the head computes at the same time.
     pub head: u64,
-    /// Intermediate results, and operands of products arranged for the processor.
+    /// Intermediate results and packed operands of products.
     pub workspace: u64,
-    /// What lies in memory that something else has left, so that it is counted once: gradients in that of `activations`,
-    /// `activations` in that of the logits.
+    /// Memory that two of the items above use one after the other, and that is subtracted once: gradients reuse memory
+    /// of `activations`, and `activations` reuse memory of the logits.
     pub shared: u64,
 }
 
 impl StepMemory {
-    /// All of it.
+    /// Returns the sum of all items, without the shared memory.
     #[must_use]
     pub fn total(&self) -> u64 {
         [self.weights, self.gradients, self.moments, self.activations, self.head, self.workspace]
@@ -62,21 +62,22 @@ impl StepMemory {
     }
 }
 
-/// The memory of a training step, by formula. With R = B·T rows of a pass, A = H·Dh, and e bytes per element of
+/// Returns the memory of a training step, by formula. With R = B·T rows of a pass, A = H·Dh, and e bytes per element of
 /// `model.dtype`:
 ///
-/// - weights and gradients take 4 bytes per parameter, moments 8.
-/// - a block keeps its input R·D·4, and for the backward pass queries, keys and values 3·R·A·e, the attention's output
-///   R·A·e, gate and up 2·R·F·e, the residual stream after the attention R·D·4, and the softmax's normaliser of each row
-///   and head B·H·T·4. With checkpointing each block keeps only its input, and one block at a time has the rest.
-/// - the head works on some rows of logits ([`dipaco_ops::head_rows`]), 4·V bytes each.
-/// - the workspace holds the intermediate results and packed operands of one block's backward pass, those of the head
-///   for 2,048 entries of the vocabulary, and the residual stream and its gradient between the operations.
-/// - the backward pass goes from the last block to the first. In a step of one pass, a block's gradients take the place
-///   of what the block after it had kept, when the one is at most twice as large as the other. In a step of several
-///   passes the gradients are there all the time.
+/// - Weights and gradients take 4 bytes per parameter, moments 8.
+/// - A block keeps its input R·D·4. For the backward pass it also keeps queries, keys and values 3·R·A·e, the output of
+///   the attention R·A·e, gate and up 2·R·F·e, the residual stream after the attention R·D·4, and the normaliser of the
+///   softmax of each row and head B·H·T·4. With checkpointing each block keeps only its input, and one block at a time
+///   keeps the rest.
+/// - The head computes the logits of some rows at the same time ([`dipaco_ops::head_rows`]), 4·V bytes each.
+/// - The workspace holds the intermediate results and packed operands of one block's backward pass, the packed operands
+///   of the head for 2,048 entries of the vocabulary, and the residual stream and its gradient between the operations.
+/// - The backward pass goes from the last block to the first. In a step of one pass, the gradients of a block reuse the
+///   memory that the block after it kept, if neither is more than twice as large as the other. In a step of several
+///   passes the gradients exist all the time.
 ///
-/// What the program itself needs, some tens of megabytes, is not counted.
+/// The memory of the program itself, some tens of megabytes, is not included.
 #[must_use]
 pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
     let number = |value: usize| value as u64;
@@ -104,17 +105,17 @@ pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
         input,
         product(&[b, number(config.heads), t, F32]),
     ]);
-    // What a block keeps and its gradient can take each other's place when their sizes are alike.
+    // A block's gradient reuses the memory of kept results only if the sizes are alike.
     let alike = gradient <= kept.saturating_mul(2) && kept <= gradient.saturating_mul(2);
     let kept = if gradient <= kept.saturating_mul(2) { kept.max(gradient) } else { kept };
     let inputs = blocks.saturating_mul(input);
     let (activations, shared) = if shape.activation_checkpointing {
-        // Blocks find the logits' memory when they are computed once more.
+        // Blocks that are computed again reuse the memory of the logits.
         let logits = product(&[head_rows, v, F32]);
         let reused = kept <= logits.saturating_mul(2) && logits <= kept.saturating_mul(2);
         (sum(&[inputs, input, kept]), if reused { kept.min(logits) } else { 0 })
     } else {
-        // The first gradient finds no memory that was left, so one block's stays over at the end.
+        // The first gradient finds no free memory, so the kept results of one block remain unused at the end.
         let one_pass = shape.at_once() >= shape.batch;
         let shared = if one_pass && alike { blocks.saturating_mul(gradient).saturating_sub(kept) } else { 0 };
         (inputs.saturating_add(blocks.saturating_mul(kept)), shared)
@@ -178,11 +179,11 @@ mod tests {
         let block = 4 * rows * 1024 * 4 + 2 * rows * 2432 * 4 + 2 * rows * 896 * 4 + 4 * 16 * 1024 * 4;
         assert_eq!(memory.activations, 12 * block);
         assert_eq!(memory.head, 1024 * 32_000 * 4);
-        // What a block keeps is four times as large as its gradient, so neither takes the other's place.
+        // The kept results of a block are four times as large as its gradient, so neither reuses the other's memory.
         assert_eq!(memory.shared, 0);
     }
 
-    /// Peaks in MiB of `dipaco bench step`, of which the program itself has about 22.
+    /// Measured peaks of `dipaco bench step` in MiB; about 22 MiB of them belong to the program itself.
     #[test]
     fn the_total_is_what_was_measured() {
         let path = |blocks, width: usize, vocab_size| ModelConfig {
@@ -222,7 +223,7 @@ mod tests {
         assert_eq!(
             step_memory(&large(), &StepShape { micro_batch: 4, ..SHAPE }),
             step_memory(&large(), &SHAPE),
-            "the whole batch at once, said in two ways"
+            "two ways to ask for the whole batch at once"
         );
     }
 

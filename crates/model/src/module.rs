@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor, Var};
 
 use crate::{ModelError, ModuleWeights, TensorSpec};
 
-/// A module's parameters on the device as one flat tensor, shared by all paths that use it.
+/// Parameters of a module on the device as one flat tensor, shared by all paths through the module.
 #[derive(Clone, Debug)]
 pub struct Module {
     specs: Arc<[TensorSpec]>,
@@ -14,35 +14,35 @@ pub struct Module {
 }
 
 impl Module {
-    /// Loads weights for inference: nothing that uses them keeps a graph.
+    /// Loads weights for inference. Computations with them keep no graph.
     ///
     /// # Errors
-    /// When the weights do not fit their specs, or the device has no room.
+    /// The weights do not fit their specs, or the device has no room.
     pub fn load(weights: &ModuleWeights, device: &Device) -> Result<Self, ModelError> {
         weights.check()?;
         let flat = Tensor::from_slice(&weights.values, weights.values.len(), device)?;
         Ok(Self { specs: weights.specs.clone(), flat })
     }
 
-    /// Loads weights that [`crate::Path::gradients`] gives gradients for and [`crate::Path::update`] changes.
+    /// Loads weights for training with [`crate::Path::gradients`] and [`crate::Path::update`].
     ///
     /// # Errors
     /// As [`Module::load`].
     pub fn load_trainable(weights: &ModuleWeights, device: &Device) -> Result<Self, ModelError> {
         weights.check()?;
         let flat = Tensor::from_slice(&weights.values, weights.values.len(), device)?;
-        // The tensor's storage becomes the variable's: nothing is copied.
+        // The variable takes the storage of the tensor, without a copy.
         let flat = Var::from_tensor(&flat)?.into_inner();
         Ok(Self { specs: weights.specs.clone(), flat })
     }
 
-    /// The tensors that the module has.
+    /// Returns the tensors of the module.
     #[must_use]
     pub fn specs(&self) -> &Arc<[TensorSpec]> {
         &self.specs
     }
 
-    /// All elements, one tensor after the other in the order of the specs.
+    /// Returns all elements, one tensor after the other in the order of the specs.
     pub(crate) fn flat(&self) -> &Tensor {
         &self.flat
     }
@@ -58,7 +58,7 @@ impl Module {
     /// Copies the weights from the device.
     ///
     /// # Errors
-    /// When the device can't be read.
+    /// The device can't be read.
     pub fn weights(&self) -> Result<ModuleWeights, ModelError> {
         ModuleWeights::new(self.specs.clone(), self.with_values(<[f32]>::to_vec)?)
     }

@@ -11,19 +11,19 @@ use crate::{
     Dtype, Gradients, KvCache, ModelConfig, ModelError, Module, ModuleWeights, TensorSpec, path_specs,
 };
 
-/// One module per level, put together to a transformer. Cheap to make and to clone: tensors are reference counted.
-/// All methods take `&self`, and several threads may use one path at the same time.
+/// A transformer composed of one module per level. Composing and cloning are cheap, because tensors are reference
+/// counted. All methods take `&self`, and several threads may use one path at the same time.
 #[derive(Clone, Debug)]
 pub struct Path {
     pub(crate) config: Arc<ModelConfig>,
     specs: Arc<[TensorSpec]>,
-    /// The embedding, the blocks and the head: where the parameters of each are.
+    /// Places of the parameters of the embedding, of each block and of the head.
     parts: Vec<Place>,
-    /// What the operations share.
+    /// Settings and buffers shared by the operations.
     pub(crate) stack: Stack,
 }
 
-/// Where a part's parameters are: its tensors lie one after the other from `at` in a module's flat tensor.
+/// Place of the parameters of a part: its tensors lie one after the other from `at` in the flat tensor of a module.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) flat: Tensor,
@@ -35,7 +35,7 @@ impl Path {
     /// Composes a path of one module per level.
     ///
     /// # Errors
-    /// When the configuration is incomplete, the topology does not fit it, or a module is not of its level.
+    /// The configuration is incomplete, the topology does not fit it, or a module is of another level.
     pub fn compose(
         config: &ModelConfig,
         topology: &Topology,
@@ -46,8 +46,9 @@ impl Path {
         let specs = path_specs(config);
         let mut parts: Vec<Place> = Vec::new();
         let mut last = None;
-        for (spec, (level, index)) in specs.iter().zip(places(config, topology, &module_specs)?) {
-            // The first tensor of a part says where it begins; a level holds all tensors of a part in their order.
+        for (spec, tensor) in specs.iter().zip(places(config, topology, &module_specs)?) {
+            // A level holds all tensors of a part in their order, so the place of the first one is the place of the
+            // part.
             if last == Some(spec.part) {
                 if let Some(place) = parts.last_mut() {
                     place.parameters += spec.parameters();
@@ -55,8 +56,9 @@ impl Path {
                 continue;
             }
             last = Some(spec.part);
-            let at = crate::parameters(&module_specs[level][..index]);
-            parts.push(Place { flat: modules[level].flat().clone(), at, parameters: spec.parameters() });
+            let at = crate::parameters(&module_specs[tensor.level][..tensor.index]);
+            let flat = modules[tensor.level].flat().clone();
+            parts.push(Place { flat, at, parameters: spec.parameters() });
         }
         let shape = BlockShape {
             width: config.hidden_size,
@@ -79,28 +81,28 @@ impl Path {
         Ok(Self { config: Arc::new(config.clone()), specs: specs.into(), parts, stack })
     }
 
-    /// The same path, keeping only each block's input for the backward pass or not: less memory, a third more time, the
-    /// same bits.
+    /// Returns the same path with activation checkpointing on or off. If it is on, only the input of each block is kept
+    /// for the backward pass: less memory, a third more time, the same bits.
     #[must_use]
     pub fn with_checkpointing(mut self, checkpointing: bool) -> Self {
         self.stack.checkpointing = checkpointing;
         self
     }
 
-    /// The same path, adding up in `profile` where its time goes.
+    /// Returns the same path, which adds up the time of each phase of its work in `profile`.
     #[must_use]
     pub fn with_profile(mut self, profile: Profile) -> Self {
         self.stack.profile = profile;
         self
     }
 
-    /// The path's shape.
+    /// Returns the shape of the path.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The path's tensors: [`path_specs`].
+    /// Returns the tensors of the path: [`path_specs`].
     #[must_use]
     pub fn specs(&self) -> &Arc<[TensorSpec]> {
         &self.specs
@@ -109,7 +111,7 @@ impl Path {
     /// Copies the weights of the whole path from the device.
     ///
     /// # Errors
-    /// When the device can't be read.
+    /// The device can't be read.
     pub fn weights(&self) -> Result<ModuleWeights, ModelError> {
         let mut values = Vec::with_capacity(crate::parameters(&self.specs));
         for place in &self.parts {
@@ -118,22 +120,24 @@ impl Path {
         ModuleWeights::new(self.specs.clone(), values)
     }
 
-    /// An empty KV cache for one sequence of this path.
+    /// Returns an empty KV cache for one sequence of this path.
     #[must_use]
     pub fn new_cache(&self) -> KvCache {
         KvCache::new(&self.config)
     }
 
-    /// Changes the parameters in place: `f` gets each tensor's index in [`path_specs`], its spec, its elements and its
-    /// gradient's, in order. Every path that shares a module sees the change; no copy is made.
+    /// Changes the parameters in place, without a copy. `f` gets, for each tensor in order, its index in
+    /// [`path_specs`], its spec, its elements and the elements of its gradient. Every path through a module sees the
+    /// change.
     ///
     /// # Errors
-    /// When the device can't be written, or a part of the path has no gradient.
+    /// The device can't be written, or a part of the path has no gradient.
     pub fn update(
         &self,
         gradients: &Gradients,
         mut f: impl FnMut(usize, &TensorSpec, &mut [f32], &[f32]),
     ) -> Result<(), ModelError> {
+        // The specs are in the order of the parts, so one index runs through all of them.
         let mut index = 0;
         for (place, slot) in self.parts.iter().zip(&gradients.slots) {
             index = slot.with(|gradient| {
@@ -168,12 +172,12 @@ impl Path {
         &self.parts
     }
 
-    /// The final norm and, unless it is the embedding, the output projection.
+    /// Returns the place of the final norm and, if it is not tied, of the output projection.
     pub(crate) fn head(&self) -> &Place {
         &self.parts[1 + self.config.blocks]
     }
 
-    /// Where the head's parts are in its module: the level that holds a tied head holds the embedding too.
+    /// Returns the places of the head's tensors in its module. The level of a tied head also holds the embedding.
     pub(crate) fn head_place(&self) -> HeadPlace {
         let (norm, width) = (self.head().at, self.config.hidden_size);
         let projection = if self.config.tie_embeddings { self.embedding().at } else { norm + width };
@@ -182,7 +186,7 @@ impl Path {
 }
 
 impl Place {
-    /// Runs `f` on the part's parameters.
+    /// Runs `f` on the parameters of the part.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&[f32]) -> R) -> Result<R, ModelError> {
         Ok(dipaco_ops::with_slice(&self.flat, |all| f(&all[self.at..self.at + self.parameters]))?)
     }

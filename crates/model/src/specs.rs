@@ -1,31 +1,32 @@
-//! Which tensors a path and a module have.
+//! The tensors of a path and of a module.
 
 use dipaco_topology::{Part, Topology};
 
 use crate::ModelConfig;
 
-/// One tensor of a model.
+/// Name and shape of a tensor of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// The name in Hugging Face's Llama.
+    /// Name in Hugging Face's Llama.
     pub name: String,
-    /// The dimensions; matrices are (out, in), as in `nn.Linear`.
+    /// Dimensions. Matrices are (out, in), as in `nn.Linear`.
     pub shape: Vec<usize>,
-    /// The part of the transformer that it belongs to.
+    /// Part of the transformer that holds the tensor.
     pub part: Part,
-    /// Whether weight decay applies: not for norms.
+    /// True if weight decay applies. It does not apply to norms.
     pub decay: bool,
 }
 
 impl TensorSpec {
-    /// How many numbers the tensor holds.
+    /// Returns the number of elements of the tensor.
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
-/// The tensors of a whole path in canonical order: embedding, blocks, final norm, output projection (absent when tied).
+/// Returns the tensors of a whole path in canonical order: embedding, blocks, final norm, output projection (absent if
+/// tied).
 #[must_use]
 pub fn path_specs(config: &ModelConfig) -> Vec<TensorSpec> {
     let (d, a, f, v) = (config.hidden_size, config.attention_size(), config.ffn_size, config.vocab_size);
@@ -60,14 +61,14 @@ pub fn path_specs(config: &ModelConfig) -> Vec<TensorSpec> {
     specs
 }
 
-/// The tensors of a module of a level, in the order of [`path_specs`]; none for a level that does not exist.
+/// Returns the tensors of a module of a level, in the order of [`path_specs`]; none for a level that does not exist.
 #[must_use]
 pub fn level_specs(config: &ModelConfig, topology: &Topology, level: usize) -> Vec<TensorSpec> {
     let parts = topology.parts(level);
     path_specs(config).into_iter().filter(|spec| parts.contains(&spec.part)).collect()
 }
 
-/// How many numbers these tensors hold together.
+/// Returns the number of elements of all these tensors together.
 #[must_use]
 pub fn parameters(specs: &[TensorSpec]) -> usize {
     specs.iter().map(TensorSpec::parameters).sum()

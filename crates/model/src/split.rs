@@ -1,13 +1,13 @@
-//! A path's weights as modules, and back.
+//! Cutting the weights of a path into modules, and joining them.
 
 use dipaco_topology::Topology;
 
 use crate::{ModelConfig, ModelError, ModuleWeights, TensorSpec, level_specs, path_specs};
 
-/// Cuts a whole path's weights into one module per level.
+/// Cuts the weights of a whole path into one module per level.
 ///
 /// # Errors
-/// When the weights are not those of a path of this configuration, or the topology does not fit it.
+/// The tensors are not the tensors of a path of this configuration, or the topology does not fit it.
 pub fn split(
     config: &ModelConfig,
     topology: &Topology,
@@ -25,10 +25,10 @@ pub fn split(
     (0..topology.levels()).map(level).collect()
 }
 
-/// Puts one module per level together to a whole path's weights.
+/// Joins one module per level into the weights of a whole path.
 ///
 /// # Errors
-/// When there is not one module per level, or a module is not of its level.
+/// The number of modules is not the number of levels, or a module is of another level.
 pub fn join(
     config: &ModelConfig,
     topology: &Topology,
@@ -41,16 +41,25 @@ pub fn join(
         module.check()?;
         tensors.push(module.tensors().map(|(_, values)| values).collect::<Vec<_>>());
     }
-    let values = places.iter().flat_map(|&(level, index)| tensors[level][index].iter().copied()).collect();
+    let values = places.iter().flat_map(|place| tensors[place.level][place.index].iter().copied()).collect();
     ModuleWeights::new(path_specs(config).into(), values)
 }
 
-/// Where each tensor of a path is: the level, and the place among the tensors of its module.
+/// Place of a tensor of a path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorPlace {
+    /// Level of the module.
+    pub(crate) level: usize,
+    /// Index among the tensors of the module.
+    pub(crate) index: usize,
+}
+
+/// Returns the place of each tensor of a path, in the order of [`path_specs`].
 pub(crate) fn places(
     config: &ModelConfig,
     topology: &Topology,
     modules: &[&[TensorSpec]],
-) -> Result<Vec<(usize, usize)>, ModelError> {
+) -> Result<Vec<TensorPlace>, ModelError> {
     config.check_topology(topology)?;
     if modules.len() != topology.levels() {
         let problem = format!("{} modules were given for {} levels", modules.len(), topology.levels());
@@ -61,7 +70,7 @@ pub(crate) fn places(
     }
     let place = |spec: &TensorSpec| {
         let mut places = modules.iter().enumerate().filter_map(|(level, specs)| {
-            specs.iter().position(|own| own.name == spec.name).map(|index| (level, index))
+            specs.iter().position(|own| own.name == spec.name).map(|index| TensorPlace { level, index })
         });
         places
             .next()
@@ -70,7 +79,7 @@ pub(crate) fn places(
     path_specs(config).iter().map(place).collect()
 }
 
-/// Checks that tensors are the expected ones.
+/// Checks that the tensors are equal to the expected tensors.
 pub(crate) fn require_specs(found: &[TensorSpec], expected: &[TensorSpec]) -> Result<(), ModelError> {
     for (found, expected) in found.iter().zip(expected) {
         if found != expected {
@@ -80,7 +89,7 @@ pub(crate) fn require_specs(found: &[TensorSpec], expected: &[TensorSpec]) -> Re
         }
     }
     if found.len() != expected.len() {
-        let problem = format!("{} tensors were given where {} belong", found.len(), expected.len());
+        let problem = format!("{} tensors were given, but {} are expected", found.len(), expected.len());
         return Err(ModelError::Compose { problem });
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! A module's weights outside of any device.
+//! Weights of a module outside of any device.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -8,38 +8,40 @@ use safetensors::tensor::{Dtype, SafeTensors, View};
 
 use crate::{ModelError, TensorSpec, parameters};
 
-/// A module's weights as flat numbers: what is stored, sent and averaged. A whole path's weights have the same form.
+/// Weights of a module as flat numbers, the form in which they are stored, sent and averaged. The weights of a whole
+/// path have the same form.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModuleWeights {
     /// The tensors.
     pub specs: Arc<[TensorSpec]>,
-    /// Their elements, one tensor after the other in the order of `specs`, each row-major.
+    /// The elements, one tensor after the other in the order of `specs`, each row-major.
     pub values: Vec<f32>,
 }
 
 impl ModuleWeights {
-    /// Puts specs and values together.
+    /// Joins specs and values.
     ///
     /// # Errors
-    /// When there are more or fewer values than the specs hold.
+    /// The number of values differs from the number of elements of the specs.
     pub fn new(specs: Arc<[TensorSpec]>, values: Vec<f32>) -> Result<Self, ModelError> {
         let weights = Self { specs, values };
         weights.check()?;
         Ok(weights)
     }
 
-    /// Checks that there are as many values as the specs hold.
+    /// Checks that the number of values is the number of elements of the specs.
     pub(crate) fn check(&self) -> Result<(), ModelError> {
         let (expected, found) = (parameters(&self.specs), self.values.len());
         if found == expected {
             return Ok(());
         }
         let tensor = self.specs.first().map_or_else(String::new, |spec| spec.name.clone());
-        let problem = format!("a module of {expected} parameters that starts here was given {found}");
+        let problem =
+            format!("the module that starts here has {expected} parameters, but {found} values were given");
         Err(ModelError::Weights { tensor, problem })
     }
 
-    /// Each tensor with its elements, in the order of `specs`.
+    /// Returns each tensor with its elements, in the order of `specs`.
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
         let mut rest = self.values.as_slice();
         self.specs.iter().map(move |spec| {
@@ -49,11 +51,13 @@ impl ModuleWeights {
         })
     }
 
-    /// Writes a safetensors file: f32, with this entry as its `__metadata__`. One at most: the format's writer puts
-    /// several in no fixed order, and equal weights are to be equal bytes.
+    /// Writes a safetensors file of f32 values with this entry as its `__metadata__`.
+    ///
+    /// Equal weights give equal bytes. That is why there is at most one entry: the writer of the format has no fixed
+    /// order for several.
     ///
     /// # Errors
-    /// When the number of values does not fit the specs.
+    /// The number of values does not fit the specs.
     pub fn to_safetensors(&self, metadata: Option<(&str, &str)>) -> Result<Vec<u8>, ModelError> {
         self.check()?;
         let views =
@@ -62,10 +66,10 @@ impl ModuleWeights {
         Ok(safetensors::serialize(views, metadata)?)
     }
 
-    /// Reads a safetensors file that holds exactly these tensors, in any order, as f32.
+    /// Reads a safetensors file with exactly these tensors, in any order, as f32.
     ///
     /// # Errors
-    /// When the bytes are damaged, or a tensor is missing, unknown, of another shape or not f32.
+    /// The bytes are damaged, or a tensor is missing, unknown, of another shape or not f32.
     pub fn from_safetensors(bytes: &[u8], specs: Arc<[TensorSpec]>) -> Result<Self, ModelError> {
         let file = SafeTensors::deserialize(bytes)?;
         let wrong =
@@ -75,7 +79,7 @@ impl ModuleWeights {
                 return Err(wrong(name, "the file has it, but a module of this shape does not".into()));
             }
         }
-        // Each tensor's size is checked against the file before its elements are copied, so nothing is reserved ahead.
+        // No capacity is reserved before the sizes in the file have been checked: they may be wrong.
         let mut values = Vec::new();
         for spec in specs.iter() {
             let Ok(view) = file.tensor(&spec.name) else {
@@ -99,6 +103,7 @@ impl ModuleWeights {
     }
 }
 
+/// A tensor for the safetensors writer.
 struct Floats<'a> {
     shape: &'a [usize],
     values: &'a [f32],
@@ -114,7 +119,12 @@ impl View for Floats<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Owned(self.values.iter().flat_map(|value| value.to_le_bytes()).collect())
+        // The format is little-endian. On such a processor the values in memory are the bytes of the file.
+        if cfg!(target_endian = "little") {
+            Cow::Borrowed(bytemuck::cast_slice(self.values))
+        } else {
+            Cow::Owned(self.values.iter().flat_map(|value| value.to_le_bytes()).collect())
+        }
     }
 
     fn data_len(&self) -> usize {

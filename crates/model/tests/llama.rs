@@ -1,7 +1,8 @@
-//! The model against Hugging Face's Llama, and what its users rely on.
+//! The model compared with Hugging Face's Llama, and the guarantees for its users.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests panic too")]
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ fn two_levels() -> Topology {
         .unwrap()
 }
 
-/// The numbers of `fixtures/llama.py`.
+/// The same numbers as in `fixtures/llama.py`.
 fn weights(config: &ModelConfig) -> ModuleWeights {
     let specs: Arc<[TensorSpec]> = path_specs(config).into();
     let number = |tensor: usize, i: usize| {
@@ -214,7 +215,7 @@ fn a_training_step_has_the_same_bits_for_any_number_of_threads() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let one = run(1, dtype, false);
         assert!(one == run(2, dtype, false) && one == run(3, dtype, false), "{dtype:?}");
-        assert!(one == run(2, dtype, true), "{dtype:?}: computing activations again changes bits");
+        assert!(one == run(2, dtype, true), "{dtype:?}: recomputing activations changes bits");
     }
 }
 
@@ -266,7 +267,7 @@ fn gradients_of_micro_batches_add_up_to_those_of_the_batch() {
         for (one, other) in whole.iter().zip(all(1)) {
             assert!((one - other).abs() < 1e-6, "{one} is not {other}");
         }
-        assert_eq!(whole, all(BATCH), "memory of the step before changes nothing");
+        assert_eq!(whole, all(BATCH), "reused memory changes nothing");
         assert!(path.gradients(&tokens(), &targets(), BATCH, 0).is_err());
     }
 }
@@ -291,7 +292,7 @@ fn bf16_products_stay_close_to_f32() {
 }
 
 #[test]
-fn outputs_at_positions_are_those_of_decoding_and_see_nothing_behind() {
+fn outputs_at_positions_are_those_of_decoding_and_do_not_depend_on_later_tokens() {
     let config = config(true).with_outputs(5);
     let path = compose(&config, &dense(), &weights(&config), false);
     assert_eq!(path_specs(&config).last().unwrap().shape, [5, 32]);
@@ -353,7 +354,11 @@ fn initial_weights_follow_the_seed_and_the_recipe() {
         }
     }
     let deeper = init(&ModelConfig { blocks: 3, ..config }, 1).unwrap();
-    assert_eq!(deeper.values[..64 * 128], weights.values[..64 * 128], "a tensor's numbers are its own");
+    assert_eq!(
+        deeper.values[..64 * 128],
+        weights.values[..64 * 128],
+        "the numbers of a tensor do not depend on the other tensors"
+    );
 }
 
 #[test]
@@ -398,8 +403,45 @@ fn safetensors_keep_every_bit_and_refuse_what_does_not_fit() {
     assert!(short.to_safetensors(None).is_err() && Module::load(&short, &Device::Cpu).is_err());
 }
 
+/// Each value as its own four little-endian bytes.
+struct ValueByValue<'a> {
+    shape: &'a [usize],
+    values: &'a [f32],
+}
+
+impl safetensors::View for ValueByValue<'_> {
+    fn dtype(&self) -> safetensors::Dtype {
+        safetensors::Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Owned(self.values.iter().flat_map(|value| value.to_le_bytes()).collect())
+    }
+
+    fn data_len(&self) -> usize {
+        4 * self.values.len()
+    }
+}
+
 #[test]
-fn an_export_is_read_back_and_says_what_readers_look_for() {
+fn safetensors_hold_each_value_in_little_endian() {
+    let config = config(false);
+    let mut module = split(&config, &two_levels(), &weights(&config)).unwrap().remove(0);
+    let special = [-0.0, f32::NAN, f32::NEG_INFINITY, f32::MIN_POSITIVE / 2.0, f32::MAX];
+    module.values[..special.len()].copy_from_slice(&special);
+    let views =
+        module.tensors().map(|(spec, values)| (&spec.name, ValueByValue { shape: &spec.shape, values }));
+    let metadata = [("round".to_owned(), "3".to_owned())].into();
+    let expected = safetensors::serialize(views, Some(metadata)).unwrap();
+    assert!(module.to_safetensors(Some(("round", "3"))).unwrap() == expected);
+}
+
+#[test]
+fn an_export_is_read_back_and_names_the_keys_of_all_readers() {
     let config = config(false);
     let path = weights(&config);
     let special = SpecialTokens { end_of_text: 2, end_of_text_text: "<|endoftext|>".into() };

@@ -1,13 +1,13 @@
-//! AdamW against a copy: both are bound by memory, so bytes per second compare.
+//! AdamW against a copy. Both are bound by memory, so their bytes per second are comparable.
 #![allow(missing_docs, reason = "a benchmark")]
 
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use dipaco_optim::{AdamWConfig, adamw_step};
+use dipaco_optim::{AdamWConfig, AdamWMoments, AdamWStep, adamw_step};
 use rayon::prelude::*;
 
-/// More than caches hold: four arrays of 64 MiB.
+/// Four arrays of 64 MiB, larger than the caches.
 const PARAMETERS: usize = 1 << 24;
 
 fn adamw(c: &mut Criterion) {
@@ -17,8 +17,10 @@ fn adamw(c: &mut Criterion) {
     group.throughput(Throughput::Bytes(7 * 4 * PARAMETERS as u64));
     group.bench_function("AdamW", |b| {
         let config = AdamWConfig::default();
+        let step = AdamWStep { number: 10, learning_rate: 4e-4, gradient_scale: 1.0, decay: true };
         b.iter(|| {
-            adamw_step(&mut params, &gradient, &mut first, &mut second, 10, 4e-4, 1.0, true, &config);
+            let moments = AdamWMoments { first: &mut first, second: &mut second };
+            adamw_step(&mut params, &gradient, moments, &step, &config);
         });
     });
     group.throughput(Throughput::Bytes(2 * 4 * PARAMETERS as u64));

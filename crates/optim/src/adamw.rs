@@ -11,7 +11,8 @@ use crate::{CHUNK, OptimConfigError};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdamWConfig {
-    /// Peak learning rate, reached after the warm-up (default 4e-4). Too large diverges, too small learns nothing.
+    /// Peak learning rate, reached after the warm-up (default 4e-4). A rate that is too large makes training diverge;
+    /// with one that is too small the model learns nothing.
     pub learning_rate: f64,
     /// Decay of the first moment per step, 0 to 1 (default 0.9).
     pub beta1: f64,
@@ -19,9 +20,9 @@ pub struct AdamWConfig {
     pub beta2: f64,
     /// Added to the root of the second moment (default 1e-8); must be above 0.
     pub epsilon: f64,
-    /// Decoupled weight decay per step and unit of learning rate (default 0.1); norms are not decayed.
+    /// Decoupled weight decay per step and unit of learning rate (default 0.1). Norms are not decayed.
     pub weight_decay: f64,
-    /// Largest Euclidean norm of a step's gradient over all parameters of the path (default 1); 0 turns clipping off.
+    /// Largest Euclidean norm of a step's gradient over all parameters of the path (default 1). 0 turns clipping off.
     pub clip_norm: f64,
 }
 
@@ -56,35 +57,51 @@ impl AdamWConfig {
     }
 }
 
-/// One step in place: `p ← p (1 - lr · wd)`, then `p ← p - lr · m̂ / (√v̂ + ε)` with bias-corrected moments
+/// AdamW's two moments of some parameters, borrowed from the caller. Both start at 0.
+#[derive(Debug)]
+pub struct AdamWMoments<'a> {
+    /// Running mean of the gradient, m.
+    pub first: &'a mut [f32],
+    /// Running mean of the squared gradient, v.
+    pub second: &'a mut [f32],
+}
+
+/// Numbers that change from step to step or from tensor to tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWStep {
+    /// Number of the step, from 1; 0 counts as 1.
+    pub number: u64,
+    /// Learning rate of the step. [`AdamWConfig::learning_rate`] is the peak, and [`adamw_step`] does not read it.
+    pub learning_rate: f64,
+    /// Factor for the gradient, as [`crate::clip_scale`] returns it.
+    pub gradient_scale: f64,
+    /// True if weight decay applies to these parameters.
+    pub decay: bool,
+}
+
+/// Takes one step in place: `p ← p (1 - lr · wd)`, then `p ← p - lr · m̂ / (√v̂ + ε)` with bias-corrected moments
 /// (arXiv:1711.05101 Algorithm 2, with PyTorch's order of operations).
 ///
-/// `step` counts from 1; a step of 0 is taken as 1. `grad_scale` multiplies the gradient first ([`crate::clip_scale`]).
-/// `decay` says whether weight decay applies. `learning_rate` is this step's; [`AdamWConfig::learning_rate`] is the
-/// peak, and unused here. Elements past the shortest of the four slices are left alone.
-#[expect(clippy::too_many_arguments, reason = "the state of an optimizer is the caller's")]
+/// `params`, `gradient` and both moments have one element for each parameter. Elements past the end of the shortest of
+/// the four slices keep their values.
 pub fn adamw_step(
     params: &mut [f32],
     gradient: &[f32],
-    first: &mut [f32],
-    second: &mut [f32],
-    step: u64,
-    learning_rate: f64,
-    grad_scale: f64,
-    decay: bool,
+    moments: AdamWMoments<'_>,
+    step: &AdamWStep,
     config: &AdamWConfig,
 ) {
-    let step = step.max(1) as f64;
-    let keep = if decay { 1.0 - learning_rate * config.weight_decay } else { 1.0 } as f32;
+    let (number, learning_rate) = (step.number.max(1) as f64, step.learning_rate);
+    let keep = if step.decay { 1.0 - learning_rate * config.weight_decay } else { 1.0 } as f32;
     // m̂ / (√v̂ + ε) = (m / c1) / (√v / √c2 + ε)
-    let rate = (learning_rate / (1.0 - config.beta1.powf(step))) as f32;
-    let root = (1.0 / (1.0 - config.beta2.powf(step)).sqrt()) as f32;
+    let rate = (learning_rate / (1.0 - config.beta1.powf(number))) as f32;
+    let root = (1.0 / (1.0 - config.beta2.powf(number)).sqrt()) as f32;
     let (beta1, beta2) = (config.beta1 as f32, config.beta2 as f32);
     let (fresh1, fresh2) = ((1.0 - config.beta1) as f32, (1.0 - config.beta2) as f32);
-    let (scale, epsilon) = (grad_scale as f32, config.epsilon as f32);
-    let state =
-        params.par_chunks_mut(CHUNK).zip(first.par_chunks_mut(CHUNK)).zip(second.par_chunks_mut(CHUNK));
-    state.zip(gradient.par_chunks(CHUNK)).for_each(|(((params, first), second), gradient)| {
+    let (scale, epsilon) = (step.gradient_scale as f32, config.epsilon as f32);
+    let moments = moments.first.par_chunks_mut(CHUNK).zip(moments.second.par_chunks_mut(CHUNK));
+    let state = params.par_chunks_mut(CHUNK).zip(moments);
+    state.zip(gradient.par_chunks(CHUNK)).for_each(|((params, (first, second)), gradient)| {
         vectorized(
             #[inline(always)]
             || {

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use crate::CHUNK;
 use crate::vector::vectorized;
 
-/// The sum of squares, in f64.
+/// Returns the sum of the squares of `values`, in f64.
 #[must_use]
 pub fn squared_norm(values: &[f32]) -> f64 {
     let chunks = values.par_chunks(CHUNK).map(|chunk| {
@@ -30,8 +30,8 @@ pub fn squared_norm(values: &[f32]) -> f64 {
     chunks.collect::<Vec<f64>>().into_iter().sum()
 }
 
-/// The factor that brings a gradient of this squared norm to at most `clip_norm` (PyTorch's `clip_grad_norm_`);
-/// 1 when `clip_norm` is 0.
+/// Returns the factor that scales a gradient of this squared norm to a norm of at most `clip_norm`, as PyTorch's
+/// `clip_grad_norm_` does. Returns 1 if `clip_norm` is 0.
 #[must_use]
 pub fn clip_scale(total_squared_norm: f64, clip_norm: f64) -> f64 {
     if clip_norm > 0.0 { (clip_norm / (total_squared_norm.sqrt() + 1e-6)).min(1.0) } else { 1.0 }

@@ -1,4 +1,4 @@
-//! Configuration values that can't work.
+//! The error for configuration values out of range.
 
 use thiserror::Error;
 
@@ -8,13 +8,13 @@ use thiserror::Error;
 pub struct OptimConfigError {
     /// The key, relative to its section.
     pub key: &'static str,
-    /// The value given.
+    /// The given value.
     pub value: f64,
-    /// What is allowed, in words.
+    /// The allowed range, in words.
     pub range: &'static str,
 }
 
-/// Refuses a value that `allowed` is false for.
+/// Returns an error unless `allowed` is true.
 pub(crate) fn require(
     allowed: bool,
     key: &'static str,

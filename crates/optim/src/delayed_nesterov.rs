@@ -5,15 +5,15 @@ use serde::{Deserialize, Serialize};
 use crate::config_error::require;
 use crate::{NesterovConfig, OptimConfigError};
 
-/// How outer gradients that arrive one by one are applied.
+/// The outer optimizer for outer gradients that arrive one by one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DelayedNesterovConfig {
     /// Learning rate and momentum.
     pub nesterov: NesterovConfig,
-    /// N, after how many outer gradients the momentum changes (default 4); the number of workers is a good value.
+    /// N, outer gradients between two changes of the momentum (default 4). The number of workers is a good value.
     pub delay: u32,
-    /// c, the share of the momentum that each of the other steps applies, 0 to 1/N (default 0).
+    /// c, the share of the momentum that a step without such a change applies, 0 to 1/N (default 0).
     pub share: f64,
 }
 
@@ -36,26 +36,28 @@ impl DelayedNesterovConfig {
     }
 }
 
-/// What the optimizer remembers between two outer gradients.
+/// State of the optimizer between two outer gradients.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DelayedNesterov {
     /// The momentum m.
     pub momentum: Vec<f32>,
     /// Δ, the sum of the outer gradients since the momentum changed.
     pub buffer: Vec<f32>,
-    /// How many outer gradients were applied.
+    /// Number of outer gradients applied so far.
     pub received: u64,
 }
 
 impl DelayedNesterov {
-    /// At rest, for `parameters` parameters.
+    /// Returns the state before the first outer gradient, for `parameters` parameters.
     #[must_use]
     pub fn new(parameters: usize) -> Self {
         Self { momentum: vec![0.0; parameters], buffer: vec![0.0; parameters], received: 0 }
     }
 }
 
-/// Applies one outer gradient in place (arXiv:2401.09135 Algorithm 3). Elements past the shortest slice are left alone.
+/// Applies one outer gradient in place (arXiv:2401.09135 Algorithm 3).
+///
+/// Elements past the end of the shortest slice keep their values.
 pub fn delayed_nesterov_step(
     params: &mut [f32],
     outer_gradient: &[f32],

@@ -11,9 +11,10 @@ use crate::{CHUNK, OptimConfigError};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NesterovConfig {
-    /// Outer learning rate (default 0.7). From rest, a step of 1 overshoots the paths' mean by the momentum.
+    /// Outer learning rate (default 0.7). With a rate of 1, the first step overshoots the mean of the paths by the
+    /// momentum.
     pub learning_rate: f64,
-    /// Decay of the momentum per outer step, at least 0 and below 1 (default 0.9); 0 is plain descent.
+    /// Decay of the momentum per outer step, at least 0 and below 1 (default 0.9). 0 is plain gradient descent.
     pub momentum: f64,
 }
 
@@ -35,8 +36,9 @@ impl NesterovConfig {
     }
 }
 
-/// One step in place: `m ← μ m + g`, `θ ← θ - lr (g + μ m)` (PyTorch's SGD with `nesterov=True`).
-/// Elements past the shortest of the three slices are left alone.
+/// Takes one step in place: `m ← μ m + g`, `θ ← θ - lr (g + μ m)` (PyTorch's SGD with `nesterov=True`).
+///
+/// Elements past the end of the shortest of the three slices keep their values.
 pub fn nesterov_step(
     params: &mut [f32],
     outer_gradient: &[f32],

@@ -2,7 +2,7 @@
 
 use pulp::{Arch, NullaryFnOnce};
 
-/// Runs a loop compiled for the widest vector units of this processor (AVX-512, AVX2, or what the target has anyway).
+/// Runs a loop compiled for the widest vector units of this processor: AVX-512, AVX2, or the baseline of the target.
 #[inline(always)]
 pub(crate) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
     struct Loop<F>(F);

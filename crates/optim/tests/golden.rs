@@ -1,4 +1,4 @@
-//! The optimizers against PyTorch's numbers and those of the papers.
+//! The optimizers against the numbers of PyTorch and of the papers.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests panic too")]
 
@@ -31,7 +31,9 @@ fn adamw(name: &str, decay: bool, clip_norm: f64) {
     let (mut first, mut second) = (vec![0.0; 6], vec![0.0; 6]);
     compare(name, |params, gradient, step| {
         let scale = clip_scale(squared_norm(gradient), config.clip_norm);
-        adamw_step(params, gradient, &mut first, &mut second, step, 1e-2, scale, decay, &config);
+        let moments = AdamWMoments { first: &mut first, second: &mut second };
+        let step = AdamWStep { number: step, learning_rate: 1e-2, gradient_scale: scale, decay };
+        adamw_step(params, gradient, moments, &step, &config);
     });
 }
 
@@ -119,9 +121,10 @@ fn results_have_the_same_bits_for_any_number_of_threads() {
             let mut params = gradient.iter().map(|g| g * 0.3).collect::<Vec<_>>();
             let (mut first, mut second) = (vec![0.0; params.len()], vec![0.0; params.len()]);
             let scale = clip_scale(squared_norm(&gradient), 1.0);
-            for step in 1..4 {
-                let config = AdamWConfig::default();
-                adamw_step(&mut params, &gradient, &mut first, &mut second, step, 4e-4, scale, true, &config);
+            for number in 1..4 {
+                let moments = AdamWMoments { first: &mut first, second: &mut second };
+                let step = AdamWStep { number, learning_rate: 4e-4, gradient_scale: scale, decay: true };
+                adamw_step(&mut params, &gradient, moments, &step, &AdamWConfig::default());
             }
             nesterov_step(&mut params, &gradient, &mut first, &NesterovConfig::default());
             (squared_norm(&gradient).to_bits(), params.iter().map(|p| p.to_bits()).collect::<Vec<_>>())

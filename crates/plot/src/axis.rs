@@ -2,60 +2,54 @@
 
 use crate::number;
 
-/// How values become places.
+/// Mapping of values to places on an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scale {
-    /// Equal differences are equally long.
+    /// Equal differences have equal lengths.
     #[default]
     Linear,
-    /// Equal ratios are equally long; values that are not positive are left out.
+    /// Equal ratios have equal lengths. Values that are not positive are left out.
     Logarithmic,
 }
 
-/// An axis: what it measures, with the unit, and how.
+/// Axis of a chart.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Axis {
     /// Quantity and unit.
     pub label: String,
-    /// The scale.
+    /// Mapping of values to places.
     pub scale: Scale,
-    /// The ends; those of the values when they are not given.
+    /// Ends of the axis; without them the range of the values.
     pub range: Option<(f64, f64)>,
-    /// Where ticks stand; round numbers when there are none.
+    /// Values of the ticks; if empty, round numbers.
     pub ticks: Vec<f64>,
 }
 
 impl Axis {
-    /// A linear axis over the range of the values.
+    /// Returns a linear axis over the range of the values.
     #[must_use]
     pub fn linear(label: impl Into<String>) -> Self {
         Self { label: label.into(), ..Self::default() }
     }
 
-    /// A logarithmic axis over the range of the values.
+    /// Returns a logarithmic axis over the range of the values.
     #[must_use]
     pub fn logarithmic(label: impl Into<String>) -> Self {
         Self { label: label.into(), scale: Scale::Logarithmic, ..Self::default() }
     }
 
-    /// The same with these ticks.
+    /// Returns the same axis with these ticks.
     #[must_use]
     pub fn with_ticks(self, ticks: Vec<f64>) -> Self {
         Self { ticks, ..self }
     }
 
-    /// The same with these ends.
-    #[must_use]
-    pub fn with_range(self, from: f64, to: f64) -> Self {
-        Self { range: Some((from, to)), ..self }
-    }
-
-    /// Whether a value has a place.
+    /// Returns true if the value has a place on the axis.
     pub(crate) fn takes(&self, value: f64) -> bool {
         value.is_finite() && (self.scale == Scale::Linear || value > 0.0)
     }
 
-    /// The axis over these values, with some air at both ends, drawn over `length` pixels.
+    /// Fits the axis to these values, with some space at both ends, over `length` pixels.
     pub(crate) fn over(&self, values: impl Iterator<Item = f64>, length: f64) -> Fitted {
         let (mut low, mut high) = self.range.unwrap_or((f64::INFINITY, f64::NEG_INFINITY));
         if self.range.is_none() {
@@ -71,10 +65,10 @@ impl Axis {
             (from, to) = (from - 0.5, to + 0.5);
         }
         if self.range.is_none() {
-            let air = 0.03 * (to - from);
-            // A quantity that begins at 0 shows it.
-            from -= if self.scale == Scale::Linear && low == 0.0 { 0.0 } else { air };
-            to += air;
+            let space = 0.03 * (to - from);
+            // An axis of values from 0 starts at 0 exactly.
+            from -= if self.scale == Scale::Linear && low == 0.0 { 0.0 } else { space };
+            to += space;
         }
         Fitted { scale: self.scale, from, to, length, wanted: self.ticks.clone() }
     }
@@ -87,7 +81,7 @@ fn place(scale: Scale, value: f64) -> f64 {
     }
 }
 
-/// An axis with its ends and its length.
+/// Axis with its ends and its length.
 #[derive(Clone, Debug)]
 pub(crate) struct Fitted {
     scale: Scale,
@@ -98,12 +92,12 @@ pub(crate) struct Fitted {
 }
 
 impl Fitted {
-    /// Pixels from the axis's beginning.
+    /// Returns the distance of a value from the start of the axis in pixels.
     pub(crate) fn at(&self, value: f64) -> f64 {
         (place(self.scale, value) - self.from) / (self.to - self.from) * self.length
     }
 
-    /// Round values within the axis with their labels, about one for each `spacing` pixels.
+    /// Returns the values and labels of the ticks: the given ticks, or round values about `spacing` pixels apart.
     pub(crate) fn ticks(&self, spacing: f64) -> Vec<(f64, String)> {
         if !self.wanted.is_empty() {
             return self
@@ -124,7 +118,7 @@ impl Fitted {
         let power = 10f64.powf(rough.log10().floor());
         let step = power * [1.0, 2.0, 5.0, 10.0].into_iter().find(|m| m * power >= rough).unwrap_or(10.0);
         let first = (self.from / step).ceil();
-        // Counted, so that rounding does not add up.
+        // Multiples of the step instead of a running sum, so that rounding errors do not add up.
         (0..1000)
             .map(|i| (first + f64::from(i)) * step)
             .take_while(|&value| value <= self.to + 1e-9 * step)
@@ -134,7 +128,7 @@ impl Fitted {
 
     fn logarithmic(&self, count: f64) -> Vec<(f64, String)> {
         let decades = self.to - self.from;
-        // From dense to sparse, each with the smallest distance between two of its ticks in decades.
+        // From dense to sparse, each with the smallest distance of two ticks in decades.
         let sets: [(&[f64], f64); 5] = [
             (&[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], 0.0457),
             (&[1.0, 1.5, 2.0, 3.0, 5.0, 7.0], 0.1249),
@@ -143,15 +137,14 @@ impl Fitted {
             (&[1.0], 1.0),
         ];
         if decades <= 0.3 {
-            // Within a few percent a logarithm is nearly a straight line.
+            // Over so short a range a logarithm is nearly a straight line.
             let (from, to) = (10f64.powf(self.from), 10f64.powf(self.to));
             return Self { scale: Scale::Linear, from, to, length: self.length, wanted: Vec::new() }
                 .linear(count);
         }
         let apart = |&(_, gap): &(&[f64], f64)| gap / decades * count >= 0.8;
         let multiples = sets.into_iter().find(apart).map_or(&[1.0][..], |(multiples, _)| multiples);
-        // Between -300 and 300.
-        #[allow(clippy::cast_possible_truncation)]
+        // Exponents of an f64 are between -324 and 308.
         let powers = (self.from.floor() as i32)..=(self.to.ceil() as i32);
         powers
             .flat_map(|power| multiples.iter().map(move |&multiple| (10f64.powi(power), multiple)))
@@ -164,7 +157,7 @@ impl Fitted {
     }
 }
 
-/// The smallest difference between ticks.
+/// Returns the smallest difference of two ticks, for their labels; 1 at most, and 1 if all are whole numbers.
 fn steps(ticks: &[f64]) -> f64 {
     let gaps = ticks.windows(2).map(|pair| (pair[1] - pair[0]).abs()).filter(|gap| *gap > 0.0);
     let whole = ticks.iter().all(|tick| tick.fract() == 0.0);

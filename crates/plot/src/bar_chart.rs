@@ -1,20 +1,20 @@
-//! Bars side by side: sizes of many things of one kind.
+//! Bar charts: one quantity of many things.
 
 use crate::axis::Axis;
-use crate::canvas::{Anchor, Canvas, INK};
-use crate::frame::{Frame, TICK, margin};
+use crate::canvas::{Anchor, Canvas, INK, Point};
+use crate::frame::{Frame, LABEL, TICK, margin};
 use crate::{colour, number};
 
-/// Bars from 0 upwards, with the mean as a line across.
+/// Bars from 0 upwards, with a line at their mean.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BarChart {
-    /// What it shows.
+    /// Title.
     pub title: String,
-    /// What the bars are.
+    /// Label of the horizontal axis.
     pub x: String,
-    /// Quantity and unit of their heights.
+    /// Quantity and unit of the heights.
     pub y: String,
-    /// Label and height of each; values that are not finite are shown as 0.
+    /// Label and height of each bar. A height that is not finite is shown as 0.
     pub bars: Vec<(String, f64)>,
 }
 
@@ -22,11 +22,11 @@ const WIDTH: f64 = 700.0;
 const HEIGHT: f64 = 340.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
-/// Pixels between two labels.
+/// Minimum distance of two labels in pixels.
 const APART: f64 = 34.0;
 
 impl BarChart {
-    /// The picture as SVG.
+    /// Draws the chart as SVG.
     #[must_use]
     pub fn svg(&self) -> String {
         let heights: Vec<f64> = self
@@ -44,23 +44,23 @@ impl BarChart {
         frame.title(&mut canvas, &self.title, WIDTH);
         frame.y_axis(&mut canvas, &y, &self.y);
         let step = WIDTH / count;
-        // A label for every bar, or for as many as have room.
+        // Every bar has a label, or only every n-th bar if there is too little room.
         let every = (APART / step).ceil().max(1.0);
         for (index, ((label, _), height)) in self.bars.iter().zip(&heights).enumerate() {
             let left = index as f64 * step;
-            let (x, top) = frame.point(left + step * 0.1, y.at(*height));
-            canvas.rectangle(x, top, step * 0.8, y.at(*height), colour::line(0));
+            let corner = frame.point(left + step * 0.1, y.at(*height));
+            canvas.rectangle(corner, step * 0.8, y.at(*height), colour::line(0));
             if index as f64 % every == 0.0 {
-                let (x, bottom) = frame.point(left + step / 2.0, 0.0);
-                canvas.text((x, bottom + 18.0), TICK, Anchor::Middle, label);
+                let at = frame.point(left + step / 2.0, 0.0).plus(0.0, 18.0);
+                canvas.text(at, TICK, Anchor::Middle, label);
             }
         }
-        let (left, level) = frame.point(0.0, y.at(mean));
-        canvas.line((left, level), (left + WIDTH, level), INK, 1.2, "5 4");
-        canvas.text((left + WIDTH + 8.0, level + TICK * 0.36), TICK, Anchor::Start, &mean_label);
+        let start = frame.point(0.0, y.at(mean));
+        canvas.line(start, start.plus(WIDTH, 0.0), INK, 1.2, "5 4");
+        canvas.text(start.plus(WIDTH + 8.0, TICK * 0.36), TICK, Anchor::Start, &mean_label);
         frame.border(&mut canvas);
-        let (_, bottom) = frame.point(0.0, 0.0);
-        canvas.text((frame.left + WIDTH / 2.0, bottom + 40.0), crate::frame::LABEL, Anchor::Middle, &self.x);
+        let at = Point { x: frame.left + WIDTH / 2.0, y: frame.point(0.0, 0.0).y + 40.0 };
+        canvas.text(at, LABEL, Anchor::Middle, &self.x);
         canvas.finish()
     }
 }

@@ -1,10 +1,24 @@
-//! Writing SVG.
+//! An SVG writer.
 
 use std::fmt::Write as _;
 
 use crate::font;
 
-/// Where a text stands relative to its point.
+/// Point of the picture: pixels from the upper left corner.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Point {
+    pub(crate) x: f64,
+    pub(crate) y: f64,
+}
+
+impl Point {
+    /// Returns the point `right` pixels to the right and `down` pixels down.
+    pub(crate) fn plus(self, right: f64, down: f64) -> Self {
+        Self { x: self.x + right, y: self.y + down }
+    }
+}
+
+/// Place of a text relative to its point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Anchor {
     Start,
@@ -12,7 +26,7 @@ pub(crate) enum Anchor {
     End,
 }
 
-/// A picture in the making; coordinates are pixels from the upper left corner.
+/// SVG under construction.
 pub(crate) struct Canvas {
     width: f64,
     height: f64,
@@ -21,7 +35,7 @@ pub(crate) struct Canvas {
 
 /// Colour of texts and axes.
 pub(crate) const INK: &str = "#222222";
-/// Colour of what only helps the eye.
+/// Colour of grid lines.
 pub(crate) const FAINT: &str = "#dddddd";
 
 impl Canvas {
@@ -29,77 +43,78 @@ impl Canvas {
         Self { width, height, body: String::new() }
     }
 
-    pub(crate) fn rectangle(&mut self, x: f64, y: f64, width: f64, height: f64, fill: &str) {
+    /// Draws a filled rectangle with its upper left corner at `corner`.
+    pub(crate) fn rectangle(&mut self, corner: Point, width: f64, height: f64, fill: &str) {
+        let Point { x, y } = corner;
         let _ = writeln!(
             self.body,
             r#"<rect x="{x:.2}" y="{y:.2}" width="{width:.2}" height="{height:.2}" fill="{fill}"/>"#
         );
     }
 
-    /// The same with a border and without filling.
-    pub(crate) fn frame(&mut self, x: f64, y: f64, width: f64, height: f64) {
+    /// Draws the border of a rectangle.
+    pub(crate) fn frame(&mut self, corner: Point, width: f64, height: f64) {
+        let Point { x, y } = corner;
         let _ = writeln!(
             self.body,
             r#"<rect x="{x:.2}" y="{y:.2}" width="{width:.2}" height="{height:.2}" fill="none" stroke="{INK}"/>"#
         );
     }
 
-    /// A straight line; `dash` as in SVG's stroke-dasharray, empty for none.
-    pub(crate) fn line(&mut self, from: (f64, f64), to: (f64, f64), colour: &str, width: f64, dash: &str) {
+    /// Draws a straight line. `dash` is SVG's stroke-dasharray; empty for a solid line.
+    pub(crate) fn line(&mut self, from: Point, to: Point, colour: &str, width: f64, dash: &str) {
         self.path(&[from, to], colour, width, dash);
     }
 
-    /// A line through points.
-    pub(crate) fn path(&mut self, points: &[(f64, f64)], colour: &str, width: f64, dash: &str) {
-        let points: Vec<String> = points.iter().map(|(x, y)| format!("{x:.2},{y:.2}")).collect();
+    /// Draws a line through points.
+    pub(crate) fn path(&mut self, points: &[Point], colour: &str, width: f64, dash: &str) {
         let dash = if dash.is_empty() { String::new() } else { format!(r#" stroke-dasharray="{dash}""#) };
         let _ = writeln!(
             self.body,
             r#"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"{dash}/>"#,
-            points.join(" ")
+            list(points)
         );
     }
 
-    /// An area that shows what is below it.
-    pub(crate) fn area(&mut self, points: &[(f64, f64)], colour: &str) {
-        let points: Vec<String> = points.iter().map(|(x, y)| format!("{x:.2},{y:.2}")).collect();
+    /// Draws a translucent area.
+    pub(crate) fn area(&mut self, points: &[Point], colour: &str) {
         let _ = writeln!(
             self.body,
             r#"<polygon points="{}" fill="{colour}" fill-opacity="0.18"/>"#,
-            points.join(" ")
+            list(points)
         );
     }
 
-    pub(crate) fn dot(&mut self, (x, y): (f64, f64), radius: f64, fill: &str, stroke: &str) {
+    /// Draws a circle.
+    pub(crate) fn dot(&mut self, centre: Point, radius: f64, fill: &str, stroke: &str) {
+        let Point { x, y } = centre;
         let _ = writeln!(
             self.body,
             r#"<circle cx="{x:.2}" cy="{y:.2}" r="{radius}" fill="{fill}" stroke="{stroke}" stroke-width="1.3"/>"#
         );
     }
 
-    pub(crate) fn text(&mut self, (x, y): (f64, f64), size: f64, anchor: Anchor, text: &str) {
-        self.styled((x, y), size, anchor, INK, "", text);
+    /// Draws text in the usual colour.
+    pub(crate) fn text(&mut self, at: Point, size: f64, anchor: Anchor, text: &str) {
+        self.coloured(at, size, anchor, INK, text);
     }
 
-    /// Text that runs upwards.
-    pub(crate) fn upright(&mut self, (x, y): (f64, f64), size: f64, anchor: Anchor, text: &str) {
-        let turn = format!(r#" transform="rotate(-90 {x:.2} {y:.2})""#);
-        self.styled((x, y), size, anchor, INK, &turn, text);
+    /// Draws text in a colour.
+    pub(crate) fn coloured(&mut self, at: Point, size: f64, anchor: Anchor, colour: &str, text: &str) {
+        let fill = format!(r#"fill="{colour}""#);
+        self.element(at, size, anchor, &fill, text);
     }
 
-    pub(crate) fn coloured(&mut self, at: (f64, f64), size: f64, anchor: Anchor, colour: &str, text: &str) {
-        self.styled(at, size, anchor, colour, "", text);
+    /// Draws text that runs upwards.
+    pub(crate) fn upright(&mut self, at: Point, size: f64, anchor: Anchor, text: &str) {
+        let Point { x, y } = at;
+        let fill = format!(r#"fill="{INK}" transform="rotate(-90 {x:.2} {y:.2})""#);
+        self.element(at, size, anchor, &fill, text);
     }
 
-    fn styled(
-        &mut self,
-        (x, y): (f64, f64),
-        size: f64,
-        anchor: Anchor,
-        colour: &str,
-        more: &str,
-        text: &str,
-    ) {
+    /// Writes a text element with more attributes.
+    fn element(&mut self, at: Point, size: f64, anchor: Anchor, attributes: &str, text: &str) {
+        let Point { x, y } = at;
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",
@@ -107,11 +122,12 @@ impl Canvas {
         };
         let _ = writeln!(
             self.body,
-            r#"<text x="{x:.2}" y="{y:.2}" font-size="{size}" text-anchor="{anchor}" fill="{colour}"{more}>{}</text>"#,
+            r#"<text x="{x:.2}" y="{y:.2}" font-size="{size}" text-anchor="{anchor}" {attributes}>{}</text>"#,
             escape(text)
         );
     }
 
+    /// Returns the SVG.
     pub(crate) fn finish(self) -> String {
         let Self { width, height, body } = self;
         format!(
@@ -123,7 +139,12 @@ impl Canvas {
     }
 }
 
-/// Text as XML has it; control characters have no place there.
+/// Returns points as SVG lists them.
+fn list(points: &[Point]) -> String {
+    points.iter().map(|Point { x, y }| format!("{x:.2},{y:.2}")).collect::<Vec<_>>().join(" ")
+}
+
+/// Escapes text for XML. XML allows no control characters, so they become spaces.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {

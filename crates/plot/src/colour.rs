@@ -1,10 +1,10 @@
 //! Colours that people with the common forms of colour blindness tell apart.
 
-/// Okabe and Ito's, without yellow, which is too faint for a line, and with grey.
+/// The palette of Okabe and Ito with grey instead of yellow, which is too faint for a line.
 const LINES: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00", "#888888"];
 
-/// Dashes that go with them, so that lines differ in grey too.
+/// Dashes of the lines. When the colours are used up, the next lines have the next dashes.
 const DASHES: [&str; 4] = ["", "7 3", "2 3", "9 3 2 3"];
 
 /// Points of viridis, evenly spaced.
@@ -20,21 +20,19 @@ const VIRIDIS: [(f64, f64, f64); 9] = [
     (253.0, 231.0, 37.0),
 ];
 
-/// The colour of the line with this number.
+/// Returns the colour of the line with this number.
 pub(crate) fn line(number: usize) -> &'static str {
     LINES[number % LINES.len()]
 }
 
-/// The dashes of the line with this number: they change when the colours are used up.
+/// Returns the dashes of the line with this number.
 pub(crate) fn dash(number: usize) -> &'static str {
     DASHES[number / LINES.len() % DASHES.len()]
 }
 
-/// The colour of a share from 0 to 1.
+/// Returns the colour of a share from 0 to 1.
 pub(crate) fn shade(share: f64) -> String {
     let place = share.clamp(0.0, 1.0) * (VIRIDIS.len() - 1) as f64;
-    // From 0 to 7.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let below = (place.floor() as usize).min(VIRIDIS.len() - 2);
     let part = place - below as f64;
     let mix = |from: f64, to: f64| from + (to - from) * part;
@@ -42,7 +40,7 @@ pub(crate) fn shade(share: f64) -> String {
     format!("rgb({:.0},{:.0},{:.0})", mix(r0, r1), mix(g0, g1), mix(b0, b1))
 }
 
-/// The colour of text on [`shade`].
+/// Returns the colour of text on [`shade`].
 pub(crate) fn on_shade(share: f64) -> &'static str {
     if share > 0.6 { "#000000" } else { "#ffffff" }
 }

@@ -1,30 +1,30 @@
-//! Dots over labels: a few measurements of each of many things.
+//! Dot charts: a few measurements of each of many things.
 
 use crate::axis::Axis;
-use crate::canvas::{Anchor, Canvas, FAINT, INK};
+use crate::canvas::{Anchor, Canvas, FAINT, Point};
 use crate::colour;
 use crate::font;
-use crate::frame::{Frame, TICK};
+use crate::frame::{Frame, TICK, TITLE};
 
-/// A line of labels on the left, and the measurements of each on a common axis.
+/// A column of labels on the left, and the measurements of each on a common axis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DotChart {
-    /// What it shows.
+    /// Title.
     pub title: String,
-    /// The axis of the measurements.
+    /// Axis of the measurements.
     pub x: Axis,
-    /// The rows from top to bottom.
+    /// Rows from top to bottom.
     pub rows: Vec<DotRow>,
 }
 
-/// A row of a [`DotChart`].
+/// Row of a [`DotChart`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DotRow {
-    /// What was measured.
+    /// Name of the measured thing.
     pub label: String,
-    /// The measurements, as with several seeds; those that are not finite are left out.
+    /// Measurements, for example one per seed. Values that are not finite are left out.
     pub values: Vec<f64>,
-    /// Which colour it has.
+    /// Number of the colour.
     pub colour: usize,
 }
 
@@ -32,11 +32,12 @@ const WIDTH: f64 = 520.0;
 const ROW: f64 = 28.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
-/// The most pixels of a label.
+/// Maximum width of a label in pixels.
 const LABELS: f64 = 560.0;
 
 impl DotChart {
-    /// The picture as SVG: small circles are measurements, the bar spans them, the filled dot is their mean.
+    /// Draws the chart as SVG. Small circles are the measurements, the bar spans them, and the filled dot is their
+    /// mean.
     #[must_use]
     pub fn svg(&self) -> String {
         let widest = self.rows.iter().map(|row| font::width(&row.label, TICK)).fold(0.0, f64::max);
@@ -46,19 +47,15 @@ impl DotChart {
         let values = self.rows.iter().flat_map(|row| row.values.iter().copied());
         let x = self.x.over(values, WIDTH);
         let mut canvas = Canvas::new(left + WIDTH + 84.0, TOP + height + BOTTOM);
-        canvas.text(
-            (12.0, TOP - 16.0),
-            crate::frame::TITLE,
-            Anchor::Start,
-            &font::fitted(&self.title, crate::frame::TITLE, left + WIDTH),
-        );
+        let title = font::fitted(&self.title, TITLE, left + WIDTH);
+        canvas.text(Point { x: 12.0, y: TOP - 16.0 }, TITLE, Anchor::Start, &title);
         frame.x_axis(&mut canvas, &x, &self.x.label);
         for (index, row) in self.rows.iter().enumerate() {
             let level = height - ROW * (index as f64 + 0.5);
-            let (edge, y) = frame.point(0.0, level);
-            canvas.line((edge, y), (edge + WIDTH, y), FAINT, 1.0, "2 3");
+            let edge = frame.point(0.0, level);
+            canvas.line(edge, edge.plus(WIDTH, 0.0), FAINT, 1.0, "2 3");
             let label = font::fitted(&row.label, TICK, LABELS);
-            canvas.text((edge - 8.0, y + TICK * 0.36), TICK, Anchor::End, &label);
+            canvas.text(edge.plus(-8.0, TICK * 0.36), TICK, Anchor::End, &label);
             let shown: Vec<f64> = row.values.iter().copied().filter(|value| self.x.takes(*value)).collect();
             let Some(first) = shown.first() else { continue };
             let (low, high) =
@@ -72,7 +69,7 @@ impl DotChart {
             }
             canvas.dot(at(mean), 5.0, colour, "#ffffff");
             let text = if mean >= 1000.0 { format!("{mean:.0}") } else { format!("{mean:.2}") };
-            canvas.coloured((edge + WIDTH + 8.0, y + TICK * 0.36), TICK, Anchor::Start, INK, &text);
+            canvas.text(edge.plus(WIDTH + 8.0, TICK * 0.36), TICK, Anchor::Start, &text);
         }
         frame.border(&mut canvas);
         canvas.finish()

@@ -1,30 +1,30 @@
-//! What can go wrong when a chart is rendered.
+//! Errors of rendering a chart.
 
 use thiserror::Error;
 
-/// Why there is no picture.
+/// Error of rendering a chart as PNG.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PlotError {
-    /// The text is no SVG.
-    #[error("a chart can't be rendered: it is no SVG")]
+    /// The text is not SVG.
+    #[error("the chart can't be rendered: it is not SVG")]
     Svg {
-        /// What is wrong.
+        /// The cause.
         #[source]
         source: Box<resvg::usvg::Error>,
     },
     /// The picture would be empty or too large.
-    #[error("a picture of {width} × {height} pixels can't be made: choose another scale")]
+    #[error("a picture of {width} × {height} pixels is empty or too large: choose another scale")]
     Size {
-        /// Pixels across.
+        /// Width in pixels.
         width: u32,
-        /// Pixels down.
+        /// Height in pixels.
         height: u32,
     },
     /// The picture can't be written as PNG.
-    #[error("a picture can't be written as PNG: {problem}")]
+    #[error("the picture can't be written as PNG: {problem}")]
     Png {
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }

@@ -1,20 +1,19 @@
-//! The font that is built in, and how wide text is in it.
+//! The built-in font and the width of text in it.
 
 use skrifa::instance::{LocationRef, Size};
 use skrifa::{FontRef, MetadataProvider};
 
-/// DejaVu Sans, cut down to Latin and Greek.
+/// DejaVu Sans, reduced to Latin and Greek.
 pub(crate) const FILE: &[u8] = include_bytes!("../font/DejaVuSans-subset.ttf");
 
-/// What an SVG names; programs without it take one of the same widths.
+/// Fonts that an SVG names. Programs without the first use the next, which has similar widths.
 pub(crate) const FAMILY: &str = "DejaVu Sans, Verdana, sans-serif";
 
-/// Share of the size that a letter takes which the font does not have.
+/// Width of a letter that is not in the font, as a share of the size.
 const USUAL: f32 = 0.6;
 
-/// The width of a line of text in pixels.
+/// Returns the width of a line of text in pixels.
 pub(crate) fn width(text: &str, size: f64) -> f64 {
-    #[allow(clippy::cast_possible_truncation)]
     let size = size as f32;
     let Ok(font) = FontRef::new(FILE) else {
         return f64::from(size * USUAL) * text.chars().count() as f64;
@@ -26,7 +25,7 @@ pub(crate) fn width(text: &str, size: f64) -> f64 {
     text.chars().map(|letter| f64::from(wide(letter))).sum()
 }
 
-/// Text that fits into a width, cut with an ellipsis when it is longer.
+/// Returns the text, cut with an ellipsis if it is wider than `most` pixels.
 pub(crate) fn fitted(text: &str, size: f64, most: f64) -> String {
     if width(text, size) <= most {
         return text.to_owned();

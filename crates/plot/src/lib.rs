@@ -1,7 +1,7 @@
 //! Charts from numbers, as SVG and PNG.
 //!
-//! Each chart is a plain value whose `svg` method draws it; [`png`] renders what was drawn with the font that is built
-//! in. Values that are not finite are left out. This package reads and writes no files and knows nothing of runs.
+//! Each chart is a plain value, and its `svg` method draws it. [`png`] renders the SVG with a built-in font. Values
+//! that are not finite are left out. This package reads and writes no files and has no notion of a run.
 //!
 //! ```
 //! use dipaco_plot::{Axis, Line, LineChart, png};

@@ -1,7 +1,7 @@
-//! Lines over two axes.
+//! Line charts.
 
 use crate::axis::Axis;
-use crate::canvas::Canvas;
+use crate::canvas::{Canvas, Point};
 use crate::frame::{Frame, margin};
 use crate::legend::Entry;
 use crate::{colour, legend};
@@ -9,41 +9,41 @@ use crate::{colour, legend};
 /// Lines over two axes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LineChart {
-    /// What it shows.
+    /// Title.
     pub title: String,
-    /// The horizontal axis.
+    /// Horizontal axis.
     pub x: Axis,
-    /// The vertical axis.
+    /// Vertical axis.
     pub y: Axis,
-    /// The lines; the first are drawn below the last.
+    /// Lines. A line is drawn over the lines before it.
     pub lines: Vec<Line>,
 }
 
-/// A line.
+/// Line of a [`LineChart`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Line {
-    /// Its name in the legend; a line without one is not there.
+    /// Name in the legend. A line without a name is not in the legend.
     pub name: String,
-    /// Its points from left to right. One that is not finite leaves a gap.
+    /// Points (x, y) from left to right. A point that is not finite leaves a gap.
     pub points: Vec<(f64, f64)>,
-    /// The lower and upper end of a band around each point; empty for none.
+    /// Lower and upper end of a band around each point; empty for no band.
     pub band: Vec<(f64, f64)>,
-    /// Which colour it has; lines of the same number look the same.
+    /// Number of the colour. Lines with the same number look the same.
     pub colour: usize,
-    /// Whether it is dashed.
+    /// True if the line is dashed.
     pub dashed: bool,
-    /// Whether its points are marked.
+    /// True if the points are marked.
     pub marked: bool,
 }
 
 impl Line {
-    /// A line without a band, in the first colour.
+    /// Returns a line without a band, in the first colour.
     #[must_use]
     pub fn new(name: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
         Self { name: name.into(), points, ..Self::default() }
     }
 
-    /// The same in another colour.
+    /// Returns the same line in another colour.
     #[must_use]
     pub fn in_colour(self, colour: usize) -> Self {
         Self { colour, ..self }
@@ -60,7 +60,7 @@ const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
 
 impl LineChart {
-    /// The picture as SVG.
+    /// Draws the chart as SVG.
     #[must_use]
     pub fn svg(&self) -> String {
         let entries: Vec<Entry<'_>> = self
@@ -86,7 +86,7 @@ impl LineChart {
         frame.x_axis(&mut canvas, &x, &self.x.label);
         frame.y_axis(&mut canvas, &y, &self.y.label);
         let place = |(a, b): (f64, f64)| {
-            // A range that was given may leave points outside.
+            // A given range may leave points outside.
             frame.point(x.at(a).clamp(0.0, WIDTH), y.at(b).clamp(0.0, height))
         };
         for line in &self.lines {
@@ -109,7 +109,7 @@ impl LineChart {
             }
         }
         frame.border(&mut canvas);
-        legend::draw(&mut canvas, (frame.left + WIDTH + 16.0, TOP), &entries);
+        legend::draw(&mut canvas, Point { x: frame.left + WIDTH + 16.0, y: TOP }, &entries);
         canvas.finish()
     }
 }

@@ -1,6 +1,6 @@
-//! Numbers as labels.
+//! Labels of numbers.
 
-/// A number of an axis whose neighbours differ by `step`.
+/// Returns the label of a number on an axis with ticks `step` apart.
 pub(crate) fn label(value: f64, step: f64) -> String {
     let size = value.abs();
     let (scaled, unit, step) = if size >= 1e9 {
@@ -12,11 +12,10 @@ pub(crate) fn label(value: f64, step: f64) -> String {
     } else {
         (value, "", step)
     };
-    // As many digits as tell neighbours apart.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    // As many digits as neighbouring labels need to differ.
     let digits = if step > 0.0 { (-(step.log10() + 1e-9).floor()).clamp(0.0, 6.0) as usize } else { 0 };
     let text = format!("{scaled:.digits$}");
-    // -0 is what rounding leaves of small negative numbers.
+    // Small negative numbers round to -0.
     let text = if text.trim_start_matches('-').chars().all(|c| c == '0' || c == '.') {
         text.trim_start_matches('-').to_owned()
     } else {

@@ -1,4 +1,4 @@
-//! Rendering SVG with the built-in font.
+//! PNG from SVG, with the built-in font.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use resvg::usvg::{Options, Tree};
 
 use crate::{PlotError, font};
 
-/// The most pixels of a side.
+/// Maximum width and height in pixels.
 const LARGEST: u32 = 16_384;
 
-/// Renders an SVG as PNG, `scale` pixels for each of its own; 2 is sharp on most screens.
+/// Renders an SVG as PNG, with `scale` pixels for each pixel of the SVG. A scale of 2 is sharp on most screens.
 ///
 /// # Errors
-/// Text that is no SVG, or a picture that is empty or too large.
+/// The text is not SVG, or the picture is empty or too large.
 pub fn png(svg: &str, scale: f32) -> Result<Vec<u8>, PlotError> {
     let mut fonts = Database::new();
     fonts.load_font_data(font::FILE.to_vec());
@@ -23,8 +23,7 @@ pub fn png(svg: &str, scale: f32) -> Result<Vec<u8>, PlotError> {
     fonts.set_sans_serif_family(family.clone());
     let options = Options { fontdb: Arc::new(fonts), font_family: family, ..Options::default() };
     let tree = Tree::from_str(svg, &options).map_err(|source| PlotError::Svg { source: Box::new(source) })?;
-    // A float that is too large or NaN becomes a size that is refused.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    // `as` saturates: a float that is too large or NaN becomes a size that is refused below.
     let pixels = |length: f32| (length * scale).ceil() as u32;
     let (width, height) = (pixels(tree.size().width()), pixels(tree.size().height()));
     if width.max(height) > LARGEST {

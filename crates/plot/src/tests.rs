@@ -54,7 +54,7 @@ fn every_chart_is_rendered_and_its_text_is_visible() {
     for (name, svg) in all() {
         let picture = png(&svg, 1.0).unwrap();
         assert_eq!(&picture[..8], b"\x89PNG\r\n\x1a\n", "{name}");
-        // Without its text the picture is another one: the built-in font is found.
+        // Without its text the picture differs, so the built-in font was found.
         let mut bare = String::new();
         for line in svg.lines().filter(|line| !line.starts_with("<text")) {
             bare += line;
@@ -79,7 +79,7 @@ fn names_are_escaped() {
 fn a_value_that_is_not_finite_leaves_a_gap() {
     let svg = lines().svg();
     let drawn = svg.lines().filter(|line| line.starts_with("<polyline") && line.contains("#0072b2"));
-    // Two parts of one point each, and the line of the legend.
+    // Two parts of one point each, and the swatch in the legend.
     assert_eq!(drawn.count(), 3, "{svg}");
 }
 
@@ -111,7 +111,7 @@ fn ticks_are_round_numbers_that_can_be_told_apart() {
 }
 
 #[test]
-fn what_is_no_svg_or_too_large_is_refused() {
+fn other_text_and_too_large_pictures_are_refused() {
     assert!(matches!(png("no", 1.0), Err(PlotError::Svg { .. })));
     assert!(matches!(png(&lines().svg(), 1e6), Err(PlotError::Size { .. })));
     assert!(matches!(png(&lines().svg(), f32::NAN), Err(PlotError::Size { .. })));

@@ -1,18 +1,18 @@
-//! The topology as a user writes it.
+//! The topology in the configuration.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::TopologyError;
 
-/// Section `[topology]`: how the transformer is cut into modules and how paths share them.
+/// Section `[topology]`: the division of the transformer into modules, and the modules that paths share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopologyConfig {
-    /// Paths through each combination of modules. More than 1 makes each combination a DiLoCo group: 8 replicas of a
-    /// single level with one module are DiLoCo with 8 workers.
+    /// Paths through each combination of modules (default 1). With more than 1, each combination is a DiLoCo group: 8
+    /// replicas of a single level with one module are DiLoCo with 8 workers.
     #[serde(default = "one")]
     pub replicas: u32,
-    /// The levels, first to last. Every block, the embedding and the head belong to exactly one level.
+    /// Levels, first to last. Each block, the embedding and the head belong to exactly one level.
     pub levels: Vec<LevelConfig>,
 }
 
@@ -21,7 +21,7 @@ fn one() -> u32 {
 }
 
 impl TopologyConfig {
-    /// One path through one module: a dense model.
+    /// Returns the topology of a dense model: one path through one module.
     #[must_use]
     pub fn dense(blocks: usize) -> Self {
         let level = LevelConfig {
@@ -34,29 +34,29 @@ impl TopologyConfig {
     }
 }
 
-/// One entry of `[[topology.levels]]`.
+/// Entry of `[[topology.levels]]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LevelConfig {
-    /// K, the number of alternative copies, or `"paths"` for a copy per path (path-specific modules).
+    /// K, number of alternative copies, or `"paths"` for a copy per path (path-specific modules).
     pub modules: Modules,
-    /// The transformer blocks of this level: half-open ranges and single numbers, as in `"0..6, 8"`. May be empty.
+    /// Transformer blocks of this level: half-open ranges and single numbers, such as `"0..6, 8"`. May be empty.
     #[serde(default)]
     pub blocks: String,
-    /// Whether this level holds the token embedding.
+    /// True if this level holds the token embedding.
     #[serde(default)]
     pub embedding: bool,
-    /// Whether this level holds the final norm and the output projection.
+    /// True if this level holds the final norm and the output projection.
     #[serde(default)]
     pub head: bool,
 }
 
-/// How many copies a level has.
+/// Number of copies of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Modules {
-    /// K copies; each further level with K copies multiplies the number of paths by K.
+    /// K copies. Each such level multiplies the number of paths by K.
     Count(u32),
-    /// One copy per path; does not multiply the number of paths.
+    /// One copy per path. Such a level does not multiply the number of paths.
     Paths,
 }
 
@@ -102,8 +102,8 @@ impl<'de> Deserialize<'de> for Modules {
 /// Reads a list of blocks such as `"0..6, 8"`: half-open ranges and single numbers, in any order.
 ///
 /// # Errors
-/// When an entry is neither, or a range is empty or longer than 65,536.
-pub fn parse_blocks(text: &str) -> Result<Vec<usize>, TopologyError> {
+/// An entry is neither a range nor a number, or a range is empty or longer than 65,536.
+pub(crate) fn parse_blocks(text: &str) -> Result<Vec<usize>, TopologyError> {
     let wrong = |entry: &str| TopologyError::Blocks { entry: entry.to_owned() };
     let mut blocks = Vec::new();
     for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {

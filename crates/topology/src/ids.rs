@@ -1,16 +1,16 @@
-//! Identities of modules and paths.
+//! Ids of modules and paths.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// One copy of a level's parameters: `(level, index)`, written `level/index`.
+/// Id of a module, one copy of the parameters of a level. Its text is `level/index`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ModuleId {
-    /// The level, counted from 0.
+    /// Level, from 0.
     pub level: u16,
-    /// Which of the level's K copies, counted from 0.
+    /// Number of the copy within the level, from 0 to K - 1.
     pub index: u32,
 }
 
@@ -26,18 +26,19 @@ impl FromStr for ModuleId {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parsed = text.split_once('/').and_then(|(l, i)| Some((l.parse().ok()?, i.parse().ok()?)));
         let (level, index) =
-            parsed.ok_or_else(|| format!("`{text}` is no module: write level/index, as in 0/3"))?;
+            parsed.ok_or_else(|| format!("`{text}` is not a module: write level/index, such as 0/3"))?;
         Ok(Self { level, index })
     }
 }
 
-/// One choice of a module for each level: the mixed-radix number of the choices, the first level most significant.
+/// Id of a path, which picks one module of each level: the mixed-radix number of the picks. The first level is the most
+/// significant digit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PathId(pub u32);
 
 impl PathId {
-    /// The path's position in a list of all paths.
+    /// Returns the position of the path in a list of all paths.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
@@ -54,6 +55,6 @@ impl FromStr for PathId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse().map(Self).map_err(|_| format!("`{text}` is no path id: write a number from 0"))
+        text.parse().map(Self).map_err(|_| format!("`{text}` is not a path id: write a number from 0"))
     }
 }

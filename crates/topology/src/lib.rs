@@ -1,9 +1,9 @@
-//! Levels, modules and paths of the model, and who shares what (arXiv:2403.10616 §2.3, §2.6).
+//! Levels, modules and paths of the model, and the modules that paths share (arXiv:2403.10616 §2.3, §2.6).
 //!
-//! The transformer is cut into *levels*; level `l` has `K_l` alternative copies, its *modules*.
-//! A *path* picks one module of each level, and every parameter belongs to exactly one module.
-//! A level with `K = 1` is shared by all paths, a level with `K = P` is path-specific: dense models, DiLoCo, flat
-//! mixtures of experts and DiPaCo are all values of [`TopologyConfig`].
+//! The transformer is cut into *levels*. Level `l` has `K_l` alternative copies, its *modules*. A *path* picks one
+//! module of each level. Every parameter belongs to exactly one module. All paths share a level with `K = 1`; a level
+//! with `K = P` is path-specific. Dense models, DiLoCo, flat mixtures of experts and DiPaCo are all values of
+//! [`TopologyConfig`].
 //!
 //! ```
 //! use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
@@ -16,12 +16,12 @@
 //! # Ok::<(), dipaco_topology::TopologyError>(())
 //! ```
 //!
-//! This package has no I/O and knows no tensors.
+//! This package has no I/O and no tensors.
 
 mod config;
 mod ids;
 mod topology;
 
-pub use config::{LevelConfig, Modules, TopologyConfig, parse_blocks};
+pub use config::{LevelConfig, Modules, TopologyConfig};
 pub use ids::{ModuleId, PathId};
 pub use topology::{Part, Topology, TopologyError};

@@ -1,17 +1,18 @@
-//! The topology of a run: which path goes through which module.
+//! The topology of a run: the modules of each path.
 
 use thiserror::Error;
 
-use crate::{ModuleId, Modules, PathId, TopologyConfig, parse_blocks};
+use crate::config::parse_blocks;
+use crate::{ModuleId, Modules, PathId, TopologyConfig};
 
-/// A part of the transformer that a level may hold.
+/// Part of the transformer. A level holds some of the parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// The token embedding.
+    /// Token embedding.
     Embedding,
-    /// The transformer block with this number.
+    /// Transformer block with this number.
     Block(usize),
-    /// The final norm and the output projection.
+    /// Final norm and output projection.
     Head,
 }
 
@@ -25,75 +26,76 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// Why a topology can't be built.
+/// Error of building a topology.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TopologyError {
-    /// No level was given.
+    /// The configuration has no level.
     #[error(
         "topology.levels is empty: give at least one level that holds the embedding, all blocks and the head"
     )]
     NoLevels,
-    /// A level with no copies, or no replicas.
+    /// A level has no copies, or there are no replicas.
     #[error("{what} is 0: it must be at least 1")]
     Zero {
-        /// The key at fault.
+        /// Key with the value 0.
         what: String,
     },
-    /// An entry of `blocks` can't be read.
+    /// An entry of `blocks` is malformed.
     #[error(
-        "`{entry}` in topology.levels.blocks is no block: write half-open ranges and numbers, as in \"0..6, 8\""
+        "`{entry}` in topology.levels.blocks is not a block: write half-open ranges and numbers, such as \"0..6, 8\""
     )]
     Blocks {
-        /// The entry as written.
+        /// Text of the entry.
         entry: String,
     },
-    /// A block that the model does not have.
+    /// A level names a block outside of the model.
     #[error("topology.levels[{level}] names block {block}, but the model has {blocks} blocks (0 to {})", blocks.saturating_sub(1))]
     NoSuchBlock {
-        /// The level at fault.
+        /// Index of the level.
         level: usize,
-        /// The block it names.
+        /// Number of the block.
         block: usize,
-        /// How many blocks `model.blocks` gives.
+        /// Value of `model.blocks`.
         blocks: usize,
     },
-    /// A part that no level holds, or that two levels hold.
+    /// No level or more than one level holds a part.
     #[error(
         "{part} is held by {holders} levels of topology.levels: every part of the model belongs to exactly one"
     )]
     Part {
-        /// The part at fault.
+        /// Name of the part.
         part: String,
-        /// How many levels hold it.
+        /// Number of levels that hold it.
         holders: usize,
     },
-    /// More paths than can be numbered.
+    /// There are too many paths.
     #[error("the levels multiply to more than {limit} paths: lower `modules` or `replicas`")]
     TooManyPaths {
-        /// The largest number of paths.
+        /// Maximum number of paths.
         limit: u32,
     },
 }
 
-/// The largest number of paths of a run; also bounds what a manifest can make a reader allocate.
+/// Maximum number of paths of a run. It also bounds the memory that a damaged manifest can make a reader allocate.
 const MAX_PATHS: u32 = 1 << 20;
 
-/// Which path goes through which module, and which module holds which part of the transformer.
+/// The modules of each path, and the parts of the transformer in each level.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     /// K of each level; `None` for a path-specific level.
     counts: Vec<Option<u32>>,
-    /// The parts of each level, in the order of the model.
+    /// Parts of each level, in the order of the model.
     parts: Vec<Vec<Part>>,
     paths: u32,
 }
 
 impl Topology {
-    /// Checks a configuration against a model of `blocks` transformer blocks.
+    /// Builds the topology of a model of `blocks` transformer blocks.
     ///
     /// # Errors
-    /// When a part of the model belongs to no level or to two, or a count is 0 or too large.
+    /// A part of the model belongs to no level or to several, a level names a block outside of the model, or a count is
+    /// 0 or too large.
     pub fn new(config: &TopologyConfig, blocks: usize) -> Result<Self, TopologyError> {
         if config.levels.is_empty() {
             return Err(TopologyError::NoLevels);
@@ -137,40 +139,40 @@ impl Topology {
         Ok(Self { counts, parts, paths })
     }
 
-    /// P, the number of paths.
+    /// Returns P, the number of paths.
     #[must_use]
     pub fn paths(&self) -> u32 {
         self.paths
     }
 
-    /// The digits of a path's number, most significant first: the replicas, then K of each level that multiplies the
-    /// paths. Those of one value are left out, so that a single path has none. Their product is P.
+    /// Returns the radix of each digit of a path id, most significant first: the replicas, then K of each level that
+    /// multiplies the paths. Radices of 1 are left out, so a single path has none. Their product is P.
     #[must_use]
     pub fn radices(&self) -> Vec<u32> {
         let counts: Vec<u32> = self.counts.iter().flatten().copied().collect();
-        // The paths are the replicas times these.
+        // P is the number of replicas times these.
         let replicas = self.paths / counts.iter().product::<u32>().max(1);
         std::iter::once(replicas).chain(counts).filter(|&digit| digit > 1).collect()
     }
 
-    /// All paths in order.
+    /// Returns all paths in order.
     pub fn path_ids(&self) -> impl ExactSizeIterator<Item = PathId> + use<> {
         (0..self.paths).map(PathId)
     }
 
-    /// L, the number of levels.
+    /// Returns L, the number of levels.
     #[must_use]
     pub fn levels(&self) -> usize {
         self.counts.len()
     }
 
-    /// K of a level (P for a path-specific one), 0 for a level that does not exist.
+    /// Returns K of a level, P for a path-specific level, and 0 for a level that does not exist.
     #[must_use]
     pub fn modules_in(&self, level: usize) -> u32 {
         self.counts.get(level).map_or(0, |count| count.unwrap_or(self.paths))
     }
 
-    /// All modules, level by level.
+    /// Returns all modules, level by level.
     pub fn module_ids(&self) -> impl Iterator<Item = ModuleId> + '_ {
         (0..self.levels()).flat_map(|level| {
             let level_id = level_number(level);
@@ -178,22 +180,22 @@ impl Topology {
         })
     }
 
-    /// The parts of the transformer that a level holds, in the order of the model.
+    /// Returns the parts of a level, in the order of the model.
     #[must_use]
     pub fn parts(&self, level: usize) -> &[Part] {
         self.parts.get(level).map_or(&[], Vec::as_slice)
     }
 
-    /// The level that holds a part; `None` for a block that the model does not have.
+    /// Returns the level of a part; `None` for a block outside of the model.
     #[must_use]
     pub fn level_of(&self, part: Part) -> Option<usize> {
         self.parts.iter().position(|held| held.contains(&part))
     }
 
-    /// The modules of a path, one per level.
+    /// Returns the modules of a path, one per level.
     #[must_use]
     pub fn modules_of(&self, path: PathId) -> Vec<ModuleId> {
-        // The path id is a mixed-radix number: replica, then the digits of the levels from last to first.
+        // The last level is the least significant digit of the path id.
         let mut modules = vec![ModuleId { level: 0, index: path.0 }; self.levels()];
         let mut rest = path.0;
         for (level, count) in self.counts.iter().enumerate().rev() {
@@ -210,13 +212,13 @@ impl Topology {
         modules
     }
 
-    /// The paths that go through a module, in order; empty for a module that does not exist.
+    /// Returns the paths through a module, in order; none for a module that does not exist.
     pub fn paths_through(&self, module: ModuleId) -> impl Iterator<Item = PathId> + '_ {
         let exists = module.index < self.modules_in(usize::from(module.level));
         self.path_ids().filter(move |&path| exists && self.goes_through(path, module))
     }
 
-    /// Whether a path goes through a module.
+    /// Returns true if a path goes through a module.
     #[must_use]
     pub fn goes_through(&self, path: PathId, module: ModuleId) -> bool {
         let level = usize::from(module.level);
@@ -227,7 +229,7 @@ impl Topology {
     }
 }
 
-/// Levels are counted by their blocks, of which there are far fewer than 65,536.
+/// Returns a level as it stands in a [`ModuleId`]. A run has far fewer than 65,536 levels.
 fn level_number(level: usize) -> u16 {
     u16::try_from(level).unwrap_or(u16::MAX)
 }
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_by_name() {
+    fn refused_configurations_are_named() {
         let mut twice = grid(2);
         twice.levels[1].blocks = "5..12".into();
         assert_eq!(

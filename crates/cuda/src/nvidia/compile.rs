@@ -1,4 +1,4 @@
-//! Compiling the kernels for the GPU at hand.
+//! Compilation of the kernels for a GPU.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,12 +7,11 @@ use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
 
 use crate::{CudaError, kernels};
 
-/// What has been compiled in this process, by the compiler's options: a few shapes and precisions at most.
+/// PTX compiled in this process, by the options of the compiler. A process uses a few shapes and dtypes at most.
 static COMPILED: Mutex<Option<HashMap<Vec<String>, Ptx>>> = Mutex::new(None);
 
-/// The kernels' PTX for this compute capability and these constants.
-pub(super) fn compile(capability: (i32, i32), defines: &[String]) -> Result<Ptx, CudaError> {
-    let architecture = format!("compute_{}{}", capability.0, capability.1);
+/// Returns the PTX of the kernels for an architecture, such as `compute_90`, and these constants.
+pub(super) fn compile(architecture: &str, defines: &[String]) -> Result<Ptx, CudaError> {
     let mut options = vec![format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
     options.extend_from_slice(defines);
     let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -27,7 +26,7 @@ pub(super) fn compile(capability: (i32, i32), defines: &[String]) -> Result<Ptx,
             CompileError::CompileError { log, .. } => log.to_string_lossy().into_owned(),
             other => other.to_string(),
         };
-        CudaError::Compile { architecture, log }
+        CudaError::Compile { architecture: architecture.to_owned(), log }
     })?;
     compiled.insert(options, image.clone());
     Ok(image)
@@ -35,8 +34,10 @@ pub(super) fn compile(capability: (i32, i32), defines: &[String]) -> Result<Ptx,
 
 #[cfg(test)]
 mod tests {
+    use dipaco_model::{Dtype, ModelConfig};
+
     use super::compile;
-    use crate::{CudaError, PathShape, Precision, kernels};
+    use crate::{CudaError, kernels};
 
     #[test]
     fn the_kernels_compile_where_nvrtc_is_installed() {
@@ -45,26 +46,16 @@ mod tests {
             eprintln!("SKIPPED: libnvrtc was not found");
             return;
         }
-        let shape = PathShape {
-            hidden_size: 256,
-            blocks: 2,
-            heads: 4,
-            head_dim: 64,
-            ffn_size: 704,
-            vocab_size: 1000,
-            context: 128,
-            rope_theta: 10_000.0,
-            rms_norm_eps: 1e-5,
-            tie_embeddings: false,
-        };
-        for precision in [Precision::F32, Precision::Bf16] {
-            let defines = kernels::defines(&shape, precision);
-            let image = compile((9, 0), &defines).unwrap().to_src();
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let config =
+                ModelConfig { blocks: 2, vocab_size: 1000, context: 128, dtype, ..ModelConfig::default() };
+            let defines = kernels::defines(&config);
+            let image = compile("compute_90", &defines).unwrap().to_src();
             for kernel in kernels::NAMES {
                 assert!(image.contains(&format!(".entry {kernel}(")), "{kernel} is missing");
             }
         }
-        let error = compile((9, 0), &["-DWIDTH=0".to_owned()]).unwrap_err();
+        let error = compile("compute_90", &["-DWIDTH=0".to_owned()]).unwrap_err();
         assert!(matches!(&error, CudaError::Compile { log, .. } if log.contains("HEAD_DIM")), "{error}");
     }
 }

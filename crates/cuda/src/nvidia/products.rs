@@ -1,7 +1,8 @@
 //! Matrix products with cuBLASLt.
 //!
-//! A description and an algorithm are looked up once per kind of product and kept. cuBLASLt counts columns first, so a
-//! row-major `left · right` is its `rightᵀ · leftᵀ`. Sums in place, whose order depends on timing, are not allowed.
+//! The description and the algorithm of each kind of product are looked up once and kept. cuBLASLt is column-major, so
+//! a row-major `left · right` is its `rightᵀ · leftᵀ`. In-place reductions are not allowed, because the order of their
+//! sums depends on timing.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,45 +12,46 @@ use std::sync::Arc;
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use cudarc::driver::CudaStream;
+use dipaco_model::Dtype;
 
 use super::Memory;
 use crate::CudaError;
-use crate::device::{Address, Number, Product};
+use crate::device::{Address, Product};
 
-/// Bytes of scratch memory for cuBLASLt: what NVIDIA advises for Hopper.
+/// Bytes of scratch memory for cuBLASLt, as NVIDIA advises for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
-/// What an algorithm depends on.
+/// The properties of a product that determine its algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Kind {
     rows: usize,
     columns: usize,
     inner: usize,
-    factors: Number,
+    factors: Dtype,
     left_transposed: bool,
     right_transposed: bool,
-    result: Number,
+    result: Dtype,
     added: bool,
-    /// Of right, left, added and result, in bytes, at most 256.
+    /// Alignments of right, left, added and result, in bytes, at most 256.
     alignments: [u32; 4],
 }
 
-/// cuBLASLt with its scratch memory and the kinds of products seen so far.
+/// cuBLASLt with its scratch memory and a plan for each kind of product so far.
 pub(super) struct Products {
     plans: HashMap<Kind, Plan>,
     handle: Handle,
     workspace: Memory,
 }
 
-// SAFETY: cuBLASLt's handle and descriptions may be used by any thread, one at a time; `&mut self` says so.
+// SAFETY: any thread may use cuBLASLt's handle and descriptions, one at a time; `&mut self` ensures that.
 unsafe impl Send for Products {}
 
-/// cuBLASLt's handle.
+/// The handle of cuBLASLt.
 struct Handle(sys::cublasLtHandle_t);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: made by `create_handle` and destroyed once. There is nobody to tell of a failure.
+        // SAFETY: made by `create_handle` and destroyed once. A drop can't return the error.
         let _ = unsafe { result::destroy_handle(self.0) };
     }
 }
@@ -58,8 +60,8 @@ impl Drop for Handle {
 struct Layout(sys::cublasLtMatrixLayout_t);
 
 impl Layout {
-    /// A row-major matrix, which is a column-major one of `columns` × `rows`.
-    fn new(number: Number, rows: usize, columns: usize) -> Result<Self, CublasError> {
+    /// Describes a row-major matrix to cuBLASLt as a column-major matrix of `columns` × `rows`.
+    fn new(number: Dtype, rows: usize, columns: usize) -> Result<Self, CublasError> {
         result::create_matrix_layout(data_type(number), columns as u64, rows as u64, columns as i64).map(Self)
     }
 }
@@ -81,7 +83,7 @@ impl Drop for Description {
     }
 }
 
-/// The demands on an algorithm.
+/// The requirements for an algorithm.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
@@ -103,7 +105,7 @@ impl Drop for Preference {
     }
 }
 
-/// All that cuBLASLt wants to know of a kind of product.
+/// Descriptions and algorithm of a kind of product.
 struct Plan {
     description: Description,
     right: Layout,
@@ -117,7 +119,7 @@ impl Plan {
         use sys::cublasLtMatmulDescAttributes_t::{CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB};
         use sys::cublasLtMatmulPreferenceAttributes_t as Key;
 
-        let f32 = data_type(Number::F32);
+        let f32 = data_type(Dtype::F32);
         let description =
             Description(result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, f32)?);
         let transposed = [
@@ -173,7 +175,7 @@ impl Products {
         Ok(Self { plans: HashMap::new(), handle: Handle(handle), workspace })
     }
 
-    /// Puts a product on the stream, whose context must be current.
+    /// Queues a product on the stream, whose context must be current.
     pub(super) fn multiply(&mut self, product: &Product, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         let added = product.added.unwrap_or(product.result);
         let kind = Kind {
@@ -198,8 +200,8 @@ impl Products {
         };
         let (one, beta) = (1f32, f32::from(u8::from(kind.added)));
         let pointer = |address: Address| address.0 as *mut c_void;
-        // SAFETY: all descriptions live; the engine's buffers have the sizes of the product; the two scalars are read
-        // before this returns; the workspace belongs to this stream alone.
+        // SAFETY: all descriptions live; the engine's buffers have the sizes of the product; cuBLASLt reads the two
+        // scalars before this returns; only this stream uses the workspace.
         unsafe {
             result::matmul(
                 self.handle.0,
@@ -224,14 +226,14 @@ impl Products {
     }
 }
 
-fn data_type(number: Number) -> sys::cudaDataType {
+fn data_type(number: Dtype) -> sys::cudaDataType {
     match number {
-        Number::F32 => sys::cudaDataType::CUDA_R_32F,
-        Number::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+        Dtype::F32 => sys::cudaDataType::CUDA_R_32F,
+        Dtype::Bf16 => sys::cudaDataType::CUDA_R_16BF,
     }
 }
 
-/// What power of two an address is a multiple of, at most 256.
+/// Returns the largest power of two, at most 256, that divides an address.
 fn alignment(address: Address) -> u32 {
     1 << address.0.trailing_zeros().min(8)
 }

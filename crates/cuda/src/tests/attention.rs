@@ -1,16 +1,20 @@
-use super::{Buffer, assert_close, random, run, shape};
-use crate::Precision::{self, Bf16, F32};
+use dipaco_model::Dtype::{self, Bf16, F32};
+
+use super::{Buffer, assert_close, config, random, run};
+use crate::device::Grid;
 use crate::host::Host;
 use crate::kernels::attention_rows;
 
-/// y, the logarithms of sums to base 2 and the gradient of qkv, in f64.
-fn reference(
-    qkv: &[f64],
-    dy: &[f64],
-    time: usize,
-    heads: usize,
-    dim: usize,
-) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+/// Attention in f64.
+struct Reference {
+    y: Vec<f64>,
+    /// Binary logarithms of the sums of the softmax.
+    log_sums: Vec<f64>,
+    /// Gradient of qkv.
+    dqkv: Vec<f64>,
+}
+
+fn reference(qkv: &[f64], dy: &[f64], time: usize, heads: usize, dim: usize) -> Reference {
     let width = heads * dim;
     let batch = qkv.len() / (3 * width * time);
     let (mut y, mut log_sums, mut dqkv) =
@@ -44,33 +48,33 @@ fn reference(
             }
         }
     }
-    (y, log_sums, dqkv)
+    Reference { y, log_sums, dqkv }
 }
 
-fn check(precision: Precision, batch: usize, time: usize, heads: usize, dim: usize, tolerance: f64) {
-    let shape = shape(64, heads, dim);
-    let Some(mut host) = Host::new(&shape, precision, 0) else { return };
+fn check(dtype: Dtype, batch: usize, time: usize, heads: usize, dim: usize, tolerance: f64) {
+    let config = config(dtype, 64, heads, dim);
+    let mut host = Host::new(&config, 0);
     let width = heads * dim;
     let rows = batch * time;
     // Scores that differ by several units.
     let numbers: Vec<f32> = random(3, rows * 3 * width).iter().map(|x| 2.0 * x).collect();
-    let mut qkv = Buffer::new(precision, &numbers);
-    let mut dy = Buffer::new(precision, &random(4, rows * width));
-    let (y_expected, log_sums_expected, dqkv_expected) = reference(&qkv.f64(), &dy.f64(), time, heads, dim);
+    let mut qkv = Buffer::new(dtype, &numbers);
+    let mut dy = Buffer::new(dtype, &random(4, rows * width));
+    let expected = reference(&qkv.f64(), &dy.f64(), time, heads, dim);
     let mut runs = Vec::new();
     for backwards in [false, true] {
         host.backwards = backwards;
-        let mut y = Buffer::zeros(precision, rows * width);
+        let mut y = Buffer::zeros(dtype, rows * width);
         let mut log_sums = Buffer::zeros(F32, rows * heads);
         let mut delta = Buffer::zeros(F32, rows * heads);
-        let mut dqkv = Buffer::zeros(precision, rows * 3 * width);
-        let (forward, backward) = attention_rows(&shape, precision);
+        let mut dqkv = Buffer::zeros(dtype, rows * 3 * width);
+        let tile = attention_rows(&config);
         let time_argument = (time as i32).into();
-        let grid = |rows: usize| (time.div_ceil(rows), batch * heads);
+        let grid = |rows: usize| Grid { x: time.div_ceil(rows), y: batch * heads };
         let arguments = [y.argument(), log_sums.argument(), qkv.argument(), time_argument];
-        run(&mut host, "attention_forward", grid(forward), 128, &arguments);
+        run(&mut host, "attention_forward", grid(tile.forward), 128, &arguments);
         let arguments = [delta.argument(), y.argument(), dy.argument(), (rows as i32).into(), time_argument];
-        run(&mut host, "attention_delta", ((rows * heads).div_ceil(8), 1), 256, &arguments);
+        run(&mut host, "attention_delta", Grid::line((rows * heads).div_ceil(8)), 256, &arguments);
         let arguments = [
             dqkv.argument(),
             qkv.argument(),
@@ -79,11 +83,11 @@ fn check(precision: Precision, batch: usize, time: usize, heads: usize, dim: usi
             delta.argument(),
             time_argument,
         ];
-        run(&mut host, "attention_query_gradient", grid(backward), 128, &arguments);
-        run(&mut host, "attention_key_value_gradient", grid(backward), 128, &arguments);
-        assert_close("y", &y.values(), &y_expected, tolerance);
-        assert_close("log_sums", &log_sums.values(), &log_sums_expected, 2e-6);
-        assert_close("dqkv", &dqkv.values(), &dqkv_expected, tolerance);
+        run(&mut host, "attention_query_gradient", grid(tile.backward), 128, &arguments);
+        run(&mut host, "attention_key_value_gradient", grid(tile.backward), 128, &arguments);
+        assert_close("y", &y.values(), &expected.y, tolerance);
+        assert_close("log_sums", &log_sums.values(), &expected.log_sums, 2e-6);
+        assert_close("dqkv", &dqkv.values(), &expected.dqkv, tolerance);
         runs.push((y.values(), dqkv.values()));
     }
     assert_eq!(runs[0], runs[1], "the result depends on the order in which threads run");

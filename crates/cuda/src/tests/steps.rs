@@ -1,28 +1,13 @@
 //! Whole steps against the CPU path.
 
-use dipaco_model::ModelConfig;
+use dipaco_model::{Dtype, IGNORE, ModelConfig};
 use dipaco_optim::AdamWConfig;
 
 use super::assert_close;
 use super::cpu_path::{CpuPath, CpuStep};
 use crate::engine::Engine;
 use crate::host::Host;
-use crate::{AdamW, CudaOptions, IGNORE, PathShape, PathState, Precision, StepReport};
-
-fn shape_of(config: &ModelConfig) -> PathShape {
-    PathShape {
-        hidden_size: config.hidden_size,
-        blocks: config.blocks,
-        heads: config.heads,
-        head_dim: config.head_dim,
-        ffn_size: config.ffn_size,
-        vocab_size: config.vocab_size,
-        context: config.context,
-        rope_theta: config.rope_theta,
-        rms_norm_eps: config.rms_norm_eps,
-        tie_embeddings: config.tie_embeddings,
-    }
-}
+use crate::{CudaOptions, CudaStep, PathUpload};
 
 /// Sizes that fit no tile and no vector.
 fn odd(tie_embeddings: bool) -> ModelConfig {
@@ -39,7 +24,7 @@ fn odd(tie_embeddings: bool) -> ModelConfig {
     }
 }
 
-/// Sizes that the tensor cores and 16-byte accesses take.
+/// Sizes that fit the tensor cores and 16-byte accesses.
 fn even() -> ModelConfig {
     ModelConfig {
         hidden_size: 32,
@@ -53,25 +38,14 @@ fn even() -> ModelConfig {
     }
 }
 
-/// An epsilon that keeps the rounding of a gradient near 0 from turning its step around.
+/// An epsilon so large that the rounding of a gradient near 0 does not change the sign of its step.
 fn adamw() -> AdamWConfig {
     AdamWConfig { epsilon: 1e-4, clip_norm: 0.5, ..AdamWConfig::default() }
 }
 
 const RATE: f64 = 1e-2;
 
-fn numbers(config: &AdamWConfig) -> AdamW {
-    AdamW {
-        learning_rate: RATE,
-        beta1: config.beta1,
-        beta2: config.beta2,
-        epsilon: config.epsilon,
-        weight_decay: config.weight_decay,
-        clip_norm: config.clip_norm,
-    }
-}
-
-/// Tokens and targets of `batch` rows, some targets left out.
+/// Tokens and targets of `batch` rows; some targets are not counted.
 fn data(config: &ModelConfig, batch: usize, step: u32) -> (Vec<u32>, Vec<u32>) {
     let count = (batch * config.context) as u32;
     let token = |i: u32| (i * i + 7 * i + 13 * step) % config.vocab_size as u32;
@@ -79,47 +53,52 @@ fn data(config: &ModelConfig, batch: usize, step: u32) -> (Vec<u32>, Vec<u32>) {
     ((0..count).map(token).collect(), (0..count).map(target).collect())
 }
 
-fn engine(config: &ModelConfig, cpu: &CpuPath, options: CudaOptions) -> Option<Engine<Host>> {
+fn engine(config: &ModelConfig, cpu: &CpuPath, options: CudaOptions) -> Engine<Host> {
     let weights = cpu.weights();
-    let state = PathState { weights: &weights, first: &cpu.first, second: &cpu.second, step: 0 };
-    Host::engine(&shape_of(config), options, &state)
+    let path = PathUpload { weights: &weights, first: &cpu.first, second: &cpu.second, step: 0 };
+    Host::engine(config, options, &path)
 }
 
-const F32: CudaOptions = CudaOptions { precision: Precision::F32, micro_batch: 3, checkpointing: false };
+const WHOLE: CudaOptions = CudaOptions { micro_batch: 3, checkpointing: false };
 
 fn f64s(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&value| f64::from(value)).collect()
 }
 
-/// The Euclidean distance, relative to the expected numbers' norm.
+/// Euclidean distance, relative to the norm of the expected numbers.
 fn distance(found: &[f32], expected: &[f32]) -> f64 {
     let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let mut difference = found.iter().zip(expected).map(|(a, b)| f64::from(a - b));
     squares(&mut difference) / squares(&mut expected.iter().map(|&x| f64::from(x)))
 }
 
-fn step_both(
-    cpu: &mut CpuPath,
-    engine: &mut Engine<Host>,
-    config: &ModelConfig,
-    step: u32,
-) -> (CpuStep, StepReport, Vec<f32>) {
+/// A step on the CPU and the same step on the host.
+struct Both {
+    cpu: CpuStep,
+    host: CudaStep,
+    /// Gradient of the host.
+    gradient: Vec<f32>,
+}
+
+fn step_both(cpu: &mut CpuPath, engine: &mut Engine<Host>, config: &ModelConfig, step: u32) -> Both {
     let (tokens, targets) = data(config, 3, step);
     let expected = cpu.step(&tokens, &targets, 3, RATE, &adamw());
-    let found = engine.step(&tokens, &targets, 3, &numbers(&adamw())).unwrap();
-    assert_eq!(found.counted, targets.iter().filter(|&&target| target != IGNORE).count() as u64);
+    let found = engine.step(&tokens, &targets, 3, &adamw(), RATE).unwrap();
+    assert_eq!(found.loss.counted, targets.iter().filter(|&&target| target != IGNORE).count());
     let gradient = engine.read(engine.arena.gradient).unwrap();
-    (expected, found, gradient)
+    Both { cpu: expected, host: found, gradient }
 }
 
 #[test]
 fn five_steps_in_f32_are_those_of_the_cpu() {
     for config in [odd(false), odd(true), even()] {
         let mut cpu = CpuPath::new(&config, 1);
-        let Some(mut engine) = engine(&config, &cpu, F32) else { return };
+        let mut engine = engine(&config, &cpu, WHOLE);
         for step in 0..5 {
-            let (expected, found, gradient) = step_both(&mut cpu, &mut engine, &config, step);
-            assert!((found.loss - expected.loss).abs() < 2e-6 * expected.loss, "{found:?} {}", expected.loss);
+            let Both { cpu: expected, host: found, gradient } =
+                step_both(&mut cpu, &mut engine, &config, step);
+            let off = (found.loss.mean - expected.loss).abs();
+            assert!(off < 2e-6 * expected.loss, "{found:?} {}", expected.loss);
             assert!((found.gradient_norm / expected.gradient_norm - 1.0).abs() < 1e-5);
             assert_close("gradient", &gradient, &f64s(&expected.gradient), 1e-5);
         }
@@ -136,11 +115,13 @@ fn five_steps_in_f32_are_those_of_the_cpu() {
 fn a_step_in_bf16_stays_near_the_one_in_f32() {
     for config in [odd(true), even()] {
         let mut cpu = CpuPath::new(&config, 1);
-        let options = CudaOptions { precision: Precision::Bf16, ..F32 };
-        let Some(mut engine) = engine(&config, &cpu, options) else { return };
+        let bf16 = ModelConfig { dtype: Dtype::Bf16, ..config.clone() };
+        let mut engine = engine(&bf16, &cpu, WHOLE);
         for step in 0..3 {
-            let (expected, found, gradient) = step_both(&mut cpu, &mut engine, &config, step);
-            assert!((found.loss - expected.loss).abs() < 2e-3 * expected.loss, "{found:?} {}", expected.loss);
+            let Both { cpu: expected, host: found, gradient } =
+                step_both(&mut cpu, &mut engine, &config, step);
+            let off = (found.loss.mean - expected.loss).abs();
+            assert!(off < 2e-3 * expected.loss, "{found:?} {}", expected.loss);
             let distance = distance(&gradient, &expected.gradient);
             assert!(distance < 0.03, "the gradient is off by {distance}");
         }
@@ -153,15 +134,15 @@ fn micro_batches_and_checkpointing_change_memory_and_not_the_step() {
     let cpu = CpuPath::new(&config, 1);
     let (tokens, targets) = data(&config, 3, 1);
     let step = |options| {
-        let mut engine = engine(&config, &cpu, options)?;
-        let report = engine.step(&tokens, &targets, 3, &numbers(&adamw())).unwrap();
-        Some((report, engine.read(engine.arena.gradient).unwrap()))
+        let mut engine = engine(&config, &cpu, options);
+        let found = engine.step(&tokens, &targets, 3, &adamw(), RATE).unwrap();
+        (found, engine.read(engine.arena.gradient).unwrap())
     };
-    let Some(whole) = step(F32) else { return };
-    assert_eq!(Some(&whole), step(CudaOptions { checkpointing: true, ..F32 }).as_ref());
+    let whole = step(WHOLE);
+    assert_eq!(whole, step(CudaOptions { checkpointing: true, ..WHOLE }));
     for micro_batch in [1, 2] {
-        let (report, gradient) = step(CudaOptions { micro_batch, ..F32 }).unwrap();
-        assert!((report.loss - whole.0.loss).abs() < 1e-6 * report.loss);
+        let (found, gradient) = step(CudaOptions { micro_batch, ..WHOLE });
+        assert!((found.loss.mean - whole.0.loss.mean).abs() < 1e-6 * found.loss.mean);
         assert_close("gradient", &gradient, &f64s(&whole.1), 2e-6);
     }
 }
@@ -172,28 +153,28 @@ fn the_head_takes_rows_in_chunks() {
     let cpu = CpuPath::new(&config, 1);
     let (tokens, targets) = data(&config, 3, 1);
     let step = |head_rows| {
-        let mut engine = engine(&config, &cpu, F32)?;
+        let mut engine = engine(&config, &cpu, WHOLE);
         engine.arena.head_rows = head_rows;
-        let report = engine.step(&tokens, &targets, 3, &numbers(&adamw())).unwrap();
-        Some((report.loss, engine.read(engine.arena.gradient).unwrap()))
+        let found = engine.step(&tokens, &targets, 3, &adamw(), RATE).unwrap();
+        (found.loss.mean, engine.read(engine.arena.gradient).unwrap())
     };
-    let Some((loss, gradient)) = step(36) else { return };
-    let (in_chunks, gradient_in_chunks) = step(7).unwrap();
+    let (loss, gradient) = step(36);
+    let (in_chunks, gradient_in_chunks) = step(7);
     assert!((in_chunks - loss).abs() < 1e-6 * loss);
     assert_close("gradient", &gradient_in_chunks, &f64s(&gradient), 2e-6);
 }
 
 #[test]
 fn the_order_of_threads_does_not_show_in_a_step() {
-    for precision in [Precision::F32, Precision::Bf16] {
-        let config = even();
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let config = ModelConfig { dtype, ..even() };
         let cpu = CpuPath::new(&config, 1);
         let (tokens, targets) = data(&config, 2, 1);
         let step = |backwards| {
-            let mut engine = engine(&config, &cpu, CudaOptions { precision, ..F32 })?;
+            let mut engine = engine(&config, &cpu, WHOLE);
             engine.device.backwards = backwards;
-            let report = engine.step(&tokens, &targets, 2, &numbers(&adamw())).unwrap();
-            Some((report, engine.read(engine.arena.weights).unwrap()))
+            let found = engine.step(&tokens, &targets, 2, &adamw(), RATE).unwrap();
+            (found, engine.read(engine.arena.weights).unwrap())
         };
         assert_eq!(step(false), step(true));
     }
@@ -203,7 +184,7 @@ fn the_order_of_threads_does_not_show_in_a_step() {
 fn losses_and_features_are_those_of_the_cpu() {
     let config = odd(false);
     let cpu = CpuPath::new(&config, 4);
-    let Some(mut engine) = engine(&config, &cpu, CudaOptions { micro_batch: 2, ..F32 }) else { return };
+    let mut engine = engine(&config, &cpu, CudaOptions { micro_batch: 2, ..WHOLE });
     let (tokens, targets) = data(&config, 3, 1);
     let expected = cpu.path.token_log_probs(&tokens, &targets, 3).unwrap();
     let (losses, counted) = engine.losses(&tokens, &targets, 3).unwrap();
@@ -221,12 +202,12 @@ fn a_step_that_is_not_finite_changes_nothing() {
     let cpu = CpuPath::new(&config, 1);
     let mut weights = cpu.weights();
     weights[3] = f32::INFINITY;
-    let state = PathState { weights: &weights, first: &cpu.first, second: &cpu.second, step: 2 };
-    let Some(mut engine) = Host::engine(&shape_of(&config), F32, &state) else { return };
+    let path = PathUpload { weights: &weights, first: &cpu.first, second: &cpu.second, step: 2 };
+    let mut engine = Host::engine(&config, WHOLE, &path);
     let (mut tokens, targets) = data(&config, 3, 1);
     tokens[0] = 0;
-    let report = engine.step(&tokens, &targets, 3, &numbers(&adamw())).unwrap();
-    assert!(!report.loss.is_finite() || !report.gradient_norm.is_finite());
+    let found = engine.step(&tokens, &targets, 3, &adamw(), RATE).unwrap();
+    assert!(!found.loss.mean.is_finite() || !found.gradient_norm.is_finite());
     assert_eq!(engine.read(engine.arena.weights).unwrap(), weights);
     assert_eq!(engine.read(engine.arena.first).unwrap(), cpu.first);
     assert_eq!(engine.steps(), 2);
@@ -236,9 +217,9 @@ fn a_step_that_is_not_finite_changes_nothing() {
 fn arguments_that_do_not_fit_are_refused() {
     let config = odd(false);
     let cpu = CpuPath::new(&config, 1);
-    let Some(mut engine) = engine(&config, &cpu, F32) else { return };
+    let mut engine = engine(&config, &cpu, WHOLE);
     let mut step = |tokens: &[u32], targets: &[u32], batch| {
-        engine.step(tokens, targets, batch, &numbers(&adamw())).unwrap_err().to_string()
+        engine.step(tokens, targets, batch, &adamw(), RATE).unwrap_err().to_string()
     };
     assert!(step(&[1, 2, 3], &[1, 2, 3], 2).contains("not 2 rows"));
     assert!(step(&[1; 13], &[1; 13], 1).contains("longer than the context of 12"));

@@ -20,12 +20,12 @@ struct Barrier {
 };
 
 struct Fiber {
-    ucontext_t context;  // where it begins
-    jmp_buf place;       // where it went on waiting
+    ucontext_t context;  // its start
+    jmp_buf place;       // its last wait
     bool began = false;
     std::vector<char> stack;
     bool done = true;
-    Barrier* barrier = nullptr;  // what it waits at
+    Barrier* barrier = nullptr;  // the barrier at which it waits
     unsigned round = 0;
     Copies copies;
     int exchanges = 0;
@@ -41,7 +41,7 @@ void (*body)(void**);
 void** body_arguments;
 bool late_copies;
 
-// Jumps instead of swapcontext, which calls the kernel each time.
+// Jumps instead of swapcontext, because swapcontext calls the kernel of the operating system each time.
 void give_way(Fiber& fiber) {
     if (_setjmp(fiber.place) == 0) _longjmp(scheduler, 1);
 }
@@ -64,7 +64,7 @@ void wait(Barrier& barrier) {
     give_way(fiber);
 }
 
-// A thread that ends no longer has to come to a barrier.
+// A barrier no longer waits for a thread that has ended.
 void leave(Barrier& barrier) {
     barrier.size--;
     if (barrier.size > 0 && barrier.waiting == barrier.size) {
@@ -98,7 +98,8 @@ void run_block(int threads, bool backwards) {
         fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, run_fiber, 0);
     }
-    // Each warp goes as far as it can before the next one begins: what it does too early, the others see.
+    // Each warp runs as far as it can before the next warp starts, so that a write that is too early shows in the
+    // others.
     const int count = (threads + 31) / 32;
     for (int left = threads; left > 0;) {
         bool any = false;
@@ -157,8 +158,9 @@ Exchange& exchange() { return exchanges[current / 32][fibers[current].exchanges+
 bool copies_are_late() { return late_copies; }
 Copies& copies() { return fibers[current].copies; }
 
-// Threads and blocks run in ascending order and asynchronous copies are made as late as possible, or when `backwards`
-// in descending order and at once: a kernel whose result depends on that lacks a barrier or a wait. Gives 0, or 1 for an unknown kernel.
+// Threads and blocks run in ascending order, and asynchronous copies happen as late as possible. With `backwards`
+// threads and blocks run in descending order, and copies happen at once. If the result of a kernel depends on that, the
+// kernel lacks a barrier or a wait. Returns 0, or 1 for an unknown kernel.
 extern "C" int launch(const char* name, int width, int height, int threads, void** arguments, int backwards) {
     for (const Named& kernel : kernels) {
         if (strcmp(kernel.name, name)) continue;

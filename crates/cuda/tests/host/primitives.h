@@ -1,5 +1,5 @@
-// What kernels/primitives.cuh takes from the GPU, for the host: the threads of a block are fibers that run one at a
-// time and give way where threads wait for each other. Shared memory is static memory, as blocks run one after another.
+// The functions of kernels/primitives.cuh for the host. The threads of a block are fibers: one runs at a time, and it
+// yields where threads wait for each other. Shared memory is static memory, because blocks run one after another.
 
 #pragma once
 #include <algorithm>
@@ -24,11 +24,11 @@ struct Index {
 };
 static Index threadIdx, blockIdx, blockDim, gridDim;
 
-// The fibers (host/emulator.h).
+// The fibers (emulator.cpp).
 void wait_block();
 void wait_warp();
 struct Exchange;
-Exchange& exchange();  // what the lanes of this thread's warp show each other; a new one after each use
+Exchange& exchange();  // values that the lanes of this thread's warp exchange; a new object after each use
 
 using std::max;
 using std::min;
@@ -120,8 +120,8 @@ inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
     }
 }
 
-// Asynchronous copies are made either at once, which shows a missing barrier before them, or not before they are waited
-// for, which shows a missing wait.
+// Asynchronous copies happen either at once, which shows a missing barrier before them, or not before the wait for
+// them, which shows a missing wait.
 bool copies_are_late();
 struct Copy {
     void* to;

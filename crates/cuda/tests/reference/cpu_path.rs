@@ -1,9 +1,9 @@
-//! A path on the CPU with AdamW: what steps on a GPU are compared with.
+//! A path on the CPU with AdamW, the reference for steps on a GPU.
 
 use std::sync::Arc;
 
 use dipaco_model::{Device, ModelConfig, Module, Path, init, path_specs, split};
-use dipaco_optim::{AdamWConfig, adamw_step, clip_scale, squared_norm};
+use dipaco_optim::{AdamWConfig, AdamWMoments, AdamWStep, adamw_step, clip_scale, squared_norm};
 use dipaco_topology::{Topology, TopologyConfig};
 
 /// A dense path from a seed.
@@ -14,7 +14,7 @@ pub(crate) struct CpuPath {
     step: u64,
 }
 
-/// What a step on the CPU found.
+/// Result of a step on the CPU.
 pub(crate) struct CpuStep {
     pub(crate) loss: f32,
     pub(crate) gradient_norm: f64,
@@ -32,12 +32,12 @@ impl CpuPath {
         Self { path, first: vec![0.0; count], second: vec![0.0; count], step: 0 }
     }
 
-    /// The weights, flat in the order of `path_specs`.
+    /// Returns the weights, flat in the order of `path_specs`.
     pub(crate) fn weights(&self) -> Vec<f32> {
         self.path.weights().unwrap().values
     }
 
-    /// One step as the inner loop takes it.
+    /// Takes one step, as the inner loop does.
     pub(crate) fn step(
         &mut self,
         tokens: &[u32],
@@ -50,16 +50,17 @@ impl CpuPath {
         let mut gradient = Vec::new();
         gradients.for_each(|_, values| gradient.extend_from_slice(values)).unwrap();
         let squared = squared_norm(&gradient);
-        let scale = clip_scale(squared, adamw.clip_norm);
+        let gradient_scale = clip_scale(squared, adamw.clip_norm);
         self.step += 1;
         let mut next = 0;
-        let (first, second, step) = (&mut self.first, &mut self.second, self.step);
+        let (first, second, number) = (&mut self.first, &mut self.second, self.step);
         self.path
             .update(&gradients, |_, spec, values, gradient| {
                 let at = next..next + values.len();
                 next = at.end;
-                let (first, second) = (&mut first[at.clone()], &mut second[at]);
-                adamw_step(values, gradient, first, second, step, rate, scale, spec.decay, adamw);
+                let moments = AdamWMoments { first: &mut first[at.clone()], second: &mut second[at] };
+                let step = AdamWStep { number, learning_rate: rate, gradient_scale, decay: spec.decay };
+                adamw_step(values, gradient, moments, &step, adamw);
             })
             .unwrap();
         CpuStep { loss: loss.mean, gradient_norm: squared.sqrt(), gradient }

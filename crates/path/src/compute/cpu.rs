@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dipaco_model::{
     Device, Gradients, Loss, ModelConfig, Module, ModuleWeights, Path, Phase, Profile, keep_freed_memory,
 };
-use dipaco_optim::{adamw_step, clip_scale, squared_norm};
+use dipaco_optim::{AdamWMoments, AdamWStep, adamw_step, clip_scale, squared_norm};
 use dipaco_topology::Topology;
 
 use crate::PathError;
@@ -17,7 +17,7 @@ use crate::trainer::{InnerConfig, StepReport};
 pub(crate) struct CpuPath {
     path: Path,
     modules: Vec<Arc<Module>>,
-    /// Where each tensor's moments begin in the state's flat arrays, in `path_specs` order.
+    /// First index of each tensor's moments in the flat arrays of the path's state, in the order of `path_specs`.
     offsets: Vec<usize>,
     profile: Profile,
 }
@@ -63,7 +63,7 @@ impl CpuPath {
         self.profile.time(Phase::Optimizer, || self.apply(loss, &gradients, config, learning_rate, state))
     }
 
-    /// Clips the gradients and lets AdamW take a step.
+    /// Clips the gradients and takes an AdamW step.
     fn apply(
         &self,
         loss: Loss,
@@ -84,13 +84,14 @@ impl CpuPath {
             return Ok(report);
         }
         let adamw = &config.adamw;
-        let scale = clip_scale(squared, adamw.clip_norm);
-        let step = state.step + 1;
+        let gradient_scale = clip_scale(squared, adamw.clip_norm);
+        let number = state.step + 1;
         let (first, second) = (&mut state.first, &mut state.second);
         self.path.update(gradients, |index, spec, params, gradient| {
             let range = self.offsets[index]..self.offsets[index] + params.len();
-            let (first, second) = (&mut first[range.clone()], &mut second[range]);
-            adamw_step(params, gradient, first, second, step, learning_rate, scale, spec.decay, adamw);
+            let moments = AdamWMoments { first: &mut first[range.clone()], second: &mut second[range] };
+            let step = AdamWStep { number, learning_rate, gradient_scale, decay: spec.decay };
+            adamw_step(params, gradient, moments, &step, adamw);
         })?;
         Ok(report)
     }

@@ -1,4 +1,4 @@
-//! Where the GPU's time goes.
+//! GPU time by kernel.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use cudarc::driver::{CudaEvent, CudaStream, sys};
 use crate::gpu::driver;
 use crate::{CudaError, KernelTime};
 
-/// What ran, between two marks each.
+/// Timed runs, each with the events before and after it.
 #[derive(Default)]
-pub(super) struct Profile {
+pub(super) struct KernelTimer {
     spans: Vec<(String, CudaEvent, CudaEvent)>,
 }
 
-/// Marks this place of the stream.
+/// Records an event at the current place of the stream.
 pub(super) fn mark(stream: &Arc<CudaStream>) -> Result<CudaEvent, CudaError> {
     stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(driver("recording an event"))
 }
 
-impl Profile {
-    /// Adds what ran since `begin`.
+impl KernelTimer {
+    /// Adds the run that started at `begin`.
     pub(super) fn add(
         &mut self,
         what: String,
@@ -31,7 +31,7 @@ impl Profile {
         Ok(())
     }
 
-    /// The times by what ran, the longest first.
+    /// Returns the times by kernel, the longest first.
     pub(super) fn times(self, stream: &Arc<CudaStream>) -> Result<Vec<KernelTime>, CudaError> {
         stream.synchronize().map_err(driver("waiting for the GPU"))?;
         let mut sums: BTreeMap<String, (u32, f64)> = BTreeMap::new();
