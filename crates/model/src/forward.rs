@@ -1,7 +1,7 @@
 //! The forward pass over whole sequences: losses, scores and features.
 
 use candle_core::Tensor;
-use dipaco_ops::{self as ops, GradientSlot, HeadSlots};
+use dipaco_ops::{self as ops, EmbeddingPlace, GradientSlot, HeadSlots};
 
 use crate::path::Place;
 use crate::{Gradients, ModelError, Path};
@@ -160,9 +160,11 @@ impl Path {
         batch: usize,
         slots: Option<&[GradientSlot]>,
     ) -> Result<Tensor, ModelError> {
-        let (embedding, sizes) = (self.embedding(), (self.config.vocab_size, self.config.hidden_size));
+        let (vocabulary, width) = (self.config.vocab_size, self.config.hidden_size);
+        let embedding = self.embedding();
+        let place = EmbeddingPlace { at: embedding.at, vocabulary, width };
         let slot = slots.map(|slots| &slots[0]);
-        let mut x = ops::embedding(&embedding.flat, embedding.at, sizes, tokens, batch, slot)?;
+        let mut x = ops::embedding(&embedding.flat, place, tokens, batch, slot)?;
         let mut first = 0;
         // Blocks whose parameters lie one after the other are one operation.
         let follows = |a: &Place, b: &Place| a.flat.id() == b.flat.id() && b.at == a.at + a.parameters;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor, Var};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use dipaco_ops::kernel::LinearShape;
 use dipaco_ops::{
     self as ops, BlockShape, GradientSlot, HeadPlace, HeadSlots, Precision, Profile, RopeTable, Stack,
     Workspace,
@@ -77,7 +78,7 @@ fn products(c: &mut Criterion) {
         let mut y = vec![0.0; m * n];
         group.throughput(Throughput::Elements(2 * (m * k * n) as u64));
         group.bench_function(BenchmarkId::new("ours", size.name), |b| {
-            b.iter(|| ops::kernel::linear(&x, &w, &mut y, (m, k, n)));
+            b.iter(|| ops::kernel::linear(&x, &w, &mut y, LinearShape { rows: m, inputs: k, outputs: n }));
         });
         group.bench_function(BenchmarkId::new("gemm", size.name), |b| {
             let threads = gemm::Parallelism::Rayon(rayon::current_num_threads());
