@@ -1,7 +1,7 @@
 //! The operations of a training step at the sizes s, m and l of `dipaco bench step`.
 //!
-//! Products, attention and head are reported as elements per second, where an element is a floating-point operation: Gelem/s
-//! are GFLOP/s. Norms are reported in bytes read and written.
+//! For products, attention and head, an element is a floating-point operation: Gelem/s are GFLOP/s. For norms, the
+//! throughput is the number of bytes read and written.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a benchmark")]
 
 use std::sync::OnceLock;
@@ -69,7 +69,7 @@ fn flat(values: Vec<f32>) -> Tensor {
     Tensor::from_vec(values, length, &Device::Cpu).unwrap()
 }
 
-/// The projection into the feed-forward layer, its operands not packed beforehand, against the gemm crate.
+/// The projection into the feed-forward layer against the gemm crate; the time includes packing.
 fn products(c: &mut Criterion) {
     let mut group = c.benchmark_group(format!("product, {}", ops::instructions()));
     for size in &SIZES {
@@ -111,7 +111,7 @@ fn products(c: &mut Criterion) {
     group.finish();
 }
 
-/// Attention in the forward and backward pass of a block; its operations are counted without the masked half.
+/// Attention in the forward and backward pass of a block. The operations of the masked half are not counted.
 fn attention(c: &mut Criterion) {
     let mut group = c.benchmark_group("attention, forward and backward");
     for size in &SIZES {

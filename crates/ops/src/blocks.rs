@@ -16,7 +16,7 @@ use crate::error::shape;
 use crate::gradient_slot::GradientSlot;
 use crate::memory::{elements, read};
 
-/// Consecutive transformer blocks (those of arXiv:2302.13971: pre-norm, RoPE, SwiGLU): x (B, T, D) to (B, T, D), f32. The
+/// Consecutive transformer blocks (arXiv:2302.13971: pre-norm, RoPE, SwiGLU): x (B, T, D) to (B, T, D), f32. The
 /// parameters of the `count` blocks lie one after the other from `at` in `weights`, each block's in the order of
 /// [`BlockWeights`](crate::kernel::BlockWeights). With slots, one per block, the backward pass adds to the blocks'
 /// gradients.
@@ -133,7 +133,7 @@ impl Blocks {
                 std::mem::replace(&mut memory, next)
             });
             if !save {
-                // Only the next block needs this output, so those further below are free.
+                // Only the next block needs this output, so the outputs of earlier blocks are free.
                 saved.drain(..).for_each(|below| stack.workspace.give(below.output));
             }
             saved.push(SavedBlock { output, activations });

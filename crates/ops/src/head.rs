@@ -92,7 +92,7 @@ impl Head<'_> {
                     dx: &mut all.dx[first * width..][..count * width],
                     norm: &mut *all.norm,
                     projection: &mut *all.projection,
-                    // Later chunks add to what the first one has written.
+                    // The first chunk overwrites the gradient, later chunks add to it.
                     fresh: all.fresh && first == 0,
                     scale: all.scale,
                 };
@@ -138,7 +138,7 @@ impl Head<'_> {
         let d_logits = &E::of(chunk.d_logits)[..count * stride];
         let mut dh = workspace.take(count * width);
         let h = RightOperand::new::<E, E>(workspace, Matrix::rows(chunk.h, count, width));
-        // Both products go through the same entries before the next ones, while their weights and logits are in a cache.
+        // Both products finish some entries before the next entries, while the gradients of their logits are in a cache.
         for entries in chunks(vocabulary) {
             let own = &self.projection[entries.start * width..entries.end * width];
             let weights = RightOperand::new::<E, f32>(workspace, Matrix::rows(own, entries.len(), width));

@@ -24,7 +24,7 @@ impl RopeTable {
         if head_dim == 0 || !head_dim.is_multiple_of(2) {
             return Err(shape(
                 "rope",
-                format!("a head of {head_dim} elements can't be rotated: the number must be even and not 0"),
+                format!("a head can't have {head_dim} elements: rotations need an even number above 0"),
             ));
         }
         let half = head_dim / 2;

@@ -133,11 +133,8 @@ pub(super) fn head<'a, E: Element>(
     with_scratch(total, |mut memory| {
         let buffers = lengths.map(|length| split_off(&mut memory, length));
         let (keys, values) = (E::of_mut(buffers.keys), E::of_mut(buffers.values));
-        let copies = keys.chunks_exact_mut(head_dim).zip(values.chunks_exact_mut(head_dim));
-        for (t, (key, value)) in copies.take(time).enumerate() {
-            key.copy_from_slice(row(Part::Key, t));
-            value.copy_from_slice(row(Part::Value, t));
-        }
+        copy_rows(|t| row(Part::Key, t), time, head_dim, keys);
+        copy_rows(|t| row(Part::Value, t), time, head_dim, values);
         let keys_packed = Rhs::pack(group, Matrix::rows(keys, time, head_dim), buffers.keys_packed);
         // Every block of queries adds to the gradients of the keys that it sees.
         buffers.dk.fill(0.0);
@@ -196,6 +193,18 @@ pub(super) fn head<'a, E: Element>(
             convert(dv, row(Part::Value, t));
         }
     });
+}
+
+/// Copies `count` rows (Dh) into an array without gaps (rows, Dh).
+fn copy_rows<'a, E: Element>(
+    row: impl Fn(usize) -> &'a mut [E],
+    count: usize,
+    head_dim: usize,
+    rows: &mut [E],
+) {
+    for (t, copy) in rows.chunks_exact_mut(head_dim).take(count).enumerate() {
+        copy.copy_from_slice(row(t));
+    }
 }
 
 /// Numbers of each query of a block that the gradients of its scores need.
@@ -294,7 +303,7 @@ impl<E: Element> KeyPanel<'_, E> {
             |units| {
                 for (i, ((scores, d_weights), (weights, d_scores))) in rows {
                     softmax_gradient(units, scores, d_weights, &block.statistics, scale, weights, d_scores);
-                    // Queries before this key do not see it; those past the last one do not exist.
+                    // Queries before this key do not see it, and the last block of a sequence may have fewer than N queries.
                     let hidden = (self.first + i).saturating_sub(block.first).min(BLOCK);
                     weights[..hidden].fill(E::default());
                     d_scores[..hidden].fill(E::default());

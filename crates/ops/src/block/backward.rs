@@ -57,7 +57,7 @@ pub(crate) fn backward<E: Element>(
     let BlockInput { stack, weights, batch, .. } = input;
     let (workspace, rows, a) = (&stack.workspace, batch.rows(), stack.shape.attention());
     if gradients.fresh {
-        // The norms' gradients are always added to; the products write those of the matrices over arbitrary memory.
+        // The partial sums of the norms' gradients are always added; the products overwrite the matrices' gradients.
         gradients.input_norm.fill(0.0);
         gradients.post_norm.fill(0.0);
     }

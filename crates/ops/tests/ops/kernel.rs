@@ -8,7 +8,7 @@ use crate::support::*;
 
 #[test]
 fn linear_maps() {
-    // A row, a row that is worth several threads, a panel, panels.
+    // A single row, a single row with enough work for several threads, one panel, several panels.
     for (rows, inputs, outputs) in [(1, 7, 5), (1, 600, 900), (6, 33, 17), (48, 20, 47), (130, 520, 33)] {
         let (x, w) = (numbers(1, rows * inputs), numbers(2, outputs * inputs));
         let mut y = vec![f32::NAN; rows * outputs];

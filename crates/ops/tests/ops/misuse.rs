@@ -1,4 +1,4 @@
-//! What does not fit is an error that says so, never a panic.
+//! Arguments that do not fit give an error that names them, never a panic.
 
 use candle_core::{DType, Device, Tensor};
 use dipaco_ops::{
