@@ -4,7 +4,7 @@
 //! the CPU, here for decoding with a KV cache, and in `dipaco-cuda` (`passes.rs`) for training on a GPU. Change all
 //! three together; the tests of this package and of `dipaco-cuda` compare their results.
 
-use dipaco_ops::kernel::{self, BlockWeights, KeyValues};
+use dipaco_ops::kernel::{self, BlockWeights, KeyValues, LinearShape};
 use dipaco_ops::with_slice;
 
 use crate::cache::BlockCache;
@@ -53,7 +53,7 @@ impl Path {
             let norm = &weights[place.norm..][..width];
             let projection = &weights[place.projection..][..outputs * width];
             kernel::rms_norm(x, norm, &mut normed, self.config.rms_norm_eps as f32);
-            kernel::linear(&normed, projection, &mut logits, (rows, width, outputs));
+            kernel::linear(&normed, projection, &mut logits, LinearShape { rows, inputs: width, outputs });
         })?;
         Ok(logits)
     }
@@ -105,20 +105,30 @@ impl Path {
         let (wgate, wup) = block.gate_up.split_at(ffn * width);
 
         kernel::rms_norm(x, block.input_norm, h, epsilon);
-        kernel::linear(h, wq, q, (rows, width, attention));
-        kernel::linear(h, wk, &mut past.keys[new.clone()], (rows, width, attention));
-        kernel::linear(h, wv, &mut past.values[new.clone()], (rows, width, attention));
+        kernel::linear(h, wq, q, LinearShape { rows, inputs: width, outputs: attention });
+        kernel::linear(
+            h,
+            wk,
+            &mut past.keys[new.clone()],
+            LinearShape { rows, inputs: width, outputs: attention },
+        );
+        kernel::linear(
+            h,
+            wv,
+            &mut past.values[new.clone()],
+            LinearShape { rows, inputs: width, outputs: attention },
+        );
         kernel::rope(q, rope, attention, start);
         kernel::rope(&mut past.keys[new], rope, attention, start);
         kernel::attend(q, KeyValues { keys: &past.keys, values: &past.values, length, heads, head_dim }, y);
-        kernel::linear(y, block.o, h, (rows, attention, width));
+        kernel::linear(y, block.o, h, LinearShape { rows, inputs: attention, outputs: width });
         kernel::add_assign(x, h);
 
         kernel::rms_norm(x, block.post_norm, h, epsilon);
-        kernel::linear(h, wgate, gate, (rows, width, ffn));
-        kernel::linear(h, wup, up, (rows, width, ffn));
+        kernel::linear(h, wgate, gate, LinearShape { rows, inputs: width, outputs: ffn });
+        kernel::linear(h, wup, up, LinearShape { rows, inputs: width, outputs: ffn });
         kernel::swiglu(gate, up, gated);
-        kernel::linear(gated, block.down, h, (rows, ffn, width));
+        kernel::linear(gated, block.down, h, LinearShape { rows, inputs: ffn, outputs: width });
         kernel::add_assign(x, h);
     }
 }

@@ -1,7 +1,7 @@
 //! The forward pass over whole sequences: losses, scores and features.
 
 use candle_core::Tensor;
-use dipaco_ops::{self as ops, GradientSlot, HeadSlots, OpsError};
+use dipaco_ops::{self as ops, EmbeddingPlace, GradientSlot, HeadSlots, OpsError};
 
 use crate::path::Place;
 use crate::{Gradients, ModelError, Path};
@@ -165,9 +165,11 @@ impl Path {
         batch: usize,
         slots: Option<&[GradientSlot]>,
     ) -> Result<Tensor, ModelError> {
-        let (embedding, sizes) = (self.embedding(), (self.config.vocab_size, self.config.hidden_size));
+        let (vocabulary, width) = (self.config.vocab_size, self.config.hidden_size);
+        let embedding = self.embedding();
+        let place = EmbeddingPlace { at: embedding.at, vocabulary, width };
         let slot = slots.map(|slots| &slots[0]);
-        let x = ops::embedding(&embedding.flat, embedding.at, sizes, tokens, batch, slot);
+        let x = ops::embedding(&embedding.flat, place, tokens, batch, slot);
         let mut x = x.map_err(|error| match error {
             OpsError::Token { token, vocabulary, .. } => ModelError::Token { token, vocabulary },
             other => other.into(),

@@ -48,7 +48,7 @@ mod weights;
 pub use cache::KvCache;
 pub use candle_core::{Device, Tensor};
 pub use config::{Dtype, ModelConfig};
-pub use dipaco_ops::{IGNORE, Phase, Phases, Precision, Profile, keep_freed_memory, product_rate};
+pub use dipaco_ops::{IGNORE, Phase, Phases, Precision, Profile, product_rate};
 pub use error::ModelError;
 pub use export::{SpecialTokens, export_llama, import_llama};
 pub use forward::Loss;

@@ -1,7 +1,7 @@
 //! The operations of a training step at the sizes s, m and l of `dipaco bench step`.
 //!
-//! Products, attention and head are reported as elements per second, where an element is a floating-point operation: Gelem/s
-//! are GFLOP/s. Norms are reported in bytes read and written.
+//! For products, attention and head, an element is a floating-point operation: Gelem/s are GFLOP/s. For norms, the
+//! throughput is the number of bytes read and written.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a benchmark")]
 
 use std::sync::OnceLock;
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor, Var};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use dipaco_ops::kernel::LinearShape;
 use dipaco_ops::{
     self as ops, BlockShape, GradientSlot, HeadPlace, HeadSlots, Precision, Profile, RopeTable, Stack,
     Workspace,
@@ -68,7 +69,7 @@ fn flat(values: Vec<f32>) -> Tensor {
     Tensor::from_vec(values, length, &Device::Cpu).unwrap()
 }
 
-/// The projection into the feed-forward layer, its operands not packed beforehand, against the gemm crate.
+/// The projection into the feed-forward layer against the gemm crate; the time includes packing.
 fn products(c: &mut Criterion) {
     let mut group = c.benchmark_group(format!("product, {}", ops::instructions()));
     for size in &SIZES {
@@ -77,7 +78,7 @@ fn products(c: &mut Criterion) {
         let mut y = vec![0.0; m * n];
         group.throughput(Throughput::Elements(2 * (m * k * n) as u64));
         group.bench_function(BenchmarkId::new("ours", size.name), |b| {
-            b.iter(|| ops::kernel::linear(&x, &w, &mut y, (m, k, n)));
+            b.iter(|| ops::kernel::linear(&x, &w, &mut y, LinearShape { rows: m, inputs: k, outputs: n }));
         });
         group.bench_function(BenchmarkId::new("gemm", size.name), |b| {
             let threads = gemm::Parallelism::Rayon(rayon::current_num_threads());
@@ -110,7 +111,7 @@ fn products(c: &mut Criterion) {
     group.finish();
 }
 
-/// Attention in the forward and backward pass of a block; its operations are counted without the masked half.
+/// Attention in the forward and backward pass of a block. The operations of the masked half are not counted.
 fn attention(c: &mut Criterion) {
     let mut group = c.benchmark_group("attention, forward and backward");
     for size in &SIZES {

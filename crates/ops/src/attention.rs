@@ -5,42 +5,78 @@ mod forward;
 
 use rayon::prelude::*;
 
-use crate::element::Element;
+use crate::element::{Element, convert};
 use crate::exp::{dot, exp, maximum};
-use crate::product::{Group, Shared};
+use crate::product::{Group, LeftRows, Shared};
 use crate::rope::RopeTable;
 use crate::vector::{self, Units};
 
-/// The shape of a batch's attention but for the number of sequences: queries, keys and values of a position lie one after the other, (B, T, 3, H, Dh).
+/// The shape of attention within one sequence.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct AttentionShape {
+    /// T.
     pub(crate) time: usize,
+    /// H.
     pub(crate) heads: usize,
+    /// Dh.
     pub(crate) head_dim: usize,
 }
 
-impl Shape {
+impl AttentionShape {
     /// H × Dh.
     fn width(self) -> usize {
         self.heads * self.head_dim
     }
+
+    /// Where the row of one head and position begins in an array (B, T, 3, H, Dh) of queries, keys and values.
+    fn qkv_row(self, part: Part, task: HeadTask, t: usize) -> usize {
+        ((task.sequence * self.time + t) * 3 + part as usize) * self.width() + task.head * self.head_dim
+    }
+
+    /// Where the row of one head and position begins in an array (B, T, H, Dh).
+    fn row(self, task: HeadTask, t: usize) -> usize {
+        (task.sequence * self.time + t) * self.width() + task.head * self.head_dim
+    }
 }
 
-/// Strided rows of one head: row `t` begins at `t * stride`.
+/// The parts of an array (B, T, 3, H, Dh), in their order.
 #[derive(Clone, Copy)]
-struct Head<'a, E> {
+enum Part {
+    Query,
+    Key,
+    Value,
+}
+
+/// One head of one sequence: a task.
+#[derive(Clone, Copy)]
+struct HeadTask {
+    sequence: usize,
+    head: usize,
+}
+
+impl HeadTask {
+    /// Tasks are numbered like the rows of `log_sums` (B, H, T).
+    fn new(number: usize, shape: AttentionShape) -> Self {
+        Self { sequence: number / shape.heads, head: number % shape.heads }
+    }
+}
+
+/// The rows (T, Dh) of one head in an array of several: row `t` begins at `t * stride`.
+#[derive(Clone, Copy)]
+struct HeadRows<'a, E> {
     data: &'a [E],
     stride: usize,
     head_dim: usize,
 }
 
-impl<'a, E: Element> Head<'a, E> {
+impl<'a, E: Element> HeadRows<'a, E> {
     fn row(&self, t: usize) -> &'a [E] {
         &self.data[t * self.stride..][..self.head_dim]
     }
 
-    fn from(&self, t: usize) -> &'a [E] {
-        &self.data[t * self.stride..]
+    /// `count` rows from row `t` on as rows of a left operand.
+    fn left(&self, t: usize, count: usize) -> LeftRows<'a, E> {
+        LeftRows { data: &self.data[t * self.stride..], count, depth: self.head_dim, stride: self.stride }
     }
 }
 
@@ -48,51 +84,56 @@ fn scale(head_dim: usize) -> f32 {
     1.0 / (head_dim as f32).sqrt()
 }
 
-/// `softmax(q · kᵀ / sqrt(Dh)) · v` with a causal mask: qkv (B, T, 3, H, Dh), y (B, T, H, Dh) and the logarithm of each
-/// row's sum of exponentials, `log_sums` (B, H, T).
-pub(crate) fn forward_all<E: Element>(qkv: &[E], y: &mut [E], log_sums: &mut [f32], shape: Shape) {
-    let Shape { time, heads, head_dim, .. } = shape;
-    let width = shape.width();
+/// `softmax(q · kᵀ / sqrt(Dh)) · v` with a causal mask for qkv (B, T, 3, H, Dh) and y (B, T, H, Dh). Writes the logarithm
+/// of each row's sum of exponentials to `log_sums` (B, H, T).
+pub(crate) fn forward_all<E: Element>(qkv: &[E], y: &mut [E], log_sums: &mut [f32], shape: AttentionShape) {
+    let AttentionShape { time, head_dim, .. } = shape;
     let y = Shared::new(y);
-    log_sums.par_chunks_mut(time).enumerate().for_each(|(task, log_sums)| {
-        let (sequence, head) = (task / heads, task % heads);
-        let part = |which: usize| Head {
-            data: &qkv[sequence * time * 3 * width + which * width + head * head_dim..],
-            stride: 3 * width,
+    log_sums.par_chunks_mut(time).enumerate().for_each(|(number, log_sums)| {
+        let task = HeadTask::new(number, shape);
+        let rows = |part| HeadRows {
+            data: &qkv[shape.qkv_row(part, task, 0)..],
+            stride: 3 * shape.width(),
             head_dim,
         };
-        forward::head(part(0), part(1), part(2), (time, time), log_sums, |t, row| {
-            let at = (sequence * time + t) * width + head * head_dim;
+        let input = forward::HeadInput {
+            q: rows(Part::Query),
+            k: rows(Part::Key),
+            v: rows(Part::Value),
+            queries: time,
+            keys: time,
+        };
+        forward::head(input, log_sums, |t, row| {
+            let at = shape.row(task, t);
             // SAFETY: each task writes the columns of its own sequence and head.
-            crate::element::convert(row, unsafe { y.part(at..at + head_dim) });
+            convert(row, unsafe { y.part(at..at + head_dim) });
         });
     });
 }
 
-/// Replaces qkv by its gradient, given y and its gradient, and turns queries' and keys' gradients back by the rotation
-/// that they had.
+/// Replaces qkv (B, T, 3, H, Dh) by its gradient, given y (B, T, H, Dh), its gradient `dy` and the `log_sums` (B, H, T) of
+/// [`forward_all`]. The gradients of queries and keys are rotated back.
 pub(crate) fn backward_all<E: Element>(
     qkv: &mut [E],
     y: &[E],
     dy: &[E],
     log_sums: &[f32],
     rope: &RopeTable,
-    shape: Shape,
+    shape: AttentionShape,
 ) {
-    let Shape { time, heads, head_dim, .. } = shape;
-    let width = shape.width();
+    let AttentionShape { time, head_dim, .. } = shape;
     let qkv = Shared::new(qkv);
-    log_sums.par_chunks(time).enumerate().for_each(|(task, log_sums)| {
-        let (sequence, head) = (task / heads, task % heads);
-        let at = |which: usize, t: usize| {
-            let at = (sequence * time + t) * 3 * width + which * width + head * head_dim;
-            at..at + head_dim
+    log_sums.par_chunks(time).enumerate().for_each(|(number, log_sums)| {
+        let task = HeadTask::new(number, shape);
+        let rows = |data| HeadRows { data, stride: shape.width(), head_dim };
+        let from = shape.row(task, 0);
+        let result = backward::HeadResult { y: rows(&y[from..]), dy: rows(&dy[from..]), log_sums };
+        let row = |part: Part, t: usize| {
+            let at = shape.qkv_row(part, task, t);
+            // SAFETY: each task reads and writes the columns of its own sequence and head, one row at a time.
+            unsafe { qkv.part(at..at + head_dim) }
         };
-        let result = |data| Head { data, stride: width, head_dim };
-        let from = sequence * time * width + head * head_dim;
-        // SAFETY: each task reads and writes the columns of its own sequence and head, one row at a time.
-        let row = |which: usize, t: usize| unsafe { qkv.part(at(which, t)) };
-        backward::head(&row, result(&y[from..]), result(&dy[from..]), log_sums, rope);
+        backward::head(&row, result, rope);
     });
 }
 
@@ -111,8 +152,8 @@ pub struct KeyValues<'a> {
     pub head_dim: usize,
 }
 
-/// Causal attention of one sequence without gradients: `q` and `y` are (Tq, H, Dh), the queries are the last of the
-/// sequence's positions.
+/// Causal attention of one sequence without gradients. `q` and `y` are (Tq, H, Dh); the queries belong to the last Tq of
+/// the Tk positions.
 ///
 /// # Panics
 /// When a slice is shorter than the sizes say.
@@ -122,50 +163,58 @@ pub fn attend(q: &[f32], past: KeyValues<'_>, y: &mut [f32]) {
     let queries = q.len() / row;
     assert!(keys.len() >= length * row && values.len() >= length * row && queries <= length);
     assert!(y.len() >= queries * row, "the result is too short");
+    // One query, the usual case of decoding, has too little work for packing keys or waking threads.
     if queries == 1 {
         let mut scores = vec![0.0; length];
         for head in 0..heads {
             let at = head * head_dim..(head + 1) * head_dim;
-            let (keys, values) = (&keys[at.start..], &values[at.start..]);
+            let past = HeadPast { keys: &keys[at.start..], values: &values[at.start..], row };
             vector::dispatch_with(
                 #[inline(always)]
-                |units| attend_one(units, &q[at.clone()], keys, values, &mut scores, &mut y[at.clone()], row),
+                |units| attend_one(units, &q[at.clone()], past, &mut scores, &mut y[at.clone()]),
             );
         }
         return;
     }
     let y = Shared::new(y);
     (0..heads).into_par_iter().for_each(|head| {
-        let part = |data| Head { data, stride: row, head_dim };
         let from = head * head_dim;
+        let rows = |data| HeadRows { data, stride: row, head_dim };
+        let input = forward::HeadInput {
+            q: rows(&q[from..]),
+            k: rows(&keys[from..]),
+            v: rows(&values[from..]),
+            queries,
+            keys: length,
+        };
         let mut log_sums = vec![0.0; queries];
-        let (q, k, v) = (part(&q[from..]), part(&keys[from..]), part(&values[from..]));
-        forward::head(q, k, v, (queries, length), &mut log_sums, |t, row_of_y| {
+        forward::head(input, &mut log_sums, |t, row_of_y| {
             // SAFETY: each task writes the columns of its own head.
             unsafe { y.part(t * row + from..t * row + from + head_dim) }.copy_from_slice(row_of_y);
         });
     });
 }
 
-/// One head of one query.
-#[inline(always)]
-fn attend_one(
-    units: Units,
-    q: &[f32],
-    keys: &[f32],
-    values: &[f32],
-    scores: &mut [f32],
-    y: &mut [f32],
+/// The keys and values of one head: Dh elements every `row`.
+#[derive(Clone, Copy)]
+struct HeadPast<'a> {
+    keys: &'a [f32],
+    values: &'a [f32],
     row: usize,
-) {
+}
+
+/// One head of one query: q and y (Dh), `scores` is memory for one number per key.
+#[inline(always)]
+fn attend_one(units: Units, q: &[f32], past: HeadPast<'_>, scores: &mut [f32], y: &mut [f32]) {
     let scale = scale(q.len());
-    for (score, key) in scores.iter_mut().zip(keys.chunks(row)) {
+    for (score, key) in scores.iter_mut().zip(past.keys.chunks(past.row)) {
         *score = dot(units, q, &key[..q.len()]) * scale;
     }
+    // Less the largest score, no exponential overflows, and the sum is at least 1.
     let largest = maximum(scores);
     let mut sum = 0.0;
     y.fill(0.0);
-    for (score, value) in scores.iter().zip(values.chunks(row)) {
+    for (score, value) in scores.iter().zip(past.values.chunks(past.row)) {
         let weight = exp(units, score - largest);
         sum += weight;
         for (y, value) in y.iter_mut().zip(value) {
@@ -177,7 +226,7 @@ fn attend_one(
     }
 }
 
-/// An even number of elements for pairs.
+/// The next even number of elements where groups are pairs: the elements of the last pair must both be there.
 fn even(group: Group, elements: usize) -> usize {
     match group {
         Group::Single => elements,

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 
-/// One cache line, the unit of a buffer: vector loads of packed operands then never cross a line.
+/// One cache line, the unit of a buffer. Vector loads of packed operands then never cross a line.
 #[derive(Clone, Copy, Zeroable, Pod)]
 #[repr(C, align(64))]
 struct Line([f32; LINE]);
 
 /// f32 elements of a cache line.
-const LINE: usize = 16;
+pub(crate) const LINE: usize = 16;
 
-/// A slice of f32 that starts on a cache line. Its contents are whatever its last user left.
+/// A slice of f32 that starts on a cache line. It keeps the contents that its last user left.
 #[derive(Default)]
 pub(crate) struct Buffer {
     lines: Vec<Line>,
@@ -30,7 +30,7 @@ impl Buffer {
         self.lines.len() * LINE
     }
 
-    /// Changes the length, and reserves more when it has to.
+    /// Changes the length. Reserves new memory, which is zero, when there is too little.
     pub(crate) fn resize(&mut self, length: usize) {
         if length > self.capacity() {
             *self = Self::new(length);
@@ -59,11 +59,12 @@ impl DerefMut for Buffer {
     }
 }
 
-/// Buffers between two uses. A training step takes the same sizes each time, so after the first step nothing is
-/// allocated and no page is touched for the first time, which costs more than the arithmetic on it.
+/// Free buffers between two uses. Every training step takes buffers of the same sizes, so after the first step none is
+/// allocated and no page is touched for the first time, which would cost more than the arithmetic on it.
 ///
-/// Clones share the buffers. A path's gradients and its saved activations come from one workspace: the gradient of a
-/// block takes the memory that the activations of the block above it no longer need.
+/// Clones share the buffers. The gradients of a path and its saved activations come from one workspace: the gradient of a
+/// block takes the memory that the activations of the block above it no longer need. The tensors between a step's
+/// operations (B, T, D) come from candle and are allocated in each step.
 #[derive(Clone, Debug, Default)]
 pub struct Workspace(Arc<Mutex<Vec<Buffer>>>);
 
@@ -72,7 +73,7 @@ impl Workspace {
     pub(crate) fn take(&self, length: usize) -> Buffer {
         let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = free.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= length);
-        // A buffer more than twice as large is left to whoever needs it.
+        // A buffer of more than twice the length stays free for a larger request.
         let best = fitting
             .min_by_key(|(_, buffer)| buffer.capacity())
             .filter(|(_, buffer)| buffer.capacity() <= 2 * length + 1024)

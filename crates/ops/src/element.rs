@@ -1,4 +1,4 @@
-//! The types that activations are kept in.
+//! The element types of activations.
 
 use bytemuck::Pod;
 use half::bf16;
@@ -9,14 +9,14 @@ pub enum Precision {
     /// f32 throughout.
     #[default]
     F32,
-    /// Operands of products, and the activations that are kept for the backward pass, are bf16. Sums, norms, softmax,
-    /// the residual stream, weights, gradients and the optimizer stay f32.
+    /// bf16 operands of products and bf16 activations saved for the backward pass. Sums, norms, softmax, the residual
+    /// stream, weights, gradients and the optimizer stay f32.
     Bf16,
 }
 
-/// A type that activations are kept in: f32 or bf16.
+/// The element type of activations: f32 or bf16.
 pub(crate) trait Element: Pod + Send + Sync + std::fmt::Debug + Default {
-    /// Elements in the memory of one f32.
+    /// Number of elements that fit one f32.
     const PER_F32: usize;
     /// The precision of products on this type.
     const PRECISION: Precision;
@@ -24,7 +24,7 @@ pub(crate) trait Element: Pod + Send + Sync + std::fmt::Debug + Default {
     fn from_f32(value: f32) -> Self;
     fn to_f32(self) -> f32;
 
-    /// The bits of the pair `(low, high)` as bf16, as the pair products want it.
+    /// The bits of a pair of bf16, as products of pairs read them.
     #[inline(always)]
     fn pair(low: Self, high: Self) -> u32 {
         u32::from(round(low.to_f32())) | u32::from(round(high.to_f32())) << 16
@@ -35,12 +35,12 @@ pub(crate) trait Element: Pod + Send + Sync + std::fmt::Debug + Default {
         bytemuck::cast_slice(memory)
     }
 
-    /// This memory as elements, to write.
+    /// This memory as elements, to read and write.
     fn of_mut(memory: &mut [f32]) -> &mut [Self] {
         bytemuck::cast_slice_mut(memory)
     }
 
-    /// f32 values that hold this many elements.
+    /// Number of f32 that hold `elements` elements.
     fn room(elements: usize) -> usize {
         elements.div_ceil(Self::PER_F32)
     }
@@ -81,17 +81,17 @@ impl Element for bf16 {
     }
 }
 
-/// The bits of the nearest bf16, ties to even. Written without a branch so that a loop over it becomes vector code.
+/// The bits of the nearest bf16, ties to even. It has no branch, so that a loop over it becomes vector code.
 #[inline(always)]
 fn round(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    // Rounding must not turn a NaN into an infinity: one bit of its payload is set.
+    // Cutting off the low bits could turn a NaN into an infinity, so one bit of the payload is set.
     let nan = bits >> 16 | 0x40;
     (if value.is_nan() { nan } else { rounded }) as u16
 }
 
-/// Converts a slice.
+/// Rounds a slice to E.
 #[inline(always)]
 pub(crate) fn narrow<E: Element>(from: &[f32], to: &mut [E]) {
     for (to, from) in to.iter_mut().zip(from) {
@@ -99,7 +99,7 @@ pub(crate) fn narrow<E: Element>(from: &[f32], to: &mut [E]) {
     }
 }
 
-/// [`narrow`] as vector code of its own, for use outside of one.
+/// [`narrow`], compiled for the processor's vector units. For callers that are not within [`crate::vector::dispatch`].
 pub(crate) fn convert<E: Element>(from: &[f32], to: &mut [E]) {
     crate::vector::dispatch(
         #[inline(always)]

@@ -1,8 +1,8 @@
-//! What can go wrong in an operation.
+//! Errors of the operations.
 
 use thiserror::Error;
 
-/// Why an operation on tensors failed.
+/// An error of an operation on tensors.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpsError {
@@ -11,10 +11,10 @@ pub enum OpsError {
     Shape {
         /// The operation.
         operation: &'static str,
-        /// What does not fit, with the shapes.
+        /// The arguments that do not fit, with their shapes.
         problem: String,
     },
-    /// A token id or target that the vocabulary does not have.
+    /// A token or target id is not below the size of the vocabulary.
     #[error("{operation}: token id {token} is not in the vocabulary of {vocabulary} entries")]
     Token {
         /// The operation.
@@ -24,7 +24,7 @@ pub enum OpsError {
         /// V, the number of entries.
         vocabulary: usize,
     },
-    /// The tensor library refused.
+    /// candle reported an error.
     #[error("a tensor operation failed")]
     Tensor(#[from] candle_core::Error),
 }

@@ -1,18 +1,18 @@
-//! The exponential function and reductions, written so that loops over them become vector code.
+//! The exponential function and reductions, in a form that compiles to vector code.
 
 use crate::element::Element;
 use crate::vector::Units;
 
-/// `exp(x)` to 2 units in the last place for `-87 ≤ x ≤ 88`; below that 0 or a tiny number, above it a huge number.
+/// `exp(x)` to 2 units in the last place for `-87 ≤ x ≤ 88`. Smaller x give 0 or a tiny number, larger x a huge number.
 /// Only additions, multiplications and integer operations: no call, no branch.
 #[inline(always)]
 pub(crate) fn exp(units: Units, x: f32) -> f32 {
-    // Adding 1.5 · 2^23 rounds to an integer, which then sits in the low bits.
+    // Adding 1.5 · 2^23 rounds to an integer and leaves it in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.3, 88.3);
     let shifted = units.mul_add(x, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    // x - n ln 2 in two steps: the first constant has trailing zeros, so its product with n is exact.
+    // x - n ln 2 in two steps: the first constant ends in zero bits, so its product with n is exact.
     let r = units.mul_add(n, 2.121_944_4e-4, units.mul_add(n, -0.693_359_4, x));
     // Polynomial of Cephes' expf on [-ln 2 / 2, ln 2 / 2].
     let mut p = 1.987_569_2e-4;
@@ -30,8 +30,8 @@ pub(crate) fn sigmoid(units: Units, x: f32) -> f32 {
     1.0 / (1.0 + exp(units, -x))
 }
 
-/// Running sums of a reduction, added up in a fixed order at its end: four vectors of the widest units, so that one
-/// addition does not wait for the one before.
+/// Number of running sums of a reduction, which are added up in a fixed order at its end. They are four vectors of the
+/// widest units, so that an addition does not wait for the previous one.
 pub(crate) const LANES: usize = 64;
 
 /// The sum of `exp(x - shift)`.
@@ -50,7 +50,7 @@ pub(crate) fn sum_exp(units: Units, values: &[f32], shift: f32) -> f32 {
     total(&lanes)
 }
 
-/// The largest value; `f32::MIN` of none.
+/// The largest value, or `f32::MIN` when there is none.
 #[inline(always)]
 pub(crate) fn maximum(values: &[f32]) -> f32 {
     let mut lanes = [f32::MIN; LANES];
@@ -66,7 +66,7 @@ pub(crate) fn maximum(values: &[f32]) -> f32 {
     lanes.iter().fold(f32::MIN, |a, &b| if b > a { b } else { a })
 }
 
-/// The sum of products.
+/// `Σ a · b`.
 #[inline(always)]
 pub(crate) fn dot<E: Element>(units: Units, a: &[E], b: &[E]) -> f32 {
     let mut lanes = [0f32; LANES];
@@ -82,7 +82,7 @@ pub(crate) fn dot<E: Element>(units: Units, a: &[E], b: &[E]) -> f32 {
     total(&lanes)
 }
 
-/// The sum of the lanes, halved again and again: each step is whole vectors.
+/// The sum of the lanes. Each step adds the upper half to the lower half, in whole vectors.
 #[inline(always)]
 pub(crate) fn total(lanes: &[f32; LANES]) -> f32 {
     let mut lanes = *lanes;

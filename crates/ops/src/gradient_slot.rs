@@ -1,12 +1,12 @@
-//! Where the gradient of a part of a module is summed.
+//! The gradient of a part of a module, summed over backward passes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::buffer::{Buffer, Workspace};
 
-/// The gradient of a flat group of parameters (the embedding, one block, the head), f32. Backward passes write it
-/// directly instead of handing a tensor to the graph, which would add it to zeros first; several of them add up
-/// (gradient accumulation). Clones share it; its memory comes from a workspace and goes back there.
+/// The gradient of a flat group of parameters (the embedding, one block, the head), f32. Backward passes write to the slot
+/// instead of handing a tensor to candle, which would add it to zeros first. The gradients of several passes add up
+/// (gradient accumulation). Clones share the gradient; its memory comes from a workspace and goes back there.
 #[derive(Clone, Debug)]
 pub struct GradientSlot(Arc<Slot>);
 
@@ -18,36 +18,36 @@ struct Slot {
 }
 
 impl GradientSlot {
-    /// No gradient yet, for `length` parameters.
+    /// A slot for `length` parameters, without a gradient yet.
     #[must_use]
     pub fn new(workspace: &Workspace, length: usize) -> Self {
         Self(Arc::new(Slot { workspace: workspace.clone(), length, sum: Mutex::default() }))
     }
 
-    /// How many parameters the group has.
+    /// Number of parameters of the group.
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.0.length
     }
 
-    /// Runs `f` on the gradient; `None` when no backward pass has reached it.
+    /// Runs `f` on the gradient, or on `None` when no backward pass has reached the slot.
     pub fn with<R>(&self, f: impl FnOnce(Option<&[f32]>) -> R) -> R {
         f(self.lock().as_deref())
     }
 
-    /// Forgets the gradient.
+    /// Removes the gradient and gives its memory back.
     pub fn clear(&self) {
         if let Some(sum) = self.lock().take() {
             self.0.workspace.give(sum);
         }
     }
 
-    /// Whether both are one slot.
+    /// True if both are the same slot.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Adds to the gradient: `f` gets the sum so far and whether it is arbitrary memory to be written over.
+    /// Adds to the gradient: `f` gets the sum so far, and true if it is arbitrary memory that `f` must overwrite.
     pub(crate) fn add<R>(&self, f: impl FnOnce(&mut [f32], bool) -> R) -> R {
         let mut sum = self.lock();
         let fresh = sum.is_none();

@@ -1,4 +1,4 @@
-//! The final norm, the output projection and the cross entropy of the next token, without the logits of a whole batch in
+//! The final norm, the output projection and the cross entropy of the next token. The logits of a whole batch are never in
 //! memory.
 
 use std::ops::Range;
@@ -7,21 +7,22 @@ use rayon::prelude::*;
 
 use crate::IGNORE;
 use crate::buffer::Workspace;
-use crate::element::Element;
+use crate::element::{Element, narrow};
 use crate::exp::{exp, maximum, sum_exp};
 use crate::product::{
-    Group, NR, Order, OuterProduct, PANEL, Rhs, RightOperand, Shared, multiply, multiply_shared,
-    outer_products, pack_all, packed_len, with_rows, with_scratch,
+    Group, LeftRows, Matrix, NR, OuterProduct, PANEL, Rhs, RightOperand, Shared, multiply, multiply_shared,
+    outer_products, pack_all, packed_len, with_rows,
 };
+use crate::scratch::with_scratch;
 use crate::{rms_norm, vector};
 
-/// Positions whose logits are in memory at the same time, at most: many, as the projection's weights are packed and its
-/// gradient is read for each such chunk.
+/// Largest number of positions whose logits are in memory at the same time. It is large because each such chunk packs the
+/// projection's weights and reads its gradient once.
 const ROWS: usize = 1024;
 /// Entries of the vocabulary whose weights are packed at the same time.
 const ENTRIES: usize = 2048;
 
-/// The head of a path and what it is applied to.
+/// The head of a path and its input.
 #[derive(Clone, Copy)]
 pub(crate) struct Head<'a> {
     pub(crate) workspace: &'a Workspace,
@@ -36,79 +37,92 @@ pub(crate) struct Head<'a> {
     pub(crate) targets: &'a [u32],
 }
 
-/// Where the gradients of a head go.
+/// The gradients of a head, to write.
 pub(crate) struct HeadGradients<'a> {
     /// The gradient of x (rows, D), added to.
     pub(crate) dx: &'a mut [f32],
-    /// The norm's (D), added to.
+    /// The gradient of the norm's weight (D), added to.
     pub(crate) norm: &'a mut [f32],
-    /// The projection's (V, D).
+    /// The gradient of the projection (V, D).
     pub(crate) projection: &'a mut [f32],
-    /// Whether the projection's gradient is written over instead of added to.
+    /// True if the projection's gradient is overwritten, false if it is added to.
     pub(crate) fresh: bool,
-    /// What each counted position's loss is multiplied by, as in `1 / counted`.
+    /// Factor of each counted position's loss, such as `1 / counted`.
     pub(crate) scale: f32,
+}
+
+/// Consecutive positions whose logits are in memory at the same time.
+struct Chunk<'a, E> {
+    /// The last block's output (rows, D).
+    x: &'a [f32],
+    /// `x` after the norm (rows, D).
+    h: &'a [E],
+    /// The logits' gradients, as E at the start of each f32 row of logits.
+    d_logits: &'a [f32],
 }
 
 impl Head<'_> {
     /// `ln p(target)` in nats of each position, 0 where the target is [`IGNORE`].
-    pub(crate) fn log_probs<E: Element>(&self, log_probs: &mut [f32]) {
-        self.run::<E>(log_probs, None);
-    }
-
-    /// [`Head::log_probs`] and the gradients of `-scale · Σ ln p(target)`, computed in the same pass over the logits, as
-    /// a sum's own gradient is known beforehand (the idea of Liger-Kernel's fused linear cross entropy,
+    ///
+    /// With `gradients`, also the gradients of `-scale · Σ ln p(target)`. They are computed in the same pass over the
+    /// logits, because the gradient of a sum is known beforehand (the idea of Liger-Kernel's fused linear cross entropy,
     /// arXiv:2410.10989 §3.2).
-    pub(crate) fn gradients<E: Element>(&self, log_probs: &mut [f32], gradients: HeadGradients<'_>) {
-        self.run::<E>(log_probs, Some(gradients));
-    }
-
-    fn run<E: Element>(&self, log_probs: &mut [f32], mut gradients: Option<HeadGradients<'_>>) {
+    pub(crate) fn log_probs<E: Element>(
+        &self,
+        log_probs: &mut [f32],
+        mut gradients: Option<HeadGradients<'_>>,
+    ) {
         let (width, rows) = (self.norm.len(), self.targets.len());
-        let vocabulary = self.projection.len() / width;
-        let chunk = head_rows(rows);
-        let mut h_memory = self.workspace.take(E::room(chunk * width));
+        let vocabulary = self.vocabulary();
+        let most = head_rows(rows);
+        let mut h_memory = self.workspace.take(E::room(most * width));
         let h = E::of_mut(&mut h_memory);
-        let mut logits = self.workspace.take(chunk * row_stride(vocabulary));
-        for first in (0..rows).step_by(chunk) {
-            let count = chunk.min(rows - first);
+        let mut logits = self.workspace.take(most * row_stride(vocabulary));
+        for first in (0..rows).step_by(most) {
+            let count = most.min(rows - first);
             let x = &self.x[first * width..][..count * width];
             let targets = &self.targets[first..first + count];
             let h = &mut h[..count * width];
             rms_norm::forward_all(x, self.norm, h, self.epsilon);
-            self.logits(h, &mut logits, (count, width, vocabulary));
+            self.logits(h, &mut logits);
             let scale = gradients.as_ref().map(|gradients| gradients.scale);
-            let log_probs = &mut log_probs[first..first + count];
-            softmax::<E>(&mut logits, targets, log_probs, scale, vocabulary);
-            if let Some(gradients) = &mut gradients {
-                let fresh = gradients.fresh && first == 0;
-                self.backward(h, x, &logits, first, (count, width, vocabulary), gradients, fresh);
+            softmax::<E>(&mut logits, targets, &mut log_probs[first..first + count], scale, vocabulary);
+            if let Some(all) = &mut gradients {
+                let own = HeadGradients {
+                    dx: &mut all.dx[first * width..][..count * width],
+                    norm: &mut *all.norm,
+                    projection: &mut *all.projection,
+                    // The first chunk overwrites the gradient, later chunks add to it.
+                    fresh: all.fresh && first == 0,
+                    scale: all.scale,
+                };
+                self.backward(&Chunk { x, h, d_logits: &logits }, own);
             }
         }
         self.workspace.give(h_memory);
         self.workspace.give(logits);
     }
 
-    /// `h · Wᵀ`: h (count, D), logits (count, stride).
-    fn logits<E: Element>(
-        &self,
-        h: &[E],
-        logits: &mut [f32],
-        (count, width, vocabulary): (usize, usize, usize),
-    ) {
-        let group = Group::of::<E>();
-        let stride = row_stride(vocabulary);
+    fn vocabulary(&self) -> usize {
+        self.projection.len() / self.norm.len()
+    }
+
+    /// `h · Wᵀ`: h (rows, D), logits (rows, [`row_stride`]).
+    fn logits<E: Element>(&self, h: &[E], logits: &mut [f32]) {
+        let (group, width, vocabulary) = (Group::of::<E>(), self.norm.len(), self.vocabulary());
+        let (count, stride) = (h.len() / width, row_stride(vocabulary));
         let mut memory = self.workspace.take(packed_len(group, width, ENTRIES.min(vocabulary), NR));
         let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut memory);
         for entries in chunks(vocabulary) {
             let weights = &self.projection[entries.start * width..];
-            pack_all(group, Order::Columns, weights, width, (width, entries.len()), NR, packed);
+            pack_all(group, Matrix::columns(weights, width, entries.len()), NR, packed);
             let rhs = Rhs::new(packed, group, width, entries.len());
             let shared = Shared::new(&mut logits[..count * stride]);
-            blocks(count, entries.len()).for_each(|(rows, columns)| {
-                with_rows(&h[rows.start * width..], (rows.len(), width, width), |h| {
+            tasks(count, entries.len()).for_each(|Task { rows, columns }| {
+                let h = LeftRows::contiguous(&h[rows.start * width..rows.end * width], width);
+                with_rows(h, |h| {
                     let at = rows.start * stride + entries.start + columns.start;
-                    // SAFETY: blocks of rows and columns are disjoint.
+                    // SAFETY: tasks are disjoint blocks of rows and columns.
                     unsafe { multiply_shared(h, rhs, columns, &shared, at, stride, false) };
                 });
             });
@@ -116,51 +130,40 @@ impl Head<'_> {
         self.workspace.give(memory);
     }
 
-    /// The gradients of one chunk of positions, given those of their logits, which lie as E at the beginning of each row
-    /// of f32 logits.
-    #[expect(clippy::too_many_arguments, reason = "a chunk of the operation's data")]
-    fn backward<E: Element>(
-        &self,
-        h: &[E],
-        x: &[f32],
-        d_logits: &[f32],
-        first: usize,
-        (count, width, vocabulary): (usize, usize, usize),
-        gradients: &mut HeadGradients<'_>,
-        fresh: bool,
-    ) {
-        let workspace = self.workspace;
+    /// Adds the gradients of one chunk of positions, given the gradients of its logits.
+    fn backward<E: Element>(&self, chunk: &Chunk<'_, E>, gradients: HeadGradients<'_>) {
+        let (workspace, width, vocabulary) = (self.workspace, self.norm.len(), self.vocabulary());
+        let count = chunk.x.len() / width;
         let stride = row_stride(vocabulary) * E::PER_F32;
-        let d_logits = &E::of(d_logits)[..count * stride];
+        let d_logits = &E::of(chunk.d_logits)[..count * stride];
         let mut dh = workspace.take(count * width);
-        let h = RightOperand::new::<E, E>(workspace, Order::Rows, h, width, (count, width));
+        let h = RightOperand::new::<E, E>(workspace, Matrix::rows(chunk.h, count, width));
+        // Both products finish some entries before the next entries, while the gradients of their logits are in a cache.
         for entries in chunks(vocabulary) {
             let own = &self.projection[entries.start * width..entries.end * width];
-            let weights =
-                RightOperand::new::<E, f32>(workspace, Order::Rows, own, width, (entries.len(), width));
+            let weights = RightOperand::new::<E, f32>(workspace, Matrix::rows(own, entries.len(), width));
             dh.par_chunks_mut(PANEL * width).enumerate().for_each(|(p, dh)| {
-                let rows = &d_logits[p * PANEL * stride + entries.start..];
-                with_rows(rows, (dh.len() / width, entries.len(), stride), |d_logits| {
+                let data = &d_logits[p * PANEL * stride + entries.start..];
+                let rows = LeftRows { data, count: dh.len() / width, depth: entries.len(), stride };
+                with_rows(rows, |d_logits| {
                     multiply(d_logits, weights.rhs(), 0..width, dh, width, entries.start > 0);
                 });
             });
             weights.give(workspace);
             let c = &mut gradients.projection[entries.start * width..entries.end * width];
             let a = &d_logits[entries.start..];
-            outer_products(
-                &mut [OuterProduct { a, stride, rows: entries.len(), rhs: h.rhs(), c }],
-                count,
-                !fresh,
-            );
+            let product = OuterProduct { a, stride, rows: entries.len(), rhs: h.rhs(), c };
+            outer_products(&mut [product], count, !gradients.fresh);
         }
         h.give(workspace);
-        let dx = &mut gradients.dx[first * width..][..count * width];
-        rms_norm::backward_all(workspace, x, self.norm, &dh, dx, gradients.norm, self.epsilon);
+        let HeadGradients { dx, norm, .. } = gradients;
+        rms_norm::backward_all(workspace, chunk.x, self.norm, &dh, dx, norm, self.epsilon);
         workspace.give(dh);
     }
 }
 
-/// Positions of `rows` whose logits are in memory at the same time: all of them never are but for a handful.
+/// Number of positions, of `rows` in all, whose logits are in memory at the same time. Except for a handful of rows, it is
+/// fewer than all.
 #[must_use]
 pub fn head_rows(rows: usize) -> usize {
     ROWS.min(rows.div_ceil(2).next_multiple_of(PANEL)).min(rows).max(1)
@@ -175,13 +178,18 @@ fn chunks(vocabulary: usize) -> impl Iterator<Item = Range<usize>> {
     (0..vocabulary).step_by(ENTRIES).map(move |first| first..vocabulary.min(first + ENTRIES))
 }
 
-/// Blocks of rows and columns, one task each.
-fn blocks(rows: usize, columns: usize) -> impl ParallelIterator<Item = (Range<usize>, Range<usize>)> {
+/// A block of rows and columns of logits.
+struct Task {
+    rows: Range<usize>,
+    columns: Range<usize>,
+}
+
+fn tasks(rows: usize, columns: usize) -> impl ParallelIterator<Item = Task> {
     const WIDTH: usize = 512;
     let across = columns.div_ceil(WIDTH);
     (0..rows.div_ceil(PANEL) * across).into_par_iter().map(move |task| {
         let (row, column) = (task / across * PANEL, task % across * WIDTH);
-        (row..rows.min(row + PANEL), column..columns.min(column + WIDTH))
+        Task { rows: row..rows.min(row + PANEL), columns: column..columns.min(column + WIDTH) }
     })
 }
 
@@ -218,11 +226,12 @@ fn softmax<E: Element>(
             },
         );
         if scale.is_some() && E::PER_F32 > 1 {
+            // Through a copy, because the narrow row takes the place of the f32 row that it is made from.
             with_scratch(vocabulary, |copy| {
                 copy.copy_from_slice(&row[..vocabulary]);
                 vector::dispatch(
                     #[inline(always)]
-                    || crate::element::narrow(copy, &mut E::of_mut(row)[..vocabulary]),
+                    || narrow(copy, &mut E::of_mut(row)[..vocabulary]),
                 );
             });
         }

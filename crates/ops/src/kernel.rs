@@ -1,32 +1,35 @@
-//! The same computations on plain slices, without a graph: for incremental decoding and scoring.
+//! The computations of a path on plain slices, without a graph: for incremental decoding and scoring.
 //!
-//! Every function takes row-major f32 and asserts that slices have the lengths that the sizes say.
+//! Every function takes row-major f32 and panics when a slice is shorter than the sizes demand.
 
 use rayon::prelude::*;
 
 pub use crate::attention::{KeyValues, attend};
 pub use crate::block::BlockWeights;
+pub use crate::linear::LinearShape;
 
 use crate::RopeTable;
 use crate::buffer::Workspace;
 use crate::exp::dot;
-use crate::product::{Order, OuterProduct, RightOperand, outer_products};
+use crate::product::{Matrix, OuterProduct, RightOperand, outer_products};
 use crate::vector;
 
-/// Outputs of one task of a product with a single row.
+/// Outputs that a task computes in a product with a single row.
 const OUTPUTS: usize = 256;
-/// Below this many multiplications, waking a thread costs more than it saves.
+/// With fewer multiplications, waking a thread costs more than it saves.
 const PARALLEL_WORK: usize = 1 << 19;
 
-/// `y = x · Wᵀ` for x (rows, inputs), W (outputs, inputs) and y (rows, outputs); with `rayon`'s threads when it is
-/// large enough.
+/// `y = x · Wᵀ` for x (rows, inputs), W (outputs, inputs) and y (rows, outputs); with `rayon`'s threads when the product
+/// is large enough.
 ///
 /// # Panics
-/// When a slice is shorter than its sizes say.
-pub fn linear(x: &[f32], weight: &[f32], y: &mut [f32], (rows, inputs, outputs): (usize, usize, usize)) {
+/// When a slice is shorter than `shape` demands.
+pub fn linear(x: &[f32], weight: &[f32], y: &mut [f32], shape: LinearShape) {
+    let LinearShape { rows, inputs, outputs } = shape;
     if rows != 1 || inputs == 0 {
-        return crate::linear::forward(x, weight, y, (rows, inputs, outputs));
+        return crate::linear::forward(x, weight, y, shape);
     }
+    // Packing the weights would cost more than a single row's product, so each output is a dot product.
     let (x, weight, y) = (&x[..inputs], &weight[..inputs * outputs], &mut y[..outputs]);
     let few = |y: &mut [f32], weight: &[f32]| {
         vector::dispatch_with(
@@ -50,8 +53,8 @@ pub fn rms_norm(x: &[f32], weight: &[f32], y: &mut [f32], epsilon: f32) {
     crate::rms_norm::forward(x, weight, y, epsilon);
 }
 
-/// Rotates x (T, H × Dh) in place, one row of `width` = H × Dh elements per position, the first at `offset`.
-/// Positions past the table stay as they are.
+/// Rotates x (T, H × Dh) in place. Each row of `width` = H × Dh elements is one position, the first row is position
+/// `offset`. Rows past the table's positions stay as they are.
 pub fn rope(x: &mut [f32], table: &RopeTable, width: usize, offset: usize) {
     for (i, row) in x.chunks_exact_mut(width).enumerate() {
         table.rotate(row, offset + i, 1.0);
@@ -75,7 +78,7 @@ pub fn add_assign(a: &mut [f32], b: &[f32]) {
 /// # Panics
 /// When a token is not below V.
 pub fn embedding(weight: &[f32], tokens: &[u32], width: usize, y: &mut [f32]) {
-    crate::embedding::forward(weight, tokens, width, y);
+    crate::embedding::copy_rows(weight, tokens, width, y);
 }
 
 /// `ln Σ exp(x)` of one row of logits.
@@ -84,21 +87,28 @@ pub fn log_sum_exp(row: &[f32]) -> f32 {
     crate::head::log_sum_exp(row)
 }
 
-/// `C = Aᵀ · B` for A (depth, rows), B (depth, columns) and C (rows, columns), with all threads.
+/// The sizes of a product `C = Aᵀ · B`: A (depth, rows), B (depth, columns), C (rows, columns).
+#[derive(Clone, Copy, Debug)]
+pub struct TransposedShape {
+    /// Number of rows of A and B, which are summed over.
+    pub depth: usize,
+    /// Rows of C.
+    pub rows: usize,
+    /// Columns of C.
+    pub columns: usize,
+}
+
+/// `C = Aᵀ · B` with all threads.
 ///
 /// # Panics
-/// When a slice is shorter than the sizes say.
-pub fn transposed_product(
-    a: &[f32],
-    b: &[f32],
-    c: &mut [f32],
-    (depth, rows, columns): (usize, usize, usize),
-) {
+/// When a slice is shorter than `shape` demands.
+pub fn transposed_product(a: &[f32], b: &[f32], c: &mut [f32], shape: TransposedShape) {
+    let TransposedShape { depth, rows, columns } = shape;
     let c = &mut c[..rows * columns];
     if depth == 0 || c.is_empty() {
         return c.fill(0.0);
     }
     let workspace = Workspace::default();
-    let rhs = RightOperand::new::<f32, f32>(&workspace, Order::Rows, b, columns, (depth, columns));
+    let rhs = RightOperand::new::<f32, f32>(&workspace, Matrix::rows(b, depth, columns));
     outer_products(&mut [OuterProduct { a, stride: rows, rows, rhs: rhs.rhs(), c }], depth, false);
 }

@@ -1,29 +1,32 @@
 //! Fused tensor operations of a path with their gradients.
 //!
-//! candle's own `rms_norm`, `rope` and `softmax` have no backward pass, so gradients through them vanish; these have
-//! one. Every operation works on contiguous `f32` tensors on the CPU and gives the same bits for any number of
+//! candle's own `rms_norm`, `rope` and `softmax` have no backward pass, so gradients through them vanish; the operations
+//! here have one. Every operation works on contiguous `f32` tensors on the CPU and gives the same bits for any number of
 //! threads: work is cut into chunks of a fixed size and partial sums are added in the order of the chunks.
 //!
-//! The tensor functions [`embedding`], [`blocks`] and [`cross_entropy`] make up a training step; [`token_log_probs`] scores.
-//! They read a module's flat parameters and write gradients to [`GradientSlot`]s; memory comes from a [`Workspace`] and
-//! goes back there. Products are f32, or bf16 with f32 sums ([`Precision`]). [`kernel`] has the same computations on
-//! plain slices, without a graph, for incremental decoding,
-//! [`PackedRows`] multiplies many blocks of rows with one matrix. [`with_slice`] and [`update_in_place`] reach a tensor's memory.
+//! - The tensor functions [`embedding`], [`blocks`] and [`cross_entropy`] make up a training step; [`token_log_probs`]
+//!   scores. They read a module's flat parameters and write gradients to [`GradientSlot`]s. Their memory comes from a
+//!   [`Workspace`] and goes back there. Products are f32, or bf16 with f32 sums ([`Precision`]).
+//! - [`kernel`] has the same computations on plain slices, without a graph, for incremental decoding.
+//! - [`PackedRows`] multiplies many blocks of rows by one matrix.
+//! - [`with_slice`] and [`update_in_place`] give access to a tensor's memory.
 //!
-//! Against f64, results and gradients of a block are off by less than 4e-6 of their Euclidean norm in f32 and 2.5e-2 with
-//! bf16 products (tests/ops).
+//! Compared with f64, the error of a block's results and gradients is less than 4e-6 of their Euclidean norm in f32 and
+//! less than 2.5e-2 with bf16 products (tests/ops).
 //!
-//! This package knows no model: it holds no weights, draws no random numbers and does no I/O.
+//! This package does not know the model: it holds no weights, draws no random numbers and does no I/O.
 
 mod attention;
 mod block;
+mod blocks;
 mod buffer;
+mod check;
+mod cross_entropy;
 mod element;
 mod embedding;
 mod error;
 mod exp;
 mod gradient_slot;
-mod graph;
 mod head;
 mod linear;
 mod memory;
@@ -32,6 +35,7 @@ mod product;
 mod profile;
 mod rms_norm;
 mod rope;
+mod scratch;
 mod swiglu;
 mod vector;
 
@@ -41,13 +45,15 @@ pub mod kernel;
 mod test_support;
 
 pub use block::{BlockShape, Stack};
+pub use blocks::blocks;
 pub use buffer::Workspace;
+pub use cross_entropy::{HeadPlace, HeadSlots, cross_entropy, token_log_probs};
 pub use element::Precision;
+pub use embedding::{EmbeddingPlace, embedding};
 pub use error::OpsError;
 pub use gradient_slot::GradientSlot;
-pub use graph::{HeadPlace, HeadSlots, blocks, cross_entropy, embedding, token_log_probs};
 pub use head::head_rows;
-pub use memory::{keep_freed_memory, update_in_place, with_slice};
+pub use memory::{update_in_place, with_slice};
 pub use packed_rows::PackedRows;
 pub use product::{instructions, product_rate};
 pub use profile::{Phase, Phases, Profile};

@@ -1,21 +1,23 @@
 //! Matrix products: the engine under every operation.
 //!
-//! A product `C = A · B` sums over *groups*: one f32 of each operand, or a pair of neighbouring bf16 where the processor
-//! multiplies such pairs and adds them up in f32 (AVX-512 BF16). A group is 4 bytes either way, so one set of loops
-//! serves both. A is read where it lies when the kernels can, B too when it is small; else they are packed first, B in
-//! panels of [`NR`] columns. C is computed in tiles of [`MR`] × [`NR`] that stay in registers (arXiv:1609.00076 describes the
-//! scheme, Goto's), with a kernel chosen once for the processor at hand.
+//! A product `C = A · B` sums over *groups*. A group is one f32 of each operand, or a pair of neighbouring bf16 where the
+//! processor multiplies such pairs and sums them in f32 (AVX-512 BF16). A group has 4 bytes either way, so one set of
+//! loops serves both. The kernels read A in place when its layout allows it, and B too when it is small; otherwise the
+//! operand is packed first, B in panels of [`NR`] columns. A tile of [`MR`] × [`NR`] elements of C stays in registers
+//! while it is summed (Goto's scheme, described in arXiv:1609.00076). The kernel is chosen once for the processor.
 //!
-//! Every element of C is summed in the order of the groups by one thread, so results have the same bits for any number
-//! of threads. The error of an element is at most `k · 2^-24 · Σ |a b|` in f32; bf16 operands are rounded before
-//! (2^-9 of each), not the sums.
+//! One thread sums each element of C, in the order of the groups, so results have the same bits for any number of
+//! threads. The error of an element is at most `k · 2^-24 · Σ |a b|` in f32. With bf16, the operands are rounded (by at
+//! most 2^-9 of each), the sums are not.
 
 mod kernel;
+mod matrix;
 mod operands;
 mod outer;
 mod pack;
 mod rate;
 mod right;
+mod shared;
 mod tasks;
 
 #[cfg(target_arch = "x86_64")]
@@ -24,19 +26,19 @@ mod x86;
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
 use std::ops::Range;
 
-use crate::buffer::Buffer;
 use crate::element::{Element, Precision};
 pub(crate) use kernel::Tile;
 pub use kernel::instructions;
+pub(crate) use matrix::{LeftRows, Matrix, Order};
 pub(crate) use operands::{Lhs, Rhs, with_rows};
 pub(crate) use outer::{OuterProduct, outer_products};
-pub(crate) use pack::{Order, pack, pack_all, packed_len};
+pub(crate) use pack::{pack, pack_all, packed_len};
 pub use rate::product_rate;
 pub(crate) use right::RightOperand;
-pub(crate) use tasks::{by_columns, parts, parts_mut, row_tasks};
+pub(crate) use shared::Shared;
+pub(crate) use tasks::{RowSplitter, by_columns, part, row_tasks};
 
 /// Rows of a tile.
 pub(crate) const MR: usize = 12;
@@ -44,10 +46,10 @@ pub(crate) const MR: usize = 12;
 pub(crate) const NR: usize = 32;
 /// Rows of a task: whole tiles, and few enough that tasks spread evenly over threads.
 pub(crate) const PANEL: usize = 4 * MR;
-/// Groups summed before the next column of tiles: a panel of B of this depth stays in the first-level cache.
+/// Groups that are summed before the next column of tiles: a panel of B of this depth stays in the first-level cache.
 const DEPTH: usize = 256;
 
-/// What one group is.
+/// The unit that products sum over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Group {
     /// One f32.
@@ -57,7 +59,8 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    /// The groups that products on E use here: pairs where the processor has them, else everything is widened to f32.
+    /// The groups of products on E: pairs for bf16 where the processor multiplies them, otherwise single f32, to which
+    /// bf16 is widened.
     pub(crate) fn of<E: Element>() -> Self {
         if E::PRECISION == Precision::Bf16 && kernel::has_pairs() { Self::Pair } else { Self::Single }
     }
@@ -70,13 +73,13 @@ impl Group {
         }
     }
 
-    /// Groups of this many elements.
+    /// Number of groups that hold `elements` elements.
     pub(crate) fn count(self, elements: usize) -> usize {
         elements.div_ceil(self.elements())
     }
 }
 
-/// `C = A · B`, or `C += A · B`, for A's rows and a range of B's columns that starts at a multiple of [`NR`].
+/// `C = A · B`, or `C += A · B`, for all rows of A and a range of B's columns that starts at a multiple of [`NR`].
 /// Element `(i, j)` of C is at `i * c_row + j - columns.start`.
 ///
 /// # Panics
@@ -94,15 +97,37 @@ pub(crate) fn multiply(
         lhs.rows == 0 || width == 0 || c.len() >= (lhs.rows - 1) * c_row + width,
         "the result is too short"
     );
-    // SAFETY: the assertion says that every element of C lies within the slice, which is borrowed exclusively.
+    // SAFETY: by the assertion, every element of C lies within the slice, which is borrowed exclusively.
     unsafe { multiply_into(lhs, rhs, columns, c.as_mut_ptr(), c_row, accumulate) }
 }
 
-/// [`multiply`] into memory that other threads may write elsewhere.
+/// [`multiply`] into a slice that tasks share: element `(i, j)` of C is at `at + i * c_row + j - columns.start`.
+///
+/// # Safety
+/// No other thread may use these elements meanwhile.
+///
+/// # Panics
+/// When operands, sizes and the slice do not fit together.
+pub(crate) unsafe fn multiply_shared(
+    lhs: Lhs<'_>,
+    rhs: Rhs<'_>,
+    columns: Range<usize>,
+    c: &Shared<f32>,
+    at: usize,
+    c_row: usize,
+    accumulate: bool,
+) {
+    let end = at + lhs.rows.saturating_sub(1) * c_row + columns.len();
+    assert!(lhs.rows == 0 || end <= c.len(), "the result is too short");
+    // SAFETY: the elements lie in the slice by the assertion and are ours by this function's contract.
+    unsafe { multiply_into(lhs, rhs, columns, c.at(at), c_row, accumulate) }
+}
+
+/// [`multiply`] into memory of which other threads may write other parts.
 ///
 /// # Safety
 /// The elements `(i, j)` for A's rows and these columns must be valid for writes at `c + i * c_row + j - columns.start`,
-/// and nobody else may use them meanwhile.
+/// and no other thread may use them meanwhile.
 unsafe fn multiply_into(
     lhs: Lhs<'_>,
     rhs: Rhs<'_>,
@@ -128,6 +153,7 @@ unsafe fn multiply_into(
         "the left operand is too short"
     );
     let kernel = kernel::kernel(lhs.group);
+    // Columns outside, rows inside: each panel of B comes into the first-level cache once and serves all rows of A.
     for first in (0..lhs.groups).step_by(DEPTH) {
         let groups = DEPTH.min(lhs.groups - first);
         let accumulate = accumulate || first > 0;
@@ -138,7 +164,9 @@ unsafe fn multiply_into(
             for i in (0..lhs.rows).step_by(MR) {
                 let rows = MR.min(lhs.rows - i);
                 let a = &lhs.data[i * lhs.row + first * lhs.step..];
-                let mut tile = Tile {
+                // SAFETY: row i and column j of C are there by this function's contract.
+                let c = unsafe { c.add(i * c_row + (j - columns.start)) };
+                let tile = Tile {
                     groups,
                     rows,
                     columns: valid,
@@ -151,102 +179,29 @@ unsafe fn multiply_into(
                     c_row,
                     accumulate,
                 };
-                if valid == NR {
-                    // SAFETY: the kernel reads `rows` rows of `groups` groups of A, inside its slice by the assertion
-                    // above, `groups` times NR groups of B, inside `b`, and writes `rows` × NR elements of C, which are
-                    // valid by this function's contract.
-                    unsafe {
-                        tile.c = c.add(i * c_row + (j - columns.start));
-                        kernel(&tile);
-                    }
-                } else {
-                    let mut edge = [0f32; MR * NR];
-                    (tile.c, tile.c_row, tile.accumulate) = (edge.as_mut_ptr(), NR, false);
-                    // SAFETY: as above, and C is the array, which has room for a whole tile.
-                    unsafe { kernel(&tile) };
-                    for (r, edge) in edge.chunks_exact(NR).take(rows).enumerate() {
-                        // SAFETY: the valid part of row i + r of C, by this function's contract.
-                        let c = unsafe {
-                            std::slice::from_raw_parts_mut(
-                                c.add((i + r) * c_row + (j - columns.start)),
-                                valid,
-                            )
-                        };
-                        for (c, value) in c.iter_mut().zip(edge) {
-                            *c = if accumulate { *c + value } else { *value };
-                        }
-                    }
-                }
+                // SAFETY: the kernel reads `rows` rows of `groups` groups of A, inside its slice by the assertion above,
+                // and `groups` times NR groups of B, inside `b`. It writes `rows` × `valid` elements of C, which are
+                // valid by this function's contract.
+                unsafe { if valid == NR { kernel(&tile) } else { edge(kernel, tile) } }
             }
         }
     }
 }
 
-/// [`multiply`] into the slice that tasks share: element `(i, j)` of C is at `at + i * c_row + j - columns.start`.
+/// Computes a tile of fewer than [`NR`] columns. Kernels write whole tiles, so this one is computed in memory of its own
+/// and its valid columns are copied from there.
 ///
 /// # Safety
-/// Nobody else may use these elements meanwhile.
-///
-/// # Panics
-/// When operands, sizes and the slice do not fit together.
-pub(crate) unsafe fn multiply_shared(
-    lhs: Lhs<'_>,
-    rhs: Rhs<'_>,
-    columns: Range<usize>,
-    c: &Shared<f32>,
-    at: usize,
-    c_row: usize,
-    accumulate: bool,
-) {
-    let end = at + lhs.rows.saturating_sub(1) * c_row + columns.len();
-    assert!(lhs.rows == 0 || end <= c.1, "the result is too short");
-    // SAFETY: the elements lie in the slice by the assertion and are ours by this function's contract.
-    unsafe { multiply_into(lhs, rhs, columns, c.at(at), c_row, accumulate) }
-}
-
-/// A pointer that tasks share to write disjoint parts.
-#[derive(Clone, Copy)]
-pub(crate) struct Shared<T>(*mut T, usize);
-
-// SAFETY: the pointer comes from an exclusive borrow, and the methods' contracts give each thread parts of its own.
-unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for Shared<T> {}
-
-impl<T> Shared<T> {
-    pub(crate) fn new(slice: &mut [T]) -> Self {
-        Self(slice.as_mut_ptr(), slice.len())
+/// As [`kernel::Kernel`], but C has only `tile.columns` columns.
+unsafe fn edge(kernel: kernel::Kernel, tile: Tile) {
+    let mut whole = [0f32; MR * NR];
+    // SAFETY: A and B are there by this function's contract, and the array has room for a whole tile.
+    unsafe { kernel(&Tile { c: whole.as_mut_ptr(), c_row: NR, accumulate: false, ..tile }) };
+    for (r, values) in whole.chunks_exact(NR).take(tile.rows).enumerate() {
+        // SAFETY: the valid columns of row r of C, by this function's contract.
+        let c = unsafe { std::slice::from_raw_parts_mut(tile.c.add(r * tile.c_row), tile.columns) };
+        for (c, value) in c.iter_mut().zip(values) {
+            *c = if tile.accumulate { *c + value } else { *value };
+        }
     }
-
-    /// The pointer to an element.
-    fn at(&self, index: usize) -> *mut T {
-        assert!(index <= self.1, "an element outside of the slice");
-        self.0.wrapping_add(index)
-    }
-
-    /// Part of the slice.
-    ///
-    /// # Safety
-    /// No two parts that exist at the same time may overlap, and the slice must still be borrowed.
-    #[expect(clippy::mut_from_ref, reason = "the contract keeps parts disjoint")]
-    #[inline(always)]
-    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.1, "a part outside of the slice");
-        // SAFETY: inside the slice by the assertion, disjoint by this function's contract.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(range.start), range.len()) }
-    }
-}
-
-thread_local! {
-    /// Scratch memory of this thread, by nesting depth: a task that waits for others may run one of them meanwhile.
-    static SCRATCH: RefCell<Vec<Buffer>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Runs `f` with scratch memory of this thread; its contents are arbitrary.
-pub(crate) fn with_scratch<R>(length: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
-    let mut buffer = SCRATCH.with_borrow_mut(|free| free.pop().unwrap_or_default());
-    buffer.resize(length);
-    let result = f(&mut buffer);
-    SCRATCH.with_borrow_mut(|free| free.push(buffer));
-    result
 }

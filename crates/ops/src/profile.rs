@@ -1,11 +1,11 @@
-//! Where the time of a training step goes.
+//! The time that each phase of a training step takes.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Parts of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The products with a block's weights, with what is folded into them (norms, RoPE, SwiGLU, residual adds).
+    /// The products with a block's weights, and the operations fused with them (norms, RoPE, SwiGLU, residual adds).
     Products,
     /// Attention.
     Attention,
@@ -15,7 +15,7 @@ pub enum Phase {
     Optimizer,
 }
 
-/// Seconds spent in each [`Phase`]; what is in none of them is the rest.
+/// Seconds spent in each [`Phase`]. The rest of a step belongs to no phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Phases {
     /// See [`Phase::Products`].
@@ -28,8 +28,9 @@ pub struct Phases {
     pub optimizer: f64,
 }
 
-/// A clock and what it measured.
+/// A clock and the times that it measured.
 struct Measured {
+    /// Gives the time in seconds.
     now: fn() -> f64,
     phases: Mutex<Phases>,
 }
@@ -45,7 +46,7 @@ impl Profile {
         Self(Some(Arc::new(Measured { now, phases: Mutex::default() })))
     }
 
-    /// Runs a part of a phase.
+    /// Runs `f` and adds the time that it takes to a phase.
     pub fn time<R>(&self, phase: Phase, f: impl FnOnce() -> R) -> R {
         let Some(shared) = &self.0 else { return f() };
         let start = (shared.now)();

@@ -1,4 +1,5 @@
-//! Root-mean-square normalisation (arXiv:1910.07467): `y = x / sqrt(mean(x²) + epsilon) · weight` over rows of D.
+//! Root-mean-square normalisation (arXiv:1910.07467): `y = x / sqrt(mean(x²) + epsilon) · weight` for each row of D
+//! elements.
 
 use std::ops::Range;
 
@@ -7,10 +8,10 @@ use rayon::prelude::*;
 use crate::buffer::{Buffer, Workspace};
 use crate::element::Element;
 use crate::exp::{LANES, dot, total};
-use crate::product::{MR, PANEL, parts, parts_mut, row_tasks};
+use crate::product::{MR, PANEL, RowSplitter, part, row_tasks};
 use crate::vector::{self, Units};
 
-/// The factor that brings a row to a root mean square of 1.
+/// The factor that scales a row to a root mean square of 1.
 #[inline(always)]
 fn inverse_rms(units: Units, row: &[f32], epsilon: f32) -> f32 {
     1.0 / (dot(units, row, row) / row.len() as f32 + epsilon).sqrt()
@@ -37,10 +38,12 @@ pub(crate) fn forward_all<E: Element>(x: &[f32], weight: &[f32], y: &mut [E], ep
     y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| forward(x, weight, y, epsilon));
 }
 
-/// Positions whose contributions to the weight's gradient are one sum: fixed, so that threads change no bit of it.
+/// Positions whose contributions to the weight's gradient are one partial sum. The number is fixed, so that the number of
+/// threads changes no bit of the gradient.
 const SUMMED: usize = MR;
 
-/// The gradients of rows: adds x's to `dx`, and writes the weight's to `sums`, one row of D for every [`SUMMED`] positions.
+/// The gradients of rows: adds the gradient of x to `dx` (rows, D), and writes the partial sums of the weight's gradient
+/// to `sums`, one row of D elements for every [`SUMMED`] positions.
 pub(crate) fn backward(
     x: &[f32],
     weight: &[f32],
@@ -58,7 +61,7 @@ pub(crate) fn backward(
     }
 }
 
-/// Adds x's gradient to `dx` and the weight's to `dw`.
+/// Adds the gradient of x to `dx` (rows, D) and the weight's gradient to `dw` (D).
 fn add_gradients(x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32], dw: &mut [f32], epsilon: f32) {
     let width = weight.len();
     vector::dispatch_with(
@@ -67,6 +70,8 @@ fn add_gradients(x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32], dw: &mut
             let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
             for ((x, dy), dx) in rows {
                 let scale = inverse_rms(units, x, epsilon);
+                // One pass over the row adds to dw and sums dy · w · x, which the gradient of x needs, in lanes: a single
+                // running sum would make each addition wait for the one before.
                 let mut lanes = [0f32; LANES];
                 let add = |lane: &mut f32, dw: &mut f32, x: f32, dy: f32, w: f32| {
                     *dw = units.mul_add(dy * x, scale, *dw);
@@ -103,17 +108,33 @@ pub(crate) fn backward_all(
     dw: &mut [f32],
     epsilon: f32,
 ) {
-    let width = weight.len();
-    let tasks = row_tasks(x.len() / width);
-    let mut sums = WeightSums::take(workspace, x.len() / width, width);
-    let rows = parts(&tasks, x, width).into_par_iter().zip(parts(&tasks, dy, width));
-    rows.zip(parts_mut(&tasks, dx, width)).zip(sums.parts(&tasks)).for_each(|(((x, dy), dx), sums)| {
-        backward(x, weight, dy, dx, sums, epsilon);
-    });
+    struct Task<'a> {
+        x: &'a [f32],
+        dy: &'a [f32],
+        dx: &'a mut [f32],
+        sums: &'a mut [f32],
+    }
+
+    let (width, rows) = (weight.len(), x.len() / weight.len());
+    let mut sums = WeightSums::take(workspace, rows, width);
+    let (mut dx_rows, mut sums_rows) = (RowSplitter::new(dx, width), sums.split());
+    let task = |rows: Range<usize>| Task {
+        x: part(x, width, &rows),
+        dy: part(dy, width, &rows),
+        dx: dx_rows.next(rows.len()),
+        sums: sums_rows.next(summed(&rows)),
+    };
+    let tasks: Vec<_> = row_tasks(rows).into_iter().map(task).collect();
+    tasks.into_par_iter().for_each(|Task { x, dy, dx, sums }| backward(x, weight, dy, dx, sums, epsilon));
     sums.add_to(dw, workspace);
 }
 
-/// The sums of the weight's gradient that [`backward`] writes.
+/// Number of partial sums of a task's rows. Tasks begin at multiples of [`SUMMED`].
+pub(crate) fn summed(rows: &Range<usize>) -> usize {
+    rows.end.div_ceil(SUMMED) - rows.start / SUMMED
+}
+
+/// The partial sums of the weight's gradient that [`backward`] writes.
 pub(crate) struct WeightSums {
     memory: Buffer,
     width: usize,
@@ -125,13 +146,12 @@ impl WeightSums {
         Self { memory: workspace.take(rows.div_ceil(SUMMED) * width), width }
     }
 
-    /// Those of each task; tasks begin at multiples of [`SUMMED`].
-    pub(crate) fn parts(&mut self, tasks: &[Range<usize>]) -> Vec<&mut [f32]> {
-        let sums: Vec<_> = tasks.iter().map(|rows| rows.start / SUMMED..rows.end.div_ceil(SUMMED)).collect();
-        parts_mut(&sums, &mut self.memory, self.width)
+    /// Gives consecutive tasks their sums, of which each has [`summed`].
+    pub(crate) fn split(&mut self) -> RowSplitter<'_, f32> {
+        RowSplitter::new(&mut self.memory, self.width)
     }
 
-    /// Adds them up in their order.
+    /// Adds the sums to the weight's gradient, in the order of the positions.
     pub(crate) fn add_to(self, dw: &mut [f32], workspace: &Workspace) {
         vector::dispatch(
             #[inline(always)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::OpsError;
 use crate::error::shape;
 
-/// The cosines and sines of all positions of a model, shared by its blocks.
+/// The cosines and sines of all positions of a model. Clones share them.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     half: usize,
@@ -24,7 +24,7 @@ impl RopeTable {
         if head_dim == 0 || !head_dim.is_multiple_of(2) {
             return Err(shape(
                 "rope",
-                format!("a head of {head_dim} elements can't be rotated: it must be even"),
+                format!("a head can't have {head_dim} elements: rotations need an even number above 0"),
             ));
         }
         let half = head_dim / 2;
@@ -36,7 +36,7 @@ impl RopeTable {
         Ok(Self { half, positions, cos: table(f64::cos), sin: table(f64::sin) })
     }
 
-    /// How many positions the table holds.
+    /// Number of positions in the table.
     #[must_use]
     pub fn positions(&self) -> usize {
         self.positions
@@ -48,7 +48,8 @@ impl RopeTable {
         2 * self.half
     }
 
-    /// Rotates all heads of one position; `row` holds them one after the other. `sign` is -1 for the inverse.
+    /// Rotates all heads of one position, which lie one after the other in `row`. A `sign` of 1 rotates, -1 rotates back.
+    /// A position past the table leaves the row as it is.
     #[inline(always)]
     pub(crate) fn rotate(&self, row: &mut [f32], position: usize, sign: f32) {
         let at = position * self.half..(position + 1) * self.half;

@@ -16,7 +16,7 @@ pub(crate) fn forward<E: Element>(gate: &[f32], up: &[f32], y: &mut [E]) {
     );
 }
 
-/// Replaces gate and up by their gradients, given that of y, and computes y once more.
+/// Replaces gate and up by their gradients, given the gradient of y, and computes y once more.
 pub(crate) fn backward<E: Element>(dy: &[f32], gate: &mut [E], up: &mut [E], y: &mut [E]) {
     vector::dispatch_with(
         #[inline(always)]

@@ -9,7 +9,7 @@ pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| random.random_range(-1.0..1.0)).collect()
 }
 
-/// Runs `f` in a pool of its own.
+/// Runs `f` in a thread pool of its own.
 pub(crate) fn in_pool<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool can be made").install(f)
 }

@@ -1,25 +1,25 @@
-//! Vector code chosen at run time.
+//! Loops compiled for several kinds of vector units, one of which is chosen at run time.
 
 use pulp::{Arch, NullaryFnOnce};
 
-/// What the processor has beyond vector units of some width.
+/// Instructions of the processor that do not depend on the width of its vector units.
 #[derive(Clone, Copy)]
 pub(crate) struct Units {
-    /// Whether `a · b + c` is one instruction. Where it is not, [`f32::mul_add`] is a slow function.
+    /// True if `a · b + c` is one instruction. Otherwise [`f32::mul_add`] is a slow function.
     fused: bool,
 }
 
 impl Units {
-    /// `a · b + c`, rounded once where that is one instruction and twice elsewhere.
+    /// `a · b + c`: rounded once where it is one instruction, otherwise twice.
     #[inline(always)]
     pub(crate) fn mul_add(self, a: f32, b: f32, c: f32) -> f32 {
         if self.fused { a.mul_add(b, c) } else { a * b + c }
     }
 }
 
-/// Runs a loop compiled for the widest vector units of this processor (AVX-512, AVX2, or what the target has anyway).
-/// What `f` calls must be `#[inline(always)]`, or it is compiled for the plain target. `f` gets its units as a value
-/// that is a constant in each of the compiled versions.
+/// Runs a loop compiled for the widest vector units of this processor (AVX-512, AVX2, or the target's baseline).
+/// Functions that `f` calls must be `#[inline(always)]`, or they are compiled for the baseline. `f` gets the processor's
+/// units as a value that is a constant in each compiled version.
 #[inline(always)]
 pub(crate) fn dispatch_with<R>(f: impl FnOnce(Units) -> R) -> R {
     struct Loop<F>(F);
@@ -51,9 +51,9 @@ pub(crate) fn dispatch_with<R>(f: impl FnOnce(Units) -> R) -> R {
     }
 }
 
-/// Runs a loop compiled for the widest vector units of this processor (AVX-512, AVX2, or what the target has anyway).
-/// What `f` calls must be `#[inline(always)]`, or it is compiled for the plain target. Every version gives the same bits:
-/// nothing is fused or reordered that the loop does not fuse or reorder itself.
+/// Runs a loop compiled for the widest vector units of this processor (AVX-512, AVX2, or the target's baseline).
+/// Functions that `f` calls must be `#[inline(always)]`, or they are compiled for the baseline. Every version gives the
+/// same bits: the compiler fuses or reorders no operations of the loop.
 #[inline(always)]
 pub fn dispatch<R>(f: impl FnOnce() -> R) -> R {
     dispatch_with(

@@ -1,6 +1,6 @@
 //! The loss of multinomial logistic regression and its gradient.
 
-use dipaco_ops::kernel;
+use dipaco_ops::kernel::{self, LinearShape, TransposedShape};
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 
@@ -134,7 +134,8 @@ impl Objective<'_> {
                 .collect();
             loss += losses.iter().sum::<f64>();
             if let Some(gradient) = gradient.as_deref_mut() {
-                kernel::transposed_product(&scores, &scaled, &mut product, (rows.len(), paths, dimension));
+                let shape = TransposedShape { depth: rows.len(), rows: paths, columns: dimension };
+                kernel::transposed_product(&scores, &scaled, &mut product, shape);
                 let (by_weight, by_bias) = gradient.split_at_mut(weights);
                 by_weight.iter_mut().zip(&product).for_each(|(sum, &value)| *sum += f64::from(value));
                 for row in scores.chunks_exact(paths) {
@@ -187,7 +188,12 @@ impl Model {
         let paths = self.biases.len();
         let rows = scaled.len() / dimension;
         let mut logits = vec![0f32; rows * paths];
-        kernel::linear(scaled, &self.weights, &mut logits, (rows, dimension, paths));
+        kernel::linear(
+            scaled,
+            &self.weights,
+            &mut logits,
+            LinearShape { rows, inputs: dimension, outputs: paths },
+        );
         logits.par_chunks_exact_mut(paths).for_each(|row| kernel::add_assign(row, &self.biases));
         logits
     }

@@ -1,161 +1,340 @@
-//! The backward pass of one head (arXiv:2205.14135 §3.1): scores are computed once more, block by block.
+//! The backward pass of one head (arXiv:2205.14135 §3.1). Weights are computed once more from the scores, block by block.
+//!
+//! With P the weights (queries × keys), S the scaled scores and Y the result, per head:
+//! `dV = Pᵀ · dY`, `dP = dY · Vᵀ`, `dS = P ∘ (dP - delta) · scale` with `delta = rowsum(dY ∘ Y)`, `dQ = dS · K`,
+//! `dK = dSᵀ · Q`. A block of queries goes through all panels of keys that it sees before the next block begins.
 
-use super::{Head, even, scale};
+use super::{HeadRows, Part, even, scale};
 use crate::element::{Element, convert, narrow};
 use crate::exp::{dot, exp};
-use crate::product::{
-    Group, Lhs, NR, Order, PANEL, Rhs, multiply, pack, packed_len, with_rows, with_scratch,
-};
+use crate::product::{Group, LeftRows, Lhs, Matrix, NR, PANEL, Rhs, multiply, pack, packed_len, with_rows};
 use crate::rope::RopeTable;
+use crate::scratch::{split_off, whole_lines, with_scratch};
 use crate::vector::{self, Units};
 
 /// Queries whose weights are in memory at the same time.
 const BLOCK: usize = 2 * NR;
 
-/// Replaces the queries, keys and values of one head, which `row` gives by which of the three it is and the position, by
-/// their gradients.
+/// The result of one head's forward pass, its gradient, and the logarithm of each query's sum of exponentials.
+pub(super) struct HeadResult<'a, E> {
+    /// (T, Dh).
+    pub(super) y: HeadRows<'a, E>,
+    /// (T, Dh).
+    pub(super) dy: HeadRows<'a, E>,
+    /// (T).
+    pub(super) log_sums: &'a [f32],
+}
+
+/// Scratch memory of one head, or the lengths of its parts in f32. N is [`BLOCK`], M is [`PANEL`].
+struct Buffers<T> {
+    /// The keys (T, Dh), E. Copies without gaps: every block of queries reads them again, while rows of qkv lie
+    /// 3 · H · Dh elements apart.
+    keys: T,
+    /// The values (T, Dh), E, likewise.
+    values: T,
+    /// K (T × Dh) as a right operand, for the queries' gradients.
+    keys_packed: T,
+    /// Sums of the keys' gradients (T, Dh), f32.
+    dk: T,
+    /// Sums of the values' gradients (T, Dh), f32.
+    dv: T,
+
+    /// The queries of a block (N, Dh), E.
+    queries: T,
+    /// The gradients of the block's results (N, Dh), E.
+    dy: T,
+    /// Qᵀ (Dh × N) as a right operand, for the scores.
+    queries_transposed: T,
+    /// dYᵀ (Dh × N) as a right operand, for the weights' gradients.
+    dy_transposed: T,
+    /// Q (N × Dh) as a right operand, for the keys' gradients.
+    queries_packed: T,
+    /// dY (N × Dh) as a right operand, for the values' gradients.
+    dy_packed: T,
+    /// The scores' gradients of all keys (T, N), E: the queries' gradients sum over all keys.
+    d_scores: T,
+    /// `d_scores` as a left operand.
+    d_scores_packed: T,
+    /// The gradients of the block's queries (N, Dh), f32.
+    dq: T,
+
+    /// Scores of a panel of keys (M, N), f32.
+    scores: T,
+    /// Gradients of the weights of a panel (M, N), f32.
+    d_weights: T,
+    /// Weights of a panel (M, N), E.
+    weights: T,
+}
+
+impl<T> Buffers<T> {
+    fn map<U>(self, mut f: impl FnMut(T) -> U) -> Buffers<U> {
+        Buffers {
+            keys: f(self.keys),
+            values: f(self.values),
+            keys_packed: f(self.keys_packed),
+            dk: f(self.dk),
+            dv: f(self.dv),
+            queries: f(self.queries),
+            dy: f(self.dy),
+            queries_transposed: f(self.queries_transposed),
+            dy_transposed: f(self.dy_transposed),
+            queries_packed: f(self.queries_packed),
+            dy_packed: f(self.dy_packed),
+            d_scores: f(self.d_scores),
+            d_scores_packed: f(self.d_scores_packed),
+            dq: f(self.dq),
+            scores: f(self.scores),
+            d_weights: f(self.d_weights),
+            weights: f(self.weights),
+        }
+    }
+}
+
+impl Buffers<usize> {
+    fn lengths<E: Element>(time: usize, head_dim: usize) -> Self {
+        let group = Group::of::<E>();
+        let (all_keys, block) = (time * head_dim, BLOCK * head_dim);
+        Self {
+            keys: E::room(all_keys),
+            values: E::room(all_keys),
+            keys_packed: packed_len(group, time, head_dim, NR),
+            dk: all_keys,
+            dv: all_keys,
+            queries: E::room(block),
+            dy: E::room(block),
+            queries_transposed: packed_len(group, head_dim, BLOCK, NR),
+            dy_transposed: packed_len(group, head_dim, BLOCK, NR),
+            queries_packed: packed_len(group, BLOCK, head_dim, NR),
+            dy_packed: packed_len(group, BLOCK, head_dim, NR),
+            d_scores: E::room(time * BLOCK),
+            d_scores_packed: packed_len(group, time, BLOCK, BLOCK),
+            dq: block,
+            scores: PANEL * BLOCK,
+            d_weights: PANEL * BLOCK,
+            weights: E::room(PANEL * BLOCK),
+        }
+    }
+}
+
+/// Replaces the queries, keys and values of one head by their gradients. `row` gives the row of a part and position, to
+/// read and write.
 pub(super) fn head<'a, E: Element>(
-    row: &impl Fn(usize, usize) -> &'a mut [E],
-    y: Head<'_, E>,
-    dy: Head<'_, E>,
-    log_sums: &[f32],
+    row: &impl Fn(Part, usize) -> &'a mut [E],
+    result: HeadResult<'_, E>,
     rope: &RopeTable,
 ) {
-    let (time, head_dim) = (log_sums.len(), y.head_dim);
+    let (time, head_dim) = (result.log_sums.len(), result.y.head_dim);
     let group = Group::of::<E>();
-    // Keys and values are copied together, as the gradients take their place.
-    let elements = E::room(time * head_dim);
-    let sizes = [
-        elements,
-        elements,
-        E::room(BLOCK * head_dim),
-        E::room(BLOCK * head_dim),
-        packed_len(group, time, head_dim, NR),
-        packed_len(group, head_dim, BLOCK, NR),
-        packed_len(group, head_dim, BLOCK, NR),
-        packed_len(group, BLOCK, head_dim, NR),
-        packed_len(group, BLOCK, head_dim, NR),
-        PANEL * BLOCK,
-        PANEL * BLOCK,
-        E::room(PANEL * BLOCK),
-        E::room((time + 1) * BLOCK),
-        packed_len(group, time, BLOCK, BLOCK),
-        time * head_dim,
-        time * head_dim,
-        BLOCK * head_dim,
-    ]
-    .map(|size| size.next_multiple_of(16));
-    with_scratch(sizes.iter().sum(), |scratch| {
-        let mut rest = scratch;
-        let mut parts = sizes.map(|size| {
-            let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
-            rest = after;
-            part
-        });
-        let [
-            k,
-            v,
-            q_block,
-            dy_block,
-            k_rows,
-            q_columns,
-            dy_columns,
-            q_rows,
-            dy_rows,
-            scores,
-            d_weights,
-            weights,
-            d_scores,
-            d_scores_packed,
-            dk,
-            dv,
-            dq,
-        ] = &mut parts;
-        let (k, v) = (E::of_mut(k), E::of_mut(v));
-        let (q_block, dy_block) = (E::of_mut(q_block), E::of_mut(dy_block));
-        let (weights, d_scores) = (E::of_mut(weights), E::of_mut(d_scores));
-        for (t, (k, v)) in
-            k.chunks_exact_mut(head_dim).zip(v.chunks_exact_mut(head_dim)).take(time).enumerate()
-        {
-            k.copy_from_slice(row(1, t));
-            v.copy_from_slice(row(2, t));
-        }
-        let k_rows = packed(group, Order::Rows, k, (time, head_dim), k_rows);
-        dk.fill(0.0);
-        dv.fill(0.0);
+    let mut total = 0;
+    let lengths = Buffers::lengths::<E>(time, head_dim).map(|length| {
+        total += whole_lines(length);
+        length
+    });
+    with_scratch(total, |mut memory| {
+        let buffers = lengths.map(|length| split_off(&mut memory, length));
+        let (keys, values) = (E::of_mut(buffers.keys), E::of_mut(buffers.values));
+        copy_rows(|t| row(Part::Key, t), time, head_dim, keys);
+        copy_rows(|t| row(Part::Value, t), time, head_dim, values);
+        let keys_packed = Rhs::pack(group, Matrix::rows(keys, time, head_dim), buffers.keys_packed);
+        // Every block of queries adds to the gradients of the keys that it sees.
+        buffers.dk.fill(0.0);
+        buffers.dv.fill(0.0);
+        let (queries, dy) = (E::of_mut(buffers.queries), E::of_mut(buffers.dy));
+        let (weights, d_scores) = (E::of_mut(buffers.weights), E::of_mut(buffers.d_scores));
         for first in (0..time).step_by(BLOCK) {
             let count = BLOCK.min(time - first);
+            let statistics = load(row, &result, first, queries, dy);
+            let block = QueryBlock {
+                first,
+                count,
+                statistics,
+                q_transposed: Rhs::pack(
+                    group,
+                    Matrix::columns(queries, head_dim, count),
+                    &mut *buffers.queries_transposed,
+                ),
+                dy_transposed: Rhs::pack(
+                    group,
+                    Matrix::columns(dy, head_dim, count),
+                    &mut *buffers.dy_transposed,
+                ),
+                q: Rhs::pack(group, Matrix::rows(queries, count, head_dim), &mut *buffers.queries_packed),
+                dy: Rhs::pack(group, Matrix::rows(dy, count, head_dim), &mut *buffers.dy_packed),
+            };
             let seen = first + count;
-            let mut deltas = [0f32; BLOCK];
-            let mut sums = [f32::MAX; BLOCK];
-            let rows = q_block.chunks_exact_mut(head_dim).zip(dy_block.chunks_exact_mut(head_dim));
-            for (i, (q, d)) in rows.take(count).enumerate() {
-                q.copy_from_slice(row(0, first + i));
-                d.copy_from_slice(dy.row(first + i));
-                deltas[i] = vector::dispatch_with(
-                    #[inline(always)]
-                    |units| dot(units, d, y.row(first + i)),
-                );
-                sums[i] = log_sums[first + i];
-            }
-            let q_columns = packed(group, Order::Columns, q_block, (head_dim, count), q_columns);
-            let dy_columns = packed(group, Order::Columns, dy_block, (head_dim, count), dy_columns);
-            let q_rows = packed(group, Order::Rows, q_block, (count, head_dim), q_rows);
-            let dy_rows = packed(group, Order::Rows, dy_block, (count, head_dim), dy_rows);
-            // Weights are kept transposed, a row per key, so that one vector holds the same key for many queries.
             for key in (0..seen).step_by(PANEL) {
-                let panel = PANEL.min(seen - key);
-                let sizes = (panel, head_dim, head_dim);
-                with_rows(&k[key * head_dim..], sizes, |k| {
-                    multiply(k, q_columns, 0..count, scores, BLOCK, false);
-                });
-                with_rows(&v[key * head_dim..], sizes, |v| {
-                    multiply(v, dy_columns, 0..count, d_weights, BLOCK, false);
-                });
-                let d_scores = &mut d_scores[key * BLOCK..][..panel * BLOCK];
-                vector::dispatch_with(
-                    #[inline(always)]
-                    |units| {
-                        let rows = scores.as_chunks::<BLOCK>().0.iter().zip(d_weights.as_chunks::<BLOCK>().0);
-                        let results = weights.as_chunks_mut::<BLOCK>().0.iter_mut();
-                        let results = results.zip(d_scores.as_chunks_mut::<BLOCK>().0);
-                        for (i, ((s, d), (w, ds))) in rows.zip(results).take(panel).enumerate() {
-                            // Queries before this key do not see it; those past the last have no weights.
-                            let hidden = (key + i).saturating_sub(first);
-                            softmax_gradient(units, s, d, &sums, &deltas, scale(head_dim), w, ds);
-                            w[..hidden.min(BLOCK)].fill(E::default());
-                            ds[..hidden.min(BLOCK)].fill(E::default());
-                            w[count..].fill(E::default());
-                            ds[count..].fill(E::default());
-                        }
-                    },
-                );
-                let depth = even(group, count);
-                with_rows(weights, (panel, depth, BLOCK), |weights| {
-                    multiply(weights, dy_rows, 0..head_dim, &mut dv[key * head_dim..], head_dim, true);
-                });
-                with_rows(d_scores, (panel, depth, BLOCK), |d_scores| {
-                    multiply(d_scores, q_rows, 0..head_dim, &mut dk[key * head_dim..], head_dim, true);
-                });
+                let panel = KeyPanel {
+                    first: key,
+                    count: PANEL.min(seen - key),
+                    keys: &keys[key * head_dim..],
+                    values: &values[key * head_dim..],
+                    scores: &mut *buffers.scores,
+                    d_weights: &mut *buffers.d_weights,
+                    weights: &mut *weights,
+                    d_scores: &mut d_scores[key * BLOCK..],
+                    dk: &mut buffers.dk[key * head_dim..],
+                    dv: &mut buffers.dv[key * head_dim..],
+                };
+                panel.add_gradients(&block, head_dim);
             }
-            let d_scores_packed: &mut [u32] = bytemuck::cast_slice_mut(d_scores_packed);
-            pack(group, Order::Rows, d_scores, BLOCK, (seen, BLOCK), BLOCK, d_scores_packed);
-            let lhs = Lhs::packed(d_scores_packed, group, count, seen, BLOCK);
-            multiply(lhs, k_rows, 0..head_dim, dq, head_dim, false);
-            for (i, dq) in dq.chunks_exact_mut(head_dim).take(count).enumerate() {
-                rotate_back(rope, dq, first + i, row(0, first + i));
+            // The queries' gradients come last: they sum over all panels, in one product. Their rows of qkv are written now,
+            // since no later block reads these queries.
+            let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut *buffers.d_scores_packed);
+            pack(group, Matrix::rows(d_scores, seen, BLOCK), BLOCK, packed);
+            let lhs = Lhs::packed(packed, group, count, seen, BLOCK);
+            multiply(lhs, keys_packed, 0..head_dim, buffers.dq, head_dim, false);
+            for (i, dq) in buffers.dq.chunks_exact_mut(head_dim).take(count).enumerate() {
+                rotate_back(rope, dq, first + i, row(Part::Query, first + i));
             }
         }
-        for (t, (dk, dv)) in
-            dk.chunks_exact_mut(head_dim).zip(dv.chunks_exact(head_dim)).take(time).enumerate()
-        {
-            rotate_back(rope, dk, t, row(1, t));
-            convert(dv, row(2, t));
+        let sums = buffers.dk.chunks_exact_mut(head_dim).zip(buffers.dv.chunks_exact(head_dim));
+        for (t, (dk, dv)) in sums.take(time).enumerate() {
+            rotate_back(rope, dk, t, row(Part::Key, t));
+            convert(dv, row(Part::Value, t));
         }
     });
 }
 
-/// Turns the gradient of a rotated row back and stores it.
+/// Copies `count` rows (Dh) into an array without gaps (rows, Dh).
+fn copy_rows<'a, E: Element>(
+    row: impl Fn(usize) -> &'a mut [E],
+    count: usize,
+    head_dim: usize,
+    rows: &mut [E],
+) {
+    for (t, copy) in rows.chunks_exact_mut(head_dim).take(count).enumerate() {
+        copy.copy_from_slice(row(t));
+    }
+}
+
+/// Numbers of each query of a block that the gradients of its scores need.
+struct Statistics {
+    /// The logarithm of the query's sum of exponentials.
+    log_sums: [f32; BLOCK],
+    /// `dy · y` of the query: the weighted mean of its weights' gradients, which softmax takes off each of them.
+    deltas: [f32; BLOCK],
+}
+
+/// Copies the queries from `first` on, as many as make up a block, and the gradients of their results to `queries` and
+/// `dy` (N, Dh).
+fn load<'a, E: Element>(
+    row: &impl Fn(Part, usize) -> &'a mut [E],
+    result: &HeadResult<'_, E>,
+    first: usize,
+    queries: &mut [E],
+    dy: &mut [E],
+) -> Statistics {
+    let head_dim = result.y.head_dim;
+    // The largest log sum for rows without a query keeps their exponentials, which are not used, finite.
+    let mut statistics = Statistics { log_sums: [f32::MAX; BLOCK], deltas: [0.0; BLOCK] };
+    let rows = queries.chunks_exact_mut(head_dim).zip(dy.chunks_exact_mut(head_dim)).take(BLOCK);
+    for (i, ((query, d), &log_sum)) in rows.zip(&result.log_sums[first..]).enumerate() {
+        query.copy_from_slice(row(Part::Query, first + i));
+        d.copy_from_slice(result.dy.row(first + i));
+        statistics.deltas[i] = vector::dispatch_with(
+            #[inline(always)]
+            |units| dot(units, d, result.y.row(first + i)),
+        );
+        statistics.log_sums[i] = log_sum;
+    }
+    statistics
+}
+
+/// A block of queries: the right operands of its products with each panel of keys.
+struct QueryBlock<'a> {
+    first: usize,
+    count: usize,
+    statistics: Statistics,
+    /// Qᵀ (Dh × N).
+    q_transposed: Rhs<'a>,
+    /// dYᵀ (Dh × N).
+    dy_transposed: Rhs<'a>,
+    /// Q (N × Dh).
+    q: Rhs<'a>,
+    /// dY (N × Dh).
+    dy: Rhs<'a>,
+}
+
+/// A panel of keys, its memory and its gradients; the slices begin at the panel's first key and may reach past its last.
+struct KeyPanel<'a, E> {
+    first: usize,
+    count: usize,
+    keys: &'a [E],
+    values: &'a [E],
+    scores: &'a mut [f32],
+    d_weights: &'a mut [f32],
+    weights: &'a mut [E],
+    d_scores: &'a mut [E],
+    dk: &'a mut [f32],
+    dv: &'a mut [f32],
+}
+
+impl<E: Element> KeyPanel<'_, E> {
+    /// Adds the gradients that come from a block of queries to `dk` and `dv`, and writes `d_scores`.
+    fn add_gradients(mut self, block: &QueryBlock<'_>, head_dim: usize) {
+        let count = self.count;
+        let rows = |data| LeftRows { data, count, depth: head_dim, stride: head_dim };
+        with_rows(rows(self.keys), |k| {
+            multiply(k, block.q_transposed, 0..block.count, self.scores, BLOCK, false);
+        });
+        with_rows(rows(self.values), |v| {
+            multiply(v, block.dy_transposed, 0..block.count, self.d_weights, BLOCK, false);
+        });
+        self.differentiate_softmax(block, scale(head_dim));
+        // Pairs need an even depth; the row after an odd last query holds zeros.
+        let depth = even(Group::of::<E>(), block.count);
+        with_rows(LeftRows { data: &*self.weights, count, depth, stride: BLOCK }, |weights| {
+            multiply(weights, block.dy, 0..head_dim, self.dv, head_dim, true);
+        });
+        with_rows(LeftRows { data: &*self.d_scores, count, depth, stride: BLOCK }, |d_scores| {
+            multiply(d_scores, block.q, 0..head_dim, self.dk, head_dim, true);
+        });
+    }
+
+    /// Computes the weights and the scores' gradients from scores and weights' gradients. All four have a row per key, so
+    /// that one vector holds the same key for many queries.
+    fn differentiate_softmax(&mut self, block: &QueryBlock<'_>, scale: f32) {
+        let inputs = self.scores.as_chunks::<BLOCK>().0.iter().zip(self.d_weights.as_chunks::<BLOCK>().0);
+        let results = self.weights.as_chunks_mut::<BLOCK>().0.iter_mut();
+        let results = results.zip(self.d_scores.as_chunks_mut::<BLOCK>().0);
+        let rows = inputs.zip(results).take(self.count).enumerate();
+        vector::dispatch_with(
+            #[inline(always)]
+            |units| {
+                for (i, ((scores, d_weights), (weights, d_scores))) in rows {
+                    softmax_gradient(units, scores, d_weights, &block.statistics, scale, weights, d_scores);
+                    // Queries before this key do not see it, and the last block of a sequence may have fewer than N queries.
+                    let hidden = (self.first + i).saturating_sub(block.first).min(BLOCK);
+                    weights[..hidden].fill(E::default());
+                    d_scores[..hidden].fill(E::default());
+                    weights[block.count..].fill(E::default());
+                    d_scores[block.count..].fill(E::default());
+                }
+            },
+        );
+    }
+}
+
+/// One key: the queries' weights `exp(scale · s - log_sum)` and the gradients of their scores.
+#[inline(always)]
+fn softmax_gradient<E: Element>(
+    units: Units,
+    scores: &[f32; BLOCK],
+    d_weights: &[f32; BLOCK],
+    statistics: &Statistics,
+    scale: f32,
+    weights: &mut [E; BLOCK],
+    d_scores: &mut [E; BLOCK],
+) {
+    let Statistics { log_sums, deltas } = statistics;
+    for j in 0..BLOCK {
+        let weight = exp(units, units.mul_add(scores[j], scale, -log_sums[j]));
+        weights[j] = E::from_f32(weight);
+        d_scores[j] = E::from_f32(weight * (d_weights[j] - deltas[j]) * scale);
+    }
+}
+
+/// Rotates the gradient of a rotated row back and stores it.
 fn rotate_back<E: Element>(rope: &RopeTable, gradient: &mut [f32], position: usize, row: &mut [E]) {
     vector::dispatch(
         #[inline(always)]
@@ -164,41 +343,4 @@ fn rotate_back<E: Element>(rope: &RopeTable, gradient: &mut [f32], position: usi
             narrow(gradient, row);
         },
     );
-}
-
-/// Packs rows that lie one after the other.
-fn packed<'a, E: Element>(
-    group: Group,
-    order: Order,
-    matrix: &[E],
-    (depth, lanes): (usize, usize),
-    memory: &'a mut [f32],
-) -> Rhs<'a> {
-    let stride = match order {
-        Order::Rows => lanes,
-        Order::Columns => depth,
-    };
-    let packed: &mut [u32] = bytemuck::cast_slice_mut(memory);
-    pack(group, order, matrix, stride, (depth, lanes), NR, packed);
-    Rhs::new(packed, group, depth, lanes)
-}
-
-/// One key: the weights `exp(scale · s - log_sum)` of the queries and the gradients of their scores.
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one row of everything")]
-fn softmax_gradient<E: Element>(
-    units: Units,
-    scores: &[f32; BLOCK],
-    d_weights: &[f32; BLOCK],
-    log_sums: &[f32; BLOCK],
-    deltas: &[f32; BLOCK],
-    scale: f32,
-    weights: &mut [E; BLOCK],
-    d_scores: &mut [E; BLOCK],
-) {
-    for j in 0..BLOCK {
-        let weight = exp(units, units.mul_add(scores[j], scale, -log_sums[j]));
-        weights[j] = E::from_f32(weight);
-        d_scores[j] = E::from_f32(weight * (d_weights[j] - deltas[j]) * scale);
-    }
 }

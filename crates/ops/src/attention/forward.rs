@@ -1,52 +1,97 @@
 //! The forward pass of one head.
 
-use super::{Head, even, scale};
+use super::{HeadRows, even, scale};
 use crate::element::Element;
 use crate::exp::{LANES, exp, maximum, total};
-use crate::product::{Group, NR, Order, PANEL, Rhs, multiply, pack, packed_len, with_rows, with_scratch};
+use crate::product::{Group, LeftRows, Matrix, NR, Order, PANEL, Rhs, multiply, packed_len, with_rows};
+use crate::scratch::{split_off, whole_lines, with_scratch};
 use crate::vector::{self, Units};
 
-/// Queries of the same task.
+/// Queries whose scores are in memory at the same time.
 const BLOCK: usize = PANEL;
 
-/// Attention of the last `queries` of `keys` positions. `write` gets each query's number and result (Dh).
+/// The input of one head: the queries belong to the last `queries` of `keys` positions.
+pub(super) struct HeadInput<'a, E> {
+    pub(super) q: HeadRows<'a, E>,
+    pub(super) k: HeadRows<'a, E>,
+    pub(super) v: HeadRows<'a, E>,
+    pub(super) queries: usize,
+    pub(super) keys: usize,
+}
+
+/// Scratch memory of one head, or the lengths of its parts in f32. N is the number of queries in a block, Tk that of keys.
+struct Buffers<T> {
+    /// Kᵀ (Dh × Tk) as a right operand.
+    k_transposed: T,
+    /// V (Tk × Dh) as a right operand.
+    v: T,
+    /// Scores of a block (N, Tk), f32.
+    scores: T,
+    /// Exponentials of the scores (N, Tk), E.
+    weights: T,
+    /// The result of a block (N, Dh), f32.
+    y: T,
+}
+
+impl<T> Buffers<T> {
+    fn map<U>(self, mut f: impl FnMut(T) -> U) -> Buffers<U> {
+        Buffers {
+            k_transposed: f(self.k_transposed),
+            v: f(self.v),
+            scores: f(self.scores),
+            weights: f(self.weights),
+            y: f(self.y),
+        }
+    }
+}
+
+impl Buffers<usize> {
+    fn lengths<E: Element>(keys: usize, head_dim: usize) -> Self {
+        let group = Group::of::<E>();
+        // Rows of scores are padded to whole tiles, which the kernels write without a detour.
+        let wide = keys.next_multiple_of(NR);
+        Self {
+            k_transposed: packed_len(group, head_dim, keys, NR),
+            v: packed_len(group, keys, head_dim, NR),
+            scores: BLOCK * wide,
+            weights: E::room(BLOCK * wide),
+            y: BLOCK * head_dim.next_multiple_of(NR),
+        }
+    }
+}
+
+/// Attention of one head. `write` gets each query's number and result (Dh). Writes the logarithm of each query's sum of
+/// exponentials to `log_sums` (Tq).
 pub(super) fn head<E: Element>(
-    q: Head<'_, E>,
-    k: Head<'_, E>,
-    v: Head<'_, E>,
-    (queries, keys): (usize, usize),
+    input: HeadInput<'_, E>,
     log_sums: &mut [f32],
     mut write: impl FnMut(usize, &[f32]),
 ) {
+    let HeadInput { q, k, v, queries, keys } = input;
     let head_dim = q.head_dim;
     let group = Group::of::<E>();
-    let sizes = [
-        packed_len(group, head_dim, keys, NR),
-        packed_len(group, keys, head_dim, NR),
-        BLOCK * keys.next_multiple_of(NR),
-        E::room(BLOCK * keys.next_multiple_of(NR)),
-        BLOCK * head_dim.next_multiple_of(NR),
-    ]
-    .map(|size| size.next_multiple_of(16));
-    with_scratch(sizes.iter().sum(), |scratch| {
-        let (k_packed, rest) = scratch.split_at_mut(sizes[0]);
-        let (v_packed, rest) = rest.split_at_mut(sizes[1]);
-        let (scores, rest) = rest.split_at_mut(sizes[2]);
-        let (weights, y) = rest.split_at_mut(sizes[3]);
-        let weights = E::of_mut(weights);
-        let (k_packed, v_packed) = (bytemuck::cast_slice_mut(k_packed), bytemuck::cast_slice_mut(v_packed));
-        pack(group, Order::Columns, k.data, k.stride, (head_dim, keys), NR, k_packed);
-        pack(group, Order::Rows, v.data, v.stride, (keys, head_dim), NR, v_packed);
-        let k = Rhs::new(k_packed, group, head_dim, keys);
-        let v = Rhs::new(v_packed, group, keys, head_dim);
+    let mut total = 0;
+    let lengths = Buffers::lengths::<E>(keys, head_dim).map(|length| {
+        total += whole_lines(length);
+        length
+    });
+    with_scratch(total, |mut memory| {
+        let buffers = lengths.map(|length| split_off(&mut memory, length));
+        let Buffers { scores, y, .. } = buffers;
+        let weights = E::of_mut(buffers.weights);
+        // Both are packed once and serve all blocks of queries.
+        let k =
+            Matrix { data: k.data, order: Order::Columns, stride: k.stride, depth: head_dim, lanes: keys };
+        let k = Rhs::pack(group, k, buffers.k_transposed);
+        let v = Matrix { data: v.data, order: Order::Rows, stride: v.stride, depth: keys, lanes: head_dim };
+        let v = Rhs::pack(group, v, buffers.v);
         for first in (0..queries).step_by(BLOCK) {
             let count = BLOCK.min(queries - first);
-            // The last of these queries sees this many keys.
+            // The last query of the block sees this many keys; scores of later keys are not computed.
             let seen = keys - queries + first + count;
             let wide = seen.next_multiple_of(NR);
-            with_rows(q.from(first), (count, head_dim, q.stride), |q| {
-                multiply(q, k, 0..seen, scores, wide, false);
-            });
+            with_rows(q.left(first, count), |q| multiply(q, k, 0..seen, scores, wide, false));
+            // Weights of hidden keys are zero up to here, so that the last pair of weights is whole.
             let depth = even(group, seen);
             let rows = scores.chunks_exact(wide).zip(weights.chunks_exact_mut(wide)).take(count);
             let sums: [f32; BLOCK] = vector::dispatch_with(
@@ -63,9 +108,9 @@ pub(super) fn head<E: Element>(
                     sums
                 },
             );
-            with_rows(weights, (count, depth, wide), |weights| {
-                multiply(weights, v, 0..head_dim, y, head_dim, false);
-            });
+            let rows = LeftRows { data: &*weights, count, depth, stride: wide };
+            with_rows(rows, |weights| multiply(weights, v, 0..head_dim, y, head_dim, false));
+            // Dividing the Dh results is less work than dividing the weights of all keys.
             for ((i, y), sum) in y.chunks_exact_mut(head_dim).take(count).enumerate().zip(sums) {
                 let inverse = 1.0 / sum;
                 vector::dispatch(
@@ -78,8 +123,8 @@ pub(super) fn head<E: Element>(
     });
 }
 
-/// The exponentials of one row of scores, not divided by their sum, and zeros after them; gives the sum and the logarithm
-/// of the sum of `exp(scale · score)`.
+/// Writes the exponentials `exp(scale · (score - largest))` of one row of scores to `weights`, and zeros after them. Gives
+/// the sum of the exponentials and the logarithm of the sum of `exp(scale · score)`.
 #[inline(always)]
 fn softmax<E: Element>(units: Units, scores: &[f32], weights: &mut [E], scale: f32) -> (f32, f32) {
     let largest = maximum(scores);
@@ -89,6 +134,7 @@ fn softmax<E: Element>(units: Units, scores: &[f32], weights: &mut [E], scale: f
     let (weight_lines, weight_rest) = weights.as_chunks_mut::<LANES>();
     let one = |lane: &mut f32, score: f32, weight: &mut E| {
         let value = exp(units, (score - largest) * scale);
+        // The sum is of f32 values, before the weight is rounded to E.
         *lane += value;
         *weight = E::from_f32(value);
     };

@@ -1,25 +1,31 @@
 //! The forward pass of a block.
+//!
+//! A block is implemented three times, and the three must change together: here for training and scoring whole sequences,
+//! in `crates/model/src/decode.rs` over [`crate::kernel`] for incremental decoding, and in `crates/cuda/src/passes.rs` for
+//! the GPU.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::{Batch, BlockWeights, Kept, Stack};
+use super::{Activations, BlockInput, BlockWeights, Stack};
 use crate::attention;
 use crate::buffer::Workspace;
 use crate::element::{Element, convert, narrow};
 use crate::product::{
-    NR, Order, Rhs, RightOperand, by_columns, multiply, parts, parts_mut, row_tasks, with_rows, with_scratch,
+    LeftRows, Matrix, NR, Rhs, RightOperand, RowSplitter, by_columns, multiply, part, row_tasks, with_rows,
 };
 use crate::profile::Phase;
 use crate::rope::RopeTable;
+use crate::scratch::with_scratch;
 use crate::{rms_norm, swiglu, vector};
 
-/// Columns whose f32 results wait in scratch memory for what is done with them.
+/// Columns of a product whose f32 results stay in scratch memory, and in the cache, until the next operation has read
+/// them.
 pub(super) const WIDTH: usize = 256;
 
-/// The weights of a block as right operands.
-struct RightWeights<'a> {
+/// The weights of a block as right operands: W (n, k) of `x · Wᵀ` is the transpose of the operand (k × n).
+struct ForwardWeights<'a> {
     qkv: RightOperand<'a>,
     o: RightOperand<'a>,
     gate: RightOperand<'a>,
@@ -27,12 +33,13 @@ struct RightWeights<'a> {
     down: RightOperand<'a>,
 }
 
-impl<'a> RightWeights<'a> {
+impl<'a> ForwardWeights<'a> {
     fn new<E: Element>(stack: &Stack, weights: BlockWeights<'a>) -> Self {
         let shape = &stack.shape;
         let (d, a, f) = (shape.width, shape.attention(), shape.ffn);
         let pack =
-            |matrix, k, n| RightOperand::new::<E, f32>(&stack.workspace, Order::Columns, matrix, k, (k, n));
+            |matrix, k, n| RightOperand::new::<E, f32>(&stack.workspace, Matrix::columns(matrix, k, n));
+        // Gate and up are two operands, because a task needs the same columns of both at the same time.
         let (gate, up) = weights.gate_up.split_at(f * d);
         let ((qkv, o), (gate, (up, down))) = rayon::join(
             || rayon::join(|| pack(weights.qkv, d, 3 * a), || pack(weights.o, a, d)),
@@ -53,57 +60,65 @@ impl<'a> RightWeights<'a> {
     }
 }
 
-/// `y = block(x)` for x and y (rows, D); fills `kept`.
+/// `y = block(x)` for x and y (rows, D); fills `activations`.
 pub(crate) fn forward<E: Element>(
-    stack: &Stack,
-    weights: BlockWeights<'_>,
-    x: &[f32],
+    input: BlockInput<'_>,
     y: &mut [f32],
-    kept: &mut Kept<'_, E>,
-    batch: Batch,
+    activations: &mut Activations<'_, E>,
 ) {
+    let BlockInput { stack, weights, batch, .. } = input;
     let tasks = row_tasks(batch.rows());
     let right = stack.profile.time(Phase::Products, || {
-        let right = RightWeights::new::<E>(stack, weights);
-        project_qkv(stack, (x, weights.input_norm), right.qkv.rhs(), kept.qkv, &tasks, batch.time);
+        let right = ForwardWeights::new::<E>(stack, weights);
+        project_qkv(input, right.qkv.rhs(), activations.qkv, &tasks);
         right
     });
+    // Attention mixes the rows of a sequence, so it waits for all tasks of the projection and they wait for it.
     stack.profile.time(Phase::Attention, || {
-        attention::forward_all(kept.qkv, kept.y, kept.log_sums, stack.attention_shape(batch));
+        let Activations { qkv, y, log_sums, .. } = activations;
+        attention::forward_all(qkv, y, log_sums, stack.attention_shape(batch));
     });
     stack.profile.time(Phase::Products, || {
-        feed_forward(stack, &right, weights.post_norm, x, y, kept, &tasks);
+        feed_forward(input, &right, y, activations, &tasks);
         right.give(&stack.workspace);
     });
 }
 
-/// Queries, keys and values (rows, 3, H, Dh) of x (rows, D) after its norm, queries and keys rotated.
-fn project_qkv<E: Element>(
-    stack: &Stack,
-    (x, norm): (&[f32], &[f32]),
-    weights: Rhs<'_>,
-    qkv: &mut [E],
-    tasks: &[Range<usize>],
-    time: usize,
-) {
-    let shape = &stack.shape;
+/// The half of a block before attention: queries, keys and values (rows, 3, H, Dh) of x (rows, D) after its norm. Queries
+/// and keys are rotated.
+fn project_qkv<E: Element>(input: BlockInput<'_>, weights: Rhs<'_>, qkv: &mut [E], tasks: &[Range<usize>]) {
+    struct Task<'a, E> {
+        rows: Range<usize>,
+        x: &'a [f32],
+        qkv: &'a mut [E],
+    }
+
+    let shape = &input.stack.shape;
     let (d, a, rope) = (shape.width, shape.attention(), &shape.rope);
-    let step = chunk(rope);
-    let results = parts_mut(tasks, qkv, 3 * a).into_par_iter();
-    tasks.par_iter().zip(parts(tasks, x, d)).zip(results).with_max_len(1).for_each(|((task, x), qkv)| {
-        with_normed::<E>(x, norm, shape.epsilon, |h| {
-            with_scratch(task.len() * step, |scratch| {
-                by_columns(h, d, (3 * a, step), |columns, h| {
+    let step = whole_heads(rope);
+    let mut qkv = RowSplitter::new(qkv, 3 * a);
+    let task = |rows: &Range<usize>| Task {
+        rows: rows.clone(),
+        x: part(input.x, d, rows),
+        qkv: qkv.next(rows.len()),
+    };
+    let tasks: Vec<_> = tasks.iter().map(task).collect();
+    tasks.into_par_iter().with_max_len(1).for_each(|Task { rows, x, qkv }| {
+        let normed = Normed { x, norm: input.weights.input_norm, epsilon: shape.epsilon };
+        normed.with::<E>(|h| {
+            with_scratch(rows.len() * step, |scratch| {
+                by_columns(LeftRows::contiguous(h, d), 3 * a, step, |columns, h| {
                     let width = columns.len();
                     multiply(h, weights, columns.clone(), scratch, width, false);
-                    // Values are not rotated.
+                    // Queries and keys come before the values, which are not rotated.
                     let rotated = width.min((2 * a).saturating_sub(columns.start));
-                    let rows = scratch.chunks_exact_mut(width).zip(qkv.chunks_exact_mut(3 * a));
+                    let results = scratch.chunks_exact_mut(width).zip(qkv.chunks_exact_mut(3 * a));
+                    // Rotated in f32 and rounded once.
                     vector::dispatch(
                         #[inline(always)]
                         || {
-                            for (position, (row, qkv)) in task.clone().zip(rows) {
-                                rope.rotate(&mut row[..rotated], position % time, 1.0);
+                            for (position, (row, qkv)) in rows.clone().zip(results) {
+                                rope.rotate(&mut row[..rotated], position % input.batch.time, 1.0);
                                 narrow(row, &mut qkv[columns.clone()]);
                             }
                         },
@@ -114,46 +129,68 @@ fn project_qkv<E: Element>(
     });
 }
 
-/// What comes after attention: each task takes its rows through all of it, so that they stay in its cache.
+/// The half of a block after attention. Each task takes its rows through all of it, so that they stay in its cache.
 fn feed_forward<E: Element>(
-    stack: &Stack,
-    right: &RightWeights<'_>,
-    norm: &[f32],
-    x: &[f32],
+    input: BlockInput<'_>,
+    right: &ForwardWeights<'_>,
     y: &mut [f32],
-    kept: &mut Kept<'_, E>,
+    activations: &mut Activations<'_, E>,
     tasks: &[Range<usize>],
 ) {
-    let shape = &stack.shape;
-    let (d, a, f) = (shape.width, shape.attention(), shape.ffn);
-    let middle = parts_mut(tasks, kept.middle, d).into_par_iter();
-    let gate_up = parts_mut(tasks, kept.gate_up, 2 * f).into_par_iter();
-    let inputs = parts(tasks, x, d).into_par_iter().zip(parts(tasks, kept.y, a));
-    inputs.zip(middle).zip(gate_up).zip(parts_mut(tasks, y, d)).with_max_len(1).for_each(
-        |((((x, attended), middle), gate_up), y)| {
-            add_product(x, attended, right.o.rhs(), middle, (a, d));
-            with_scratch(E::room(x.len() / d * f), |memory| {
-                let gated = &mut E::of_mut(memory)[..x.len() / d * f];
-                with_normed::<E>(middle, norm, shape.epsilon, |h| {
-                    gate_and_up(h, (right.gate.rhs(), right.up.rhs()), gate_up, gated, (d, f));
-                });
-                add_product(middle, gated, right.down.rhs(), y, (f, d));
-            });
-        },
-    );
-}
+    struct Task<'a, E> {
+        x: &'a [f32],
+        attended: &'a [E],
+        middle: &'a mut [f32],
+        gate_up: &'a mut [E],
+        y: &'a mut [f32],
+    }
 
-/// Runs `f` on rows of x (rows, D) after their norm.
-fn with_normed<E: Element>(x: &[f32], norm: &[f32], epsilon: f32, f: impl FnOnce(&[E])) {
-    with_scratch(E::room(x.len()), |memory| {
-        let h = &mut E::of_mut(memory)[..x.len()];
-        rms_norm::forward(x, norm, h, epsilon);
-        f(h);
+    let shape = &input.stack.shape;
+    let (d, a, f) = (shape.width, shape.attention(), shape.ffn);
+    let mut middle = RowSplitter::new(activations.middle, d);
+    let mut gate_up = RowSplitter::new(activations.gate_up, 2 * f);
+    let mut y = RowSplitter::new(y, d);
+    let task = |rows: &Range<usize>| Task {
+        x: part(input.x, d, rows),
+        attended: part(&*activations.y, a, rows),
+        middle: middle.next(rows.len()),
+        gate_up: gate_up.next(rows.len()),
+        y: y.next(rows.len()),
+    };
+    let tasks: Vec<_> = tasks.iter().map(task).collect();
+    tasks.into_par_iter().with_max_len(1).for_each(|Task { x, attended, middle, gate_up, y }| {
+        add_product(x, LeftRows::contiguous(attended, a), right.o.rhs(), middle);
+        let elements = x.len() / d * f;
+        with_scratch(E::room(elements), |memory| {
+            // Not saved: the backward pass computes it from gate and up.
+            let gated = &mut E::of_mut(memory)[..elements];
+            let normed = Normed { x: middle, norm: input.weights.post_norm, epsilon: shape.epsilon };
+            normed.with::<E>(|h| gate_and_up(LeftRows::contiguous(h, d), right, gate_up, gated));
+            add_product(middle, LeftRows::contiguous(gated, f), right.down.rhs(), y);
+        });
     });
 }
 
-/// Columns that are whole heads and whole tiles, about [`WIDTH`].
-fn chunk(rope: &RopeTable) -> usize {
+/// A task's rows of x (rows, D) and the norm that they go through.
+struct Normed<'a> {
+    x: &'a [f32],
+    norm: &'a [f32],
+    epsilon: f32,
+}
+
+impl Normed<'_> {
+    /// Runs `f` on the rows after their norm. They are not saved: the backward pass computes them once more from x.
+    fn with<E: Element>(&self, f: impl FnOnce(&[E])) {
+        with_scratch(E::room(self.x.len()), |memory| {
+            let h = &mut E::of_mut(memory)[..self.x.len()];
+            rms_norm::forward(self.x, self.norm, h, self.epsilon);
+            f(h);
+        });
+    }
+}
+
+/// About [`WIDTH`] columns that are whole heads, for the rotations, and whole tiles, for the kernels.
+fn whole_heads(rope: &RopeTable) -> usize {
     let mut both = rope.head_dim();
     while !both.is_multiple_of(NR) {
         both += rope.head_dim();
@@ -162,33 +199,35 @@ fn chunk(rope: &RopeTable) -> usize {
 }
 
 /// `z = y + x · B`: x (rows, k), y and z (rows, n).
-fn add_product<E: Element>(y: &[f32], x: &[E], rhs: Rhs<'_>, z: &mut [f32], (k, n): (usize, usize)) {
+fn add_product<E: Element>(y: &[f32], x: LeftRows<'_, E>, rhs: Rhs<'_>, z: &mut [f32]) {
+    let n = rhs.columns();
     z.copy_from_slice(y);
-    with_rows(x, (x.len() / k, k, k), |x| multiply(x, rhs, 0..n, z, n, true));
+    with_rows(x, |x| multiply(x, rhs, 0..n, z, n, true));
 }
 
 /// Gate and up (rows, 2, F) of h (rows, D), and `silu(gate) · up` (rows, F).
 fn gate_and_up<E: Element>(
-    h: &[E],
-    (gate, up): (Rhs<'_>, Rhs<'_>),
+    h: LeftRows<'_, E>,
+    right: &ForwardWeights<'_>,
     gate_up: &mut [E],
     gated: &mut [E],
-    (d, f): (usize, usize),
 ) {
-    let room = h.len() / d * WIDTH;
+    let f = right.gate.rhs().columns();
+    let room = h.count * WIDTH;
     with_scratch(2 * room, |scratch| {
-        let (g, u) = scratch.split_at_mut(room);
-        by_columns(h, d, (f, WIDTH), |columns, h| {
+        let (gate, up) = scratch.split_at_mut(room);
+        by_columns(h, f, WIDTH, |columns, h| {
             let width = columns.len();
-            multiply(h, gate, columns.clone(), g, width, false);
-            multiply(h, up, columns.clone(), u, width, false);
-            let kept = gate_up.chunks_exact_mut(2 * f).zip(gated.chunks_exact_mut(f));
-            let results = g.chunks_exact(width).zip(u.chunks_exact(width));
-            for ((kept, gated), (g, u)) in kept.zip(results) {
-                swiglu::forward(g, u, &mut gated[columns.clone()]);
-                let (kept_gate, kept_up) = kept.split_at_mut(f);
-                convert(g, &mut kept_gate[columns.clone()]);
-                convert(u, &mut kept_up[columns.clone()]);
+            multiply(h, right.gate.rhs(), columns.clone(), gate, width, false);
+            multiply(h, right.up.rhs(), columns.clone(), up, width, false);
+            let saved = gate_up.chunks_exact_mut(2 * f).zip(gated.chunks_exact_mut(f));
+            let results = gate.chunks_exact(width).zip(up.chunks_exact(width));
+            for ((saved, gated), (gate, up)) in saved.zip(results) {
+                // From the f32 results, before they are rounded to be saved.
+                swiglu::forward(gate, up, &mut gated[columns.clone()]);
+                let (saved_gate, saved_up) = saved.split_at_mut(f);
+                convert(gate, &mut saved_gate[columns.clone()]);
+                convert(up, &mut saved_up[columns.clone()]);
             }
         });
     });

@@ -1,4 +1,4 @@
-//! The choice of a kernel, and the one that runs everywhere.
+//! The choice of a kernel for the processor, and the kernel in plain Rust.
 
 use std::sync::OnceLock;
 
@@ -10,7 +10,8 @@ pub(crate) struct Tile {
     pub(crate) groups: usize,
     /// Rows of the tile, 1 to [`MR`].
     pub(crate) rows: usize,
-    /// Columns that are used, 1 to [`NR`]: a kernel may leave those of C after the first 16 alone when there are no more.
+    /// Columns of the tile, 1 to [`NR`]. With at most 16, a kernel may leave the rest of each row of C as it is; otherwise
+    /// it writes [`NR`] columns.
     pub(crate) columns: usize,
     /// Group (i, g) of A at `i * a_row + g * a_step`.
     pub(crate) a: *const u32,
@@ -22,14 +23,15 @@ pub(crate) struct Tile {
     /// Element (i, j) of C at `i * c_row + j`.
     pub(crate) c: *mut f32,
     pub(crate) c_row: usize,
-    /// Whether the tile is added to C.
+    /// True if the tile is added to C, false if it replaces C.
     pub(crate) accumulate: bool,
 }
 
 /// Computes a tile.
 ///
 /// # Safety
-/// What the tile says must be there, C exclusively, and the processor must have the kernel's instructions.
+/// The tile's groups of A and B must be readable and its part of C must be writable by this thread alone: `rows` rows of
+/// [`NR`] columns. The processor must have the kernel's instructions.
 pub(super) type Kernel = unsafe fn(&Tile);
 
 /// The kernels of this processor.
@@ -46,10 +48,10 @@ struct Kernels {
 /// The processor must have its instructions.
 type Transpose = unsafe fn(&mut [[u32; BLOCK]; BLOCK]);
 
-/// Lanes and groups that are transposed together: as many as a cache line holds.
+/// Lanes and groups that are transposed together: as many as fit a cache line.
 pub(super) const BLOCK: usize = 16;
 
-/// The environment variable that holds products back from some instructions.
+/// The environment variable that limits the instructions of products.
 const LIMIT: &str = "DIPACO_SIMD";
 
 const PORTABLE: Kernels =
@@ -60,7 +62,7 @@ fn kernels() -> &'static Kernels {
     KERNELS.get_or_init(|| detect(std::env::var(LIMIT).as_deref().unwrap_or_default()))
 }
 
-/// The best kernels that processor and limit allow.
+/// The best kernels that the processor has and the limit allows.
 #[cfg(target_arch = "x86_64")]
 fn detect(limit: &str) -> Kernels {
     use super::x86;
@@ -86,15 +88,16 @@ fn detect(_limit: &str) -> Kernels {
     PORTABLE
 }
 
-/// The instructions that products use here: `"AVX-512 with BF16"`, `"AVX-512"`, `"AVX2"` or `"portable"` (what the
-/// target has anyway: SSE2, NEON). It is the best of what the processor has; the environment variable `DIPACO_SIMD`,
-/// read once, holds it at `avx512` (no bf16 products), `avx2` or `portable`, and any other value changes nothing.
+/// The instructions that products use on this processor: `"AVX-512 with BF16"`, `"AVX-512"`, `"AVX2"` or `"portable"`
+/// (the target's baseline: SSE2, NEON). Products use the best that the processor has. The environment variable
+/// `DIPACO_SIMD`, read once, limits them to `avx512` (no bf16 products), `avx2` or `portable`; other values change
+/// nothing.
 #[must_use]
 pub fn instructions() -> &'static str {
     kernels().name
 }
 
-/// Whether this processor multiplies pairs of bf16.
+/// True if this processor multiplies pairs of bf16.
 pub(super) fn has_pairs() -> bool {
     kernels().pair.is_some()
 }
@@ -109,7 +112,7 @@ pub(super) fn kernel(group: Group) -> Kernel {
 
 /// Transposes a block in place.
 pub(super) fn transpose(block: &mut [[u32; BLOCK]; BLOCK]) {
-    // SAFETY: chosen for this processor.
+    // SAFETY: the function was chosen for this processor.
     unsafe { (kernels().transpose)(block) }
 }
 
@@ -123,12 +126,13 @@ pub(super) fn transpose_portable(block: &mut [[u32; BLOCK]; BLOCK]) {
     }
 }
 
-/// Columns that the portable kernels sum at a time: few enough for the 16 or 32 vector registers of any processor.
+/// Columns that the portable kernels sum at a time: with [`ROWS`] rows of them, the sums fit the 16 or 32 vector
+/// registers of any processor.
 const COLUMNS: usize = 8;
-/// Rows likewise.
+/// Rows that the portable kernels sum at a time.
 const ROWS: usize = 4;
 
-/// Plain Rust; becomes vector code for the target's baseline (SSE2, NEON).
+/// f32 in plain Rust, which the compiler turns into vector code for the target's baseline (SSE2, NEON).
 ///
 /// # Safety
 /// See [`Kernel`].
@@ -137,7 +141,7 @@ pub(super) unsafe fn portable(tile: &Tile) {
     unsafe { sum(tile, |sum, a, b| *sum += f32::from_bits(a) * f32::from_bits(b)) }
 }
 
-/// Pairs in plain Rust: the reference of the vector kernel.
+/// bf16 pairs in plain Rust: the reference of the vector kernel.
 ///
 /// # Safety
 /// See [`Kernel`].
@@ -153,6 +157,8 @@ pub(super) unsafe fn pairs_portable(tile: &Tile) {
     }
 }
 
+/// Computes a tile; `add` adds the product of a group of A and a group of B to a sum.
+///
 /// # Safety
 /// See [`Kernel`].
 #[inline(always)]
@@ -163,12 +169,12 @@ unsafe fn sum(tile: &Tile, add: impl Fn(&mut f32, u32, u32)) {
         for j in (0..NR).step_by(COLUMNS) {
             let mut sums = [[0f32; COLUMNS]; ROWS];
             for g in 0..tile.groups {
-                // SAFETY: group g of B and columns j to j + COLUMNS of it are there by the kernel's contract.
+                // SAFETY: columns j to j + COLUMNS of group g of B are readable by the kernel's contract.
                 let b = unsafe { std::slice::from_raw_parts(tile.b.add(g * tile.b_step + j), COLUMNS) };
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    // A row past the last repeats it, so that the loop has a fixed length.
+                    // Rows past the last repeat it, so that the loop has a fixed length and the sums stay in registers.
                     let row = i + r.min(rows - 1);
-                    // SAFETY: group g of a row of A is there by the kernel's contract.
+                    // SAFETY: group g of a row of A is readable by the kernel's contract.
                     let a = unsafe { *tile.a.add(row * tile.a_row + g * tile.a_step) };
                     for (sum, b) in sums.iter_mut().zip(b) {
                         add(sum, a, *b);

@@ -1,15 +1,15 @@
 //! The operands of a product, as the kernels read them.
 
-use super::{Group, NR, Order, pack, packed_len, with_scratch};
+use super::{Group, LeftRows, Matrix, NR, Order, pack, packed_len};
 use crate::element::{Element, Precision};
+use crate::scratch::with_scratch;
 
-/// Columns of a matrix B (k × n), in panels of [`NR`] of them: group `(g, j)` is at
-/// `j / NR * panel + g * step + j % NR`.
+/// A right operand B (k × n) in panels of [`NR`] columns: group `(g, j)` is at `j / NR * panel + g * step + j % NR`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rhs<'a> {
     pub(super) data: &'a [u32],
     pub(super) group: Group,
-    /// From the beginning of one panel to the next.
+    /// From the start of one panel to the next.
     panel: usize,
     /// From one group to the next.
     pub(super) step: usize,
@@ -18,36 +18,42 @@ pub(crate) struct Rhs<'a> {
 }
 
 impl<'a> Rhs<'a> {
-    /// What [`pack`] wrote into `data` for a matrix of `depth` × `columns` elements.
+    /// A matrix of `depth` × `columns` elements that [`pack`] wrote into `data`.
     pub(crate) fn new(data: &'a [u32], group: Group, depth: usize, columns: usize) -> Self {
         let groups = group.count(depth);
         assert!(data.len() >= columns.div_ceil(NR) * NR * groups, "the packed operand is too short");
         Self { data, group, panel: NR * groups, step: NR, groups, columns }
     }
 
-    /// Rows of `columns` neighbours, `stride` elements from one to the next, read where they are. `None` when the kernels
-    /// can't: bf16, or a last panel that would reach over the end.
-    pub(crate) fn direct<E: Element>(
-        group: Group,
-        data: &'a [E],
-        stride: usize,
-        (depth, columns): (usize, usize),
-    ) -> Option<Self> {
-        if group != Group::Single || E::PRECISION != Precision::F32 || !columns.is_multiple_of(NR) {
-            return None;
-        }
-        assert!(depth == 0 || data.len() >= (depth - 1) * stride + columns, "the right operand is too short");
-        Some(Self {
-            data: bytemuck::try_cast_slice(data).ok()?,
-            group,
-            panel: NR,
-            step: stride,
-            groups: depth,
-            columns,
-        })
+    /// Packs a matrix into `memory`, which holds [`packed_len`] groups, in this thread.
+    pub(crate) fn pack<E: Element>(group: Group, matrix: Matrix<'_, E>, memory: &'a mut [f32]) -> Self {
+        let packed: &mut [u32] = bytemuck::cast_slice_mut(memory);
+        pack(group, matrix, NR, packed);
+        Self::new(packed, group, matrix.depth, matrix.lanes)
     }
 
-    /// `count` of the groups of all columns, from `first` on.
+    /// A matrix that is read in place. `None` when the kernels can't read it so: when it is bf16 or [`Order::Columns`],
+    /// or when its last panel would reach over the end.
+    pub(super) fn direct<E: Element>(group: Group, matrix: Matrix<'a, E>) -> Option<Self> {
+        let Matrix { data, order, stride, depth, lanes } = matrix;
+        if group != Group::Single
+            || E::PRECISION != Precision::F32
+            || order != Order::Rows
+            || !lanes.is_multiple_of(NR)
+        {
+            return None;
+        }
+        assert!(depth == 0 || data.len() >= (depth - 1) * stride + lanes, "the right operand is too short");
+        let data = bytemuck::try_cast_slice(data).ok()?;
+        Some(Self { data, group, panel: NR, step: stride, groups: depth, columns: lanes })
+    }
+
+    /// Number of columns n.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// `count` groups of all columns, from group `first` on.
     pub(super) fn part(self, first: usize, count: usize) -> Self {
         assert!(first + count <= self.groups, "groups that B does not have");
         let data = &self.data[(first * self.step).min(self.data.len())..];
@@ -62,7 +68,7 @@ impl<'a> Rhs<'a> {
     }
 }
 
-/// Rows of a matrix A: group `(i, g)` is at `i * row + g * step`.
+/// Rows of a left operand A: group `(i, g)` is at `i * row + g * step`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lhs<'a> {
     pub(super) data: &'a [u32],
@@ -74,14 +80,10 @@ pub(crate) struct Lhs<'a> {
 }
 
 impl<'a> Lhs<'a> {
-    /// Rows of `depth` contiguous elements each, `stride` elements from one to the next, read where they are.
-    /// `None` when groups of this type do not lie so: a pair at an odd place, or bf16 to be widened.
-    pub(super) fn direct<E: Element>(
-        data: &'a [E],
-        rows: usize,
-        depth: usize,
-        stride: usize,
-    ) -> Option<Self> {
+    /// Rows that are read in place. `None` when the kernels can't read them so: when a pair would begin at an odd
+    /// element, or when bf16 must be widened.
+    fn direct<E: Element>(rows: LeftRows<'a, E>) -> Option<Self> {
+        let LeftRows { data, count, depth, stride } = rows;
         let group = Group::of::<E>();
         let per_group = match (group, E::PRECISION) {
             (Group::Single, Precision::F32) => 1,
@@ -93,47 +95,42 @@ impl<'a> Lhs<'a> {
         }
         let whole = data.len() / per_group * per_group;
         let data: &[u32] = bytemuck::try_cast_slice(&data[..whole]).ok()?;
-        Some(Self { data, group, row: stride / per_group, step: 1, rows, groups: depth / per_group })
+        Some(Self { data, group, row: stride / per_group, step: 1, rows: count, groups: depth / per_group })
     }
 
-    /// Rows whose elements lie `stride` apart, neighbours in memory being of neighbouring rows: Aᵀ of a matrix A whose rows
-    /// are f32. `None` when this is not.
-    pub(super) fn transposed<E: Element>(
-        data: &'a [E],
-        rows: usize,
-        depth: usize,
-        stride: usize,
-    ) -> Option<Self> {
+    /// The transpose Aᵀ of a matrix of [`Order::Rows`], read in place: its lanes are the rows of the operand. `None`
+    /// unless it is f32.
+    pub(super) fn transposed<E: Element>(matrix: Matrix<'a, E>) -> Option<Self> {
         if Group::of::<E>() != Group::Single || E::PRECISION != Precision::F32 {
             return None;
         }
-        let data: &[u32] = bytemuck::try_cast_slice(data).ok()?;
-        Some(Self { data, group: Group::Single, row: 1, step: stride, rows, groups: depth })
+        let data: &[u32] = bytemuck::try_cast_slice(matrix.data).ok()?;
+        let Matrix { stride, depth, lanes, .. } = matrix;
+        Some(Self { data, group: Group::Single, row: 1, step: stride, rows: lanes, groups: depth })
     }
 
-    /// What [`pack`] wrote for panels of `width` rows: this one.
+    /// The first of the panels of `width` rows that [`pack`] wrote.
     pub(crate) fn packed(data: &'a [u32], group: Group, rows: usize, depth: usize, width: usize) -> Self {
         Self { data, group, row: 1, step: width, rows, groups: group.count(depth) }
     }
 }
 
-/// Runs `f` on A's rows as a left operand: where they lie, or packed into scratch memory.
+/// Runs `f` on rows as a left operand, which is read in place or packed into scratch memory.
 ///
 /// # Panics
-/// When `data` is shorter than its sizes say.
-pub(crate) fn with_rows<E: Element, R>(
-    data: &[E],
-    (rows, depth, stride): (usize, usize, usize),
-    f: impl FnOnce(Lhs<'_>) -> R,
-) -> R {
-    assert!(rows == 0 || data.len() >= (rows - 1) * stride + depth, "the left operand is too short");
-    if let Some(lhs) = Lhs::direct(data, rows, depth, stride) {
+/// When `rows.data` is shorter than the sizes say.
+pub(crate) fn with_rows<E: Element, R>(rows: LeftRows<'_, E>, f: impl FnOnce(Lhs<'_>) -> R) -> R {
+    let LeftRows { data, count, depth, stride } = rows;
+    assert!(count == 0 || data.len() >= (count - 1) * stride + depth, "the left operand is too short");
+    if let Some(lhs) = Lhs::direct(rows) {
         return f(lhs);
     }
     let group = Group::of::<E>();
-    with_scratch(packed_len(group, depth, rows, rows.max(1)), |memory| {
+    // One panel as wide as there are rows: the kernels take tiles of any height out of it.
+    let width = count.max(1);
+    with_scratch(packed_len(group, depth, count, width), |memory| {
         let packed: &mut [u32] = bytemuck::cast_slice_mut(memory);
-        pack(group, Order::Columns, data, stride, (depth, rows), rows.max(1), packed);
-        f(Lhs::packed(packed, group, rows, depth, rows.max(1)))
+        pack(group, Matrix { data, order: Order::Columns, stride, depth, lanes: count }, width, packed);
+        f(Lhs::packed(packed, group, count, depth, width))
     })
 }

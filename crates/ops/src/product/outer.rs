@@ -1,14 +1,18 @@
-//! Products that sum over the rows of both operands: the gradients of matrices of weights.
+//! Products that sum over the rows of both operands: the gradients of weight matrices.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::{DEPTH, Group, Lhs, NR, Order, PANEL, Rhs, Shared, multiply_shared, pack, with_scratch};
+use super::{DEPTH, Group, Lhs, Matrix, NR, Order, PANEL, Rhs, Shared, multiply_shared, pack};
 use crate::element::Element;
+use crate::scratch::with_scratch;
 
-/// A product `C = Aᵀ · B`: A (k × m) with rows `stride` apart, C (m × n) row-major. The gradient of a matrix of weights is
-/// such a product, summed over positions.
+/// A product `C = Aᵀ · B`: A (k × m), C (m × n) row-major. The gradient of a weight matrix is such a product, summed over
+/// positions.
 pub(crate) struct OuterProduct<'a, E> {
     pub(crate) a: &'a [E],
+    /// Elements from the start of one row of A to the next.
     pub(crate) stride: usize,
     /// m.
     pub(crate) rows: usize,
@@ -17,7 +21,18 @@ pub(crate) struct OuterProduct<'a, E> {
     pub(crate) c: &'a mut [f32],
 }
 
-/// Computes several products of the same depth k with all threads, or adds them to what is there.
+/// A block of rows and columns of one product's C.
+struct Task<'a, E> {
+    /// The columns of A (k × rows) that give these rows of C.
+    a: Matrix<'a, E>,
+    rhs: Rhs<'a>,
+    columns: Range<usize>,
+    c: Shared<f32>,
+    /// Where the block begins in C.
+    at: usize,
+}
+
+/// Computes several products of the same depth k with all threads. With `accumulate`, adds them to the contents of C.
 ///
 /// # Panics
 /// When operands and results do not fit together.
@@ -38,23 +53,17 @@ pub(crate) fn outer_products<E: Element>(
         let (a, c): (&[E], _) = (a, Shared::new(c));
         let width = rhs.columns.div_ceil(most).next_multiple_of(NR);
         for row in (0..*rows).step_by(height) {
-            let own = height.min(*rows - row);
+            let lanes = height.min(*rows - row);
+            let data = &a[row.min(a.len())..];
+            let a = Matrix { data, order: Order::Rows, stride: *stride, depth, lanes };
             for first in (0..rhs.columns).step_by(width) {
                 let columns = first..rhs.columns.min(first + width);
-                tasks.push((
-                    &a[row.min(a.len())..],
-                    *stride,
-                    own,
-                    *rhs,
-                    columns,
-                    c,
-                    row * rhs.columns + first,
-                ));
+                tasks.push(Task { a, rhs: *rhs, columns, c, at: row * rhs.columns + first });
             }
         }
     }
-    tasks.into_par_iter().with_max_len(1).for_each(|(a, stride, rows, rhs, columns, c, at)| {
-        with_columns(a, stride, (rows, depth), |lhs, first| {
+    tasks.into_par_iter().with_max_len(1).for_each(|Task { a, rhs, columns, c, at }| {
+        with_columns(a, |lhs, first| {
             let (rhs, accumulate) = (rhs.part(first, lhs.groups), accumulate || first > 0);
             // SAFETY: tasks are disjoint blocks of rows and columns of C.
             unsafe { multiply_shared(lhs, rhs, columns.clone(), &c, at, rhs.columns, accumulate) };
@@ -62,25 +71,22 @@ pub(crate) fn outer_products<E: Element>(
     });
 }
 
-/// Runs `f` on `rows` columns of a matrix A (depth, …) with rows `stride` apart as rows of a left operand: where they lie,
-/// or packed some groups at a time; `f` gets the number of the first of them.
-fn with_columns<E: Element>(
-    a: &[E],
-    stride: usize,
-    (rows, depth): (usize, usize),
-    mut f: impl FnMut(Lhs<'_>, usize),
-) {
+/// Runs `f` on the columns of a matrix of [`Order::Rows`] as rows of a left operand. They are read in place, or packed a
+/// chunk of groups at a time; `f` gets the number of the chunk's first group.
+fn with_columns<E: Element>(a: Matrix<'_, E>, mut f: impl FnMut(Lhs<'_>, usize)) {
     let group = Group::of::<E>();
-    if let Some(lhs) = Lhs::transposed(a, rows, depth, stride) {
+    if let Some(lhs) = Lhs::transposed(a) {
         return f(lhs, 0);
     }
-    with_scratch(DEPTH * rows, |scratch| {
+    let Matrix { data, stride, depth, lanes, .. } = a;
+    with_scratch(DEPTH * lanes, |scratch| {
         let packed: &mut [u32] = bytemuck::cast_slice_mut(scratch);
-        let some = DEPTH * group.elements();
-        for k in (0..depth.max(1)).step_by(some) {
-            let own = some.min(depth - k);
-            pack(group, Order::Rows, &a[k * stride..], stride, (own, rows), rows, packed);
-            f(Lhs::packed(packed, group, rows, own, rows), k / group.elements());
+        let chunk = DEPTH * group.elements();
+        // A depth of 0 still needs one call, which writes zeros.
+        for k in (0..depth.max(1)).step_by(chunk) {
+            let own = chunk.min(depth - k);
+            pack(group, Matrix { data: &data[k * stride..], depth: own, ..a }, lanes, packed);
+            f(Lhs::packed(packed, group, lanes, own, lanes), k / group.elements());
         }
     });
 }

@@ -1,167 +1,180 @@
-//! Packing operands: the order in which the kernels read them.
+//! Packing operands into the order in which the kernels read them.
 
 use rayon::prelude::*;
 
 use super::kernel::{BLOCK, transpose};
-use super::{Group, NR, PANEL, Shared};
+use super::{Group, Matrix, NR, Order, PANEL, Shared};
 use crate::element::Element;
 use crate::vector;
 
-/// How a matrix of `depth` × `lanes` (k × n, or k × m of a left operand) lies in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// Element (k, lane) at `k * stride + lane`.
-    Rows,
-    /// Element (k, lane) at `lane * stride + k`.
-    Columns,
-}
+/// Rows of the tall panels of an outer product.
+const TALL: usize = 2 * PANEL;
 
-/// Groups that panels of `width` lanes take.
+/// Groups of a task: with fewer, waking a thread costs more than it saves.
+const TASK: usize = 1 << 15;
+
+/// Number of groups in the panels of `width` lanes that hold a matrix of `depth` × `lanes` elements.
 pub(crate) fn packed_len(group: Group, depth: usize, lanes: usize, width: usize) -> usize {
     lanes.div_ceil(width) * width * group.count(depth)
 }
 
-/// Packs a matrix into panels of `width` lanes: each panel holds its groups one after the other, a group the lanes.
-/// Lanes and elements past the matrix are zero.
+/// Packs a matrix into panels of `width` lanes, in this thread. A panel holds its groups one after the other, a group its
+/// lanes one after the other. Lanes and elements past the matrix are zero.
 ///
 /// # Panics
 /// When the matrix or the panels are longer than their slices.
-pub(crate) fn pack<E: Element>(
-    group: Group,
-    order: Order,
-    matrix: &[E],
-    stride: usize,
-    (depth, lanes): (usize, usize),
-    width: usize,
-    packed: &mut [u32],
-) {
-    let length = width * group.count(depth);
-    assert!(packed.len() >= packed_len(group, depth, lanes, width), "no room for the packed operand");
+pub(crate) fn pack<E: Element>(group: Group, matrix: Matrix<'_, E>, width: usize, packed: &mut [u32]) {
+    let length = width * group.count(matrix.depth);
+    let whole = packed_len(group, matrix.depth, matrix.lanes, width);
+    assert!(packed.len() >= whole, "no room for the packed operand");
     if length == 0 {
         return;
     }
-    for (p, panel) in packed.chunks_exact_mut(length).take(lanes.div_ceil(width)).enumerate() {
-        pack_panel(group, order, matrix, stride, (depth, lanes), width, p, panel);
+    let panels = matrix.lanes.div_ceil(width);
+    for (p, panel) in packed.chunks_exact_mut(length).take(panels).enumerate() {
+        pack_panel(group, matrix, width, p, panel);
+    }
+}
+
+/// [`pack`] with all threads.
+pub(crate) fn pack_all<E: Element>(group: Group, matrix: Matrix<'_, E>, width: usize, packed: &mut [u32]) {
+    let Matrix { data, order, stride, depth, lanes } = matrix;
+    let (groups, panels) = (group.count(depth), lanes.div_ceil(width));
+    let length = width * groups;
+    assert!(packed.len() >= panels * length, "no room for the packed operand");
+    if length == 0 {
+        return;
+    }
+    match order {
+        // A task packs a few rows across all panels, so that it reads them from start to end.
+        Order::Rows => {
+            let per_group = group.elements();
+            let packed = Shared::new(&mut packed[..panels * length]);
+            let tasks = (0..groups.div_ceil(BLOCK)).into_par_iter();
+            tasks.with_min_len((TASK / (BLOCK * lanes)).max(1)).for_each(|task| {
+                let first = task * BLOCK;
+                let depth = (BLOCK * per_group).min(depth - first * per_group);
+                let own = Matrix { data: &data[first * per_group * stride..], depth, ..matrix };
+                // SAFETY: each task writes its own groups of every panel.
+                unsafe { rows_by_width(group, own, width, &packed, GroupsPlace { first, panel: length }) };
+            });
+        }
+        Order::Columns => {
+            let panels = packed.par_chunks_exact_mut(length).take(panels).enumerate();
+            panels
+                .with_min_len((TASK / length).max(1))
+                .for_each(|(p, panel)| pack_panel(group, matrix, width, p, panel));
+        }
     }
 }
 
 /// Packs panel number `p`: see [`pack`].
-#[expect(clippy::too_many_arguments, reason = "a matrix, its layout, its sizes and a place")]
-pub(crate) fn pack_panel<E: Element>(
-    group: Group,
-    order: Order,
-    matrix: &[E],
-    stride: usize,
-    (depth, lanes): (usize, usize),
-    width: usize,
-    p: usize,
-    panel: &mut [u32],
-) {
+fn pack_panel<E: Element>(group: Group, matrix: Matrix<'_, E>, width: usize, p: usize, panel: &mut [u32]) {
     let first = p * width;
-    let valid = width.min(lanes - first);
-    match order {
+    let lanes = width.min(matrix.lanes - first);
+    let own = |data| Matrix { data, lanes, ..matrix };
+    match matrix.order {
         Order::Rows => {
-            let matrix = &matrix[first.min(matrix.len())..];
+            let own = own(&matrix.data[first.min(matrix.data.len())..]);
             let panel = Shared::new(panel);
             // SAFETY: the panel is borrowed exclusively.
-            unsafe { rows_by_width(group, matrix, stride, (depth, valid), width, &panel, (0, 0)) };
+            unsafe { rows_by_width(group, own, width, &panel, GroupsPlace { first: 0, panel: 0 }) };
         }
         Order::Columns => {
-            let matrix = &matrix[(first * stride).min(matrix.len())..];
+            let own = own(&matrix.data[(first * matrix.stride).min(matrix.data.len())..]);
             vector::dispatch(
                 #[inline(always)]
-                || columns(group, matrix, stride, (depth, valid), width, panel),
+                || columns(group, own, width, panel),
             );
         }
     }
 }
 
-/// [`rows`] with the width known to the compiler where it is one that products use.
+/// Where some groups go in a series of panels.
+#[derive(Clone, Copy)]
+struct GroupsPlace {
+    /// Number of the first group in each panel.
+    first: usize,
+    /// Groups times lanes of a panel: from the start of one panel to the next.
+    panel: usize,
+}
+
+/// Calls [`rows`] with a width that is known to the compiler when products use it often.
 ///
 /// # Safety
 /// As [`rows`].
 unsafe fn rows_by_width<E: Element>(
     group: Group,
-    matrix: &[E],
-    stride: usize,
-    sizes: (usize, usize),
+    matrix: Matrix<'_, E>,
     width: usize,
     packed: &Shared<u32>,
-    place: (usize, usize),
+    place: GroupsPlace,
 ) {
     vector::dispatch(
         #[inline(always)]
         // SAFETY: passed on.
         || unsafe {
             match width {
-                NR => rows(group, matrix, stride, sizes, NR, packed, place),
-                PANEL => rows(group, matrix, stride, sizes, PANEL, packed, place),
-                TALL => rows(group, matrix, stride, sizes, TALL, packed, place),
-                _ => rows(group, matrix, stride, sizes, width, packed, place),
+                NR => rows(group, matrix, NR, packed, place),
+                PANEL => rows(group, matrix, PANEL, packed, place),
+                TALL => rows(group, matrix, TALL, packed, place),
+                _ => rows(group, matrix, width, packed, place),
             }
         },
     );
 }
 
-/// Packs all lanes of a few groups: group g of panel p goes to `p * length + (first + g) * width`, where place is
-/// (first, length). Rows are read one after the other, as far as they go, which is the order that the processor fetches
-/// memory ahead in.
+/// Packs a matrix of [`Order::Rows`]: its group g goes to group `place.first + g` of each panel. Each row is read from
+/// start to end, because the processor fetches memory ahead in that order.
 ///
 /// # Safety
-/// Nobody else may use these groups of the panels meanwhile.
+/// No other thread may use these groups of the panels meanwhile.
 #[inline(always)]
 unsafe fn rows<E: Element>(
     group: Group,
-    matrix: &[E],
-    stride: usize,
-    (depth, lanes): (usize, usize),
+    matrix: Matrix<'_, E>,
     width: usize,
     packed: &Shared<u32>,
-    (first_group, length): (usize, usize),
+    place: GroupsPlace,
 ) {
+    let lanes = matrix.lanes;
     for (p, first) in (0..lanes).step_by(width).enumerate() {
-        for g in 0..group.count(depth) {
-            let at = p * length + (first_group + g) * width;
+        for g in 0..group.count(matrix.depth) {
+            let at = p * place.panel + (place.first + g) * width;
             // SAFETY: this group of this panel is ours by this function's contract.
             let to = unsafe { packed.part(at..at + width) };
-            // Whole panels have a length that the compiler knows.
+            // A branch of its own for whole panels: the compiler knows their length.
             if first + width <= lanes {
-                pack_group(group, matrix, stride, depth, g, first, to);
+                pack_group(group, matrix, g, first, to);
             } else {
                 let (to, rest) = to.split_at_mut(lanes - first);
-                pack_group(group, matrix, stride, depth, g, first, to);
+                pack_group(group, matrix, g, first, to);
                 rest.fill(0);
             }
         }
     }
 }
 
-/// Packs group g of the lanes from `first` on.
+/// Packs group g of the lanes from `first` on, as many as `to` has room for.
 #[inline(always)]
-fn pack_group<E: Element>(
-    group: Group,
-    matrix: &[E],
-    stride: usize,
-    depth: usize,
-    g: usize,
-    first: usize,
-    to: &mut [u32],
-) {
+fn pack_group<E: Element>(group: Group, matrix: Matrix<'_, E>, g: usize, first: usize, to: &mut [u32]) {
+    let Matrix { data, stride, depth, .. } = matrix;
     match group {
         Group::Single => {
-            let from = &matrix[g * stride + first..][..to.len()];
+            let from = &data[g * stride + first..][..to.len()];
             for (to, from) in to.iter_mut().zip(from) {
                 *to = from.to_f32().to_bits();
             }
         }
         Group::Pair => {
-            let low = &matrix[2 * g * stride + first..][..to.len()];
+            let low = &data[2 * g * stride + first..][..to.len()];
             if 2 * g + 1 < depth {
-                let high = &matrix[(2 * g + 1) * stride + first..][..to.len()];
+                let high = &data[(2 * g + 1) * stride + first..][..to.len()];
                 for ((to, low), high) in to.iter_mut().zip(low).zip(high) {
                     *to = E::pair(*low, *high);
                 }
             } else {
+                // The last element of an odd depth is paired with zero, which adds nothing to a sum.
                 for (to, low) in to.iter_mut().zip(low) {
                     *to = E::pair(*low, E::default());
                 }
@@ -170,23 +183,19 @@ fn pack_group<E: Element>(
     }
 }
 
+/// Packs a matrix of [`Order::Columns`] of at most `width` lanes into one panel.
 #[inline(always)]
-fn columns<E: Element>(
-    group: Group,
-    matrix: &[E],
-    stride: usize,
-    (depth, valid): (usize, usize),
-    width: usize,
-    panel: &mut [u32],
-) {
+fn columns<E: Element>(group: Group, matrix: Matrix<'_, E>, width: usize, panel: &mut [u32]) {
+    let Matrix { data, stride, depth, lanes, .. } = matrix;
     let groups = group.count(depth);
     for lane in (0..width).step_by(BLOCK) {
         for g in (0..groups).step_by(BLOCK) {
-            // A block of lanes × groups is read row by row, then written column by column.
+            // A block of lanes × groups is read lane by lane, transposed in registers and written group by group, so that
+            // both sides are contiguous.
             let mut block = [[0u32; BLOCK]; BLOCK];
             let (high, wide) = (BLOCK.min(width - lane), BLOCK.min(groups - g));
-            for (i, row) in block.iter_mut().enumerate().take(high.min(valid.saturating_sub(lane))) {
-                let from = &matrix[(lane + i) * stride..][..depth];
+            for (i, row) in block.iter_mut().enumerate().take(high.min(lanes.saturating_sub(lane))) {
+                let from = &data[(lane + i) * stride..][..depth];
                 match group {
                     Group::Single => {
                         for (to, from) in row.iter_mut().zip(&from[g..g + wide]) {
@@ -208,6 +217,7 @@ fn columns<E: Element>(
             transpose(&mut block);
             for (j, from) in block.iter().enumerate().take(wide) {
                 let to = &mut panel[(g + j) * width + lane..][..high];
+                // A copy of known length for whole blocks, which nearly all are.
                 if let Ok(to) = <&mut [u32; BLOCK]>::try_from(&mut *to) {
                     *to = *from;
                 } else {
@@ -217,49 +227,3 @@ fn columns<E: Element>(
         }
     }
 }
-
-/// [`pack`] with all threads.
-pub(crate) fn pack_all<E: Element>(
-    group: Group,
-    order: Order,
-    matrix: &[E],
-    stride: usize,
-    (depth, lanes): (usize, usize),
-    width: usize,
-    packed: &mut [u32],
-) {
-    let (groups, panels) = (group.count(depth), lanes.div_ceil(width));
-    let length = width * groups;
-    assert!(packed.len() >= panels * length, "no room for the packed operand");
-    if length == 0 {
-        return;
-    }
-    match order {
-        // A task takes a few rows across all panels.
-        Order::Rows => {
-            let per_group = group.elements();
-            let packed = Shared::new(&mut packed[..panels * length]);
-            let tasks = (0..groups.div_ceil(BLOCK)).into_par_iter();
-            tasks.with_min_len((TASK / (BLOCK * lanes)).max(1)).for_each(|task| {
-                let first = task * BLOCK;
-                let depth = (BLOCK * per_group).min(depth - first * per_group);
-                let matrix = &matrix[first * per_group * stride..];
-                let sizes = (depth, lanes);
-                // SAFETY: each task writes its own groups of every panel.
-                unsafe { rows_by_width(group, matrix, stride, sizes, width, &packed, (first, length)) };
-            });
-        }
-        Order::Columns => {
-            let panels = packed.par_chunks_exact_mut(length).take(panels).enumerate();
-            panels.with_min_len((TASK / length).max(1)).for_each(|(p, panel)| {
-                pack_panel(group, order, matrix, stride, (depth, lanes), width, p, panel);
-            });
-        }
-    }
-}
-
-/// Rows of the tall panels of an outer product.
-const TALL: usize = 2 * PANEL;
-
-/// Groups of a task: with fewer, waking a thread costs more than it saves.
-const TASK: usize = 1 << 15;

@@ -1,13 +1,14 @@
-//! How fast products are on this machine.
+//! Measuring how fast products are on this machine.
 
 use rayon::prelude::*;
 
-use super::{Order, PANEL, RightOperand, multiply, with_rows};
+use super::{LeftRows, Matrix, PANEL, RightOperand, multiply, with_rows};
 use crate::buffer::Workspace;
 use crate::element::{Element, Precision};
 
-/// Measures the product rate that this engine reaches with all threads of the current pool, in FLOP/s: the best of
-/// `tries` products of two 1,536 × 1,536 matrices as a library is asked for them, from operands that are not packed.
+/// Measures the product rate of this engine with all threads of the current pool, in FLOP/s. The rate is the best of
+/// `tries` products of two 1,536 × 1,536 matrices, packing included, as a caller of a library would see it. `now` gives
+/// the time in seconds.
 pub fn product_rate(precision: Precision, tries: usize, now: impl Fn() -> f64) -> f64 {
     match precision {
         Precision::F32 => rate::<f32>(tries, now),
@@ -23,9 +24,9 @@ fn rate<E: Element>(tries: usize, now: impl Fn() -> f64) -> f64 {
     let mut best = f64::MAX;
     for _ in 0..tries.max(1) {
         let start = now();
-        let rhs = RightOperand::new::<E, E>(&workspace, Order::Columns, &values, SIZE, (SIZE, SIZE));
+        let rhs = RightOperand::new::<E, E>(&workspace, Matrix::columns(&values, SIZE, SIZE));
         c.par_chunks_mut(PANEL * SIZE).zip(values.par_chunks(PANEL * SIZE)).for_each(|(c, a)| {
-            with_rows(a, (PANEL, SIZE, SIZE), |a| multiply(a, rhs.rhs(), 0..SIZE, c, SIZE, false));
+            with_rows(LeftRows::contiguous(a, SIZE), |a| multiply(a, rhs.rhs(), 0..SIZE, c, SIZE, false));
         });
         rhs.give(&workspace);
         best = best.min(now() - start);

@@ -1,28 +1,28 @@
-//! How the rows of a product are shared out among tasks.
+//! How tasks share the rows of a product, and the columns within a task.
 
 use std::ops::Range;
 
-use super::{Lhs, MR, PANEL, with_rows};
+use super::{LeftRows, Lhs, MR, PANEL, with_rows};
 use crate::element::Element;
 
-/// Runs `f` on the rows of x (rows, k) as a left operand and on a few of the `n` columns of the result at a time, at most
-/// `step`: what is done with a result finds it in the first cache then.
+/// Runs `f` on the rows of a left operand and on the next at most `step` of `columns` columns of the result, until all
+/// columns are done. With few columns at a time, `f` finds the result in the first-level cache when it goes on with it.
 pub(crate) fn by_columns<E: Element>(
-    x: &[E],
-    k: usize,
-    (n, step): (usize, usize),
+    rows: LeftRows<'_, E>,
+    columns: usize,
+    step: usize,
     mut f: impl FnMut(Range<usize>, Lhs<'_>),
 ) {
-    with_rows(x, (x.len() / k, k, k), |lhs| {
-        for first in (0..n).step_by(step) {
-            f(first..n.min(first + step), lhs);
+    with_rows(rows, |lhs| {
+        for first in (0..columns).step_by(step) {
+            f(first..columns.min(first + step), lhs);
         }
     });
 }
 
-/// The rows of each task when every task takes a few of `rows` through several products: whole tiles, and many, so that the
-/// columns of B that are at hand serve several panels before they leave the second-level cache, but as many tasks for each
-/// thread. Results do not depend on it.
+/// The rows of each task when a task takes its rows through several products. A task has whole tiles, and enough of them
+/// that a panel of B serves several panels of A before it leaves the second-level cache. Each thread gets the same number
+/// of tasks. Results do not depend on the division.
 pub(crate) fn row_tasks(rows: usize) -> Vec<Range<usize>> {
     const MOST: usize = 4 * PANEL;
     let tiles = rows.div_ceil(MR);
@@ -30,27 +30,33 @@ pub(crate) fn row_tasks(rows: usize) -> Vec<Range<usize>> {
     (0..tasks).map(|task| tiles * task / tasks * MR..rows.min(tiles * (task + 1) / tasks * MR)).collect()
 }
 
-/// The parts of a matrix with rows of `width` elements that belong to tasks.
+/// A task's rows of a matrix with rows of `width` elements.
 ///
 /// # Panics
-/// When the matrix has other rows than the tasks.
-pub(crate) fn parts<'a, T>(tasks: &[Range<usize>], matrix: &'a [T], width: usize) -> Vec<&'a [T]> {
-    tasks.iter().map(|rows| &matrix[rows.start * width..rows.end * width]).collect()
+/// When the matrix does not have these rows.
+pub(crate) fn part<'a, T>(matrix: &'a [T], width: usize, rows: &Range<usize>) -> &'a [T] {
+    &matrix[rows.start * width..rows.end * width]
 }
 
-/// [`parts`] to write.
-///
-/// # Panics
-/// As [`parts`].
-pub(crate) fn parts_mut<'a, T>(
-    tasks: &[Range<usize>],
-    mut matrix: &'a mut [T],
+/// Gives consecutive tasks their rows of a matrix, to write.
+pub(crate) struct RowSplitter<'a, T> {
+    rest: &'a mut [T],
     width: usize,
-) -> Vec<&'a mut [T]> {
-    let mut part = |rows: &Range<usize>| {
-        let (part, rest) = std::mem::take(&mut matrix).split_at_mut(rows.len() * width);
-        matrix = rest;
+}
+
+impl<'a, T> RowSplitter<'a, T> {
+    /// A matrix with rows of `width` elements, of which no row is given away yet.
+    pub(crate) fn new(matrix: &'a mut [T], width: usize) -> Self {
+        Self { rest: matrix, width }
+    }
+
+    /// The next `rows` rows.
+    ///
+    /// # Panics
+    /// When fewer are left.
+    pub(crate) fn next(&mut self, rows: usize) -> &'a mut [T] {
+        let (part, rest) = std::mem::take(&mut self.rest).split_at_mut(rows * self.width);
+        self.rest = rest;
         part
-    };
-    tasks.iter().map(&mut part).collect()
+    }
 }

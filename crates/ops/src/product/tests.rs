@@ -6,19 +6,27 @@ use rayon::prelude::*;
 use super::*;
 use crate::test_support::{in_pool, numbers};
 
-/// A · B with A (m × k) and B (k × n) given as functions, in f64.
+/// The sizes of a product of A (m × k) and B (k × n).
+#[derive(Clone, Copy)]
+struct Sizes {
+    m: usize,
+    k: usize,
+    n: usize,
+}
+
+/// A · B with the elements of A and B given by functions, in f64.
 fn exact(
-    sizes: (usize, usize, usize),
+    Sizes { m, k, n }: Sizes,
     a: impl Fn(usize, usize) -> f64,
     b: impl Fn(usize, usize) -> f64,
 ) -> Vec<f64> {
-    let (m, k, n) = sizes;
     let element = |i: usize, j: usize| (0..k).map(|l| a(i, l) * b(l, j)).sum();
     (0..m).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| element(i, j)).collect()
 }
 
-/// Multiplies with both orders of both operands and compares; every operand lies in rows longer than it needs.
-fn check<E: Element>((m, k, n): (usize, usize, usize)) {
+/// Multiplies with both orders of both operands and compares. Every operand has gaps between its rows.
+fn check<E: Element>(sizes: Sizes) {
+    let Sizes { m, k, n } = sizes;
     let elements = |seed, count| -> Vec<E> { numbers(seed, count).into_iter().map(E::from_f32).collect() };
     let group = Group::of::<E>();
     for (a_order, b_order) in
@@ -31,14 +39,14 @@ fn check<E: Element>((m, k, n): (usize, usize, usize)) {
         let at =
             |order, stride, l, lane| if order == Order::Rows { l * stride + lane } else { lane * stride + l };
         let expected = exact(
-            (m, k, n),
+            sizes,
             |i, l| f64::from(a[at(a_order, a_stride, l, i)].to_f32()),
             |l, j| f64::from(b[at(b_order, b_stride, l, j)].to_f32()),
         );
-        let mut packed = vec![0; packed_len(group, k, n, NR)];
-        pack(group, b_order, &b, b_stride, (k, n), NR, &mut packed);
-        let packed = Rhs::new(&packed, group, k, n);
-        let direct = (b_order == Order::Rows).then(|| Rhs::direct(group, &b, b_stride, (k, n))).flatten();
+        let right = Matrix { data: &b[..], order: b_order, stride: b_stride, depth: k, lanes: n };
+        let mut memory = vec![0.0; packed_len(group, k, n, NR)];
+        let packed = Rhs::pack(group, right, &mut memory);
+        let direct = Rhs::direct(group, right);
         let run = |threads, rhs| {
             in_pool(threads, || {
                 let mut c = vec![0.5; m * n];
@@ -48,8 +56,9 @@ fn check<E: Element>((m, k, n): (usize, usize, usize)) {
                 } else {
                     c.par_chunks_mut(PANEL * n.max(1)).enumerate().for_each(|(p, c)| {
                         let rows = PANEL.min(m - p * PANEL);
-                        let a = &a[p * PANEL * a_stride..];
-                        with_rows(a, (rows, k, a_stride), |lhs| multiply(lhs, rhs, 0..n, c, n, true));
+                        let data = &a[p * PANEL * a_stride..];
+                        let rows = LeftRows { data, count: rows, depth: k, stride: a_stride };
+                        with_rows(rows, |lhs| multiply(lhs, rhs, 0..n, c, n, true));
                     });
                 }
                 c
@@ -70,7 +79,8 @@ fn check<E: Element>((m, k, n): (usize, usize, usize)) {
         }
         if a_order == Order::Columns && m * k > 0 {
             let mut c = vec![f32::NAN; m * n];
-            with_rows(&a, (m, k, a_stride), |lhs| multiply(lhs, packed, 0..n, &mut c, n, false));
+            let rows = LeftRows { data: &a[..], count: m, depth: k, stride: a_stride };
+            with_rows(rows, |lhs| multiply(lhs, packed, 0..n, &mut c, n, false));
             assert!(
                 c.iter().zip(&expected).all(|(f, e)| same(*f, *e)),
                 "rows read in place: {m} × {k} × {n}"
@@ -93,8 +103,9 @@ fn products_of_all_shapes() {
         (100, 600, 70),
         (49, 512, 600),
     ];
-    // The smallest where each instruction is interpreted.
-    for sizes in all.into_iter().take(if cfg!(miri) { 5 } else { all.len() }) {
+    // Miri interprets each instruction, so it gets the smallest sizes only.
+    for (m, k, n) in all.into_iter().take(if cfg!(miri) { 5 } else { all.len() }) {
+        let sizes = Sizes { m, k, n };
         check::<f32>(sizes);
         check::<bf16>(sizes);
     }
@@ -105,7 +116,7 @@ fn every_kernel_computes_the_same_tile() {
     // Operands with few bits, so that sums are exact in any order.
     let values: Vec<u32> = (0..4096u32).map(|i| bf16::pair(small(i), small(i / 3 + 1))).collect();
     let singles: Vec<u32> = (0..4096u32).map(|i| f32::from(small(i)).to_bits()).collect();
-    // Fewer where each instruction is interpreted.
+    // Miri interprets each instruction, so it gets fewer.
     const GROUPS: usize = if cfg!(miri) { 3 } else { 70 };
     for rows in 1..=MR {
         let run_columns = |kernel: kernel::Kernel, data: &[u32], packed: bool, columns: usize| {

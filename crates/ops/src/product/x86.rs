@@ -1,10 +1,11 @@
-//! The kernels for x86-64: 12 × 32 tiles in 24 of the 32 registers of AVX-512, or in quarters with AVX2.
+//! The kernels for x86-64. With AVX-512, a 12 × 32 tile takes 24 of the 32 registers; with AVX2, it is computed in
+//! quarters.
 
 use std::arch::x86_64::*;
 
 use super::{NR, Tile};
 
-/// A kernel of its own for every number of rows, so that all sums stay in registers.
+/// Calls the kernel for the tile's number of rows. Each number has a kernel of its own, so that all sums stay in registers.
 macro_rules! by_rows {
     ($kernel:ident, $tile:expr) => {
         match $tile.rows {
@@ -33,7 +34,7 @@ pub(super) unsafe fn avx512(tile: &Tile) {
     unsafe { if tile.columns <= HALF { by_rows!(single_half, tile) } else { by_rows!(single, tile) } }
 }
 
-/// Columns of a register.
+/// Columns in one register.
 const HALF: usize = 16;
 
 /// bf16 pairs with AVX-512.
@@ -45,7 +46,8 @@ pub(super) unsafe fn avx512_bf16(tile: &Tile) {
     unsafe { by_rows!(pair, tile) }
 }
 
-/// A loop over the rows of a tile without a loop: sums that are reached by a variable index would live in memory.
+/// Repeats the body for each row of a tile, with the row as a constant: with a variable index, the sums would live in
+/// memory instead of registers.
 macro_rules! unrolled {
     ($rows:ident, $i:ident => $body:block) => {
         unrolled!(@ $rows, $i, $body, 0 1 2 3 4 5 6 7 8 9 10 11)
@@ -59,7 +61,7 @@ macro_rules! unrolled {
     };
 }
 
-/// Groups that operands are fetched ahead: those that lie in rows a page apart are not fetched ahead by the processor.
+/// Number of groups that the kernels prefetch ahead. The processor itself does not prefetch groups that lie a page apart.
 const AHEAD: usize = 24;
 
 macro_rules! avx512_kernel {
@@ -68,12 +70,13 @@ macro_rules! avx512_kernel {
         unsafe fn $name<const ROWS: usize>(tile: &Tile) {
             let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
             let (row, step) = (tile.a_row, tile.a_step);
-            // Pointers wrap, as those past the last group or row are computed, not read.
-            // Three rows share a pointer, as an address has an index scaled by 1, 2, 4 or 8: 12 would not fit the registers.
+            // Pointers wrap because some past the last group or row are computed but never read.
+            // Three rows share a pointer because an address can scale an index by 1, 2, 4 or 8 and 12 pointers would not fit
+            // the registers.
             let group = |i: usize| tile.a.wrapping_add(3 * i * row);
             let (mut a, mut b) = ([group(0), group(1), group(2), group(3)], tile.b);
             for _ in 0..tile.groups {
-                // SAFETY: the groups of A and B are there by the kernel's contract.
+                // SAFETY: the groups of A and B are readable by the kernel's contract.
                 unsafe {
                     let ahead = b.wrapping_add(AHEAD * tile.b_step);
                     _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
@@ -110,7 +113,7 @@ macro_rules! avx512_kernel {
     };
 }
 
-/// The left half of a tile.
+/// f32 with AVX-512 for the left half of a tile: half the loads and products when at most 16 columns are valid.
 ///
 /// # Safety
 /// See [`super::kernel::Kernel`]; needs AVX-512 F.
@@ -121,7 +124,7 @@ unsafe fn single_half<const ROWS: usize>(tile: &Tile) {
     let group = |i: usize| tile.a.wrapping_add(3 * i * row);
     let (mut a, mut b) = ([group(0), group(1), group(2), group(3)], tile.b);
     for _ in 0..tile.groups {
-        // SAFETY: the groups of A and B are there by the kernel's contract.
+        // SAFETY: the groups of A and B are readable by the kernel's contract.
         unsafe {
             let half = _mm512_loadu_ps(b.cast());
             unrolled!(ROWS, i => {
@@ -159,7 +162,7 @@ avx512_kernel!(pair, "avx512f,avx512bf16", |sum, a, b| {
 pub(super) unsafe fn avx2(tile: &Tile) {
     for first in (0..tile.rows).step_by(6) {
         for column in (0..NR).step_by(16) {
-            // SAFETY: a part of the tile, so what it needs is there.
+            // SAFETY: a part of the tile, so the kernel's contract covers it.
             unsafe {
                 match tile.rows - first {
                     1 => quarter::<1>(tile, first, column),
@@ -174,10 +177,14 @@ pub(super) unsafe fn avx2(tile: &Tile) {
     }
 }
 
+/// Rows from `first` and 16 columns from `column` of a tile.
+///
+/// # Safety
+/// See [`super::kernel::Kernel`]; needs AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn quarter<const ROWS: usize>(tile: &Tile, first: usize, column: usize) {
     let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
-    // SAFETY: the groups of A and B, and the rows of C, are there by the kernel's contract.
+    // SAFETY: the groups of A and B are readable and the rows of C are ours by the kernel's contract.
     unsafe {
         let (mut a, mut b) = (tile.a.add(first * tile.a_row), tile.b.add(column));
         for _ in 0..tile.groups {
@@ -214,7 +221,7 @@ pub(super) unsafe fn transpose(block: &mut [[u32; 16]; 16]) {
         // SAFETY: a row is 16 groups.
         *register = unsafe { _mm512_loadu_si512(row.as_ptr().cast()) };
     }
-    // Pairs of rows, then fours: each quarter of a register then holds a column of four rows.
+    // First pairs of rows are interleaved, then fours: each quarter of a register then holds a column of four rows.
     let mut pairs = [_mm512_setzero_si512(); 16];
     for i in 0..8 {
         pairs[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
@@ -228,7 +235,7 @@ pub(super) unsafe fn transpose(block: &mut [[u32; 16]; 16]) {
             fours[4 * i + 2 * half + 1] = _mm512_unpackhi_epi64(a, b);
         }
     }
-    // Quarters of four registers become quarters of one.
+    // The same quarter of four registers is collected in one: 16 groups of a column.
     for column in 0..4 {
         let [a, b, c, d] = [0, 4, 8, 12].map(|first| fours[first + column]);
         let (ab_low, ab_high) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));

@@ -1,4 +1,4 @@
-//! The fused operations against the same written with candle's stock operations and differentiated by candle.
+//! The fused operations against candle's stock operations, which candle differentiates.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use dipaco_ops::{self as ops, GradientSlot, HeadPlace, HeadSlots, IGNORE, Precision};
@@ -11,7 +11,7 @@ fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     x.broadcast_matmul(&w.t()?)
 }
 
-/// Of operations that candle differentiates: its fused norm, softmax and rotation have no backward pass.
+/// A block of operations that candle differentiates; its fused norm, softmax and rotation have no backward pass.
 fn stock_block(x: &Tensor, weights: &[Tensor], sizes: &Sizes) -> Result<Tensor> {
     let [norm, q, k, v, o, post, gate, up, down] = weights else { unreachable!("a block has nine parts") };
     let &Sizes { batch, time, heads, head_dim, .. } = sizes;

@@ -6,7 +6,7 @@ use dipaco_ops::{self as ops, GradientSlot, Precision};
 use crate::reference::{self, Sizes};
 use crate::support::*;
 
-/// What a forward and a backward pass give.
+/// The results of a forward and a backward pass.
 #[derive(Debug, PartialEq)]
 struct Results {
     y: Vec<f32>,
@@ -14,7 +14,7 @@ struct Results {
     dw: Vec<Vec<f32>>,
 }
 
-/// Parameters before the first block, so that blocks do not begin at 0.
+/// Number of parameters before the first block, so that the blocks do not begin at 0.
 const BEFORE: usize = 5;
 
 fn weights(sizes: &Sizes, count: usize) -> Vec<f32> {
@@ -58,9 +58,9 @@ fn exact(sizes: &Sizes, count: usize) -> (Vec<f64>, Vec<f64>, Vec<Vec<f64>>) {
     (inputs.pop().unwrap(), dx, gradients)
 }
 
-/// Relative errors. One rounding to bf16 changes a number by 2^-9 = 0.002 at most, 0.001 in the mean; two blocks round
-/// about 40 times in a row there and back, which in the mean adds up like √40, and cancelling sums enlarge it. f32 rounds
-/// by 2^-24, in sums of up to 500 products.
+/// Bounds of the relative errors. Rounding to bf16 changes a number by at most 2^-9 = 0.002, by 0.001 in the mean. The
+/// passes of two blocks round about 40 times in a row; these errors add up like √40 in the mean, and sums that cancel
+/// enlarge them. f32 rounds by 2^-24, in sums of up to 500 products.
 const BOUNDS: [(Precision, f64); 2] = [(Precision::F32, 4e-6), (Precision::Bf16, 2.5e-2)];
 
 fn check(sizes: Sizes) {

@@ -1,6 +1,6 @@
 //! Token embeddings, and the whole path with a tied head.
 
-use dipaco_ops::{self as ops, GradientSlot, HeadPlace, HeadSlots, Precision};
+use dipaco_ops::{self as ops, EmbeddingPlace, GradientSlot, HeadPlace, HeadSlots, Precision};
 
 use crate::reference::{self, Sizes};
 use crate::support::*;
@@ -10,17 +10,18 @@ fn gradients_of_repeated_tokens_add_up() {
     let (before, vocabulary, width) = (3, 6, 4);
     let tokens = [3, 0, 3, 3, 5, 0];
     let all = numbers(1, before + vocabulary * width);
+    let place = EmbeddingPlace { at: before, vocabulary, width };
     let workspace = ops::Workspace::default();
     let slot = GradientSlot::new(&workspace, vocabulary * width);
     let weights = variable(&all, &[all.len()]);
-    let y = ops::embedding(&weights, before, (vocabulary, width), &tokens, 2, Some(&slot)).unwrap();
+    let y = ops::embedding(&weights, place, &tokens, 2, Some(&slot)).unwrap();
     assert_eq!(y.dims(), [2, 3, width]);
     let rows = tokens.iter().flat_map(|&t| &all[before + t as usize * width..][..width]);
     assert_eq!(values(&y), rows.copied().collect::<Vec<_>>());
 
     let dy = numbers(2, tokens.len() * width);
     for passes in 1..=2 {
-        let y = ops::embedding(&weights, before, (vocabulary, width), &tokens, 2, Some(&slot)).unwrap();
+        let y = ops::embedding(&weights, place, &tokens, 2, Some(&slot)).unwrap();
         (y * tensor(&dy, &[2, 3, width])).unwrap().sum_all().unwrap().backward().unwrap();
         let mut expected = vec![0.0; vocabulary * width];
         for (dy, &token) in dy.chunks(width).zip(&tokens) {
@@ -67,7 +68,8 @@ fn a_whole_path_with_a_tied_head() {
         let w = variable(&all, &[all.len()]);
         let place = HeadPlace { norm: all.len() - d, projection: 0, vocabulary };
         let slots = HeadSlots { norm: norm.clone(), projection: embedding.clone() };
-        let x = ops::embedding(&w, 0, (vocabulary, d), &tokens, 2, Some(&embedding)).unwrap();
+        let table = EmbeddingPlace { at: 0, vocabulary, width: d };
+        let x = ops::embedding(&w, table, &tokens, 2, Some(&embedding)).unwrap();
         let x = ops::blocks(&x, &w, vocabulary * d, 2, &stack, Some(&blocks)).unwrap();
         let found = ops::cross_entropy(&x, &w, &place, &stack, &targets, counted, Some(&slots)).unwrap();
         found.backward().unwrap();

@@ -9,7 +9,7 @@ fn head_stack(width: usize, precision: Precision) -> Stack {
     stack(&Sizes { batch: 1, time: 1, width, heads: 1, head_dim: 2, ffn: 1 }, precision, false)
 }
 
-/// The norm and the projection, which follow each other after 3 other parameters.
+/// 3 other parameters, then the norm, then the projection.
 fn weights(vocabulary: usize, width: usize) -> Vec<f32> {
     let norm = numbers(4, width).into_iter().map(|w| 1.0 + 0.3 * w);
     numbers(3, 3).into_iter().chain(norm).chain(numbers(5, vocabulary * width)).collect()
@@ -32,7 +32,7 @@ impl Case {
         HeadPlace { norm: 3, projection: 3 + self.width, vocabulary: self.vocabulary }
     }
 
-    /// Loss, gradient of x, gradient of norm and projection.
+    /// The loss, the gradient of x, and the gradient of norm and projection.
     fn run(&self, precision: Precision, passes: usize) -> (f32, Vec<f32>, Vec<f32>) {
         let Self { batch, time, width, vocabulary } = *self;
         let stack = head_stack(width, precision);
@@ -113,7 +113,7 @@ fn results_have_the_same_bits_with_any_number_of_threads() {
 
 #[test]
 fn large_logits_stay_finite() {
-    // The norm brings x to (1, -1); its weight makes the logits 300, -300 and -600.
+    // The norm scales x to (1, -1); its weight makes the logits 300, -300 and -600.
     let all = [300f32, 300.0, 1.0, 0.0, 0.0, 1.0, -1.0, 1.0];
     let stack = head_stack(2, Precision::F32);
     let place = HeadPlace { norm: 0, projection: 2, vocabulary: 3 };

@@ -1,6 +1,6 @@
 //! The computations on plain slices.
 
-use dipaco_ops::kernel::{self, KeyValues};
+use dipaco_ops::kernel::{self, KeyValues, LinearShape, TransposedShape};
 use dipaco_ops::{PackedRows, RopeTable, with_vector_units};
 
 use crate::reference::{self, EPSILON, THETA};
@@ -8,16 +8,16 @@ use crate::support::*;
 
 #[test]
 fn linear_maps() {
-    // A row, a row that is worth several threads, a panel, panels.
+    // A single row, a single row with enough work for several threads, one panel, several panels.
     for (rows, inputs, outputs) in [(1, 7, 5), (1, 600, 900), (6, 33, 17), (48, 20, 47), (130, 520, 33)] {
         let (x, w) = (numbers(1, rows * inputs), numbers(2, outputs * inputs));
         let mut y = vec![f32::NAN; rows * outputs];
-        kernel::linear(&x, &w, &mut y, (rows, inputs, outputs));
+        kernel::linear(&x, &w, &mut y, LinearShape { rows, inputs, outputs });
         assert_close("linear", &y, &reference::linear(&wide(&x), &wide(&w), inputs), 1e-6);
     }
     for rows in [1, 2] {
         let mut y = [f32::NAN; 6];
-        kernel::linear(&[], &[], &mut y[..3 * rows], (rows, 0, 3));
+        kernel::linear(&[], &[], &mut y[..3 * rows], LinearShape { rows, inputs: 0, outputs: 3 });
         assert_eq!(y[..3 * rows], [0.0; 6][..3 * rows], "a sum of nothing");
     }
 }
@@ -27,7 +27,7 @@ fn products_of_a_transposed_matrix() {
     for (depth, rows, columns) in [(1, 1, 1), (5, 3, 33), (300, 50, 20), (700, 13, 40)] {
         let (a, b) = (numbers(1, depth * rows), numbers(2, depth * columns));
         let mut c = vec![f32::NAN; rows * columns];
-        kernel::transposed_product(&a, &b, &mut c, (depth, rows, columns));
+        kernel::transposed_product(&a, &b, &mut c, TransposedShape { depth, rows, columns });
         let transposed = |matrix: &[f32], width: usize| -> Vec<f64> {
             (0..width * depth).map(|i| f64::from(matrix[i % depth * width + i / depth])).collect()
         };
@@ -35,7 +35,7 @@ fn products_of_a_transposed_matrix() {
         assert_close("transposed product", &c, &expected, 1e-6);
     }
     let mut c = [f32::NAN; 6];
-    kernel::transposed_product(&[], &[], &mut c, (0, 2, 3));
+    kernel::transposed_product(&[], &[], &mut c, TransposedShape { depth: 0, rows: 2, columns: 3 });
     assert_eq!(c, [0.0; 6], "a sum of nothing");
 }
 

@@ -1,7 +1,9 @@
-//! What does not fit is an error that says so, never a panic.
+//! Arguments that do not fit give an error that names them, never a panic.
 
 use candle_core::{DType, Device, Tensor};
-use dipaco_ops::{self as ops, GradientSlot, HeadPlace, HeadSlots, OpsError, Precision, RopeTable, Stack};
+use dipaco_ops::{
+    self as ops, EmbeddingPlace, GradientSlot, HeadPlace, HeadSlots, OpsError, Precision, RopeTable, Stack,
+};
 
 use crate::reference::Sizes;
 use crate::support::*;
@@ -23,33 +25,35 @@ fn is_shape<T>(operation: &str, result: Result<T, OpsError>) -> bool {
 #[test]
 fn embeddings() {
     let w = zeros(&[24]);
-    let embed = |at, sizes, tokens: &[u32], batch, slot: Option<&GradientSlot>| {
-        ops::embedding(&w, at, sizes, tokens, batch, slot)
+    let place = |at, vocabulary, width| EmbeddingPlace { at, vocabulary, width };
+    let good = place(0, 6, 4);
+    let embed = |place, tokens: &[u32], batch, slot: Option<&GradientSlot>| {
+        ops::embedding(&w, place, tokens, batch, slot)
     };
-    assert!(embed(0, (6, 4), &[5], 1, None).is_ok());
-    assert!(matches!(embed(0, (0, 4), &[0], 1, None), Err(OpsError::Token { vocabulary: 0, .. })));
+    assert!(embed(good, &[5], 1, None).is_ok());
+    assert!(matches!(embed(place(0, 0, 4), &[0], 1, None), Err(OpsError::Token { vocabulary: 0, .. })));
     for past in [6, 7, u32::MAX] {
-        let result = embed(0, (6, 4), &[1, past], 1, None);
+        let result = embed(good, &[1, past], 1, None);
         assert!(
             matches!(result, Err(OpsError::Token { token, vocabulary: 6, .. }) if token == past),
             "{past}"
         );
     }
-    for (at, sizes, tokens, batch) in [
-        (1, (6, 4), &[0][..], 1),
-        (usize::MAX, (6, 4), &[0], 1),
-        (0, (usize::MAX, 4), &[0], 1),
-        (0, (6, 0), &[0], 1),
-        (0, (6, 4), &[0, 1, 2], 2),
-        (0, (6, 4), &[0], 0),
-        (0, (6, 4), &[], 1),
+    for (place, tokens, batch) in [
+        (place(1, 6, 4), &[0][..], 1),
+        (place(usize::MAX, 6, 4), &[0], 1),
+        (place(0, usize::MAX, 4), &[0], 1),
+        (place(0, 6, 0), &[0], 1),
+        (good, &[0, 1, 2], 2),
+        (good, &[0], 0),
+        (good, &[], 1),
     ] {
-        assert!(is_shape("embedding", embed(at, sizes, tokens, batch, None)), "{at} {sizes:?} {batch}");
+        assert!(is_shape("embedding", embed(place, tokens, batch, None)), "{place:?} {batch}");
     }
-    assert!(is_shape("embedding", embed(0, (6, 4), &[0], 1, Some(&slot(23)))));
-    assert!(is_shape("embedding", ops::embedding(&zeros(&[6, 4]), 0, (6, 4), &[0], 1, None)));
+    assert!(is_shape("embedding", embed(good, &[0], 1, Some(&slot(23)))));
+    assert!(is_shape("embedding", ops::embedding(&zeros(&[6, 4]), good, &[0], 1, None)));
     let wide = Tensor::zeros(24, DType::F64, &Device::Cpu).unwrap();
-    assert!(matches!(ops::embedding(&wide, 0, (6, 4), &[0], 1, None), Err(OpsError::Tensor(_))));
+    assert!(matches!(ops::embedding(&wide, good, &[0], 1, None), Err(OpsError::Tensor(_))));
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn rms_norm_backward(x: &[f64], w: &[f64], dy: &[f64], dx: &mut [f64], dw: &mut 
     }
 }
 
-/// Rotates rows of heads; `sign` -1 is the inverse.
+/// Rotates rows of heads; a `sign` of -1 rotates back.
 fn rope(x: &mut [f64], sizes: &Sizes, sign: f64) {
     let (a, half) = (sizes.attention(), sizes.head_dim / 2);
     for (row, x) in x.chunks_mut(a).enumerate() {
@@ -112,7 +112,7 @@ fn rope(x: &mut [f64], sizes: &Sizes, sign: f64) {
     }
 }
 
-/// The weights of one query: `softmax(q · kᵀ / sqrt(Dh))` over the keys it sees.
+/// The weights of one query: `softmax(q · kᵀ / sqrt(Dh))` over the keys that it sees.
 fn weights(q: &[f64], k: impl Iterator<Item = Vec<f64>>) -> Vec<f64> {
     let scale = 1.0 / (q.len() as f64).sqrt();
     let scores: Vec<f64> = k.map(|k| q.iter().zip(&k).map(|(a, b)| a * b).sum::<f64>() * scale).collect();
@@ -121,7 +121,7 @@ fn weights(q: &[f64], k: impl Iterator<Item = Vec<f64>>) -> Vec<f64> {
     scores.iter().map(|s| (s - largest).exp() / sum).collect()
 }
 
-/// Attention of one sequence whose queries (Tq, H, Dh) are the last of the positions that k and v (Tk, H, Dh) have.
+/// Attention of one sequence: q (Tq, H, Dh) belongs to the last Tq of the Tk positions of k and v (Tk, H, Dh).
 pub(crate) fn attention(q: &[f64], k: &[f64], v: &[f64], heads: usize, head_dim: usize) -> Vec<f64> {
     let a = heads * head_dim;
     let (queries, keys) = (q.len() / a, k.len() / a);
@@ -165,7 +165,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// What a block computes on its way.
+/// The intermediate results of a block.
 struct Pass {
     h: Vec<f64>,
     qkv: [Vec<f64>; 3],
@@ -206,7 +206,7 @@ pub(crate) fn block(x: &[f64], weights: &[f64], sizes: &Sizes) -> Vec<f64> {
     pass(x, weights, sizes).output
 }
 
-/// The gradients of x and of the weights, given that of the output.
+/// The gradients of x and of the weights, given the gradient of the output.
 pub(crate) fn block_gradients(x: &[f64], weights: &[f64], dy: &[f64], sizes: &Sizes) -> [Vec<f64>; 2] {
     let [norm, q, k, v, o, post, gate, up, down] = sizes.split(weights);
     let (d, a, f) = (sizes.width, sizes.attention(), sizes.ffn);

@@ -17,7 +17,7 @@ pub(crate) fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&value| f64::from(value)).collect()
 }
 
-/// Weights of a block: norms around 1, matrices that keep the size of what they multiply.
+/// Weights of a block: norms around 1, and matrices whose products have about the size of their inputs.
 pub(crate) fn block_weights(seed: u64, sizes: &Sizes) -> Vec<f32> {
     let mut weights = numbers(seed, sizes.parameters());
     let mut rest = weights.as_mut_slice();
@@ -53,7 +53,7 @@ pub(crate) fn tensor(values: &[f32], shape: &[usize]) -> Tensor {
     Tensor::from_slice(values, shape, &Device::Cpu).unwrap()
 }
 
-/// A tensor that gradients are recorded for.
+/// A tensor for which candle records gradients.
 pub(crate) fn variable(values: &[f32], shape: &[usize]) -> Tensor {
     Var::from_tensor(&tensor(values, shape)).unwrap().into_inner()
 }
@@ -66,17 +66,17 @@ pub(crate) fn gradient(slot: &GradientSlot) -> Vec<f32> {
     slot.with(|sum| sum.expect("a backward pass has reached it").to_vec())
 }
 
-/// Asserts that a result's relative distance from what is expected, in the Euclidean norm, is at most `bound`.
+/// Asserts that the relative distance of a result from the expected one, in the Euclidean norm, is at most `bound`.
 #[track_caller]
-pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f64], bound: f64) {
-    assert_eq!(found.len(), expected.len(), "{what}");
+pub(crate) fn assert_close(name: &str, found: &[f32], expected: &[f64], bound: f64) {
+    assert_eq!(found.len(), expected.len(), "{name}");
     let distance: f64 = found.iter().zip(expected).map(|(f, e)| (f64::from(*f) - e).powi(2)).sum();
     let norm: f64 = expected.iter().map(|e| e * e).sum();
     let error = (distance / norm.max(1e-24)).sqrt();
-    assert!(error <= bound, "{what}: relative error {error:.1e}, more than {bound:.1e}");
+    assert!(error <= bound, "{name}: relative error {error:.1e}, more than {bound:.1e}");
 }
 
-/// Runs `f` in a pool of its own.
+/// Runs `f` in a thread pool of its own.
 pub(crate) fn in_pool<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
 }

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use dipaco_model::{
-    Device, Gradients, Loss, ModelConfig, Module, ModuleWeights, Path, Phase, Profile, keep_freed_memory,
-};
+use dipaco_model::{Device, Gradients, Loss, ModelConfig, Module, ModuleWeights, Path, Phase, Profile};
 use dipaco_optim::{AdamWMoments, AdamWStep, adamw_step, clip_scale, squared_norm};
 use dipaco_topology::Topology;
 
@@ -29,7 +27,6 @@ impl CpuPath {
         weights: &[ModuleWeights],
         checkpointing: bool,
     ) -> Result<Self, PathError> {
-        keep_freed_memory();
         let load = |weights| Module::load_trainable(weights, &Device::Cpu).map(Arc::new);
         let modules = weights.iter().map(load).collect::<Result<Vec<_>, _>>()?;
         let path = Path::compose(model, topology, &modules)?.with_checkpointing(checkpointing);
