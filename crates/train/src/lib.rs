@@ -34,7 +34,6 @@ mod recover;
 mod revocations;
 mod round;
 mod round_tally;
-mod router_targets;
 mod router_training;
 mod routes;
 mod run_progress;
@@ -68,9 +67,8 @@ pub use protocol::{
 pub use recover::recover;
 pub use revocations::Revocations;
 pub use round::{OuterGradient, PathData, Round, RoundResult, RoundWatch, train_round};
-pub use router_targets::router_targets;
 pub use router_training::{RouterStep, RouterTraining, TrainedRouter, train_router};
-pub use scores::{PathScores, ScoreHeader, scores_are_there, write_scores};
+pub use scores::{score_header, write_scores};
 pub use seed::{SeedOptions, SeedSummary, adopt_seed, train_seed};
 pub use start::{Started, open_run, start_training, training_origin};
 pub use synchronizer_process::{SynchronizerOptions, SynchronizerSummary, synchronize};

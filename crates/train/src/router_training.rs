@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use dipaco_config::TransformerRouterConfig;
 use dipaco_model::{ModelConfig, ModuleWeights, parameters, path_specs};
+use dipaco_routing::{PathScores, router_targets};
 use dipaco_shards::{IGNORE, Permutation, TokenFile};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 
@@ -11,8 +12,6 @@ use crate::TrainError;
 use crate::device::TrainDevice;
 use crate::inner::{InnerConfig, Trainer};
 use crate::path_state::PathState;
-use crate::router_targets::router_targets;
-use crate::scores::PathScores;
 
 /// What a router is fine-tuned from and on.
 pub struct RouterTraining<'a> {
