@@ -6,13 +6,11 @@ use std::path::Path;
 
 use dipaco_files::{PendingFile, content_hash, file_hash, publish, publish_private};
 
-fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-        .collect();
+fn names(folder: &Path) -> std::io::Result<Vec<String>> {
+    let names = fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    let mut names: Vec<String> = names.collect::<std::io::Result<_>>()?;
     names.sort();
-    names
+    Ok(names)
 }
 
 #[test]
@@ -23,7 +21,7 @@ fn a_file_is_published_and_replaced_without_leftovers() {
         publish(&path, content).unwrap();
         assert_eq!(fs::read(&path).unwrap(), content);
         assert_eq!(file_hash(&path).unwrap(), content_hash(content));
-        assert_eq!(names(folder.path()), ["record.json"]);
+        assert_eq!(names(folder.path()).unwrap(), ["record.json"]);
     }
 }
 
@@ -44,7 +42,7 @@ fn a_pending_file_is_hidden_until_it_is_published_and_gone_when_it_is_dropped() 
     assert_eq!(fs::read(&path).unwrap(), b"new_ content");
 
     drop(PendingFile::create(&path).unwrap());
-    assert_eq!(names(folder.path()), ["train.h5"]);
+    assert_eq!(names(folder.path()).unwrap(), ["train.h5"]);
 }
 
 #[test]
@@ -65,7 +63,7 @@ fn an_error_names_the_action_and_the_path() {
     fs::create_dir(&taken).unwrap();
     let error = publish(&taken, b"content").unwrap_err();
     assert_eq!((error.action, error.path.as_path()), ("rename a temporary file to", taken.as_path()));
-    assert_eq!(names(folder.path()), ["taken"]);
+    assert_eq!(names(folder.path()).unwrap(), ["taken"]);
 }
 
 #[cfg(unix)]
