@@ -12,32 +12,31 @@ use crate::features::FeatureExtractor;
 use crate::progress::ProgressFn;
 use crate::shard_set::{Example, Reserved, Shard, ShardManifest, ShardSet};
 use crate::{Router, RoutingError};
-use shards::ShardWriting;
+use shards::{ShardWriting, WrittenShards};
 
-/// Documents of the best score that the manifest keeps for each path.
+/// Number of examples in the manifest for each path: its documents with the best scores.
 const EXAMPLES: usize = 16;
-/// A shard of so many times the mean is worth a warning.
+/// A shard larger than the mean by this factor causes a warning.
 const DOMINATING: f64 = 4.0;
 
-/// What [`Assignment::run`] did.
+/// Result of [`Assignment::run`].
 #[derive(Clone, Debug)]
 pub struct Assigned {
     /// The shards.
     pub shards: ShardSet,
-    /// Whether they were already there, made of the same text by the same router, so that nothing was done.
+    /// True if the shards were there already, made from the same text by the same router; nothing was done then.
     pub skipped: bool,
 }
 
-/// A token file that is to be divided among the paths: into `path-000.h5` and so on, in a folder.
+/// The division of a token file among the paths, into `path-000.h5` and so on in a folder.
 ///
-/// Each document goes to the best path that the router gives it, in the order of the corpus, and to no other unless
-/// [`Self::overlap`] says so. `shards.json` is written last; when the folder already holds the shards of the same text
-/// and router, nothing is done.
+/// Each document goes to its best path, or to several with [`Self::overlap`], in the order of the corpus. `shards.json` is
+/// written last. If the folder already holds the shards of the same text and router, nothing is done.
 ///
-/// The decisions, for which the model reads the beginning of every document, are kept in the folder `parts` until the
-/// shards are there: a call that was stopped, or found the disk full, is continued by the next one, and machines can
-/// share the work ([`Self::part`]). Shards are the same whatever the number of parts, threads and interruptions. Memory
-/// is bounded whatever the number of documents and paths.
+/// For its decisions the model reads the beginning of every document. The folder `parts` keeps the decisions until the
+/// shards are there: the next call continues a call that was stopped or found the disk full, and machines can share the
+/// work ([`Self::part`]). Shards are the same whatever the number of parts, threads and interruptions. Memory does not grow
+/// with the number of documents or paths.
 pub struct Assignment<'a> {
     model: &'a dyn FeatureExtractor,
     seed_hash: &'a str,
@@ -49,7 +48,7 @@ pub struct Assignment<'a> {
 }
 
 impl<'a> Assignment<'a> {
-    /// The division of `file` by `router` into shards in `folder`, which is made if need be. `seed_hash` names the
+    /// The division of `file` by `router` into shards in `folder`, which is created if it is missing. `seed_hash` names the
     /// weights of `model`.
     #[must_use]
     pub fn new(
@@ -62,23 +61,22 @@ impl<'a> Assignment<'a> {
         Self { model, seed_hash, router, file, folder, overlap: 1, reserve: None }
     }
 
-    /// Gives each document to its `shards` best paths, of which there may be fewer (top-n sharding, arXiv:2403.10616
-    /// §2.4.4).
+    /// Gives each document to its `shards` best paths, at most to all paths (top-n sharding, arXiv:2403.10616 §2.4.4).
     #[must_use]
     pub fn overlap(self, shards: usize) -> Self {
         Self { overlap: shards.clamp(1, self.router.paths() as usize), ..self }
     }
 
-    /// Keeps a share of the documents from the shards and puts them into `router.h5` of the same folder
-    /// ([`crate::is_router_document`]).
+    /// Reserves a share of the documents for the router ([`crate::is_router_document`]): they go to `router.h5` in the same
+    /// folder instead of the shards.
     #[must_use]
     pub fn reserve(self, share: f64, seed: u64) -> Self {
         Self { reserve: (share > 0.0).then_some(Reserve { share, seed }), ..self }
     }
 
-    /// Decides about a part of the documents and writes no shard; returns how many documents the part has. What has been
-    /// done is not done again. Any number of machines may do their parts at a time, in one folder or in copies of it;
-    /// [`Self::run`] puts them together when all files of `parts` are in one folder.
+    /// Decides about a part of the documents and writes no shard; returns the number of documents of the part. Finished
+    /// work is not repeated. Any number of machines may do their parts at the same time, in one folder or in copies of it;
+    /// [`Self::run`] joins the parts once all files of `parts` are in one folder.
     ///
     /// # Errors
     ///
@@ -93,14 +91,14 @@ impl<'a> Assignment<'a> {
         decider.decide(part, progress)
     }
 
-    /// Decides about all documents, unless parts have, and writes the shards. Paths without documents get an empty shard
-    /// and a warning in the log: see [`ShardSet::empty_paths`] and [`ShardSet::check_trainable`].
+    /// Decides about all documents that no part has decided, and writes the shards. Paths without documents get an empty
+    /// shard and a warning in the log: see [`ShardSet::empty_paths`] and [`ShardSet::check_trainable`].
     ///
     /// # Errors
     ///
-    /// A router that was made for another seed model or tokenizer, an empty document, features that can't be computed or
-    /// are not finite, parts that are missing, files that can't be written, or [`RoutingError::Cancelled`]. A folder that
-    /// is left half written has no manifest.
+    /// The router was made for another seed model or tokenizer, a document is empty, features can't be computed or are not
+    /// finite, parts are missing, files can't be written, or [`RoutingError::Cancelled`]. A half-written folder has no
+    /// manifest.
     pub fn run(&self, progress: &mut ProgressFn<'_>) -> Result<Assigned, RoutingError> {
         self.check()?;
         let decider = self.decider();
@@ -120,6 +118,7 @@ impl<'a> Assignment<'a> {
             }
             Ok(())
         })?;
+        // From here on shards are replaced, and the old manifest must not vouch for them.
         ShardSet::retract(self.folder)?;
         let counts: Vec<u64> = tallies.iter().map(|tally| tally.documents).collect();
         let writing = ShardWriting {
@@ -133,9 +132,9 @@ impl<'a> Assignment<'a> {
                 "decisions": decisions_hash,
             }),
         };
-        let (summaries, router_documents) =
+        let WrittenShards { shards, router_documents } =
             writing.write(&counts, self.reserve.is_some().then_some(reserved), progress)?;
-        let shards = summaries
+        let shards = shards
             .into_iter()
             .zip(tallies)
             .zip(0..)
@@ -173,7 +172,7 @@ impl<'a> Assignment<'a> {
         Decider::new(self.model, self.router, self.file, self.overlap, self.reserve, self.folder)
     }
 
-    /// The shards in the folder, when they are whole and made of this text by this router in this way.
+    /// The shards in the folder, if they are whole and were made from this text by this router with these options.
     fn finished(&self) -> Option<ShardSet> {
         let known = ShardSet::open(self.folder).ok()?;
         let manifest = known.manifest();
@@ -189,7 +188,7 @@ impl<'a> Assignment<'a> {
         (same && known.paths() == self.router.paths() && whole()).then_some(known)
     }
 
-    /// Tells what will train badly.
+    /// Warns of shards that will train badly.
     fn warn(&self, shards: &ShardSet) {
         let folder = self.folder.display();
         for path in shards.empty_paths() {
@@ -226,7 +225,7 @@ pub fn assign(
     Assignment::new(model, seed_hash, router, file, folder).run(progress)
 }
 
-/// What is counted of a path's documents.
+/// Counts and best examples of a path's documents.
 #[derive(Clone, Debug, Default)]
 struct Tally {
     documents: u64,
@@ -239,6 +238,7 @@ impl Tally {
         let document = self.documents;
         self.documents += 1;
         self.score += f64::from(score);
+        // Behind equal scores, so that the first documents stay.
         let place = self.nearest.partition_point(|example| example.score >= score);
         if place < EXAMPLES {
             self.nearest.truncate(EXAMPLES - 1);

@@ -1,27 +1,27 @@
-//! Biases that make a router choose each path as often as it should.
+//! Biases that make a router choose each path in a wanted share of the documents.
 
 use rayon::prelude::*;
 
-/// Numbers that biases are calibrated on, at most: 64 MiB.
+/// Largest number of logits that biases are calibrated on: 64 MiB.
 const MOST: usize = 1 << 24;
 
-/// Rows that are summed together; fixed, so that the number of threads changes no bit.
+/// Rows of a group of sums; fixed, so that the number of threads changes no bit.
 const CHUNK: usize = 1024;
-/// Softness of the last soft choice: nearly the largest alone.
+/// Softness of the last soft choice: nearly all weight on the largest logit.
 const LEAST_SOFTNESS: f64 = 0.03125;
-/// The most corrections at each softness.
+/// Largest number of corrections at each softness.
 const SOFT_STEPS: usize = 25;
-/// A correction below this ends a softness, in units of ln share.
+/// Corrections below this value end a softness, in units of ln share.
 const SETTLED: f64 = 0.02;
-/// Corrections of the hard choice, of which the best is kept.
+/// Corrections of the hard choice; the best biases are kept.
 const HARD_STEPS: usize = 60;
 
-/// Of `rows` rows of `paths` logits, every how many of them biases are calibrated on.
+/// Stride of the rows that biases are calibrated on, for `rows` rows of `paths` logits.
 pub(crate) fn stride(rows: usize, paths: usize) -> usize {
     (rows * paths).div_ceil(MOST).max(1)
 }
 
-/// The shares (P) that documents are found in, none below `least` of an equal share.
+/// The shares (P) of documents with `sizes` (P), none below `least` of an equal share before they are scaled to sum to 1.
 pub(crate) fn wanted_shares(sizes: &[u64], least: f64) -> Vec<f64> {
     let total = sizes.iter().sum::<u64>() as f64;
     let floor = least / sizes.len() as f64;
@@ -30,17 +30,17 @@ pub(crate) fn wanted_shares(sizes: &[u64], least: f64) -> Vec<f64> {
     shares.into_iter().map(|share| share / sum).collect()
 }
 
-/// What to add to the logits (N, P), row-major, so that the largest of a row is path p in a share `wanted[p]` (P) of the
-/// rows, as nearly as there is an answer.
+/// Biases (P) to add to the logits (N, P), row-major, so that path p has the largest sum in a share `wanted[p]` of the
+/// rows, as nearly as possible.
 ///
-/// Such biases always exist but for ties: they minimise the mean of the rows' largest entries less Σ wanted · bias, which
-/// is convex (semi-discrete optimal transport). The rows' choices are made soft first, so soft that each path has a part in
-/// most rows, and then ever harder; at a given softness, adding softness · ln(wanted / found) is Sinkhorn's iteration,
-/// which converges.
+/// Except for ties such biases always exist: they minimise the mean of the rows' largest entries less Σ wanted · bias,
+/// which is convex (semi-discrete optimal transport). The choices of the rows start soft, so soft that each path has a
+/// part in most rows, and become ever harder. At a given softness, adding softness · ln(wanted / found) is Sinkhorn's
+/// iteration, which converges.
 pub(crate) fn calibrate(logits: &[f32], wanted: &[f64]) -> Vec<f64> {
     let paths = wanted.len();
     let rows = logits.len() / paths;
-    // A path that is to get nothing at all would get a bias of -∞.
+    // A wanted share of 0 would mean a bias of -∞.
     let least = 0.01 / rows.max(1) as f64;
     let mut biases = vec![0f64; paths];
     let mut softness = mean_spread(logits, paths).max(1.0);
@@ -59,11 +59,13 @@ pub(crate) fn calibrate(logits: &[f32], wanted: &[f64]) -> Vec<f64> {
         }
         softness *= 0.5;
     }
+    // Soft shares only approach the hard choice, so the last corrections count choices. They need not converge: steps
+    // shrink, and the best biases win.
     let mut best = (f64::INFINITY, biases.clone());
     let mut step = LEAST_SOFTNESS * 4.0;
     for _ in 0..HARD_STEPS {
         let counts = choices(logits, &biases);
-        // Pearson's χ², in which a rare path that gets nothing weighs more than a large one that is a little off.
+        // Pearson's χ²: a rare path without documents weighs more than a large path that is slightly off.
         let off: f64 = counts
             .iter()
             .zip(wanted)
@@ -74,6 +76,7 @@ pub(crate) fn calibrate(logits: &[f32], wanted: &[f64]) -> Vec<f64> {
             best = (off, biases.clone());
         }
         for path in 0..paths {
+            // Half a document on both sides keeps the ratio of an unchosen path finite.
             let ratio = (wanted[path] * rows as f64 + 0.5) / (counts[path] as f64 + 0.5);
             biases[path] += step * ratio.ln();
         }
@@ -82,7 +85,7 @@ pub(crate) fn calibrate(logits: &[f32], wanted: &[f64]) -> Vec<f64> {
     best.1
 }
 
-/// The mean over the rows of how far the largest and the smallest entry are apart.
+/// Mean over the rows of the difference between the largest and the smallest entry.
 fn mean_spread(logits: &[f32], paths: usize) -> f64 {
     let partial: Vec<f64> = logits
         .par_chunks(CHUNK * paths)
@@ -98,7 +101,7 @@ fn mean_spread(logits: &[f32], paths: usize) -> f64 {
     partial.into_iter().sum::<f64>() / (logits.len() / paths).max(1) as f64
 }
 
-/// How often each path (P) is the largest of a row, the lowest of several.
+/// Number of rows in which each path (P) has the largest sum, the lowest path of equal ones.
 fn choices(logits: &[f32], biases: &[f64]) -> Vec<u64> {
     let paths = biases.len();
     let partial: Vec<Vec<u64>> = logits
@@ -121,7 +124,7 @@ fn choices(logits: &[f32], biases: &[f64]) -> Vec<u64> {
     sum(partial, paths)
 }
 
-/// The mean over the rows of the softmax (P) of (logits + biases) / softness.
+/// Mean over the rows of the softmax (P) of (logits + biases) / softness.
 fn soft_shares(logits: &[f32], biases: &[f64], softness: f64) -> Vec<f64> {
     let paths = biases.len();
     let rows = (logits.len() / paths) as f64;
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_to_get_nothing_gets_nothing() {
+    fn a_wanted_share_of_zero_is_met() {
         let logits: Vec<f32> = (0..300).flat_map(|i| [1.0, (i % 10) as f32 * 0.1, 0.5]).collect();
         let counts = choices(&logits, &calibrate(&logits, &[0.5, 0.5, 0.0]));
         assert_eq!(counts[2], 0);

@@ -1,23 +1,23 @@
-//! Discriminative routing (arXiv:2403.10616 §2.4.2, §7.2.1): a linear classifier of which path scores a document best.
+//! Discriminative routing (arXiv:2403.10616 §2.4.2, §7.2.1): a linear classifier of the path that scores a document best.
 
 mod lbfgs;
 mod objective;
 
-use dipaco_shards::TokenFile;
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 
+use self::lbfgs::Minimum;
 use self::objective::{Objective, Scaling};
-use crate::features::{FeatureExtractor, Featurizer};
+use crate::config::ClassifierConfig;
 use crate::fit::{Origin, warn_of_dominance};
 use crate::progress::{Progress, ProgressFn, report};
 use crate::router::{FittedOn, Router, TargetsFrom};
 use crate::{RouterConfig, RoutingError, calibrate};
 
-/// One document in this many is left out of the fits that choose the penalty.
+/// One document in this many is held out of the fits that choose the penalty.
 const HELD_OUT: usize = 5;
 
-/// A discriminative router and how well it fits.
+/// A discriminative router and the quality of its fit.
 #[derive(Clone, Debug)]
 pub struct Discriminative {
     /// The router.
@@ -26,25 +26,25 @@ pub struct Discriminative {
     pub target_sizes: Vec<u64>,
     /// Documents that the router sends to each path (P).
     pub sizes: Vec<u64>,
-    /// Documents that it would send to each path (P) without calibrated biases.
+    /// Documents that the router would send to each path (P) without calibrated biases.
     pub uncalibrated_sizes: Vec<u64>,
-    /// The share of the documents that go to the path that scores them best.
+    /// Share of the documents that go to the path that scores them best.
     pub accuracy: f64,
-    /// The penalty that was chosen.
+    /// The chosen penalty.
     pub penalty: f64,
-    /// Mean of -ln of the probability of their targets for the documents that were held out while penalties were
-    /// compared; nothing when there was one penalty only.
+    /// Mean over the held-out documents of -ln of the probability of their target; none if there was only one penalty to
+    /// choose.
     pub held_out_loss: Option<f64>,
     /// Iterations of the fit.
     pub iterations: usize,
 }
 
-/// The path that scores each document best, the lowest of several: `scores` (N, P), row-major, are sums of the tokens'
-/// log-likelihoods.
+/// The path that scores each document best (N), the lowest of equal ones. `scores` (N, P), row-major, are sums of the
+/// tokens' log-likelihoods.
 ///
 /// # Errors
 ///
-/// [`RoutingError::Shape`] when there are not P scores for each document, [`RoutingError::NotFinite`] for a NaN or an
+/// [`RoutingError::Shape`] without P scores for each document, [`RoutingError::NotFinite`] for a NaN or an
 /// infinity.
 pub fn targets_of(scores: &[f64], paths: u32) -> Result<Vec<PathId>, RoutingError> {
     let width = paths as usize;
@@ -68,60 +68,44 @@ pub fn targets_of(scores: &[f64], paths: u32) -> Result<Vec<PathId>, RoutingErro
     Ok(scores.chunks_exact(width).map(best).collect())
 }
 
-/// The features (N, D), row-major, of all documents of a file, as routers see them. Memory: N × D × 4 bytes.
-///
-/// # Errors
-///
-/// A prefix over the model's context, an empty document, features that can't be computed or are not finite, or
-/// [`RoutingError::Cancelled`].
-pub fn document_features(
-    model: &dyn FeatureExtractor,
-    file: &TokenFile,
-    config: &RouterConfig,
-    progress: &mut ProgressFn<'_>,
-) -> Result<Vec<f32>, RoutingError> {
-    config.check()?;
-    let featurizer =
-        Featurizer { model, prefix_tokens: config.prefix_tokens, batch_documents: config.batch_documents };
-    let total = file.documents();
-    let mut points = Vec::new();
-    featurizer.for_each(file, 0..total, total, progress, |_, features| {
-        points.extend_from_slice(features);
-        Ok(())
-    })?;
-    Ok(points)
+/// Documents whose best paths are known.
+#[derive(Clone, Copy, Debug)]
+pub struct ScoredDocuments<'a> {
+    /// The seed's features of the documents (N, D), row-major.
+    pub features: &'a [f32],
+    /// Components of a feature (D).
+    pub dimension: usize,
+    /// The path that scores each document best (N), from [`targets_of`].
+    pub targets: &'a [PathId],
+    /// Number of paths (P).
+    pub paths: u32,
 }
 
-/// Fits a router that sends a document to the path that is likely to score it best.
+/// Fits a router that sends a document to the path with the highest probability to score it best.
 ///
-/// `features` (N, D), row-major, are the seed's, and `targets` (N) the paths that score the documents best
-/// ([`targets_of`]). A multinomial logistic regression on standardised features is fitted with L-BFGS; the penalty on its
-/// weights is the one of `config.classifier.penalties` that predicts a fifth of the documents best after fitting the
-/// others. Then biases are calibrated until paths are chosen as often as they are targets, because rare targets are
-/// even rarer in a classifier's choice, which left paths without text; a path that is hardly ever a target gets
-/// `config.least_share` of an equal share. The same inputs give the same router, bit for bit.
+/// A multinomial logistic regression on standardised features is fitted with L-BFGS. The penalty on its weights is the
+/// penalty of `config.classifier.penalties` that predicts a fifth of the documents best after fitting the others. Then
+/// biases are calibrated until each path is chosen as often as it is a target. Without them a classifier chooses rare
+/// targets even more rarely, and paths get no text. A path that is hardly ever a target gets `config.least_share` of an
+/// equal share. The same inputs give the same router, bit for bit.
 ///
 /// # Errors
 ///
-/// [`RoutingError::Targets`] for fewer documents than paths or a target that is no path, [`RoutingError::Shape`] and
-/// [`RoutingError::NotFinite`] for features that can't be used, [`RoutingError::Config`] for a bad setting,
-/// [`RoutingError::Identical`] when no feature differs, [`RoutingError::Cancelled`].
-#[allow(clippy::too_many_arguments, reason = "each is a different thing that the caller has")]
+/// [`RoutingError::Targets`] for fewer documents than paths or a target beyond the paths, [`RoutingError::Shape`] and
+/// [`RoutingError::NotFinite`] for unusable features, [`RoutingError::Config`] for a bad setting,
+/// [`RoutingError::Identical`] if all features are equal, [`RoutingError::Cancelled`].
 pub fn fit_discriminative(
-    features: &[f32],
-    dimension: usize,
-    targets: &[PathId],
-    paths: u32,
+    documents: &ScoredDocuments<'_>,
     origin: Origin,
     from: TargetsFrom,
     config: &RouterConfig,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Discriminative, RoutingError> {
     config.check()?;
-    check(features, dimension, targets, paths)?;
-    let (settings, count) = (&config.classifier, targets.len());
-    let mut target_sizes = vec![0u64; paths as usize];
-    targets.iter().for_each(|target| target_sizes[target.index()] += 1);
+    documents.check()?;
+    let &ScoredDocuments { features, dimension, targets, paths } = documents;
+    let count = targets.len();
+    let target_sizes = histogram(targets, paths);
     warn_of_rare_targets(&target_sizes);
 
     let scaling = Scaling::of(features, dimension);
@@ -129,53 +113,33 @@ pub fn fit_discriminative(
         return Err(RoutingError::Identical { points: count });
     }
     let objective = Objective { features, targets, scaling: &scaling, paths: paths as usize };
-    let mut fit = |penalty: f64, rows: &dyn Fn(usize) -> bool| {
-        let mut iteration = 0;
-        let start = vec![0.0; objective.parameters()];
-        lbfgs::minimise(start, settings.iterations, settings.tolerance, &mut |place, gradient| {
-            let loss = objective.evaluate(place, penalty, rows, Some(gradient));
-            report(progress, Progress::Classifier { penalty, evaluation: iteration, loss })?;
-            iteration += 1;
-            Ok(loss)
-        })
-    };
-    let mut chosen = (settings.penalties.first().copied().unwrap_or(1.0), None);
-    if settings.penalties.len() > 1 && count >= 2 * HELD_OUT {
-        for &penalty in &settings.penalties {
-            let found = fit(penalty, &|row| row % HELD_OUT != HELD_OUT - 1)?;
-            let loss = objective.evaluate(&found.place, 0.0, &|row| row % HELD_OUT == HELD_OUT - 1, None);
-            tracing::debug!(penalty, loss, iterations = found.iterations, "classifier of held-out documents");
-            if chosen.1.is_none_or(|best| loss < best) {
-                chosen = (penalty, Some(loss));
-            }
-        }
-    }
-    let (penalty, held_out_loss) = chosen;
-    let found = fit(penalty, &|_| true)?;
+    let mut fitter = Fitter { objective, settings: &config.classifier, progress };
+    let ChosenPenalty { penalty, held_out_loss } = fitter.choose_penalty()?;
+    let found = fitter.fit(penalty, &|_| true)?;
     tracing::debug!(penalty, iterations = found.iterations, "classifier");
-    let loss = objective.evaluate(&found.place, 0.0, &|_| true, None);
 
-    let logits = objective.logits(&found.place, calibrate::stride(count, paths as usize));
-    let corrections =
-        calibrate::calibrate(&logits, &calibrate::wanted_shares(&target_sizes, config.least_share));
-    drop(logits);
+    let objective = fitter.objective;
     let fitted_on = FittedOn {
         tokens_hash: origin.tokens_hash,
         tokenizer_hash: origin.tokenizer_hash,
         seed_hash: origin.seed_hash,
         documents: count as u64,
-        loss,
+        loss: objective.evaluate(&found.place, 0.0, &|_| true, None),
         targets: Some(from),
         config: config.clone(),
     };
+    let logits = objective.logits(&found.place, calibrate::stride(count, paths as usize));
+    let corrections =
+        calibrate::calibrate(&logits, &calibrate::wanted_shares(&target_sizes, config.least_share));
+    drop(logits);
     let (weights, biases) = scaling.unfold(&found.place, paths as usize);
-    let with = |corrections: &[f64], fitted_on| {
+    let router_with = |corrections: &[f64], fitted_on| {
         let biases: Vec<f32> =
             biases.iter().zip(corrections).map(|(bias, more)| (bias + more) as f32).collect();
         Router::discriminative(dimension, weights.clone(), &biases, fitted_on)
     };
-    let uncalibrated = choices(&with(&vec![0.0; paths as usize], fitted_on.clone())?, features)?;
-    let router = with(&corrections, fitted_on)?;
+    let uncalibrated = choices(&router_with(&vec![0.0; paths as usize], fitted_on.clone())?, features)?;
+    let router = router_with(&corrections, fitted_on)?;
     let choices = choices(&router, features)?;
     let right = choices.iter().zip(targets).filter(|(choice, target)| choice == target).count();
     let sizes = histogram(&choices, paths);
@@ -192,36 +156,92 @@ pub fn fit_discriminative(
     })
 }
 
-fn check(features: &[f32], dimension: usize, targets: &[PathId], paths: u32) -> Result<(), RoutingError> {
-    let count = targets.len();
-    if dimension == 0 || count.checked_mul(dimension) != Some(features.len()) {
-        let expected = count.saturating_mul(dimension.max(1));
-        let what = "features of the router's documents";
-        return Err(RoutingError::Shape { what, expected, actual: features.len() });
-    }
-    if paths == 0 || count < paths as usize {
-        return Err(RoutingError::Targets {
-            problem: format!(
-                "{count} documents were scored for {paths} paths: it needs as many at least, and better hundreds for each \
-                 path, so raise routing.router_share or use fewer paths"
-            ),
-        });
-    }
-    if let Some((document, target)) = targets.iter().enumerate().find(|(_, target)| target.0 >= paths) {
-        return Err(RoutingError::Targets {
-            problem: format!(
-                "document {document} has path {target} as its target, but there are {paths} paths"
-            ),
-        });
-    }
-    if let Some(place) = features.par_iter().position_first(|value| !value.is_finite()) {
-        let (index, component) = ((place / dimension) as u64, place % dimension);
-        return Err(RoutingError::NotFinite { what: "features of document", index, component });
-    }
-    Ok(())
+/// Fits classifiers with different penalties on different rows.
+struct Fitter<'a, 'p> {
+    objective: Objective<'a>,
+    settings: &'a ClassifierConfig,
+    progress: &'a mut ProgressFn<'p>,
 }
 
-/// Warns of paths that hardly any document chose.
+/// A penalty and the reason for its choice.
+struct ChosenPenalty {
+    penalty: f64,
+    /// Loss of the held-out documents; none without a comparison.
+    held_out_loss: Option<f64>,
+}
+
+impl Fitter<'_, '_> {
+    /// Fits a classifier with a penalty on the rows for which `chosen` is true.
+    fn fit(&mut self, penalty: f64, chosen: &dyn Fn(usize) -> bool) -> Result<Minimum, RoutingError> {
+        let Self { objective, settings, progress } = self;
+        let mut evaluation = 0;
+        // The loss is convex, so the start decides only the time, and zeros are the classifier that knows nothing.
+        let start = vec![0.0; objective.parameters()];
+        lbfgs::minimise(start, settings.iterations, settings.tolerance, &mut |place, gradient| {
+            let loss = objective.evaluate(place, penalty, chosen, Some(gradient));
+            report(progress, Progress::Classifier { penalty, evaluation, loss })?;
+            evaluation += 1;
+            Ok(loss)
+        })
+    }
+
+    /// Chooses the penalty that predicts the held-out documents best after a fit on the others.
+    fn choose_penalty(&mut self) -> Result<ChosenPenalty, RoutingError> {
+        let first = self.settings.penalties.first().copied().unwrap_or(1.0);
+        let mut chosen = ChosenPenalty { penalty: first, held_out_loss: None };
+        // A comparison needs at least two held-out documents.
+        if self.settings.penalties.len() < 2 || self.objective.targets.len() < 2 * HELD_OUT {
+            return Ok(chosen);
+        }
+        // Every HELD_OUT-th row, not a run of rows: neighbours in a corpus resemble each other.
+        let is_held_out = |row: usize| row % HELD_OUT == HELD_OUT - 1;
+        for &penalty in &self.settings.penalties {
+            let found = self.fit(penalty, &|row| !is_held_out(row))?;
+            // Without the penalty: losses of different penalties must be comparable.
+            let loss = self.objective.evaluate(&found.place, 0.0, &is_held_out, None);
+            tracing::debug!(penalty, loss, iterations = found.iterations, "classifier of held-out documents");
+            if chosen.held_out_loss.is_none_or(|best| loss < best) {
+                chosen = ChosenPenalty { penalty, held_out_loss: Some(loss) };
+            }
+        }
+        Ok(chosen)
+    }
+}
+
+impl ScoredDocuments<'_> {
+    /// Checks shapes, targets and that all features are finite.
+    fn check(&self) -> Result<(), RoutingError> {
+        let &Self { features, dimension, targets, paths } = self;
+        let count = targets.len();
+        if dimension == 0 || count.checked_mul(dimension) != Some(features.len()) {
+            let expected = count.saturating_mul(dimension.max(1));
+            let what = "features of the router's documents";
+            return Err(RoutingError::Shape { what, expected, actual: features.len() });
+        }
+        if paths == 0 || count < paths as usize {
+            return Err(RoutingError::Targets {
+                problem: format!(
+                    "{count} documents were scored for {paths} paths: it needs at least one for each path, better \
+                     hundreds, so raise routing.router_share or use fewer paths"
+                ),
+            });
+        }
+        if let Some((document, target)) = targets.iter().enumerate().find(|(_, target)| target.0 >= paths) {
+            return Err(RoutingError::Targets {
+                problem: format!(
+                    "document {document} has path {target} as its target, but there are {paths} paths"
+                ),
+            });
+        }
+        if let Some(place) = features.par_iter().position_first(|value| !value.is_finite()) {
+            let (index, component) = ((place / dimension) as u64, place % dimension);
+            return Err(RoutingError::NotFinite { what: "features of document", index, component });
+        }
+        Ok(())
+    }
+}
+
+/// Warns of paths that no document chose.
 fn warn_of_rare_targets(target_sizes: &[u64]) {
     let never = target_sizes.iter().filter(|&&size| size == 0).count();
     if never > 0 {
@@ -229,13 +249,13 @@ fn warn_of_rare_targets(target_sizes: &[u64]) {
             never,
             paths = target_sizes.len(),
             documents = target_sizes.iter().sum::<u64>(),
-            "paths score none of the router's documents best: raise routing.router_share, use fewer paths, or train longer \
+            "paths are best for none of the router's documents: raise routing.router_share, use fewer paths, or train longer \
              before re-routing; they get routing.least_share of an equal share"
         );
     }
 }
 
-/// The path of each document.
+/// The path that the router chooses for each document.
 fn choices(router: &Router, features: &[f32]) -> Result<Vec<PathId>, RoutingError> {
     features.par_chunks_exact(router.dimension()).map(|features| Ok(router.route(features)?.path)).collect()
 }

@@ -8,7 +8,7 @@ pub use self::classifier::ClassifierConfig;
 use crate::RoutingError;
 use crate::phase::{self, PhaseConfig};
 
-/// Which rule turns a document's features into a path.
+/// The rule that turns a document's features into a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -17,32 +17,32 @@ pub enum RouterKind {
     #[default]
     #[serde(rename = "kmeans")]
     KMeans,
-    /// The feature is cut into one part per level of modules, each with centroids of its own; the nearest of each part
-    /// together name the path (arXiv:2403.10616 §7.3). Written `"product-kmeans"`.
+    /// The feature is cut into one part per level of modules, each with its own centroids; the nearest centroids of all
+    /// parts together name the path (arXiv:2403.10616 §7.3). Written `"product-kmeans"`.
     #[serde(rename = "product-kmeans")]
     ProductKMeans,
-    /// A linear classifier of which path scores a document best (arXiv:2403.10616 §2.4.2). It needs trained paths, so no
+    /// A linear classifier of the path that scores a document best (arXiv:2403.10616 §2.4.2). It needs trained paths, so no
     /// run starts with it. Written `"discriminative"`.
     Discriminative,
 }
 
-/// Section `[routing]`: how documents are given to paths. The number of paths is the topology's.
+/// Section `[routing]`: the assignment of documents to paths. The topology sets the number of paths.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterConfig {
-    /// The rule that a run starts with: `"kmeans"`, the default, or `"product-kmeans"`.
+    /// The rule at the start of a run: `"kmeans"`, the default, or `"product-kmeans"`.
     pub kind: RouterKind,
-    /// Tokens at the start of a document that the router reads; default 32, as in the paper. A shorter document is
-    /// routed by what it has. More is slower and must be known before the first token can be generated; very few say
-    /// little about the document. At most the model's context.
+    /// Tokens at the start of a document that the router reads; default 32, as in the paper. A shorter document is routed
+    /// by all its tokens. A longer prefix is slower and must be known before the first token can be generated; a very
+    /// short prefix tells little about the document. At most the model's context.
     pub prefix_tokens: usize,
-    /// Documents that the router is fitted on, drawn evenly from the training text; default 100,000. Memory while
-    /// fitting is this times the model's width times 4 bytes. All documents are used when there are fewer.
+    /// Documents to fit the router on, drawn evenly from the training text; default 100,000. Memory while fitting is this
+    /// times the model's width times 4 bytes. All documents are used if there are fewer.
     pub sample_documents: usize,
-    /// Independent starts of k-means, of which the one with the lowest inertia wins; default 4. Fewer are faster and
-    /// may end in a worse clustering.
+    /// Independent starts of k-means; the start with the lowest inertia wins. Default 4. Fewer are faster and may end in a
+    /// worse clustering.
     pub restarts: usize,
-    /// The most iterations of one start; default 100. Too few leave the clusters unsettled.
+    /// Largest number of iterations of a start; default 100. Too few leave the clusters unsettled.
     pub iterations: usize,
     /// A start ends when an iteration lowers its inertia by less than this share; default 0.0001. 0 runs until nothing
     /// changes.
@@ -51,21 +51,22 @@ pub struct RouterConfig {
     pub seed: u64,
     /// Documents whose features are computed at once; default 64. Costs memory, changes no result beyond rounding.
     pub batch_documents: usize,
-    /// How many shards a training document goes to, those of its best paths ([`crate::Router::ranked`]); default 1. More
-    /// makes shards larger, which keeps many small paths from overfitting, and paths less special (top-n sharding,
-    /// arXiv:2403.10616 §2.4.4; the paper takes 2 for 256 paths). Validation documents always go to one.
+    /// Number of shards of a training document: the shards of its best paths ([`crate::Router::ranked`]); default 1. A
+    /// larger number makes shards larger, which keeps many small paths from overfitting, and paths less specialised (top-n
+    /// sharding, arXiv:2403.10616 §2.4.4; the paper takes 2 for 256 paths). Validation documents always go to one shard.
     pub overlap: usize,
-    /// Share of the training documents that no path is trained on, which paths score to fit a discriminative router
-    /// ([`crate::is_router_document`]); default 0, at most 0.5. The paper takes 0.005 (arXiv:2403.10616 §2.4.2).
+    /// Share of the training documents that is reserved for the router: no path trains on them, and all paths score them
+    /// to fit a discriminative router ([`crate::is_router_document`]); default 0, at most 0.5. The paper takes 0.005 (arXiv:2403.10616 §2.4.2).
     pub router_share: f64,
-    /// The least share of the documents that a router is calibrated to give each path, as a part of an equal share;
-    /// default 0.1. Without it a path whose halves of a product of centroids never come together, or that is best for no
-    /// router document, gets no text to train on; 0 lets it. At most 1, equal shares for all.
+    /// Least share of the documents that the calibrated router gives each path, as a part of an equal share; default 0.1.
+    /// Without it some paths may get no text to train on: with product k-means the nearest centroids of a path may never
+    /// occur together, and with a discriminative router a path may be best for no reserved document. 0 permits empty paths;
+    /// 1, the maximum, demands equal shares.
     pub least_share: f64,
-    /// How a discriminative router is fitted.
+    /// Settings for fitting a discriminative router.
     pub classifier: ClassifierConfig,
-    /// When the text is divided anew, by which router; none by default. Each phase changes the shards of the rounds
-    /// that follow it and nothing else.
+    /// Rounds after which the text is divided anew, each with its router; none by default. A phase changes only the shards
+    /// of the rounds after it.
     pub phases: Vec<PhaseConfig>,
 }
 
@@ -90,35 +91,35 @@ impl Default for RouterConfig {
 }
 
 impl RouterConfig {
-    /// What a router depends on: phases and overlap say how routers are used, not what they are.
+    /// The settings that a router depends on: phases and overlap, which concern the use of routers, have their defaults.
     #[must_use]
     pub fn of_router(&self) -> Self {
         let Self { phases, overlap, .. } = Self::default();
         Self { phases, overlap, ..self.clone() }
     }
 
-    /// Checks that a run can start with this rule.
+    /// Checks that a run can start with the rule.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Config`] for the discriminative one, which needs paths that have been trained.
+    /// [`RoutingError::Config`] for a discriminative router, which needs trained paths.
     pub fn check_start(&self) -> Result<(), RoutingError> {
         if self.kind == RouterKind::Discriminative {
             return Err(RoutingError::Config {
                 key: "kind",
                 value: "\"discriminative\"".into(),
-                problem: "no run can start with it, because it asks trained paths which documents they are good at: start \
+                problem: "no run can start with it, because it needs the scores of trained paths: start \
                           with \"kmeans\" or \"product-kmeans\", and re-route later",
             });
         }
         Ok(())
     }
 
-    /// Checks each value by itself; whether the prefix fits the model's context is checked where both are known.
+    /// Checks each value by itself. The prefix is checked against the model's context where both are known.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Config`] for the first key that can't be used.
+    /// [`RoutingError::Config`] for the first unusable value.
     pub fn check(&self) -> Result<(), RoutingError> {
         let counts = [
             ("prefix_tokens", self.prefix_tokens, 1 << 16),

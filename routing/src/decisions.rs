@@ -1,7 +1,7 @@
-//! Which shards each document of a token file goes to, and which documents are reserved for the router.
+//! Decisions about documents: the shards of each document of a token file, and the documents reserved for the router.
 //!
-//! Decisions are small, and making them is what takes long: the seed model reads the beginning of every document. So
-//! they are what is divided among machines and kept when a run stops; shards are written from them in one go.
+//! Decisions are small and take long, because the seed model reads the beginning of every document. So machines divide the
+//! decisions, and a stopped run keeps them; one machine then writes the shards from them.
 
 use std::ops::Range;
 use std::path::Path;
@@ -16,24 +16,24 @@ use crate::{Router, RoutingError, is_router_document};
 
 /// Name of the folder of decisions in the folder of the shards.
 const FOLDER: &str = "parts";
-/// The path of a document that is reserved for the router.
+/// Path number in the record of a document that is reserved for the router.
 const RESERVED: u32 = u32::MAX;
-/// Bytes of a path and its score.
+/// Bytes of a path and its score in a record.
 const CHOICE: usize = 8;
 
-/// Which documents are kept for the router.
+/// The choice of documents that are reserved for the router.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Reserve {
     pub(crate) share: f64,
     pub(crate) seed: u64,
 }
 
-/// Where a document goes.
+/// The decision about a document.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Decision {
-    /// To the shards of these paths, best first, each with its score.
+    /// It goes to the shards of these paths, best first, each with its score.
     Paths(Vec<(PathId, f32)>),
-    /// To no shard.
+    /// It is reserved for the router and goes to no shard.
     Reserved,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Decider<'a> {
     pub(crate) model: &'a dyn FeatureExtractor,
     pub(crate) router: &'a Router,
     pub(crate) file: &'a TokenFile,
-    /// Shards of a document.
+    /// Number of shards of a document.
     pub(crate) overlap: usize,
     pub(crate) reserve: Option<Reserve>,
     files: PartFiles,
@@ -69,12 +69,12 @@ impl<'a> Decider<'a> {
         Self { model, router, file, overlap, reserve, files }
     }
 
-    /// Where decisions are kept until the shards are there.
+    /// Files of the decisions, kept until the shards are there.
     pub(crate) fn files(&self) -> &PartFiles {
         &self.files
     }
 
-    /// Decides about a part of the documents, or about those that are left of it; returns how many the part has.
+    /// Decides about the documents of a part that have no decision yet; returns the number of documents of the part.
     pub(crate) fn decide(&self, part: Part, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
         let featurizer = self.featurizer()?;
         self.files.compute(part, progress, &mut |documents| self.batch(&featurizer, documents))
@@ -88,13 +88,14 @@ impl<'a> Decider<'a> {
         Ok(featurizer)
     }
 
-    /// The records of a frame of documents.
+    /// Records of a frame of documents.
     fn batch(&self, featurizer: &Featurizer<'_>, documents: Range<u64>) -> Result<Vec<u8>, RoutingError> {
         let reserved = |document: u64| {
             self.reserve.is_some_and(|Reserve { share, seed }| {
                 is_router_document(&self.file.document(document).to_vec(), seed, share)
             })
         };
+        // Reserved documents need no features, which are the expensive part.
         let routed: Vec<u64> = documents.clone().filter(|&document| !reserved(document)).collect();
         let features = if routed.is_empty() { Vec::new() } else { featurizer.batch(self.file, &routed)? };
         let mut features = routed.iter().zip(features.chunks_exact(self.router.dimension())).peekable();
@@ -121,12 +122,11 @@ impl<'a> Decider<'a> {
         Ok(bytes)
     }
 
-    /// The decisions about all documents, when some call or other has made them; otherwise what the calling process
-    /// makes of those that are left.
+    /// The decisions about all documents. Undivided work is completed by this call.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::MissingParts`] when the work was divided and parts are missing.
+    /// [`RoutingError::MissingParts`] if the work was divided and parts are missing.
     pub(crate) fn all(&self, progress: &mut ProgressFn<'_>) -> Result<Decisions<'_>, RoutingError> {
         let featurizer = self.featurizer()?;
         let parts = self.files.all(progress, &mut |documents| self.batch(&featurizer, documents))?;
@@ -143,7 +143,7 @@ pub(crate) struct Decisions<'a> {
 }
 
 impl Decisions<'_> {
-    /// Hands the decisions over, in the order of the documents; returns their hash.
+    /// Passes the decisions to `visit` in the order of the documents; returns their hash.
     pub(crate) fn for_each(
         &self,
         visit: &mut dyn FnMut(u64, Decision) -> Result<(), RoutingError>,

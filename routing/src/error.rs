@@ -1,34 +1,35 @@
-//! What can go wrong while routing.
+//! Errors of this package.
 
 use std::path::PathBuf;
 
 use dipaco_shards::Part;
+use dipaco_topology::PathId;
 
-/// An error of another package, kept as the source of ours.
+/// An error of another package, kept as the source of an error of this package.
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why routing failed.
+/// An error of this package. Its message names the object, the place and the remedy; `source` is the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RoutingError {
-    /// A value of the configuration can't be used.
+    /// A value of the configuration is outside its valid range.
     #[error("routing.{key} = {value}: {problem}")]
     Config {
         /// The key below `[routing]`.
         key: &'static str,
         /// Its value.
         value: String,
-        /// What is wrong with it, and what would be right.
+        /// The problem, and the values that work.
         problem: &'static str,
     },
-    /// A buffer does not have the length that its shape asks for.
+    /// The length of a buffer does not match its shape.
     #[error("{what}: expected {expected} values, got {actual}")]
     Shape {
-        /// Which buffer.
+        /// The buffer.
         what: &'static str,
-        /// The length that was needed.
+        /// The required number of values.
         expected: usize,
-        /// The length that came.
+        /// The actual number of values.
         actual: usize,
     },
     /// A feature or a point is NaN or infinite.
@@ -37,49 +38,49 @@ pub enum RoutingError {
          its training diverged; check its validation loss, or pretrain it again"
     )]
     NotFinite {
-        /// Which list the point belongs to.
+        /// Name of the list that has the point.
         what: &'static str,
-        /// The point's place in the list.
+        /// Number of the point in the list.
         index: u64,
-        /// The place in the point.
+        /// Number of the component in the point.
         component: usize,
     },
     /// There are fewer different points than clusters.
     #[error(
-        "k-means: {clusters} clusters need as many different points, but of {points} points only {distinct} differ: use \
+        "k-means: {clusters} clusters need {clusters} different points, but of {points} points only {distinct} differ: use \
          fewer paths, more text or a larger routing.sample_documents"
     )]
     TooFewPoints {
-        /// How many clusters were asked for.
+        /// Requested number of clusters.
         clusters: usize,
-        /// How many points there are.
+        /// Number of points.
         points: usize,
-        /// How many of them differ.
+        /// Number of different points.
         distinct: usize,
     },
     /// All points are the same.
     #[error(
-        "k-means: all {points} points are the same: the seed model is untrained or damaged, or the text is one document \
-         over and over; check the seed's validation loss and the text"
+        "k-means: all {points} points are the same: the seed model is untrained or damaged, or the text repeats one \
+         document; check the seed's validation loss and the text"
     )]
     Identical {
-        /// How many points there are.
+        /// Number of points.
         points: usize,
     },
-    /// There are fewer documents or targets than a classifier needs.
+    /// Documents or targets do not suffice for a classifier.
     #[error("discriminative router: {problem}")]
     Targets {
-        /// What is wrong, and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
     /// A document has no token to route by.
     #[error("document {document} is empty: a router needs at least one token; run prepare again")]
     EmptyDocument {
-        /// The document's number in its file.
+        /// Number of the document in its file.
         document: u64,
     },
     /// The model failed to compute features.
-    #[error("features of documents from {first_document} on could not be computed")]
+    #[error("could not compute the features of documents from {first_document} on")]
     Features {
         /// The first document of the batch.
         first_document: u64,
@@ -87,25 +88,25 @@ pub enum RoutingError {
         #[source]
         source: Source,
     },
-    /// The bytes are no router, or a damaged one.
+    /// The bytes are no router, or a damaged router.
     #[error("this is no usable router: {problem}")]
     Artefact {
-        /// What is wrong, and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
-    /// Things that have to belong together do not.
+    /// Two objects do not belong together.
     #[error("{what} does not match: expected {expected}, got {actual}; {remedy}")]
     Mismatch {
-        /// What was compared.
+        /// The compared property.
         what: &'static str,
-        /// The value that was needed.
+        /// The required value.
         expected: String,
-        /// The value that came.
+        /// The actual value.
         actual: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// A path's shard holds no document.
+    /// Shards of paths hold no document.
     #[error(
         "{} of {} paths got no document (paths {}): raise routing.least_share, use fewer paths, more text, another \
          routing.seed, or fit the router on this text",
@@ -114,15 +115,18 @@ pub enum RoutingError {
         list(paths)
     )]
     EmptyPaths {
-        /// The paths without a document.
+        /// Paths without a document.
         paths: Vec<u32>,
-        /// How many paths there are.
+        /// Number of paths.
         total: u32,
     },
+    /// A file could not be published.
+    #[error(transparent)]
+    File(#[from] dipaco_files::FileError),
     /// A file could not be read or written.
     #[error("{}: could not {action}", path.display())]
     Io {
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -133,51 +137,65 @@ pub enum RoutingError {
     /// A token file could not be read or written.
     #[error("{what}")]
     Tokens {
-        /// Which one, and what for.
+        /// The failure: the token file and the action.
         what: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: dipaco_shards::ShardsError,
     },
-    /// Parts of a divided computation have not been done, or not been copied here.
+    /// Parts of a divided computation are missing: not yet done, or not copied here.
     #[error(
-        "{}: {} of {} parts are missing or not finished ({}): run `{command} --part {}` with this run, or copy what such a \
-         run wrote in that folder here; remove the folder to do everything in one go",
+        "{}: {} of {} parts are missing or not finished ({}): run `{command} --part {}` with this run, or copy the files that such \
+         a run wrote in that folder here; remove the folder to do everything on this machine",
         folder.display(), parts.len(), parts.first().map_or(0, |part| part.count()), list_parts(parts),
         parts.first().copied().unwrap_or_default()
     )]
     MissingParts {
-        /// Where the parts put what they make.
+        /// Folder of the parts' results.
         folder: PathBuf,
-        /// The parts that are missing.
+        /// Missing parts.
         parts: Vec<Part>,
         /// The command that makes them.
         command: &'static str,
     },
-    /// What a part has made was changed afterwards.
-    #[error("{} is damaged: copy it again from where it is whole, or run `{command} --part {part}` again", path.display())]
+    /// The results of a part were damaged after they were written.
+    #[error("{} is damaged: copy it again from an undamaged copy, or run `{command} --part {part}` again", path.display())]
     DamagedPart {
         /// The file.
         path: PathBuf,
-        /// Its part.
+        /// The part.
         part: Part,
         /// The command that makes it.
         command: &'static str,
     },
-    /// A manifest of shards can't be used.
+    /// A manifest of shards, or the header of a transformer router, can't be used.
     #[error("{}: {problem}", path.display())]
     Manifest {
-        /// The manifest.
+        /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
-    /// The caller asked to stop.
+    /// A path has not scored the reserved documents.
+    #[error("{} holds no scores of path {path} for the run's reserved documents: run `dipaco route score`", folder.display())]
+    NoScores {
+        /// The path.
+        path: PathId,
+        /// The searched folder.
+        folder: PathBuf,
+    },
+    /// A file of scores is damaged.
+    #[error("{} is damaged: delete it, and run `dipaco route score` again", file.display())]
+    ScoresDamaged {
+        /// The file.
+        file: PathBuf,
+    },
+    /// The caller cancelled the operation.
     #[error("stopped on request; nothing was published")]
     Cancelled,
 }
 
-/// The first few parts of a list, and how many more there are.
+/// Names of the first few parts, and the number of the others.
 fn list_parts(parts: &[Part]) -> String {
     const SHOWN: usize = 8;
     let mut text = parts.iter().take(SHOWN).map(|part| format!("part {part}")).collect::<Vec<_>>().join(", ");
@@ -187,7 +205,7 @@ fn list_parts(parts: &[Part]) -> String {
     text
 }
 
-/// The first few numbers of a list, and how many more there are.
+/// The first few numbers of a list, and the number of the others.
 fn list(numbers: &[u32]) -> String {
     const SHOWN: usize = 8;
     let mut text = numbers.iter().take(SHOWN).map(u32::to_string).collect::<Vec<_>>().join(", ");

@@ -1,4 +1,4 @@
-//! Features of documents: what a router sees of them.
+//! Features of documents, the input of a router.
 
 use std::ops::ControlFlow;
 
@@ -7,21 +7,21 @@ use dipaco_shards::TokenFile;
 use crate::progress::{Progress, ProgressFn, report};
 use crate::{RoutingError, Source};
 
-/// The model that turns the beginning of a document into a point: always the seed, which no training changes, so that
-/// a document keeps its features for the whole life of a run (arXiv:2403.10616 §2.4).
+/// The model that turns the beginning of a document into a point. It is always the seed: training does not change the
+/// seed, so a document keeps its features for the whole run (arXiv:2403.10616 §2.4).
 pub trait FeatureExtractor {
     /// D, the number of components of a feature.
     fn dimension(&self) -> usize;
 
-    /// The most tokens of a row.
+    /// Largest number of tokens of a row.
     fn context(&self) -> usize;
 
-    /// The mean over a row's tokens of the last block's output, (B, D) row-major. `tokens` is (B, T) row-major, padded
-    /// on the right with any token of the vocabulary; `lengths` (B) counts the tokens of each row that are no padding.
+    /// Mean over each row's tokens of the last block's output, (B, D) row-major. `tokens` is (B, T) row-major, padded on
+    /// the right with any token of the vocabulary; `lengths` (B) is the number of tokens of each row without padding.
     ///
     /// # Errors
     ///
-    /// A token outside of the vocabulary, a shape that does not fit, or a failing device.
+    /// A token is outside the vocabulary, a shape does not fit, or the device fails.
     fn features(&self, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, Source>;
 }
 
@@ -33,8 +33,8 @@ pub(crate) struct Featurizer<'a> {
 }
 
 impl Featurizer<'_> {
-    /// Computes the features (B, D) of `documents`, whose number is `total`, and hands them batch by batch to `visit`,
-    /// together with the documents' numbers, in order. Only one batch is in memory.
+    /// Computes the features (B, D) of the `total` documents in `documents` and passes them to `visit` batch by batch, in
+    /// order, with the documents' numbers. Only one batch is in memory.
     pub(crate) fn for_each(
         &self,
         file: &TokenFile,
@@ -69,12 +69,17 @@ impl Featurizer<'_> {
         Ok(())
     }
 
-    /// The features (B, D) of some documents.
+    /// Features (B, D) of some documents. Their tokens are checked against the vocabulary here, where they enter.
     pub(crate) fn batch(&self, file: &TokenFile, documents: &[u64]) -> Result<Vec<f32>, RoutingError> {
-        let prefixes: Vec<_> = documents
-            .iter()
-            .map(|&document| file.document(document).slice(0..self.prefix_tokens as u64))
-            .collect();
+        let prefix = |&document: &u64| {
+            let range = file.document_range(document);
+            file.read(range.start..range.end.min(range.start + self.prefix_tokens as u64))
+        };
+        let prefixes: Result<Vec<_>, _> = documents.iter().map(prefix).collect();
+        let prefixes = prefixes.map_err(|source| RoutingError::Tokens {
+            what: "could not read the documents to route".to_owned(),
+            source,
+        })?;
         let lengths: Vec<usize> = prefixes.iter().map(|prefix| prefix.len()).collect();
         if let Some(empty) = lengths.iter().position(|&length| length == 0) {
             return Err(RoutingError::EmptyDocument { document: documents[empty] });
@@ -111,7 +116,7 @@ impl Featurizer<'_> {
     }
 }
 
-/// A progress callback that says nothing and never stops.
+/// A progress callback that ignores all steps and never stops.
 pub fn silent(_: Progress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }

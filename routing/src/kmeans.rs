@@ -1,7 +1,7 @@
 //! Lloyd's k-means with k-means++ seeding and restarts.
 //!
-//! The same points, settings and seed give the same bits whatever the number of threads: each point is treated by
-//! itself, and sums are taken in f64 over fixed groups of points, and then over the groups.
+//! The same points, settings and seed give the same bits whatever the number of threads: each point is assigned by
+//! itself, and sums are taken in f64 over fixed groups of points, then over the groups in their order.
 
 mod nearest;
 mod seeding;
@@ -23,17 +23,17 @@ use crate::{RouterConfig, RoutingError};
 pub struct Clustering {
     /// Centroids (K, D), row-major.
     pub centroids: Vec<f32>,
-    /// The nearest centroid of each point, the lowest one of several.
+    /// The nearest centroid of each point (N), the lowest of equally near ones.
     pub assignments: Vec<u32>,
-    /// Points of each cluster.
+    /// Number of points of each cluster (K).
     pub sizes: Vec<u64>,
     /// Sum of the squared distances between points and their centroids.
     pub inertia: f64,
-    /// Iterations of the start that won.
+    /// Iterations of the best start.
     pub iterations: usize,
 }
 
-/// Centroids and where the points are.
+/// Centroids and the assignment of the points to them.
 struct State {
     centroids: Vec<f32>,
     assigned: Assigned,
@@ -49,14 +49,14 @@ impl State {
 
 /// Divides `points` (N, D), row-major, into `clusters` clusters, and keeps the best of `config.restarts` starts.
 ///
-/// A cluster that runs empty restarts at the farthest point of the largest cluster. Distances are exact to f64
-/// rounding, so the inertia falls with every iteration that is taken.
+/// An empty cluster restarts at the farthest point of the largest cluster. Distances are exact to f64 rounding, so the
+/// inertia falls with every accepted iteration.
 ///
 /// # Errors
 ///
-/// [`RoutingError::TooFewPoints`] when fewer than `clusters` points differ, [`RoutingError::NotFinite`] for a NaN or an
-/// infinity, [`RoutingError::Shape`] when `points` is not a multiple of `dimension`, [`RoutingError::Config`] for a bad
-/// setting, [`RoutingError::Cancelled`] when `progress` says so.
+/// [`RoutingError::TooFewPoints`] if fewer than `clusters` points differ, [`RoutingError::NotFinite`] for a NaN or an
+/// infinity, [`RoutingError::Shape`] if `points` is not a multiple of `dimension`, [`RoutingError::Config`] for a bad
+/// setting, [`RoutingError::Cancelled`] if `progress` breaks.
 pub fn kmeans(
     points: &[f32],
     dimension: usize,
@@ -66,14 +66,16 @@ pub fn kmeans(
 ) -> Result<Clustering, RoutingError> {
     check(points, dimension, clusters, config)?;
     let mean = mean_of(points, dimension);
+    let search = Lloyd { points, dimension, mean: &mean, config };
     let mut best: Option<(State, usize)> = None;
     for restart in 0..config.restarts {
+        // A stream for each start: its draws do not depend on the number of draws of the starts before.
         let mut random = ChaCha8Rng::seed_from_u64(config.seed);
         random.set_stream(restart as u64);
         let centroids = seeding::plus_plus(points, dimension, clusters, &mut random, &mut || {
             report(progress, Progress::KMeans { restart, iteration: 0, inertia: f64::INFINITY })
         })?;
-        let (state, iterations) = lloyd(points, dimension, &mean, centroids, config, restart, progress)?;
+        let (state, iterations) = search.run(centroids, restart, progress)?;
         if best.as_ref().is_none_or(|(known, _)| state.inertia < known.inertia) {
             best = Some((state, iterations));
         }
@@ -88,11 +90,11 @@ pub fn kmeans(
     Ok(state.into_clustering(iterations))
 }
 
-/// As [`kmeans`], from `centroids` (K, D) on instead of drawn ones.
+/// As [`kmeans`], with one start at the given `centroids` (K, D).
 ///
 /// # Errors
 ///
-/// As [`kmeans`]; also when a centroid is not finite or `centroids` is not a multiple of `dimension`.
+/// As [`kmeans`]; also if a centroid is not finite or `centroids` is not a multiple of `dimension`.
 pub fn kmeans_from(
     points: &[f32],
     dimension: usize,
@@ -104,7 +106,8 @@ pub fn kmeans_from(
     check(points, dimension, clusters, config)?;
     check(&centroids, dimension, clusters, config)?;
     let mean = mean_of(points, dimension);
-    let (state, iterations) = lloyd(points, dimension, &mean, centroids, config, 0, progress)?;
+    let search = Lloyd { points, dimension, mean: &mean, config };
+    let (state, iterations) = search.run(centroids, 0, progress)?;
     Ok(state.into_clustering(iterations))
 }
 
@@ -120,7 +123,7 @@ fn check(
         let expected = (count + 1) * dimension.max(1);
         return Err(RoutingError::Shape { what: "points of k-means", expected, actual: points.len() });
     }
-    // All of a chunk are looked at, so that the loop has no early end and becomes vector code.
+    // The loop reads a whole chunk: without an early end it becomes vector code.
     let finite = |values: &[f32]| values.iter().fold(true, |all, value| all & value.is_finite());
     const CHUNK: usize = 1 << 14;
     if let Some(chunk) = points.par_chunks(CHUNK).position_first(|values| !finite(values)) {
@@ -136,42 +139,53 @@ fn check(
     Ok(())
 }
 
-fn lloyd(
-    points: &[f32],
+/// Lloyd's iteration on a set of points.
+struct Lloyd<'a> {
+    /// (N, D), row-major.
+    points: &'a [f32],
     dimension: usize,
-    mean: &[f32],
-    centroids: Vec<f32>,
-    config: &RouterConfig,
-    restart: usize,
-    progress: &mut ProgressFn<'_>,
-) -> Result<(State, usize), RoutingError> {
-    let mut state = assign(points, dimension, mean, centroids);
-    report(progress, Progress::KMeans { restart, iteration: 0, inertia: state.inertia })?;
-    for iteration in 1..=config.iterations {
-        let centroids = next_centroids(points, dimension, &state);
-        let next = assign(points, dimension, mean, centroids);
-        // Rounding of centroids to f32 can raise the inertia in the last bits once nothing is left to gain.
-        if next.inertia >= state.inertia {
-            return Ok((state, iteration - 1));
+    /// Mean of the points (D).
+    mean: &'a [f32],
+    config: &'a RouterConfig,
+}
+
+impl Lloyd<'_> {
+    /// Iterates from `centroids` (K, D) until the inertia settles; returns the last state and the number of iterations.
+    fn run(
+        &self,
+        centroids: Vec<f32>,
+        restart: usize,
+        progress: &mut ProgressFn<'_>,
+    ) -> Result<(State, usize), RoutingError> {
+        let mut state = self.assign(centroids);
+        report(progress, Progress::KMeans { restart, iteration: 0, inertia: state.inertia })?;
+        for iteration in 1..=self.config.iterations {
+            let next = self.assign(next_centroids(self.points, self.dimension, &state));
+            // Rounding of centroids to f32 can raise the inertia in the last bits once nothing is left to gain.
+            if next.inertia >= state.inertia {
+                return Ok((state, iteration - 1));
+            }
+            let gain = (state.inertia - next.inertia) / state.inertia;
+            state = next;
+            report(progress, Progress::KMeans { restart, iteration, inertia: state.inertia })?;
+            // An empty cluster still has a point to gain in the next iteration, however small this gain was.
+            let empty = state.assigned.sizes.contains(&0);
+            if gain <= self.config.tolerance && !empty {
+                return Ok((state, iteration));
+            }
         }
-        let gain = (state.inertia - next.inertia) / state.inertia;
-        state = next;
-        report(progress, Progress::KMeans { restart, iteration, inertia: state.inertia })?;
-        let empty = state.assigned.sizes.contains(&0);
-        if gain <= config.tolerance && !empty {
-            return Ok((state, iteration));
-        }
+        Ok((state, self.config.iterations))
     }
-    Ok((state, config.iterations))
+
+    fn assign(&self, centroids: Vec<f32>) -> State {
+        let assigned = CentroidSearch::new(&centroids, self.dimension, self.mean).assign(self.points);
+        let inertia = assigned.distances.iter().sum();
+        State { centroids, assigned, inertia }
+    }
 }
 
-fn assign(points: &[f32], dimension: usize, mean: &[f32], centroids: Vec<f32>) -> State {
-    let assigned = CentroidSearch::new(&centroids, dimension, mean).assign(points);
-    let inertia = assigned.distances.iter().sum();
-    State { centroids, assigned, inertia }
-}
-
-/// The mean of each cluster's points, or its old centroid where it has none, after empty clusters were given a point.
+/// The next centroids: the mean of each cluster's points, or its old centroid if it has none, after each empty cluster has
+/// received a point.
 fn next_centroids(points: &[f32], dimension: usize, state: &State) -> Vec<f32> {
     let Assigned { sums, sizes, .. } = &state.assigned;
     let mut centroids = state.centroids.clone();
@@ -188,6 +202,7 @@ fn next_centroids(points: &[f32], dimension: usize, state: &State) -> Vec<f32> {
         return centroids;
     }
     tracing::debug!(refilled = moves.len(), "empty clusters restarted");
+    // Donors lose their points: their means are taken again from sums without them, in the order of the clusters.
     let mut left: BTreeMap<usize, (Vec<f64>, u64)> = BTreeMap::new();
     for Move { point, from, to } in moves {
         let point = &points[point * dimension..][..dimension];
@@ -203,7 +218,7 @@ fn next_centroids(points: &[f32], dimension: usize, state: &State) -> Vec<f32> {
     centroids
 }
 
-/// A point that another cluster gets.
+/// A point that moves to an empty cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Move {
     point: usize,
@@ -211,7 +226,7 @@ struct Move {
     to: usize,
 }
 
-/// Gives every empty cluster the farthest point of the largest cluster that has points apart from its centroid.
+/// Gives every empty cluster the farthest point of the largest cluster. Donors need a point away from their centroid.
 fn refill_empty(assigned: &Assigned) -> Vec<Move> {
     let Assigned { assignments, distances, sizes, .. } = assigned;
     if !sizes.contains(&0) {
@@ -224,7 +239,7 @@ fn refill_empty(assigned: &Assigned) -> Vec<Move> {
             farthest[cluster as usize].push(point);
         }
     }
-    // The last of each list is the farthest; of equally far ones, the first point.
+    // Ascending, so that `pop` takes the farthest point; of equally far points the first.
     for list in &mut farthest {
         list.sort_unstable_by(|&a, &b| distances[a].total_cmp(&distances[b]).then(b.cmp(&a)));
     }
@@ -242,7 +257,7 @@ fn refill_empty(assigned: &Assigned) -> Vec<Move> {
     moves
 }
 
-/// The mean of all points, which centring subtracts.
+/// Mean of all points (D), which centring subtracts.
 fn mean_of(points: &[f32], dimension: usize) -> Vec<f32> {
     const CHUNK: usize = 4096;
     let partial: Vec<Vec<f64>> = points

@@ -1,12 +1,12 @@
 //! Routers: document prefix to path (arXiv:2403.10616 §2.4).
 //!
-//! A document's *features* are the mean of the seed model's last block over its first tokens. [`fit()`] learns from the
-//! features of a sample which of them belong together, [`fit_discriminative`] which path is best for them, [`assign()`]
-//! divides a whole token file into one shard per path, and [`Router::route`] says at inference which path an input
-//! belongs to.
+//! A document's *features* are the mean of the seed model's last block over its first tokens. [`fit()`] fits a router by
+//! clustering the features of a sample, [`fit_discriminative`] by learning the best path of each document from the
+//! [scores of the paths](PathScores). [`assign()`] divides a token file into one shard per path. At inference,
+//! [`Router::route`] chooses the path of an input.
 //!
-//! Routing is hard, offline and by document. This package trains no model and knows nothing of text: documents are
-//! token ids, and the model is anything that implements [`FeatureExtractor`].
+//! Routing is hard (one path per document), offline and by document. This package trains no model and knows no text:
+//! documents are token ids, and the model is any [`FeatureExtractor`].
 
 mod assign;
 mod calibrate;
@@ -24,7 +24,9 @@ mod progress;
 mod quality;
 mod reserve;
 mod router;
+mod router_targets;
 mod sample_features;
+mod scores;
 mod shard_set;
 mod statistics;
 #[cfg(test)]
@@ -32,7 +34,7 @@ mod testing;
 mod transformer;
 
 pub use assign::{Assigned, Assignment, assign};
-pub use classifier::{Discriminative, document_features, fit_discriminative, targets_of};
+pub use classifier::{Discriminative, ScoredDocuments, fit_discriminative, targets_of};
 pub use config::{ClassifierConfig, RouterConfig, RouterKind};
 pub use error::{RoutingError, Source};
 pub use features::{FeatureExtractor, silent};
@@ -42,8 +44,12 @@ pub use phase::{PhaseConfig, PhaseKind};
 pub use progress::{Progress, ProgressFn};
 pub use quality::Contingency;
 pub use reserve::is_router_document;
-pub use router::{FittedOn, Route, Router, TargetsFrom};
+pub use router::{FittedOn, ROUTER_FORMAT_VERSION, Route, Router, TargetsFrom};
+pub use router_targets::router_targets;
 pub use sample_features::SampleFeatures;
-pub use shard_set::{Example, Reserved, Shard, ShardManifest, ShardSet, shard_file_name};
+pub use scores::{PATH_SCORES_FORMAT, PathScores, ScoreFiles, ScoreHeader, scores_are_there};
+pub use shard_set::{
+    Example, Reserved, SHARD_SET_FORMAT_VERSION, Shard, ShardManifest, ShardSet, shard_file_name,
+};
 pub use statistics::{ShardExample, ShardStatistics, ShardStatisticsRow, inspect};
-pub use transformer::{TransformerFittedOn, TransformerRouter};
+pub use transformer::{TRANSFORMER_ROUTER_FORMAT_VERSION, TransformerFittedOn, TransformerRouter};

@@ -1,9 +1,9 @@
-//! Results of a long computation over many documents, in files that outlive interruptions and travel between machines.
+//! Results of a long computation over many documents, in files that survive interruptions and travel between machines.
 //!
-//! Every part of the computation ([`Part`]) appends to a file of its own. A file begins with a header that says what it
-//! belongs to; then come frames of a fixed number of records (the last frame has what is left), each with a checksum. A
-//! computation that was stopped, or found the disk full, goes on behind the last whole frame. Frames begin at the same
-//! records however the computation is divided, so that what is computed batch by batch comes out the same.
+//! Every part of the computation ([`Part`]) appends to its own file. A file begins with a header that identifies the
+//! computation. Then come frames of a fixed number of records (the last frame may be shorter), each with a checksum. A
+//! computation that was stopped, or found the disk full, continues behind the last whole frame. Frames begin at the same
+//! records for every division of the computation, so batches, and with them the results, are the same.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};
@@ -21,9 +21,9 @@ const VERSION: u32 = 1;
 /// Bytes of BLAKE3 behind the header and behind each frame.
 const CHECKSUM: usize = 16;
 
-/// What computes the records of a frame, given their numbers.
+/// Computes the records of a frame from their numbers.
 type Compute<'a> = dyn FnMut(Range<u64>) -> Result<Vec<u8>, RoutingError> + 'a;
-/// What takes a frame: the number of its first record, and its bytes.
+/// Receives a frame: the number of its first record, and its bytes.
 type Visit<'a> = dyn FnMut(u64, &[u8]) -> Result<(), RoutingError> + 'a;
 
 /// The files of all parts of one computation.
@@ -35,17 +35,17 @@ pub(crate) struct PartFiles {
     command: &'static str,
 }
 
-/// What a file says of itself, beside its part.
+/// Header of the files, the same for all parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
     version: u32,
-    /// What the records were computed from, with what settings.
+    /// Inputs and settings of the records.
     of: serde_json::Value,
     record_bytes: usize,
-    /// Records of a frame.
+    /// Number of records of a frame.
     frame: usize,
-    /// Records of all parts.
+    /// Number of records of all parts.
     records: u64,
 }
 
@@ -56,18 +56,29 @@ struct OwnHeader {
     all: Header,
 }
 
-/// What has been done.
+/// State of the computation in the folder.
 #[derive(Debug, PartialEq)]
 enum Found {
-    /// Nothing, or a beginning by a computation that is not divided.
+    /// No divided computation has begun, and no computation is finished.
     Nothing,
-    /// All parts, in their order.
+    /// All of these parts are finished; in their order.
     All(Vec<Part>),
 }
 
+/// State of a part's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FileState {
+    /// There is no file, or it belongs to another computation.
+    Absent,
+    /// The file does not have its full length.
+    Begun,
+    /// The file has its full length.
+    Whole,
+}
+
 impl PartFiles {
-    /// Files in `folder` of a computation of `records` records of `record_bytes` bytes, `frame` at a time, from what
-    /// `of` says.
+    /// Files in `folder` for `records` records of `record_bytes` bytes, `frame` at a time. `of` identifies inputs and
+    /// settings.
     pub(crate) fn new(
         folder: PathBuf,
         of: serde_json::Value,
@@ -80,7 +91,7 @@ impl PartFiles {
         Self { folder, header, command }
     }
 
-    /// The records of a part; they begin at the beginning of a frame.
+    /// Records of a part; the first begins a frame.
     pub(crate) fn range(&self, part: Part) -> Range<u64> {
         let frame = self.header.frame as u64;
         let frames = part.range(self.header.records.div_ceil(frame));
@@ -122,23 +133,24 @@ impl PartFiles {
         header as u64 + records * self.header.record_bytes as u64 + frames * CHECKSUM as u64
     }
 
-    /// Whether a part's file is there and belongs to this computation; if so, whether it has its full length.
-    fn state(&self, part: Part) -> Result<Option<bool>, RoutingError> {
+    /// State of a part's file.
+    fn state(&self, part: Part) -> Result<FileState, RoutingError> {
         let expected = self.own_header(part)?;
-        let Ok(mut file) = File::open(self.file(part)) else { return Ok(None) };
+        let Ok(mut file) = File::open(self.file(part)) else { return Ok(FileState::Absent) };
         let mut found = vec![0; expected.len()];
         if file.read_exact(&mut found).is_err() || found != expected {
-            return Ok(None);
+            return Ok(FileState::Absent);
         }
         let length = file.metadata().map_err(self.io("read", part))?.len();
-        Ok(Some(length == self.whole_length(part, expected.len())))
+        let whole = length == self.whole_length(part, expected.len());
+        Ok(if whole { FileState::Whole } else { FileState::Begun })
     }
 
-    /// What has been done of the computation, by however many parts.
+    /// State of the computation, for every division into parts that has a file.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::MissingParts`] when some parts of a divided computation are not there.
+    /// [`RoutingError::MissingParts`] if some parts of a divided computation are missing.
     fn found(&self) -> Result<Found, RoutingError> {
         let mut counts: Vec<u32> = self.present()?.iter().map(|part| part.count()).collect();
         counts.sort_unstable();
@@ -148,13 +160,15 @@ impl PartFiles {
             let Ok(one) = Part::new(1, count) else { continue };
             let mut missing = Vec::new();
             for part in one.all() {
-                if self.state(part)? != Some(true) {
+                if self.state(part)? != FileState::Whole {
                     missing.push(part);
                 }
             }
             if missing.is_empty() {
                 return Ok(Found::All(one.all().collect()));
             }
+            // Of several divisions the message is about the nearest to completion. Undivided work (a count of 1) has no
+            // missing parts: the caller continues it.
             if count > 1 && nearest.as_ref().is_none_or(|nearest| missing.len() <= nearest.len()) {
                 nearest = Some(missing);
             }
@@ -167,7 +181,7 @@ impl PartFiles {
         }
     }
 
-    /// Parts of which there is a file that belongs to this computation.
+    /// Parts with a file of this computation.
     fn present(&self) -> Result<Vec<Part>, RoutingError> {
         let io = |source| RoutingError::Io { action: "read the folder", path: self.folder.clone(), source };
         let entries = match std::fs::read_dir(&self.folder) {
@@ -182,7 +196,7 @@ impl PartFiles {
                 Part::new(index.parse().ok()?, count.parse().ok()?).ok()
             });
             if let Some(part) = part
-                && self.state(part)?.is_some()
+                && self.state(part)? != FileState::Absent
             {
                 parts.push(part);
             }
@@ -190,11 +204,11 @@ impl PartFiles {
         Ok(parts)
     }
 
-    /// Computes the records of a part that are not there yet, frame by frame; returns how many the part has.
+    /// Computes the missing records of a part, frame by frame; returns the number of records of the part.
     ///
     /// # Errors
     ///
-    /// What `compute` fails with, a full disk, or [`RoutingError::Cancelled`].
+    /// Errors of `compute`, a full disk, or [`RoutingError::Cancelled`].
     pub(crate) fn compute(
         &self,
         part: Part,
@@ -215,12 +229,11 @@ impl PartFiles {
         }
     }
 
-    /// The parts that hold all records, when some call or other has computed them; otherwise the undivided one, whose
-    /// records are computed as far as they are not there.
+    /// The parts that hold all records. Undivided work is completed by this call.
     ///
     /// # Errors
     ///
-    /// As [`Self::compute`], and [`RoutingError::MissingParts`] when the work was divided and parts are missing.
+    /// As [`Self::compute`], and [`RoutingError::MissingParts`] if the work was divided and parts are missing.
     pub(crate) fn all(
         &self,
         progress: &mut ProgressFn<'_>,
@@ -235,7 +248,7 @@ impl PartFiles {
         }
     }
 
-    /// Opens a part's file for appending, behind the last whole frame that it has.
+    /// Opens a part's file for appending behind its last whole frame.
     fn resume(&self, part: Part) -> Result<PartWriter, RoutingError> {
         std::fs::create_dir_all(&self.folder).map_err(|source| RoutingError::Io {
             action: "create the folder",
@@ -254,7 +267,7 @@ impl PartFiles {
         let header = self.own_header(part)?;
         let mut done = 0;
         let mut end = header.len() as u64;
-        if self.state(part)?.is_some() {
+        if self.state(part)? != FileState::Absent {
             let mut frames = Frames::new(&file, end, self.clone(), part).map_err(&failed)?;
             while let Ok(Some(frame)) = frames.next() {
                 done += (frame.len() / self.header.record_bytes.max(1)) as u64;
@@ -269,15 +282,15 @@ impl PartFiles {
         Ok(PartWriter { file, path, next: range.start + done, end: range.end, frame: self.header.frame })
     }
 
-    /// Hands the frames of a part over, in their order, each with the number of its first record.
+    /// Passes the frames of a part to `visit` in their order, each with the number of its first record.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Part`] when the file is damaged or cut, and what `visit` fails with.
+    /// [`RoutingError::DamagedPart`] if the file is damaged or cut, and errors of `visit`.
     pub(crate) fn read(&self, part: Part, visit: &mut Visit<'_>) -> Result<(), RoutingError> {
         let failed = self.io("read", part);
         let damaged = || RoutingError::DamagedPart { path: self.file(part), part, command: self.command };
-        if self.state(part)?.is_none() {
+        if self.state(part)? == FileState::Absent {
             return Err(damaged());
         }
         let file = File::open(self.file(part)).map_err(&failed)?;
@@ -306,7 +319,7 @@ impl PartFiles {
     }
 }
 
-/// Reads frames one after the other; ends in front of one that is not whole.
+/// Reads frames one after the other; ends before a frame that is not whole.
 struct Frames<'a> {
     files: PartFiles,
     reader: BufReader<&'a File>,
@@ -342,7 +355,7 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// The checksum of a frame that begins at a record.
+/// Checksum of a frame. It includes the number of the frame's first record, so that frames cannot be exchanged.
 fn checksum(first: u64, bytes: &[u8]) -> [u8; CHECKSUM] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&first.to_le_bytes()).update(bytes);
@@ -361,7 +374,7 @@ struct PartWriter {
 }
 
 impl PartWriter {
-    /// The records of the next frame; empty when all are there.
+    /// Records of the next frame; empty at the end.
     fn next_frame(&self) -> Range<u64> {
         self.next..self.end.min(self.next + self.frame as u64)
     }
@@ -375,7 +388,7 @@ impl PartWriter {
         Ok(())
     }
 
-    /// Has the system put everything on the disk.
+    /// Makes the appended frames durable.
     fn sync(&self) -> Result<(), RoutingError> {
         self.file.sync_all().map_err(self.failed())
     }
@@ -383,7 +396,7 @@ impl PartWriter {
     fn failed(&self) -> impl FnOnce(std::io::Error) -> RoutingError {
         let path = self.path.clone();
         |source| RoutingError::Io {
-            action: "write results; what is there is kept, and the same command goes on when there is space",
+            action: "write results; finished results are kept, and the same command continues once there is space",
             path,
             source,
         }

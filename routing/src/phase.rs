@@ -1,21 +1,21 @@
-//! When the text is divided among the paths anew.
+//! Phases of routing: dividing the text among the paths anew during the training.
 
 use serde::{Deserialize, Serialize};
 
 use crate::RoutingError;
 
-/// Which router a phase begins with.
+/// The router that a phase begins with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum PhaseKind {
-    /// A linear classifier of the seed's features, fitted on which path gives each reserved document the highest
-    /// likelihood (discriminative routing, arXiv:2403.10616 §2.4.2). Written `"discriminative"`.
+    /// A linear classifier of the seed's features, fitted on the path with the highest likelihood for each reserved
+    /// document (discriminative routing, arXiv:2403.10616 §2.4.2). Written `"discriminative"`.
     #[default]
     Discriminative,
 }
 
-/// Element of `[[routing.phases]]`: after a round, the paths as they are then decide how the text is divided.
+/// Element of `[[routing.phases]]`: after a round, the paths in their state of that round decide the division of the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PhaseConfig {
@@ -26,7 +26,7 @@ pub struct PhaseConfig {
     pub kind: PhaseKind,
 }
 
-/// Checks that phases begin one after the other.
+/// Checks that each phase begins at least one round after the phase before.
 pub(crate) fn check(phases: &[PhaseConfig]) -> Result<(), RoutingError> {
     let mut before = 0;
     for phase in phases {

@@ -1,4 +1,4 @@
-//! How far a long operation is.
+//! Progress of long operations.
 
 use std::ops::ControlFlow;
 
@@ -10,39 +10,39 @@ use crate::RoutingError;
 pub enum Progress {
     /// Features of documents are being computed.
     Documents {
-        /// Documents that are done.
+        /// Finished documents.
         done: u64,
         /// All documents.
         total: u64,
     },
     /// Documents are being copied into shards.
     Shards {
-        /// Documents that are done.
+        /// Finished documents.
         done: u64,
         /// All documents.
         total: u64,
     },
     /// k-means took an iteration.
     KMeans {
-        /// The start, from 0.
+        /// Number of the start, from 0.
         restart: usize,
-        /// The iteration of this start; 0 is its seeding.
+        /// Iteration of this start; 0 is its seeding.
         iteration: usize,
         /// Sum of the squared distances between points and their centroids.
         inertia: f64,
     },
-    /// The classifier of a discriminative router was measured.
+    /// The loss of a discriminative router's classifier was evaluated.
     Classifier {
-        /// The penalty that is being tried.
+        /// The penalty of this fit.
         penalty: f64,
-        /// How often it was measured with this penalty before.
+        /// Number of earlier evaluations with this penalty.
         evaluation: usize,
         /// Its loss, penalty included.
         loss: f64,
     },
 }
 
-/// Told each step; `Break` stops the operation with [`RoutingError::Cancelled`] before anything is published.
+/// Receives each step. `Break` stops the operation with [`RoutingError::Cancelled`] before it publishes a result.
 pub type ProgressFn<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 
 /// Reports a step.

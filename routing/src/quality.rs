@@ -1,10 +1,10 @@
-//! How well paths agree with labels that the router never saw.
+//! Agreement of paths with labels that the router never saw.
 
 use serde::{Deserialize, Serialize};
 
 use crate::RoutingError;
 
-/// How many documents of each label each path has.
+/// Number of documents of each path and label.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contingency {
     paths: usize,
@@ -14,7 +14,7 @@ pub struct Contingency {
 }
 
 impl Contingency {
-    /// Nothing counted yet.
+    /// A table without documents.
     #[must_use]
     pub fn new(paths: usize, labels: usize) -> Self {
         Self { paths, labels, counts: vec![0; paths.saturating_mul(labels)] }
@@ -24,7 +24,7 @@ impl Contingency {
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Mismatch`] when there is no such path or label.
+    /// [`RoutingError::Mismatch`] if there is no such path or label.
     pub fn add(&mut self, path: usize, label: usize) -> Result<(), RoutingError> {
         for (what, number, count) in
             [("the path of a document", path, self.paths), ("the label of a document", label, self.labels)]
@@ -42,28 +42,28 @@ impl Contingency {
         Ok(())
     }
 
-    /// Documents of each label (L) that a path has.
+    /// Documents of a path by label (L).
     #[must_use]
     pub fn row(&self, path: usize) -> &[u64] {
         self.counts.get(path * self.labels..(path + 1) * self.labels).unwrap_or_default()
     }
 
-    /// All documents.
+    /// Number of all documents.
     #[must_use]
     pub fn documents(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The share of documents whose label is the most frequent one of their path: 1 when every path has one label. More
-    /// paths raise it by themselves, so it compares routers with equally many. 0 without documents.
+    /// Share of the documents with the most frequent label of their path: 1 if every path has one label. The number of
+    /// paths alone raises it, so it compares only routers with equally many paths. 0 without documents.
     #[must_use]
     pub fn purity(&self) -> f64 {
         let most: u64 = (0..self.paths).map(|path| self.row(path).iter().copied().max().unwrap_or(0)).sum();
         if most == 0 { 0.0 } else { most as f64 / self.documents() as f64 }
     }
 
-    /// Normalised mutual information of paths and labels, divided by the mean of the two entropies: 1 when each says
-    /// everything about the other, 0 when nothing. 1 when there is but one path and one label, 0 without documents.
+    /// Mutual information of paths and labels, divided by the mean of the two entropies: 1 if each determines the other, 0
+    /// if they are independent. 1 for a single path and label, 0 without documents.
     #[must_use]
     pub fn nmi(&self) -> f64 {
         let total = self.documents() as f64;

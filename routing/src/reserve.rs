@@ -1,13 +1,13 @@
-//! Which documents are kept for fitting a discriminative router.
+//! The choice of documents that are reserved for fitting a discriminative router.
 
-/// Separates this use of BLAKE3 from every other one.
+/// Key context that separates this use of BLAKE3 from all others.
 const CONTEXT: &str = "dipaco 2026 documents reserved for the router";
 
-/// Whether a document with these `tokens` is reserved for the router: no path is trained on it, all paths score it, and
-/// the scores are what a discriminative router is fitted on (arXiv:2403.10616 §2.4.2).
+/// True if a document with these `tokens` is reserved for the router: no path trains on it, all paths score it, and a
+/// discriminative router is fitted on the scores (arXiv:2403.10616 §2.4.2).
 ///
-/// A share `share` (0 to 1) of all documents is. It is decided by a hash of the document's tokens and `seed` alone, so
-/// it does not depend on the files that the corpus is cut into, and copies of a document stay together.
+/// A share `share` (0 to 1) of all documents is reserved. The decision depends only on a hash of the document's tokens and
+/// on `seed`, so it is independent of the files of the corpus, and copies of a document stay together.
 #[must_use]
 pub fn is_router_document(tokens: &[u32], seed: u64, share: f64) -> bool {
     if share <= 0.0 {
@@ -24,7 +24,7 @@ pub fn is_router_document(tokens: &[u32], seed: u64, share: f64) -> bool {
     }
     let mut number = [0; 8];
     hasher.finalize_xof().fill(&mut number);
-    // 53 bits, which f64 holds exactly: a number from 0 to below 1.
+    // f64 holds 53 bits exactly, so this is a number from 0 to below 1 without rounding.
     let number = (u64::from_le_bytes(number) >> 11) as f64 / (1u64 << 53) as f64;
     number < share
 }

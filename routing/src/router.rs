@@ -1,17 +1,17 @@
-//! The router: what decides, from the beginning of a document, which path it belongs to.
+//! The router: chooses the path of a document from the document's beginning.
 
 mod encoding;
-
 mod rule;
 
 use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::rule::{Part, parts};
+pub use self::encoding::ROUTER_FORMAT_VERSION;
+pub(crate) use self::rule::{FeaturePart, feature_parts};
 use self::rule::{Shape, check_finite, nearest};
 use crate::{RouterConfig, RouterKind, RoutingError};
 
-/// What a router was fitted on: enough to tell whether it belongs to a model and to a text.
+/// Data and settings of a router's fit, enough to tell if the router belongs to a model and to a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FittedOn {
@@ -19,37 +19,38 @@ pub struct FittedOn {
     pub tokens_hash: String,
     /// Hash of the tokenizer that made the token file.
     pub tokenizer_hash: String,
-    /// Hash of the seed model's weights, as the caller names it.
+    /// Hash of the seed model's weights, in the caller's form.
     pub seed_hash: String,
-    /// How many documents it was fitted on.
+    /// Number of documents of the fit.
     pub documents: u64,
-    /// How well it fits them: the mean squared distance to their centroids, or for a discriminative router the mean of
-    /// -ln of the probability of their targets, before the biases were calibrated.
+    /// Loss of the fit: the mean squared distance of the documents to their centroids, or for a discriminative router the
+    /// mean of -ln of the probability of their targets before the calibration of the biases.
     pub loss: f64,
-    /// What the targets of a discriminative router came from; nothing for the others.
+    /// Origin of the targets of a discriminative router; none for other routers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub targets: Option<TargetsFrom>,
     /// The settings.
     pub config: RouterConfig,
 }
 
-/// Where the targets of a discriminative router came from.
+/// Origin of the targets of a discriminative router.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TargetsFrom {
-    /// Hash of the router on whose shards the paths were trained.
+    /// Hash of the router whose shards the paths were trained on.
     pub router_hash: String,
-    /// Hash of the scores that the paths gave the documents, as the caller names it.
+    /// Hash of the paths' scores of the documents, in the caller's form.
     pub scores_hash: String,
 }
 
-/// Where a document goes.
+/// The path of a document.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
     /// The path.
     pub path: PathId,
-    /// How far the document is from each path (P): the root of the squared Euclidean distance to its centroids less its
-    /// bias, or for a discriminative router -ln of the path's probability. The path has the smallest, the lowest id of equal ones.
+    /// Distance of the document to each path (P): the root of the squared Euclidean distance to its centroids less its
+    /// bias, or for a discriminative router -ln of the path's probability. `path` has the smallest distance and, of equal
+    /// distances, the lowest id.
     pub distances: Vec<f32>,
 }
 
@@ -59,19 +60,19 @@ pub struct Router {
     header: Header,
     /// The numbers of the rule.
     values: Vec<f32>,
-    /// The encoding, of which the hash is taken.
+    /// The encoding; `hash` is its hash.
     bytes: Vec<u8>,
     hash: String,
 }
 
-/// What the encoding says beside the numbers of the rule.
+/// Header of the encoding: everything but the numbers of the rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
     kind: RouterKind,
     /// P.
     paths: u32,
-    /// Choices of each part of the feature.
+    /// Number of choices for each part of the feature.
     clusters: Vec<u32>,
     /// D.
     dimension: u32,
@@ -95,14 +96,14 @@ impl std::fmt::Debug for Router {
 }
 
 impl Router {
-    /// A router that sends a document to the nearest of `centroids` (P, D), row-major: the one with the least squared
-    /// distance less its bias. `biases` (P) are 0 or less, so that what is left is a squared distance still; where they
-    /// differ, cells are those of a power diagram.
+    /// A router that sends a document to the path with the least squared distance to its centroid less its bias, for
+    /// `centroids` (P, D), row-major, and `biases` (P). Biases are 0 or less, so the difference is still a squared
+    /// distance. Different biases make the cells a power diagram.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Shape`] when `centroids` is not P × D with P and D at least 1 or there are not P biases,
-    /// [`RoutingError::NotFinite`] for a NaN or an infinity, [`RoutingError::Config`] for settings that can't be used.
+    /// [`RoutingError::Shape`] unless `centroids` is P × D with P biases and P and D at least 1,
+    /// [`RoutingError::NotFinite`] for a NaN or an infinity, [`RoutingError::Config`] for unusable settings.
     pub fn kmeans(
         dimension: usize,
         centroids: Vec<f32>,
@@ -113,14 +114,14 @@ impl Router {
         Self::new(RouterKind::KMeans, vec![paths], dimension, centroids, biases, fitted_on)
     }
 
-    /// A router that cuts a feature (D) into contiguous parts, one for each number in `clusters`, whose lengths differ by
-    /// one at most, and takes the nearest centroid of each: the picks, first to last, are the digits of the path's
-    /// number, but for `biases` (P), as for [`Self::kmeans`]. `centroids` are those of the first part (K, width),
-    /// row-major, then those of the next.
+    /// A router that cuts a feature (D) into contiguous parts, one for each number in `clusters`, with lengths that differ
+    /// by at most one. The numbers of the nearest centroids, first part to last, are the digits of the path's number;
+    /// `biases` (P) enter as in [`Self::kmeans`]. `centroids` has the centroids (K, width) of the first part, row-major,
+    /// then of the next.
     ///
     /// # Errors
     ///
-    /// As [`Self::kmeans`]; also when there are more parts than components.
+    /// As [`Self::kmeans`]; also if there are more parts than components.
     pub fn product_kmeans(
         clusters: Vec<u32>,
         dimension: usize,
@@ -131,8 +132,8 @@ impl Router {
         Self::new(RouterKind::ProductKMeans, clusters, dimension, centroids, biases, fitted_on)
     }
 
-    /// A router that sends a document with features x (D) to the path with the largest of W x + b, for `weights` W (P, D),
-    /// row-major, and `biases` b (P).
+    /// A router that sends a document with features x (D) to the path with the largest component of W x + b, for `weights`
+    /// W (P, D), row-major, and `biases` b (P).
     ///
     /// # Errors
     ///
@@ -169,24 +170,24 @@ impl Router {
         check_finite(&values, dimension as usize)?;
         let header = Header { kind, paths, clusters, dimension, prefix_tokens, fitted_on };
         let bytes = encoding::encode(&header, &values)?;
-        let hash = blake3::hash(&bytes).to_hex().to_string();
+        let hash = dipaco_files::content_hash(&bytes);
         Ok(Self { header, values, bytes, hash })
     }
 
-    /// Reads what [`Self::to_bytes`] gave. Any bytes are safe to give: lengths are checked before they are used, and a
-    /// checksum finds damage.
+    /// Reads the encoding of [`Self::to_bytes`]. Any bytes are safe: lengths are checked before their use, and a checksum
+    /// finds damage.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Artefact`] when the bytes are damaged, cut, or of another version.
+    /// [`RoutingError::Artefact`] if the bytes are damaged, cut, or of another version.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RoutingError> {
         let (header, values) = encoding::decode(bytes)?;
-        let hash = blake3::hash(bytes).to_hex().to_string();
+        let hash = dipaco_files::content_hash(bytes);
         Ok(Self { header, values, bytes: bytes.to_vec(), hash })
     }
 
-    /// The encoding: a magic number, the format's version, a JSON header, the numbers of the rule as little-endian
-    /// f32, and a BLAKE3 checksum of all that.
+    /// The encoding: a magic number, the format version, a JSON header, the numbers of the rule as little-endian f32, and
+    /// a BLAKE3 checksum of everything before.
     #[must_use]
     pub fn to_bytes(&self) -> &[u8] {
         &self.bytes
@@ -204,8 +205,8 @@ impl Router {
         self.header.kind
     }
 
-    /// Choices of each part of the feature, the most significant digit of the path's number first; one number, P, but for
-    /// product k-means.
+    /// Number of choices for each part of the feature, the most significant digit of the path's number first. Only product
+    /// k-means has several parts; the others have one number, P.
     #[must_use]
     pub fn clusters(&self) -> &[u32] {
         &self.header.clusters
@@ -223,13 +224,13 @@ impl Router {
         self.header.dimension as usize
     }
 
-    /// How many tokens at the start of a document its features are computed from.
+    /// Number of tokens at the start of a document for its features.
     #[must_use]
     pub fn prefix_tokens(&self) -> usize {
         self.header.prefix_tokens as usize
     }
 
-    /// What it was fitted on.
+    /// Data and settings of the fit.
     #[must_use]
     pub fn fitted_on(&self) -> &FittedOn {
         &self.header.fitted_on
@@ -239,20 +240,20 @@ impl Router {
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Shape`] when there are not D features, [`RoutingError::NotFinite`] for a NaN or an infinity.
+    /// [`RoutingError::Shape`] without D features, [`RoutingError::NotFinite`] for a NaN or an infinity.
     pub fn route(&self, features: &[f32]) -> Result<Route, RoutingError> {
         let distances = self.distances(features)?;
         let ((path, _), shape) = (nearest(&distances), self.header.shape());
         Ok(Route { path, distances: distances.into_iter().map(|distance| shape.shown(distance)).collect() })
     }
 
-    /// The `n` best paths for a document's `features` (D), best first, the lowest id of equal ones first; all of them
-    /// when there are no more than `n`. The first one is that of [`Self::route`]. A score is the negative of the distance
-    /// there: higher the better the path fits, and comparable between the paths of one document.
+    /// The `n` best paths for a document's `features` (D), best first, equal paths by their id; all paths if there are no
+    /// more than `n`. The first is the path of [`Self::route`]. A score is the negative of the distance there: a higher
+    /// score is a better fit, and scores of one document are comparable between paths.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Shape`] when there are not D features, [`RoutingError::NotFinite`] for a NaN or an infinity.
+    /// [`RoutingError::Shape`] without D features, [`RoutingError::NotFinite`] for a NaN or an infinity.
     pub fn ranked(&self, features: &[f32], n: usize) -> Result<Vec<(PathId, f32)>, RoutingError> {
         let distances = self.distances(features)?;
         let mut paths: Vec<(PathId, f64)> = (0u32..).map(PathId).zip(distances).collect();
@@ -266,7 +267,7 @@ impl Router {
         Ok(paths.into_iter().map(|(path, distance)| (path, -shape.shown(distance))).collect())
     }
 
-    /// Squared distances or -ln of probabilities (P): what is compared.
+    /// Squared distances, or -ln of probabilities (P): the values that the choice compares.
     pub(crate) fn distances(&self, features: &[f32]) -> Result<Vec<f64>, RoutingError> {
         let dimension = self.dimension();
         if features.len() != dimension {
@@ -279,11 +280,11 @@ impl Router {
         Ok(self.header.shape().distances(&self.values, features))
     }
 
-    /// Checks that the router was made for a model with `dimension` features, whose weights hash to `seed_hash`.
+    /// Checks that the router was made for a model with `dimension` features and weights with the hash `seed_hash`.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Mismatch`] when it was made for another one.
+    /// [`RoutingError::Mismatch`] if it was made for another model.
     pub fn check_seed(&self, dimension: usize, seed_hash: &str) -> Result<(), RoutingError> {
         let remedy = "use the seed model that the router was fitted with, or run route fit again";
         let fitted = self.fitted_on();
@@ -303,11 +304,11 @@ impl Router {
         Ok(())
     }
 
-    /// Checks that text was made into tokens by the tokenizer that the router was fitted with.
+    /// Checks that the router was fitted with the tokenizer of a text.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Mismatch`] when it was another one.
+    /// [`RoutingError::Mismatch`] if it was another tokenizer.
     pub fn check_tokenizer(&self, tokenizer_hash: &str) -> Result<(), RoutingError> {
         if self.fitted_on().tokenizer_hash == tokenizer_hash {
             return Ok(());
@@ -324,7 +325,7 @@ impl Router {
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Mismatch`] when the numbers differ.
+    /// [`RoutingError::Mismatch`] if the numbers differ.
     pub fn check_paths(&self, paths: u32) -> Result<(), RoutingError> {
         if self.paths() == paths {
             return Ok(());

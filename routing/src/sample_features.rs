@@ -1,4 +1,4 @@
-//! The features that a router is fitted on, computed in parts and kept until it is fitted.
+//! Features for fitting a router, computed in parts and kept until the router is fitted.
 
 use std::ops::Range;
 use std::path::Path;
@@ -13,8 +13,8 @@ use crate::{RouterConfig, RoutingError};
 
 /// Features of an even sample of the documents of a token file, for [`crate::fit_points`].
 ///
-/// What has been computed is kept in a folder: a call that was stopped is continued by the next one, and machines can
-/// share the work ([`Self::part`]). The features are the same whatever the number of parts and interruptions.
+/// A folder keeps the finished features: the next call continues a stopped call, and machines can share the work
+/// ([`Self::part`]). The features are the same whatever the number of parts and interruptions.
 pub struct SampleFeatures<'a> {
     featurizer: Featurizer<'a>,
     file: &'a TokenFile,
@@ -29,7 +29,7 @@ impl<'a> SampleFeatures<'a> {
     ///
     /// # Errors
     ///
-    /// Settings that can't be used, or a prefix over the model's context.
+    /// Unusable settings, or a prefix over the model's context.
     pub fn new(
         model: &'a dyn FeatureExtractor,
         seed_hash: &str,
@@ -55,29 +55,29 @@ impl<'a> SampleFeatures<'a> {
         Ok(Self { featurizer, file, documents, files })
     }
 
-    /// The numbers of the sample's documents in the token file, ascending.
+    /// Numbers of the sample's documents in the token file, ascending.
     #[must_use]
     pub fn numbers(&self) -> &[u64] {
         &self.documents
     }
 
-    /// Documents of the sample.
+    /// Number of documents in the sample.
     #[must_use]
     pub fn documents(&self) -> u64 {
         self.documents.len() as u64
     }
 
-    /// Computes a part of the features, or what is left of it; returns how many documents the part has.
+    /// Computes the missing features of a part; returns the number of documents of the part.
     ///
     /// # Errors
     ///
-    /// An empty document, features that can't be computed or are not finite, a full disk, or
+    /// A document is empty, features can't be computed or are not finite, the disk is full, or
     /// [`RoutingError::Cancelled`].
     pub fn part(&self, part: Part, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
         self.files.compute(part, progress, &mut |frame| self.batch(frame))
     }
 
-    /// The records of a frame of the sample.
+    /// Records of a frame of the sample.
     fn batch(&self, frame: Range<u64>) -> Result<Vec<u8>, RoutingError> {
         let documents = &self.documents[frame.start as usize..frame.end as usize];
         let features = self.featurizer.batch(self.file, documents)?;
@@ -87,11 +87,11 @@ impl<'a> SampleFeatures<'a> {
         Ok(features.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
-    /// All features (N, D), row-major: those that were kept, and those that no part has begun.
+    /// All features (N, D), row-major. Undivided work is completed by this call.
     ///
     /// # Errors
     ///
-    /// As [`Self::part`], and [`RoutingError::MissingParts`] when the work was divided and parts are missing.
+    /// As [`Self::part`], and [`RoutingError::MissingParts`] if the work was divided and parts are missing.
     pub fn all(&self, progress: &mut ProgressFn<'_>) -> Result<Vec<f32>, RoutingError> {
         let parts = self.files.all(progress, &mut |frame| self.batch(frame))?;
         let mut points = Vec::with_capacity(self.documents.len() * self.featurizer.model.dimension());
@@ -104,7 +104,7 @@ impl<'a> SampleFeatures<'a> {
         Ok(points)
     }
 
-    /// Removes what was kept, once the router is fitted.
+    /// Removes the kept features, once the router is fitted.
     ///
     /// # Errors
     ///

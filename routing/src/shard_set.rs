@@ -1,8 +1,8 @@
-//! The shards of all paths: one token file for each, and a manifest that says which.
+//! The shards of all paths: a token file for each, and a manifest with their hashes.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use dipaco_shards::TokenFile;
@@ -14,13 +14,14 @@ use crate::{Router, RoutingError};
 /// Name of the manifest in the folder of the shards.
 const MANIFEST: &str = "shards.json";
 const FORMAT: &str = "dipaco-shard-set";
-const VERSION: u32 = 2;
-/// What to do about shards that are not those of the manifest.
+/// Version of the shard set format that this program writes and reads.
+pub const SHARD_SET_FORMAT_VERSION: u32 = 2;
+/// Remedy for shards that the manifest does not describe.
 const ASSIGN_AGAIN: &str = "run route assign again";
-/// The most bytes of a manifest that are read; 256 paths need 300 KB.
+/// Largest manifest that is read, in bytes; 256 paths need 300 KB.
 const LARGEST_MANIFEST: u64 = 256 << 20;
 
-/// Name of the file of the documents that are reserved for the router.
+/// Name of the file with the documents that are reserved for the router.
 pub(crate) const ROUTER_DOCUMENTS: &str = "router.h5";
 
 /// The file name of a path's shard.
@@ -29,7 +30,7 @@ pub fn shard_file_name(path: PathId) -> String {
     format!("path-{:03}.h5", path.0)
 }
 
-/// What a folder of shards holds; `shards.json`, written last.
+/// The manifest of a folder of shards: `shards.json`, written last.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardManifest {
@@ -41,17 +42,17 @@ pub struct ShardManifest {
     pub router_hash: String,
     /// Hash of the seed model that the features come from.
     pub seed_hash: String,
-    /// Content hash of the token file that was divided.
+    /// Content hash of the divided token file.
     pub tokens_hash: String,
     /// Hash of the tokenizer of all token files.
     pub tokenizer_hash: String,
-    /// Documents of the token file that was divided.
+    /// Number of documents of the divided token file.
     pub source_documents: u64,
-    /// To how many shards a document goes.
+    /// Number of shards of a document.
     pub overlap: u32,
-    /// The documents that go to no shard, when some are reserved for the router.
+    /// The documents that are reserved for the router and go to no shard, if there are any.
     pub reserved: Option<Reserved>,
-    /// A shard for each path, in the order of the paths.
+    /// The shards in the order of the paths.
     pub shards: Vec<Shard>,
 }
 
@@ -65,9 +66,9 @@ pub struct Reserved {
     pub tokens: u64,
     /// Content hash of the token file.
     pub content_hash: String,
-    /// The share of all documents that was asked for.
+    /// The configured share of all documents.
     pub share: f64,
-    /// The seed that chose them.
+    /// The seed of the choice.
     pub seed: u64,
 }
 
@@ -85,25 +86,25 @@ pub struct Shard {
     pub bytes: u64,
     /// Content hash of the token file.
     pub content_hash: String,
-    /// Sum over the documents of the path's score ([`Router::ranked`]): for k-means minus the distance to the centroid.
+    /// Sum of the path's scores of its documents ([`Router::ranked`]): for k-means the negative distances to the centroid.
     pub score: f64,
     /// The documents with the best scores, best first.
     pub nearest: Vec<Example>,
 }
 
-/// A document and how well it fits its path.
+/// A document and its fit to its path.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Example {
     /// Its number in the shard.
     pub document: u64,
-    /// Its number in the token file that was divided.
+    /// Its number in the divided token file.
     pub source_document: u64,
-    /// The path's score for it.
+    /// The path's score of the document.
     pub score: f32,
 }
 
-/// A folder of shards whose manifest has been read and checked.
+/// A folder of shards with its checked manifest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShardSet {
     folder: PathBuf,
@@ -111,12 +112,12 @@ pub struct ShardSet {
 }
 
 impl ShardSet {
-    /// Reads the manifest of a folder that [`crate::assign()`] wrote. Shards are opened by [`Self::open_shard`].
+    /// Reads the manifest of a folder that [`crate::assign()`] wrote. [`Self::open_shard`] opens the shards.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Io`] when there is none that can be read, [`RoutingError::Manifest`] when it is damaged or of
-    /// another version.
+    /// [`RoutingError::Io`] if there is no readable manifest, [`RoutingError::Manifest`] if it is damaged or of another
+    /// version.
     pub fn open(folder: &Path) -> Result<Self, RoutingError> {
         let path = folder.join(MANIFEST);
         let io = |source| RoutingError::Io {
@@ -131,27 +132,24 @@ impl ShardSet {
             .map_err(io)?;
         if bytes.len() as u64 > LARGEST_MANIFEST {
             return Err(problem(format!(
-                "it is over {LARGEST_MANIFEST} bytes long, so it is no manifest of shards"
+                "it is longer than {LARGEST_MANIFEST} bytes, so it is no manifest of shards"
             )));
         }
         let manifest = decode(&bytes).map_err(problem)?;
         Ok(Self { folder: folder.to_owned(), manifest })
     }
 
-    /// Publishes a manifest: written under a temporary name, synced and renamed.
+    /// Publishes the manifest of finished shards.
     pub(crate) fn publish(folder: &Path, manifest: ShardManifest) -> Result<Self, RoutingError> {
         let path = folder.join(MANIFEST);
         let io = |source| RoutingError::Io { action: "write the manifest", path: path.clone(), source };
         let mut json = serde_json::to_vec_pretty(&manifest).map_err(|error| io(error.into()))?;
         json.push(b'\n');
-        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
-        file.write_all(&json).and_then(|()| file.as_file().sync_all()).map_err(io)?;
-        file.persist(&path).map_err(|error| io(error.error))?;
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(io)?;
+        dipaco_files::publish(&path, &json)?;
         Ok(Self { folder: folder.to_owned(), manifest })
     }
 
-    /// Takes back a manifest, so that a folder whose shards are being replaced does not look whole.
+    /// Removes the manifest, so that a folder does not look whole while its shards are replaced.
     pub(crate) fn retract(folder: &Path) -> Result<(), RoutingError> {
         let path = folder.join(MANIFEST);
         match fs::remove_file(&path) {
@@ -162,7 +160,7 @@ impl ShardSet {
         }
     }
 
-    /// Removes shards of paths that no longer exist, and documents of the router unless `reserved`.
+    /// Removes shards of paths that no longer exist, and the router's documents unless `reserved`.
     pub(crate) fn remove_others(folder: &Path, paths: u32, reserved: bool) -> Result<(), RoutingError> {
         let io = |source| RoutingError::Io { action: "remove old shards", path: folder.to_owned(), source };
         let kept: BTreeSet<String> = (0..paths).map(|path| shard_file_name(PathId(path))).collect();
@@ -178,7 +176,7 @@ impl ShardSet {
         Ok(())
     }
 
-    /// What the manifest says.
+    /// The manifest.
     #[must_use]
     pub fn manifest(&self) -> &ShardManifest {
         &self.manifest
@@ -208,33 +206,28 @@ impl ShardSet {
         self.folder.join(shard_file_name(path))
     }
 
-    /// The file of the documents that are reserved for the router; it exists when the manifest says so.
-    #[must_use]
-    pub fn router_documents_file(&self) -> PathBuf {
-        self.folder.join(ROUTER_DOCUMENTS)
-    }
-
-    /// Opens the file of the documents that are reserved for the router and checks that it is the one that the manifest
-    /// describes; `None` when none are reserved.
+    /// Opens the file with the documents that are reserved for the router and checks it against the manifest; `None` if no
+    /// documents are reserved.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Tokens`] when it can't be opened, [`RoutingError::Mismatch`] when it is another one.
+    /// [`RoutingError::Tokens`] if it can't be opened, [`RoutingError::Mismatch`] if it is another file.
     pub fn open_router_documents(&self) -> Result<Option<TokenFile>, RoutingError> {
         let Some(reserved) = &self.manifest.reserved else { return Ok(None) };
-        let file = TokenFile::open(self.router_documents_file()).map_err(|source| RoutingError::Tokens {
-            what: "the documents that are reserved for the router can't be opened".to_owned(),
-            source,
-        })?;
+        let file =
+            TokenFile::open(self.folder.join(ROUTER_DOCUMENTS)).map_err(|source| RoutingError::Tokens {
+                what: "could not open the documents that are reserved for the router".to_owned(),
+                source,
+            })?;
         self.check_file(&file, &reserved.content_hash)?;
         Ok(Some(file))
     }
 
-    /// Opens a path's shard and checks that it is the one that the manifest describes.
+    /// Opens a path's shard and checks it against the manifest.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Tokens`] when it can't be opened, [`RoutingError::Mismatch`] when it is another one or there is no
+    /// [`RoutingError::Tokens`] if it can't be opened, [`RoutingError::Mismatch`] if it is another shard or there is no
     /// such path.
     pub fn open_shard(&self, path: PathId) -> Result<TokenFile, RoutingError> {
         let Some(shard) = self.manifest.shards.get(path.index()) else {
@@ -247,7 +240,7 @@ impl ShardSet {
             });
         };
         let file = TokenFile::open(self.file(path)).map_err(|source| RoutingError::Tokens {
-            what: format!("the shard of path {path} can't be opened"),
+            what: format!("could not open the shard of path {path}"),
             source,
         })?;
         self.check_file(&file, &shard.content_hash)?;
@@ -268,11 +261,11 @@ impl ShardSet {
         Ok(())
     }
 
-    /// Checks that the shards were made by a router.
+    /// Checks that the shards were made by `router`.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Mismatch`] when it was another one.
+    /// [`RoutingError::Mismatch`] if they were made by another router.
     pub fn check_router(&self, router: &Router) -> Result<(), RoutingError> {
         if self.manifest.router_hash == router.hash() {
             return Ok(());
@@ -294,7 +287,7 @@ impl ShardSet {
     ///
     /// # Errors
     ///
-    /// [`RoutingError::EmptyPaths`] with the paths that have none.
+    /// [`RoutingError::EmptyPaths`] with the paths without documents.
     pub fn check_trainable(&self) -> Result<(), RoutingError> {
         let paths: Vec<u32> = self.empty_paths().map(|path| path.0).collect();
         if paths.is_empty() { Ok(()) } else { Err(RoutingError::EmptyPaths { paths, total: self.paths() }) }
@@ -311,7 +304,7 @@ impl ShardManifest {
     ) -> Self {
         Self {
             format: FORMAT.into(),
-            version: VERSION,
+            version: SHARD_SET_FORMAT_VERSION,
             router_hash: router.hash().into(),
             seed_hash: router.fitted_on().seed_hash.clone(),
             tokens_hash: file.content_hash().into(),
@@ -335,10 +328,10 @@ fn decode(bytes: &[u8]) -> Result<ShardManifest, String> {
     if found.format != FORMAT {
         return Err(format!("its format is {:?}, not {FORMAT:?}: this is no folder of shards", found.format));
     }
-    if found.version != VERSION {
+    if found.version != SHARD_SET_FORMAT_VERSION {
         let found = found.version;
         return Err(format!(
-            "it is version {found}, this program reads version {VERSION}; run route assign again with this program"
+            "it is version {found}, this program reads version {SHARD_SET_FORMAT_VERSION}; run route assign again with this program"
         ));
     }
     let manifest: ShardManifest = serde_json::from_slice(bytes).map_err(unreadable)?;
@@ -367,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_manifest_says_what_to_do() {
+    fn a_missing_manifest_names_the_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let message = ShardSet::open(folder.path()).unwrap_err().to_string();
         assert!(message.contains("shards.json") && message.contains("route assign"), "{message}");

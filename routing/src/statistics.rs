@@ -1,4 +1,4 @@
-//! How the shards of a folder came out.
+//! Statistics of the shards of a folder.
 
 use std::fmt;
 
@@ -12,22 +12,22 @@ use crate::{RoutingError, ShardSet};
 pub struct ShardStatistics {
     /// Hash of the router.
     pub router_hash: String,
-    /// Documents in all shards; one that is in several counts as often.
+    /// Number of documents in all shards; a document in several shards counts several times.
     pub documents: u64,
-    /// Tokens in all shards.
+    /// Number of tokens in all shards.
     pub tokens: u64,
-    /// Entropy of the shares of documents, divided by that of equal shares: 1 when all shards are equally large, 0 when
-    /// one has everything.
+    /// Entropy of the shares of documents, divided by the entropy of equal shares: 1 if all shards are equally large, 0 if
+    /// a single shard has all documents.
     pub balance: f64,
     /// Documents of the largest shard, divided by the mean.
     pub largest_over_mean: f64,
-    /// To how many shards a document goes.
+    /// Number of shards of a document.
     pub overlap: u32,
-    /// Documents that go to no shard, because they are reserved for the router.
+    /// Number of documents that are reserved for the router and go to no shard.
     pub reserved_documents: u64,
     /// Paths without a document.
     pub empty_paths: Vec<PathId>,
-    /// One for each path, in their order.
+    /// One row for each path, in their order.
     pub rows: Vec<ShardStatisticsRow>,
 }
 
@@ -44,7 +44,7 @@ pub struct ShardStatisticsRow {
     pub share: f64,
     /// Share of all tokens, 0 to 1.
     pub token_share: f64,
-    /// Mean of the path's score for its documents: for k-means minus the distance to the centroid; 0 for an empty shard.
+    /// Mean of the path's scores of its documents: for k-means the negative distance to the centroid; 0 for an empty shard.
     pub mean_score: f64,
     /// The documents with the best scores.
     pub examples: Vec<ShardExample>,
@@ -55,18 +55,18 @@ pub struct ShardStatisticsRow {
 pub struct ShardExample {
     /// Its number in the shard.
     pub document: u64,
-    /// The path's score for it.
+    /// The path's score of the document.
     pub score: f32,
     /// Its first tokens.
     pub tokens: Vec<u32>,
 }
 
-/// Describes the shards of a folder, with up to `examples` documents of each (16 at most are known), cut to
+/// Describes the shards of a folder, with up to `examples` documents of each (the manifest has at most 16), cut to
 /// `example_tokens` tokens.
 ///
 /// # Errors
 ///
-/// A shard that can't be opened or is another one than the manifest says, as in [`ShardSet::open_shard`].
+/// A shard can't be opened or does not match the manifest, as in [`ShardSet::open_shard`].
 pub fn inspect(
     shards: &ShardSet,
     examples: usize,

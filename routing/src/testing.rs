@@ -12,7 +12,7 @@ pub(crate) const TOPICS: u32 = 4;
 const WORDS: u32 = 5;
 const VOCABULARY: u32 = 1 + TOPICS * WORDS;
 
-/// The share of each token in a row: a stand-in for a language model.
+/// Features are the share of each token in a row: a stand-in for a language model.
 pub(crate) struct Histogram;
 
 impl FeatureExtractor for Histogram {

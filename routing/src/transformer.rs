@@ -1,9 +1,9 @@
-//! The router that decides during a text (arXiv:2403.10616 §2.4.3): the seed model, fine-tuned to predict at every token
-//! which path goes on best.
+//! The transformer router, which decides during a text (arXiv:2403.10616 §2.4.3): the seed model, fine-tuned to predict at
+//! every token the best path for the tokens behind it.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::path::{Path as FilePath, PathBuf};
+use std::io::Read;
+use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, path_specs};
@@ -13,13 +13,14 @@ use serde::{Deserialize, Serialize};
 use crate::{RoutingError, Source};
 
 const FORMAT: &str = "dipaco-transformer-router";
-const VERSION: u32 = 1;
+/// Version of the transformer router format that this program writes and reads.
+pub const TRANSFORMER_ROUTER_FORMAT_VERSION: u32 = 1;
 const WEIGHTS: &str = "transformer.safetensors";
 const HEADER: &str = "transformer.json";
-/// The most bytes of a header that are read.
+/// Largest header that is read, in bytes.
 const LARGEST_HEADER: u64 = 1 << 20;
 
-/// What a transformer router was fitted on.
+/// Data and settings of a transformer router's fit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TransformerFittedOn {
@@ -27,21 +28,22 @@ pub struct TransformerFittedOn {
     pub tokens_hash: String,
     /// Hash of the tokenizer that made the token file.
     pub tokenizer_hash: String,
-    /// Hash of the seed model's weights, from which it was fine-tuned.
+    /// Hash of the weights of the seed model, the start of the fine-tuning.
     pub seed_hash: String,
-    /// Hash over the weights of all modules whose paths gave the scores.
+    /// Hash over the weights of all modules of the scoring paths.
     pub modules_hash: String,
     /// Hash over the paths' scores.
     pub scores_hash: String,
-    /// The settings, as JSON, and what else the weights depend on.
+    /// JSON with the settings and everything else that the weights depend on.
     pub settings: String,
-    /// Reserved documents.
+    /// Number of reserved documents.
     pub documents: u64,
-    /// Optimizer steps behind the weights; fewer than were taken when the held-out loss rose.
+    /// Number of optimizer steps of these weights; fewer than the fit took if the held-out loss rose later.
     pub steps: u64,
-    /// Mean of `-ln p(best path)` over the positions of held-out documents, in nats; absent when none were held out.
+    /// Mean of `-ln p(best path)` over the positions of held-out documents, in nats; absent if none were held out.
     pub held_out_loss: Option<f64>,
-    /// The same of always guessing by how often each path is best, the best that can be done without reading.
+    /// The same loss for a guess by the frequency of each path as the best path, the best possible guess without reading
+    /// the text.
     pub blind_loss: Option<f64>,
 }
 
@@ -52,7 +54,7 @@ struct Header {
     version: u32,
     /// P.
     paths: u32,
-    /// The transformer's shape with the vocabulary.
+    /// Shape of the transformer, with the vocabulary.
     model: ModelConfig,
     fitted_on: TransformerFittedOn,
     /// BLAKE3 hash of the weights' file.
@@ -68,11 +70,11 @@ pub struct TransformerRouter {
 
 impl TransformerRouter {
     /// Writes a router into a folder: the weights, then the header that vouches for them. `model` is the configuration of
-    /// the seed with its vocabulary, `weights` those of [`dipaco_model::ModelConfig::with_outputs`] of it.
+    /// the seed with its vocabulary; `weights` have the shape of [`dipaco_model::ModelConfig::with_outputs`] of it.
     ///
     /// # Errors
     ///
-    /// When the weights do not fit the model, or a file can't be written.
+    /// The weights do not fit the model, or a file can't be written.
     pub fn save(
         folder: &FilePath,
         model: &ModelConfig,
@@ -84,34 +86,34 @@ impl TransformerRouter {
         let bytes = weights.to_safetensors(None).map_err(|error| damaged(folder, error.to_string()))?;
         let header = Header {
             format: FORMAT.into(),
-            version: VERSION,
+            version: TRANSFORMER_ROUTER_FORMAT_VERSION,
             paths,
             model: model.clone(),
             fitted_on,
-            weights_hash: blake3::hash(&bytes).to_hex().to_string(),
+            weights_hash: dipaco_files::content_hash(&bytes),
         };
         let failed = |action| move |source| RoutingError::Io { action, path: folder.to_owned(), source };
         fs::create_dir_all(folder).map_err(failed("create the folder of the transformer router"))?;
-        // A header must never vouch for weights that are being replaced.
+        // The old header must not vouch for the new weights, also if this call is killed between the two files.
         match fs::remove_file(folder.join(HEADER)) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                 return Err(failed("remove the old transformer router")(source));
             }
             _ => {}
         }
-        publish(folder, WEIGHTS, &bytes)?;
+        dipaco_files::publish(&folder.join(WEIGHTS), &bytes)?;
         let mut json =
             serde_json::to_vec_pretty(&header).map_err(|error| damaged(folder, error.to_string()))?;
         json.push(b'\n');
-        publish(folder, HEADER, &json)?;
+        dipaco_files::publish(&folder.join(HEADER), &json)?;
         Ok(Self { header, path })
     }
 
-    /// Reads the router of a folder; `None` when it has none.
+    /// Reads the router of a folder; `None` if the folder has none.
     ///
     /// # Errors
     ///
-    /// When it is damaged, of another version, or can't be read.
+    /// The router is damaged, of another version, or can't be read.
     pub fn open(folder: &FilePath) -> Result<Option<Self>, RoutingError> {
         let name = folder.join(HEADER);
         let io = |path: &FilePath, source| RoutingError::Io {
@@ -130,14 +132,14 @@ impl TransformerRouter {
         let header = decode(&text).map_err(|problem| damaged(&name, problem))?;
         let file = folder.join(WEIGHTS);
         let specs: Arc<[_]> = path_specs(&header.model.with_outputs(header.paths as usize)).into();
-        // The header's tensors need so much; a file of another length is not theirs and is not read.
+        // The size of the header's tensors bounds the memory; a longer file is not theirs and fails the hash.
         let room = 4 * dipaco_model::parameters(&specs) as u64 + LARGEST_HEADER;
         let mut bytes = Vec::new();
         File::open(&file)
             .and_then(|file| file.take(room).read_to_end(&mut bytes))
             .map_err(|source| io(&file, source))?;
-        if blake3::hash(&bytes).to_hex().as_str() != header.weights_hash {
-            let problem = "its weights are not those that its header names".to_owned();
+        if dipaco_files::content_hash(&bytes) != header.weights_hash {
+            let problem = "its weights do not have the hash in its header".to_owned();
             return Err(damaged(&file, problem));
         }
         let weights = ModuleWeights::from_safetensors(&bytes, specs)
@@ -153,34 +155,34 @@ impl TransformerRouter {
         self.header.paths
     }
 
-    /// What it was fitted on.
+    /// Data and settings of the fit.
     #[must_use]
     pub fn fitted_on(&self) -> &TransformerFittedOn {
         &self.header.fitted_on
     }
 
-    /// The most tokens that it reads.
+    /// Largest number of tokens that it reads.
     #[must_use]
     pub fn context(&self) -> usize {
         self.path.config().context
     }
 
-    /// How well each path would go on after some positions of each row: (B, positions, P), row-major, the logarithm of a
-    /// probability up to a constant of each position. `tokens` is (B, T); what is said after a position depends on the
-    /// tokens up to it alone.
+    /// Scores of the paths after some positions of each row: (B, positions, P), row-major, the logarithm of the probability
+    /// that the path is best, up to a constant of each position. `tokens` is (B, T); scores depend only on the tokens up to
+    /// their position.
     ///
     /// # Errors
     ///
-    /// When the tokens do not fit the model.
+    /// The tokens do not fit the model.
     pub fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, Source> {
         Ok(self.path.position_logits(tokens, batch, positions)?)
     }
 
-    /// Checks that it was made for a run: its tokenizer, its seed and its number of paths.
+    /// Checks that the router was made for a run: its tokenizer, its seed and its number of paths.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Mismatch`] when it was made for another one.
+    /// [`RoutingError::Mismatch`] if it was made for another run.
     pub fn check(&self, tokenizer_hash: &str, seed_hash: &str, paths: u32) -> Result<(), RoutingError> {
         let fitted = self.fitted_on();
         let own = self.paths().to_string();
@@ -218,9 +220,9 @@ fn decode(text: &[u8]) -> Result<Header, String> {
     }
     let unreadable = |error| format!("it can't be read ({error})");
     let found: Version = serde_json::from_slice(text).map_err(unreadable)?;
-    if found.format != FORMAT || found.version != VERSION {
+    if found.format != FORMAT || found.version != TRANSFORMER_ROUTER_FORMAT_VERSION {
         return Err(format!(
-            "it is {:?} version {}, this program reads {FORMAT:?} version {VERSION}",
+            "it is {:?} version {}, this program reads {FORMAT:?} version {TRANSFORMER_ROUTER_FORMAT_VERSION}",
             found.format, found.version
         ));
     }
@@ -231,17 +233,6 @@ fn decode(text: &[u8]) -> Result<Header, String> {
     }
     model.check().map_err(|error| error.to_string())?;
     Ok(header)
-}
-
-/// Writes under a temporary name, syncs and renames.
-fn publish(folder: &FilePath, name: &str, bytes: &[u8]) -> Result<(), RoutingError> {
-    let path: PathBuf = folder.join(name);
-    let failed =
-        |source| RoutingError::Io { action: "write the transformer router", path: path.clone(), source };
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
-    file.persist(&path).map_err(|error| failed(error.error))?;
-    Ok(())
 }
 
 fn damaged(path: &FilePath, problem: String) -> RoutingError {

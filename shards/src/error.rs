@@ -1,17 +1,20 @@
-//! What can go wrong, always with the file and the remedy.
+//! Errors of this package, each with the file and the remedy.
 
 use std::path::PathBuf;
 
 use crate::Part;
 
-/// An error of this package. Its message names the thing, the place and the remedy; the cause is its `source`.
+/// An error of this package. Its message names the object, the place and the remedy; `source` is the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardsError {
+    /// A file could not be published.
+    #[error(transparent)]
+    File(#[from] dipaco_files::FileError),
     /// A file or directory could not be read, written, created or renamed.
     #[error("cannot {action} {}: check that the path exists, its permissions and the free disk space", path.display())]
     Io {
-        /// What was being done: "open", "read", "write" ….
+        /// The action that failed: "open", "read", "write" ….
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
@@ -22,7 +25,7 @@ pub enum ShardsError {
     /// The HDF5 library refused an operation.
     #[error("cannot {action} {} as HDF5: prepare the file again, and check the free disk space", path.display())]
     Hdf5 {
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -30,15 +33,15 @@ pub enum ShardsError {
         #[source]
         source: hdf5::Error,
     },
-    /// The file is not a token file at all.
+    /// The file is not a token file.
     #[error("{} is not a dipaco token file ({reason}): give a file that `dipaco prepare` or `dipaco route` wrote", path.display())]
     NotATokenFile {
         /// The file.
         path: PathBuf,
-        /// What is missing.
+        /// The missing property.
         reason: String,
     },
-    /// The file is a token file of another format version.
+    /// The token file has another format version.
     #[error("{} has token file format version {found}, this program reads version {supported}: prepare the file again with this program, or use the program that wrote it", path.display())]
     Version {
         /// The file.
@@ -49,14 +52,14 @@ pub enum ShardsError {
         supported: u64,
     },
     /// A token file was cut or changed after it was written.
-    #[error("{} is damaged ({reason}): copy it again from where it is whole, or prepare it again", path.display())]
+    #[error("{} is damaged ({reason}): copy it again from an undamaged copy, or prepare it again", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// The property that does not fit.
         reason: String,
     },
-    /// A token file was made with another tokenizer than the one in use.
+    /// A token file was made with another tokenizer than the tokenizer in use.
     #[error("{} was made with tokenizer {found}, but the tokenizer in use is {expected}: prepare the text again with this tokenizer, or give the run the tokenizer.json beside the file", path.display())]
     TokenizerMismatch {
         /// The token file.
@@ -66,34 +69,34 @@ pub enum ShardsError {
         /// Hash of the tokenizer in use.
         expected: String,
     },
-    /// A token id that the vocabulary does not have.
-    #[error("{}: token id {token} in {place} is outside of the vocabulary of {vocab_size}: the file does not belong to this tokenizer or is damaged; prepare it again", path.display())]
+    /// A token id is not in the vocabulary.
+    #[error("{}: token id {token} in {place} is outside the vocabulary of {vocab_size} ids: the file does not belong to this tokenizer or is damaged; prepare it again", path.display())]
     TokenOutOfVocabulary {
         /// The token file.
         path: PathBuf,
-        /// Where in the file.
+        /// Place in the file.
         place: String,
         /// The id.
         token: u32,
         /// Number of ids.
         vocab_size: u32,
     },
-    /// A document handed to the writer does not end with the end-of-text token.
+    /// A document given to the writer does not end with the end-of-text token.
     #[error("document {document} for {} does not end with the end-of-text token {end_of_text}: append it before writing", path.display())]
     NoEndOfText {
         /// The token file being written.
         path: PathBuf,
         /// Number of the document, from 0.
         document: u64,
-        /// The token it must end with.
+        /// The required last token.
         end_of_text: u32,
     },
-    /// A tokenizer that cannot be used.
+    /// The tokenizer cannot be used.
     #[error("tokenizer {name}: {reason}")]
     Tokenizer {
         /// The file, or "(trained)".
         name: String,
-        /// What is wrong and what to do.
+        /// The problem and the remedy.
         reason: String,
     },
     /// The tokenizers library failed.
@@ -101,25 +104,25 @@ pub enum ShardsError {
     TokenizerLibrary {
         /// The file, or "(trained)".
         name: String,
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
         /// The library's error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A range of documents that a token file does not have.
-    #[error("{}: documents {start}..{end} were asked for, it has {documents}: correct the range", path.display())]
+    /// A token file does not have a requested range of documents.
+    #[error("{}: documents {start}..{end} are requested, but the file has {documents}: correct the range", path.display())]
     DocumentRange {
         /// The token file.
         path: PathBuf,
-        /// First document asked for.
+        /// First document of the request.
         start: u64,
-        /// End of the range asked for.
+        /// End of the request.
         end: u64,
         /// Documents in the file.
         documents: u64,
     },
-    /// No sequence can be cut from the documents given.
+    /// No sequence can be cut from the given documents.
     #[error("{}: documents {start}..{end} give no sequence of {sequence_length} tokens: a document needs at least 2 tokens; give more text", path.display())]
     NoSequences {
         /// The token file.
@@ -136,25 +139,27 @@ pub enum ShardsError {
     NoInput {
         /// The inputs as given.
         inputs: String,
-        /// Whether there is one input only.
+        /// True if there is only one input.
         one: bool,
     },
-    /// Files were read, and none of them gave a document.
-    #[error("{inputs}: no document could be kept; {reasons}: correct the input, or remove what is not text")]
+    /// No file gave a document.
+    #[error(
+        "{inputs}: no document could be kept; {reasons}: correct the input, or remove files without text"
+    )]
     NoDocuments {
         /// The inputs as given.
         inputs: String,
-        /// Why, with the first place of each reason.
+        /// The reasons, each with its first place.
         reasons: String,
     },
-    /// The validation split has no document.
+    /// No document fell into the validation split.
     #[error(
-        "the validation split of {documents} documents is empty: raise prepare.validation_fraction ({fraction}), give more text, or give a validation set of its own"
+        "the validation split of {documents} documents is empty: raise prepare.validation_fraction ({fraction}), give more text, or give separate validation inputs"
     )]
     EmptyValidation {
         /// Documents in all.
         documents: u64,
-        /// The fraction asked for.
+        /// The configured fraction.
         fraction: f64,
     },
     /// All documents fell into the validation split.
@@ -164,80 +169,80 @@ pub enum ShardsError {
     EmptyTrain {
         /// Documents in all.
         documents: u64,
-        /// The fraction asked for.
+        /// The configured fraction.
         fraction: f64,
     },
-    /// A part of a divided job finds no tokenizer that is the same for all parts.
-    #[error("part {part} needs the tokenizer that all parts share, and {} {}: run `dipaco prepare --tokenizer-only` once, with the same inputs and settings, and copy that folder to every machine; or name a tokenizer with prepare.tokenizer", path.display(), if *other { "was made for other inputs or settings" } else { "is not there" })]
+    /// A part of a divided job finds no shared tokenizer.
+    #[error("part {part} needs the tokenizer that all parts share, and {} {}: run `dipaco prepare --tokenizer-only` once, with the same inputs and settings, and copy that folder to every machine; or name a tokenizer with prepare.tokenizer", path.display(), if *other { "was made for other inputs or settings" } else { "does not exist" })]
     NoSharedTokenizer {
-        /// Where it would be.
+        /// Expected place of the tokenizer.
         path: PathBuf,
         /// The part.
         part: Part,
-        /// Whether there is one, of something else.
+        /// True if a tokenizer of other inputs or settings is there.
         other: bool,
     },
-    /// Parts of a divided job have not been done, or not been copied here.
-    #[error("{} of {total} pieces of text are missing in {}, the first of {}: they belong to {}. Run `dipaco prepare --part {}` with the same inputs and settings, or copy what such a run wrote in that folder here; remove the folder to do everything in one go", pieces, folder.display(), first.display(), list_parts(parts), parts.first().copied().unwrap_or_default())]
+    /// Parts of a divided job are missing: not yet done, or not copied here.
+    #[error("{} of {total} pieces of text are missing in {}, the first of {}: they belong to {}. Run `dipaco prepare --part {}` with the same inputs and settings, or copy the files that such a run wrote in that folder here; remove the folder to do everything on this machine", pieces, folder.display(), first.display(), list_parts(parts), parts.first().copied().unwrap_or_default())]
     MissingParts {
-        /// Where the parts put what they make.
+        /// Folder of the parts' results.
         folder: PathBuf,
-        /// Pieces that are missing.
+        /// Missing pieces.
         pieces: usize,
         /// Pieces in all.
         total: usize,
-        /// The first input whose tokens are missing.
+        /// First input whose tokens are missing.
         first: PathBuf,
-        /// The parts that they belong to, ascending.
+        /// Parts that the missing pieces belong to, ascending.
         parts: Vec<Part>,
     },
-    /// A file could not be downloaded. What has arrived is kept, and a later attempt continues there.
+    /// A file could not be downloaded. The received bytes are kept, and a later attempt continues behind them.
     #[error("cannot download {url}: {reason}")]
     Fetch {
         /// The address.
         url: String,
-        /// What went wrong last, and what to do.
+        /// The last failure, and the remedy.
         reason: String,
     },
-    /// The step was cancelled; what it had written was removed.
+    /// The step was cancelled. It published no result.
     #[error("cancelled")]
     Cancelled,
-    /// A file that this program wrote cannot be read back as JSON.
+    /// A record cannot be written or read as JSON.
     #[error("{} cannot be written or read as JSON: remove it and run the step again", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         #[source]
         source: serde_json::Error,
     },
-    /// A value that cannot work.
+    /// A value is outside its valid range.
     #[error("{key} = {value}: {reason}")]
     Value {
         /// The configuration key.
         key: &'static str,
-        /// The value given.
+        /// The given value.
         value: String,
-        /// Why it cannot work and what does.
+        /// The problem, and the values that work.
         reason: &'static str,
     },
 }
 
 impl ShardsError {
-    /// Wraps an error of the operating system with what was being done and where.
+    /// Adds the action and the path to an error of the operating system.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }
     }
 
-    /// Wraps an error of the HDF5 library.
+    /// Adds the action and the path to an error of the HDF5 library.
     pub(crate) fn hdf5(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(hdf5::Error) -> Self {
         let path = path.into();
         move |source| Self::Hdf5 { action, path, source }
     }
 }
 
-/// Parts in words: the first few of many.
+/// Names of the first few parts, and the number of the others.
 fn list_parts(parts: &[Part]) -> String {
     const SHOWN: usize = 8;
     let names: Vec<String> = parts.iter().take(SHOWN).map(|part| format!("part {part}")).collect();

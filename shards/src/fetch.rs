@@ -1,4 +1,4 @@
-//! Downloading files of C4, with resume, retries and checks.
+//! Downloading C4 files, with resume, retries and checks.
 
 mod download;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Progress, ShardsError};
 use download::Downloader;
 
-/// Which part of C4.
+/// A split of C4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum C4Split {
@@ -39,24 +39,24 @@ impl C4Split {
     }
 }
 
-/// What to download, from where, and how patiently.
+/// Settings of a download: source, files, retries and timeouts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FetchConfig {
     /// Address of the folder with the files. Default: `allenai/c4` on the Hugging Face hub, English.
     pub base_url: String,
-    /// Which part of C4. Default: train.
+    /// Split of C4. Default: train.
     pub split: C4Split,
     /// First file. Default 0.
     pub first: u32,
-    /// End of the files (not included). Default 1. Training has 1024 files, validation 8.
+    /// End of the files (exclusive). Default 1. Training has 1024 files, validation 8.
     pub end: u32,
-    /// Attempts in a row that may fail without bringing at least 1 MiB. Default 8, with pauses of 1, 2, 4 … 60 seconds
+    /// Attempts in a row that may fail with less than 1 MiB received. Default 8, with pauses of 1, 2, 4 … 60 seconds
     /// between them.
     pub retries: u32,
-    /// Seconds to wait for a connection, for an answer, and for the next bytes of it. Default 60.
+    /// Seconds to wait for a connection, for an answer, and for its next bytes. Default 60.
     pub timeout_seconds: u64,
-    /// Whether to use the proxy of the environment (`HTTPS_PROXY` …). Default true.
+    /// Use the proxy of the environment (`HTTPS_PROXY` …). Default true.
     pub proxy: bool,
 }
 
@@ -78,7 +78,7 @@ impl FetchConfig {
     /// Checks the values.
     ///
     /// # Errors
-    /// The range of files is empty or beyond the split, or a number cannot work.
+    /// The range of files is empty or exceeds the split, or the timeout is 0.
     pub fn check(&self) -> Result<(), ShardsError> {
         let files = self.split.files();
         if self.first >= self.end || self.end > files {
@@ -92,43 +92,44 @@ impl FetchConfig {
             });
         }
         if self.timeout_seconds == 0 {
-            let reason = "an answer takes some time; give seconds";
+            let reason = "an answer takes some time; give at least 1 second";
             return Err(ShardsError::Value { key: "timeout_seconds", value: "0".to_owned(), reason });
         }
         Ok(())
     }
 }
 
-/// What was downloaded.
+/// Result of a download.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchReport {
     /// The files, in order.
     pub files: Vec<FetchedFile>,
 }
 
-/// A file of the report.
+/// A downloaded file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchedFile {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Where it came from.
+    /// Its address.
     pub url: String,
     /// Its length in bytes.
     pub bytes: u64,
-    /// Requests that were made; 0 when it was there.
+    /// Number of requests; 0 if the file was there before.
     pub requests: u32,
 }
 
-/// Downloads files of C4 into the folder `out`, one after the other.
+/// Downloads C4 files into the folder `out`, one after the other.
 ///
-/// A file arrives under the name `….part`, and gets its own name when it has the length that the server said and its
-/// gzip stream, checksums included, reads to its end. So a file that has its name is whole, and is not downloaded
-/// again. A broken download continues where it stopped, also in a later run, as long as the server has the same file.
+/// A file arrives under the name `….part`. It gets its final name when it has the length that the server announced and
+/// its gzip stream, checksums included, can be read to the end. A file with its final name is therefore whole and is not
+/// downloaded again. A broken download continues where it stopped, also in a later run, while the server has the same
+/// file.
 ///
-/// `sleep` waits; it is called with at most one second at a time, and `cancel` is looked at in between.
+/// `sleep` waits; each call gets at most one second, and `cancel` is read between the calls.
 ///
 /// # Errors
-/// A server refuses, or fails [`FetchConfig::retries`] times in a row; the disk is full; `cancel` was set.
+/// A server refuses, or fails more than [`FetchConfig::retries`] times in a row; the disk is full; `cancel` was set.
 pub fn fetch_c4(
     config: &FetchConfig,
     out: &Path,

@@ -1,12 +1,13 @@
 //! Text to token ids to training batches: readers, tokenizer, HDF5 token files and the sampler.
 //!
 //! [`prepare()`] turns text (C4 `*.json.gz`, JSON lines, plain text, directories) into a tokenizer and token files.
-//! A [`TokenFile`] is ordinary HDF5 that is read through a memory map, so memory does not grow with the corpus.
+//! A [`TokenFile`] is ordinary HDF5, read through a memory map, so memory does not grow with the corpus.
 //! A [`Sampler`] cuts its documents into sequences and draws them in an order that is a pure function of a seed and a
 //! position.
 //!
-//! Below this package token ids are the only currency. It knows nothing of models, paths or routers: a shard of a path
-//! is one more token file, whose [`TokenFileInfo::origin`] says where it comes from.
+//! Below this package token ids are the only currency. It knows nothing of models, paths or routers: the shard of a path
+//! is another token file, and [`TokenFileInfo::origin`] names its origin. [`TokenFile::read`] checks tokens against the
+//! vocabulary; [`Sampler`] reads through it, so training batches hold only tokens of the vocabulary.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -33,7 +34,6 @@ mod prepare;
 mod progress;
 mod readers;
 mod sampler;
-mod temporary;
 mod token_file;
 mod tokenizer;
 
@@ -50,7 +50,7 @@ pub use readers::{
 };
 pub use sampler::{Batch, IGNORE, Permutation, Sampler, SamplerConfig, WindowPlace};
 pub use token_file::{
-    FORMAT_VERSION, TokenFile, TokenFileInfo, TokenFileMetadata, TokenFileSummary, TokenFileWriter, Tokens,
-    concatenate,
+    TOKEN_FILE_FORMAT_VERSION, TokenFile, TokenFileInfo, TokenFileMetadata, TokenFileSummary,
+    TokenFileWriter, Tokens,
 };
 pub use tokenizer::{END_OF_TEXT, IncrementalDecoder, Tokenizer, TokenizerTrainer};

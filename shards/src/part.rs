@@ -1,4 +1,4 @@
-//! A part of a job that several machines share.
+//! Parts of a job that several machines share.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::ShardsError;
 
-/// The most parts of a job.
+/// Largest number of parts of a job.
 const MOST: u32 = 1 << 20;
 
-/// Part `index` of `count`, written `2/8`: the first part is 1.
+/// Part `index` of `count`, written `2/8`; parts count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Part {
@@ -19,7 +19,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// The only part of a job that is not divided.
+    /// The only part of an undivided job.
     pub const WHOLE: Self = Self { index: 1, count: 1 };
 
     /// Part `index` of `count`.
@@ -45,32 +45,26 @@ impl Part {
         self.count
     }
 
-    /// Whether the job is not divided.
-    #[must_use]
-    pub fn is_whole(self) -> bool {
-        self.count == 1
-    }
-
-    /// All parts of a job that is divided as this one is.
+    /// All parts of the same job.
     pub fn all(self) -> impl Iterator<Item = Self> {
         (1..=self.count).map(move |index| Self { index, count: self.count })
     }
 
-    /// The stretch of `total` things in a row that is this part's. The parts' stretches follow each other and differ in
-    /// length by at most one.
+    /// This part's range of `total` items. The ranges of the parts follow each other and differ in length by at most
+    /// one.
     #[must_use]
     pub fn range(self, total: u64) -> Range<u64> {
         let border = |parts: u32| (u128::from(total) * u128::from(parts) / u128::from(self.count)) as u64;
         border(self.index - 1)..border(self.index)
     }
 
-    /// Whether a thing, by its number from 0, is dealt to this part when they are dealt out in turn.
+    /// True if item `number`, from 0, belongs to this part when items are dealt to the parts in turn.
     #[must_use]
     pub fn deals(self, number: usize) -> bool {
         number % self.count as usize == self.index as usize - 1
     }
 
-    /// Which of `count` parts the thing is dealt to.
+    /// The part of `count` parts that item `number` is dealt to.
     #[must_use]
     pub(crate) fn dealt(number: usize, count: u32) -> Self {
         Self { index: (number % count.max(1) as usize) as u32 + 1, count: count.max(1) }
@@ -80,7 +74,7 @@ impl Part {
         ShardsError::Value {
             key: "--part",
             value: value.to_owned(),
-            reason: "give the part's number, from 1, and the number of parts, as in 2/8",
+            reason: "give the part's number, from 1, and the number of parts, such as 2/8",
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Text to a tokenizer and token files.
+//! Preparation: from text to a tokenizer and token files.
 
 mod config;
 mod manifest;
@@ -10,13 +10,14 @@ mod sample;
 mod shared_tokenizer;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use crate::progress::Watch;
 use crate::readers::InputList;
-use crate::{Part, Progress, ShardsError, TokenFile, list_inputs};
+use crate::{Part, Progress, ShardsError, TokenFile, Tokenizer, list_inputs};
 use manifest::Manifest;
-use pieces::{Inputs, Piece};
+use pieces::{FinishedPiece, Inputs, Piece};
 use pipeline::Split;
 
 pub use config::PrepareConfig;
@@ -29,38 +30,39 @@ const VALIDATION: &str = "validation.h5";
 const REPORT: &str = "report.json";
 const MANIFEST: &str = "manifest.json";
 
-/// How much of a preparation a call does.
+/// The share of a preparation that a call does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrepareWork {
-    /// Everything that has not been done, and the outputs. When parts have begun, it waits for nobody and does none of
-    /// their work: it says which are missing.
+    /// All missing work, and the outputs. If parts have begun, the call does none of their work and does not wait for
+    /// them: it reports the missing parts.
     #[default]
     All,
-    /// The tokenizer, which all parts share.
+    /// The tokenizer that all parts share.
     Tokenizer,
     /// A part of the input files.
     Part(Part),
 }
 
-/// Turns text into `tokenizer.json`, `train.h5`, `validation.h5` (when there is a validation split or input),
+/// Turns text into `tokenizer.json`, `train.h5`, `validation.h5` (with a validation split or validation inputs),
 /// `report.json` and `manifest.json` in the folder `out`.
 ///
-/// `validation_inputs`, when not empty, is the validation set, and nothing is split off the inputs. Otherwise
-/// [`PrepareConfig::validation_fraction`] of the documents is, by a hash of their text: the same text is always on the
-/// same side. Documents that occur several times are kept.
+/// Non-empty `validation_inputs` are the validation set, and no document of `inputs` is split off. Otherwise the
+/// validation set is [`PrepareConfig::validation_fraction`] of the documents, chosen by a hash of their text, so the same
+/// text is always on the same side. Repeated documents are kept.
 ///
-/// The text is tokenised in pieces, one input file or several small ones each, which stay in the folder `pieces` until
-/// all are there. A call that was stopped is continued by another, and several machines can each do a part of the pieces
-/// ([`PrepareWork::Part`]) and have one of them merge. All machines must be given the same inputs; each reads its own.
+/// The text is tokenised in pieces: one input file, or several small files. The pieces stay in the folder `pieces` until
+/// all are done. A call continues the work of a stopped call. Several machines can each do a part of the pieces
+/// ([`PrepareWork::Part`]), and one of them merges all pieces. All machines must get the same inputs; each reads only its
+/// own.
 ///
-/// Memory is bounded: one reader, the tokenising threads and the writer share a limited number of batches. The files
-/// are the same bytes whatever the number of threads, parts and interruptions. When the manifest says that the outputs
-/// were made from these inputs (compared by content) with this configuration, and they are whole, nothing is done and
-/// the report has `skipped` set.
+/// Memory is bounded: one reader, the tokenising threads and the writer share a limited number of batches. The outputs
+/// have the same bytes whatever the number of threads, parts and interruptions. If the manifest matches the inputs
+/// (compared by content) and the configuration, and the outputs are whole, the call does nothing and returns the earlier
+/// report with `skipped` set.
 ///
 /// # Errors
-/// An input does not exist, nothing can be kept, the tokenizer does not work, a part is missing, the disk is full, or
-/// `cancel` was set. Damaged lines and files are no errors; the report has them.
+/// An input does not exist, no document can be kept, the tokenizer does not work, a part is missing, the disk is full, or
+/// `cancel` was set. Damaged lines and files are no errors; the report lists them.
 pub fn prepare(
     config: &PrepareConfig,
     inputs: &[PathBuf],
@@ -74,103 +76,170 @@ pub fn prepare(
     config.check()?;
     let list = Inputs::list(inputs, validation_inputs)?;
     let pieces = list.pieces(config);
-    let folder = out.join(pieces::FOLDER);
+    let (folder, watch) = (out.join(pieces::FOLDER), Watch { progress, cancel });
     std::fs::create_dir_all(out).map_err(ShardsError::io("create the folder", out))?;
-    let part = match work {
-        PrepareWork::Part(part) => Some(part),
-        _ => None,
-    };
-    let mine = |piece: &Piece| part.is_none_or(|part| part.deals(piece.number()));
-    let compare = |input| {
-        work != PrepareWork::Tokenizer && pieces.iter().any(|piece| mine(piece) && piece.holds(input))
-    };
-    if let Some(mut report) = manifest::up_to_date(config, &list, compare, out, progress, cancel)? {
-        report.skipped = true;
-        return Ok(report);
+    let preparation =
+        Preparation { config, work, inputs: &list, pieces: &pieces, folder: &folder, out, watch };
+    if let Some(report) = preparation.up_to_date()? {
+        return Ok(PrepareReport { skipped: true, ..report });
     }
 
     std::fs::create_dir_all(&folder).map_err(ShardsError::io("create the folder", &folder))?;
-    let (tokenizer, used) = shared_tokenizer::tokenizer(config, &list, part, &folder, progress, cancel)?;
+    let (tokenizer, used) = shared_tokenizer::tokenizer(config, &list, preparation.part(), &folder, watch)?;
     let mut report = PrepareReport { tokenizer: used, ..PrepareReport::default() };
-    if work == PrepareWork::Tokenizer {
-        report.seconds = start.elapsed().as_secs_f64();
-        return Ok(report);
-    }
-
-    let records: Vec<_> = pieces.iter().map(|piece| piece.record(config, &tokenizer, &folder)).collect();
-    let parts = records.iter().flatten().map(|record| record.part().count()).max().unwrap_or(1);
-    let merging = part.is_none() && parts > 1;
-    if merging {
-        let missing: Vec<usize> = (0..pieces.len()).filter(|&number| records[number].is_none()).collect();
-        pieces::check_all_there(&pieces, &missing, parts, &folder)?;
-    }
-    let (mut missing, mut done) = (Vec::new(), Vec::new());
-    let recorded = pieces.iter().zip(&records).filter(|(piece, record)| mine(piece) && record.is_some());
-    let compared: u64 = recorded.map(|(piece, _)| piece.bytes()).sum();
-    if compared > 0 && !merging {
-        progress.begin("compare inputs", compared);
-    }
-    for (piece, record) in pieces.iter().zip(records).filter(|(piece, _)| mine(piece)) {
-        match record {
-            // The machine that merges need not hold what the others have read.
-            Some(record) if merging || piece.is_done(&record, &folder, progress, cancel)? => {
-                done.push((piece, record));
-            }
-            _ => missing.push(piece),
+    // Reported apart from the rest until both sets are known to have documents.
+    let mut own_validation = PrepareReport::default();
+    if work != PrepareWork::Tokenizer {
+        for finished in preparation.tokenise(&tokenizer)? {
+            let into = if finished.piece.is_validation() { &mut own_validation } else { &mut report };
+            into.merge(finished.record.report);
         }
     }
-    if compared > 0 && !merging {
-        progress.end();
-    }
-    if !missing.is_empty() {
-        progress.begin("tokenise", missing.iter().map(|piece| piece.bytes()).sum());
-        for piece in missing {
-            let part = part.unwrap_or_default();
-            done.push((piece, piece.make(config, &tokenizer, part, &folder, progress, cancel)?));
-        }
-        progress.end();
-    }
-    done.sort_by_key(|(piece, _)| piece.number());
-    let mut own = PrepareReport::default();
-    for (piece, record) in done {
-        if piece.is_validation() { &mut own } else { &mut report }.merge(record.report);
-    }
-    if part.is_some() {
-        report.merge(own);
+    if work != PrepareWork::All {
+        report.merge(own_validation);
         report.seconds = start.elapsed().as_secs_f64();
         return Ok(report);
     }
     report.skip(&list.train.skipped);
-    own.skip(&list.validation.unwrap_or_default().skipped);
-    check_documents(config, (&report, inputs), (&own, validation_inputs))?;
-    report.merge(own);
-    merge::merge(&pieces, &tokenizer, &folder, out, &mut report, progress, cancel)?;
+    if let Some(validation) = &list.validation {
+        own_validation.skip(&validation.skipped);
+    }
+    check_documents(
+        config,
+        &ReportedInputs { report: &report, inputs },
+        &ReportedInputs { report: &own_validation, inputs: validation_inputs },
+    )?;
+    report.merge(own_validation);
+    merge::merge(&pieces, &tokenizer, &folder, out, &mut report, watch)?;
     report.seconds = start.elapsed().as_secs_f64();
     write_json(&out.join(REPORT), &report)?;
+    // The manifest vouches for the outputs, so it comes last; the pieces go only when nothing needs them any more.
     write_json(&out.join(MANIFEST), &Manifest::new(config, &report))?;
     std::fs::remove_dir_all(&folder).map_err(ShardsError::io("remove", &folder))?;
     Ok(report)
 }
 
-/// Checks that both splits have a document. `own` is of a validation set of its own.
+/// One call of [`prepare()`].
+struct Preparation<'a> {
+    config: &'a PrepareConfig,
+    work: PrepareWork,
+    inputs: &'a Inputs,
+    pieces: &'a [Piece],
+    /// Folder of the pieces.
+    folder: &'a Path,
+    /// Folder of the outputs.
+    out: &'a Path,
+    watch: Watch<'a>,
+}
+
+impl<'a> Preparation<'a> {
+    /// The part that this call does; none for all of the work.
+    fn part(&self) -> Option<Part> {
+        match self.work {
+            PrepareWork::Part(part) => Some(part),
+            PrepareWork::All | PrepareWork::Tokenizer => None,
+        }
+    }
+
+    /// True if this call has to do the piece.
+    fn is_mine(&self, piece: &Piece) -> bool {
+        self.part().is_none_or(|part| part.deals(piece.number()))
+    }
+
+    /// The report of the earlier run if its outputs are still valid.
+    fn up_to_date(&self) -> Result<Option<PrepareReport>, ShardsError> {
+        // A machine that does a part need not hold the inputs of the others, and the tokenizer alone needs no comparison.
+        let compare = |input| {
+            self.work != PrepareWork::Tokenizer
+                && self.pieces.iter().any(|piece| self.is_mine(piece) && piece.holds(input))
+        };
+        manifest::up_to_date(self.config, self.inputs, compare, self.out, self.watch)
+    }
+
+    /// Tokenises this call's missing pieces; returns all of this call's pieces, in their order.
+    fn tokenise(&self, tokenizer: &Tokenizer) -> Result<Vec<FinishedPiece<'a>>, ShardsError> {
+        let records: Vec<_> =
+            self.pieces.iter().map(|piece| piece.record(self.config, tokenizer, self.folder)).collect();
+        let parts = records.iter().flatten().map(|record| record.part().count()).max().unwrap_or(1);
+        let merging = self.part().is_none() && parts > 1;
+        if merging {
+            let missing: Vec<usize> =
+                (0..self.pieces.len()).filter(|&number| records[number].is_none()).collect();
+            pieces::check_all_there(self.pieces, &missing, parts, self.folder)?;
+        }
+        let mut recorded: Vec<FinishedPiece<'a>> = Vec::new();
+        let mut missing = Vec::new();
+        for (piece, record) in self.pieces.iter().zip(records).filter(|(piece, _)| self.is_mine(piece)) {
+            match record {
+                Some(record) => recorded.push(FinishedPiece { piece, record }),
+                None => missing.push(piece),
+            }
+        }
+        // The machine that merges need not hold the inputs of the other parts, so it cannot compare them.
+        let mut done = if merging { recorded } else { self.compare(recorded, &mut missing)? };
+        missing.sort_by_key(|piece| piece.number());
+        if !missing.is_empty() {
+            self.watch.progress.begin("tokenise", missing.iter().map(|piece| piece.bytes()).sum());
+            for piece in missing {
+                let part = self.part().unwrap_or_default();
+                let record = piece.make(self.config, tokenizer, part, self.folder, self.watch)?;
+                done.push(FinishedPiece { piece, record });
+            }
+            self.watch.progress.end();
+        }
+        done.sort_by_key(|finished| finished.piece.number());
+        Ok(done)
+    }
+
+    /// The pieces whose files are whole and whose inputs have not changed; the others are added to `missing`.
+    fn compare(
+        &self,
+        recorded: Vec<FinishedPiece<'a>>,
+        missing: &mut Vec<&'a Piece>,
+    ) -> Result<Vec<FinishedPiece<'a>>, ShardsError> {
+        if recorded.is_empty() {
+            return Ok(recorded);
+        }
+        let bytes = recorded.iter().map(|finished| finished.piece.bytes()).sum();
+        self.watch.progress.begin("compare inputs", bytes);
+        let mut done = Vec::with_capacity(recorded.len());
+        for finished in recorded {
+            if finished.piece.is_done(&finished.record, self.folder, self.watch)? {
+                done.push(finished);
+            } else {
+                missing.push(finished.piece);
+            }
+        }
+        self.watch.progress.end();
+        Ok(done)
+    }
+}
+
+/// Inputs of one kind and the report of their pieces.
+struct ReportedInputs<'a> {
+    report: &'a PrepareReport,
+    inputs: &'a [PathBuf],
+}
+
+/// Checks that both splits have a document. `validation` has the separate validation inputs, if there are any.
 fn check_documents(
     config: &PrepareConfig,
-    (report, inputs): (&PrepareReport, &[PathBuf]),
-    (own, own_inputs): (&PrepareReport, &[PathBuf]),
+    main: &ReportedInputs<'_>,
+    validation: &ReportedInputs<'_>,
 ) -> Result<(), ShardsError> {
-    let (train, validation) = (report.train.documents, report.validation.documents);
+    let (train_documents, split_off) = (main.report.train.documents, main.report.validation.documents);
     let fraction = config.validation_fraction;
-    if train + validation == 0 {
-        return Err(report.no_documents(inputs));
+    if train_documents + split_off == 0 {
+        return Err(main.report.no_documents(main.inputs));
     }
-    if train == 0 {
-        return Err(ShardsError::EmptyTrain { documents: validation, fraction });
+    if train_documents == 0 {
+        return Err(ShardsError::EmptyTrain { documents: split_off, fraction });
     }
-    if !own_inputs.is_empty() && own.validation.documents == 0 {
-        return Err(own.no_documents(own_inputs));
+    if !validation.inputs.is_empty() && validation.report.validation.documents == 0 {
+        return Err(validation.report.no_documents(validation.inputs));
     }
-    if validation == 0 && Split::new(config, !own_inputs.is_empty()).validates() {
-        return Err(ShardsError::EmptyValidation { documents: train, fraction });
+    if split_off == 0 && Split::new(config, !validation.inputs.is_empty()).validates() {
+        return Err(ShardsError::EmptyValidation { documents: train_documents, fraction });
     }
     Ok(())
 }
@@ -187,28 +256,14 @@ fn names(inputs: &[PathBuf]) -> String {
     inputs.iter().map(|input| input.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-fn check_cancelled(cancel: &AtomicBool) -> Result<(), ShardsError> {
-    if cancel.load(Ordering::Relaxed) { Err(ShardsError::Cancelled) } else { Ok(()) }
-}
-
 fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), ShardsError> {
     let json = |source| ShardsError::Json { path: path.to_owned(), source };
     let mut bytes = serde_json::to_vec_pretty(value).map_err(json)?;
     bytes.push(b'\n');
-    write_atomically(path, &bytes)
+    Ok(dipaco_files::publish(path, &bytes)?)
 }
 
-/// Writes under a temporary name, syncs, renames.
-fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), ShardsError> {
-    use std::io::Write;
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut file = crate::temporary::temporary(folder, path)?;
-    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(ShardsError::io("write", path))?;
-    file.persist(path).map_err(|error| ShardsError::io("rename", path)(error.error))?;
-    Ok(())
-}
-
-/// Removes the output of an earlier configuration, which would be taken for one of this.
+/// Removes an output of an earlier configuration, so that no reader takes it for an output of this configuration.
 fn remove_stale(path: &Path) -> Result<(), ShardsError> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -6,7 +6,7 @@
 //! | anything else | plain text in UTF-8, cut into documents at line ends |
 //! | either with `.gz` or `.zst` | the same, compressed; several gzip members or zstd frames are read as one |
 //!
-//! Nothing is dropped in silence: a line or file that gives no document comes out with its reason and place.
+//! Nothing is dropped in silence: a line or file without a document is reported with its reason and place.
 
 mod compression;
 mod json;
@@ -26,37 +26,37 @@ use lines::{Line, Lines};
 
 pub use list::{InputFile, InputList, Skipped, crate_sources, list_inputs};
 
-/// Bytes at the start of a text file in which a NUL means that it is none.
+/// Bytes at the start of a file that are searched for a NUL; a file with one is not text.
 const SNIFFED_BYTES: usize = 8 * 1024;
 
-/// Bounds of what is held in memory.
+/// Memory bounds of reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadLimits {
-    /// Longest line in bytes, and with it the longest JSON document. Longer ones are refused without being held.
+    /// Longest line in bytes, and so the longest JSON document. Longer lines are refused without being held in memory.
     pub max_line_bytes: usize,
-    /// Plain text is cut into documents of at most so many bytes, at line ends (a longer line is a document).
+    /// Largest document of a plain text in bytes. The text is cut at line ends; a longer line is one document.
     pub text_document_bytes: usize,
 }
 
-/// Why a line, or a stretch of plain text, is not a document.
+/// The reason why a line, or a run of plain text, is not a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Refusal {
     /// Longer than `max_line_bytes`.
     LineTooLong,
-    /// Bytes that are not UTF-8.
+    /// The bytes are not UTF-8.
     NotUtf8,
-    /// Not JSON; lone surrogates and raw control characters in strings are among this.
+    /// The line is not JSON. Lone surrogates and raw control characters in strings count too.
     InvalidJson,
-    /// JSON nested deeper than 128 levels.
+    /// The JSON is nested deeper than 128 levels.
     NestedTooDeep,
-    /// A JSON value other than an object.
+    /// The JSON value is not an object.
     NotAnObject,
-    /// An object without `text`.
+    /// The object has no field `text`.
     NoText,
     /// `text` is not a string.
     TextWrongType,
-    /// `text` has nothing but white space.
+    /// `text` is empty or white space.
     EmptyText,
     /// Fewer tokens than `min_document_tokens`.
     TooShort,
@@ -78,21 +78,21 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// What a reader finds.
+/// A finding of a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// A document.
     Document {
         /// Its text.
         text: String,
-        /// Its (first) line in the decompressed file, from 1.
+        /// Its first line in the decompressed file, from 1.
         line: u64,
     },
-    /// Something that is not a document.
+    /// A line or a run of text that is not a document.
     Refused {
-        /// Why.
+        /// The reason.
         reason: Refusal,
-        /// Its (first) line in the decompressed file, from 1.
+        /// Its first line in the decompressed file, from 1.
         line: u64,
     },
 }
@@ -102,18 +102,18 @@ pub enum Record {
 pub struct FileEnd {
     /// Bytes of the file as stored.
     pub bytes: u64,
-    /// BLAKE3 of the file as stored, in hexadecimal; `None` when reading was stopped or failed.
+    /// BLAKE3 of the file as stored, in hexadecimal; `None` if reading was stopped or failed.
     pub hash: Option<String>,
     /// Lines read.
     pub lines: u64,
-    /// What is wrong with the file as a whole; what could be read before is kept.
+    /// Damage of the file as a whole; documents before the damage are kept.
     pub damage: Option<String>,
-    /// Set when the file holds no text at all and was not read.
+    /// Reason for skipping the file, if it holds no text and was not read.
     pub skipped: Option<Skipped>,
 }
 
-/// Reads the documents of a file and hands them to `sink` until it breaks. Damage is part of the result, never a panic
-/// or an error: the records before it have been handed over.
+/// Reads the documents of a file and passes them to `sink` until it breaks. Damage is part of the result, never a panic
+/// or an error; `sink` has received the records before it.
 pub fn read_documents(
     file: &InputFile,
     limits: &ReadLimits,
@@ -169,11 +169,11 @@ pub fn read_documents(
     end
 }
 
-/// Reads the lines of a file, decompressed by its name, and hands them to `sink` with their number, from 1, until it
-/// breaks: for files beside the text, such as labels. Lines over `max_line_bytes` are left out.
+/// Reads the lines of a file and passes them to `sink` with their number, from 1, until it breaks. The name of the file
+/// decides the decompression. For files beside the text, such as labels. Lines over `max_line_bytes` are left out.
 ///
 /// # Errors
-/// What is wrong with the file; the lines before the damage have been handed over.
+/// The file cannot be opened or is damaged; `sink` has received the lines before the damage.
 pub fn read_lines(
     path: &Path,
     max_line_bytes: usize,
@@ -238,7 +238,7 @@ fn read_text<R: BufRead>(
         let line = match lines.next() {
             Ok(line) => line,
             Err(error) => {
-                // The lines before the damage are whole.
+                // The lines before the damage are whole, so they still make a document.
                 return match emit_text(&mut text, first, sink) {
                     ControlFlow::Continue(()) => Err(error),
                     ControlFlow::Break(()) => Ok(ControlFlow::Break(())),
@@ -284,17 +284,17 @@ fn emit_text(
     }
 }
 
-/// How often each reason came up, and where first.
+/// Count and first place of each reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Refusals(pub BTreeMap<Refusal, Refused>);
 
-/// How often a reason came up, and where first.
+/// Count and first place of a reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// How often.
+    /// Number of refusals.
     pub count: u64,
-    /// `file:line` of the first.
+    /// `file:line` of the first refusal.
     pub first: String,
 }
 
@@ -306,7 +306,7 @@ impl Refusals {
             .count += 1;
     }
 
-    /// Of all reasons together.
+    /// Number of refusals for all reasons together.
     pub fn count(&self) -> u64 {
         self.0.values().map(|refused| refused.count).sum()
     }

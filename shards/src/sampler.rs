@@ -9,24 +9,25 @@ use crate::{ShardsError, TokenFile};
 
 pub use permutation::Permutation;
 
-/// A target that is not counted: padding behind a document's end.
+/// A target that the loss ignores: padding behind the end of a document.
 pub const IGNORE: u32 = u32::MAX;
 
-/// The window counts of documents are summed up to every so many documents; the rest is counted when it is needed.
+/// Sums of window counts are kept for every `STRIDE`-th document; the documents between are counted on demand.
 const STRIDE: u64 = 1024;
 
-/// How documents become sequences.
+/// Settings for cutting documents into sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SamplerConfig {
     /// Tokens of a sequence (T). At least 1.
     pub sequence_length: usize,
     /// Seed of the order.
     pub seed: u64,
-    /// Whether sequences run across document borders, without padding. Otherwise a sequence has tokens of one document.
+    /// True lets sequences run across document borders, without padding. False gives each sequence tokens of one
+    /// document.
     pub packing: bool,
 }
 
-/// Sequences of a batch, row by row.
+/// Sequences of a batch, row by row. All tokens and targets except [`IGNORE`] are in the vocabulary of the token file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Input tokens, (B, T). Padding is the end-of-text token.
@@ -39,31 +40,33 @@ pub struct Batch {
     pub sequence_length: usize,
 }
 
-/// Where a sequence comes from.
+/// Place of a sequence in the token file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowPlace {
     /// The document in the token file; with packing, the first document of the range.
     pub document: u64,
-    /// Place of the first token within the document, or with packing within the range.
+    /// Place of the first token within the document; with packing, within the range.
     pub start: u64,
 }
 
 /// Sequences of T + 1 tokens (T inputs, each with the next token as target) from a range of documents.
 ///
-/// A document of n tokens gives windows that start at 0, T, 2T, …, so that each token but the first is a target exactly
-/// once; the last window is padded. An epoch draws every sequence once, in an order that depends on seed and epoch.
-/// [`Self::batch`] is a pure function of the position, which is therefore all that a checkpoint has to keep.
+/// A document of n tokens gives windows that start at 0, T, 2T, …, so each token but the first is a target exactly once;
+/// the last window is padded. An epoch draws every sequence once, in an order that depends on seed and epoch.
+/// [`Self::batch`] is a pure function of the position, so a checkpoint needs to keep only the position.
+///
+/// Batches are read with [`TokenFile::read`], the check of training data against the vocabulary.
 pub struct Sampler {
     file: Arc<TokenFile>,
     documents: Range<u64>,
     config: SamplerConfig,
-    /// `sums[k]`: windows of the documents before the (k · STRIDE)-th of the range. Empty with packing.
+    /// `sums[k]` is the number of windows before document k · STRIDE of the range. Empty with packing.
     sums: Vec<u64>,
     sequences: u64,
 }
 
 impl Sampler {
-    /// A sampler over a range of a file's documents.
+    /// Makes a sampler over a range of a file's documents.
     ///
     /// # Errors
     /// The file does not have these documents, the sequence length is 0, or no sequence can be cut.
@@ -110,7 +113,7 @@ impl Sampler {
         Ok(Self { file, documents, config, sums, sequences })
     }
 
-    /// Sequences of an epoch. At least 1.
+    /// Number of sequences of an epoch. At least 1.
     pub fn sequences(&self) -> u64 {
         self.sequences
     }
@@ -120,17 +123,17 @@ impl Sampler {
         &self.file
     }
 
-    /// The documents that sequences come from.
+    /// The range of documents.
     pub fn documents(&self) -> Range<u64> {
         self.documents.clone()
     }
 
-    /// How documents become sequences.
+    /// The settings.
     pub fn config(&self) -> &SamplerConfig {
         &self.config
     }
 
-    /// The sequences number `position` to `position + batch` since the start of the run, in shuffled order.
+    /// Sequences `position` to `position + batch`, counted from the start of the run, in shuffled order.
     ///
     /// # Errors
     /// A token is not in the vocabulary.
@@ -148,8 +151,8 @@ impl Sampler {
         self.rows(rows, batch)
     }
 
-    /// The sequences number `first` to `first + batch` in the order of the file, cut to those that exist: for
-    /// evaluation.
+    /// Sequences `first` to `first + batch` in the order of the file, for evaluation. A range beyond the last sequence is
+    /// cut.
     ///
     /// # Errors
     /// A token is not in the vocabulary.
@@ -159,13 +162,13 @@ impl Sampler {
         self.rows(first..end, (end - first) as usize)
     }
 
-    /// All sequences once, in the order of the file, in batches of `batch` (the last one may be smaller).
+    /// All sequences once, in the order of the file, in batches of `batch`; the last batch may be smaller.
     pub fn windows(&self, batch: usize) -> impl Iterator<Item = Result<Batch, ShardsError>> + '_ {
         let batch = batch.max(1);
         (0..self.sequences).step_by(batch).map(move |first| self.window_batch(first, batch))
     }
 
-    /// Where a sequence (in the order of the file) comes from. The number is taken modulo [`Self::sequences`].
+    /// Place of a sequence, counted in the order of the file. The number is taken modulo [`Self::sequences`].
     pub fn place(&self, window: u64) -> WindowPlace {
         let window = window % self.sequences;
         let length_t = self.config.sequence_length as u64;
@@ -199,8 +202,7 @@ impl Sampler {
             };
             let start = range.start + place.start;
             let end = (start + length_t as u64 + 1).min(range.end);
-            let own = self.file.slice(start..end);
-            own.check_vocabulary(self.file.vocab_size(), self.file.path(), start)?;
+            let own = self.file.read(start..end)?;
             let counted = own.len().saturating_sub(1);
             tokens.extend(own.iter().take(counted));
             targets.extend(own.iter().skip(1));
@@ -211,7 +213,7 @@ impl Sampler {
     }
 }
 
-/// Windows of `tokens` tokens: every token but the first is a target once.
+/// Number of windows of `tokens` tokens: every token but the first is a target once.
 fn windows(tokens: u64, sequence_length: usize) -> u64 {
     tokens.saturating_sub(1).div_ceil(sequence_length as u64)
 }

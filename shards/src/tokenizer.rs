@@ -19,16 +19,16 @@ pub use train::TokenizerTrainer;
 /// The end-of-text token of a tokenizer that this program trains.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// Names under which given tokenizers have their end-of-text token, in the order in which they are tried.
+/// Usual names of the end-of-text token, in the order of trying.
 const END_OF_TEXT_NAMES: [&str; 4] = [END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>"];
 
 /// A tokenizer in Hugging Face's `tokenizer.json` format, with the guarantees that training needs.
 ///
-/// - Text never yields special tokens: a literal `<|endoftext|>` in a document is encoded as the characters it is.
+/// - Text never yields special tokens: a literal `<|endoftext|>` in a document is encoded as its characters.
 /// - A text of any length takes linear time, because it is encoded in pieces of at most 64 KiB. The pieces start before
-///   a space and a letter, where byte-level tokenizers (GPT-2, Llama 3 …) split anyway, so the ids are those of the
-///   whole text; only a stretch of 64 KiB without such a place is cut inside of a word.
-/// - Nothing is truncated or padded, whatever the file says.
+///   a space and a letter, where byte-level tokenizers (GPT-2, Llama 3 …) split anyway, so the ids equal the ids of the
+///   whole text. Only a run of 32 KiB without such a place is cut inside a word.
+/// - Nothing is truncated or padded, even if the file demands it.
 ///
 /// Cloning is cheap.
 #[derive(Clone)]
@@ -57,7 +57,7 @@ impl Tokenizer {
         Self::from_bytes(&json, end_of_text, &path.display().to_string())
     }
 
-    /// Takes the bytes of a `tokenizer.json`; `name` is said in errors.
+    /// Reads the bytes of a `tokenizer.json`. Errors mention `name`.
     ///
     /// # Errors
     /// The bytes are not a tokenizer, or it has no end-of-text token.
@@ -83,7 +83,7 @@ impl Tokenizer {
                 },
             )?,
         };
-        // Only tokens that the file marks as special are kept from matching in text.
+        // The library keeps only special tokens from matching in text, and files do not always mark theirs.
         inner
             .add_special_tokens([AddedToken::from(end, true)])
             .map_err(library("mark the end-of-text token"))?;
@@ -102,7 +102,7 @@ impl Tokenizer {
             inner: Arc::new(inner),
             bytes,
             json: json.into(),
-            hash: blake3::hash(json).to_hex().to_string(),
+            hash: dipaco_files::content_hash(json),
             end_of_text: id,
             vocab_size,
         })
@@ -111,31 +111,22 @@ impl Tokenizer {
     /// The token ids of a text, without an end-of-text token.
     ///
     /// # Errors
-    /// The tokenizer's library fails, which a byte-level tokenizer does for no text.
+    /// The library fails. A byte-level tokenizer never does.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ShardsError> {
         let mut ids = Vec::with_capacity(text.len() / 3);
-        self.encode_into(text, &mut ids)?;
-        Ok(ids)
-    }
-
-    /// Appends the token ids of a text to `ids`.
-    ///
-    /// # Errors
-    /// As [`Self::encode`].
-    pub fn encode_into(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), ShardsError> {
         for piece in pieces::pieces(text) {
             let encoding = self.inner.encode_fast(piece, false).map_err(|source| {
                 ShardsError::TokenizerLibrary { name: self.hash.clone(), action: "encode a text", source }
             })?;
             ids.extend_from_slice(encoding.get_ids());
         }
-        Ok(())
+        Ok(ids)
     }
 
-    /// The text of token ids; special tokens give no text, broken UTF-8 gives U+FFFD.
+    /// The text of token ids. Special tokens give no text; broken UTF-8 gives U+FFFD.
     ///
     /// # Errors
-    /// The tokenizer's decoder fails, which a byte-level one does for no ids.
+    /// The library's decoder fails. A byte-level decoder never does.
     pub fn decode(&self, ids: &[u32]) -> Result<String, ShardsError> {
         match &self.bytes {
             Some(table) => {
@@ -157,8 +148,7 @@ impl Tokenizer {
         IncrementalDecoder::new(self.clone())
     }
 
-    /// The bytes that a token stands for (empty for special tokens and unknown ids). A token may be a part of a
-    /// character.
+    /// Bytes of a token, empty for special tokens and unknown ids. A token may be part of a character.
     ///
     /// # Errors
     /// As [`Self::decode`].
@@ -167,11 +157,6 @@ impl Tokenizer {
             Some(table) => Ok(table.of(id).to_vec()),
             None => Ok(self.decode(&[id])?.into_bytes()),
         }
-    }
-
-    /// The id of a token by its name in the vocabulary, such as a special token.
-    pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
     }
 
     /// The end-of-text token's id.
@@ -185,12 +170,12 @@ impl Tokenizer {
         self.inner.id_to_token(self.end_of_text).unwrap_or_default()
     }
 
-    /// Number of ids: one more than the largest.
+    /// Number of ids: the largest id plus one.
     pub fn vocab_size(&self) -> u32 {
         self.vocab_size
     }
 
-    /// BLAKE3 of the `tokenizer.json`, in hexadecimal: what token files and runs compare.
+    /// BLAKE3 of the `tokenizer.json` in hexadecimal. Token files and runs compare it.
     pub fn hash(&self) -> &str {
         &self.hash
     }

@@ -1,4 +1,4 @@
-//! A disk that fills up, made with a limit on the size of files.
+//! A disk that fills up, imitated by a limit on the size of files.
 #![cfg(unix)]
 
 use std::path::PathBuf;
@@ -6,10 +6,10 @@ use std::process::Command;
 
 use dipaco_shards::{TokenFileInfo, TokenFileWriter};
 
-/// Names the folder and the number of tokens to the process with the limit.
+/// Environment variable with the number of tokens and the folder for the process with the limit.
 const TASK: &str = "DIPACO_TEST_FULL_DISK";
 
-/// Writes a token file when it is started with a task; a test of its own process otherwise.
+/// Writes a token file if the environment has a task; does nothing otherwise.
 #[test]
 fn write_when_asked() {
     let Ok(task) = std::env::var(TASK) else { return };
@@ -27,7 +27,8 @@ fn write_when_asked() {
 
 #[test]
 fn a_full_disk_is_an_error_that_says_so_and_leaves_nothing() {
-    // 128 KiB per file: the tokens fit on their way but not as HDF5, do not even fit on their way, or all fits.
+    // 128 KiB per file: the collected tokens fit but the HDF5 file does not, not even the collected tokens fit, or
+    // everything fits.
     for (tokens, words) in [(50_000, "free disk space"), (1_000_000, "free disk space"), (10_000, "written")]
     {
         let folder = tempfile::tempdir().unwrap();

@@ -72,14 +72,6 @@ pub enum TrainError {
         /// Why not.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A path has not scored the reserved documents.
-    #[error("{} holds no scores of path {path} for the run's reserved documents: run `dipaco route score`", folder.display())]
-    NoScores {
-        /// The path.
-        path: PathId,
-        /// Where they were looked for.
-        folder: PathBuf,
-    },
     /// A score is not finite.
     #[error(
         "path {path} gives token {token} of the reserved documents no finite probability: its weights diverged"
@@ -89,12 +81,6 @@ pub enum TrainError {
         path: PathId,
         /// The token's place in the token file.
         token: u64,
-    },
-    /// A file of scores is damaged.
-    #[error("{} is damaged: delete it, and run `dipaco route score` again", file.display())]
-    ScoresDamaged {
-        /// The file.
-        file: PathBuf,
     },
     /// There is no text at all.
     #[error("{} holds no sequence to train on: give `dipaco prepare` more text", file.display())]
@@ -250,6 +236,12 @@ pub enum TrainError {
     /// The model can't be composed or run.
     #[error(transparent)]
     Model(#[from] dipaco_model::ModelError),
+    /// A file can't be published.
+    #[error(transparent)]
+    File(#[from] dipaco_files::FileError),
+    /// Scores of the reserved documents can't be read.
+    #[error(transparent)]
+    Routing(#[from] dipaco_routing::RoutingError),
     /// A token file can't be read.
     #[error(transparent)]
     Shards(#[from] dipaco_shards::ShardsError),

@@ -27,8 +27,8 @@ pub use error::TrainError;
 pub use host::Revocations;
 pub use open_run::{OpenRun, open_run};
 pub use router::{
-    PathScores, RouterStep, RouterTraining, ScoreHeader, TrainedRouter, rising_losses, router_targets,
-    scores_are_there, shard_repeats, small_shards, train_router, write_scores,
+    RouterStep, RouterTraining, TrainedRouter, rising_losses, score_header, shard_repeats, small_shards,
+    train_router, write_scores,
 };
 pub use seed::{SeedOptions, SeedSummary, adopt_seed, train_seed};
 pub use synchronizer::{SynchronizerOptions, SynchronizerSummary, synchronize};

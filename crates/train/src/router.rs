@@ -2,10 +2,8 @@
 
 mod data_per_path;
 mod scores;
-mod targets;
 mod training;
 
 pub use data_per_path::{rising_losses, shard_repeats, small_shards};
-pub use scores::{PathScores, ScoreHeader, scores_are_there, write_scores};
-pub use targets::router_targets;
+pub use scores::{score_header, write_scores};
 pub use training::{RouterStep, RouterTraining, TrainedRouter, train_router};

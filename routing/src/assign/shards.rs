@@ -1,4 +1,4 @@
-//! Writing the shards that were decided upon.
+//! Writing the shards from the decisions.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use crate::decisions::{Decision, Decisions};
 use crate::progress::{Progress, ProgressFn, report};
 use crate::shard_set::{ROUTER_DOCUMENTS, shard_file_name};
 
-/// Shards that are written at once: each one in progress holds two files and two buffers.
+/// Shards that are written at once: each holds two files and two buffers.
 pub(super) const WRITERS: usize = 128;
 /// Documents between two reports.
 const REPORT_EVERY: u64 = 4096;
 
-/// A file that documents go to.
+/// A file for documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Target {
     Shard(u32),
@@ -32,24 +32,32 @@ impl Target {
     }
 }
 
-/// Copies documents into the files that they were given to.
+/// Finished shards.
+pub(super) struct WrittenShards {
+    /// The shards in the order of the paths.
+    pub(super) shards: Vec<TokenFileSummary>,
+    /// The documents that are reserved for the router, if there are any.
+    pub(super) router_documents: Option<TokenFileSummary>,
+}
+
+/// Copies documents into the files of the decisions.
 pub(super) struct ShardWriting<'a> {
     pub(super) file: &'a TokenFile,
     pub(super) folder: &'a Path,
     pub(super) decisions: &'a Decisions<'a>,
-    /// What the shards were made of and by whom; each adds its path.
+    /// Origin of the shards: router, text and decisions. Each shard adds its path.
     pub(super) origin: serde_json::Value,
 }
 
 impl ShardWriting<'_> {
-    /// Writes the shards, whose numbers of documents are known, and, when there are documents for the router, their file.
-    /// What an earlier call has finished is taken as it is.
+    /// Writes the shards with the given numbers of documents (P) and, if there are any, the router's documents. Files that
+    /// an earlier call has finished are kept.
     pub(super) fn write(
         &self,
         documents: &[u64],
         router_documents: Option<u64>,
         progress: &mut ProgressFn<'_>,
-    ) -> Result<(Vec<TokenFileSummary>, Option<TokenFileSummary>), RoutingError> {
+    ) -> Result<WrittenShards, RoutingError> {
         let wanted: Vec<(Target, u64)> = (0..)
             .map(Target::Shard)
             .zip(documents.iter().copied())
@@ -63,6 +71,7 @@ impl ShardWriting<'_> {
                 None => left.push(target),
             }
         }
+        // Many paths need several passes over the text, because the open files of a process are limited.
         let passes = left.len().div_ceil(WRITERS) as u64;
         let total = self.file.documents() * passes;
         for (pass, targets) in (0..).zip(left.chunks(WRITERS)) {
@@ -70,8 +79,8 @@ impl ShardWriting<'_> {
             let mut told = |at| report(progress, Progress::Shards { done: before + at, total });
             self.pass(targets, &mut done, &mut told)?;
         }
-        let router = done.remove(&Target::Router);
-        Ok((done.into_values().collect(), router))
+        let router_documents = done.remove(&Target::Router);
+        Ok(WrittenShards { shards: done.into_values().collect(), router_documents })
     }
 
     fn path(&self, target: Target) -> PathBuf {
@@ -87,7 +96,7 @@ impl ShardWriting<'_> {
         TokenFileInfo { origin: origin.to_string(), ..self.file.metadata().info.clone() }
     }
 
-    /// What is in a target's file, when it is what would be written.
+    /// Summary of a target's file, if it has the content that would be written.
     fn finished(&self, target: Target, documents: u64) -> Option<TokenFileSummary> {
         let path = self.path(target);
         let file = TokenFile::open(&path).ok()?;
@@ -100,7 +109,7 @@ impl ShardWriting<'_> {
         Some(TokenFileSummary { path, documents, tokens, bytes, content_hash })
     }
 
-    /// Writes some targets while going through the text once.
+    /// Writes some targets in one pass over the text.
     fn pass(
         &self,
         targets: &[Target],
@@ -142,7 +151,7 @@ impl ShardWriting<'_> {
 fn failed(target: Target) -> impl FnOnce(ShardsError) -> RoutingError {
     move |source| RoutingError::Tokens {
         what: format!(
-            "{} could not be written; what is finished is kept, and the same command goes on from there",
+            "could not write {}; finished files are kept, and the same command continues behind them",
             target.name()
         ),
         source,

@@ -50,7 +50,7 @@ fn every_document_is_in_the_shard_of_its_path_in_corpus_order() {
 }
 
 #[test]
-fn what_is_done_is_skipped_and_what_is_not_is_done_again() {
+fn finished_shards_are_skipped_and_damaged_shards_are_written_again() {
     let folder = tempfile::tempdir().unwrap();
     let file = corpus(folder.path(), 100);
     let out = folder.path().join("train");

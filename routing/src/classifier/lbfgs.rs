@@ -4,99 +4,131 @@ use std::collections::VecDeque;
 
 use crate::RoutingError;
 
-/// Steps and changes of the gradient that approximate the curvature.
+/// Number of past steps that approximate the curvature.
 const MEMORY: usize = 10;
-/// The share of the decrease promised by the gradient that a step has to keep (Armijo's condition).
+/// Share of the decrease promised by the gradient that a step has to reach (Armijo's condition).
 const SUFFICIENT: f64 = 1e-4;
-/// Times that a step is halved before there is nothing left to gain.
+/// Halvings of a step before the search ends: a shorter step has nothing left to gain.
 const HALVINGS: usize = 30;
+/// Least curvature of a remembered step, as a share of the lengths of the step and of the gradient's change.
+const LEAST_CURVATURE: f64 = 1e-12;
 
-/// Gives the value at a place and writes the gradient.
+/// Returns the value at a place and writes the gradient.
 type Evaluate<'a> = dyn FnMut(&[f64], &mut [f64]) -> Result<f64, RoutingError> + 'a;
 
-/// A step, how it changed the gradient, and the product of the two.
-type Pair = (Vec<f64>, Vec<f64>, f64);
+/// A place with the function's value and gradient there.
+struct Point {
+    place: Vec<f64>,
+    value: f64,
+    gradient: Vec<f64>,
+}
 
-/// Where the search ended.
+/// A past step.
+struct Step {
+    /// Difference of the places.
+    moved: Vec<f64>,
+    /// Difference of the gradients.
+    change: Vec<f64>,
+    /// Product of the two.
+    curvature: f64,
+}
+
+/// End of a search.
 pub(super) struct Minimum {
     pub(super) place: Vec<f64>,
     pub(super) iterations: usize,
 }
 
-/// Searches from `place` until two iterations in a row lower the value by less than `tolerance` of it, or for
-/// `iterations`. `evaluate` gives the value at a place and writes the gradient.
+/// Searches from `start` until two iterations in a row lower the value by less than `tolerance` of it, at most for
+/// `iterations`. `evaluate` returns the value at a place and writes the gradient.
 pub(super) fn minimise(
-    mut place: Vec<f64>,
+    start: Vec<f64>,
     iterations: usize,
     tolerance: f64,
     evaluate: &mut Evaluate<'_>,
 ) -> Result<Minimum, RoutingError> {
-    let mut gradient = vec![0.0; place.len()];
-    let mut value = evaluate(&place, &mut gradient)?;
-    let mut history: VecDeque<Pair> = VecDeque::with_capacity(MEMORY);
+    let mut gradient = vec![0.0; start.len()];
+    let value = evaluate(&start, &mut gradient)?;
+    let mut point = Point { place: start, value, gradient };
+    let mut history: VecDeque<Step> = VecDeque::with_capacity(MEMORY);
     let mut small_gains = 0;
     for iteration in 1..=iterations {
-        let mut direction = descent(&gradient, &history);
-        let mut slope = dot(&gradient, &direction);
+        let mut direction = descent(&point.gradient, &history);
+        let mut slope = dot(&point.gradient, &direction);
+        // Rounding can spoil the approximated curvature until its direction points uphill; the gradient never does.
         if slope >= 0.0 {
             history.clear();
-            direction = gradient.iter().map(|g| -g).collect();
-            slope = -dot(&gradient, &gradient);
+            direction = point.gradient.iter().map(|g| -g).collect();
+            slope = -dot(&point.gradient, &point.gradient);
         }
         if slope == 0.0 {
-            return Ok(Minimum { place, iterations: iteration - 1 });
+            return Ok(Minimum { place: point.place, iterations: iteration - 1 });
         }
-        let mut step = if history.is_empty() { 1.0 / (-slope).sqrt().max(1.0) } else { 1.0 };
-        let mut taken = None;
-        for _ in 0..HALVINGS {
-            let next: Vec<f64> = place.iter().zip(&direction).map(|(x, d)| x + step * d).collect();
-            let mut next_gradient = vec![0.0; place.len()];
-            let next_value = evaluate(&next, &mut next_gradient)?;
-            if next_value <= value + SUFFICIENT * step * slope {
-                taken = Some((next, next_gradient, next_value));
-                break;
-            }
-            step /= 2.0;
-        }
-        // No step lowers the value: it is at its minimum but for rounding.
-        let Some((next, next_gradient, next_value)) = taken else {
-            return Ok(Minimum { place, iterations: iteration - 1 });
+        // With a history the direction has the right length. Without one, the first step moves by at most 1.
+        let length = if history.is_empty() { 1.0 / (-slope).sqrt().max(1.0) } else { 1.0 };
+        // No step lowers the value: it is at its minimum except for rounding.
+        let Some(next) = line_search(&point, &direction, slope, length, evaluate)? else {
+            return Ok(Minimum { place: point.place, iterations: iteration - 1 });
         };
-        let moved: Vec<f64> = next.iter().zip(&place).map(|(a, b)| a - b).collect();
-        let change: Vec<f64> = next_gradient.iter().zip(&gradient).map(|(a, b)| a - b).collect();
+        let moved: Vec<f64> = next.place.iter().zip(&point.place).map(|(a, b)| a - b).collect();
+        let change: Vec<f64> = next.gradient.iter().zip(&point.gradient).map(|(a, b)| a - b).collect();
         let curvature = dot(&moved, &change);
-        if curvature > 1e-12 * dot(&change, &change).sqrt() * dot(&moved, &moved).sqrt() {
+        // A step without curvature would make the approximation indefinite, so it is not remembered.
+        if curvature > LEAST_CURVATURE * dot(&change, &change).sqrt() * dot(&moved, &moved).sqrt() {
             if history.len() == MEMORY {
                 history.pop_front();
             }
-            history.push_back((moved, change, curvature));
+            history.push_back(Step { moved, change, curvature });
         }
-        let gain = value - next_value;
-        (place, gradient, value) = (next, next_gradient, next_value);
-        small_gains = if gain <= tolerance * value.abs() { small_gains + 1 } else { 0 };
+        let gain = point.value - next.value;
+        point = next;
+        // A single small gain may be a short step after many halvings; two in a row mean that the value has settled.
+        small_gains = if gain <= tolerance * point.value.abs() { small_gains + 1 } else { 0 };
         if small_gains == 2 {
-            return Ok(Minimum { place, iterations: iteration });
+            return Ok(Minimum { place: point.place, iterations: iteration });
         }
     }
-    Ok(Minimum { place, iterations })
+    Ok(Minimum { place: point.place, iterations })
 }
 
-/// The negative gradient times an approximation of the inverse curvature.
-fn descent(gradient: &[f64], history: &VecDeque<Pair>) -> Vec<f64> {
+/// The first point with a sufficient decrease among steps of `length`, `length` / 2 … along `direction`; none if there is
+/// no such step. `slope` is the derivative along the direction.
+fn line_search(
+    from: &Point,
+    direction: &[f64],
+    slope: f64,
+    mut length: f64,
+    evaluate: &mut Evaluate<'_>,
+) -> Result<Option<Point>, RoutingError> {
+    for _ in 0..HALVINGS {
+        let place: Vec<f64> = from.place.iter().zip(direction).map(|(x, d)| x + length * d).collect();
+        let mut gradient = vec![0.0; place.len()];
+        let value = evaluate(&place, &mut gradient)?;
+        if value <= from.value + SUFFICIENT * length * slope {
+            return Ok(Some(Point { place, value, gradient }));
+        }
+        length /= 2.0;
+    }
+    Ok(None)
+}
+
+/// The negative gradient times an approximation of the inverse curvature: the two-loop recursion, which needs no matrix.
+fn descent(gradient: &[f64], history: &VecDeque<Step>) -> Vec<f64> {
     let mut direction: Vec<f64> = gradient.iter().map(|g| -g).collect();
     let mut weights = Vec::with_capacity(history.len());
-    for (moved, change, curvature) in history.iter().rev() {
-        let weight = dot(moved, &direction) / curvature;
-        add(&mut direction, -weight, change);
+    for step in history.iter().rev() {
+        let weight = dot(&step.moved, &direction) / step.curvature;
+        add(&mut direction, -weight, &step.change);
         weights.push(weight);
     }
-    if let Some((_, change, curvature)) = history.back() {
-        let scale = curvature / dot(change, change);
+    // The newest step gives the scale of the directions that no remembered step covers.
+    if let Some(newest) = history.back() {
+        let scale = newest.curvature / dot(&newest.change, &newest.change);
         direction.iter_mut().for_each(|d| *d *= scale);
     }
-    for ((moved, change, curvature), weight) in history.iter().zip(weights.into_iter().rev()) {
-        let back = dot(change, &direction) / curvature;
-        add(&mut direction, weight - back, moved);
+    for (step, weight) in history.iter().zip(weights.into_iter().rev()) {
+        let back = dot(&step.change, &direction) / step.curvature;
+        add(&mut direction, weight - back, &step.moved);
     }
     direction
 }

@@ -4,19 +4,19 @@ use dipaco_ops::kernel::{self, LinearShape, TransposedShape};
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 
-/// Rows that are treated together: bounds memory, and fixed, so that sums are taken in one order.
+/// Rows of a group: bounds memory; fixed, so that sums have one order.
 const CHUNK: usize = 2048;
 
-/// What makes features have mean 0 and variance 1.
+/// Scaling of features to mean 0 and variance 1.
 pub(super) struct Scaling {
     /// The mean of each component (D).
     means: Vec<f64>,
-    /// 1 / the standard deviation of each component (D), 0 for one that never differs.
+    /// 1 / the standard deviation of each component (D), 0 for a constant component.
     factors: Vec<f64>,
 }
 
 impl Scaling {
-    /// That of `features` (N, D).
+    /// The scaling of `features` (N, D).
     pub(super) fn of(features: &[f32], dimension: usize) -> Self {
         let count = (features.len() / dimension).max(1) as f64;
         let sums = |value: &(dyn Fn(usize, f32) -> f64 + Sync)| -> Vec<f64> {
@@ -42,14 +42,14 @@ impl Scaling {
             .zip(&means)
             .map(|(sum, mean)| {
                 let deviation = (sum / count).sqrt();
-                // Below the rounding of the features there is nothing but rounding.
+                // A deviation below the rounding of the features is rounding and nothing else.
                 if deviation > 1e-6 * mean.abs() && deviation > 0.0 { 1.0 / deviation } else { 0.0 }
             })
             .collect();
         Self { means, factors }
     }
 
-    /// Whether no component differs.
+    /// True if all components are constant.
     pub(super) fn is_constant(&self) -> bool {
         self.factors.iter().all(|&factor| factor == 0.0)
     }
@@ -60,7 +60,7 @@ impl Scaling {
         }
     }
 
-    /// Weights (P, D) and biases (P) for features as they come, from `parameters` for scaled ones.
+    /// Weights (P, D) and biases (P) for unscaled features, from `parameters` for scaled features.
     pub(super) fn unfold(&self, parameters: &[f64], paths: usize) -> (Vec<f32>, Vec<f64>) {
         let dimension = self.means.len();
         let (weights, biases) = parameters.split_at(paths * dimension);
@@ -68,6 +68,7 @@ impl Scaling {
             .chunks_exact(dimension)
             .flat_map(|row| row.iter().zip(&self.factors).map(|(weight, factor)| (weight * factor) as f32))
             .collect();
+        // From the rounded weights: the biases then make up for their rounding at the mean.
         let shift = |row: &[f32]| -> f64 {
             row.iter().zip(&self.means).map(|(&weight, mean)| f64::from(weight) * mean).sum()
         };
@@ -77,7 +78,7 @@ impl Scaling {
     }
 }
 
-/// What is minimised: parameters are the weights (P, D), row-major, for scaled features, then the biases (P).
+/// The function to minimise. Its parameters are the weights (P, D), row-major, for scaled features, then the biases (P).
 pub(super) struct Objective<'a> {
     /// (N, D), row-major.
     pub(super) features: &'a [f32],
@@ -93,13 +94,13 @@ impl Objective<'_> {
         self.scaling.means.len()
     }
 
-    /// How many parameters there are.
+    /// Number of parameters.
     pub(super) fn parameters(&self) -> usize {
         self.paths * (self.dimension() + 1)
     }
 
-    /// The mean over the chosen rows of -ln of the probability of the target, plus penalty / 2 times the sum of the
-    /// squared weights; and its gradient, where it is asked for.
+    /// Mean over the chosen rows of -ln of the probability of the target, plus penalty / 2 times the sum of the squared
+    /// weights. Writes the gradient too if there is a buffer for it.
     pub(super) fn evaluate(
         &self,
         parameters: &[f64],
@@ -119,7 +120,7 @@ impl Objective<'_> {
         for rows in rows.chunks(CHUNK) {
             let scaled = self.scaled(rows);
             let mut scores = model.logits(&scaled, dimension);
-            // Each row becomes the softmax less 1 at the target, the gradient of its loss by its logits.
+            // In place, each row becomes the softmax less 1 at the target: the gradient of its loss by its logits.
             let losses: Vec<f64> = scores
                 .par_chunks_exact_mut(paths)
                 .zip(rows)
@@ -171,7 +172,7 @@ impl Objective<'_> {
     }
 }
 
-/// Parameters as products read them.
+/// Parameters in f32, for the products.
 struct Model {
     weights: Vec<f32>,
     biases: Vec<f32>,

@@ -21,7 +21,8 @@ fn run(
     config: RouterConfig,
 ) -> Result<Discriminative, RoutingError> {
     let targets: Vec<PathId> = targets.iter().copied().map(PathId).collect();
-    fit_discriminative(features, dimension, &targets, paths, origin(), from(), &config, &mut silent)
+    let documents = ScoredDocuments { features, dimension, targets: &targets, paths };
+    fit_discriminative(&documents, origin(), from(), &config, &mut silent)
 }
 
 /// Clouds that overlap, of very different sizes and on very different scales.
@@ -89,7 +90,7 @@ fn the_loss_is_that_of_scikit_learn() {
 
 #[test]
 fn the_penalty_suits_the_number_of_documents() {
-    // Many components say nothing: with few documents, weak penalties learn the noise.
+    // Many components are noise: with few documents, weak penalties learn the noise.
     let mut random = ChaCha8Rng::seed_from_u64(11);
     let features: Vec<f32> = (0..120 * 40).map(|_| random.random::<f32>()).collect();
     // Two of three documents follow the first component, the others chance.
@@ -109,7 +110,7 @@ fn a_path_that_is_never_best_gets_the_least_share() {
     };
     let found = run(&features, 4, &targets, 4, config(0.2)).unwrap();
     assert_eq!(found.target_sizes[3], 0);
-    // A fifth of a quarter of 2,000 is 100, less what the others are scaled by.
+    // A fifth of a quarter of 2,000 is 100; scaling all shares to sum to 1 lowers it.
     assert!((80..=105).contains(&found.sizes[3]), "{:?}", found.sizes);
     let found = run(&features, 4, &targets, 4, config(0.0)).unwrap();
     assert_eq!(found.sizes[3], 0);
@@ -126,7 +127,7 @@ fn the_number_of_threads_changes_no_bit() {
 }
 
 #[test]
-fn what_can_not_be_fitted_is_refused() {
+fn unusable_input_is_refused() {
     let (features, targets) = clouds(50);
     let refused = |features: &[f32], targets: &[u32], paths| {
         run(features, 4, targets, paths, RouterConfig::default()).unwrap_err()

@@ -4,17 +4,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::RoutingError;
 
-/// Section `[routing.classifier]`: how a discriminative router is fitted ([`crate::fit_discriminative`]).
+/// Section `[routing.classifier]`: fitting a discriminative router ([`crate::fit_discriminative`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClassifierConfig {
-    /// Strengths of the penalty on the squared weights that are tried; the one that predicts a fifth of the documents best
-    /// after fitting the others wins. Default 0.0001, 0.001, 0.01 and 0.1. One number settles it. Weak penalties learn few
-    /// documents by heart, strong ones learn only which paths are frequent.
+    /// Candidate strengths of the penalty on the squared weights. The strength that predicts a fifth of the documents best
+    /// after fitting the others wins; a single number skips the comparison. Default 0.0001, 0.001, 0.01 and 0.1. A weak
+    /// penalty lets the classifier learn few documents by heart; under a strong penalty it learns only the frequencies of
+    /// the paths.
     pub penalties: Vec<f64>,
-    /// The most iterations of a fit; default 200. Too few leave the classifier unsettled.
+    /// Largest number of iterations of a fit; default 200. Too few leave the classifier unsettled.
     pub iterations: usize,
-    /// A fit ends when an iteration lowers its loss by less than this share; default 0.000001.
+    /// A fit ends when two iterations in a row lower its loss by less than this share; default 0.000001.
     pub tolerance: f64,
 }
 
@@ -25,11 +26,11 @@ impl Default for ClassifierConfig {
 }
 
 impl ClassifierConfig {
-    /// Checks each value.
+    /// Checks all values.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Config`] for the first key that can't be used.
+    /// [`RoutingError::Config`] for the first unusable value.
     pub fn check(&self) -> Result<(), RoutingError> {
         let refuse = |key, value: String, problem| Err(RoutingError::Config { key, value, problem });
         if self.penalties.is_empty() || self.penalties.len() > 16 {
@@ -37,7 +38,7 @@ impl ClassifierConfig {
             return refuse("classifier.penalties", format!("{:?}", self.penalties), problem);
         }
         if let Some(bad) = self.penalties.iter().find(|penalty| !(1e-9..=1e3).contains(*penalty)) {
-            let problem = "must be at least 0.000000001, so that the fit has an end, and at most 1000";
+            let problem = "must be at least 0.000000001, so that the fit ends, and at most 1000";
             return refuse("classifier.penalties", bad.to_string(), problem);
         }
         if !(1..=1 << 20).contains(&self.iterations) {

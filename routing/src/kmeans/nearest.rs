@@ -1,22 +1,22 @@
-//! The nearest centroid of many points, and the sums of the points of each.
+//! The nearest centroid of many points, and the sum of the points of each centroid.
 
 use dipaco_ops::{PackedRows, with_vector_units};
 use rayon::prelude::*;
 
-/// Points that are searched together: with the scores of all centroids they stay in the second-level cache.
+/// Points of a block: with the scores of all centroids they stay in the second-level cache.
 const BLOCK: usize = 48;
-/// Values that are treated side by side.
+/// Lanes of a vector: scores are compared LANES at a time.
 const LANES: usize = 16;
-/// Independent sums of a distance, so that additions do not wait for each other.
+/// Independent partial sums of a distance, so that additions do not wait for each other.
 const SUMS: usize = 32;
-/// Points of a group at least.
+/// Least number of points of a group.
 const LEAST_GROUP: usize = 1024;
-/// Groups at most. Their sums are added in the order of the groups, so that the number of threads changes no bit.
+/// Largest number of groups. Their sums are added in the order of the groups, so the number of threads changes no bit.
 const GROUPS: usize = 64;
-/// Memory that the sums of all groups may take, in values, before there are fewer groups.
+/// Largest number of values in the sums of all groups; larger sums mean fewer groups.
 const SUM_VALUES: usize = 1 << 23;
 
-/// Lengths up to which no sum of products overflows f32, squared.
+/// Square of the largest length at which no sum of products overflows f32.
 const LARGEST: f64 = 1e37;
 
 /// Squared Euclidean distance between two points (D), in f64.
@@ -39,7 +39,7 @@ pub(crate) fn squared_distance(a: &[f32], b: &[f32]) -> f64 {
     total
 }
 
-/// Where each point belongs.
+/// The assignment of points to centroids.
 pub(super) struct Assigned {
     /// The nearest centroid of each point, the lowest of equally near ones (N).
     pub(super) assignments: Vec<u32>,
@@ -47,27 +47,28 @@ pub(super) struct Assigned {
     pub(super) distances: Vec<f64>,
     /// The sum of the points of each centroid (K, D).
     pub(super) sums: Vec<f64>,
-    /// How many they are (K).
+    /// Number of points of each centroid (K).
     pub(super) sizes: Vec<u64>,
 }
 
 /// Finds the nearest of a set of centroids, exactly.
 ///
-/// ‖x‖² - 2x·c + ‖c‖² in f32 over all centroids leaves a few candidates, among which distances in f64 decide. The points
-/// are centred first, because features of a language model lie far from the origin and close together.
+/// ‖x‖² - 2x·c + ‖c‖² in f32 over all centroids leaves a few candidates; distances in f64 decide between them. The points
+/// are centred first, because features of a language model lie far from the origin and close together: centring makes the
+/// f32 errors small against the differences of distances.
 pub(super) struct CentroidSearch<'a> {
     dimension: usize,
     centroids: &'a [f32],
     mean: &'a [f32],
-    /// Centred centroids, and zeros that fill the last LANES.
+    /// Centred centroids, filled with zeros to whole LANES.
     packed: PackedRows,
-    /// ‖c‖² of each centred centroid, infinite for those that fill the last LANES.
+    /// ‖c‖² of each centred centroid, filled with infinities to whole LANES, so that the filling is never nearest.
     norms: Vec<f32>,
     /// The largest ‖c‖ of the centred centroids.
     radius: f64,
 }
 
-/// Memory of a task.
+/// Buffers of a task.
 struct Scratch {
     /// Centred points (BLOCK, D).
     centred: Vec<f32>,
@@ -77,8 +78,17 @@ struct Scratch {
     products: Vec<f32>,
 }
 
+/// The points of each centroid in a group.
+#[derive(Default)]
+struct ClusterSums {
+    /// Sum of the points (K, D).
+    sums: Vec<f64>,
+    /// Number of the points (K).
+    sizes: Vec<u64>,
+}
+
 impl<'a> CentroidSearch<'a> {
-    /// Prepares `centroids` (K, D), with K ≥ 1; `mean` (D) is subtracted from points and centroids in the f32 pass.
+    /// Prepares `centroids` (K, D), K ≥ 1. The f32 pass subtracts `mean` (D) from points and centroids.
     pub(super) fn new(centroids: &'a [f32], dimension: usize, mean: &'a [f32]) -> Self {
         let mut centred = Vec::with_capacity(centroids.len());
         let mut norms = Vec::with_capacity(centroids.len() / dimension);
@@ -106,7 +116,7 @@ impl<'a> CentroidSearch<'a> {
         let group = count.div_ceil(groups).max(LEAST_GROUP);
         let mut assignments = vec![0; count];
         let mut distances = vec![0.0; count];
-        let partial: Vec<(Vec<f64>, Vec<u64>)> = points
+        let partial: Vec<ClusterSums> = points
             .par_chunks(group * self.dimension)
             .zip(assignments.par_chunks_mut(group))
             .zip(distances.par_chunks_mut(group))
@@ -114,20 +124,15 @@ impl<'a> CentroidSearch<'a> {
             .map(|((points, assignments), distances)| self.assign_group(points, assignments, distances))
             .collect();
         let mut partial = partial.into_iter();
-        let (mut sums, mut sizes) = partial.next().unwrap_or_default();
-        for (more_sums, more_sizes) in partial {
-            sums.iter_mut().zip(more_sums).for_each(|(sum, more)| *sum += more);
-            sizes.iter_mut().zip(more_sizes).for_each(|(size, more)| *size += more);
+        let ClusterSums { mut sums, mut sizes } = partial.next().unwrap_or_default();
+        for more in partial {
+            sums.iter_mut().zip(more.sums).for_each(|(sum, more)| *sum += more);
+            sizes.iter_mut().zip(more.sizes).for_each(|(size, more)| *size += more);
         }
         Assigned { assignments, distances, sums, sizes }
     }
 
-    fn assign_group(
-        &self,
-        points: &[f32],
-        assignments: &mut [u32],
-        distances: &mut [f64],
-    ) -> (Vec<f64>, Vec<u64>) {
+    fn assign_group(&self, points: &[f32], assignments: &mut [u32], distances: &mut [f64]) -> ClusterSums {
         let (dimension, padded) = (self.dimension, self.norms.len());
         let mut sums = vec![0f64; self.centroids.len()];
         let mut sizes = vec![0u64; self.centroids.len() / dimension];
@@ -167,17 +172,19 @@ impl<'a> CentroidSearch<'a> {
                 },
             );
         }
-        (sums, sizes)
+        ClusterSums { sums, sizes }
     }
 
-    /// The nearest centroid of a point, from ‖x‖² and its products with the centred centroids: exact distances are compared
-    /// of those whose f32 score ‖c‖² - 2x·c is within twice its error bound of the least.
+    /// The nearest centroid of a point and the squared distance, from ‖x‖² and the products with the centred centroids. The
+    /// f32 score ‖c‖² - 2x·c may be off by an error bound, so every centroid within twice the bound of the least score is a
+    /// candidate, and exact distances decide between the candidates.
     #[inline(always)]
     fn decide(&self, point: &[f32], square: f32, products: &[f32]) -> (usize, f64) {
         let reach = 1.001 * f64::from(square).sqrt() + self.radius;
         // A dot product of D terms is off by at most D·u·‖y‖‖c‖, the centring and the norms by a few u·(‖y‖ + ‖c‖)².
         let unit = f64::from(f32::EPSILON) / 2.0;
         let error = (2.0 * self.dimension as f64 + 16.0) * (unit * reach * reach + 1e-37);
+        // Longer vectors overflow f32 scores, so all centroids become candidates.
         let fits = reach * reach < LARGEST;
         let lanes = self.least(products);
         let limit = f64::from(reduce(lanes.least, f32::min)) + 2.0 * error;
@@ -194,7 +201,7 @@ impl<'a> CentroidSearch<'a> {
         self.compare(point, products, if fits { limit } else { f64::INFINITY })
     }
 
-    /// The nearest of the centroids whose score is not above a limit, by their exact distances. Seldom more than a few.
+    /// The nearest of the centroids with a score up to `limit`, by exact distances. They are rarely more than a few.
     #[inline(never)]
     fn compare(&self, point: &[f32], products: &[f32], limit: f64) -> (usize, f64) {
         let mut best = (0, f64::INFINITY);
@@ -218,7 +225,7 @@ impl<'a> CentroidSearch<'a> {
 
     /// The least scores ‖c‖² - 2x·c of products x·c in each lane. None may be NaN.
     #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "a loop over lanes is what becomes vector code")]
+    #[expect(clippy::needless_range_loop, reason = "a loop over lanes becomes vector code")]
     fn least(&self, products: &[f32]) -> Lanes {
         let mut lanes =
             Lanes { least: [f32::INFINITY; LANES], second: [f32::INFINITY; LANES], chunk: [0; LANES] };
@@ -241,17 +248,18 @@ impl<'a> CentroidSearch<'a> {
     }
 }
 
-/// Scores side by side: lane l has those of the centroids l, l + LANES and so on.
+/// Scores in lanes: lane l has the scores of the centroids l, l + LANES and so on.
 struct Lanes {
     /// The least score.
     least: [f32; LANES],
-    /// The next one.
+    /// The second least score.
     second: [f32; LANES],
-    /// How many times LANES before the centroid of the least one.
+    /// Number of the chunk of LANES centroids with the least score.
     chunk: [u32; LANES],
 }
 
-/// Combines all lanes, halves with halves: vectors, where one lane after the other would wait for each other.
+/// Combines all lanes, halves with halves: vector operations, instead of a chain in which each lane waits for the one
+/// before.
 #[inline(always)]
 fn reduce<T: Copy, const N: usize>(mut values: [T; N], combine: impl Fn(T, T) -> T) -> T {
     let mut width = N / 2;
@@ -264,13 +272,13 @@ fn reduce<T: Copy, const N: usize>(mut values: [T; N], combine: impl Fn(T, T) ->
     values[0]
 }
 
-/// Writes `point` - `mean` and gives its squared length.
+/// Writes `point` - `mean` (D) into `centred` and returns its squared length.
 #[inline(always)]
 fn centre(point: &[f32], mean: &[f32], centred: &mut [f32]) -> f32 {
     for ((centred, &point), &mean) in centred.iter_mut().zip(point).zip(mean) {
         *centred = point - mean;
     }
-    // A loop of its own, as sums over lanes keep the compiler from making the first one vector code.
+    // A separate loop: sums over lanes would keep the compiler from making the first loop vector code.
     let mut sums = [0f32; LANES];
     let (lanes, rest) = centred.as_chunks::<LANES>();
     for values in lanes {

@@ -1,4 +1,4 @@
-//! k-means++: the first centroids.
+//! k-means++: drawing the first centroids.
 
 use dipaco_ops::with_vector_units;
 use rand::Rng;
@@ -9,16 +9,15 @@ use rayon::prelude::*;
 use super::squared_distance;
 use crate::RoutingError;
 
-/// Points of the sample that the first centroids are drawn from, for each cluster: drawing one reads all of them.
+/// Points per cluster of the sample that the first centroids are drawn from. Each draw reads the whole sample.
 const SAMPLE: usize = 256;
 /// Points of a task.
 const CHUNK: usize = 512;
 
-/// Draws `clusters` of the `points` (N, D), or of a sample of them when there are many: the first evenly, each next one
-/// with a probability in proportion to its squared distance from the nearest of those that were drawn (Arthur and
-/// Vassilvitskii, 2007).
+/// Draws `clusters` of the `points` (N, D), or of a sample if there are many points. The first is drawn evenly, each next
+/// with a probability in proportion to its squared distance from the nearest drawn point (Arthur and Vassilvitskii, 2007).
 ///
-/// `alive` is called before each draw and may stop it.
+/// `alive` is called before each draw and may stop it with an error.
 pub(super) fn plus_plus(
     points: &[f32],
     dimension: usize,
@@ -33,7 +32,7 @@ pub(super) fn plus_plus(
         let mut sample = Vec::with_capacity(wanted * dimension);
         chosen.iter().for_each(|&point| sample.extend_from_slice(&points[point * dimension..][..dimension]));
         match draw_all(&sample, dimension, clusters, random, alive) {
-            // The sample may have too few different points although all of them together have enough.
+            // The sample may have too few different points although all points together have enough.
             Err(RoutingError::TooFewPoints { .. } | RoutingError::Identical { .. }) => {}
             drawn => return drawn,
         }
@@ -76,7 +75,7 @@ fn draw_all(
             if drawn == 1 && count > 1 {
                 return Err(RoutingError::Identical { points: count });
             }
-            // Every point coincides with a drawn one, and those all differ.
+            // Every point equals a drawn point, and the drawn points all differ.
             return Err(RoutingError::TooFewPoints { clusters, points: count, distinct: drawn });
         }
         chosen = draw(&distances, total, random);
@@ -84,7 +83,7 @@ fn draw_all(
     Ok(centroids)
 }
 
-/// A point with a probability in proportion to its weight; never one with weight 0.
+/// Draws a point with a probability in proportion to its weight; never a point with weight 0.
 fn draw(weights: &[f64], total: f64, random: &mut ChaCha8Rng) -> usize {
     let target = random.random::<f64>() * total;
     let mut sum = 0.0;

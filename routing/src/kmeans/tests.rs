@@ -157,7 +157,7 @@ fn empty_clusters_take_the_farthest_point_of_the_largest() {
     assert_eq!(moves, [Move { point: 1, from: 0, to: 1 }, Move { point: 3, from: 0, to: 3 }]);
     // Points that all lie on their centroid have nothing to give.
     assert_eq!(refill_empty(&assigned(&[0, 0, 0], &[0.0; 3], &[3, 0])), []);
-    // The cluster that gives a point is the mean of those that are left.
+    // The centroid of the donor is the mean of its remaining points.
     let points = [0.0, 1.0, 8.0, 30.0];
     let mut state = State {
         centroids: vec![3.0, 30.0, 99.0],

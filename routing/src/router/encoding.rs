@@ -9,14 +9,15 @@
 //! | … | the numbers of the rule, little-endian f32 |
 //! | 32 | BLAKE3 of everything before |
 //!
-//! The numbers are the centroids (P, D) of k-means, those of each part (K, width) of product k-means, first to last, or
-//! the weights (P, D) of a discriminative router; then the biases (P).
+//! The numbers are the centroids (P, D) of k-means, the centroids (K, width) of each part of product k-means, first to
+//! last, or the weights (P, D) of a discriminative router; then the biases (P).
 
 use super::{Header, check_finite};
 use crate::RoutingError;
 
 const MAGIC: &[u8; 8] = b"DIPACORT";
-const VERSION: u32 = 3;
+/// Version of the router format that this program writes and reads.
+pub const ROUTER_FORMAT_VERSION: u32 = 3;
 const FIXED: usize = 16;
 const CHECKSUM: usize = 32;
 
@@ -27,7 +28,7 @@ pub(super) fn encode(header: &Header, values: &[f32]) -> Result<Vec<u8>, Routing
     let length = u32::try_from(json.len()).map_err(|_| artefact("its header is over 4 GiB".into()))?;
     let mut bytes = Vec::with_capacity(FIXED + json.len() + 4 * values.len() + CHECKSUM);
     bytes.extend_from_slice(MAGIC);
-    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&ROUTER_FORMAT_VERSION.to_le_bytes());
     bytes.extend_from_slice(&length.to_le_bytes());
     bytes.extend_from_slice(&json);
     bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
@@ -38,13 +39,13 @@ pub(super) fn encode(header: &Header, values: &[f32]) -> Result<Vec<u8>, Routing
 
 /// Decodes and verifies a router.
 pub(super) fn decode(bytes: &[u8]) -> Result<(Header, Vec<f32>), RoutingError> {
-    let rest = bytes
-        .strip_prefix(MAGIC)
-        .ok_or_else(|| artefact("it does not begin as one; give the file that route fit wrote".into()))?;
+    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| {
+        artefact("it does not begin like a router; give the file that route fit wrote".into())
+    })?;
     let (version, _) = take_u32(rest)?;
-    if version != VERSION {
+    if version != ROUTER_FORMAT_VERSION {
         return Err(artefact(format!(
-            "its format is version {version}, this program reads version {VERSION}; run route fit and route assign again with \
+            "its format is version {version}, this program reads version {ROUTER_FORMAT_VERSION}; run route fit and route assign again with \
              this program, in a run that has not been trained yet, or go on with the program that wrote it"
         )));
     }

@@ -1,26 +1,26 @@
-//! How a router decides: distances of a feature to every path.
+//! The rules of routers: distances of a feature to every path.
 
 use dipaco_topology::PathId;
 
 use crate::kmeans::squared_distance;
 use crate::{RouterKind, RoutingError};
 
-/// The most paths of a router: what a topology may have.
+/// Largest number of paths of a router, the limit of a topology.
 const MAX_PATHS: u64 = 1 << 20;
 
 /// The sizes of a rule.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape<'a> {
     pub(super) kind: RouterKind,
-    /// Choices of each part of the feature, the most significant digit of the path first; one part but for product
-    /// k-means.
+    /// Number of choices for each part of the feature, the most significant digit of the path first. Only product k-means
+    /// has several parts.
     pub(super) clusters: &'a [u32],
     /// D.
     pub(super) dimension: usize,
 }
 
 impl<'a> Shape<'a> {
-    /// P, when the sizes can belong to a router.
+    /// P, if the sizes can belong to a router.
     pub(super) fn paths(&self) -> Option<u32> {
         let one_part = self.clusters.len() == 1;
         if self.clusters.is_empty() || !(one_part || self.kind == RouterKind::ProductKMeans) {
@@ -36,7 +36,7 @@ impl<'a> Shape<'a> {
         u32::try_from(paths).ok()
     }
 
-    /// How many numbers the rule has: centroids (K, width) of each part or weights (P, D), and then biases (P).
+    /// Number of values of the rule: centroids (K, width) of each part or weights (P, D), then biases (P).
     pub(super) fn values(&self) -> Option<usize> {
         let paths = self.paths()? as usize;
         match self.kind {
@@ -48,12 +48,12 @@ impl<'a> Shape<'a> {
     }
 
     /// The parts of the feature.
-    fn parts(&self) -> impl Iterator<Item = Part> + 'a {
-        parts(self.dimension, self.clusters)
+    fn parts(&self) -> impl Iterator<Item = FeaturePart> + 'a {
+        feature_parts(self.dimension, self.clusters)
     }
 
-    /// How far `features` (D) are from every path (P): the squared distance to its centroids less its bias, or -ln of the
-    /// probability that the classifier gives it. `values` are as many as [`Self::values`] says.
+    /// Distances (P) of `features` (D) to every path: the squared distance to its centroids less its bias, or -ln of the
+    /// classifier's probability. The number of `values` is [`Self::values`].
     pub(super) fn distances(&self, values: &[f32], features: &[f32]) -> Vec<f64> {
         match self.kind {
             RouterKind::Discriminative => surprises(values, features),
@@ -68,6 +68,7 @@ impl<'a> Shape<'a> {
                         .chunks_exact(own.len())
                         .map(|centroid| squared_distance(own, centroid))
                         .collect();
+                    // Every sum so far with every distance: the index becomes the path's number, digit by digit.
                     sums = sums.iter().flat_map(|sum| distances.iter().map(move |own| sum + own)).collect();
                 }
                 sums.iter_mut().zip(rest).for_each(|(sum, &bias)| *sum -= f64::from(bias));
@@ -76,7 +77,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// A distance as it is shown: Euclidean, or -ln of a probability.
+    /// A distance in the form that callers see: Euclidean, or -ln of a probability.
     pub(super) fn shown(&self, distance: f64) -> f32 {
         match self.kind {
             RouterKind::Discriminative => distance as f32,
@@ -85,21 +86,21 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// A contiguous part of a feature with clusters of its own.
+/// A contiguous part of a feature with its own clusters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct FeaturePart {
     pub(crate) components: std::ops::Range<usize>,
     pub(crate) clusters: u32,
 }
 
-/// Cuts `dimension` components into as many parts as there are numbers of clusters, equally long but for one component.
-pub(crate) fn parts(dimension: usize, clusters: &[u32]) -> impl Iterator<Item = Part> + '_ {
+/// Cuts `dimension` components into one part for each number of clusters, with lengths that differ by at most one.
+pub(crate) fn feature_parts(dimension: usize, clusters: &[u32]) -> impl Iterator<Item = FeaturePart> + '_ {
     let count = clusters.len();
     let bound = move |part: usize| (part as u128 * dimension as u128 / count as u128) as usize;
     clusters
         .iter()
         .enumerate()
-        .map(move |(part, &clusters)| Part { components: bound(part)..bound(part + 1), clusters })
+        .map(move |(part, &clusters)| FeaturePart { components: bound(part)..bound(part + 1), clusters })
 }
 
 /// -ln of the softmax of W x + b, for W (P, D) and then b (P) in `values`.
@@ -117,11 +118,11 @@ fn surprises(values: &[f32], features: &[f32]) -> Vec<f64> {
         .collect();
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = logits.iter().map(|logit| (logit - largest).exp()).sum();
-    // -logit + ln Σ exp, in this order so that the largest logit has the smallest distance whatever the rounding.
+    // In this order the largest logit has the smallest distance whatever the rounding.
     logits.iter().map(|logit| (largest - logit) + sum.ln()).collect()
 }
 
-/// The path with the smallest distance, the lowest one of several.
+/// The path with the smallest distance, the lowest path of equal ones.
 pub(super) fn nearest(distances: &[f64]) -> (PathId, f64) {
     let mut best = (PathId(0), f64::INFINITY);
     for (path, &distance) in (0u32..).zip(distances) {

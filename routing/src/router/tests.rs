@@ -72,7 +72,7 @@ fn bytes_give_the_same_router_and_hash() {
 }
 
 #[test]
-fn what_does_not_belong_together_is_named() {
+fn a_mismatch_is_named() {
     let router = router();
     router.check_seed(2, "cc").unwrap();
     router.check_paths(3).unwrap();
@@ -91,14 +91,14 @@ fn what_does_not_belong_together_is_named() {
 }
 
 #[test]
-fn another_version_says_so() {
+fn another_version_is_named() {
     let mut bytes = router().to_bytes().to_vec();
     bytes[8] = 1;
     let message = Router::from_bytes(&bytes).unwrap_err().to_string();
     assert!(message.contains("version 1") && message.contains("route fit"), "{message}");
 }
 
-/// Puts a right checksum under bytes, so that what comes behind that check is reached.
+/// Puts a right checksum under bytes, so that the checks behind the checksum are reached.
 fn sealed(mut content: Vec<u8>) -> Vec<u8> {
     let checksum = blake3::hash(&content);
     content.extend_from_slice(checksum.as_bytes());

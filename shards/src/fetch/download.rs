@@ -1,9 +1,9 @@
-//! One file over HTTP.
+//! Downloading one file over HTTP.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use flate2::bufread::MultiGzDecoder;
@@ -12,37 +12,37 @@ use ureq::http::{HeaderMap, Response};
 use ureq::{Agent, Body};
 
 use super::FetchConfig;
+use crate::progress::Watch;
 use crate::{Progress, ShardsError};
 
-/// Bytes that make an attempt count as progress, so that failures are counted anew.
+/// An attempt that receives this many bytes is progress: the count of failures starts again.
 const PROGRESS_BYTES: u64 = 1 << 20;
 
 /// Longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Longest pause that a server can ask for.
+/// Longest pause that is taken at a server's request.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(300);
 
 pub(super) struct Downloader<'a> {
     agent: Agent,
     retries: u32,
-    progress: &'a dyn Progress,
-    cancel: &'a AtomicBool,
+    watch: Watch<'a>,
     sleep: &'a dyn Fn(Duration),
 }
 
-/// What is known of the file that a `.part` is the start of.
+/// The server's description of the file whose start lies in a `.part`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct PartState {
     etag: Option<String>,
     total: Option<u64>,
 }
 
-/// Why an attempt failed.
+/// The reason of a failed attempt.
 enum Failure {
-    /// May work next time; with the pause that the server asks for.
+    /// Another attempt may succeed; with the pause that the server requests.
     Passing(String, Option<Duration>),
-    /// Will not.
+    /// Another attempt would fail too.
     Final(ShardsError),
 }
 
@@ -66,7 +66,7 @@ impl<'a> Downloader<'a> {
         let timeout = Some(Duration::from_secs(config.timeout_seconds));
         let mut builder = Agent::config_builder()
             .http_status_as_error(false)
-            // Lengths and ranges are about the file as it is stored.
+            // Ranges and the expected length count bytes of the stored file, so the transfer must not compress it.
             .accept_encoding("identity")
             .user_agent(concat!("dipaco/", env!("CARGO_PKG_VERSION")))
             .timeout_connect(timeout)
@@ -75,7 +75,8 @@ impl<'a> Downloader<'a> {
         if !config.proxy {
             builder = builder.proxy(None);
         }
-        Self { agent: builder.build().new_agent(), retries: config.retries, progress, cancel, sleep }
+        let watch = Watch { progress, cancel };
+        Self { agent: builder.build().new_agent(), retries: config.retries, watch, sleep }
     }
 
     /// Downloads `url` to `path`; returns the number of requests.
@@ -84,14 +85,14 @@ impl<'a> Downloader<'a> {
         let mut begun = false;
         let (mut requests, mut failures) = (0, 0);
         loop {
-            self.check_cancelled()?;
+            self.watch.check_cancelled()?;
             requests += 1;
             let before = length(&part);
             let outcome = self.attempt(url, &part, &mut begun).and_then(|()| {
                 check_gzip(&part).map_err(|error| {
-                    // What arrived is not the start of the right file.
+                    // All bytes arrived, so a next attempt would find the same damage: it starts anew.
                     forget(&part).map_or_else(Failure::Final, |()| {
-                        passing(format!("what arrived is no whole gzip file ({error})"))
+                        passing(format!("the received file is no whole gzip file ({error})"))
                     })
                 })
             });
@@ -108,7 +109,7 @@ impl<'a> Downloader<'a> {
                 return Err(ShardsError::Fetch {
                     url: url.to_owned(),
                     reason: format!(
-                        "{reason}, {failures} times in a row: check the network and run the command again, it continues where it stopped"
+                        "{reason}, {failures} times in a row: check the network and run the command again; it continues where it stopped"
                     ),
                 });
             }
@@ -116,13 +117,13 @@ impl<'a> Downloader<'a> {
             let own = Duration::from_secs(1 << (failures - 1).min(6)).min(LONGEST_PAUSE);
             self.pause(pause.map_or(own, |asked| asked.min(LONGEST_RETRY_AFTER)))?;
         }
-        self.progress.end();
+        self.watch.progress.end();
         std::fs::rename(&part, path).map_err(ShardsError::io("rename", &part))?;
         remove(&state_path(&part))?;
         Ok(requests)
     }
 
-    /// One request: continues the part if there is one. Ok when all bytes have arrived.
+    /// Makes one request, which continues the part file if there is one. Ok once all bytes have arrived.
     fn attempt(&self, url: &str, part: &Path, begun: &mut bool) -> Result<(), Failure> {
         let state = known_state(part)?;
         let offset = if state.is_some() { length(part) } else { 0 };
@@ -142,16 +143,16 @@ impl<'a> Downloader<'a> {
         })?;
         let (state, offset) = accept(url, part, &response, state, offset)?;
         if !std::mem::replace(begun, true) {
-            self.progress
-                .begin(&part.file_stem().unwrap_or_default().to_string_lossy(), state.total.unwrap_or(0));
-            self.progress.advance(offset, 0);
+            let name = part.file_stem().unwrap_or_default().to_string_lossy();
+            self.watch.progress.begin(&name, state.total.unwrap_or(0));
+            self.watch.progress.advance(offset, 0);
         }
         let io = |error| Failure::Final(ShardsError::io("write", part)(error));
         let mut file = OpenOptions::new().append(true).create(true).open(part).map_err(io)?;
         file.set_len(offset).map_err(io)?;
         write_state(part, &state)?;
         let received = self.receive(&mut response, &mut file, part);
-        // Even a broken download is worth keeping.
+        // A broken download is kept too: the next attempt continues behind these bytes.
         file.sync_all().map_err(io)?;
         let arrived = offset + received?;
         match state.total {
@@ -171,7 +172,7 @@ impl<'a> Downloader<'a> {
         let mut buffer = vec![0; 128 * 1024];
         let mut received = 0;
         loop {
-            self.check_cancelled()?;
+            self.watch.check_cancelled()?;
             let count = match body.read(&mut buffer) {
                 Ok(0) => return Ok(received),
                 Ok(count) => count,
@@ -180,7 +181,7 @@ impl<'a> Downloader<'a> {
             };
             file.write_all(&buffer[..count]).map_err(ShardsError::io("write", part))?;
             received += count as u64;
-            self.progress.advance(count as u64, 0);
+            self.watch.progress.advance(count as u64, 0);
         }
     }
 
@@ -189,17 +190,14 @@ impl<'a> Downloader<'a> {
             let slice = left.min(Duration::from_secs(1));
             (self.sleep)(slice);
             left -= slice;
-            self.check_cancelled()?;
+            self.watch.check_cancelled()?;
         }
         Ok(())
     }
-
-    fn check_cancelled(&self) -> Result<(), ShardsError> {
-        if self.cancel.load(Ordering::Relaxed) { Err(ShardsError::Cancelled) } else { Ok(()) }
-    }
 }
 
-/// Looks at an answer's status and headers: what file it is of, and from which byte on it goes.
+/// Reads the status and headers of an answer; returns the file's description and the offset of the answer's first byte.
+/// `state` and `offset` describe the part file.
 fn accept(
     url: &str,
     part: &Path,
@@ -239,15 +237,13 @@ fn accept(
         }
         416 => {
             forget(part)?;
-            Err(passing("the server has a shorter file than what arrived before, starting anew"))
+            Err(passing("the server has a shorter file than the part received before, starting anew"))
         }
         408 | 429 | 500..=599 => {
             let pause = header(headers, "retry-after").and_then(|seconds| seconds.trim().parse().ok());
             Err(Failure::Passing(format!("the server answers {status}"), pause.map(Duration::from_secs)))
         }
-        401 | 403 => {
-            fail("it wants you to have access; check the base URL, or fetch the file by other means")
-        }
+        401 | 403 => fail("it requires access rights; check the base URL, or fetch the file by other means"),
         404 | 410 => fail("it does not have this file; check the base URL and the range of files"),
         _ => fail("this is not a file; check the base URL"),
     }
@@ -279,8 +275,9 @@ fn check_gzip(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// What is known of a part; a part of which nothing is known is removed.
+/// The description of a part file; a part file without one is removed.
 fn known_state(part: &Path) -> Result<Option<PartState>, ShardsError> {
+    // Bytes of an unknown file must not be continued.
     let state = std::fs::read(state_path(part)).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
     if state.is_none() {
         forget(part)?;

@@ -9,30 +9,30 @@ use flate2::write::GzEncoder;
 use super::*;
 use crate::NoProgress;
 
-/// What the server does with a request.
+/// The server's behaviour for one request.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    /// The file, or the range asked for.
+    /// Sends the file, or the requested range.
     Right,
-    /// The same, but the connection closes after so many bytes of the body.
+    /// Sends the same, but closes the connection after this many bytes of the body.
     Cut(usize),
-    /// The whole file although a range was asked for.
+    /// Sends the whole file even if a range was requested.
     IgnoreRange,
-    /// The whole file, said and sent too short by so many bytes.
+    /// Announces and sends the whole file without this many last bytes.
     Short(usize),
-    /// As many bytes as there should be, with one changed.
+    /// Sends the right number of bytes, one of them changed.
     Changed,
-    /// A range of a file with another ETag.
+    /// Sends a range of a file with another ETag.
     OtherTag,
-    /// A status, with the seconds of Retry-After.
+    /// Sends a status, with the seconds of Retry-After.
     Status(u16, Option<u64>),
-    /// A redirection to the same path.
+    /// Redirects to the same path.
     Redirect,
-    /// The connection closes without an answer.
+    /// Closes the connection without an answer.
     HangUp,
 }
 
-/// A server on loopback that gives each request the next answer of a script, and then right ones.
+/// A server on loopback that gives each request the next answer of a script, and right answers after its end.
 struct Server {
     url: String,
     requests: Arc<Mutex<Vec<String>>>,
@@ -161,7 +161,7 @@ fn fetch(script: &[Answer]) -> Outcome {
 }
 
 #[test]
-fn faults_that_pass_end_in_the_right_file() {
+fn passing_faults_end_in_the_right_file() {
     use Answer::*;
     let cases: [(&[Answer], usize, u64); 10] = [
         (&[], 1, 0),
@@ -190,7 +190,7 @@ fn faults_that_pass_end_in_the_right_file() {
 }
 
 #[test]
-fn faults_that_stay_end_in_an_error_with_the_address_and_the_remedy() {
+fn lasting_faults_end_in_an_error_with_the_address_and_the_remedy() {
     use Answer::*;
     let cases: [(&[Answer], usize, &str); 6] = [
         (&[Status(404, None)], 1, "range of files"),
@@ -216,7 +216,7 @@ fn a_later_run_continues_and_a_finished_file_is_not_fetched_again() {
     assert!(outcome.result.is_err());
     let part = folder.path().join("c4-train.00000-of-01024.json.gz.part");
     assert_eq!(std::fs::metadata(&part).unwrap().len(), 50_000);
-    // The server's file has the same tag, so what arrived is kept: only the rest is sent.
+    // The server's file has the same tag, so the received bytes are kept and only the rest is sent.
     let outcome = fetch_into(folder.path(), content(), &[]);
     assert_eq!(outcome.requests, 1);
     assert!(outcome.file == Some(content()));

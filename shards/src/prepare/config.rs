@@ -10,31 +10,30 @@ use crate::{ReadLimits, ShardsError};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrepareConfig {
-    /// Tokens of the vocabulary to train, the 256 bytes and the end-of-text token among them. Default 4096. A larger
-    /// one gives fewer tokens per byte of text and a larger embedding; up to 65536 a token takes 2 bytes on disk.
-    /// Without effect when `tokenizer` is given.
+    /// Size of the vocabulary to train, the 256 bytes and the end-of-text token included. Default 4096. A larger
+    /// vocabulary gives fewer tokens per byte of text and a larger embedding; up to 65536 ids a token takes 2 bytes on
+    /// disk. Without effect if `tokenizer` is given.
     pub vocab_size: u32,
     /// A `tokenizer.json` to use instead of training one. Default: none.
     pub tokenizer: Option<PathBuf>,
-    /// Name of the end-of-text token of the given tokenizer. Default: the first of `<|endoftext|>`, `</s>`,
-    /// `<|end_of_text|>` and `<eos>` that it has.
+    /// Name of the end-of-text token of the given tokenizer. Default: the first token of `<|endoftext|>`, `</s>`,
+    /// `<|end_of_text|>` and `<eos>` in its vocabulary.
     pub end_of_text: Option<String>,
-    /// Bytes of text on which the tokenizer is trained, taken from all over the input. Default 10000000 (10 MB). More
-    /// takes longer and hardly changes the vocabulary.
+    /// Bytes of text to train the tokenizer on, spread over the input. Default 10000000 (10 MB). More text takes longer
+    /// and hardly changes the vocabulary.
     pub tokenizer_sample_bytes: u64,
-    /// Fraction of the documents that becomes the validation set when none is given, by a hash of their text. Default
-    /// 0.02; 0 writes no validation set.
+    /// Fraction of the documents for the validation set if no validation inputs are given, chosen by a hash of their
+    /// text. Default 0.02; 0 writes no validation set.
     pub validation_fraction: f64,
-    /// Plain text files are cut into documents of at most so many bytes, at line ends. Default 16384. Small values cut
-    /// context, large ones leave few documents to route.
+    /// Largest document of a plain text file in bytes; files are cut at line ends. Default 16384. Small values cut
+    /// context, large values leave few documents to route.
     pub text_document_bytes: usize,
-    /// Longest line, and with it the longest JSON document, in bytes. Default 67108864 (64 MiB). Longer lines are
-    /// refused and counted; the memory needed grows with it.
+    /// Longest line, and so the longest JSON document, in bytes. Default 67108864 (64 MiB). Longer lines are refused and
+    /// counted. Memory grows with the value.
     pub max_line_bytes: usize,
-    /// Documents with fewer tokens (the end-of-text token not counted) are refused and counted. Default 0: all are
-    /// kept.
+    /// Documents with fewer tokens, without the end-of-text token, are refused and counted. Default 0 keeps all.
     pub min_document_tokens: usize,
-    /// Threads that tokenise. Default 0: one for each core. The result does not depend on it.
+    /// Number of tokenising threads. Default 0: one for each core. The result does not depend on it.
     pub threads: usize,
 }
 
@@ -58,7 +57,7 @@ impl PrepareConfig {
     /// Checks the values.
     ///
     /// # Errors
-    /// A value cannot work; the error names its key.
+    /// A value is outside its valid range; the error names its key.
     pub fn check(&self) -> Result<(), ShardsError> {
         let refuse = |key, value: String, reason| Err(ShardsError::Value { key, value, reason });
         if self.tokenizer.is_none() && !(258..=1 << 24).contains(&self.vocab_size) {
@@ -66,11 +65,7 @@ impl PrepareConfig {
             return refuse("prepare.vocab_size", self.vocab_size.to_string(), reason);
         }
         if self.tokenizer.is_none() && self.tokenizer_sample_bytes == 0 {
-            return refuse(
-                "prepare.tokenizer_sample_bytes",
-                "0".into(),
-                "a tokenizer needs text to be trained on",
-            );
+            return refuse("prepare.tokenizer_sample_bytes", "0".into(), "training a tokenizer needs text");
         }
         if !(0.0..1.0).contains(&self.validation_fraction) {
             let reason = "give a fraction from 0 to below 1";

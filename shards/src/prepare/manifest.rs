@@ -1,18 +1,17 @@
-//! Knowing that the outputs are up to date.
+//! The manifest of a preparation, and the check that its outputs are up to date.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 
 use super::pieces::Inputs;
 use super::{
-    MANIFEST, PrepareConfig, PrepareReport, REPORT, TOKENIZER, TRAIN, VALIDATION, check_cancelled,
-    token_file_is_whole,
+    MANIFEST, PrepareConfig, PrepareReport, REPORT, TOKENIZER, TRAIN, VALIDATION, token_file_is_whole,
 };
-use crate::{InputFile, Progress, ShardsError};
+use crate::progress::Watch;
+use crate::{InputFile, ShardsError};
 
-/// From what, and with what configuration, the outputs were made.
+/// The inputs and the configuration that the outputs were made from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Manifest {
     version: u64,
@@ -20,7 +19,7 @@ pub(super) struct Manifest {
     inputs: Vec<Input>,
     tokenizer_hash: String,
     train_content_hash: String,
-    /// Empty when there is no validation file.
+    /// Empty if there is no validation file.
     validation_content_hash: String,
 }
 
@@ -53,20 +52,20 @@ impl Manifest {
     }
 }
 
-/// The configuration without what cannot change the result.
+/// The configuration without the values that cannot change the result.
 pub(super) fn comparable(config: &PrepareConfig) -> PrepareConfig {
     PrepareConfig { threads: 0, ..config.clone() }
 }
 
-/// The report of the run that made the outputs, if they are whole and still what this configuration makes of these
-/// inputs. Anything unexpected means that they are not. The content of inputs is compared as far as `compare` says.
+/// The report of the run that made the outputs, if they are whole and this configuration would make the same from these
+/// inputs. Anything unexpected counts as a difference. The content of an input is compared if `compare` is true for its
+/// number.
 pub(super) fn up_to_date(
     config: &PrepareConfig,
     inputs: &Inputs,
     compare: impl Fn(usize) -> bool,
     out: &Path,
-    progress: &dyn Progress,
-    cancel: &AtomicBool,
+    watch: Watch<'_>,
 ) -> Result<Option<PrepareReport>, ShardsError> {
     let (Some(manifest), Some(report)) =
         (read::<Manifest>(&out.join(MANIFEST)), read::<PrepareReport>(&out.join(REPORT)))
@@ -74,7 +73,7 @@ pub(super) fn up_to_date(
         return Ok(None);
     };
     let now: Vec<_> = inputs.files().collect();
-    // Folders may have moved, or be mounted elsewhere; the content tells.
+    // Folders may have moved or be mounted elsewhere, so names of folders do not count; the content is compared below.
     let same_names = now.len() == manifest.inputs.len()
         && now.iter().zip(&manifest.inputs).all(|((file, validation), input)| {
             (file.path.file_name(), file.bytes, *validation)
@@ -105,25 +104,21 @@ pub(super) fn up_to_date(
         .filter(|(number, _)| compare(*number))
         .map(|(_, ((file, _), input))| (*file, input.blake3.as_str()))
         .collect();
-    progress.begin("compare inputs", compared.iter().map(|(file, _)| file.bytes).sum());
-    let same = same_content(&compared, progress, cancel)?;
-    progress.end();
+    watch.progress.begin("compare inputs", compared.iter().map(|(file, _)| file.bytes).sum());
+    let same = same_content(&compared, watch)?;
+    watch.progress.end();
     Ok(same.then_some(report))
 }
 
-/// Whether files still have the content that their hashes were taken of. One that could not be read to its end has no
-/// hash, and never counts as the same.
-pub(super) fn same_content(
-    files: &[(&InputFile, &str)],
-    progress: &dyn Progress,
-    cancel: &AtomicBool,
-) -> Result<bool, ShardsError> {
+/// True if all files have the content of their hashes. A file that could not be read to its end has an empty hash and
+/// never counts as the same.
+pub(super) fn same_content(files: &[(&InputFile, &str)], watch: Watch<'_>) -> Result<bool, ShardsError> {
     for (file, hash) in files {
-        check_cancelled(cancel)?;
+        watch.check_cancelled()?;
         if hash_file(&file.path).is_none_or(|found| found != *hash) {
             return Ok(false);
         }
-        progress.advance(file.bytes, 0);
+        watch.progress.advance(file.bytes, 0);
     }
     Ok(true)
 }
@@ -132,9 +127,6 @@ pub(super) fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Option<T> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }
 
-/// The hash of a file that is read through once, in little memory.
 fn hash_file(path: &Path) -> Option<String> {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(std::fs::File::open(path).ok()?).ok()?;
-    Some(hasher.finalize().to_hex().to_string())
+    dipaco_files::file_hash(path).ok()
 }

@@ -1,35 +1,36 @@
-//! The pieces in which text is tokenised: what a killed run need not do again, and what machines divide among them.
+//! Pieces: the unit of tokenising. A killed run does not repeat finished pieces, and machines divide the pieces among
+//! them.
 //!
-//! A piece is one input file, or several small ones that follow each other. Its documents go to token files of its own
-//! in the folder `pieces`, and a record, written last, says what they were made of. Pieces depend on the list of inputs
-//! only, so that the merged files are the same bytes whatever the number of machines and interruptions.
+//! A piece is one input file, or several small files that follow each other. Its documents go to its own token files in
+//! the folder `pieces`; a record, written last, names the inputs. Pieces depend only on the list of inputs, so the merged
+//! files have the same bytes whatever the number of machines and interruptions.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 use super::manifest::{comparable, read, same_content};
-use super::pipeline::{self, Outputs, Split};
+use super::pipeline::{Outputs, Pipeline, Split};
 use super::{PrepareConfig, PrepareReport, list_some, remove_stale, token_file_is_whole, write_json};
+use crate::progress::Watch;
 use crate::readers::InputList;
-use crate::{InputFile, Part, Progress, ShardsError, TokenFileInfo, TokenFileWriter, Tokenizer};
+use crate::{InputFile, Part, ShardsError, TokenFileInfo, TokenFileWriter, Tokenizer};
 
 /// Name of the folder in the output folder.
 pub(super) const FOLDER: &str = "pieces";
 
-/// A file of so many bytes as stored is a piece of its own, and smaller ones are put together until they have as many:
-/// each piece costs two files and a few syncs.
+/// Least size of a piece in stored bytes: a file of this size is its own piece, and smaller files are joined up to it,
+/// because each piece costs two files and a few syncs.
 const PIECE_BYTES: u64 = 2 << 20;
 
-/// Version of the records.
+/// Version of the records; part of [`Piece::key`].
 const VERSION: u32 = 1;
 
 /// The files to read.
 pub(super) struct Inputs {
     pub(super) train: InputList,
-    /// Files of a validation set of its own.
+    /// Files of the separate validation inputs, if there are any.
     pub(super) validation: Option<InputList>,
 }
 
@@ -39,7 +40,7 @@ impl Inputs {
         Ok(Self { train: list_some(train)?, validation: own })
     }
 
-    /// All files, and whether each is of the validation set.
+    /// All files, each with true if it is a validation input.
     pub(super) fn files(&self) -> impl Iterator<Item = (&InputFile, bool)> {
         let validation = self.validation.iter().flat_map(|list| &list.files);
         self.train.files.iter().map(|file| (file, false)).chain(validation.map(|file| (file, true)))
@@ -79,7 +80,7 @@ impl Inputs {
     }
 }
 
-/// Input files that are tokenised in one go.
+/// Input files that are tokenised together.
 pub(super) struct Piece {
     number: usize,
     /// Number of its first file among all inputs.
@@ -88,15 +89,21 @@ pub(super) struct Piece {
     split: Split,
 }
 
-/// What was made of a piece; written when its token files are there.
+/// The record of a finished piece, written after its token files.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     /// See [`Piece::key`].
     key: String,
-    /// The part that made it.
+    /// The part that made the piece.
     part: Part,
-    /// Of the piece alone.
+    /// Report of this piece alone.
     pub(super) report: PrepareReport,
+}
+
+/// A piece whose token files and record are there.
+pub(super) struct FinishedPiece<'a> {
+    pub(super) piece: &'a Piece,
+    pub(super) record: Record,
 }
 
 impl Piece {
@@ -109,7 +116,7 @@ impl Piece {
         self.files.bytes()
     }
 
-    /// Whether it is of a validation set of its own.
+    /// True for a piece of the separate validation inputs.
     pub(super) fn is_validation(&self) -> bool {
         self.split == Split::AllValidation
     }
@@ -118,7 +125,7 @@ impl Piece {
         self.files.files.first().map(|file| file.path.clone()).unwrap_or_default()
     }
 
-    /// Whether it holds an input, by its number among all of them.
+    /// True if the piece contains the input with this number among all inputs.
     pub(super) fn holds(&self, input: usize) -> bool {
         (self.first..self.first + self.files.files.len()).contains(&input)
     }
@@ -135,8 +142,8 @@ impl Piece {
         folder.join(format!("{:05}.json", self.number))
     }
 
-    /// What decides the outcome, as far as it can be known without reading the files. Folders may be mounted elsewhere
-    /// on another machine, so names of files count and those of their folders do not.
+    /// Hash of everything that decides the outcome and is known without reading the files. Another machine may mount the
+    /// folders elsewhere, so file names count and folder names do not.
     fn key(&self, config: &PrepareConfig, tokenizer: &Tokenizer) -> String {
         let files: Vec<_> = self
             .files
@@ -147,10 +154,10 @@ impl Piece {
         let settings = PrepareConfig { tokenizer: None, ..comparable(config) };
         let split = format!("{:?}", self.split);
         let all = serde_json::json!([VERSION, self.number, files, settings, tokenizer.hash(), split]);
-        blake3::hash(all.to_string().as_bytes()).to_hex().to_string()
+        dipaco_files::content_hash(all.to_string().as_bytes())
     }
 
-    /// The record, when the piece has been made of files of these names and lengths with these settings.
+    /// The record, if the piece was made from files of these names and lengths with these settings.
     pub(super) fn record(
         &self,
         config: &PrepareConfig,
@@ -161,13 +168,12 @@ impl Piece {
         (record.key == self.key(config, tokenizer)).then_some(record)
     }
 
-    /// Whether a recorded piece is whole and its files still have the content that it was made of.
+    /// True if the token files of a recorded piece are whole and its input files have not changed.
     pub(super) fn is_done(
         &self,
         record: &Record,
         folder: &Path,
-        progress: &dyn Progress,
-        cancel: &AtomicBool,
+        watch: Watch<'_>,
     ) -> Result<bool, ShardsError> {
         let whole = [
             (self.train_file(folder), &record.report.train.content_hash),
@@ -177,7 +183,7 @@ impl Piece {
         .all(|(file, hash)| file.as_ref().is_none_or(|file| token_file_is_whole(file, hash)));
         let hashes = record.report.files.iter().map(|file| file.hash.as_str());
         let files: Vec<_> = self.files.files.iter().zip(hashes).collect();
-        Ok(whole && files.len() == self.files.files.len() && same_content(&files, progress, cancel)?)
+        Ok(whole && files.len() == self.files.files.len() && same_content(&files, watch)?)
     }
 
     /// Tokenises the piece and records it.
@@ -187,8 +193,7 @@ impl Piece {
         tokenizer: &Tokenizer,
         part: Part,
         folder: &Path,
-        progress: &dyn Progress,
-        cancel: &AtomicBool,
+        watch: Watch<'_>,
     ) -> Result<Record, ShardsError> {
         remove_stale(&self.record_file(folder))?;
         let start = Instant::now();
@@ -200,16 +205,9 @@ impl Piece {
             validation: writer(self.validation_file(folder))?,
         };
         let mut report = PrepareReport::default();
-        pipeline::run(
-            config,
-            &self.files,
-            tokenizer,
-            self.split,
-            &mut outputs,
-            &mut report,
-            progress,
-            cancel,
-        )?;
+        let pipeline = Pipeline { config, inputs: &self.files, tokenizer, split: self.split, watch };
+        pipeline.run(&mut outputs, &mut report)?;
+        // Hashes of the inputs are known only after reading, so the writers get their source last.
         let source = report.source();
         for (writer, split) in
             [(outputs.train, &mut report.train), (outputs.validation, &mut report.validation)]
@@ -231,7 +229,7 @@ impl Record {
     }
 }
 
-/// What token files of a tokenizer say of themselves.
+/// Description of a token file that `tokenizer` makes.
 pub(super) fn info(tokenizer: &Tokenizer, source: String) -> TokenFileInfo {
     TokenFileInfo {
         tokenizer_hash: tokenizer.hash().to_owned(),
@@ -242,7 +240,10 @@ pub(super) fn info(tokenizer: &Tokenizer, source: String) -> TokenFileInfo {
     }
 }
 
-/// The error that says which parts are missing, when some are: the pieces that have no record belong to them.
+/// Checks that no piece is missing.
+///
+/// # Errors
+/// Some are; the error names the parts that they belong to.
 pub(super) fn check_all_there(
     pieces: &[Piece],
     missing: &[usize],

@@ -1,33 +1,34 @@
 //! Reading, tokenising and writing at the same time.
 //!
-//! One thread reads, several tokenise, the calling thread writes in the order of reading. At most a fixed number of
-//! batches is on its way, so memory is bounded and a slow document holds up the reader rather than filling the memory.
+//! One thread reads, several tokenise, and the calling thread writes in the order of reading. The number of batches in
+//! flight is limited, so a slow document holds up the reader instead of filling the memory.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::{FileReport, PrepareConfig, PrepareReport, check_cancelled};
+use super::{FileReport, PrepareConfig, PrepareReport};
+use crate::progress::Watch;
 use crate::readers::InputList;
-use crate::{Progress, Record, Refusal, ShardsError, TokenFileWriter, Tokenizer, read_documents};
+use crate::{Record, Refusal, ShardsError, TokenFileWriter, Tokenizer, read_documents};
 
-/// A batch is handed on when it has so much text, or so many documents.
+/// A batch is passed on once it has this many bytes of text.
 const BATCH_BYTES: usize = 256 * 1024;
+/// A batch is passed on once it has this many documents.
 const BATCH_DOCUMENTS: usize = 1024;
 
-/// Batches on their way for each tokenising thread.
+/// Batches in flight for each tokenising thread.
 const BATCHES_PER_THREAD: usize = 4;
 
-/// On which side a document falls.
+/// The rule that puts a document into the training or the validation set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Split {
     /// All documents are training documents.
     AllTrain,
     /// All documents are validation documents.
     AllValidation,
-    /// Documents whose key is below the threshold are validation documents.
+    /// Documents with a key below the threshold are validation documents.
     ByHash(u64),
 }
 
@@ -47,19 +48,26 @@ impl Split {
         }
     }
 
-    /// Whether it gives validation documents.
+    /// True if the rule can give validation documents.
     pub(super) fn validates(self) -> bool {
         self != Self::AllTrain
     }
 }
 
-/// Two independent numbers from the hash of a text: the first decides the split, the second the tokenizer's sample.
-pub(super) fn text_key(text: &str) -> (u64, u64) {
+/// Two independent numbers from the hash of a text.
+pub(super) struct TextKey {
+    /// Decides the split.
+    pub(super) split: u64,
+    /// Decides whether the text is in the tokenizer's sample, independently of the split.
+    pub(super) sample: u64,
+}
+
+pub(super) fn text_key(text: &str) -> TextKey {
     let hash = blake3::hash(text.as_bytes());
     let number = |at: usize| {
         hash.as_bytes()[at..at + 8].iter().fold(0u64, |number, &byte| number << 8 | u64::from(byte))
     };
-    (number(0), number(8))
+    TextKey { split: number(0), sample: number(8) }
 }
 
 /// The token files being written.
@@ -68,7 +76,7 @@ pub(super) struct Outputs {
     pub(super) validation: Option<TokenFileWriter>,
 }
 
-/// A document on its way; its place is for the report.
+/// A document in flight; file and line are for the report.
 struct Item<T> {
     content: T,
     text_bytes: usize,
@@ -82,67 +90,108 @@ struct Batch<T> {
     items: Vec<Item<T>>,
 }
 
-/// Tokenises the documents of `inputs` into `outputs` and adds to `report`.
-#[allow(clippy::too_many_arguments)]
-pub(super) fn run(
-    config: &PrepareConfig,
-    inputs: &InputList,
-    tokenizer: &Tokenizer,
-    split: Split,
-    outputs: &mut Outputs,
-    report: &mut PrepareReport,
-    progress: &dyn Progress,
-    cancel: &AtomicBool,
-) -> Result<(), ShardsError> {
-    let threads = config.thread_count();
-    let on_their_way = threads * BATCHES_PER_THREAD;
-    let (permits, permits_back) = bounded::<()>(on_their_way);
-    let (texts, texts_out) = bounded::<Batch<String>>(on_their_way);
-    let (encoded, encoded_out) = bounded::<Result<Batch<Vec<u32>>, ShardsError>>(on_their_way);
-    let outcome = std::thread::scope(|scope| {
-        let reader = scope.spawn(move || {
-            Reader { config, inputs, split, permits, texts, progress, cancel, number: 0 }.run()
-        });
-        for _ in 0..threads {
-            let (texts_out, encoded) = (texts_out.clone(), encoded.clone());
-            scope.spawn(move || tokenise(tokenizer, &texts_out, &encoded));
-        }
-        drop((texts_out, encoded));
-        // When writing fails, the channels are dropped here, which ends the other threads.
-        let written = write(config, inputs, &encoded_out, &permits_back, outputs, report, progress);
-        drop((encoded_out, permits_back));
-        let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        written.map(|()| read)
-    });
-    report.merge(outcome?);
-    check_cancelled(cancel)?;
-    Ok(())
+/// The threads that turn input files into tokens.
+pub(super) struct Pipeline<'a> {
+    pub(super) config: &'a PrepareConfig,
+    pub(super) inputs: &'a InputList,
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) split: Split,
+    pub(super) watch: Watch<'a>,
 }
 
+impl Pipeline<'_> {
+    /// Tokenises the documents of the inputs into `outputs` and adds to `report`.
+    pub(super) fn run(&self, outputs: &mut Outputs, report: &mut PrepareReport) -> Result<(), ShardsError> {
+        let threads = self.config.thread_count();
+        let in_flight = threads * BATCHES_PER_THREAD;
+        // A batch holds a permit from reading to writing. Without permits a slow document would let the batches behind it
+        // pile up at the writer, which waits for the slow one.
+        let (permits, permits_back) = bounded::<()>(in_flight);
+        let (texts, texts_out) = bounded::<Batch<String>>(in_flight);
+        let (encoded, encoded_out) = bounded::<Result<Batch<Vec<u32>>, ShardsError>>(in_flight);
+        let outcome = std::thread::scope(|scope| {
+            let reader = scope.spawn(move || Reader { pipeline: self, permits, texts, number: 0 }.run());
+            for _ in 0..threads {
+                let (texts_out, encoded) = (texts_out.clone(), encoded.clone());
+                scope.spawn(move || tokenise(self.tokenizer, &texts_out, &encoded));
+            }
+            drop((texts_out, encoded));
+            let written = self.write(&encoded_out, &permits_back, outputs, report);
+            // A failed writer drops the channels here, which ends the other threads.
+            drop((encoded_out, permits_back));
+            let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            written.map(|()| read)
+        });
+        report.merge(outcome?);
+        self.watch.check_cancelled()
+    }
+
+    /// Writes batches in the order of their numbers.
+    fn write(
+        &self,
+        encoded: &Receiver<Result<Batch<Vec<u32>>, ShardsError>>,
+        permits: &Receiver<()>,
+        outputs: &mut Outputs,
+        report: &mut PrepareReport,
+    ) -> Result<(), ShardsError> {
+        let mut waiting = BTreeMap::new();
+        let mut next = 0;
+        for batch in encoded {
+            let batch = batch?;
+            waiting.insert(batch.number, batch.items);
+            while let Some(items) = waiting.remove(&next) {
+                next += 1;
+                let documents = items.len() as u64;
+                for item in items {
+                    // The end-of-text token does not count.
+                    if item.content.len() <= self.config.min_document_tokens {
+                        report.refused.add(Refusal::TooShort, &self.inputs.files[item.file], item.line);
+                        continue;
+                    }
+                    let (writer, split) = if item.validation {
+                        (&mut outputs.validation, &mut report.validation)
+                    } else {
+                        (&mut outputs.train, &mut report.train)
+                    };
+                    if let Some(writer) = writer {
+                        writer.push_document(&item.content)?;
+                        split.documents += 1;
+                        split.tokens += item.content.len() as u64;
+                        split.text_bytes += item.text_bytes as u64;
+                    }
+                }
+                self.watch.progress.advance(0, documents);
+                // The reader sent this batch's permit before the batch, so this does not wait.
+                let _ = permits.recv();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The thread that reads the input files.
 struct Reader<'a> {
-    config: &'a PrepareConfig,
-    inputs: &'a InputList,
-    split: Split,
+    pipeline: &'a Pipeline<'a>,
     permits: Sender<()>,
     texts: Sender<Batch<String>>,
-    progress: &'a dyn Progress,
-    cancel: &'a AtomicBool,
+    /// Number of the next batch.
     number: u64,
 }
 
 impl Reader<'_> {
-    /// Reads all files; returns what the reader alone knows.
+    /// Reads all files; returns the reader's share of the report: files, refusals and skipped files.
     fn run(mut self) -> PrepareReport {
+        let Pipeline { config, inputs, split, watch, .. } = *self.pipeline;
         let mut report = PrepareReport::default();
         let (mut items, mut bytes) = (Vec::new(), 0);
-        for (index, file) in self.inputs.files.iter().enumerate() {
+        for (index, file) in inputs.files.iter().enumerate() {
             let (mut documents, mut refused) = (0, 0);
-            let end = read_documents(file, &self.config.limits(), self.progress, &mut |record| {
+            let end = read_documents(file, &config.limits(), watch.progress, &mut |record| {
                 match record {
                     Record::Document { text, line } => {
                         documents += 1;
                         bytes += text.len();
-                        let validation = self.split.is_validation(text_key(&text).0);
+                        let validation = split.is_validation(text_key(&text).split);
                         let text_bytes = text.len();
                         items.push(Item { content: text, text_bytes, validation, file: index, line });
                     }
@@ -152,7 +201,7 @@ impl Reader<'_> {
                     }
                 }
                 let full = bytes >= BATCH_BYTES || items.len() >= BATCH_DOCUMENTS;
-                if self.cancel.load(Ordering::Relaxed) || full && !self.send(&mut items, &mut bytes) {
+                if watch.is_cancelled() || full && !self.send(&mut items, &mut bytes) {
                     return ControlFlow::Break(());
                 }
                 ControlFlow::Continue(())
@@ -164,14 +213,14 @@ impl Reader<'_> {
                 path: file.path.clone(),
                 bytes: file.bytes,
                 hash: end.hash.unwrap_or_default(),
-                validation: self.split == Split::AllValidation,
+                validation: split == Split::AllValidation,
                 lines: end.lines,
                 documents,
                 refused,
                 damage: end.damage,
                 skipped: end.skipped,
             });
-            if self.cancel.load(Ordering::Relaxed) {
+            if watch.is_cancelled() {
                 break;
             }
         }
@@ -181,7 +230,7 @@ impl Reader<'_> {
         report
     }
 
-    /// Hands a batch on, when there is room for one; false when nobody takes it any more.
+    /// Passes a batch on once there is room for it; false if the writer is gone.
     fn send(&mut self, items: &mut Vec<Item<String>>, bytes: &mut usize) -> bool {
         *bytes = 0;
         let batch = Batch { number: self.number, items: std::mem::take(items) };
@@ -213,48 +262,4 @@ fn tokenise(
             return;
         }
     }
-}
-
-/// Writes batches in the order of their numbers.
-fn write(
-    config: &PrepareConfig,
-    inputs: &InputList,
-    encoded: &Receiver<Result<Batch<Vec<u32>>, ShardsError>>,
-    permits: &Receiver<()>,
-    outputs: &mut Outputs,
-    report: &mut PrepareReport,
-    progress: &dyn Progress,
-) -> Result<(), ShardsError> {
-    let mut waiting = BTreeMap::new();
-    let mut next = 0;
-    for batch in encoded {
-        let batch = batch?;
-        waiting.insert(batch.number, batch.items);
-        while let Some(items) = waiting.remove(&next) {
-            next += 1;
-            let documents = items.len() as u64;
-            for item in items {
-                // The end-of-text token does not count.
-                if item.content.len() <= config.min_document_tokens {
-                    report.refused.add(Refusal::TooShort, &inputs.files[item.file], item.line);
-                    continue;
-                }
-                let (writer, split) = if item.validation {
-                    (&mut outputs.validation, &mut report.validation)
-                } else {
-                    (&mut outputs.train, &mut report.train)
-                };
-                if let Some(writer) = writer {
-                    writer.push_document(&item.content)?;
-                    split.documents += 1;
-                    split.tokens += item.content.len() as u64;
-                    split.text_bytes += item.text_bytes as u64;
-                }
-            }
-            progress.advance(0, documents);
-            // The reader has sent a permit for each batch before it, so this does not wait.
-            let _ = permits.recv();
-        }
-    }
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! What `prepare` did.
+//! The report of `prepare`.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::names;
 use crate::{Refusals, ShardsError, Skipped};
 
-/// What became of the input.
+/// Result of a preparation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PrepareReport {
-    /// Whether nothing had to be done; the rest is the report of the run that did it.
+    /// True if the outputs were up to date; the other fields are the report of the run that made them.
     pub skipped: bool,
     /// The tokenizer.
     pub tokenizer: TokenizerReport,
@@ -20,9 +20,9 @@ pub struct PrepareReport {
     pub train: SplitReport,
     /// The validation set.
     pub validation: SplitReport,
-    /// Lines and stretches of text that gave no document.
+    /// Lines and runs of text that gave no document.
     pub refused: Refusals,
-    /// Files of directories that were not read.
+    /// Skipped files of directories, by reason.
     pub skipped_files: BTreeMap<Skipped, u64>,
     /// Every file that was read, in the order of reading.
     pub files: Vec<FileReport>,
@@ -39,7 +39,7 @@ pub struct TokenizerReport {
     pub hash: String,
     /// Number of token ids.
     pub vocab_size: u32,
-    /// Bytes of text on which it was trained; 0 when it was given.
+    /// Bytes of text that it was trained on; 0 if it was given.
     pub trained_on_bytes: u64,
     /// Seconds to train or load it.
     pub seconds: f64,
@@ -54,7 +54,7 @@ pub struct SplitReport {
     pub tokens: u64,
     /// Bytes of text (UTF-8).
     pub text_bytes: u64,
-    /// Hash of the token file's content; empty when there is no such file.
+    /// Hash of the token file's content; empty if there is no such file.
     pub content_hash: String,
 }
 
@@ -68,28 +68,28 @@ impl SplitReport {
 /// An input file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileReport {
-    /// Its path as given or found.
+    /// Its path, as given or found.
     pub path: PathBuf,
     /// Its length as stored, in bytes.
     pub bytes: u64,
-    /// BLAKE3 of the file as stored, in hexadecimal; empty when it could not be read to its end.
+    /// BLAKE3 of the file as stored, in hexadecimal; empty if it could not be read to its end.
     pub hash: String,
-    /// Whether it is of the validation input.
+    /// True for a file of the validation inputs.
     pub validation: bool,
     /// Lines read.
     pub lines: u64,
-    /// Documents read from it (before `min_document_tokens`).
+    /// Documents read from it, before `min_document_tokens` applies.
     pub documents: u64,
-    /// Lines and stretches refused.
+    /// Refused lines and runs of text.
     pub refused: u64,
-    /// What is wrong with the file as a whole; what could be read before is kept.
+    /// Damage of the file as a whole; documents before the damage are kept.
     pub damage: Option<String>,
-    /// Why it was not read at all.
+    /// Reason for skipping the file.
     pub skipped: Option<Skipped>,
 }
 
 impl PrepareReport {
-    /// Files that are damaged.
+    /// Damaged files, each with its damage.
     pub fn damaged(&self) -> impl Iterator<Item = (&FileReport, &str)> {
         self.files.iter().filter_map(|file| Some((file, file.damage.as_deref()?)))
     }
@@ -113,7 +113,7 @@ impl PrepareReport {
         self.tokenising_seconds += other.tokenising_seconds;
     }
 
-    /// Counts files that were not read.
+    /// Counts skipped files.
     pub(super) fn skip(&mut self, skipped: &BTreeMap<Skipped, u64>) {
         for (&reason, count) in skipped {
             *self.skipped_files.entry(reason).or_default() += count;
@@ -154,7 +154,7 @@ impl Display for PrepareReport {
         if self.skipped {
             writeln!(
                 f,
-                "nothing to do: inputs, configuration and outputs are those of the run reported here"
+                "nothing to do: inputs, configuration and outputs are unchanged since the run reported here"
             )?;
         }
         let files = self.files.len();

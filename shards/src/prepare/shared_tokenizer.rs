@@ -1,7 +1,6 @@
-//! The tokenizer of a preparation: given, trained before by this run or on another machine, or trained now.
+//! The tokenizer of a preparation: given, trained earlier by this run or on another machine, or trained now.
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -9,11 +8,13 @@ use serde::{Deserialize, Serialize};
 use super::manifest::read;
 use super::pieces::Inputs;
 use super::pipeline::Split;
-use super::{PrepareConfig, TOKENIZER, TokenizerReport, sample, write_atomically, write_json};
+use super::sample::TrainedTokenizer;
+use super::{PrepareConfig, TOKENIZER, TokenizerReport, sample, write_json};
+use crate::progress::Watch;
 use crate::tokenizer::END_OF_TEXT;
-use crate::{Part, Progress, ShardsError, Tokenizer};
+use crate::{Part, ShardsError, Tokenizer};
 
-/// What the tokenizer in the folder of the pieces was trained on.
+/// Record of the training of the tokenizer in the folder of the pieces.
 const RECORD: &str = "tokenizer-record.json";
 
 const VERSION: u32 = 1;
@@ -26,14 +27,13 @@ struct Record {
     seconds: f64,
 }
 
-/// The tokenizer for these inputs. `part`, when the job is divided, may not train one of its own.
+/// The tokenizer for these inputs. A part of a divided job may not train its own: all parts must share one.
 pub(super) fn tokenizer(
     config: &PrepareConfig,
     inputs: &Inputs,
     part: Option<Part>,
     folder: &Path,
-    progress: &dyn Progress,
-    cancel: &AtomicBool,
+    watch: Watch<'_>,
 ) -> Result<(Tokenizer, TokenizerReport), ShardsError> {
     let start = Instant::now();
     let of = |tokenizer: &Tokenizer, trained_on_bytes, seconds| TokenizerReport {
@@ -61,15 +61,16 @@ pub(super) fn tokenizer(
         return Err(ShardsError::NoSharedTokenizer { path: file, part, other: exists });
     }
     let split = Split::new(config, inputs.validation.is_some());
-    let (tokenizer, bytes) = sample::train_tokenizer(config, &inputs.train, split, progress, cancel)?;
-    let report = of(&tokenizer, bytes, start.elapsed().as_secs_f64());
-    write_atomically(&file, tokenizer.to_json())?;
+    let TrainedTokenizer { tokenizer, sample_bytes } =
+        sample::train_tokenizer(config, &inputs.train, split, watch)?;
+    let report = of(&tokenizer, sample_bytes, start.elapsed().as_secs_f64());
+    dipaco_files::publish(&file, tokenizer.to_json())?;
     let (hash, seconds) = (report.hash.clone(), report.seconds);
-    write_json(&folder.join(RECORD), &Record { key, hash, trained_on_bytes: bytes, seconds })?;
+    write_json(&folder.join(RECORD), &Record { key, hash, trained_on_bytes: sample_bytes, seconds })?;
     Ok((tokenizer, report))
 }
 
-/// What decides the outcome of the training, as far as it can be known without reading the files.
+/// Hash of everything that decides the outcome of the training and is known without reading the files.
 fn key(config: &PrepareConfig, inputs: &Inputs) -> String {
     let files: Vec<_> = inputs
         .train
@@ -81,5 +82,5 @@ fn key(config: &PrepareConfig, inputs: &Inputs) -> String {
     let settings =
         (config.vocab_size, config.tokenizer_sample_bytes, config.text_document_bytes, config.max_line_bytes);
     let all = serde_json::json!([VERSION, files, split, settings]);
-    blake3::hash(all.to_string().as_bytes()).to_hex().to_string()
+    dipaco_files::content_hash(all.to_string().as_bytes())
 }

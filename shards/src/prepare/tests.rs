@@ -1,5 +1,6 @@
 use std::fmt::Write as _;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::{NoProgress, Refusal, Tokenizer};
@@ -8,7 +9,7 @@ fn config() -> PrepareConfig {
     PrepareConfig { vocab_size: 300, validation_fraction: 0.2, threads: 1, ..Default::default() }
 }
 
-/// JSON lines: 600 documents, of which every tenth is blank.
+/// JSON lines: 600 documents, every tenth of them blank.
 fn corpus(folder: &Path) -> PathBuf {
     let mut text = String::new();
     for at in 0..600 {
@@ -121,7 +122,7 @@ fn a_finished_step_is_skipped_until_something_changes() {
     std::fs::write(&input, text.replace("word", "ward")).unwrap();
     assert!(!again(&other));
 
-    // Without a validation set there is no file of the former one.
+    // Without a validation set the former validation file is gone.
     assert!(!again(&PrepareConfig { validation_fraction: 0.0, ..config() }));
     assert_eq!(names_in(&out), [MANIFEST, REPORT, TOKENIZER, TRAIN]);
 }
@@ -141,7 +142,7 @@ fn a_given_validation_set_and_tokenizer_are_used() {
         prepare(&given, &[input], &[validation], PrepareWork::All, &out, &NoProgress, &cancel)
     };
     let error = with(input, validation).unwrap_err();
-    // The one validation document is too short for this configuration.
+    // The only validation document is too short for this configuration.
     assert!(error.to_string().contains("validation.txt:1"), "{error}");
     let validation = folder.path().join("validation.txt");
     std::fs::write(&validation, "one line of validation text\n".repeat(9)).unwrap();
@@ -171,7 +172,7 @@ fn damaged_files_are_reported_and_the_rest_is_kept() {
 }
 
 #[test]
-fn input_that_gives_nothing_is_an_error_that_says_why() {
+fn input_without_documents_is_an_error_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let bad = folder.path().join("bad.jsonl");
     std::fs::write(&bad, "prose\n{}\n").unwrap();
@@ -192,7 +193,7 @@ fn input_that_gives_nothing_is_an_error_that_says_why() {
     assert!(run(&wrong, &[bad], &out).unwrap_err().to_string().contains("prepare.validation_fraction"));
 }
 
-/// Cancels after so many documents, or when a step begins.
+/// Cancels after a number of documents, or when a step begins.
 struct CancelAt<'a> {
     cancel: &'a AtomicBool,
     step: &'a str,
@@ -234,7 +235,7 @@ fn cancelled(inputs: &[PathBuf], out: &Path, step: &str, documents: i64) -> Vec<
 }
 
 #[test]
-fn cancelling_keeps_former_outputs_and_what_was_finished() {
+fn cancelling_keeps_former_outputs_and_finished_pieces() {
     let folder = tempfile::tempdir().unwrap();
     let input = corpus(folder.path());
     let out = folder.path().join("out");
@@ -244,7 +245,7 @@ fn cancelling_keeps_former_outputs_and_what_was_finished() {
     assert_eq!(names_in(&out.join("pieces")), ["tokenizer-record.json", TOKENIZER]);
 }
 
-/// Files that are large enough for a piece each, and two that share one.
+/// Three files that are large enough for their own piece, and two small files that share a piece.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     for (name, documents) in [("a", 5), ("b", 5), ("c", 1), ("d", 1), ("e", 5)] {
@@ -289,7 +290,7 @@ fn parts_on_several_machines_give_the_same_bytes_as_one() {
             && message.contains("--part 2/3"),
         "{message}"
     );
-    // Twice is once.
+    // A repeated call changes nothing.
     let record = std::fs::read(out.join("pieces/00001.json")).err();
     assert!(record.is_some());
     part(2, 3).unwrap();
@@ -327,7 +328,7 @@ fn parts_on_several_machines_give_the_same_bytes_as_one() {
 }
 
 #[test]
-fn a_stopped_run_goes_on_with_the_pieces_that_it_has() {
+fn a_stopped_run_continues_with_its_finished_pieces() {
     let folder = tempfile::tempdir().unwrap();
     let inputs = files(folder.path());
     let whole = folder.path().join("whole");
@@ -341,7 +342,7 @@ fn a_stopped_run_goes_on_with_the_pieces_that_it_has() {
     assert!(stamp("00002.json").is_err());
     cancelled(&inputs, &out, "merge", i64::MAX);
     assert_eq!((stamp(TOKENIZER).unwrap(), stamp("00000.json").unwrap()), (tokenizer, first));
-    // A damaged piece is made again, and so is one whose input has changed.
+    // A damaged piece is made again, and so is a piece with a changed input.
     std::fs::write(out.join("pieces/00001-train.h5"), "damaged").unwrap();
     let text = std::fs::read_to_string(&inputs[0]).unwrap();
     std::fs::write(&inputs[0], text.replace("word", "ward")).unwrap();

@@ -1,4 +1,4 @@
-//! The content of a file, decompressed, with the hash of what is on the disk.
+//! The decompressed content of a file, with the hash of the stored bytes.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -13,7 +13,7 @@ const BUFFER_BYTES: usize = 128 * 1024;
 /// Largest zstd window that is accepted: 2^27 bytes, zstd's own default limit.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
-/// A file as stored: counts, hashes and reports what is read.
+/// A file as stored; reading counts, hashes and reports the bytes.
 pub(super) struct Stored<'a> {
     file: File,
     hasher: blake3::Hasher,
@@ -39,7 +39,7 @@ pub(super) enum Content<'a> {
 }
 
 impl<'a> Content<'a> {
-    /// Opens a file; the error says what is wrong with it.
+    /// Opens a file; the error describes the problem.
     pub(super) fn open(file: &InputFile, progress: &'a dyn Progress) -> Result<Self, String> {
         let opened = File::open(&file.path).map_err(|error| format!("cannot open it: {error}"))?;
         let stored = Stored { file: opened, hasher: blake3::Hasher::new(), bytes: 0, progress };
@@ -51,7 +51,7 @@ impl<'a> Content<'a> {
         match file.compression {
             Compression::None => Ok(Self::Plain(Box::new(stored))),
             Compression::Gzip if !start.starts_with(&[0x1F, 0x8B]) => {
-                Err("its name says gzip, its content is not gzip".to_owned())
+                Err("its name ends in .gz, but its content is not gzip".to_owned())
             }
             Compression::Gzip => {
                 let decoder = MultiGzDecoder::new(stored);
@@ -77,7 +77,7 @@ impl<'a> Content<'a> {
         }
     }
 
-    /// A decompressor's error in words.
+    /// Describes an error of the decompressor.
     pub(super) fn describe(&self, error: &std::io::Error) -> String {
         let kind = match self {
             Self::Plain(_) => return format!("cannot read on: {error}"),
@@ -93,7 +93,7 @@ impl<'a> Content<'a> {
         format!("the {kind} stream is damaged around here ({error})")
     }
 
-    /// Reads what is left of the stored file and returns its length and hash.
+    /// Reads the rest of the stored file and returns its length and hash.
     pub(super) fn finish(self) -> std::io::Result<(u64, String)> {
         let mut stored = match self {
             Self::Plain(reader) => *reader,

@@ -6,7 +6,7 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAcce
 
 use super::Refusal;
 
-/// Deepest nesting that is accepted, the limit of serde_json for values that it keeps.
+/// Deepest accepted nesting: serde_json's limit for values that it keeps.
 const DEEPEST: usize = 128;
 
 /// The text of a document on a line.
@@ -27,17 +27,18 @@ pub(super) fn text_of(line: &[u8]) -> Result<String, Refusal> {
     }
 }
 
-/// Without a byte-order mark at the start.
+/// The bytes without a byte-order mark at the start.
 pub(super) fn without_mark(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes)
 }
 
-/// Whether a text has nothing that one could see or hear.
+/// True if a text has only white space and invisible marks.
 pub(super) fn is_blank(text: &str) -> bool {
     text.chars().all(|character| character.is_whitespace() || matches!(character, '\u{200B}' | '\u{FEFF}'))
 }
 
-/// Whether brackets nest deeper than [`DEEPEST`]. Strings are passed over; what is not JSON may give either answer.
+/// True if brackets nest deeper than [`DEEPEST`]. Brackets in strings do not count. For invalid JSON either answer is
+/// possible.
 fn nested_too_deep(line: &[u8]) -> bool {
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
     for &byte in line {
@@ -61,7 +62,7 @@ fn nested_too_deep(line: &[u8]) -> bool {
     false
 }
 
-/// A line's value, of which only `text` is kept; of several the last, as in Python.
+/// The value of a line. Only the field `text` is kept; of repeated fields the last counts, as in Python.
 enum Value {
     Object(Option<Text>),
     Other,

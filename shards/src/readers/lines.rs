@@ -5,9 +5,9 @@ use std::io::{BufRead, Read};
 /// A line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line<'a> {
-    /// With its line feed, if it has one.
+    /// The line with its line feed, if it has one.
     Whole(&'a [u8]),
-    /// Longer than the limit; it was passed over.
+    /// A line over the limit; its bytes are skipped.
     TooLong,
 }
 
@@ -23,7 +23,7 @@ impl<R: BufRead> Lines<R> {
         Self { reader, limit, line: Vec::new() }
     }
 
-    /// The next line. A line that an error cuts is not given.
+    /// The next line. An error replaces the line that it cuts.
     pub(super) fn next(&mut self) -> std::io::Result<Option<Line<'_>>> {
         self.line.clear();
         // One long line must not keep its memory for the rest of the file.

@@ -1,4 +1,4 @@
-//! Which files to read.
+//! Lists of files to read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ShardsError;
 
-/// How a file is compressed, by its name.
+/// Compression of a file, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compression {
     None,
@@ -18,17 +18,17 @@ pub(super) enum Compression {
 /// A file to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputFile {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Its length as stored, in bytes.
     pub bytes: u64,
-    /// Whether it holds JSON lines; otherwise plain text.
+    /// True for JSON lines, false for plain text.
     pub json: bool,
     pub(super) compression: Compression,
 }
 
 impl InputFile {
-    /// The file, with its format by its name.
+    /// A file with the format that its name indicates.
     pub fn new(path: PathBuf, bytes: u64) -> Self {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         let (stem, compression) = match (name.strip_suffix(".gz"), name.strip_suffix(".zst")) {
@@ -40,24 +40,24 @@ impl InputFile {
         Self { path, bytes, json, compression }
     }
 
-    /// About how many bytes of text the file holds.
+    /// Estimated number of bytes of text in the file.
     pub(crate) fn text_bytes_estimate(&self) -> u64 {
         // English text shrinks to about 40 % with gzip and 35 % with zstd.
         if self.compression == Compression::None { self.bytes } else { self.bytes.saturating_mul(5) / 2 }
     }
 }
 
-/// Why a file of a directory is not read.
+/// The reason for skipping a file of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Skipped {
-    /// Its name, or that of a directory on the way to it, starts with a dot.
+    /// Its name, or the name of a folder on the way to it, starts with a dot.
     Hidden,
-    /// It has NUL bytes at its start.
+    /// It has a NUL byte near its start.
     Binary,
-    /// A symbolic link to a directory, which could be a loop.
+    /// It is a symbolic link to a directory, which could form a loop.
     LinkedDirectory,
-    /// A socket, pipe or device.
+    /// It is a socket, pipe or device.
     NotRegular,
 }
 
@@ -77,7 +77,7 @@ impl std::fmt::Display for Skipped {
 pub struct InputList {
     /// The files, sorted by path, each once.
     pub files: Vec<InputFile>,
-    /// What was passed over in directories: how often for each reason.
+    /// Skipped entries of directories: the count for each reason.
     pub skipped: BTreeMap<Skipped, u64>,
 }
 
@@ -88,7 +88,7 @@ impl InputList {
     }
 }
 
-/// The files that `inputs` (files and directories, which are searched through) stand for.
+/// Lists the files of `inputs`: files, and directories with all their files.
 ///
 /// # Errors
 /// An input does not exist or a directory cannot be read.
@@ -116,7 +116,7 @@ pub fn list_inputs(inputs: &[PathBuf]) -> Result<InputList, ShardsError> {
             } else if kind.is_dir() {
                 directories.push(path);
             } else {
-                // Follows links.
+                // Unlike the entry's type, this follows links.
                 match std::fs::metadata(&path) {
                     Ok(target) if target.is_dir() => skip(Skipped::LinkedDirectory),
                     Ok(target) if target.is_file() => {
@@ -131,24 +131,31 @@ pub fn list_inputs(inputs: &[PathBuf]) -> Result<InputList, ShardsError> {
     Ok(InputList { files, skipped })
 }
 
-/// Kinds of text in the sources of crates, each with its share of the bytes that are taken.
-const KINDS: [(&[&str], f64); 5] = [
-    (&["rs"], 0.40),
-    (&["c", "h", "cc", "cpp"], 0.25),
-    (&["md"], 0.20),
-    (&["toml"], 0.075),
-    (&[], 0.075), // licences
+/// A kind of text in the sources of crates.
+struct Kind {
+    extensions: &'static [&'static str],
+    /// Share of the chosen bytes.
+    share: f64,
+}
+
+/// Kinds of text in the sources of crates. The last is licences, which have no extension.
+const KINDS: [Kind; 5] = [
+    Kind { extensions: &["rs"], share: 0.40 },
+    Kind { extensions: &["c", "h", "cc", "cpp"], share: 0.25 },
+    Kind { extensions: &["md"], share: 0.20 },
+    Kind { extensions: &["toml"], share: 0.075 },
+    Kind { extensions: &[], share: 0.075 },
 ];
 
-/// Largest file that is taken: generated tables would crowd out what people wrote.
+/// Largest chosen file: generated tables would crowd out text that people wrote.
 const LARGEST_SOURCE_BYTES: u64 = 256 * 1024;
 
-/// Text files of the crates (`name-version`) that are unpacked under `registries` (the folders in
-/// `$CARGO_HOME/registry/src`): Rust, C, Markdown, TOML and licences, together about `max_bytes`.
+/// Text files of the crates (`name-version`) unpacked under `registries` (the folders in `$CARGO_HOME/registry/src`):
+/// Rust, C, Markdown, TOML and licences, together about `max_bytes`.
 ///
-/// The choice is a function of the crates' names and contents' sizes, so that all machines with the same lock file take
-/// the same files: in each kind, files come in the order of a hash of `crate/path` until the kind's share is full. A
-/// kind that has less leaves the rest to the others.
+/// The choice depends only on the names and sizes of the files, so all machines with the same lock file choose the same:
+/// the files of each kind come in the order of a hash of `crate/path` until the kind's share is full. A kind with too
+/// little text leaves the rest of its share to the others.
 ///
 /// # Errors
 /// A directory cannot be read.
@@ -170,7 +177,7 @@ pub fn crate_sources(
     for (name, root) in &roots {
         for file in list_inputs(std::slice::from_ref(root))?.files {
             let inside = file.path.strip_prefix(root).unwrap_or(&file.path);
-            // Cargo writes this one when it unpacks, and its content depends on the version of cargo.
+            // Cargo writes this file when it unpacks, and its content depends on the version of cargo.
             let kind = if inside == Path::new("Cargo.toml.orig") { None } else { kind_of(inside) };
             if let Some(kind) = kind
                 && (1..=LARGEST_SOURCE_BYTES).contains(&file.bytes)
@@ -196,15 +203,17 @@ pub fn crate_sources(
     Ok(chosen)
 }
 
-/// Bytes to take of each kind: its share, and of what other kinds leave over in proportion to the shares.
+/// Bytes to choose of each kind: its share, plus its part of the bytes that other kinds lack, in proportion to the
+/// shares.
 fn budgets(totals: &[u64; KINDS.len()], max_bytes: u64) -> [u64; KINDS.len()] {
     let mut budgets = [0; KINDS.len()];
     let (mut left, mut open): (f64, BTreeSet<usize>) = (max_bytes as f64, (0..KINDS.len()).collect());
     loop {
-        let shares: f64 = open.iter().map(|&kind| KINDS[kind].1).sum();
-        let short = open.iter().copied().find(|&kind| (totals[kind] as f64) < left * KINDS[kind].1 / shares);
+        let shares: f64 = open.iter().map(|&kind| KINDS[kind].share).sum();
+        let short =
+            open.iter().copied().find(|&kind| (totals[kind] as f64) < left * KINDS[kind].share / shares);
         let Some(kind) = short else {
-            open.iter().for_each(|&kind| budgets[kind] = (left * KINDS[kind].1 / shares) as u64);
+            open.iter().for_each(|&kind| budgets[kind] = (left * KINDS[kind].share / shares) as u64);
             return budgets;
         };
         budgets[kind] = totals[kind];
@@ -220,5 +229,5 @@ fn kind_of(path: &Path) -> Option<usize> {
     {
         return Some(KINDS.len() - 1);
     }
-    KINDS.iter().position(|(extensions, _)| extensions.contains(&extension))
+    KINDS.iter().position(|kind| kind.extensions.contains(&extension))
 }

@@ -65,7 +65,7 @@ fn every_container_gives_the_same_documents_and_the_hash_of_the_file() {
 }
 
 #[test]
-fn damaged_files_keep_what_comes_before_and_say_what_is_wrong() {
+fn damaged_files_keep_the_documents_before_and_name_the_damage() {
     let folder = tempfile::tempdir().unwrap();
     let whole = gzip(lines(200).as_bytes());
     let changed = |from_end: usize| {
@@ -131,7 +131,7 @@ fn plain_text_is_cut_at_line_ends() {
 }
 
 #[test]
-fn directories_are_listed_in_order_and_what_is_passed_over_is_counted() {
+fn directories_are_listed_in_order_and_skipped_entries_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     std::fs::create_dir_all(root.join("b/c")).unwrap();
@@ -172,7 +172,7 @@ fn crate_sources_have_all_kinds_within_the_budget() {
     let bytes: u64 = files.iter().map(|file| std::fs::metadata(file).unwrap().len()).sum();
     assert!((18_000..=20_000).contains(&bytes), "{bytes}");
     assert!(files.iter().all(|file| !file.starts_with(root.join("unlisted-1.0.0"))));
-    // With room for everything, everything is taken.
+    // A large budget takes all files.
     assert_eq!(crate_sources(&[root], &crates, 1 << 30).unwrap().len(), 86);
 }
 
@@ -183,7 +183,7 @@ fn dirty(name: &str) -> Option<InputFile> {
 }
 
 #[test]
-fn the_dirty_corpus_is_read_as_wanted() {
+fn the_dirty_corpus_is_read_as_its_readme_demands() {
     let (Some(file), Some(truncated)) = (dirty("dirty.json.gz"), dirty("dirty-truncated.json.gz")) else {
         eprintln!("the shared corpus is not here: nothing tested");
         return;
@@ -228,7 +228,7 @@ proptest! {
             content[at] ^= 0x10;
         }
         let (texts, refused, end) = read(&write(&folder, name, &content));
-        // Never silence.
+        // Nothing is dropped in silence.
         prop_assert!(!texts.is_empty() || !refused.is_empty() || end.damage.is_some() || end.skipped.is_some());
     }
 }

@@ -1,11 +1,11 @@
-//! A shuffled order that needs no memory.
+//! A shuffled order without a table.
 
-/// Rounds of the network. Four give a pseudo-random permutation (Luby and Rackoff 1988); the others make up for round
-/// functions that are fast rather than strong.
+/// Rounds of the network. Four give a pseudo-random permutation (Luby and Rackoff 1988) with strong round functions;
+/// the other four make up for fast ones.
 const ROUNDS: usize = 8;
 
 /// A pseudo-random permutation of 0..n, keyed by a seed and an epoch: a balanced Feistel network over the next even
-/// number of bits, with cycle walking (values outside of 0..n are mapped again; fewer than 4 mappings on average).
+/// number of bits, with cycle walking (a value outside 0..n is mapped again; fewer than 4 mappings on average).
 #[derive(Clone, Debug)]
 pub struct Permutation {
     n: u64,
@@ -30,7 +30,7 @@ impl Permutation {
         Self { n, half_bits, keys }
     }
 
-    /// Where `place` (below n) goes.
+    /// New place of `place`, which is below n.
     pub fn apply(&self, place: u64) -> u64 {
         debug_assert!(place < self.n);
         let mut value = place;

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{TokenFileInfo, TokenFileWriter};
 
-/// A file of documents with `lengths` tokens each, numbered through: no two tokens of the file are equal but the ends.
+/// A file of documents with `lengths` tokens each. All tokens of the file differ, except the end-of-text tokens.
 fn file(folder: &tempfile::TempDir, lengths: &[u32]) -> Arc<TokenFile> {
     let path = folder.path().join("t.h5");
     let info = TokenFileInfo { vocab_size: 1 << 20, ..Default::default() };
@@ -96,7 +96,7 @@ fn ranges_without_sequences_are_refused() {
 }
 
 #[test]
-fn a_token_outside_of_the_vocabulary_is_refused_at_use() {
+fn a_token_outside_the_vocabulary_is_refused_at_use() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.h5");
     let mut writer =

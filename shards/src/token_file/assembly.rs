@@ -1,25 +1,25 @@
-//! Making the HDF5 file of data whose size and hash are known.
+//! Making the HDF5 file from data of known size and hash.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
+use dipaco_files::PendingFile;
 use hdf5::plist::dataset_create::{AllocTime, FillTime, Layout};
 use hdf5::types::VarLenUnicode;
-use memmap2::Mmap;
 
 use super::header::{HEADER_BYTES, Header};
-use super::{FORMAT, FORMAT_VERSION, TokenFileInfo, TokenFileSummary, is_wide};
+use super::map::FileMap;
+use super::{FORMAT, TOKEN_FILE_FORMAT_VERSION, TokenFileInfo, TokenFileSummary, is_wide};
 use crate::ShardsError;
-use crate::temporary::temporary;
 
-/// More than HDF5's own structures take, long attributes not counted.
+/// Upper bound of the size of HDF5's own structures in bytes, without the long attributes.
 const STRUCTURE_BYTES: u64 = 64 << 10;
 
 /// A token file about to be written.
 pub(super) struct Assembly<'a> {
-    /// Where it goes.
+    /// Destination.
     pub(super) path: &'a Path,
     pub(super) info: &'a TokenFileInfo,
     pub(super) documents: u64,
@@ -27,40 +27,36 @@ pub(super) struct Assembly<'a> {
     pub(super) content_hash: String,
 }
 
-/// Where the data sets begin in the file.
+/// Offsets of the data sets in the file, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub(super) struct DataSetOffsets {
     pub(super) documents: u64,
     pub(super) tokens: u64,
 }
 
 impl Assembly<'_> {
-    /// Makes the file under a temporary name, has `fill` write the two data sets, syncs, and renames.
+    /// Makes the file under a temporary name, lets `fill` write the two data sets, and publishes the file.
     pub(super) fn write(
         &self,
-        fill: impl FnOnce(&mut File, Places) -> Result<(), ShardsError>,
+        fill: impl FnOnce(&mut File, DataSetOffsets) -> Result<(), ShardsError>,
     ) -> Result<TokenFileSummary, ShardsError> {
         let path = self.path;
-        let folder = folder_of(path);
-        let mut finished = temporary(&folder, path)?;
+        let mut pending = PendingFile::create(path)?;
         let texts = self.info.source.len() + self.info.origin.len() + self.info.tokenizer_hash.len();
         let data = self.tokens * self.token_bytes() + (self.documents + 1) * 8;
-        reserve(finished.as_file_mut(), data, STRUCTURE_BYTES + texts as u64)
+        reserve(pending.file_mut(), data, STRUCTURE_BYTES + texts as u64)
             .map_err(ShardsError::io("write", path))?;
-        let places = self.write_structures(finished.path())?;
-        // HDF5 has closed the file; its bytes are filled in from here.
-        let file = finished.as_file_mut();
-        fill(file, places)?;
-        let header = self.header(file, places)?;
+        let offsets = self.write_structures(pending.temporary_path())?;
+        // The data bypass HDF5, so that they are copied once and in large blocks; HDF5 has closed the file by now.
+        let file = pending.file_mut();
+        fill(file, offsets)?;
+        let header = self.header(file, offsets)?;
         let bytes =
             header.to_bytes().map_err(|error| ShardsError::io("write the header of", path)(error.into()))?;
         file.seek(SeekFrom::Start(0))
             .and_then(|_| file.write_all(&bytes))
-            .and_then(|()| file.sync_all())
             .map_err(ShardsError::io("write", path))?;
-        finished.persist(path).map_err(|error| ShardsError::io("rename", path)(error.error))?;
-        // The renaming itself is durable once the folder is.
-        File::open(&folder).and_then(|folder| folder.sync_all()).map_err(ShardsError::io("sync", &folder))?;
+        pending.publish()?;
         Ok(TokenFileSummary {
             path: path.to_owned(),
             documents: self.documents,
@@ -74,8 +70,8 @@ impl Assembly<'_> {
         if is_wide(self.info.vocab_size) { 4 } else { 2 }
     }
 
-    /// Has HDF5 write everything but the data.
-    fn write_structures(&self, temporary: &Path) -> Result<Places, ShardsError> {
+    /// Lets HDF5 write everything but the data.
+    fn write_structures(&self, temporary: &Path) -> Result<DataSetOffsets, ShardsError> {
         let path = self.path;
         let wrap = |error| ShardsError::hdf5("write", path)(error);
         let file = hdf5::File::with_options()
@@ -106,7 +102,7 @@ impl Assembly<'_> {
                 .map_err(wrap)?;
         }
         for (name, number) in [
-            ("format_version", FORMAT_VERSION),
+            ("format_version", TOKEN_FILE_FORMAT_VERSION),
             ("end_of_text", u64::from(self.info.end_of_text)),
             ("vocab_size", u64::from(self.info.vocab_size)),
             ("documents", self.documents),
@@ -119,36 +115,27 @@ impl Assembly<'_> {
         }
         file.flush().map_err(wrap)?;
         file.close().map_err(wrap)?;
-        Ok(Places { documents, tokens })
+        Ok(DataSetOffsets { documents, tokens })
     }
 
-    fn header(&self, file: &File, places: Places) -> Result<Header, ShardsError> {
-        // SAFETY: the temporary file is this writer's own and nobody else knows its name.
-        let map = unsafe { Mmap::map(file) }.map_err(ShardsError::io("map", self.path))?;
+    fn header(&self, file: &File, offsets: DataSetOffsets) -> Result<Header, ShardsError> {
+        let map = FileMap::new(file, self.path)?;
         let mut header = Header {
-            version: FORMAT_VERSION,
-            file_bytes: map.len() as u64,
+            version: TOKEN_FILE_FORMAT_VERSION,
+            file_bytes: map.len(),
             token_bytes: self.token_bytes(),
             tokens: self.tokens,
-            tokens_offset: places.tokens,
+            tokens_offset: offsets.tokens,
             documents: self.documents,
-            documents_offset: places.documents,
+            documents_offset: offsets.documents,
             structure_hash: String::new(),
         };
-        header.structure_hash = header.structure_hash(&map);
+        header.structure_hash = header.structure_hash(map.bytes());
         Ok(header)
     }
 }
 
-/// The folder of a file.
-pub(super) fn folder_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
-        _ => PathBuf::from("."),
-    }
-}
-
-/// Creates a data set with room for its elements; returns where that starts in the file.
+/// Creates a data set with room for its elements; returns its offset in the file in bytes.
 fn create_set<T: hdf5::H5Type>(
     file: &hdf5::File,
     name: &str,
@@ -164,12 +151,12 @@ fn create_set<T: hdf5::H5Type>(
         .shape(elements as usize)
         .create(name)
         .map_err(ShardsError::hdf5("write", path))?;
-    // An empty data set has no place; any aligned one in the file will do.
+    // HDF5 gives an empty data set no offset; readers accept any aligned one in the file.
     Ok(set.offset().unwrap_or(HEADER_BYTES))
 }
 
-/// Checks that a file can have `data` bytes and that there is room for HDF5's own structures, because the HDF5 library
-/// does not survive a failing write.
+/// Checks that a file may have `data` bytes and that the disk has room for HDF5's own structures. The HDF5 library does
+/// not survive a failing write, so a full disk must show before it starts.
 fn reserve(file: &mut File, data: u64, structure: u64) -> std::io::Result<()> {
     std::io::copy(&mut std::io::repeat(0).take(structure), file)?;
     file.sync_all()?;

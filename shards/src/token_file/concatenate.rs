@@ -1,37 +1,57 @@
-//! Several token files as one.
+//! Joining several token files into one.
 
+use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::assembly::Assembly;
+use super::assembly::{Assembly, DataSetOffsets};
 use super::{TokenFile, TokenFileInfo, TokenFileSummary, content_hash};
-use crate::{Progress, ShardsError};
+use crate::ShardsError;
+use crate::progress::Watch;
 
-/// Documents and bytes of tokens that are in memory at once.
+/// Documents in memory at once.
 const BLOCK_DOCUMENTS: usize = 64 << 10;
+/// Bytes of tokens in memory at once.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// Writes the documents of `sources`, in their order, into one token file at `path`, as if they had been written there
-/// at first. Nothing is held twice on the disk but the result beside its sources, and memory does not grow with either.
+/// Writes the documents of `sources`, in their order, into one token file at `path`: the same bytes as if one writer had
+/// written them all. The disk holds the sources and the result and nothing more; memory does not grow with either.
 ///
 /// # Errors
-/// A source is damaged or was made with another tokenizer than `info` says, the disk is full, or `cancel` was set.
-pub fn concatenate(
+/// A source is damaged or was made with another tokenizer than `info` names, the disk is full, or `watch` was cancelled.
+pub(crate) fn concatenate(
     sources: &[PathBuf],
     path: &Path,
     info: &TokenFileInfo,
-    progress: &dyn Progress,
-    cancel: &AtomicBool,
+    watch: Watch<'_>,
 ) -> Result<TokenFileSummary, ShardsError> {
-    let check = || if cancel.load(Ordering::Relaxed) { Err(ShardsError::Cancelled) } else { Ok(()) };
-    // The hash is among HDF5's structures, which come before the data, so the sources are read twice; the first time
-    // checks them.
+    // The content hash is among HDF5's structures, which come before the data, so the sources are read twice. The first
+    // reading also checks them.
+    let content = measure(sources, info, watch)?;
+    let assembly = Assembly {
+        path,
+        info,
+        documents: content.documents,
+        tokens: content.tokens,
+        content_hash: content.hash,
+    };
+    assembly.write(|out, offsets| copy(sources, path, info, watch, out, offsets))
+}
+
+/// Content of all sources together.
+struct Content {
+    documents: u64,
+    tokens: u64,
+    hash: String,
+}
+
+/// Verifies the sources; counts and hashes the documents and tokens that they have together.
+fn measure(sources: &[PathBuf], info: &TokenFileInfo, watch: Watch<'_>) -> Result<Content, ShardsError> {
     let (mut documents, mut tokens) = (0, 0);
     let (mut documents_hash, mut tokens_hash) = (blake3::Hasher::new(), blake3::Hasher::new());
     documents_hash.update(&0u64.to_le_bytes());
     for source in sources {
-        check()?;
+        watch.check_cancelled()?;
         let file = open(source, info)?;
         file.verify()?;
         file.each_block(&mut |bytes| {
@@ -43,31 +63,41 @@ pub fn concatenate(
             Ok(())
         })?;
         (documents, tokens) = (documents + file.documents(), tokens + file.tokens());
-        progress.advance(file.map.len() as u64, 0);
+        watch.progress.advance(file.map.len(), 0);
     }
-    let content_hash = content_hash(&tokens_hash.finalize(), &documents_hash.finalize());
-    Assembly { path, info, documents, tokens, content_hash }.write(|out, places| {
-        let failed = |error| ShardsError::io("write", path)(error);
-        let mut out = BufWriter::with_capacity(BLOCK_BYTES, out);
-        out.seek(SeekFrom::Start(places.documents))
-            .and_then(|_| out.write_all(&0u64.to_le_bytes()))
-            .map_err(failed)?;
-        let mut before = 0;
-        for source in sources {
-            check()?;
-            let file = open(source, info)?;
-            file.each_end(before, &mut |bytes| out.write_all(bytes).map_err(failed))?;
-            before += file.tokens();
-        }
-        out.seek(SeekFrom::Start(places.tokens)).map_err(failed)?;
-        for source in sources {
-            check()?;
-            let file = open(source, info)?;
-            file.each_block(&mut |bytes| out.write_all(bytes).map_err(failed))?;
-            progress.advance(file.map.len() as u64, 0);
-        }
-        out.flush().map_err(failed)
-    })
+    let hash = content_hash(&tokens_hash.finalize(), &documents_hash.finalize());
+    Ok(Content { documents, tokens, hash })
+}
+
+/// Copies the data sets of the sources into the data sets of a new file.
+fn copy(
+    sources: &[PathBuf],
+    path: &Path,
+    info: &TokenFileInfo,
+    watch: Watch<'_>,
+    out: &mut File,
+    offsets: DataSetOffsets,
+) -> Result<(), ShardsError> {
+    let failed = |error| ShardsError::io("write", path)(error);
+    let mut out = BufWriter::with_capacity(BLOCK_BYTES, out);
+    out.seek(SeekFrom::Start(offsets.documents))
+        .and_then(|_| out.write_all(&0u64.to_le_bytes()))
+        .map_err(failed)?;
+    let mut before = 0;
+    for source in sources {
+        watch.check_cancelled()?;
+        let file = open(source, info)?;
+        file.each_end(before, &mut |bytes| out.write_all(bytes).map_err(failed))?;
+        before += file.tokens();
+    }
+    out.seek(SeekFrom::Start(offsets.tokens)).map_err(failed)?;
+    for source in sources {
+        watch.check_cancelled()?;
+        let file = open(source, info)?;
+        file.each_block(&mut |bytes| out.write_all(bytes).map_err(failed))?;
+        watch.progress.advance(file.map.len(), 0);
+    }
+    out.flush().map_err(failed)
 }
 
 fn open(source: &Path, info: &TokenFileInfo) -> Result<TokenFile, ShardsError> {
@@ -86,18 +116,18 @@ fn open(source: &Path, info: &TokenFileInfo) -> Result<TokenFile, ShardsError> {
 }
 
 impl TokenFile {
-    /// Hands the tokens' bytes over, block by block.
+    /// Passes the bytes of the tokens to `take`, block by block.
     fn each_block(&self, take: &mut dyn FnMut(&[u8]) -> Result<(), ShardsError>) -> Result<(), ShardsError> {
         let range = self.header.tokens_range();
         for start in range.clone().step_by(BLOCK_BYTES) {
             let block = start..range.end.min(start + BLOCK_BYTES as u64);
-            take(self.region(block.clone()))?;
-            self.release_bytes(block);
+            take(self.map.region(block.clone()))?;
+            self.map.release(block);
         }
         Ok(())
     }
 
-    /// Hands the ends of the documents over as bytes, block by block, counted from `before` tokens on.
+    /// Passes the ends of the documents, each plus `before` tokens, to `take` as bytes, block by block.
     fn each_end(
         &self,
         before: u64,
@@ -107,7 +137,7 @@ impl TokenFile {
             let bytes: Vec<u8> = block.iter().flat_map(|end| (before + end).to_le_bytes()).collect();
             take(&bytes)?;
         }
-        self.release_bytes(self.header.documents_range());
+        self.map.release(self.header.documents_range());
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::FORMAT_VERSION;
+use super::TOKEN_FILE_FORMAT_VERSION;
 use crate::ShardsError;
 
 /// Size of HDF5's user block.
@@ -13,7 +13,7 @@ pub(super) const HEADER_BYTES: u64 = 512;
 
 const MAGIC: &[u8] = b"dipaco-tokens\n";
 
-/// Where the data sets of a token file are. One line of JSON behind a magic line, padded with zeros.
+/// Places of the data sets in a token file. On disk: a magic line, one line of JSON, then zeros up to 512 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Header {
     pub(super) version: u64,
@@ -48,8 +48,8 @@ impl Header {
         Ok(bytes)
     }
 
-    /// Reads and checks the header of a mapped file: everything that it says fits the file, and HDF5's structures are
-    /// those that were written.
+    /// Reads the header of a mapped file and checks it: all lengths and places fit the file, and HDF5's structures have
+    /// the hash that they were written with.
     pub(super) fn read(file: &[u8], path: &Path) -> Result<Self, ShardsError> {
         let refuse =
             |reason: &str| ShardsError::NotATokenFile { path: path.to_owned(), reason: reason.to_owned() };
@@ -72,21 +72,26 @@ impl Header {
                     version: u64,
                 }
                 return Err(match serde_json::from_slice::<OnlyVersion>(line) {
-                    Ok(other) if other.version != FORMAT_VERSION => version(path, other.version),
+                    Ok(other) if other.version != TOKEN_FILE_FORMAT_VERSION => version(path, other.version),
                     _ => damaged(format!("its header cannot be read: {error}")),
                 });
             }
         };
-        if header.version != FORMAT_VERSION {
+        if header.version != TOKEN_FILE_FORMAT_VERSION {
             return Err(version(path, header.version));
         }
         let length = file.len() as u64;
         if header.file_bytes != length {
-            return Err(damaged(format!("it has {length} bytes, it was written with {}", header.file_bytes)));
+            return Err(damaged(format!(
+                "it has {length} bytes, but was written with {}",
+                header.file_bytes
+            )));
         }
         header.check(length).map_err(|reason| damaged(reason.to_owned()))?;
         if header.structure_hash != header.structure_hash(file) {
-            return Err(damaged("its HDF5 structures are not those that were written".to_owned()));
+            return Err(damaged(
+                "its HDF5 structures do not have the hash that they were written with".to_owned(),
+            ));
         }
         Ok(header)
     }
@@ -103,7 +108,7 @@ impl Header {
         if !fits(self.tokens_offset, self.tokens, self.token_bytes)
             || !fits(self.documents_offset, offsets, 8)
         {
-            return Err("a data set lies outside of the file");
+            return Err("a data set lies outside the file");
         }
         if !self.tokens_offset.is_multiple_of(self.token_bytes) || !self.documents_offset.is_multiple_of(8) {
             return Err("a data set is not aligned");
@@ -115,7 +120,7 @@ impl Header {
         Ok(())
     }
 
-    /// The hash of every byte that is neither header nor data set; ranges must fit the file.
+    /// Hash of every byte that is neither header nor data set. The ranges must fit the file.
     pub(super) fn structure_hash(&self, file: &[u8]) -> String {
         let mut sets = [self.tokens_range(), self.documents_range()];
         sets.sort_by_key(|range| (range.start, range.end));
@@ -132,5 +137,5 @@ impl Header {
 }
 
 fn version(path: &Path, found: u64) -> ShardsError {
-    ShardsError::Version { path: path.to_owned(), found, supported: FORMAT_VERSION }
+    ShardsError::Version { path: path.to_owned(), found, supported: TOKEN_FILE_FORMAT_VERSION }
 }

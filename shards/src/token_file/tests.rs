@@ -87,7 +87,7 @@ fn hdf5_itself_reads_the_data_sets() {
 }
 
 #[test]
-fn the_writer_refuses_what_readers_could_not_use_and_leaves_nothing() {
+fn the_writer_refuses_unusable_documents_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.h5");
     let mut writer = TokenFileWriter::create(&path, info(10)).unwrap();
@@ -130,7 +130,7 @@ fn damage_is_named() {
     ));
     assert!(matches!(open(&text(&whole, "tokenizer_hash", "tokenizer_hasx")), ShardsError::Damaged { .. }));
     assert!(matches!(TokenFile::open(folder.path().join("none.h5")), Err(ShardsError::Io { .. })));
-    // A plain HDF5 file of somebody else.
+    // An HDF5 file of another program.
     hdf5::File::create(&other).unwrap().close().unwrap();
     assert!(matches!(TokenFile::open(&other), Err(ShardsError::NotATokenFile { .. })));
 }

@@ -23,7 +23,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// True if there are no tokens.
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
@@ -36,7 +36,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// A part of the tokens, cut to those that exist.
+    /// A part of the tokens; a range beyond the end is cut.
     pub fn slice(self, range: Range<u64>) -> Self {
         let length = self.len() as u64;
         let end = range.end.min(length) as usize;
@@ -63,13 +63,18 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// Checks that every token is below `vocab_size`; `start` is the place of the first in the file, for the message.
+    /// Checks that every token is below `vocab_size`. `start` is the place of the first token in the file, for the message.
+    ///
+    /// # Errors
+    /// A token is outside the vocabulary; the error has the first such token.
     pub(crate) fn check_vocabulary(
         self,
         vocab_size: u32,
         path: &Path,
         start: u64,
     ) -> Result<(), ShardsError> {
+        // One maximum is a loop over vectors, cheaper than a comparison and a branch for each token; the search for the
+        // place runs only in a damaged file.
         let largest = match self {
             Self::U16(tokens) => tokens.iter().max().map(|&token| u32::from(token)),
             Self::U32(tokens) => tokens.iter().max().copied(),

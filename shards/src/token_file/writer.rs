@@ -4,15 +4,14 @@ use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use dipaco_files::PendingFile;
 use serde::{Deserialize, Serialize};
-use tempfile::NamedTempFile;
 
-use super::assembly::{Assembly, folder_of};
+use super::assembly::Assembly;
 use super::{TokenFileInfo, content_hash, is_wide};
 use crate::ShardsError;
-use crate::temporary::temporary;
 
-/// What was written.
+/// A finished token file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenFileSummary {
     /// The file.
@@ -29,9 +28,9 @@ pub struct TokenFileSummary {
 
 /// Writes a token file in bounded memory.
 ///
-/// Tokens go to temporary files beside the destination, and [`Self::finish`] makes the HDF5 file of them under a
-/// temporary name and renames it. Until then the destination is untouched; a writer that is dropped, or fails, leaves
-/// nothing behind.
+/// Tokens go to temporary files beside the destination. [`Self::finish`] makes the HDF5 file from them under a temporary
+/// name and renames it. Until then the destination is untouched, and a writer that fails or is dropped leaves nothing
+/// behind.
 pub struct TokenFileWriter {
     path: PathBuf,
     info: TokenFileInfo,
@@ -49,10 +48,9 @@ impl TokenFileWriter {
     /// A temporary file cannot be made in the folder.
     pub fn create(path: impl AsRef<Path>, info: TokenFileInfo) -> Result<Self, ShardsError> {
         let path = path.as_ref().to_owned();
-        let folder = folder_of(&path);
         let mut writer = Self {
-            tokens: Spool::create(&folder, &path)?,
-            offsets: Spool::create(&folder, &path)?,
+            tokens: Spool::create(&path)?,
+            offsets: Spool::create(&path)?,
             wide: is_wide(info.vocab_size),
             path,
             info,
@@ -63,11 +61,11 @@ impl TokenFileWriter {
         Ok(writer)
     }
 
-    /// Appends a document, which ends with the end-of-text token.
+    /// Appends a document. Its last token must be the end-of-text token.
     ///
     /// # Errors
-    /// The document does not end so, a token is not in the vocabulary, or the disk is full. A document that is refused
-    /// leaves the writer as it was.
+    /// The last token is another, a token is not in the vocabulary, or the disk is full. A refused document leaves the
+    /// writer unchanged.
     pub fn push_document(&mut self, tokens: &[u32]) -> Result<(), ShardsError> {
         if tokens.last() != Some(&self.info.end_of_text) {
             return Err(ShardsError::NoEndOfText {
@@ -95,22 +93,22 @@ impl TokenFileWriter {
         self.offsets.write(&self.token_count.to_le_bytes(), &self.path)
     }
 
-    /// Number of documents so far.
+    /// Number of documents appended so far.
     pub fn documents(&self) -> u64 {
         self.documents
     }
 
-    /// Number of tokens so far.
+    /// Number of tokens appended so far.
     pub fn tokens(&self) -> u64 {
         self.token_count
     }
 
-    /// Replaces [`TokenFileInfo::source`], whose hashes are often known only after reading.
+    /// Replaces [`TokenFileInfo::source`]. Its hashes are often known only after reading.
     pub fn set_source(&mut self, source: String) {
         self.info.source = source;
     }
 
-    /// Writes the HDF5 file, syncs it to the disk and renames it to its place, replacing what was there.
+    /// Writes the HDF5 file, syncs it and renames it to its destination, replacing an earlier file.
     ///
     /// # Errors
     /// The disk is full or fails.
@@ -129,15 +127,16 @@ impl TokenFileWriter {
     }
 }
 
-/// Bytes on their way into a data set.
+/// Bytes of a data set, collected in a temporary file: their number and hash must be known before HDF5 makes its
+/// structures, which come first in the file.
 struct Spool {
-    file: BufWriter<NamedTempFile>,
+    file: BufWriter<PendingFile>,
     hasher: blake3::Hasher,
 }
 
 impl Spool {
-    fn create(folder: &Path, path: &Path) -> Result<Self, ShardsError> {
-        let file = BufWriter::with_capacity(1 << 18, temporary(folder, path)?);
+    fn create(path: &Path) -> Result<Self, ShardsError> {
+        let file = BufWriter::with_capacity(1 << 18, PendingFile::create(path)?);
         Ok(Self { file, hasher: blake3::Hasher::new() })
     }
 
@@ -149,7 +148,7 @@ impl Spool {
     /// Copies the spool to a place in a file.
     fn copy_to(&mut self, file: &mut File, offset: u64, path: &Path) -> Result<(), ShardsError> {
         self.file.flush().map_err(ShardsError::io("write", path))?;
-        let spool = self.file.get_mut().as_file_mut();
+        let spool = self.file.get_mut().file_mut();
         spool
             .seek(SeekFrom::Start(0))
             .and_then(|_| file.seek(SeekFrom::Start(offset)))

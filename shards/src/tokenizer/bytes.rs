@@ -2,14 +2,14 @@
 
 use tokenizers::DecoderWrapper;
 
-/// Token id → bytes. Only for byte-level tokenizers, whose tokens are written in GPT-2's alphabet of 256 printable
-/// characters, one for each byte.
+/// Bytes of each token. Only for byte-level tokenizers: they write tokens in GPT-2's alphabet of 256 printable characters,
+/// one for each byte.
 pub(super) struct TokenBytes {
     bytes: Vec<Box<[u8]>>,
 }
 
 impl TokenBytes {
-    /// The table of a tokenizer, or `None` when its decoder is not the byte-level one.
+    /// The table of a tokenizer, or `None` if its decoder is not byte-level.
     pub(super) fn new(tokenizer: &tokenizers::Tokenizer, vocab_size: u32) -> Option<Self> {
         let Some(DecoderWrapper::ByteLevel(_)) = tokenizer.get_decoder() else { return None };
         let added = tokenizer.get_added_tokens_decoder();
@@ -24,7 +24,7 @@ impl TokenBytes {
         Some(Self { bytes })
     }
 
-    /// The bytes of a token; none for special tokens and ids outside of the vocabulary.
+    /// Bytes of a token, empty for special tokens and ids outside the vocabulary.
     pub(super) fn of(&self, id: u32) -> &[u8] {
         self.bytes.get(id as usize).map_or(&[], |bytes| bytes)
     }
@@ -33,13 +33,13 @@ impl TokenBytes {
 fn token_bytes(token: &str) -> Box<[u8]> {
     match token.chars().map(byte_of).collect::<Option<Vec<u8>>>() {
         Some(bytes) => bytes.into(),
-        // As the library's decoder does: a token outside of the alphabet is taken literally.
+        // The library's decoder too takes a token outside the alphabet literally.
         None => token.as_bytes().into(),
     }
 }
 
-/// The byte that a character of GPT-2's alphabet stands for: printable Latin-1 is itself, and the 68 others are
-/// U+0100 and up in byte order.
+/// The byte of a character of GPT-2's alphabet: printable Latin-1 stands for itself, and U+0100 and up stand for the 68
+/// other bytes in their order.
 fn byte_of(character: char) -> Option<u8> {
     let code = u32::from(character);
     match code {

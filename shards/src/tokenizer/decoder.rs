@@ -3,21 +3,22 @@
 use super::Tokenizer;
 use crate::ShardsError;
 
-/// Most tokens that are held back in the hope that they complete a character. A character has at most 4 bytes, and a
-/// token at least one.
+/// Largest number of tokens that wait for the rest of a character. A character has at most 4 bytes, and a token
+/// at least one.
 const MOST_PENDING: usize = 8;
 
-/// Turns tokens that arrive one at a time into text that is always whole characters.
+/// Turns tokens that arrive one at a time into text of whole characters.
 ///
-/// [`Self::push`] gives the text that the token completes (often empty for a part of a character); what is pending at
-/// the end comes from [`Self::flush`] as U+FFFD. The pieces together are what [`Tokenizer::decode`] gives for all
+/// [`Self::push`] returns the text that the token completes, often empty after part of a character. [`Self::flush`]
+/// returns U+FFFD for a pending part of a character. All returned texts together equal [`Tokenizer::decode`] of all
 /// tokens.
 pub struct IncrementalDecoder {
     tokenizer: Tokenizer,
     /// Bytes of an unfinished character (byte-level tokenizers).
     partial: Vec<u8>,
-    /// Tokens that are still needed as context (other tokenizers), and how many of them are out as text.
+    /// Tokens that later tokens need as context (other tokenizers).
     window: Vec<u32>,
+    /// Number of tokens of the window whose text has been returned.
     emitted: usize,
 }
 
@@ -26,7 +27,7 @@ impl IncrementalDecoder {
         Self { tokenizer, partial: Vec::new(), window: Vec::new(), emitted: 0 }
     }
 
-    /// Takes the next token; returns the text that is complete with it.
+    /// Takes the next token; returns the text that it completes.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].
@@ -40,7 +41,7 @@ impl IncrementalDecoder {
         }
     }
 
-    /// Ends the stream: U+FFFD for an unfinished character, else nothing. The decoder starts anew.
+    /// Ends the stream and returns U+FFFD for an unfinished character, else nothing. The decoder starts anew.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].
@@ -53,8 +54,8 @@ impl IncrementalDecoder {
         Ok(tail + &pending)
     }
 
-    /// Decoders that look at neighbouring tokens (spaces at the start, byte fallback) decode a short window again and
-    /// give what is new.
+    /// For decoders that read neighbouring tokens (spaces at the start, byte fallback): decodes a short window again and
+    /// returns the new text.
     fn push_by_window(&mut self, id: u32) -> Result<String, ShardsError> {
         self.window.push(id);
         let text = self.pending_text()?;
@@ -73,7 +74,7 @@ impl IncrementalDecoder {
     }
 }
 
-/// Takes what is complete from the front of `bytes`, with U+FFFD for what can never become UTF-8.
+/// Takes the complete characters from the front of `bytes`, with U+FFFD for bytes that can never become UTF-8.
 fn take_complete(bytes: &mut Vec<u8>) -> String {
     let mut text = String::new();
     let mut done = 0;

@@ -1,13 +1,13 @@
-//! Cutting a text into pieces that can be encoded one by one.
+//! Cutting a text into pieces for separate encoding.
 
 /// Most bytes of a piece. A BPE library's time and memory for one piece grow faster than its length.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// The pieces of a text; together they are the text.
+/// The pieces of a text, in order and without gaps.
 ///
-/// A cut is made in front of a space that stands between a non-space and a letter: GPT-2's and Llama 3's patterns start
-/// a new word there in any context, so the pieces give the same ids as the whole text. When the second half of the
-/// piece has no such place, the cut is made at the limit, between two characters.
+/// A cut lies before a space that stands between a non-space and a letter: the patterns of GPT-2 and Llama 3 start a new
+/// word there in any context, so the pieces give the same ids as the whole text. If the second half of the piece has no
+/// such place, the cut lies at the limit, between two characters.
 pub(super) fn pieces(text: &str) -> impl Iterator<Item = &str> {
     pieces_of(text, PIECE_BYTES)
 }
@@ -36,7 +36,7 @@ fn piece_end(text: &str, limit: usize) -> usize {
             && text[..at].chars().next_back().is_some_and(|before| !before.is_whitespace())
             && text[at + 1..].chars().next().is_some_and(char::is_alphabetic)
     });
-    // A limit smaller than the first character still has to make progress.
+    // A limit below the size of the first character still has to make progress.
     border.unwrap_or(end).max(text.chars().next().map_or(1, char::len_utf8))
 }
 

@@ -10,8 +10,8 @@ use tokenizers::{AddedToken, Tokenizer as Library};
 use super::{END_OF_TEXT, Tokenizer, pieces};
 use crate::ShardsError;
 
-/// Longest word that takes part in training. Longer ones (encoded data, 5 MB without a space) teach no merges, and one
-/// of them would take as long as the rest.
+/// Longest word for training in bytes. Longer words (encoded data, 5 MB without a space) teach no merges, and a single
+/// one would take as long as all other words.
 const LONGEST_WORD_BYTES: usize = 256;
 
 /// Smallest vocabulary: every byte, the end-of-text token, and room for a merge.
@@ -19,7 +19,7 @@ const SMALLEST_VOCABULARY: u32 = 258;
 
 /// Collects words of sample documents and trains a byte-level BPE on them.
 ///
-/// Memory is that of the distinct words of the sample. The result depends on the multiset of documents only, not on
+/// Memory grows with the distinct words of the sample. The result depends only on the multiset of documents, not on
 /// their order.
 pub struct TokenizerTrainer {
     vocab_size: u32,
@@ -28,7 +28,7 @@ pub struct TokenizerTrainer {
 }
 
 impl TokenizerTrainer {
-    /// A trainer for a vocabulary of `vocab_size` tokens, the 256 bytes and the end-of-text token among them.
+    /// Makes a trainer for a vocabulary of `vocab_size` tokens, the 256 bytes and the end-of-text token included.
     ///
     /// # Errors
     /// The vocabulary is too small.
@@ -43,7 +43,7 @@ impl TokenizerTrainer {
         Ok(Self { vocab_size, words: BTreeMap::new(), bytes: 0 })
     }
 
-    /// Takes the words of a sample document.
+    /// Adds the words of a sample document.
     ///
     /// # Errors
     /// The library's splitting fails.
@@ -67,12 +67,12 @@ impl TokenizerTrainer {
         Ok(())
     }
 
-    /// Bytes of sample text taken so far.
+    /// Bytes of sample text added so far.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Trains on what was taken.
+    /// Trains on the added words.
     ///
     /// # Errors
     /// The library fails.

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_routing::{Origin, Router, SampleFeatures, TargetsFrom, fit_discriminative, targets_of};
+use dipaco_routing::{
+    Origin, PathScores, Router, RoutingError, SampleFeatures, ScoreHeader, ScoredDocuments, TargetsFrom,
+    fit_discriminative, scores_are_there, targets_of,
+};
 use dipaco_shards::{Part, TokenFile};
 use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use dipaco_topology::PathId;
-use dipaco_train::{
-    PathScores, Reroute, ScoreHeader, TrainError, scores_are_there, small_shards, write_scores,
-};
+use dipaco_train::{Reroute, TrainError, score_header, small_shards, write_scores};
 
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::steps::error::StepError;
@@ -138,7 +139,8 @@ pub(crate) fn refit(
     let mut show = shown(progress, "route refit", cancel);
     let points = features.all(&mut show)?;
     let dimension = weights.model().hidden_size;
-    let fitted = fit_discriminative(&points, dimension, &targets, paths, origin, from, &settings, &mut show)?;
+    let documents = ScoredDocuments { features: &points, dimension, targets: &targets, paths };
+    let fitted = fit_discriminative(&documents, origin, from, &settings, &mut show)?;
     tracing::info!(
         accuracy = fitted.accuracy,
         penalty = fitted.penalty,
@@ -253,7 +255,7 @@ pub(crate) fn scores(
     for path in weights.topology().path_ids() {
         let found = PathScores::open(&folder, path, tokens)?;
         if !header(training, config, weights, path, tokens)?.is_answered_by(found.header()) {
-            return Err(TrainError::NoScores { path, folder }.into());
+            return Err(RoutingError::NoScores { path, folder }.into());
         }
         hasher.update(found.header().hash.as_bytes());
         scores.push(found);
@@ -268,5 +270,5 @@ fn header(
     path: PathId,
     tokens: &TokenFile,
 ) -> Result<ScoreHeader, StepError> {
-    Ok(ScoreHeader::new(training, weights.topology(), path, tokens, config.train.sequence_tokens)?)
+    Ok(score_header(training, weights.topology(), path, tokens, config.train.sequence_tokens)?)
 }

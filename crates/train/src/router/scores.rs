@@ -1,108 +1,57 @@
-//! What a path makes of the reserved documents: one log-probability for every token, in a file for each path.
-//!
-//! Discriminative routers are fitted on these numbers (arXiv:2403.10616 §7.2.1). `path-NNN.f32` holds them as
-//! little-endian f32, one for each token of the token file in its order, 0 for the first token of a document;
-//! `path-NNN.json`, written last, says what they were made of.
+//! Scoring the reserved documents with a path: the writing half of [`dipaco_routing::PathScores`].
 
-use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Write};
 use std::ops::ControlFlow;
 use std::path::{Path as FilePath, PathBuf};
 
+use dipaco_files::{FileError, PendingFile};
 use dipaco_model::Path;
+use dipaco_routing::{ScoreFiles, ScoreHeader, scores_are_there};
 use dipaco_shards::{IGNORE, TokenFile};
 use dipaco_store::TrainingRecord;
 use dipaco_topology::{ModuleId, PathId, Topology};
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 
 use crate::TrainError;
 
-const FORMAT: &str = "dipaco-path-scores/1";
 /// Batches that are sorted by length together and scored at the same time.
 const GROUP: usize = 16;
-/// The most bytes of a header that are read.
-const LARGEST_HEADER: u64 = 1 << 20;
 
-/// What a file of scores was made of; two files with equal headers hold equal scores.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ScoreHeader {
-    format: String,
-    /// The path that scored.
-    pub path: PathId,
-    /// Content hash of the token file.
-    pub tokens_hash: String,
-    /// Tokens in it.
-    pub tokens: u64,
-    /// Tokens of a sequence: longer documents are read in windows of this length, each without what is before it.
-    pub sequence_tokens: usize,
-    /// The path's modules, each with the versions and hashes of its fragments.
-    pub modules: Vec<(ModuleId, Vec<(u32, String)>)>,
-    /// BLAKE3 hash of the scores; empty before they are written.
-    pub hash: String,
+/// The header of the scores that a path of a run gives with its current weights.
+///
+/// # Errors
+/// When the record lacks one of the path's modules.
+pub fn score_header(
+    training: &TrainingRecord,
+    topology: &Topology,
+    path: PathId,
+    tokens: &TokenFile,
+    sequence_tokens: usize,
+) -> Result<ScoreHeader, TrainError> {
+    let module = |module: ModuleId| {
+        let record = training.module(module);
+        let record = record.ok_or_else(|| TrainError::ManifestLacks { what: format!("module {module}") })?;
+        let fragments = record.fragments.iter().map(|f| (f.version, f.weights.hash.clone()));
+        Ok::<_, TrainError>((module, fragments.collect()))
+    };
+    let modules = topology.modules_of(path).into_iter().map(module).collect::<Result<_, _>>()?;
+    Ok(ScoreHeader::new(path, tokens, sequence_tokens, modules))
 }
 
-impl ScoreHeader {
-    /// The header of the scores that a path of a run gives with the weights that it has now.
-    ///
-    /// # Errors
-    /// When the record lacks one of the path's modules.
-    pub fn new(
-        training: &TrainingRecord,
-        topology: &Topology,
-        path: PathId,
-        tokens: &TokenFile,
-        sequence_tokens: usize,
-    ) -> Result<Self, TrainError> {
-        let module = |module: ModuleId| {
-            let record = training.module(module);
-            let record =
-                record.ok_or_else(|| TrainError::ManifestLacks { what: format!("module {module}") })?;
-            let fragments = record.fragments.iter().map(|f| (f.version, f.weights.hash.clone()));
-            Ok::<_, TrainError>((module, fragments.collect()))
-        };
-        Ok(Self {
-            format: FORMAT.to_owned(),
-            path,
-            tokens_hash: tokens.content_hash().to_owned(),
-            tokens: tokens.tokens(),
-            sequence_tokens,
-            modules: topology.modules_of(path).into_iter().map(module).collect::<Result<_, _>>()?,
-            hash: String::new(),
-        })
-    }
-
-    /// Whether scores with the other header are those that this one asks for.
-    #[must_use]
-    pub fn is_answered_by(&self, other: &Self) -> bool {
-        *other == Self { hash: other.hash.clone(), ..self.clone() }
-    }
-}
-
-/// A part of a document: its tokens from `start` on predict each the next one.
+/// A part of a document; each of its tokens from `start` on predicts the next token.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     /// Place of its first token among all tokens.
     start: u64,
-    /// Tokens that are predicted, at least 1.
+    /// Number of predicted tokens, at least 1.
     predicted: usize,
 }
 
-/// Whether a folder holds the scores that `header` asks for.
+/// Scores every token of `tokens` with a path and writes the files of `header` into `folder`. Returns false if scores with
+/// the same header are there already; they stay as they are.
 ///
-/// # Errors
-/// When the folder can't be read.
-pub fn scores_are_there(folder: &FilePath, header: &ScoreHeader) -> Result<bool, TrainError> {
-    let found = Place::new(folder, header.path).header()?;
-    Ok(found.is_some_and(|found| header.is_answered_by(&found)))
-}
-
-/// Scores every token of `tokens` with a path and writes what `header` names into `folder`. Returns whether there was
-/// anything to do: scores that are there with the same header are left as they are.
-///
-/// `batch` sequences are scored at once; together with their length that bounds the memory. `progress` is told how many
-/// documents are done and may stop the work, of which nothing is kept then.
+/// `batch` sequences are scored at once; together with their length that bounds the memory. `progress` gets the number of
+/// finished documents and may stop the work, which then leaves nothing behind.
 ///
 /// # Errors
 /// When the model can't read the tokens, a score is not finite, or a file can't be written; [`TrainError::Cancelled`].
@@ -114,17 +63,14 @@ pub fn write_scores(
     batch: usize,
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<bool, TrainError> {
-    let place = Place::new(folder, header.path);
     if scores_are_there(folder, header)? {
         return Ok(false);
     }
-    std::fs::create_dir_all(folder).map_err(|source| place.failed("create the folder of", source))?;
-    let temporary =
-        tempfile::NamedTempFile::new_in(folder).map_err(|source| place.failed("create", source))?;
-    let mut out = Hashing { out: BufWriter::new(temporary), hasher: blake3::Hasher::new() };
+    std::fs::create_dir_all(folder).map_err(FileError::new("create the folder", folder))?;
+    let files = ScoreFiles::new(folder, header.path);
+    let mut out = ScoreWriter::create(&files.scores)?;
     let group = batch.max(1) * GROUP;
     let mut windows = Vec::with_capacity(group);
-    let mut gathered = 0;
     for document in 0..tokens.documents() {
         let range = tokens.document_range(document);
         let mut start = range.start;
@@ -134,7 +80,7 @@ pub fn write_scores(
             start += predicted as u64;
             if windows.len() == group {
                 let scores = score(model, tokens, header.path, &windows, batch)?;
-                out.extend(&place, &mut gathered, &windows, &scores)?;
+                out.extend(&windows, &scores)?;
                 windows.clear();
                 if progress(document).is_break() {
                     return Err(TrainError::Cancelled);
@@ -143,26 +89,23 @@ pub fn write_scores(
         }
     }
     let scores = score(model, tokens, header.path, &windows, batch)?;
-    out.extend(&place, &mut gathered, &windows, &scores)?;
-    // First tokens of documents at the end that have nothing to predict.
-    out.zeros(&place, &mut gathered, tokens.tokens())?;
+    out.extend(&windows, &scores)?;
+    // Documents of one token at the end of the file have no window that would fill their place.
+    out.fill(tokens.tokens())?;
     if progress(tokens.documents()).is_break() {
         return Err(TrainError::Cancelled);
     }
-    let hash = out.hasher.finalize().to_hex().to_string();
-    let temporary = out.out.into_inner().map_err(|error| place.failed("write", error.into_error()))?;
-    place.publish(temporary, &place.scores)?;
-    let header = serde_json::to_vec_pretty(&ScoreHeader { hash, ..header.clone() })
-        .map_err(|source| TrainError::Json { source })?;
-    let mut temporary =
-        tempfile::NamedTempFile::new_in(folder).map_err(|source| place.failed("create", source))?;
-    temporary.write_all(&header).map_err(|source| place.failed("write", source))?;
-    place.publish(temporary, &place.header)?;
+    // The header vouches for the scores, so it comes last.
+    let hash = out.publish()?;
+    let mut written = header.clone();
+    written.hash = hash;
+    let header = serde_json::to_vec_pretty(&written).map_err(|source| TrainError::Json { source })?;
+    dipaco_files::publish(&files.header, &header)?;
     Ok(true)
 }
 
-/// Scores windows; gives the log-probabilities of each one's predicted tokens, in the order of the windows. Which ones
-/// share a batch depends on nothing but the windows and the batch size.
+/// Scores windows; returns the log-probabilities of each window's predicted tokens, in the order of the windows. The
+/// windows and the batch size alone decide which windows share a batch, so the scores do not depend on threads.
 fn score(
     model: &Path,
     tokens: &TokenFile,
@@ -179,7 +122,7 @@ fn score(
         let mut targets = Vec::with_capacity(width * rows.len());
         for &row in rows {
             let Window { start, predicted } = windows[row];
-            let text = tokens.slice(start..start + predicted as u64 + 1);
+            let text = tokens.read(start..start + predicted as u64 + 1)?;
             inputs.extend(text.iter().take(predicted));
             inputs.extend(std::iter::repeat_n(tokens.end_of_text(), width - predicted));
             targets.extend(text.iter().skip(1));
@@ -207,159 +150,54 @@ fn score(
     Ok(scores)
 }
 
-/// A path's files.
-struct Place {
-    scores: PathBuf,
-    header: PathBuf,
-}
-
-impl Place {
-    fn new(folder: &FilePath, path: PathId) -> Self {
-        let name = |end| folder.join(format!("path-{:03}.{end}", path.0));
-        Self { scores: name("f32"), header: name("json") }
-    }
-
-    fn failed(&self, action: &'static str, source: std::io::Error) -> TrainError {
-        TrainError::Io { action, file: self.scores.clone(), source }
-    }
-
-    /// The header, when the scores are there with it.
-    fn header(&self) -> Result<Option<ScoreHeader>, TrainError> {
-        let mut text = Vec::new();
-        match File::open(&self.header) {
-            Ok(file) => file
-                .take(LARGEST_HEADER)
-                .read_to_end(&mut text)
-                .map_err(|source| self.failed("read the header of", source))?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(self.failed("read the header of", source)),
-        };
-        // One that can't be read is of another version or damaged: the scores are made anew.
-        let header = serde_json::from_slice::<ScoreHeader>(&text).ok();
-        let header = header.filter(|header| header.format == FORMAT);
-        let length = std::fs::metadata(&self.scores).map(|file| file.len()).ok();
-        Ok(header.filter(|header| header.tokens.checked_mul(4) == length))
-    }
-
-    /// Names a file whose content is complete.
-    fn publish(&self, file: tempfile::NamedTempFile, name: &FilePath) -> Result<(), TrainError> {
-        file.as_file().sync_all().map_err(|source| self.failed("write", source))?;
-        file.persist(name).map_err(|error| self.failed("name", error.error))?;
-        Ok(())
-    }
-}
-
-/// Writes scores and hashes them.
-struct Hashing {
-    out: BufWriter<tempfile::NamedTempFile>,
+/// Writes the scores of a path and hashes them.
+struct ScoreWriter {
+    out: BufWriter<PendingFile>,
+    path: PathBuf,
     hasher: blake3::Hasher,
+    /// Scores written so far.
+    written: u64,
 }
 
-impl Hashing {
-    /// Appends the scores of windows; tokens between them that nothing predicts get 0.
-    fn extend(
-        &mut self,
-        place: &Place,
-        written: &mut u64,
-        windows: &[Window],
-        scores: &[Vec<f32>],
-    ) -> Result<(), TrainError> {
+impl ScoreWriter {
+    fn create(path: &FilePath) -> Result<Self, TrainError> {
+        let out = BufWriter::new(PendingFile::create(path)?);
+        Ok(Self { out, path: path.to_owned(), hasher: blake3::Hasher::new(), written: 0 })
+    }
+
+    /// Appends the scores of windows. Tokens between the windows, which nothing predicts, get 0.
+    fn extend(&mut self, windows: &[Window], scores: &[Vec<f32>]) -> Result<(), TrainError> {
         for (window, scores) in windows.iter().zip(scores) {
-            self.zeros(place, written, window.start + 1)?;
+            self.fill(window.start + 1)?;
             for score in scores {
-                self.push(place, *score)?;
+                self.push(*score)?;
             }
-            *written += scores.len() as u64;
         }
         Ok(())
     }
 
-    fn zeros(&mut self, place: &Place, written: &mut u64, until: u64) -> Result<(), TrainError> {
-        while *written < until {
-            self.push(place, 0.0)?;
-            *written += 1;
+    /// Appends zeros up to a number of scores.
+    fn fill(&mut self, until: u64) -> Result<(), TrainError> {
+        while self.written < until {
+            self.push(0.0)?;
         }
         Ok(())
     }
 
-    fn push(&mut self, place: &Place, score: f32) -> Result<(), TrainError> {
+    fn push(&mut self, score: f32) -> Result<(), TrainError> {
         let bytes = score.to_le_bytes();
         self.hasher.update(&bytes);
-        self.out.write_all(&bytes).map_err(|source| place.failed("write", source))
-    }
-}
-
-/// The scores of a path, for reading.
-#[derive(Debug)]
-pub struct PathScores {
-    header: ScoreHeader,
-    file: PathBuf,
-    reader: BufReader<File>,
-    /// The token that is read next.
-    position: u64,
-}
-
-impl PathScores {
-    /// Opens the scores that a path gave to the tokens of a file, whatever the version of its modules.
-    ///
-    /// # Errors
-    /// When there are none, or they are of another token file.
-    pub fn open(folder: &FilePath, path: PathId, tokens: &TokenFile) -> Result<Self, TrainError> {
-        let place = Place::new(folder, path);
-        let header = place.header()?;
-        let header = header.filter(|header| {
-            header.path == path
-                && header.tokens_hash == tokens.content_hash()
-                && header.tokens == tokens.tokens()
-        });
-        let header = header.ok_or_else(|| TrainError::NoScores { path, folder: folder.to_owned() })?;
-        let reader = File::open(&place.scores).map_err(|source| place.failed("open", source))?;
-        Ok(Self { header, file: place.scores, reader: BufReader::new(reader), position: 0 })
+        self.out.write_all(&bytes).map_err(FileError::new("write", &self.path))?;
+        self.written += 1;
+        Ok(())
     }
 
-    /// What the scores were made of.
-    #[must_use]
-    pub fn header(&self) -> &ScoreHeader {
-        &self.header
-    }
-
-    /// The scores of a document of the token file, one for each of its tokens, in nats; the first is 0. Reading
-    /// documents in order is fastest.
-    ///
-    /// # Errors
-    /// When the file can't be read.
-    pub fn document(&mut self, tokens: &TokenFile, document: u64) -> Result<Vec<f32>, TrainError> {
-        let range = tokens.document_range(document);
-        let failed = |source| TrainError::Io { action: "read", file: self.file.clone(), source };
-        if self.position != range.start {
-            self.reader.seek(SeekFrom::Start(4 * range.start)).map_err(failed)?;
-        }
-        // The length is that of a document of the mapped token file.
-        let mut bytes = vec![0; 4 * (range.end - range.start) as usize];
-        self.reader.read_exact(&mut bytes).map_err(failed)?;
-        self.position = range.end;
-        Ok(bytes.as_chunks::<4>().0.iter().map(|&value| f32::from_le_bytes(value)).collect())
-    }
-
-    /// The sum of each document's scores, in nats: how well the path explains it. Reads the whole file and checks its
-    /// hash.
-    ///
-    /// # Errors
-    /// When the file can't be read or is damaged.
-    pub fn sums(mut self, tokens: &TokenFile) -> Result<Vec<f64>, TrainError> {
-        let mut hasher = blake3::Hasher::new();
-        let mut sums = Vec::with_capacity(usize::try_from(tokens.documents()).unwrap_or(0));
-        for document in 0..tokens.documents() {
-            let scores = self.document(tokens, document)?;
-            scores.iter().for_each(|score| {
-                hasher.update(&score.to_le_bytes());
-            });
-            sums.push(scores.into_iter().map(f64::from).sum());
-        }
-        if hasher.finalize().to_hex().as_str() != self.header.hash {
-            return Err(TrainError::ScoresDamaged { file: self.file });
-        }
-        Ok(sums)
+    /// Publishes the file; returns the hash of the scores.
+    fn publish(self) -> Result<String, TrainError> {
+        let Self { out, path, hasher, .. } = self;
+        let pending = out.into_inner().map_err(|error| FileError::new("write", path)(error.into_error()))?;
+        pending.publish()?;
+        Ok(hasher.finalize().to_hex().to_string())
     }
 }
 

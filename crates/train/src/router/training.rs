@@ -4,12 +4,11 @@ use std::ops::ControlFlow;
 
 use dipaco_config::TransformerRouterConfig;
 use dipaco_model::{ModelConfig, ModuleWeights, parameters, path_specs};
+use dipaco_routing::{PathScores, router_targets};
 use dipaco_shards::{IGNORE, Permutation, TokenFile};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 
 use crate::TrainError;
-use crate::router::scores::PathScores;
-use crate::router::targets::router_targets;
 use dipaco_path::PathState;
 use dipaco_path::TrainDevice;
 use dipaco_path::{InnerConfig, Trainer};

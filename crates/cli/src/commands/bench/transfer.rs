@@ -8,7 +8,7 @@ use clap::Args;
 use dipaco_bench::{TrialWorker, serve_trial};
 use dipaco_net::{Client, JoinToken, Limits, RunAuthority, Server};
 use dipaco_store::{ObjectRef, RunStore, StoreOptions};
-use dipaco_telemetry::{Align, Progress, Table, ProgressUnit};
+use dipaco_telemetry::{Align, Progress, ProgressUnit, Table};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;

@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use dipaco_model::{Device, ModelConfig, Module, init};
+use dipaco_routing::{PathScores, RoutingError};
 use dipaco_shards::{TokenFileInfo, TokenFileWriter};
 use dipaco_topology::TopologyConfig;
 
@@ -46,15 +47,8 @@ fn tokens(folder: &FilePath, lengths: &[u32]) -> TokenFile {
 }
 
 fn header(tokens: &TokenFile) -> ScoreHeader {
-    ScoreHeader {
-        format: FORMAT.to_owned(),
-        path: PathId(2),
-        tokens_hash: tokens.content_hash().to_owned(),
-        tokens: tokens.tokens(),
-        sequence_tokens: 8,
-        modules: vec![(ModuleId { level: 0, index: 1 }, vec![(3, "weights".to_owned())])],
-        hash: String::new(),
-    }
+    let modules = vec![(ModuleId { level: 0, index: 1 }, vec![(3, "weights".to_owned())])];
+    ScoreHeader::new(PathId(2), tokens, 8, modules)
 }
 
 fn go_on(_: u64) -> ControlFlow<()> {
@@ -104,18 +98,18 @@ fn scores_are_made_once_and_anew_for_other_weights_or_text() {
     assert!(write(&stepped));
     // Another number of sequences at once changes nothing beyond rounding, and a cut file is made again.
     std::fs::write(folder.path().join("path-002.f32"), &bytes[..8]).unwrap();
-    assert!(matches!(PathScores::open(folder.path(), PathId(2), &file), Err(TrainError::NoScores { .. })));
+    assert!(matches!(PathScores::open(folder.path(), PathId(2), &file), Err(RoutingError::NoScores { .. })));
     assert!(write(&stepped));
     assert_eq!(std::fs::read(folder.path().join("path-002.f32")).unwrap(), bytes);
 
     let other = tempfile::tempdir().unwrap();
     let other = tokens(other.path(), &[7, 31, 4]);
-    assert!(matches!(PathScores::open(folder.path(), PathId(2), &other), Err(TrainError::NoScores { .. })));
-    assert!(matches!(PathScores::open(folder.path(), PathId(1), &file), Err(TrainError::NoScores { .. })));
+    assert!(matches!(PathScores::open(folder.path(), PathId(2), &other), Err(RoutingError::NoScores { .. })));
+    assert!(matches!(PathScores::open(folder.path(), PathId(1), &file), Err(RoutingError::NoScores { .. })));
 }
 
 #[test]
-fn what_is_stopped_leaves_nothing_and_damage_is_found() {
+fn stopped_scoring_leaves_nothing_and_damage_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let file = tokens(folder.path(), &[7, 30, 4]);
     let (header, model) = (header(&file), model(1));
@@ -129,5 +123,5 @@ fn what_is_stopped_leaves_nothing_and_damage_is_found() {
     bytes[21] ^= 1;
     std::fs::write(&name, bytes).unwrap();
     let scores = PathScores::open(folder.path(), PathId(2), &file).unwrap();
-    assert!(matches!(scores.sums(&file), Err(TrainError::ScoresDamaged { .. })));
+    assert!(matches!(scores.sums(&file), Err(RoutingError::ScoresDamaged { .. })));
 }

@@ -1,8 +1,8 @@
-//! What the transformer router is to predict.
+//! Targets of the transformer router.
 
-/// The path that goes on best at each position of a sequence: the one with the highest sum of log-probabilities of the
-/// tokens from the position on, `window` of them, or to the end of the sequence (arXiv:2403.10616 §7.2.2). The lowest of
-/// equal ones wins. `scores` has one list per path, each with the log-probability of each token in nats.
+/// The best path for each position of a sequence (arXiv:2403.10616 §7.2.2). The score of a path at a position is the sum of
+/// its log-probabilities of `window` tokens from the position on, or of all tokens to the end of the sequence. Of equal
+/// paths the lowest wins. `scores` (P, T) has one list per path with the log-probability of each token in nats.
 #[must_use]
 pub fn router_targets(scores: &[&[f32]], window: usize) -> Vec<u32> {
     let length = scores.iter().map(|scores| scores.len()).min().unwrap_or(0);

@@ -1,0 +1,46 @@
+//! Publishing files: each file is whole or absent, and stays so after a crash or a power failure.
+//!
+//! [`publish`] writes bytes, [`PendingFile`] takes content piece by piece or lends its path to a library such as HDF5.
+//! Both follow the same order: write a temporary file in the folder of the destination, sync the file, rename it, sync
+//! the folder. Readers therefore see either the old file or the complete new one.
+//!
+//! ```
+//! let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("record.json");
+//! dipaco_files::publish(&path, b"{}")?;
+//! assert_eq!(dipaco_files::file_hash(&path)?, dipaco_files::content_hash(b"{}"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod hash;
+mod pending;
+
+use std::io::Write;
+use std::path::Path;
+
+pub use error::FileError;
+pub use hash::{content_hash, file_hash};
+pub use pending::PendingFile;
+
+/// Publishes `bytes` as the file `path`, replacing an earlier file. The folder must exist. The umask decides who may read
+/// the file.
+///
+/// # Errors
+/// The temporary file cannot be created, written, synced or renamed, or the folder cannot be synced.
+pub fn publish(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    write_and_publish(PendingFile::create(path)?, bytes)
+}
+
+/// [`publish`] for secrets: on Unix only the owner may read and write the file (mode 0600), whatever the umask.
+///
+/// # Errors
+/// As [`publish`].
+pub fn publish_private(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    write_and_publish(PendingFile::create_private(path)?, bytes)
+}
+
+fn write_and_publish(mut file: PendingFile, bytes: &[u8]) -> Result<(), FileError> {
+    file.write_all(bytes).map_err(FileError::new("write", file.destination()))?;
+    file.publish()
+}
