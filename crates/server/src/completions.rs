@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Extension;
-use axum::extract::{Request, State as Shared};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use dipaco_infer::{EngineError, GenerateRequest};
@@ -52,7 +52,7 @@ struct Sequences {
 }
 
 pub(crate) async fn completions(
-    Shared(state): Shared<Arc<State>>,
+    State(state): State<Arc<ServerState>>,
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -92,7 +92,7 @@ pub(crate) async fn completions(
 }
 
 /// Takes the prompts out of the completion and returns their token ids.
-async fn token_ids(state: &Arc<State>, completion: &mut Completion) -> Result<Vec<Tokens>, ApiError> {
+async fn token_ids(state: &Arc<ServerState>, completion: &mut Completion) -> Result<Vec<Tokens>, ApiError> {
     let prompts = std::mem::take(&mut completion.prompts);
     // Checked before tokenizing: a request that is refused must not cost a core.
     if prompts.len().saturating_mul(completion.n) > state.config.max_choices {
@@ -109,7 +109,7 @@ async fn token_ids(state: &Arc<State>, completion: &mut Completion) -> Result<Ve
     state.blocking.run(tokens).await
 }
 
-fn read(state: &State, prompt: Prompt) -> Result<Tokens, ApiError> {
+fn read(state: &ServerState, prompt: Prompt) -> Result<Tokens, ApiError> {
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
         Prompt::Text(text) => encode(state, "prompt", &text)?,
@@ -119,7 +119,7 @@ fn read(state: &State, prompt: Prompt) -> Result<Tokens, ApiError> {
 
 /// The sequences of a completion, prompt by prompt.
 fn sequences(
-    state: &State,
+    state: &ServerState,
     completion: &Completion,
     prompts: &[Tokens],
     params: &RequestParams,
@@ -159,7 +159,7 @@ fn sequences(
 
 /// The answer as server-sent events.
 async fn streamed(
-    state: &State,
+    state: &ServerState,
     completion: &Completion,
     answer: Answer,
     mut source: Source,
@@ -194,7 +194,7 @@ async fn whole(completion: &Completion, answer: Answer, source: Source) -> Resul
 }
 
 /// Sets the completion's path from the model's name, the field `path` or the header, which must agree.
-fn pin(state: &State, headers: &HeaderMap, completion: &mut Completion) -> Result<(), ApiError> {
+fn pin(state: &ServerState, headers: &HeaderMap, completion: &mut Completion) -> Result<(), ApiError> {
     let named = completion.model.as_deref().map_or(Ok(None), |model| state.resolve(model))?;
     let header = match headers.get(&PATH) {
         None => None,
@@ -218,7 +218,7 @@ fn pin(state: &State, headers: &HeaderMap, completion: &mut Completion) -> Resul
 }
 
 /// The time of the request: the header `x-dipaco-timeout`, at most `serve.request_timeout`.
-fn deadline(state: &State, headers: &HeaderMap) -> Result<Duration, ApiError> {
+fn deadline(state: &ServerState, headers: &HeaderMap) -> Result<Duration, ApiError> {
     let most = settings::seconds(state.config.request_timeout);
     let Some(value) = headers.get(&TIMEOUT) else { return Ok(most) };
     let asked = value.to_str().ok().and_then(|text| text.trim().parse().ok());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State as Shared;
+use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
@@ -11,17 +11,17 @@ use serde_json::{Value, json};
 use crate::State;
 use crate::error::ApiError;
 
-pub(crate) async fn health(Shared(state): Shared<Arc<State>>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn health(State(state): State<Arc<ServerState>>) -> Result<Json<Value>, ApiError> {
     if state.draining() { Err(ApiError::shutting_down()) } else { Ok(Json(json!({"status": "ok"}))) }
 }
 
-pub(crate) async fn metrics(Shared(state): Shared<Arc<State>>) -> impl IntoResponse {
+pub(crate) async fn metrics(State(state): State<Arc<ServerState>>) -> impl IntoResponse {
     let text = state.metrics.render(state.engine.load());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
-pub(crate) async fn info(Shared(state): Shared<Arc<State>>) -> Json<Value> {
-    let State { config, run, engine, .. } = state.as_ref();
+pub(crate) async fn info(State(state): State<Arc<ServerState>>) -> Json<Value> {
+    let ServerState { config, run, engine, .. } = state.as_ref();
     let (model, topology) = (engine.model(), engine.model().topology());
     let levels: Vec<u32> = (0..topology.levels()).map(|level| topology.modules_in(level)).collect();
     Json(json!({

@@ -27,4 +27,4 @@ pub use auth::ApiKeys;
 pub use dipaco_settings::ServeConfig;
 pub use metrics::Metrics;
 pub use serve::serve;
-pub use state::{ServedRun, ServerError, State};
+pub use state::{ServedRun, ServerError, ServerState};

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State as Shared};
+use axum::extract::{Path, State};
 use dipaco_topology::PathId;
 use serde_json::{Value, json};
 
 use crate::State;
 use crate::error::ApiError;
 
-pub(crate) async fn list(Shared(state): Shared<Arc<State>>) -> Json<Value> {
+pub(crate) async fn list(State(state): State<Arc<ServerState>>) -> Json<Value> {
     let paths = state.engine.model().topology().path_ids();
     let all = [None].into_iter().chain(paths.map(Some));
     let data: Vec<Value> = all.map(|path| model(&state, path)).collect();
@@ -18,13 +18,13 @@ pub(crate) async fn list(Shared(state): Shared<Arc<State>>) -> Json<Value> {
 }
 
 pub(crate) async fn one(
-    Shared(state): Shared<Arc<State>>,
+    State(state): State<Arc<ServerState>>,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     Ok(Json(model(&state, state.resolve(&name)?)))
 }
 
-fn model(state: &State, path: Option<PathId>) -> Value {
+fn model(state: &ServerState, path: Option<PathId>) -> Value {
     let (run, model) = (&state.run, state.engine.model());
     let (id, parent, parameters) = match path {
         None => (run.name.clone(), None, run.total_parameters),

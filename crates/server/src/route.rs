@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Request, State as Shared};
+use axum::extract::{Request, State};
 use serde_json::{Value, json};
 
 use crate::State;
@@ -12,7 +12,7 @@ use crate::fields::{tokens, wrong};
 use crate::tokenize::{encode, fields};
 
 pub(crate) async fn route(
-    Shared(state): Shared<Arc<State>>,
+    State(state): State<Arc<ServerState>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let mut fields = fields(&state, request).await?;

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Request, State as Shared};
+use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use crate::error::ApiError;
-use crate::{State, completions, info, models, route, tokenize};
+use crate::{ServerState, completions, info, models, route, tokenize};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -18,7 +18,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 #[derive(Clone, Debug)]
 pub(crate) struct RequestId(pub(crate) String);
 
-pub(crate) fn router(state: Arc<State>) -> Router {
+pub(crate) fn router(state: Arc<ServerState>) -> Router {
     Router::new()
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(tokenize::chat))
@@ -53,7 +53,7 @@ async fn wrong_method(request: Request) -> ApiError {
 }
 
 /// Steps common to all answers: request ids, API keys, refusals during shutdown, and counts.
-async fn common(Shared(state): Shared<Arc<State>>, mut request: Request, next: Next) -> Response {
+async fn common(State(state): State<Arc<ServerState>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok());
     let usable = given.filter(|id| !id.is_empty() && id.len() <= 128);
     let id = usable.map_or_else(|| state.random.id(), ToOwned::to_owned);
@@ -80,14 +80,14 @@ async fn common(Shared(state): Shared<Arc<State>>, mut request: Request, next: N
 
 /// Counts a request when it is dropped: with the status of its answer, or with 499 if the client left before the answer.
 struct Counted<'a> {
-    state: &'a State,
+    state: &'a ServerState,
     method: &'static str,
     handler: &'static str,
     status: u16,
 }
 
 impl<'a> Counted<'a> {
-    fn new(state: &'a State, method: &'static str, handler: &'static str) -> Self {
+    fn new(state: &'a ServerState, method: &'static str, handler: &'static str) -> Self {
         state.metrics.http_began();
         Self { state, method, handler, status: 499 }
     }

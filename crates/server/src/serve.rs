@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::router::router;
-use crate::{ServerError, State, settings};
+use crate::{ServerError, ServerState, settings};
 
 /// Time that cancelled streams have to write their last event.
 const LAST_EVENT_TIME: Duration = Duration::from_secs(2);
@@ -34,7 +34,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// None at present: an error on a connection ends only that connection.
 pub async fn serve(
     listener: TcpListener,
-    state: Arc<State>,
+    state: Arc<ServerState>,
     shutdown: CancellationToken,
 ) -> Result<(), ServerError> {
     let app = router(Arc::clone(&state));
@@ -81,7 +81,7 @@ pub async fn serve(
 }
 
 /// Waits `serve.drain_timeout` for the connections to end, then ends them.
-async fn finish(state: &State, connections: &mut JoinSet<()>) {
+async fn finish(state: &ServerState, connections: &mut JoinSet<()>) {
     let all = async |connections: &mut JoinSet<()>| while connections.join_next().await.is_some() {};
     let drained =
         tokio::time::timeout(settings::seconds(state.config.drain_timeout), all(connections)).await.is_ok();

@@ -77,7 +77,7 @@ pub struct ServedRun {
 }
 
 /// A server: its engine, configuration and metrics.
-pub struct State {
+pub struct ServerState {
     pub(crate) config: ServeConfig,
     pub(crate) run: ServedRun,
     pub(crate) engine: Engine,
@@ -91,7 +91,7 @@ pub struct State {
     draining: AtomicBool,
 }
 
-impl State {
+impl ServerState {
     /// Reads the API keys from the configured file and starts the engine for a run.
     ///
     /// # Errors

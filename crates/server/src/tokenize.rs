@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Request, State as Shared};
+use axum::extract::{Request, State};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::fields::{Fields, tokens, wrong};
-use crate::{State, body, settings};
+use crate::{ServerState, body, settings};
 
 /// Token ids of a text, encoded like a prompt.
-pub(crate) fn encode(state: &State, field: &str, text: &str) -> Result<Vec<u32>, ApiError> {
+pub(crate) fn encode(state: &ServerState, field: &str, text: &str) -> Result<Vec<u32>, ApiError> {
     state
         .codec
         .encode(text)
@@ -19,13 +19,13 @@ pub(crate) fn encode(state: &State, field: &str, text: &str) -> Result<Vec<u32>,
 }
 
 /// The fields of a request's JSON body.
-pub(crate) async fn fields(state: &State, request: Request) -> Result<Fields, ApiError> {
+pub(crate) async fn fields(state: &ServerState, request: Request) -> Result<Fields, ApiError> {
     let timeout = settings::seconds(state.config.read_timeout);
     Fields::new(body::json(request, state.config.body_limit, timeout).await?)
 }
 
 pub(crate) async fn tokenize(
-    Shared(state): Shared<Arc<State>>,
+    State(state): State<Arc<ServerState>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let mut fields = fields(&state, request).await?;
@@ -53,7 +53,7 @@ pub(crate) async fn tokenize(
 }
 
 pub(crate) async fn detokenize(
-    Shared(state): Shared<Arc<State>>,
+    State(state): State<Arc<ServerState>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let mut fields = fields(&state, request).await?;
@@ -72,7 +72,7 @@ pub(crate) async fn detokenize(
     state.blocking.run(answer).await.map(Json)
 }
 
-pub(crate) async fn info(Shared(state): Shared<Arc<State>>) -> Json<Value> {
+pub(crate) async fn info(State(state): State<Arc<ServerState>>) -> Json<Value> {
     let info = state.codec.info();
     // There is no `bos_token`: documents have no first token of their own. Clients that need one use the end-of-text
     // token, which stands between documents.

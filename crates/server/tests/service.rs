@@ -231,7 +231,7 @@ async fn a_server_that_cannot_work_does_not_start() {
             path_parameters: 0,
             total_parameters: 0,
         };
-        dipaco_server::State::start(config, run, fake::Fake::new(8), std::sync::Arc::new(fake::Bytes))
+        dipaco_server::ServerState::start(config, run, fake::Fake::new(8), std::sync::Arc::new(fake::Bytes))
             .err()
             .unwrap()
     };

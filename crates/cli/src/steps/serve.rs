@@ -6,7 +6,7 @@ use dipaco_config::RunConfig;
 use dipaco_infer::{BoxError, PrefixRouter, RunModel, TextCodec, TextStream, TokenizerInfo};
 use dipaco_model::{level_specs, parameters, path_specs};
 use dipaco_routing::Router;
-use dipaco_server::{ServeConfig, ServedRun, State};
+use dipaco_server::{ServeConfig, ServedRun, ServerState};
 use dipaco_shards::{IncrementalDecoder, Tokenizer};
 
 use crate::run_directory::RunDirectory;
@@ -50,7 +50,7 @@ pub(crate) async fn open(
     let model = tokio::task::spawn_blocking(move || routed(weights, router))
         .await
         .map_err(|source| StepError::Task { source })??;
-    Ok(State::start(serve, served, Arc::new(model), Arc::new(Codec(tokenizer)))?)
+    Ok(ServerState::start(serve, served, Arc::new(model), Arc::new(Codec(tokenizer)))?)
 }
 
 /// The run as a model, with everything loaded: what is damaged is told before the first request.

@@ -13,7 +13,7 @@ use crate::error::ApiError;
 
 /// An unfinished answer. Dropping it writes the line of the request to the log, so an aborted request is logged too.
 pub(crate) struct Answer {
-    pub(crate) state: Arc<State>,
+    pub(crate) state: Arc<ServerState>,
     pub(crate) id: String,
     pub(crate) created: u64,
     pub(crate) model: String,

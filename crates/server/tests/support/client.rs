@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use dipaco_server::{ServeConfig, ServedRun, ServerError, State, serve};
+use dipaco_server::{ServeConfig, ServedRun, ServerError, ServerState, serve};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -15,7 +15,7 @@ use crate::fake::{Bytes, Fake};
 
 pub struct Server {
     pub address: SocketAddr,
-    pub state: Arc<State>,
+    pub state: Arc<ServerState>,
     pub model: Arc<Fake>,
     pub shutdown: CancellationToken,
     pub task: JoinHandle<Result<(), ServerError>>,
@@ -67,7 +67,7 @@ impl Server {
             path_parameters: 10,
             total_parameters: 40,
         };
-        let state = State::start(config, run, model.clone(), Arc::new(Bytes)).unwrap();
+        let state = ServerState::start(config, run, model.clone(), Arc::new(Bytes)).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
