@@ -21,7 +21,7 @@ pub(crate) async fn open(
     config: &RunConfig,
     serve: ServeConfig,
     version: Version,
-) -> Result<Arc<State>, StepError> {
+) -> Result<Arc<ServerState>, StepError> {
     let weights = Weights::open(run, config, version).await?;
     let training = weights.manifest().training.as_ref().ok_or(StepError::NotTrained)?;
     let mut hasher = blake3::Hasher::new();
