@@ -15,7 +15,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use dipaco_infer::{EngineError, GenerateRequest};
 
-use crate::State;
+use crate::ServerState;
 use crate::error::ApiError;
 use crate::router::RequestId;
 use crate::settings;

@@ -8,7 +8,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
-use crate::State;
+use crate::ServerState;
 use crate::error::ApiError;
 
 pub(crate) async fn health(State(state): State<Arc<ServerState>>) -> Result<Json<Value>, ApiError> {

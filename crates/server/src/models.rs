@@ -7,7 +7,7 @@ use axum::extract::{Path, State};
 use dipaco_topology::PathId;
 use serde_json::{Value, json};
 
-use crate::State;
+use crate::ServerState;
 use crate::error::ApiError;
 
 pub(crate) async fn list(State(state): State<Arc<ServerState>>) -> Json<Value> {

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
 
-use crate::State;
+use crate::ServerState;
 use crate::error::ApiError;
 use crate::fields::{tokens, wrong};
 use crate::tokenize::{encode, fields};

@@ -6,7 +6,7 @@ use std::time::Instant;
 use dipaco_topology::PathId;
 use serde_json::{Value, json};
 
-use crate::State;
+use crate::ServerState;
 use crate::completions::choice::{Choice, Part};
 use crate::completions::source::Source;
 use crate::error::ApiError;
