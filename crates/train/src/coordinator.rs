@@ -110,8 +110,8 @@ pub async fn coordinate(
     server: Server,
     cancel: CancellationToken,
 ) -> Result<CoordinatorSummary, CoordinatorError> {
-    let Coordinator { requests, synchronizer, writer, reroute, steps_before } =
-        Coordinator::take_over(options).await?;
+    let RunningCoordinator { requests, synchronizer, writer, reroute, steps_before } =
+        RunningCoordinator::take_over(options).await?;
     let farewell = CancellationToken::new();
     // Lives until the server is closed: dropping it earlier would end connections without a reason.
     let accepting = serve_peers(&server, &requests, &farewell);
@@ -162,7 +162,7 @@ pub async fn coordinate(
 }
 
 /// The parts of a coordinator that has taken its run over.
-struct Coordinator {
+struct RunningCoordinator {
     requests: Arc<CoordinatorRequests>,
     /// Takes the outer steps of modules that no other process owns.
     synchronizer: Synchronizer,
@@ -172,7 +172,7 @@ struct Coordinator {
     steps_before: u64,
 }
 
-impl Coordinator {
+impl RunningCoordinator {
     /// Takes the run over and starts the manifest writer.
     async fn take_over(options: CoordinatorOptions) -> Result<Self, CoordinatorError> {
         let CoordinatorOptions { config, store, started, shards, reroute, revocations, events, progress } =

@@ -2,13 +2,15 @@
 
 mod connections;
 mod error;
+mod peer;
 mod results;
 mod revocations;
 mod uploads;
 mod verified_gradients;
 
-pub(crate) use connections::{Answer, Peer, RequestHandler, Role, refused, serve_peers};
+pub(crate) use connections::{RequestHandler, serve_peers};
 pub use error::HostError;
+pub(crate) use peer::{Answer, Peer, ProcessId, Role, refused};
 pub(crate) use results::{Admission, ObjectPiece, ResultIntake, ResultReceiver, read_piece};
 pub use revocations::Revocations;
 pub use uploads::{CompleteUpload, PieceOutcome, ReceivedContent, UploadedPiece, Uploads};

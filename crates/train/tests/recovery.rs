@@ -1,4 +1,4 @@
-//! Damaged disks: a run goes back to an earlier round that is whole, and ends in the same bits.
+//! Damaged disks: a run goes back to an undamaged checkpoint and ends in the same bits.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
 
-/// A run that was stopped after its second round had begun, and what it makes when nothing happens to it.
+/// A run that was stopped after its second round had begun, and the bits of an undisturbed run.
 async fn interrupted() -> (Run, Vec<String>) {
     let (calm, run) = (Run::seeded(config()).await, Run::seeded(config()).await);
     calm.train(2).await;
@@ -69,11 +69,11 @@ async fn damaged_objects_are_found_and_the_run_goes_back_to_the_same_bits() {
     let content = std::fs::read(&momenta).unwrap();
     std::fs::write(&momenta, &content[..content.len() - 1]).unwrap();
     assert_eq!(recover(&run.store, &Progress::hidden()).await.unwrap(), Some(1));
-    // A state that the newest checkpoint has and the oldest has not.
+    // A state of the newest checkpoint that is not in the oldest.
     let state = newest.iter().find(|object| object.name.starts_with("paths/") && !oldest.contains(object));
     std::fs::remove_file(file(&run, state.unwrap())).unwrap();
     assert_eq!(recover(&run.store, &Progress::hidden()).await.unwrap(), Some(0));
-    // What was damaged is made again, in the same bits; nothing of the checkpoints is left when the run is complete.
+    // Damaged objects are made again in the same bits. A complete run keeps no checkpoint.
     assert_eq!(finish(&run).await, undisturbed);
     let manifest = run.manifest().await;
     assert!(manifest.checkpoints.is_empty());
@@ -88,7 +88,7 @@ async fn damaged_objects_are_found_and_the_run_goes_back_to_the_same_bits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_coordinator_that_meets_damage_ends_and_its_successor_goes_back() {
+async fn a_coordinator_ends_at_a_damaged_object_and_its_successor_goes_back() {
     let (run, undisturbed) = interrupted().await;
     let training = run.manifest().await.training.unwrap();
     let weights =
@@ -108,7 +108,7 @@ async fn a_coordinator_that_meets_damage_ends_and_its_successor_goes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_checkpoint_that_is_whole_the_damage_is_named() {
+async fn without_an_undamaged_checkpoint_the_error_names_the_damaged_object() {
     let (run, _) = interrupted().await;
     let manifest = run.manifest().await;
     for checkpoint in &manifest.checkpoints {

@@ -1,4 +1,4 @@
-//! The seed, the start of training, and the configurations that are other ways of training.
+//! The seed, the start of training, and configurations that equal other ways of training.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
 
-/// Trains the seed in a store of its own folder until it is done or `stop` is triggered.
+/// Trains the seed in a store in its own folder until it is complete or `stop` is triggered.
 async fn seed(
     folder: &std::path::Path,
     config: RunConfig,
@@ -96,7 +96,7 @@ async fn a_seed_is_validated_as_often_as_configured_and_at_the_end() {
 }
 
 #[tokio::test]
-async fn a_run_is_started_once_and_only_as_itself() {
+async fn a_run_starts_once_and_continues_only_with_its_own_configuration_and_shards() {
     let mut run = Run::seeded(config()).await;
     run.start(false).await.unwrap();
     assert!(matches!(run.start(false).await, Err(CoordinatorError::AlreadyStarted { rounds: 0, of: 3 })));

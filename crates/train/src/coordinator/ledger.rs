@@ -5,27 +5,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_store::{
-    ChangeRecord, FragmentRecord, GradientRecord, KeptVersion, ObjectRef, PathRecord, RunManifest, RunStore,
-    Sequence, ShardRecord, TrainingRecord, names,
+    ChangeRecord, GradientRecord, KeptVersion, ObjectRef, RunManifest, RunStore, Sequence, ShardRecord,
+    TrainingRecord,
 };
 use dipaco_sync::{
-    Contribution, Fence, FragmentId, Grant, Lease, LeaseError, OuterStep, PathProgress, RunPlan, RunState,
-    TrainingProgress, fragment_ids_of,
+    Fence, FragmentId, Grant, Lease, LeaseError, OuterStep, RunPlan, RunState, fragment_ids_of,
 };
 use dipaco_topology::{PathId, Topology};
 use tokio::sync::Notify;
 
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::start::check_shards;
-use dipaco_protocol::LeaseResult;
-use dipaco_protocol::OuterStepDone;
-use dipaco_protocol::WorkerPlan;
+use dipaco_protocol::{LeaseResult, OuterStepDone, WorkerPlan};
 
 mod checkpoints;
+mod records;
 mod results;
 
 pub(crate) use checkpoints::{CheckpointContent, is_damage, read_checkpoint};
 use checkpoints::{Checkpoints, NewCheckpoint};
+pub(crate) use records::shard_tokens;
+use records::{fragment_record, no_training, path_record, progress, stored_names, training_mut};
 pub(crate) use results::Recording;
 
 /// The state machine of the run and the manifest that records it.
@@ -383,72 +383,4 @@ impl Ledger {
         record.kept = kept;
         Ok(dropped.into_iter().map(|kept| kept.weights.name).collect())
     }
-}
-
-/// Tokens in the shard of each path.
-pub(crate) fn shard_tokens(training: &TrainingRecord) -> Vec<u64> {
-    training.shards.iter().map(|shard| shard.tokens).collect()
-}
-
-/// The names of all objects of the training that are in the store.
-async fn stored_names(store: &RunStore) -> Result<Vec<String>, CoordinatorError> {
-    let mut stored = Vec::new();
-    let outer_steps = [names::OUTER_GRADIENTS, names::MODULES, names::MOMENTA, names::CHANGES];
-    for prefix in outer_steps.into_iter().chain([names::PATHS, names::CHECKPOINTS]) {
-        stored.extend(store.list(prefix).await?.into_iter().map(|object| object.name));
-    }
-    Ok(stored)
-}
-
-/// `Ledger::take_over` refuses a manifest without training.
-fn no_training() -> CoordinatorError {
-    CoordinatorError::internal("the ledger's manifest has no training")
-}
-
-fn training_mut(manifest: &mut RunManifest) -> Result<&mut TrainingRecord, CoordinatorError> {
-    manifest.training.as_mut().ok_or_else(no_training)
-}
-
-fn path_record(manifest: &mut RunManifest, path: PathId) -> Result<&mut PathRecord, CoordinatorError> {
-    let record = training_mut(manifest)?.paths.get_mut(path.index());
-    record.ok_or_else(|| CoordinatorError::ManifestLacks { what: format!("path {path}") })
-}
-
-fn fragment_record(
-    manifest: &mut RunManifest,
-    fragment: FragmentId,
-) -> Result<&mut FragmentRecord, CoordinatorError> {
-    let module = training_mut(manifest)?.modules.iter_mut().find(|record| record.module == fragment.module);
-    let record = module.and_then(|module| module.fragments.get_mut(fragment.index as usize));
-    record.ok_or_else(|| CoordinatorError::ManifestLacks { what: format!("fragment {fragment}") })
-}
-
-/// Converts the manifest's progress of a run for the state machine.
-fn progress(training: &TrainingRecord) -> TrainingProgress {
-    let mut progress = TrainingProgress {
-        versions: BTreeMap::new(),
-        paths: Vec::new(),
-        pending: BTreeMap::<_, Vec<_>>::new(),
-    };
-    for module in &training.modules {
-        for (fragment, record) in (0..).zip(&module.fragments) {
-            progress.versions.insert(FragmentId { module: module.module, index: fragment }, record.version);
-        }
-    }
-    for (path, record) in (0..).map(PathId).zip(&training.paths) {
-        progress.paths.push(PathProgress {
-            steps: record.steps,
-            measured: record.measured,
-            sent: record.sent.clone(),
-            adopted: record.adopted.clone(),
-        });
-        for gradient in &record.gradients {
-            let GradientRecord { module, fragment, number, base, steps, tokens, .. } = *gradient;
-            let fragment = FragmentId { module, index: fragment };
-            let contribution = Contribution { path, number, base, steps, tokens };
-            progress.pending.entry(fragment).or_default().push(contribution);
-        }
-    }
-    progress.pending.values_mut().for_each(|pending| pending.sort_unstable());
-    progress
 }

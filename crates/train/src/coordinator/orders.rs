@@ -34,7 +34,7 @@ struct GradientKey {
 }
 
 /// Outer gradients of one fragment that count, with their objects.
-type Gradients = BTreeMap<GradientKey, ObjectRef>;
+type GradientObjects = BTreeMap<GradientKey, ObjectRef>;
 
 impl<'a> OrderBuilder<'a> {
     /// Orders for the synchronizer with this fencing number, by the current ledger.
@@ -170,7 +170,7 @@ impl<'a> OrderBuilder<'a> {
     }
 
     /// All pending outer gradients of a fragment.
-    fn gradients(&self, fragment: FragmentId) -> Result<Gradients, CoordinatorError> {
+    fn gradients(&self, fragment: FragmentId) -> Result<GradientObjects, CoordinatorError> {
         let training = self.ledger.training()?;
         let records = self
             .topology

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use dipaco_sync::{FragmentId, OuterStep};
 use dipaco_topology::ModuleId;
 
+use crate::host::ProcessId;
+
 /// The synchronizers that own modules. All other modules are the coordinator's own.
 pub(crate) struct ModuleOwners {
     claims: BTreeMap<ModuleId, Claim>,
@@ -28,8 +30,7 @@ struct OrderedStep {
 pub(crate) struct Claim {
     /// Fencing number, unique in the run.
     pub(crate) fence: u64,
-    /// Name and instance of the process.
-    pub(crate) owner: (String, u64),
+    pub(crate) owner: ProcessId,
     /// `host:port` at which workers reach it.
     pub(crate) address: String,
 }
@@ -65,22 +66,22 @@ impl ModuleOwners {
         self.claims.get(&module).map(|claim| claim.address.as_str())
     }
 
-    /// Makes a synchronizer, a process by name and instance, the owner of modules, or finds that it is. An earlier
-    /// process under the same name loses its modules.
+    /// Makes a synchronizer the owner of modules, or finds that it is. An earlier process under the same name loses its
+    /// modules.
     ///
     /// # Errors
     /// The reason, when another synchronizer owns one of the modules.
     pub(crate) fn claim(
         &mut self,
-        owner: &(String, u64),
+        owner: &ProcessId,
         address: &str,
         modules: &[ModuleId],
     ) -> Result<Claimed, String> {
         for module in modules {
-            if let Some(claim) = self.claims.get(module).filter(|claim| claim.owner.0 != owner.0) {
+            if let Some(claim) = self.claims.get(module).filter(|claim| claim.owner.name != owner.name) {
                 return Err(format!(
                     "module {module} has a synchronizer, {:?} at {}: give this synchronizer other --modules, or stop the other",
-                    claim.owner.0, claim.address
+                    claim.owner.name, claim.address
                 ));
             }
         }
@@ -90,7 +91,7 @@ impl ModuleOwners {
         {
             return Ok(Claimed { fence: claim.fence, new: false });
         }
-        self.claims.retain(|_, claim| claim.owner.0 != owner.0);
+        self.claims.retain(|_, claim| claim.owner.name != owner.name);
         let fence = self.next;
         self.next += 1;
         let claim = Claim { fence, owner: owner.clone(), address: address.to_owned() };
@@ -119,7 +120,7 @@ impl ModuleOwners {
     }
 
     /// Takes the modules of a process back. Returns their number.
-    pub(crate) fn release(&mut self, owner: &(String, u64)) -> usize {
+    pub(crate) fn release(&mut self, owner: &ProcessId) -> usize {
         let before = self.claims.len();
         self.claims.retain(|_, claim| claim.owner != *owner);
         before - self.claims.len()
@@ -134,8 +135,8 @@ mod tests {
         ModuleId { level: 0, index }
     }
 
-    fn owner(name: &str, instance: u64) -> (String, u64) {
-        (name.to_owned(), instance)
+    fn owner(name: &str, instance: u64) -> ProcessId {
+        ProcessId { name: name.to_owned(), instance }
     }
 
     #[test]

@@ -15,11 +15,11 @@ use crate::coordinator::round_tally::RoundTally;
 pub(crate) struct RunProgress {
     events: Events,
     task: Task,
-    counters: Mutex<Counters>,
+    counters: Mutex<ProgressCounters>,
 }
 
 #[derive(Debug)]
-struct Counters {
+struct ProgressCounters {
     /// Inner steps of completed leases.
     committed: u64,
     /// Inner steps done in leases that are out.
@@ -53,7 +53,7 @@ impl RunProgress {
         let task = progress.task("train", Some(total), Unit::Count("steps"));
         task.resume_at(committed);
         let tally = RoundTally::new(inner_steps, steps, Instant::now());
-        let counters = Counters {
+        let counters = ProgressCounters {
             committed,
             running: BTreeMap::new(),
             losses: BTreeMap::new(),
@@ -74,11 +74,11 @@ impl RunProgress {
         event.map_or(Ok(()), |event| self.event(event))
     }
 
-    fn counters(&self) -> MutexGuard<'_, Counters> {
+    fn counters(&self) -> MutexGuard<'_, ProgressCounters> {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn update(&self, change: impl FnOnce(&mut Counters)) {
+    fn update(&self, change: impl FnOnce(&mut ProgressCounters)) {
         let mut counters = self.counters();
         change(&mut counters);
         let running: u64 = counters.running.values().map(|&(_, steps)| steps).sum();

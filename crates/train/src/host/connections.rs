@@ -11,61 +11,16 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::host::HostError;
+use crate::host::peer::{Answer, Peer, ProcessId, Role};
 use crate::host::results::{self, ResultReceiver};
 use crate::host::revocations::Revocations;
 use crate::host::uploads::UploadedPiece;
-use dipaco_protocol::{PIECES_AT_ONCE, Request, Response, SYNCHRONIZER, WORKER};
+use dipaco_protocol::{PIECES_AT_ONCE, Request, Response};
 
 /// Time after connecting within which a peer must send its hello.
 const HELLO: Duration = Duration::from_secs(10);
 /// Longest name of a worker, in bytes.
 const NAME_BYTES: usize = 256;
-
-/// The process at the other end of a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Peer {
-    /// Name to which leases are given.
-    pub(crate) worker: String,
-    /// Random number that tells a process from its successor under the same name.
-    pub(crate) instance: u64,
-    /// Name in the peer's token.
-    pub(crate) token: String,
-    /// Role that the token grants.
-    pub(crate) role: Role,
-}
-
-impl Peer {
-    /// Name and instance, which identify the process.
-    pub(crate) fn process(&self) -> (String, u64) {
-        (self.worker.clone(), self.instance)
-    }
-}
-
-/// Role that a token grants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    Worker,
-    Synchronizer,
-}
-
-impl Role {
-    /// The role that a certificate names.
-    fn of(name: &str) -> Option<Self> {
-        match name {
-            WORKER => Some(Self::Worker),
-            SYNCHRONIZER => Some(Self::Synchronizer),
-            _ => None,
-        }
-    }
-}
-
-/// A response and its payload.
-pub(crate) type Answer = (Response, Option<Bytes>);
-
-/// Refuses a request.
-pub(crate) fn refused(reason: impl Into<String>) -> Answer {
-    (Response::Refused { reason: reason.into() }, None)
-}
 
 /// Answers the requests of peers. An error ends this process; a peer's mistake is answered with a refusal.
 pub(crate) trait RequestHandler: ResultReceiver {
@@ -114,8 +69,8 @@ pub(crate) async fn serve_peers<H: RequestHandler>(
     Ok(())
 }
 
-/// Processes that have said hello, by name and instance, each with the token that ends its last connection.
-type Known = Arc<Mutex<BTreeMap<(String, u64), CancellationToken>>>;
+/// Processes that have said hello, each with the token that ends its last connection.
+type KnownProcesses = Arc<Mutex<BTreeMap<ProcessId, CancellationToken>>>;
 
 /// A peer that has been welcomed.
 struct Greeted {
@@ -134,7 +89,7 @@ struct Registration {
 
 /// Registers a process and ends the connections that this one succeeds: the process's own, and those of earlier
 /// processes under its name. An earlier process may be long dead before the network notices.
-async fn register(known: &Known, peer: &Peer) -> Registration {
+async fn register(known: &KnownProcesses, peer: &Peer) -> Registration {
     let mut known = known.lock().await;
     let replaced = CancellationToken::new();
     let before = known.insert(peer.process(), replaced.clone());
@@ -143,7 +98,7 @@ async fn register(known: &Known, peer: &Peer) -> Registration {
     } else {
         known
             .iter()
-            .filter(|((name, instance), _)| *name == peer.worker && *instance != peer.instance)
+            .filter(|(process, _)| process.name == peer.worker && process.instance != peer.instance)
             .for_each(|(_, earlier)| earlier.cancel());
     }
     Registration { returning: before.is_some(), replaced }
@@ -153,7 +108,7 @@ async fn register(known: &Known, peer: &Peer) -> Registration {
 async fn serve<H: RequestHandler>(
     connection: PeerConnection,
     host: Arc<H>,
-    known: Known,
+    known: KnownProcesses,
 ) -> Result<(), H::Error> {
     let address = connection.address();
     let greeted = match tokio::time::timeout(HELLO, greet(&connection, &*host, &known)).await {
@@ -193,7 +148,7 @@ async fn serve<H: RequestHandler>(
 async fn greet<H: RequestHandler>(
     connection: &PeerConnection,
     host: &H,
-    known: &Known,
+    known: &KnownProcesses,
 ) -> Result<Option<Greeted>, H::Error> {
     let Some(mut exchange) = connection.accept_exchange().await else { return Ok(None) };
     let request = match exchange.request::<Request>().await {

@@ -14,7 +14,7 @@ use dipaco_topology::{PathId, Topology};
 use crate::TrainError;
 use crate::blocking::blocking;
 use crate::host::HostError;
-use crate::host::connections::{Answer, Peer};
+use crate::host::peer::{Answer, Peer};
 use crate::host::uploads::{CompleteUpload, PieceOutcome, ReceivedContent, UploadedPiece, Uploads};
 use crate::host::verified_gradients::VerifiedGradients;
 use dipaco_path::module_files::check_state;

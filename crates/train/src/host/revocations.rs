@@ -15,12 +15,12 @@ use crate::host::HostError;
 pub struct Revocations {
     file: Option<PathBuf>,
     /// The names of the last reading.
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<KnownNames>>,
 }
 
 /// The names in one state of the file.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownNames {
     /// State of the file; `None` if there was no file.
     state: Option<FileState>,
     names: BTreeSet<String>,
@@ -89,7 +89,7 @@ impl Revocations {
         };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.state != state {
-            *known = Known { state, names: self.names()? };
+            *known = KnownNames { state, names: self.names()? };
         }
         Ok(known.names.contains(token))
     }

@@ -20,7 +20,7 @@ use crate::blocking::blocking;
 use crate::host::HostError;
 use dipaco_protocol::{ContentDigest, LeaseResult, PIECE_BYTES, Response};
 pub use received_pieces::ReceivedContent;
-use received_pieces::{Piece, ReceivedPieces};
+use received_pieces::{ReceivedPiece, ReceivedPieces};
 
 /// Number of pieces that are collected in memory: 128 MiB.
 const COLLECTED_PIECES: usize = 64;
@@ -161,7 +161,7 @@ impl Uploads {
             return Ok(PieceOutcome::Answer(answer.clone()));
         }
         if digest.bytes == found {
-            let content = Piece::new(content, self.read_permit(1).await?);
+            let content = ReceivedPiece::new(content, self.read_permit(1).await?);
             let content = blocking(move || ReceivedContent::of_one_piece(content)).await?;
             return Ok(PieceOutcome::Complete(CompleteUpload { progress, content }));
         }
@@ -190,7 +190,7 @@ impl Uploads {
         {
             // Hashed on this thread: a hash takes less time than the transfer of the piece, and the processor's cache
             // still holds the bytes.
-            progress.received.store_in_memory(offset, Piece::new(content, permit));
+            progress.received.store_in_memory(offset, ReceivedPiece::new(content, permit));
             progress.missing.remove(&offset);
             return Ok(progress);
         }

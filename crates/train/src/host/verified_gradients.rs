@@ -11,10 +11,10 @@ const CAPACITY_BYTES: usize = 256 << 20;
 
 /// The outer gradients that this process has verified and not folded yet. Clones share them.
 #[derive(Clone, Default)]
-pub(crate) struct VerifiedGradients(Arc<Mutex<Kept>>);
+pub(crate) struct VerifiedGradients(Arc<Mutex<KeptGradients>>);
 
 #[derive(Default)]
-struct Kept {
+struct KeptGradients {
     /// Gradients in the order of their arrival.
     gradients: VecDeque<(ObjectRef, Vec<f32>)>,
     /// Bytes of all values.
@@ -48,12 +48,12 @@ impl VerifiedGradients {
         self.kept().remove(object)
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, KeptGradients> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
+impl KeptGradients {
     fn remove(&mut self, object: &ObjectRef) -> Option<Vec<f32>> {
         let place = self.gradients.iter().position(|(kept, _)| kept == object)?;
         let (_, values) = self.gradients.remove(place)?;

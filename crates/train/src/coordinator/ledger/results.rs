@@ -8,7 +8,8 @@ use dipaco_sync::{
 };
 use dipaco_topology::PathId;
 
-use super::{LeaseCompletion, Ledger, MAX_REPLAY_WEIGHTS, path_record};
+use super::records::path_record;
+use super::{LeaseCompletion, Ledger, MAX_REPLAY_WEIGHTS};
 use crate::coordinator::error::CoordinatorError;
 use dipaco_protocol::{LeaseReport, LeaseResult};
 

@@ -17,7 +17,7 @@ use dipaco_protocol::{ContentDigest, PIECE_BYTES};
 #[derive(Default)]
 pub(super) struct ReceivedPieces {
     /// Pieces in memory by offset; empty when there is a file.
-    pieces: BTreeMap<u64, Piece>,
+    pieces: BTreeMap<u64, ReceivedPiece>,
     /// Hash of the pieces in memory up to the first gap. Pieces are hashed while the processor's cache holds them.
     hasher: blake3::Hasher,
     /// File with each piece at its offset. It disappears with the upload or the process.
@@ -26,7 +26,7 @@ pub(super) struct ReceivedPieces {
 
 /// A piece in memory with the permit for its room.
 #[derive(Clone)]
-pub(super) struct Piece {
+pub(super) struct ReceivedPiece {
     bytes: Bytes,
     _permit: Arc<OwnedSemaphorePermit>,
 }
@@ -35,12 +35,12 @@ pub(super) struct Piece {
 /// the system clears fresh memory, while the memory of pieces is used again.
 #[derive(Clone)]
 pub struct ReceivedContent {
-    pieces: Vec<Piece>,
+    pieces: Vec<ReceivedPiece>,
     /// Digest of the received content.
     pub digest: ContentDigest,
 }
 
-impl Piece {
+impl ReceivedPiece {
     pub(super) fn new(bytes: Bytes, permit: OwnedSemaphorePermit) -> Self {
         Self { bytes, _permit: Arc::new(permit) }
     }
@@ -48,7 +48,7 @@ impl Piece {
 
 impl ReceivedContent {
     /// A result of one piece.
-    pub(super) fn of_one_piece(piece: Piece) -> Self {
+    pub(super) fn of_one_piece(piece: ReceivedPiece) -> Self {
         Self { digest: ContentDigest::of(&piece.bytes), pieces: vec![piece] }
     }
 
@@ -78,7 +78,7 @@ impl ReceivedPieces {
         !self.pieces.is_empty()
     }
 
-    pub(super) fn store_in_memory(&mut self, offset: u64, piece: Piece) {
+    pub(super) fn store_in_memory(&mut self, offset: u64, piece: ReceivedPiece) {
         self.pieces.insert(offset, piece);
         while let Some(next) = self.pieces.get(&self.hasher.count()) {
             self.hasher.update(&next.bytes);
@@ -136,7 +136,7 @@ impl ReceivedPieces {
             let mut piece = buffer(length)?;
             file.take(length).read_to_end(&mut piece).map_err(&failed)?;
             hasher.update(&piece);
-            pieces.push(Piece { bytes: piece.into(), _permit: permit.clone() });
+            pieces.push(ReceivedPiece { bytes: piece.into(), _permit: permit.clone() });
         }
         Ok(ReceivedContent { pieces, digest: digest(&hasher) })
     }
