@@ -16,17 +16,18 @@ use tokio_util::sync::CancellationToken;
 
 use dipaco_protocol::WorkerPlan;
 use dipaco_protocol::{FetchSource, LeaseResult, PIECE_BYTES, PIECES_AT_ONCE, Request, Response};
+use dipaco_train::HostError;
 use dipaco_train::TrainError;
 use dipaco_train::client::{Identity, Session};
 use dipaco_train::client::{LeaseKey, Transfer};
-use dipaco_train::host::{PieceOutcome, Uploads};
+use dipaco_train::host::{PieceOutcome, UploadedPiece, Uploads};
 
 /// Serves every object of a store, and takes every result as a coordinator does up to where it is whole, verified and in
 /// memory; until the trial is closed. `folder` is where results are collected.
 ///
 /// # Errors
 /// When the disk fails.
-pub async fn serve_trial(server: &Server, store: &RunStore, folder: &FilePath) -> Result<(), TrainError> {
+pub async fn serve_trial(server: &Server, store: &RunStore, folder: &FilePath) -> Result<(), HostError> {
     let trial = Arc::new(TrialServer { store: store.clone(), uploads: Uploads::new(folder.to_owned()) });
     let mut peers = JoinSet::new();
     loop {
@@ -45,7 +46,7 @@ struct TrialServer {
     uploads: Uploads,
 }
 
-async fn serve(peer: PeerConnection, trial: Arc<TrialServer>) -> Result<(), TrainError> {
+async fn serve(peer: PeerConnection, trial: Arc<TrialServer>) -> Result<(), HostError> {
     let mut exchanges = JoinSet::new();
     let places = Arc::new(Semaphore::new(PIECES_AT_ONCE));
     loop {
@@ -66,7 +67,7 @@ async fn serve(peer: PeerConnection, trial: Arc<TrialServer>) -> Result<(), Trai
 }
 
 impl TrialServer {
-    async fn answer(&self, mut exchange: Exchange) -> Result<(), TrainError> {
+    async fn answer(&self, mut exchange: Exchange) -> Result<(), HostError> {
         let (response, payload) = match exchange.request::<Request>().await? {
             Request::Hello { .. } => {
                 let plan = serde_json::to_string(&WorkerPlan::new(&RunConfig::default()))
@@ -81,16 +82,16 @@ impl TrialServer {
                 let piece = exchange.receive_payload(PIECE_BYTES).await?;
                 // What earlier trials have brought is over.
                 self.uploads.retain(|_, earlier| earlier >= fence);
-                let expected = whole.clone();
-                match self.uploads.take((path, fence), item, whole, offset, piece).await? {
+                let uploaded = UploadedPiece { path, fence, item, digest: whole, offset };
+                match self.uploads.add_piece(&uploaded, piece).await? {
                     PieceOutcome::Answer(answer) => (answer, None),
                     PieceOutcome::Complete(mut complete) => {
-                        let answer = if complete.content().whole == expected {
+                        let answer = if complete.content().digest == uploaded.digest {
                             Response::Done
                         } else {
                             Response::Refused { reason: "the hash is another one".to_owned() }
                         };
-                        complete.answer(answer.clone());
+                        complete.finish(answer.clone());
                         (answer, None)
                     }
                 }

@@ -202,6 +202,9 @@ through_step_error!(
     dipaco_shards::ShardsError,
     dipaco_store::StoreError,
     dipaco_telemetry::EventsError,
+    dipaco_train::CoordinatorError,
+    dipaco_train::HostError,
+    dipaco_train::SynchronizerError,
     dipaco_train::TrainError,
 );
 

@@ -1,11 +1,11 @@
-//! What can go wrong in training.
+//! Errors that every role of a training run shares.
 
 use std::path::PathBuf;
 
 use dipaco_topology::{ModuleId, PathId};
 use thiserror::Error;
 
-/// Why a seed, a round, a worker or a coordinator failed.
+/// An error of the store, the network, the files or the tasks of any role.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TrainError {
@@ -22,56 +22,6 @@ pub enum TrainError {
         "paths have been trained from this run's seed model: train another seed in another run directory"
     )]
     SeedInUse,
-    /// Training has not begun.
-    #[error("the training of this run has not begun: run `dipaco train`")]
-    NotStarted,
-    /// Training has begun and may not be continued.
-    #[error(
-        "the training of this run has begun ({rounds} of {of} rounds done): continue it with --resume, or use another run directory"
-    )]
-    AlreadyStarted {
-        /// Rounds that every path has done.
-        rounds: u32,
-        /// Rounds in all.
-        of: u32,
-    },
-    /// The store has the training of another configuration or data.
-    #[error(
-        "this run was trained with another configuration, seed model or shards, and going on would mix the two: continue it with its own configuration, or use another run directory"
-    )]
-    OtherTraining,
-    /// The run's shards do not fit its topology.
-    #[error(
-        "there are {shards} shards for {paths} paths: run `dipaco route fit` and `dipaco route assign` for this configuration"
-    )]
-    ShardCount {
-        /// Shards that there are.
-        shards: usize,
-        /// Paths of the topology.
-        paths: u32,
-    },
-    /// A path has nothing to train on.
-    #[error(
-        "path {path} has no documents to train on: use fewer paths, more text, or another router seed (`--set router.seed=…`), and route again"
-    )]
-    EmptyShard {
-        /// The path.
-        path: PathId,
-    },
-    /// A phase of routing can't begin yet.
-    #[error(
-        "the next phase begins after {round} rounds of every path, and the run is not there yet: train on first"
-    )]
-    NotAtBoundary {
-        /// The round with which the phase ends.
-        round: u32,
-    },
-    /// The text could not be divided anew.
-    #[error(transparent)]
-    Reroute {
-        /// Why not.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
     /// A score is not finite.
     #[error(
         "path {path} gives token {token} of the reserved documents no finite probability: its weights diverged"
@@ -152,12 +102,6 @@ pub enum TrainError {
         /// The coordinator's run.
         found: String,
     },
-    /// Something that the run needs is damaged, and so are its checkpoints.
-    #[error("the run can't go on, and has no checkpoint that is whole: restore its store from a copy")]
-    DamagedRun {
-        /// The first object that is damaged.
-        source: dipaco_store::StoreError,
-    },
     /// A synchronizer can't answer what the coordinator can.
     #[error("a synchronizer sends on to the coordinator: {reason}")]
     Elsewhere {
@@ -191,16 +135,6 @@ pub enum TrainError {
         #[source]
         source: serde_json::Error,
     },
-    /// The pieces of a result are no whole.
-    #[error(
-        "its pieces make a whole with BLAKE3 {found}, and {expected} was said: bring it again, and check the memory of the worker's machine"
-    )]
-    OtherContent {
-        /// The hash that the worker gave.
-        expected: String,
-        /// The hash of what arrived.
-        found: String,
-    },
     /// There is no memory for an object.
     #[error(
         "there is no memory for an object of {bytes} bytes: stop other programs, or train smaller modules"
@@ -217,19 +151,19 @@ pub enum TrainError {
         /// The object asked for.
         name: String,
     },
-    /// A thread of this program panicked.
-    #[error("a part of this program failed; this is a fault of dipaco: please report it")]
+    /// A task of this program panicked.
+    #[error("internal fault of dipaco: a task panicked; please report it")]
     Thread {
-        /// What happened.
-        #[source]
+        /// The panic.
+        #[from]
         source: tokio::task::JoinError,
     },
-    /// Saved progress can't be continued.
-    #[error(transparent)]
-    Progress(#[from] dipaco_sync::ProgressError),
-    /// Contributions can't be merged.
-    #[error(transparent)]
-    Fold(#[from] dipaco_sync::FoldError),
+    /// A fault of this program.
+    #[error("internal fault of dipaco: {what}; please report it")]
+    Internal {
+        /// The assumption that does not hold.
+        what: String,
+    },
     /// Levels and model do not fit.
     #[error(transparent)]
     Topology(#[from] dipaco_topology::TopologyError),
@@ -261,3 +195,28 @@ pub enum TrainError {
     #[error(transparent)]
     Plan(#[from] dipaco_protocol::PlanError),
 }
+
+/// Implements the conversions of shared causes into the error of a role, by way of [`TrainError`].
+macro_rules! through_train_error {
+    ($role:ty) => {
+        $crate::error::through_train_error!(
+            $role:
+            dipaco_model::ModelError,
+            dipaco_net::NetError,
+            dipaco_path::PathError,
+            dipaco_protocol::PlanError,
+            dipaco_store::StoreError,
+            dipaco_telemetry::EventsError,
+            dipaco_topology::TopologyError,
+            tokio::task::JoinError,
+        );
+    };
+    ($role:ty: $($cause:ty),+ $(,)?) => {
+        $(impl From<$cause> for $role {
+            fn from(cause: $cause) -> Self {
+                Self::from($crate::TrainError::from(cause))
+            }
+        })+
+    };
+}
+pub(crate) use through_train_error;

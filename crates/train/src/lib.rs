@@ -20,16 +20,16 @@ mod synchronizer;
 mod worker;
 
 pub use coordinator::{
-    CoordinatorOptions, CoordinatorSummary, Reroute, Rerouting, coordinate, recover, start_training,
-    training_origin,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, Reroute, Rerouting, coordinate, recover,
+    start_training, training_origin,
 };
 pub use error::TrainError;
-pub use host::Revocations;
+pub use host::{HostError, Revocations};
 pub use open_run::{OpenRun, open_run};
 pub use router::{
     RouterStep, RouterTraining, TrainedRouter, rising_losses, score_header, shard_repeats, small_shards,
     train_router, write_scores,
 };
 pub use seed::{SeedOptions, SeedSummary, adopt_seed, train_seed};
-pub use synchronizer::{SynchronizerOptions, SynchronizerSummary, synchronize};
+pub use synchronizer::{SynchronizerError, SynchronizerOptions, SynchronizerSummary, synchronize};
 pub use worker::{WorkerOptions, WorkerSummary, work};

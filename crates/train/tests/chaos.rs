@@ -1,4 +1,4 @@
-//! Whole runs over loopback that are disturbed: the result is that of an undisturbed one.
+//! Disturbed runs over loopback: their results are those of an undisturbed run.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -7,7 +7,7 @@ use dipaco_codec::Compression;
 use dipaco_protocol::{LeaseResult, Request, Response};
 use dipaco_store::StoreError;
 use dipaco_telemetry::Events;
-use dipaco_train::{TrainError, coordinate, work};
+use dipaco_train::{CoordinatorError, TrainError, coordinate, work};
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -29,7 +29,7 @@ async fn a_coordinator_that_is_stopped_again_and_again_makes_the_same_bits() {
     loop {
         let started = run.start(true).await.unwrap();
         let stop = CancellationToken::new();
-        // Both workers join, and a few leases or outer steps later the coordinator is gone.
+        // Both workers join, and the coordinator stops a few leases or outer steps later.
         let events = run.events_until(5 + stops % 3, &stop);
         if coordinate(run.options(started, events), server, stop).await.unwrap().finished {
             break;
@@ -37,7 +37,7 @@ async fn a_coordinator_that_is_stopped_again_and_again_makes_the_same_bits() {
         stops += 1;
         (server, _) = run.server_at(address).await;
     }
-    // One that was still on its way back when the other had finished the run would go on trying.
+    // A worker that was still connecting when the other finished the run would try until its patience ends.
     leave.cancel();
     for worker in workers {
         worker.await.unwrap().unwrap();
@@ -47,7 +47,7 @@ async fn a_coordinator_that_is_stopped_again_and_again_makes_the_same_bits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_work_of_a_worker_that_vanished_is_repeated() {
+async fn the_lease_of_a_worker_that_vanished_is_repeated() {
     let mut config = config();
     config.train.lease_seconds = 1;
     let run = Run::seeded(config).await;
@@ -75,7 +75,7 @@ async fn the_work_of_a_worker_that_vanished_is_repeated() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_frees_the_lease_of_its_predecessor() {
     let mut config = config();
-    // Nobody would wait for this one to end.
+    // Far longer than the test: the lease must not simply expire.
     config.train.lease_seconds = 3600;
     let run = Run::seeded(config).await;
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
@@ -90,7 +90,7 @@ async fn a_process_frees_the_lease_of_its_predecessor() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_coordinator_that_lost_its_place_fails_at_its_next_write() {
+async fn a_replaced_coordinator_fails_at_its_next_write() {
     let run = Run::seeded(config()).await;
     let (older, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     Puppet::welcome(&token, "first").await;
@@ -99,7 +99,10 @@ async fn a_coordinator_that_lost_its_place_fails_at_its_next_write() {
     let stop = CancellationToken::new();
     let deceived = tokio::spawn(work(run.worker(&token, "deceived"), stop.clone()));
     let error = older.await.unwrap().unwrap_err();
-    assert!(matches!(error, TrainError::Store(StoreError::Conflict { .. })), "{error}");
+    assert!(
+        matches!(error, CoordinatorError::Core(TrainError::Store(StoreError::Conflict { .. }))),
+        "{error}"
+    );
     stop.cancel();
     deceived.await.unwrap().unwrap();
     let worker = run.spawn_worker(&new_token, "worker");

@@ -1,4 +1,4 @@
-//! Phases of routing: the shards change between two rounds, and nothing else does.
+//! Phases of routing: only the shards change between two rounds.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -48,7 +48,7 @@ fn reroute(run: &Run) -> Reroute {
     })
 }
 
-/// Continues the run in its current phase until the coordinator ends; workers have the routing folder at hand.
+/// Continues the run in its current phase until the coordinator ends. Workers read the shards from the routing folder.
 async fn train(run: &mut Run, workers: usize, reroute: Option<Reroute>) -> CoordinatorSummary {
     let manifest = run.manifest().await;
     if let Some(training) = manifest.training {
@@ -82,7 +82,7 @@ async fn undisturbed(config: RunConfig) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_workers_make_what_one_makes_and_paths_carry_their_state_over() {
+async fn two_workers_make_the_bits_of_one_and_paths_keep_their_states() {
     let mut run = Run::seeded(phased()).await;
     let reroute = reroute(&run);
     assert!(train(&mut run, 2, Some(reroute)).await.finished);
@@ -94,7 +94,7 @@ async fn two_workers_make_what_one_makes_and_paths_carry_their_state_over() {
     for path in &training.paths {
         let state = run.store.get(path.state.as_ref().unwrap()).await.unwrap();
         let state = PathState::decode(&state, &run.config.model).unwrap();
-        // Three rounds of four steps on batches of four; one round of them in this phase.
+        // Three rounds of four steps on batches of four. One round of them is in this phase.
         assert_eq!((state.step, state.position), (12, 16));
         // Measured on the held-out documents of this phase only.
         assert!(path.best.as_ref().unwrap().round >= 2 && path.last.as_ref().unwrap().round == 3);
@@ -112,7 +112,7 @@ async fn a_run_that_stops_at_every_boundary_makes_the_same_bits() {
         let summary = train(&mut run, 2, None).await;
         assert!(summary.at_boundary && !summary.finished);
         assert_eq!(summary.rounds, round);
-        // Again, by a coordinator that finds nothing to do.
+        // Another coordinator at the same boundary changes nothing.
         assert!(train(&mut run, 1, None).await.at_boundary);
         let manifest = run.manifest().await;
         assert_eq!(manifest.phase(), phase);
@@ -128,7 +128,7 @@ async fn a_run_that_stops_at_every_boundary_makes_the_same_bits() {
     assert_eq!(run.bits().await, undisturbed(phased()).await);
 }
 
-/// As [`train`], for a coordinator that may end because it can't begin a phase.
+/// Like [`train`], for a coordinator that may fail at the beginning of a phase.
 async fn stop_with_error(run: &mut Run, reroute: Reroute) {
     run.shards = run.manifest().await.training.unwrap().shards;
     let started = run.start(true).await.unwrap();
@@ -146,7 +146,7 @@ async fn stop_with_error(run: &mut Run, reroute: Reroute) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_coordinator_stopped_while_the_text_is_divided_leaves_workers_that_go_on_with_the_next() {
+async fn workers_go_on_with_the_successor_of_a_coordinator_that_stopped_while_routing() {
     let mut run = Run::seeded(phased()).await;
     let (server, token) = run.server().await;
     let address: SocketAddr = server.local_addr();
@@ -176,7 +176,7 @@ async fn a_coordinator_stopped_while_the_text_is_divided_leaves_workers_that_go_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_schedule_may_begin_anew_with_a_phase() {
+async fn the_learning_rate_schedule_may_begin_anew_with_a_phase() {
     let mut config = phased();
     config.train.schedule_at_phase = ScheduleAtPhase::Restart;
     assert_ne!(undisturbed(config).await, undisturbed(phased()).await);

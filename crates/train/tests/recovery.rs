@@ -1,4 +1,4 @@
-//! Damaged disks: a run goes back to an earlier round that is whole, and ends in the same bits.
+//! Damaged disks: a run goes back to an undamaged checkpoint and ends in the same bits.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -8,12 +8,12 @@ use std::path::PathBuf;
 
 use dipaco_store::{ObjectRef, RunManifest, StoreError, TrainingRecord};
 use dipaco_telemetry::{Events, Progress};
-use dipaco_train::{TrainError, recover};
+use dipaco_train::{CoordinatorError, TrainError, recover};
 use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
 
-/// A run that was stopped after its second round had begun, and what it makes when nothing happens to it.
+/// A run that was stopped after its second round had begun, and the bits of an undisturbed run.
 async fn interrupted() -> (Run, Vec<String>) {
     let (calm, run) = (Run::seeded(config()).await, Run::seeded(config()).await);
     calm.train(2).await;
@@ -69,11 +69,11 @@ async fn damaged_objects_are_found_and_the_run_goes_back_to_the_same_bits() {
     let content = std::fs::read(&momenta).unwrap();
     std::fs::write(&momenta, &content[..content.len() - 1]).unwrap();
     assert_eq!(recover(&run.store, &Progress::hidden()).await.unwrap(), Some(1));
-    // A state that the newest checkpoint has and the oldest has not.
+    // A state of the newest checkpoint that is not in the oldest.
     let state = newest.iter().find(|object| object.name.starts_with("paths/") && !oldest.contains(object));
     std::fs::remove_file(file(&run, state.unwrap())).unwrap();
     assert_eq!(recover(&run.store, &Progress::hidden()).await.unwrap(), Some(0));
-    // What was damaged is made again, in the same bits; nothing of the checkpoints is left when the run is complete.
+    // Damaged objects are made again in the same bits. A complete run keeps no checkpoint.
     assert_eq!(finish(&run).await, undisturbed);
     let manifest = run.manifest().await;
     assert!(manifest.checkpoints.is_empty());
@@ -88,7 +88,7 @@ async fn damaged_objects_are_found_and_the_run_goes_back_to_the_same_bits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_coordinator_that_meets_damage_ends_and_its_successor_goes_back() {
+async fn a_coordinator_ends_at_a_damaged_object_and_its_successor_goes_back() {
     let (run, undisturbed) = interrupted().await;
     let training = run.manifest().await.training.unwrap();
     let weights =
@@ -97,7 +97,10 @@ async fn a_coordinator_that_meets_damage_ends_and_its_successor_goes_back() {
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let worker = run.spawn_worker(&token, "worker");
     let error = coordinator.await.unwrap().unwrap_err();
-    assert!(matches!(&error, TrainError::Store(StoreError::Damaged { .. })), "{error}");
+    assert!(
+        matches!(&error, CoordinatorError::Core(TrainError::Store(StoreError::Damaged { .. }))),
+        "{error}"
+    );
     assert!(error.to_string().contains("--resume"), "{error}");
     worker.abort();
     assert!(recover(&run.store, &Progress::hidden()).await.unwrap().is_some());
@@ -105,7 +108,7 @@ async fn a_coordinator_that_meets_damage_ends_and_its_successor_goes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_checkpoint_that_is_whole_the_damage_is_named() {
+async fn without_an_undamaged_checkpoint_the_error_names_the_damaged_object() {
     let (run, _) = interrupted().await;
     let manifest = run.manifest().await;
     for checkpoint in &manifest.checkpoints {
@@ -115,7 +118,7 @@ async fn without_a_checkpoint_that_is_whole_the_damage_is_named() {
     flip(&run, damaged);
     let error = recover(&run.store, &Progress::hidden()).await.unwrap_err();
     assert!(
-        matches!(&error, TrainError::DamagedRun { source } if source.to_string().contains(&damaged.name)),
+        matches!(&error, CoordinatorError::DamagedRun { source } if source.to_string().contains(&damaged.name)),
         "{error}"
     );
 }

@@ -1,4 +1,4 @@
-//! What a coordinator does not take, and that the run goes on.
+//! Requests that a coordinator refuses. The run goes on after them.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -25,7 +25,7 @@ fn refusal(answer: Response) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn peers_that_are_no_workers_of_this_version_are_turned_away() {
+async fn peers_of_another_version_or_without_a_hello_are_turned_away() {
     let run = Run::seeded(config()).await;
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let reason = refusal(Puppet::silent(&token).await.hello("old", "0.0.0-other").await);
@@ -35,7 +35,7 @@ async fn peers_that_are_no_workers_of_this_version_are_turned_away() {
     let ask = Request::Lease { held: Vec::new(), wait_ms: 0 };
     let reason = refusal(Puppet::silent(&token).await.ask(&ask, None).await.unwrap().0);
     assert!(reason.contains("hello"), "{reason}");
-    // Bytes that are no request: first from a stranger, then from a worker, who may go on.
+    // Bytes that are not a request: first from an unknown peer, then from a worker, whose connection stays open.
     let garbage = [0xffu8; 100];
     assert!(Puppet::silent(&token).await.ask(&garbage.as_slice(), None).await.is_err());
     let puppet = Puppet::welcome(&token, "puppet").await;
@@ -55,7 +55,7 @@ async fn submit(puppet: &Puppet, work: &GrantedLease, item: LeaseResult, payload
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn results_that_are_none_are_refused_and_the_run_goes_on() {
+async fn wrong_results_are_refused_and_the_run_goes_on() {
     let run = Run::seeded(config()).await;
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let puppet = Puppet::welcome(&token, "puppet").await;
@@ -81,7 +81,7 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     for module in [ModuleId { level: 0, index: 1 - module.index }, ModuleId { level: 9, index: 0 }] {
         refusal(submit(&puppet, &work, of(FragmentId { module, index: 0 }, 1), gradient.clone()).await);
     }
-    // Fragments that there are not, and numbers that the lease does not ask for.
+    // Fragments that do not exist, and numbers that the lease does not ask for.
     refusal(submit(&puppet, &work, of(FragmentId { module, index: 1 }, 1), gradient.clone()).await);
     for number in [0, 2, u32::MAX] {
         let asked = refusal(submit(&puppet, &work, of(fragment, number), gradient.clone()).await);
@@ -89,7 +89,7 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     }
     let nowhere = GrantedLease { path: PathId(99), ..work.clone() };
     refusal(submit(&puppet, &nowhere, item, gradient.clone()).await);
-    // Pieces that make another whole, and no piece of a whole.
+    // A content with another hash, and offsets at which no piece begins.
     let whole = ContentDigest::of(&gradient);
     let other = ContentDigest { hash: "0".repeat(64), ..whole.clone() };
     for (whole, offset, why) in
@@ -103,7 +103,7 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
     let huge = Bytes::from(vec![0; 64 << 20]);
     assert!(refusal(submit(&puppet, &work, item, huge).await).contains("at most"));
 
-    // Out of all proportion to what came before.
+    // Far larger than earlier outer gradients.
     for number in 0..4u8 {
         let value = 0.5 + f32::from(number) / 64.0;
         let gradient = dipaco_codec::encode(&vec![value; values], Compression::F32).unwrap();
@@ -142,7 +142,7 @@ async fn results_that_are_none_are_refused_and_the_run_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shard_that_was_exchanged_is_not_trained_on_and_leaves_no_trace() {
+async fn an_exchanged_shard_is_refused_and_leaves_no_trace() {
     let run = Run::seeded(config()).await;
     let folder = run.folder.path();
     let swap = || {
@@ -155,7 +155,7 @@ async fn a_shard_that_was_exchanged_is_not_trained_on_and_leaves_no_trace() {
     let coordinator =
         tokio::spawn(coordinate(run.options(started, Events::off()), server, CancellationToken::new()));
     swap();
-    // A shard that lies in a folder, and one that is fetched.
+    // A shard in a local folder, and a fetched shard.
     for shards in [Some(folder.to_owned()), None] {
         let options = dipaco_train::WorkerOptions { shards, ..run.worker(&token, "worker") };
         let error = work(options, CancellationToken::new()).await.unwrap_err();
@@ -180,7 +180,7 @@ async fn a_revoked_token_is_refused_from_its_next_request_on() {
     assert!(refused.contains("\"gpu-3\" has been revoked"), "{refused}");
     let again = Puppet::silent(&own).await.hello("other", env!("CARGO_PKG_VERSION")).await;
     assert!(refusal(again).contains("revoked"));
-    // Its lease is free at once, and others are not concerned.
+    // Its lease is free at once, and other tokens stay valid.
     let worker = run.spawn_worker(&token, "worker");
     assert!(coordinator.await.unwrap().unwrap().finished);
     assert_eq!(worker.await.unwrap().unwrap().rounds, 4 * 3);

@@ -1,4 +1,4 @@
-//! Whole runs over loopback: the result does not depend on who worked when.
+//! Whole runs over loopback: the result does not depend on the number and the timing of workers.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -29,7 +29,7 @@ async fn one_two_and_four_workers_give_the_same_bits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn compressed_outer_gradients_give_other_weights_and_the_same_for_any_workers() {
+async fn compression_changes_the_weights_and_the_number_of_workers_does_not() {
     let mut seen = vec![Run::seeded(config()).await];
     seen[0].train(1).await;
     for compression in [Compression::Bf16, Compression::Int8, Compression::E3m0] {
@@ -46,7 +46,7 @@ async fn compressed_outer_gradients_give_other_weights_and_the_same_for_any_work
     }
 }
 
-/// The test configuration with its modules cut: two fragments each, sent while training goes on.
+/// The test configuration with two fragments a module, which are sent during training.
 fn streaming(overlap_steps: u64, blend: f32) -> RunConfig {
     let mut config = config();
     config.train.inner_steps = 4;
@@ -64,7 +64,7 @@ async fn streaming_gives_the_same_bits_for_any_workers() {
         let (summary, _) = one.train(1).await;
         assert!(summary.finished && summary.rounds == 3);
         let (_, workers) = three.train(3).await;
-        // What a lease brings waits for the lease before it: nobody is refused.
+        // The results of a lease wait for the preceding lease, and none is refused.
         assert!(workers.iter().all(|worker| worker.lost == 0), "{workers:?}");
         let bits = one.bits().await;
         assert_eq!(three.bits().await, bits, "{:?}", config.sync);
@@ -79,7 +79,7 @@ async fn streaming_gives_the_same_bits_for_any_workers() {
     }
 }
 
-/// The weights that a run makes, and the bytes that its workers and its coordinator exchanged.
+/// The weights of a run, and the bytes that its workers and its coordinator exchanged.
 async fn weights_and_bytes(config: RunConfig, workers: usize) -> (Vec<String>, u64) {
     let run = Run::seeded(config).await;
     let (summary, _) = run.train(workers).await;
@@ -94,12 +94,12 @@ async fn weights(run: &Run) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn states_that_stay_with_workers_change_nothing_but_the_bytes() {
+async fn states_that_stay_with_workers_change_only_the_traffic() {
     for config in [config(), streaming(1, 0.5)] {
         let (often, all_bytes) = weights_and_bytes(config.clone(), 2).await;
         let mut config = config;
         config.train.state_every = 100;
-        // Paths that a worker does not hold are trained again from their start.
+        // A worker without the state of a path trains the path again from its start.
         config.train.held_paths = 1;
         let (again, _) = weights_and_bytes(config.clone(), 2).await;
         assert_eq!(often, again);
@@ -111,12 +111,12 @@ async fn states_that_stay_with_workers_change_nothing_but_the_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rounded_broadcast_is_the_same_for_those_who_add_changes_and_those_who_fetch_weights() {
+async fn rounded_changes_and_fetched_weights_give_the_same_bits() {
     let mut config = config();
     config.outer.broadcast = Compression::E3m0;
     config.train.state_every = 100;
     config.train.held_paths = 4;
-    // One worker holds all weights and gets changes; with two each holds some.
+    // A single worker holds all weights and gets changes. Each of two workers holds some weights.
     let (one, few_bytes) = weights_and_bytes(config.clone(), 1).await;
     let (two, _) = weights_and_bytes(config.clone(), 2).await;
     assert_eq!(one, two);
@@ -126,10 +126,10 @@ async fn a_rounded_broadcast_is_the_same_for_those_who_add_changes_and_those_who
     assert!(few_bytes * 10 < all_bytes * 9, "{few_bytes} of {all_bytes}");
 }
 
-/// What paths keep of their fragments beside the weights of the store makes no difference between one worker that holds
-/// all of it, workers that bring it, and workers that train again what they do not hold.
+/// The states of paths' fragments give the same bits if one worker holds them all, if workers upload them, and if workers
+/// train again the paths whose states they do not hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_paths_keep_of_their_fragments_goes_with_them() {
+async fn the_state_of_a_fragment_moves_with_its_path() {
     let sparse = |mut config: RunConfig| {
         config.outer.compression = Compression::TopK;
         config.outer.error_feedback = 0.95;
@@ -168,12 +168,14 @@ async fn states_that_stay_with_workers_stay_there_when_the_run_ends() {
     let run = Run::seeded(config).await;
     run.train(2).await;
     let training = run.manifest().await.training.unwrap();
-    assert!(training.paths.iter().all(|path| path.measured && path.state.is_none() && path.tail.is_empty()));
+    assert!(
+        training.paths.iter().all(|path| path.measured && path.state.is_none() && path.replay.is_empty())
+    );
     assert_eq!(run.store.list("paths").await.unwrap(), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_joins_takes_paths_over_from_one_that_keeps_all_states() {
+async fn a_joining_worker_takes_paths_over_from_a_worker_that_holds_all_states() {
     let mut config = config();
     config.train.state_every = 1000;
     config.train.held_paths = 4;
@@ -192,12 +194,12 @@ async fn a_worker_that_joins_takes_paths_over_from_one_that_keeps_all_states() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_modules_have_in_common_at_the_start_is_fetched_once() {
+async fn the_common_start_of_modules_is_fetched_once() {
     let mut config = config();
     config.train.state_every = 100;
     config.train.held_paths = 4;
     config.train.rounds = 1;
-    // Messages are small beside the weights.
+    // Messages are small compared with the weights.
     (config.model.hidden_size, config.model.head_dim, config.model.ffn_size) = (64, 32, 192);
     let run = Run::seeded(config).await;
     let (summary, _) = run.train(1).await;
@@ -207,14 +209,14 @@ async fn what_modules_have_in_common_at_the_start_is_fetched_once() {
         fragments.flat_map(|module| &module.fragments).map(|fragment| fragment.weights.bytes).sum::<u64>()
     };
     let shards = run.shards.iter().map(|shard| run.folder.path().join(&shard.file).metadata().unwrap().len());
-    // What its four paths end with, and once what all modules of a level began with.
+    // The final weights of its four paths, and once the common start of the modules of a level.
     let weights = bytes(0) + bytes(1) + bytes(0) / 2 + bytes(1) / 2;
     let sent = summary.bytes_sent - shards.sum::<u64>();
     assert!(sent > weights && sent < weights + bytes(0) / 2, "{sent} for {weights}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_sent_does_not_go_over_the_wire() {
+async fn dropped_sends_do_not_go_over_the_wire() {
     let mut config = config();
     config.train.state_every = 100;
     config.train.held_paths = 4;
@@ -230,13 +232,13 @@ async fn what_is_not_sent_does_not_go_over_the_wire() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_a_quorum_nobody_waits_and_every_step_counts() {
+async fn with_a_quorum_no_path_waits_and_every_step_counts() {
     for (dynamic_steps, overlap_steps, fragments, delay) in
         [(true, 0, 1, 2), (false, 0, 1, 0), (false, 1, 2, 0)]
     {
         let mut config = streaming(overlap_steps, 0.0);
         config.sync = SyncConfig { quorum: 1, grace_seconds: 0.01, dynamic_steps, fragments, ..config.sync };
-        // Half of the cases draw paths by their shards and weight contributions by what is in them.
+        // Half of the cases draw paths by the size of their shards and weight contributions by their tokens.
         config.sync.shard_sampling = delay == 0;
         config.outer.weighting = if delay == 0 { Weighting::Tokens } else { Weighting::ShardSize };
         config.outer.delay = delay;
@@ -249,7 +251,7 @@ async fn with_a_quorum_nobody_waits_and_every_step_counts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_finished_run_keeps_what_is_current_or_some_paths_best() {
+async fn a_finished_run_keeps_current_versions_and_the_bests_of_paths() {
     let run = Run::seeded(config()).await;
     run.train(2).await;
     let manifest = run.manifest().await;
@@ -259,7 +261,7 @@ async fn a_finished_run_keeps_what_is_current_or_some_paths_best() {
         let best = path.best.as_ref().unwrap();
         assert!(best.loss.is_finite() && best.round <= 3 && best.versions == [best.round; 2]);
     }
-    // Nothing but what the manifest names is left in the store.
+    // Only objects that the manifest names are left in the store.
     let mut named: Vec<String> = training
         .modules
         .iter()

@@ -1,4 +1,4 @@
-//! The seed, the start of training, and the configurations that are other ways of training.
+//! The seed, the start of training, and configurations that equal other ways of training.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -17,12 +17,12 @@ use dipaco_store::RunStore;
 use dipaco_sync::{FragmentId, ScheduledSend};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_topology::{LevelConfig, ModuleId, Modules, PathId, TopologyConfig};
-use dipaco_train::{SeedOptions, SeedSummary, TrainError, open_run, train_seed};
+use dipaco_train::{CoordinatorError, SeedOptions, SeedSummary, TrainError, open_run, train_seed};
 use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
 
-/// Trains the seed in a store of its own folder until it is done or `stop` is triggered.
+/// Trains the seed in a store in its own folder until it is complete or `stop` is triggered.
 async fn seed(
     folder: &std::path::Path,
     config: RunConfig,
@@ -96,25 +96,25 @@ async fn a_seed_is_validated_as_often_as_configured_and_at_the_end() {
 }
 
 #[tokio::test]
-async fn a_run_is_started_once_and_only_as_itself() {
+async fn a_run_starts_once_and_continues_only_with_its_own_configuration_and_shards() {
     let mut run = Run::seeded(config()).await;
     run.start(false).await.unwrap();
-    assert!(matches!(run.start(false).await, Err(TrainError::AlreadyStarted { rounds: 0, of: 3 })));
+    assert!(matches!(run.start(false).await, Err(CoordinatorError::AlreadyStarted { rounds: 0, of: 3 })));
     run.start(true).await.unwrap();
     run.config.train.inner_steps += 1;
-    assert!(matches!(run.start(true).await, Err(TrainError::OtherTraining)));
+    assert!(matches!(run.start(true).await, Err(CoordinatorError::OtherTraining)));
     run.config.train.inner_steps -= 1;
     run.shards.swap(0, 1);
-    assert!(matches!(run.start(true).await, Err(TrainError::OtherTraining)));
+    assert!(matches!(run.start(true).await, Err(CoordinatorError::OtherTraining)));
 }
 
 #[tokio::test]
 async fn a_path_without_documents_is_refused_at_the_start() {
     let mut run = Run::seeded(config()).await;
     run.shards[2].documents = 0;
-    assert!(matches!(run.start(false).await, Err(TrainError::EmptyShard { path: PathId(2) })));
+    assert!(matches!(run.start(false).await, Err(CoordinatorError::EmptyShard { path: PathId(2) })));
     run.shards.pop();
-    assert!(matches!(run.start(false).await, Err(TrainError::ShardCount { shards: 3, paths: 4 })));
+    assert!(matches!(run.start(false).await, Err(CoordinatorError::ShardCount { shards: 3, paths: 4 })));
 }
 
 fn dense_level() -> LevelConfig {

@@ -1,4 +1,4 @@
-//! Outer steps that are taken in a process of their own.
+//! Synchronizers in processes of their own.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -13,7 +13,7 @@ use dipaco_store::{ObjectRef, names};
 use dipaco_sync::{Fence, FragmentId, SyncConfig};
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId};
-use dipaco_train::TrainError;
+use dipaco_train::SynchronizerError;
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -21,7 +21,7 @@ use support::{Puppet, Run, config};
 const FIRST: ModuleId = ModuleId { level: 0, index: 0 };
 const OTHER: ModuleId = ModuleId { level: 1, index: 1 };
 
-/// Asks for leases until one names the synchronizer of the first module, and returns that one.
+/// Asks for leases until one names the synchronizer of the first module, and returns that lease.
 async fn until_it_has_the_first_module(token: &JoinToken) -> (Puppet, GrantedLease) {
     let puppet = Puppet::welcome(token, "first").await;
     loop {
@@ -41,7 +41,7 @@ fn refusal(answer: Response) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_with_a_synchronizer_makes_the_bits_of_one_without() {
+async fn a_synchronizer_does_not_change_the_bits_of_a_run() {
     let mut streaming = config();
     streaming.sync = SyncConfig { fragments: 2, overlap_steps: 1, blend: 0.5, ..SyncConfig::default() };
     (streaming.outer.compression, streaming.outer.broadcast) = (Compression::E3m0, Compression::Int8);
@@ -67,7 +67,7 @@ async fn a_run_with_a_synchronizer_makes_the_bits_of_one_without() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_is_told_what_is_not_for_it() {
+async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
     let run = Run::seeded(config()).await;
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let orders = |modules: &[ModuleId]| Request::Orders {
@@ -77,7 +77,7 @@ async fn each_is_told_what_is_not_for_it() {
     };
     let version = env!("CARGO_PKG_VERSION");
 
-    // A worker's token takes no outer steps, and a synchronizer's trains nothing.
+    // A worker's token takes no outer steps, and a synchronizer's token gets no lease.
     let worker = Puppet::welcome(&token, "worker").await;
     let reason = refusal(worker.ask(&orders(&[FIRST]), None).await.unwrap().0);
     assert!(reason.contains("have their own"), "{reason}");
@@ -89,7 +89,7 @@ async fn each_is_told_what_is_not_for_it() {
     let none = Puppet::silent(&run.token_as("visitor", &token)).await.hello("v", version).await;
     assert!(refusal(none).contains("nobody joins as \"visitor\""));
 
-    // Modules that there are not, none, and those of another one.
+    // Modules that do not exist, no module, and modules of another synchronizer.
     let synchronizer = run.spawn_synchronizer(&token, &[FIRST]).await;
     let (puppet, work) = until_it_has_the_first_module(&token).await;
     let nowhere = ModuleId { level: 7, index: 0 };
@@ -101,7 +101,7 @@ async fn each_is_told_what_is_not_for_it() {
     }
     drop(other);
 
-    // What workers ask of it that is not its own, or of a lease that is over.
+    // Requests of workers for objects of other modules, and for a lease that is over.
     let weights = work.weights.iter().find(|weights| weights.fragment.module == FIRST).unwrap();
     let mut there = token.clone();
     there.addresses = vec![weights.at.clone().unwrap()];
@@ -148,14 +148,17 @@ async fn a_second_synchronizer_of_a_module_ends_with_the_reason() {
     until_it_has_the_first_module(&token).await;
     let error =
         run.spawn_synchronizer_as("second", &token, &[OTHER, FIRST]).await.await.unwrap().unwrap_err();
-    assert!(matches!(&error, TrainError::Refused { reason } if reason.contains("\"test\"")), "{error}");
+    assert!(
+        matches!(&error, SynchronizerError::Refused { reason } if reason.contains("\"test\"")),
+        "{error}"
+    );
     stop.cancel();
     assert!(!coordinator.await.unwrap().unwrap().finished);
     first.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_counts_is_not_deleted_when_its_step_is_reported_again() {
+async fn objects_that_count_stay_when_their_outer_step_is_reported_again() {
     let run = Run::seeded(config()).await;
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let puppet = Puppet::silent(&run.token_as(SYNCHRONIZER, &token)).await;
@@ -170,7 +173,7 @@ async fn what_counts_is_not_deleted_when_its_step_is_reported_again() {
             break order;
         }
     };
-    // A step that changes nothing: momentum has the same form as weights.
+    // An outer step that changes nothing. Momentum has the same form as weights.
     let content = run.store.get(&order.weights).await.unwrap();
     let (fragment, version, fence) = (order.fragment, order.version, order.fence);
     let weights = names::weights(fragment.module, fragment.index, version, fence);
@@ -192,7 +195,7 @@ async fn what_counts_is_not_deleted_when_its_step_is_reported_again() {
     for _ in 0..2 {
         assert_eq!(puppet.ask(&stepped(&done), None).await.unwrap().0, Response::Done);
     }
-    // Another outcome under the same names does not count, and does not take away what does.
+    // Another outcome under the same names does not count, and deletes no object that counts.
     let mut other = done.clone();
     other.weights.hash = "0".repeat(64);
     let answer = puppet.ask(&stepped(&other), None).await.unwrap().0;

@@ -24,7 +24,7 @@ async fn large() -> Run {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn modules_in_pieces_give_the_same_bits_for_any_workers_and_over_stops() {
+async fn modules_in_pieces_give_the_same_bits_for_any_workers_and_after_stops() {
     let undisturbed = large().await;
     undisturbed.train(1).await;
     let run = large().await;

@@ -14,7 +14,7 @@ use dipaco_shards::{Part, TokenFile};
 use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use dipaco_topology::PathId;
-use dipaco_train::{Reroute, TrainError, score_header, small_shards, write_scores};
+use dipaco_train::{CoordinatorError, Reroute, TrainError, score_header, small_shards, write_scores};
 
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::steps::error::StepError;
@@ -223,7 +223,7 @@ fn next(weights: &Weights) -> Result<&TrainingRecord, StepError> {
         return Err(StepError::NoPhase { phase: training.phase });
     }
     if !training.at_boundary() {
-        return Err(TrainError::NotAtBoundary { round: training.phase_end() }.into());
+        return Err(CoordinatorError::NotAtBoundary { round: training.phase_end() }.into());
     }
     Ok(training)
 }

@@ -19,9 +19,9 @@ use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_telemetry::{Clock, Events, Progress};
 use dipaco_topology::{ModuleId, Topology};
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, SeedOptions, SynchronizerOptions,
-    SynchronizerSummary, TrainError, WorkerOptions, WorkerSummary, coordinate, open_run, start_training,
-    synchronize, train_seed, work,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, SeedOptions,
+    SynchronizerError, SynchronizerOptions, SynchronizerSummary, TrainError, WorkerOptions, WorkerSummary,
+    coordinate, open_run, start_training, synchronize, train_seed, work,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -73,7 +73,7 @@ pub(crate) fn config() -> RunConfig {
     config
 }
 
-/// Writes a token file of documents that follow a rule, another one for each `kind`.
+/// Writes a token file of documents that follow a rule, which differs for each `kind`.
 pub(crate) fn tokens(file: &Path, kind: u32, documents: u32) -> Arc<TokenFile> {
     let info = TokenFileInfo {
         tokenizer_hash: "test".into(),
@@ -136,7 +136,7 @@ impl Run {
         Self { folder, config, store, shards, authority }
     }
 
-    pub(crate) async fn start(&self, resume: bool) -> Result<OpenRun, TrainError> {
+    pub(crate) async fn start(&self, resume: bool) -> Result<OpenRun, CoordinatorError> {
         start_training(&self.store, &self.config, self.shards.clone(), resume).await
     }
 
@@ -160,13 +160,13 @@ impl Run {
         (server, token)
     }
 
-    /// A token of its own for a worker that reaches the coordinator where the holder of another token does.
+    /// Another worker token, with the addresses of the token `like`.
     pub(crate) fn token_of(&self, name: &str, like: &JoinToken) -> JoinToken {
         let addresses = like.addresses.clone();
         self.authority.issue("worker", name, addresses, SystemTime::now(), LIFETIME).unwrap()
     }
 
-    /// A token of another role for whoever reaches the coordinator where the holder of another token does.
+    /// A token of another role, with the addresses of the token `like`.
     pub(crate) fn token_as(&self, role: &str, like: &JoinToken) -> JoinToken {
         let addresses = like.addresses.clone();
         self.authority.issue(role, "test", addresses, SystemTime::now(), LIFETIME).unwrap()
@@ -225,7 +225,7 @@ impl Run {
         tokio::spawn(work(self.worker(token, name), CancellationToken::new()))
     }
 
-    /// A synchronizer of its own for these modules, as a task.
+    /// A synchronizer for these modules, as a task.
     pub(crate) async fn spawn_synchronizer(&self, token: &JoinToken, modules: &[ModuleId]) -> Synchronizing {
         self.spawn_synchronizer_as("test", token, modules).await
     }
@@ -260,7 +260,7 @@ impl Run {
         self.store.load::<RunManifest>().await.unwrap().unwrap().manifest
     }
 
-    /// The hashes of everything that training decides: weights, momenta, moments, data positions.
+    /// The hashes of all results of training: weights, momenta, moments, data positions.
     pub(crate) async fn bits(&self) -> Vec<String> {
         let training = self.manifest().await.training.unwrap();
         let fragments = training.modules.iter().flat_map(|module| &module.fragments);
@@ -270,8 +270,8 @@ impl Run {
     }
 }
 
-pub(crate) type Coordinating = tokio::task::JoinHandle<Result<CoordinatorSummary, TrainError>>;
-pub(crate) type Synchronizing = tokio::task::JoinHandle<Result<SynchronizerSummary, TrainError>>;
+pub(crate) type Coordinating = tokio::task::JoinHandle<Result<CoordinatorSummary, CoordinatorError>>;
+pub(crate) type Synchronizing = tokio::task::JoinHandle<Result<SynchronizerSummary, SynchronizerError>>;
 pub(crate) type Working = tokio::task::JoinHandle<Result<WorkerSummary, TrainError>>;
 
 /// A clock that counts how often the event file asks for the time of day: once for each event.
@@ -293,11 +293,11 @@ impl Clock for Counting {
     }
 }
 
-/// A worker whose every request is written by the test.
+/// A worker whose requests the test writes.
 pub(crate) struct Puppet(Client);
 
 impl Puppet {
-    /// Connects without a word.
+    /// Connects without a hello.
     pub(crate) async fn silent(token: &JoinToken) -> Self {
         Self(Client::connect(token, SystemTime::now(), Limits::default()).await.unwrap())
     }
@@ -315,7 +315,7 @@ impl Puppet {
         self.ask(&request, None).await.unwrap().0
     }
 
-    /// One request of any kind.
+    /// Sends any request.
     pub(crate) async fn ask(
         &self,
         request: &impl serde::Serialize,
@@ -324,7 +324,7 @@ impl Puppet {
         self.0.call(request, payload, 1 << 30, Duration::from_secs(30)).await
     }
 
-    /// Brings a result of a lease that fits in one piece.
+    /// Uploads a result that fits in one piece.
     pub(crate) async fn submit(
         &self,
         work: &GrantedLease,
