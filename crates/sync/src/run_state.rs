@@ -46,12 +46,12 @@ pub enum Grant {
     Finished,
 }
 
-/// The answer to a finished lease or to an outer gradient of one.
+/// The answer to a finished lease or to an outer gradient. `T` describes the accepted contributions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Commit {
+pub enum Commit<T> {
     /// It counts from now on.
-    Accepted,
-    /// It had been accepted before: a retry whose first answer was lost, or what a lost lease brought.
+    Accepted(T),
+    /// It was accepted before: a retry whose first answer was lost, or a repetition of a lost lease.
     Duplicate,
     /// It does not count.
     Refused(LeaseError),

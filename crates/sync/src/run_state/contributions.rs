@@ -1,4 +1,6 @@
-//! What workers bring: outer gradients and finished leases, each counted at most once.
+//! Contributions of workers: outer gradients and finished leases, each counted at most once.
+
+use std::collections::BTreeMap;
 
 use dipaco_topology::PathId;
 
@@ -8,7 +10,8 @@ use crate::{Contribution, Fence, FragmentId, Lease, LeaseError, LeaseTask, Sched
 impl RunState {
     /// Takes an outer gradient that is sent before the end of its lease, so that others need not wait for the rest of
     /// it. The caller has made it durable or does so before it answers. What a lease has contributed counts even when
-    /// the lease is lost afterwards: its successor brings the same once more, and is told that it is a duplicate.
+    /// the lease is lost afterwards: its successor brings the same once more, and is told that it is a duplicate. Returns
+    /// the accepted contribution.
     pub fn contribute(
         &mut self,
         path: PathId,
@@ -16,7 +19,7 @@ impl RunState {
         fragment: FragmentId,
         number: u32,
         tokens: u64,
-    ) -> Commit {
+    ) -> Commit<Contribution> {
         let lease = match self.check(path, fence) {
             Ok(lease) => lease,
             Err(error) => return Commit::Refused(error),
@@ -31,7 +34,7 @@ impl RunState {
         }
     }
 
-    fn count(&mut self, lease: &Lease, send: ScheduledSend, tokens: u64) -> Commit {
+    fn count(&mut self, lease: &Lease, send: ScheduledSend, tokens: u64) -> Commit<Contribution> {
         let Lease { path, from, fence, .. } = *lease;
         let slot = self.slot(send.fragment);
         let sent = self.path(path).sent[slot];
@@ -56,12 +59,18 @@ impl RunState {
         let pending = self.progress.pending.entry(send.fragment).or_default();
         pending.push(contribution);
         pending.sort_unstable();
-        Commit::Accepted
+        Commit::Accepted(contribution)
     }
 
     /// Takes a finished lease, with the outer gradients that were sent at its end. The caller has made it durable or
-    /// does so before it answers.
-    pub fn commit(&mut self, path: PathId, fence: Fence, done: &LeaseOutcome) -> Commit {
+    /// does so before it answers. Returns the accepted contributions by fragment. A gradient that a lost lease of the path
+    /// contributed before is not among them.
+    pub fn commit(
+        &mut self,
+        path: PathId,
+        fence: Fence,
+        done: &LeaseOutcome,
+    ) -> Commit<BTreeMap<FragmentId, Contribution>> {
         let lease = match self.check(path, fence) {
             Ok(lease) => lease.clone(),
             Err(_) if self.committed.get(&path) == Some(&fence) => return Commit::Duplicate,
@@ -74,11 +83,14 @@ impl RunState {
                 return Commit::Refused(LeaseError::Owes { path, fence, fragment, number });
             }
         }
+        let mut accepted = BTreeMap::new();
         for &send in lease.sends.iter().filter(|send| send.step == lease.to) {
-            if let refused @ Commit::Refused(_) =
-                self.count(&lease, send, done.tokens.get(&send.fragment).copied().unwrap_or(0))
-            {
-                return refused;
+            match self.count(&lease, send, done.tokens.get(&send.fragment).copied().unwrap_or(0)) {
+                Commit::Accepted(contribution) => {
+                    accepted.insert(send.fragment, contribution);
+                }
+                Commit::Duplicate => {}
+                Commit::Refused(error) => return Commit::Refused(error),
             }
         }
         let slots: Vec<_> = lease.receives.iter().map(|r| (self.slot(r.fragment), r.version)).collect();
@@ -112,7 +124,7 @@ impl RunState {
             // Others measure their final weights when everyone is at the end.
             self.fragment_ids_of(path).into_iter().for_each(|fragment| self.look_at_learners(fragment));
         }
-        Commit::Accepted
+        Commit::Accepted(accepted)
     }
 
     /// How often each unit of a lease's path has been sent by its end, or dropped.
