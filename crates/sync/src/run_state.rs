@@ -46,11 +46,11 @@ pub enum Grant {
     Finished,
 }
 
-/// The answer to a finished lease or to an outer gradient of one.
+/// The answer to a finished lease or to an outer gradient. `T` describes the accepted contributions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Commit {
+pub enum Commit<T> {
     /// It counts from now on.
-    Accepted,
+    Accepted(T),
     /// It was accepted before: a retry after a lost answer, or a repetition of a lost lease's result.
     Duplicate,
     /// It does not count.

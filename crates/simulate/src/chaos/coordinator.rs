@@ -272,7 +272,7 @@ impl Coordinator {
             }
             Request::Contribute { path, fence, send, gradient } => {
                 match self.rounds.contribute(path, fence, send.fragment, send.number, 1) {
-                    Commit::Accepted => {
+                    Commit::Accepted(_) => {
                         self.disk.gradients.insert((send.fragment, path, send.number), gradient);
                         (Reply::Done, true)
                     }
@@ -286,7 +286,7 @@ impl Coordinator {
                     Err(_) => Vec::new(),
                 };
                 match self.rounds.commit(path, fence, &done) {
-                    Commit::Accepted => {
+                    Commit::Accepted(_) => {
                         for (send, gradient) in last {
                             if wanted.contains(&send) {
                                 self.disk.gradients.insert((send.fragment, path, send.number), gradient);

@@ -1,5 +1,7 @@
 //! Contributions and completed leases, each counted at most once.
 
+use std::collections::BTreeMap;
+
 use dipaco_topology::PathId;
 
 use super::{Commit, LeaseOutcome, RunState};
@@ -8,7 +10,7 @@ use crate::{Contribution, Fence, FragmentId, Lease, LeaseError, LeaseTask, Sched
 impl RunState {
     /// Accepts an outer gradient that a lease sends before its end, so that other paths need not wait for the end. The
     /// caller makes it durable before it answers. The contribution counts even if the lease is lost later: the
-    /// successor uploads the same bits again, and they are a duplicate.
+    /// successor uploads the same bits again, and they are a duplicate. Returns the accepted contribution.
     pub fn contribute(
         &mut self,
         path: PathId,
@@ -16,7 +18,7 @@ impl RunState {
         fragment: FragmentId,
         number: u32,
         tokens: u64,
-    ) -> Commit {
+    ) -> Commit<Contribution> {
         let lease = match self.check(path, fence) {
             Ok(lease) => lease,
             Err(error) => return Commit::Refused(error),
@@ -31,7 +33,7 @@ impl RunState {
         }
     }
 
-    fn count(&mut self, lease: &Lease, send: ScheduledSend, tokens: u64) -> Commit {
+    fn count(&mut self, lease: &Lease, send: ScheduledSend, tokens: u64) -> Commit<Contribution> {
         let Lease { path, from, fence, .. } = *lease;
         let slot = self.slot(send.fragment);
         let sent = self.path(path).sent[slot];
@@ -56,11 +58,17 @@ impl RunState {
         let pending = self.progress.pending.entry(send.fragment).or_default();
         pending.push(contribution);
         pending.sort_unstable();
-        Commit::Accepted
+        Commit::Accepted(contribution)
     }
 
     /// Accepts a finished lease with the outer gradients of its end. The caller makes them durable before it answers.
-    pub fn commit(&mut self, path: PathId, fence: Fence, done: &LeaseOutcome) -> Commit {
+    /// Returns the accepted contributions by fragment, without those that a lost lease of the path contributed before.
+    pub fn commit(
+        &mut self,
+        path: PathId,
+        fence: Fence,
+        done: &LeaseOutcome,
+    ) -> Commit<BTreeMap<FragmentId, Contribution>> {
         let lease = match self.check(path, fence) {
             Ok(lease) => lease.clone(),
             Err(_) if self.committed.get(&path) == Some(&fence) => return Commit::Duplicate,
@@ -73,11 +81,14 @@ impl RunState {
                 return Commit::Refused(LeaseError::Owes { path, fence, fragment, number });
             }
         }
+        let mut accepted = BTreeMap::new();
         for &send in lease.sends.iter().filter(|send| send.step == lease.to) {
-            if let refused @ Commit::Refused(_) =
-                self.count(&lease, send, done.tokens.get(&send.fragment).copied().unwrap_or(0))
-            {
-                return refused;
+            match self.count(&lease, send, done.tokens.get(&send.fragment).copied().unwrap_or(0)) {
+                Commit::Accepted(contribution) => {
+                    accepted.insert(send.fragment, contribution);
+                }
+                Commit::Duplicate => {}
+                Commit::Refused(error) => return Commit::Refused(error),
             }
         }
         let slots: Vec<_> = lease.receives.iter().map(|r| (self.slot(r.fragment), r.version)).collect();
@@ -109,7 +120,7 @@ impl RunState {
             // Other paths can measure their final weights once every path is at the end.
             self.fragment_ids_of(path).into_iter().for_each(|fragment| self.look_at_learners(fragment));
         }
-        Commit::Accepted
+        Commit::Accepted(accepted)
     }
 
     /// Number of sends and drops of each fragment of a lease's path up to the end of the lease.

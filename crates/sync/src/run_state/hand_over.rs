@@ -105,7 +105,7 @@ mod tests {
         fn train(&mut self, worker: &'static str) -> Lease {
             let Grant::Lease(lease) = self.ask(worker) else { panic!("{worker} has nothing to do") };
             let done = LeaseOutcome { seconds: 1.0, ..LeaseOutcome::default() };
-            assert_eq!(self.rounds.commit(lease.path, lease.fence, &done), Commit::Accepted);
+            assert!(matches!(self.rounds.commit(lease.path, lease.fence, &done), Commit::Accepted(_)));
             self.rounds.bind(lease.path, lease.hands_over.is_none());
             self.kept.entry(worker).or_default().push(lease.path);
             for step in self.rounds.due(NOW) {

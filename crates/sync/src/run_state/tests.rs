@@ -44,7 +44,7 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn commit(rounds: &mut RunState, lease: &Lease) -> Commit {
+fn commit(rounds: &mut RunState, lease: &Lease) -> Commit<BTreeMap<FragmentId, Contribution>> {
     rounds.commit(lease.path, lease.fence, &LeaseOutcome::default())
 }
 
@@ -67,7 +67,7 @@ fn a_path_goes_on_when_its_own_modules_have_stepped() {
     let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
     assert_eq!((leases[0].from, leases[0].to), (0, STEPS));
     for l in &leases[..3] {
-        assert_eq!(commit(&mut rounds, l), Commit::Accepted);
+        assert!(matches!(commit(&mut rounds, l), Commit::Accepted(_)));
     }
     // Paths 0 and 1 share 0/0, paths 0 and 2 share 1/0; the other two modules wait for path 3.
     let stepped: Vec<_> =
@@ -91,7 +91,7 @@ fn a_worker_that_lost_its_lease_is_refused_and_a_retry_is_told_so() {
     assert!(heir.fence > zombie.fence);
     assert!(rounds.heartbeat(at(62), zombie.path, zombie.fence).is_err());
     assert!(matches!(commit(&mut rounds, &zombie), Commit::Refused(LeaseError::Lost { .. })));
-    assert_eq!(commit(&mut rounds, &heir), Commit::Accepted);
+    assert!(matches!(commit(&mut rounds, &heir), Commit::Accepted(_)));
     assert_eq!(commit(&mut rounds, &heir), Commit::Duplicate);
     assert_eq!(rounds.progress().paths[0].steps, STEPS);
 }
@@ -127,7 +127,7 @@ fn a_bound_path_waits_for_its_holder_as_long_as_that_is_around() {
     let mut rounds = start(2);
     let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "holder", &[]))).collect();
     for l in &leases {
-        assert_eq!(commit(&mut rounds, l), Commit::Accepted);
+        assert!(matches!(commit(&mut rounds, l), Commit::Accepted(_)));
         rounds.bind(l.path, true);
     }
     step_all(&mut rounds, at(0));
@@ -149,9 +149,9 @@ fn nobody_waits_for_a_holder_that_has_been_forgotten_when_it_commits() {
     let l = lease(rounds.grant(at(0), "late", &[]));
     // Another worker asks after a silence as long as a lease, before any deadline is checked.
     let others: Vec<_> = (0..3).map(|_| lease(rounds.grant(at(61), "other", &[]))).collect();
-    assert_eq!(commit(&mut rounds, &l), Commit::Accepted);
+    assert!(matches!(commit(&mut rounds, &l), Commit::Accepted(_)));
     rounds.bind(l.path, true);
-    others.iter().for_each(|l| assert_eq!(commit(&mut rounds, l), Commit::Accepted));
+    others.iter().for_each(|l| assert!(matches!(commit(&mut rounds, l), Commit::Accepted(_))));
     step_all(&mut rounds, at(61));
     assert_eq!(lease(rounds.grant(at(62), "other", &[])).path, l.path);
 }
@@ -206,7 +206,9 @@ fn what_is_sent_early_counts_before_its_lease_is_complete() {
     assert!(matches!(owed, Commit::Refused(LeaseError::Owes { number: 1, .. })));
     for l in &leases {
         for send in &l.sends {
-            assert_eq!(rounds.contribute(l.path, l.fence, send.fragment, 1, 7), Commit::Accepted);
+            let accepted = Contribution { path: l.path, number: 1, base: 0, steps: 3, tokens: 7 };
+            let contributed = rounds.contribute(l.path, l.fence, send.fragment, 1, 7);
+            assert_eq!(contributed, Commit::Accepted(accepted));
             assert_eq!(rounds.contribute(l.path, l.fence, send.fragment, 1, 7), Commit::Duplicate);
         }
         let other = rounds.contribute(l.path, l.fence, l.sends[0].fragment, 2, 7);
@@ -216,7 +218,11 @@ fn what_is_sent_early_counts_before_its_lease_is_complete() {
     assert_eq!(due.len(), 4, "the first fragment of every module");
     let contribution = due[0].contributions[0];
     assert_eq!((contribution.base, contribution.steps, contribution.tokens), (0, 3, 7));
-    assert_eq!(commit(&mut rounds, &leases[0]), Commit::Accepted);
+    assert_eq!(
+        commit(&mut rounds, &leases[0]),
+        Commit::Accepted(BTreeMap::new()),
+        "nothing is due at its end"
+    );
     let next = lease(rounds.grant(at(0), "w", &[]));
     assert_eq!((next.from, next.to), (5, 10));
     assert!(
@@ -228,13 +234,19 @@ fn what_is_sent_early_counts_before_its_lease_is_complete() {
 fn the_successor_of_a_lost_lease_brings_what_counts_already_once_more() {
     let mut rounds = streaming();
     let lost = lease(rounds.grant(at(0), "w", &[]));
-    assert_eq!(rounds.contribute(lost.path, lost.fence, lost.sends[0].fragment, 1, 0), Commit::Accepted);
+    assert!(matches!(
+        rounds.contribute(lost.path, lost.fence, lost.sends[0].fragment, 1, 0),
+        Commit::Accepted(_)
+    ));
     rounds.expire(at(100));
     let heir = lease(rounds.grant(at(100), "v", &[]));
     assert_eq!((heir.path, &heir.sends), (lost.path, &lost.sends));
     assert_eq!(rounds.contribute(heir.path, heir.fence, heir.sends[0].fragment, 1, 0), Commit::Duplicate);
-    assert_eq!(rounds.contribute(heir.path, heir.fence, heir.sends[1].fragment, 1, 0), Commit::Accepted);
-    assert_eq!(commit(&mut rounds, &heir), Commit::Accepted);
+    assert!(matches!(
+        rounds.contribute(heir.path, heir.fence, heir.sends[1].fragment, 1, 0),
+        Commit::Accepted(_)
+    ));
+    assert!(matches!(commit(&mut rounds, &heir), Commit::Accepted(_)));
 }
 
 #[test]
@@ -243,7 +255,10 @@ fn versions_are_kept_while_a_path_trains_on_them() {
     let leases: Vec<_> = (0..4).map(|_| lease(rounds.grant(at(0), "w", &[]))).collect();
     for l in &leases {
         for s in &l.sends {
-            assert_eq!(rounds.contribute(l.path, l.fence, s.fragment, s.number, 0), Commit::Accepted);
+            assert!(matches!(
+                rounds.contribute(l.path, l.fence, s.fragment, s.number, 0),
+                Commit::Accepted(_)
+            ));
         }
     }
     step_all(&mut rounds, at(0));
@@ -251,7 +266,7 @@ fn versions_are_kept_while_a_path_trains_on_them() {
     assert_eq!(rounds.needed_versions(fragment(0, 0, 0)), BTreeSet::from([0]));
     assert_eq!(rounds.needed_versions(fragment(0, 0, 1)), BTreeSet::new());
     for l in &leases {
-        assert_eq!(commit(&mut rounds, l), Commit::Accepted);
+        assert!(matches!(commit(&mut rounds, l), Commit::Accepted(_)));
     }
     assert_eq!(rounds.needed_versions(fragment(0, 0, 0)), BTreeSet::new());
 }
@@ -266,11 +281,11 @@ fn quorum(learners: u32, grace: u64, dynamic_steps: bool) -> RunState {
 fn a_quorum_waits_for_its_grace_and_no_longer() {
     let mut rounds = quorum(1, 30, false);
     let [a, b] = [(); 2].map(|()| lease(rounds.grant(at(0), "w", &[])));
-    assert_eq!(commit(&mut rounds, &a), Commit::Accepted);
+    assert!(matches!(commit(&mut rounds, &a), Commit::Accepted(_)));
     assert!(rounds.due(at(10)).is_empty());
     assert_eq!(rounds.next_deadline(), Some(at(40)));
     // Only paths 0 and 1 go through module 0/0; modules 1/0 and 1/1 wait for other paths.
-    assert_eq!(commit(&mut rounds, &b), Commit::Accepted);
+    assert!(matches!(commit(&mut rounds, &b), Commit::Accepted(_)));
     let due = step_all(&mut rounds, at(20));
     assert_eq!(
         due.iter().map(|s| (s.fragment, s.contributions.len())).collect::<Vec<_>>(),
@@ -295,7 +310,7 @@ fn a_quorum_is_smaller_when_fewer_are_left() {
             assert!(rounds.release(dead.path, dead.fence));
         }
         if let Grant::Lease(l) = rounds.grant(at(now), "w", &[]) {
-            assert_eq!(commit(&mut rounds, &l), Commit::Accepted);
+            assert!(matches!(commit(&mut rounds, &l), Commit::Accepted(_)));
         }
         largest.extend(step_all(&mut rounds, at(now)).iter().map(|step| step.contributions.len()));
     }
@@ -366,7 +381,10 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
     assert_eq!(reason.to_string(), "module 0/0 waits for path 0 (leased to w), path 1 (leased to w)");
     for l in &leases {
         for send in &l.sends {
-            assert_eq!(rounds.contribute(l.path, l.fence, send.fragment, send.number, 1), Commit::Accepted);
+            assert!(matches!(
+                rounds.contribute(l.path, l.fence, send.fragment, send.number, 1),
+                Commit::Accepted(_)
+            ));
         }
     }
     step_all(&mut rounds, at(1));
@@ -384,15 +402,18 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
     // The worker that trains it asks at once for the lease after it, and is not refused.
     let Grant::Wait(reason) = rounds.follow(at(1), PathId(0), next.fence).unwrap() else { panic!() };
     assert_eq!(reason.to_string(), "the lease of path 0 before this one is not complete");
-    assert_eq!(commit(&mut rounds, &leases[0]), Commit::Accepted);
+    assert!(matches!(commit(&mut rounds, &leases[0]), Commit::Accepted(_)));
     let Grant::Wait(reason) = rounds.follow(at(1), PathId(0), next.fence).unwrap() else { panic!() };
     assert!(matches!(reason, Reason::UnitWaits { .. }), "{reason}");
     let again = lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap());
     assert_eq!(again.fence, next.fence, "a late retry too");
     for send in &next.sends {
-        assert_eq!(rounds.contribute(next.path, next.fence, send.fragment, send.number, 1), Commit::Accepted);
+        assert!(matches!(
+            rounds.contribute(next.path, next.fence, send.fragment, send.number, 1),
+            Commit::Accepted(_)
+        ));
     }
-    assert_eq!(commit(&mut rounds, &next), Commit::Accepted);
+    assert!(matches!(commit(&mut rounds, &next), Commit::Accepted(_)));
     assert_eq!(rounds.progress().paths[0].steps, 20);
     // A following lease is lost with the lease before it.
     let other = lease(rounds.follow(at(1), PathId(1), leases[1].fence).unwrap());
@@ -411,21 +432,21 @@ fn what_a_following_lease_begins_with_is_kept() {
     let shared = fragment(0, 0, 0);
     let sends = |rounds: &mut RunState, lease: &Lease| {
         for send in &lease.sends {
-            assert_eq!(
+            assert!(matches!(
                 rounds.contribute(lease.path, lease.fence, send.fragment, send.number, 1),
-                Commit::Accepted
-            );
+                Commit::Accepted(_)
+            ));
         }
         step_all(rounds, at(1));
     };
     sends(&mut rounds, &leases[1]);
     let next = lease(rounds.follow(at(1), PathId(0), leases[0].fence).unwrap());
     assert_eq!(next.receives[0], crate::ScheduledReceive { fragment: shared, version: 1 });
-    assert_eq!(commit(&mut rounds, &leases[1]), Commit::Accepted);
+    assert!(matches!(commit(&mut rounds, &leases[1]), Commit::Accepted(_)));
     let again = lease(rounds.grant(at(2), "w", &[PathId(1)]));
     assert_eq!((again.path, again.from), (PathId(1), 10));
     sends(&mut rounds, &again);
-    assert_eq!(commit(&mut rounds, &again), Commit::Accepted);
+    assert!(matches!(commit(&mut rounds, &again), Commit::Accepted(_)));
     assert_eq!(rounds.progress().versions[&shared], 2);
     assert!(rounds.needed_versions(shared).contains(&1));
 }

@@ -108,16 +108,36 @@ pub enum CoordinatorError {
     Fold(#[from] dipaco_sync::FoldError),
     /// An outer step fails.
     #[error(transparent)]
-    Synchronizer(#[from] SynchronizerError),
+    Synchronizer(SynchronizerError),
     /// A connection of a peer can't be served, or a result can't be received.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Host(HostError),
     /// An error that all roles share.
     #[error(transparent)]
     Core(#[from] TrainError),
 }
 
 through_train_error!(CoordinatorError);
+
+// A shared cause is `Core`, no matter which part of the coordinator met it.
+impl From<HostError> for CoordinatorError {
+    fn from(error: HostError) -> Self {
+        match error {
+            HostError::Core(core) => Self::Core(core),
+            error => Self::Host(error),
+        }
+    }
+}
+
+impl From<SynchronizerError> for CoordinatorError {
+    fn from(error: SynchronizerError) -> Self {
+        match error {
+            SynchronizerError::Core(core) => Self::Core(core),
+            SynchronizerError::Host(error) => error.into(),
+            error => Self::Synchronizer(error),
+        }
+    }
+}
 
 impl CoordinatorError {
     /// A fault of this program: the coordinator's own state contradicts itself.

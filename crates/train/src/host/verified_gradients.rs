@@ -75,8 +75,8 @@ mod tests {
         let kept = VerifiedGradients::default();
         kept.insert(object("a"), vec![1.0, 2.0]);
         let other = ObjectRef { hash: "0".repeat(64), ..object("a") };
-        assert_eq!(kept.clone().remove(&other), None);
-        assert_eq!(kept.clone().remove(&object("a")), Some(vec![1.0, 2.0]));
+        assert_eq!(kept.remove(&other), None);
+        assert_eq!(kept.remove(&object("a")), Some(vec![1.0, 2.0]));
         assert_eq!(kept.remove(&object("a")), None);
         assert_eq!(kept.kept().bytes, 0);
     }

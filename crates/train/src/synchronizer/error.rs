@@ -38,13 +38,23 @@ pub enum SynchronizerError {
     Fold(#[from] dipaco_sync::FoldError),
     /// A connection of a peer can't be served, or a result can't be received.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Host(HostError),
     /// An error that all roles share.
     #[error(transparent)]
     Core(#[from] TrainError),
 }
 
 through_train_error!(SynchronizerError);
+
+// A shared cause is `Core`, no matter which part of the synchronizer met it.
+impl From<HostError> for SynchronizerError {
+    fn from(error: HostError) -> Self {
+        match error {
+            HostError::Core(core) => Self::Core(core),
+            error => Self::Host(error),
+        }
+    }
+}
 
 impl SynchronizerError {
     /// True if the session with the coordinator ended because the run is complete.

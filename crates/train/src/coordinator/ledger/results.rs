@@ -54,8 +54,8 @@ impl Ledger {
         match item {
             LeaseResult::OuterGradient { fragment, number, tokens } if !at_end(fragment, number) => {
                 match self.state.contribute(path, fence, fragment, number, tokens) {
-                    Commit::Accepted => {
-                        self.note_gradient(path, fragment, number, object)?;
+                    Commit::Accepted(contribution) => {
+                        self.note_gradient(fragment, contribution, object)?;
                         self.note_progress(path)?;
                         self.note_change(Vec::new());
                     }
@@ -78,19 +78,11 @@ impl Ledger {
     /// Writes an outer gradient that counts into its path's record.
     fn note_gradient(
         &mut self,
-        path: PathId,
         fragment: FragmentId,
-        number: u32,
+        contribution: Contribution,
         object: ObjectRef,
     ) -> Result<(), CoordinatorError> {
-        let pending = self.state.progress().pending.get(&fragment).into_iter().flatten();
-        let found = pending.copied().find(|c| (c.path, c.number) == (path, number));
-        let unknown = || {
-            CoordinatorError::internal(format!(
-                "outer gradient {number} of path {path} was accepted and is not pending"
-            ))
-        };
-        let Contribution { base, steps, tokens, .. } = found.ok_or_else(unknown)?;
+        let Contribution { path, number, base, steps, tokens } = contribution;
         let FragmentId { module, index } = fragment;
         self.news.insert(fragment);
         let slot = self.slot(fragment);
@@ -132,14 +124,14 @@ impl Ledger {
             }
         }
         let outcome = LeaseOutcome { seconds: report.seconds, tokens: uploaded.tokens };
-        match self.state.commit(path, fence, &outcome) {
+        let contributions = match self.state.commit(path, fence, &outcome) {
             Commit::Duplicate => return Ok(LeaseCompletion::Duplicate),
             Commit::Refused(error @ LeaseError::Owes { .. }) => {
                 return Ok(LeaseCompletion::Incomplete(error.to_string()));
             }
             Commit::Refused(error) => return Ok(LeaseCompletion::Lost(error)),
-            Commit::Accepted => {}
-        }
+            Commit::Accepted(contributions) => contributions,
+        };
         let unknown =
             || CoordinatorError::internal(format!("a lease of path {path} was accepted and is not out"));
         let lease = lease.ok_or_else(unknown)?;
@@ -149,7 +141,7 @@ impl Ledger {
             obsolete.extend(self.note_completed(&lease, &uploaded.objects)?);
         }
         self.note_progress(path)?;
-        obsolete.extend(self.note_results(path, uploaded.objects)?);
+        obsolete.extend(self.note_results(path, &contributions, uploaded.objects)?);
         // A path whose last leases are in no state goes on with the worker that trained them, if it can.
         let bound = !path_record(&mut self.manifest, path)?.replay.is_empty();
         self.state.bind(path, bound);
@@ -212,14 +204,17 @@ impl Ledger {
     fn note_results(
         &mut self,
         path: PathId,
+        contributions: &BTreeMap<FragmentId, Contribution>,
         results: BTreeMap<LeaseResult, ObjectRef>,
     ) -> Result<Vec<String>, CoordinatorError> {
         let mut obsolete = Vec::new();
         for (item, object) in results {
             match item {
-                LeaseResult::OuterGradient { fragment, number, .. } => {
-                    self.note_gradient(path, fragment, number, object)?;
-                }
+                LeaseResult::OuterGradient { fragment, .. } => match contributions.get(&fragment) {
+                    Some(&contribution) => self.note_gradient(fragment, contribution, object)?,
+                    // A lost lease of the path contributed this gradient before, under another object.
+                    None => obsolete.push(object.name),
+                },
                 LeaseResult::State => {
                     let record = path_record(&mut self.manifest, path)?;
                     record.replay.clear();

@@ -161,7 +161,7 @@ impl CoordinatorRequests {
                 synchronizer = peer.worker,
                 address,
                 modules = modules.len(),
-                "a synchronizer takes the outer steps of modules"
+                "a synchronizer takes the outer steps of these modules"
             );
         }
         let deadline = Instant::now() + wait;
