@@ -1,27 +1,17 @@
-//! What can go wrong in training.
+//! Errors that every role of a training run shares.
 
 use std::path::PathBuf;
 
 use dipaco_topology::{ModuleId, PathId};
 use thiserror::Error;
 
-/// Why a seed, a round, a worker or a coordinator failed.
+/// An error of the store, the network, the files or the tasks of any role.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TrainError {
     /// The store has no finished seed.
     #[error("this run has no finished seed model: run `dipaco seed` first")]
     NoSeed,
-    /// The store has a seed of another configuration or data.
-    #[error(
-        "this run's seed model was trained with another configuration or other text: use another run directory, or train it anew with `dipaco seed --restart`"
-    )]
-    OtherSeed,
-    /// The seed can't be replaced: paths have been trained from it.
-    #[error(
-        "paths have been trained from this run's seed model: train another seed in another run directory"
-    )]
-    SeedInUse,
     /// Training has not begun.
     #[error("the training of this run has not begun: run `dipaco train`")]
     NotStarted,
@@ -72,45 +62,11 @@ pub enum TrainError {
         /// Why not.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A path has not scored the reserved documents.
-    #[error("{} holds no scores of path {path} for the run's reserved documents: run `dipaco route score`", folder.display())]
-    NoScores {
-        /// The path.
-        path: PathId,
-        /// Where they were looked for.
-        folder: PathBuf,
-    },
-    /// A score is not finite.
-    #[error(
-        "path {path} gives token {token} of the reserved documents no finite probability: its weights diverged"
-    )]
-    ScoreNotFinite {
-        /// The path.
-        path: PathId,
-        /// The token's place in the token file.
-        token: u64,
-    },
-    /// A file of scores is damaged.
-    #[error("{} is damaged: delete it, and run `dipaco route score` again", file.display())]
-    ScoresDamaged {
-        /// The file.
-        file: PathBuf,
-    },
     /// There is no text at all.
     #[error("{} holds no sequence to train on: give `dipaco prepare` more text", file.display())]
     NoText {
         /// The token file.
         file: PathBuf,
-    },
-    /// A path state of another size.
-    #[error(
-        "the path's state holds {found} moments, its model {expected} parameters: it belongs to another configuration"
-    )]
-    PathStateLength {
-        /// Parameters of the path.
-        expected: usize,
-        /// Moments in the state.
-        found: usize,
     },
     /// The manifest does not hold what it must.
     #[error(
@@ -119,16 +75,6 @@ pub enum TrainError {
     ManifestLacks {
         /// What is missing.
         what: String,
-    },
-    /// An outer gradient can't be written or read. A refusal tells it in one line.
-    #[error("the outer gradient of module {module} from path {path}: {why}")]
-    OuterGradient {
-        /// The module.
-        module: ModuleId,
-        /// The path.
-        path: PathId,
-        /// Why.
-        why: dipaco_codec::CodecError,
     },
     /// The change of a module can't be written or read.
     #[error("the change of module {module}: {why}")]
@@ -144,27 +90,11 @@ pub enum TrainError {
         /// Why, in its words.
         reason: String,
     },
-    /// The lease under which a worker works is over; what it did under it is dropped, and it asks for another one.
-    #[error("the lease is lost: {reason}")]
-    LeaseLost {
-        /// Why, in the coordinator's words.
-        reason: String,
-    },
     /// The coordinator's answer does not fit the question.
     #[error("the coordinator's answer to a {request} is none: the two are of different versions")]
     UnexpectedAnswer {
         /// The question.
         request: &'static str,
-    },
-    /// The coordinator at the token's address serves another run.
-    #[error(
-        "the coordinator at this address serves run {found}, the token is for {expected}: get the token of this run"
-    )]
-    OtherRun {
-        /// The token's run.
-        expected: String,
-        /// The coordinator's run.
-        found: String,
     },
     /// Something that the run needs is damaged, and so are its checkpoints.
     #[error("the run can't go on, and has no checkpoint that is whole: restore its store from a copy")]
@@ -172,15 +102,6 @@ pub enum TrainError {
         /// The first object that is damaged.
         source: dipaco_store::StoreError,
     },
-    /// A synchronizer can't answer what the coordinator can.
-    #[error("a synchronizer sends on to the coordinator: {reason}")]
-    Elsewhere {
-        /// Why.
-        reason: String,
-    },
-    /// The coordinator came back with another configuration.
-    #[error("the coordinator came back with another configuration: start the worker again")]
-    PlanChanged,
     /// The run was completed by others while this worker still had a lease.
     #[error("the run is complete")]
     Complete,
@@ -223,20 +144,18 @@ pub enum TrainError {
         /// The object's length in bytes.
         bytes: u64,
     },
-    /// The coordinator sent something else than was asked for, twice, and finds its own copy sound.
-    #[error(
-        "{name} arrived twice with another content than the coordinator's manifest says: check the memory of this machine, and that both run the same version"
-    )]
-    OtherObject {
-        /// The object asked for.
-        name: String,
-    },
-    /// A thread of this program panicked.
-    #[error("a part of this program failed; this is a fault of dipaco: please report it")]
+    /// A task of this program panicked.
+    #[error("internal fault of dipaco: a task panicked; please report it")]
     Thread {
-        /// What happened.
-        #[source]
+        /// The panic.
+        #[from]
         source: tokio::task::JoinError,
+    },
+    /// A fault of this program.
+    #[error("internal fault of dipaco: {what}; please report it")]
+    Internal {
+        /// The assumption that does not hold.
+        what: String,
     },
     /// Saved progress can't be continued.
     #[error(transparent)]
@@ -269,3 +188,27 @@ pub enum TrainError {
     #[error(transparent)]
     Plan(#[from] dipaco_protocol::PlanError),
 }
+
+/// Implements the conversions of shared causes into the error of a role, by way of [`TrainError`].
+macro_rules! through_train_error {
+    ($role:ty) => {
+        $crate::error::through_train_error!(
+            $role:
+            dipaco_net::NetError,
+            dipaco_path::PathError,
+            dipaco_protocol::PlanError,
+            dipaco_store::StoreError,
+            dipaco_telemetry::EventsError,
+            dipaco_topology::TopologyError,
+            tokio::task::JoinError,
+        );
+    };
+    ($role:ty: $($cause:ty),+ $(,)?) => {
+        $(impl From<$cause> for $role {
+            fn from(cause: $cause) -> Self {
+                Self::from($crate::TrainError::from(cause))
+            }
+        })+
+    };
+}
+pub(crate) use through_train_error;

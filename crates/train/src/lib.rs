@@ -27,9 +27,9 @@ pub use error::TrainError;
 pub use host::Revocations;
 pub use open_run::{OpenRun, open_run};
 pub use router::{
-    PathScores, RouterStep, RouterTraining, ScoreHeader, TrainedRouter, rising_losses, router_targets,
-    scores_are_there, shard_repeats, small_shards, train_router, write_scores,
+    PathScores, RouterError, RouterStep, RouterTraining, ScoreHeader, TrainedRouter, rising_losses,
+    router_targets, scores_are_there, shard_repeats, small_shards, train_router, write_scores,
 };
-pub use seed::{SeedOptions, SeedSummary, adopt_seed, train_seed};
+pub use seed::{SeedError, SeedOptions, SeedSummary, adopt_seed, train_seed};
 pub use synchronizer::{SynchronizerOptions, SynchronizerSummary, synchronize};
-pub use worker::{WorkerOptions, WorkerSummary, work};
+pub use worker::{WorkerError, WorkerOptions, WorkerSummary, work};

@@ -17,6 +17,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::TrainError;
+use crate::router::RouterError;
 
 const FORMAT: &str = "dipaco-path-scores/1";
 /// Batches that are sorted by length together and scored at the same time.
@@ -54,7 +55,7 @@ impl ScoreHeader {
         path: PathId,
         tokens: &TokenFile,
         sequence_tokens: usize,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self, RouterError> {
         let module = |module: ModuleId| {
             let record = training.module(module);
             let record =
@@ -93,7 +94,7 @@ struct Window {
 ///
 /// # Errors
 /// When the folder can't be read.
-pub fn scores_are_there(folder: &FilePath, header: &ScoreHeader) -> Result<bool, TrainError> {
+pub fn scores_are_there(folder: &FilePath, header: &ScoreHeader) -> Result<bool, RouterError> {
     let found = Place::new(folder, header.path).header()?;
     Ok(found.is_some_and(|found| header.is_answered_by(&found)))
 }
@@ -113,7 +114,7 @@ pub fn write_scores(
     tokens: &TokenFile,
     batch: usize,
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
-) -> Result<bool, TrainError> {
+) -> Result<bool, RouterError> {
     let place = Place::new(folder, header.path);
     if scores_are_there(folder, header)? {
         return Ok(false);
@@ -137,7 +138,7 @@ pub fn write_scores(
                 out.extend(&place, &mut gathered, &windows, &scores)?;
                 windows.clear();
                 if progress(document).is_break() {
-                    return Err(TrainError::Cancelled);
+                    return Err(TrainError::Cancelled.into());
                 }
             }
         }
@@ -147,13 +148,13 @@ pub fn write_scores(
     // First tokens of documents at the end that have nothing to predict.
     out.zeros(&place, &mut gathered, tokens.tokens())?;
     if progress(tokens.documents()).is_break() {
-        return Err(TrainError::Cancelled);
+        return Err(TrainError::Cancelled.into());
     }
     let hash = out.hasher.finalize().to_hex().to_string();
     let temporary = out.out.into_inner().map_err(|error| place.failed("write", error.into_error()))?;
     place.publish(temporary, &place.scores)?;
     let header = serde_json::to_vec_pretty(&ScoreHeader { hash, ..header.clone() })
-        .map_err(|source| TrainError::Json { source })?;
+        .map_err(|source| RouterError::ScoreHeader { source })?;
     let mut temporary =
         tempfile::NamedTempFile::new_in(folder).map_err(|source| place.failed("create", source))?;
     temporary.write_all(&header).map_err(|source| place.failed("write", source))?;
@@ -169,7 +170,7 @@ fn score(
     path: PathId,
     windows: &[Window],
     batch: usize,
-) -> Result<Vec<Vec<f32>>, TrainError> {
+) -> Result<Vec<Vec<f32>>, RouterError> {
     // Rows of similar length need little padding.
     let mut order: Vec<usize> = (0..windows.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(windows[index].predicted));
@@ -192,12 +193,12 @@ fn score(
                 let scores = &scores[..windows[row].predicted];
                 match scores.iter().position(|score| !score.is_finite()) {
                     Some(at) => {
-                        Err(TrainError::ScoreNotFinite { path, token: windows[row].start + at as u64 + 1 })
+                        Err(RouterError::ScoreNotFinite { path, token: windows[row].start + at as u64 + 1 })
                     }
                     None => Ok(scores.to_vec()),
                 }
             })
-            .collect::<Result<Vec<_>, TrainError>>()
+            .collect::<Result<Vec<_>, RouterError>>()
     });
     let batches: Vec<Vec<Vec<f32>>> = batches.collect::<Result<_, _>>()?;
     let mut scores = vec![Vec::new(); windows.len()];
@@ -219,12 +220,12 @@ impl Place {
         Self { scores: name("f32"), header: name("json") }
     }
 
-    fn failed(&self, action: &'static str, source: std::io::Error) -> TrainError {
-        TrainError::Io { action, file: self.scores.clone(), source }
+    fn failed(&self, action: &'static str, source: std::io::Error) -> RouterError {
+        TrainError::Io { action, file: self.scores.clone(), source }.into()
     }
 
     /// The header, when the scores are there with it.
-    fn header(&self) -> Result<Option<ScoreHeader>, TrainError> {
+    fn header(&self) -> Result<Option<ScoreHeader>, RouterError> {
         let mut text = Vec::new();
         match File::open(&self.header) {
             Ok(file) => file
@@ -242,7 +243,7 @@ impl Place {
     }
 
     /// Names a file whose content is complete.
-    fn publish(&self, file: tempfile::NamedTempFile, name: &FilePath) -> Result<(), TrainError> {
+    fn publish(&self, file: tempfile::NamedTempFile, name: &FilePath) -> Result<(), RouterError> {
         file.as_file().sync_all().map_err(|source| self.failed("write", source))?;
         file.persist(name).map_err(|error| self.failed("name", error.error))?;
         Ok(())
@@ -263,7 +264,7 @@ impl Hashing {
         written: &mut u64,
         windows: &[Window],
         scores: &[Vec<f32>],
-    ) -> Result<(), TrainError> {
+    ) -> Result<(), RouterError> {
         for (window, scores) in windows.iter().zip(scores) {
             self.zeros(place, written, window.start + 1)?;
             for score in scores {
@@ -274,7 +275,7 @@ impl Hashing {
         Ok(())
     }
 
-    fn zeros(&mut self, place: &Place, written: &mut u64, until: u64) -> Result<(), TrainError> {
+    fn zeros(&mut self, place: &Place, written: &mut u64, until: u64) -> Result<(), RouterError> {
         while *written < until {
             self.push(place, 0.0)?;
             *written += 1;
@@ -282,7 +283,7 @@ impl Hashing {
         Ok(())
     }
 
-    fn push(&mut self, place: &Place, score: f32) -> Result<(), TrainError> {
+    fn push(&mut self, place: &Place, score: f32) -> Result<(), RouterError> {
         let bytes = score.to_le_bytes();
         self.hasher.update(&bytes);
         self.out.write_all(&bytes).map_err(|source| place.failed("write", source))
@@ -304,7 +305,7 @@ impl PathScores {
     ///
     /// # Errors
     /// When there are none, or they are of another token file.
-    pub fn open(folder: &FilePath, path: PathId, tokens: &TokenFile) -> Result<Self, TrainError> {
+    pub fn open(folder: &FilePath, path: PathId, tokens: &TokenFile) -> Result<Self, RouterError> {
         let place = Place::new(folder, path);
         let header = place.header()?;
         let header = header.filter(|header| {
@@ -312,7 +313,7 @@ impl PathScores {
                 && header.tokens_hash == tokens.content_hash()
                 && header.tokens == tokens.tokens()
         });
-        let header = header.ok_or_else(|| TrainError::NoScores { path, folder: folder.to_owned() })?;
+        let header = header.ok_or_else(|| RouterError::NoScores { path, folder: folder.to_owned() })?;
         let reader = File::open(&place.scores).map_err(|source| place.failed("open", source))?;
         Ok(Self { header, file: place.scores, reader: BufReader::new(reader), position: 0 })
     }
@@ -328,7 +329,7 @@ impl PathScores {
     ///
     /// # Errors
     /// When the file can't be read.
-    pub fn document(&mut self, tokens: &TokenFile, document: u64) -> Result<Vec<f32>, TrainError> {
+    pub fn document(&mut self, tokens: &TokenFile, document: u64) -> Result<Vec<f32>, RouterError> {
         let range = tokens.document_range(document);
         let failed = |source| TrainError::Io { action: "read", file: self.file.clone(), source };
         if self.position != range.start {
@@ -346,7 +347,7 @@ impl PathScores {
     ///
     /// # Errors
     /// When the file can't be read or is damaged.
-    pub fn sums(mut self, tokens: &TokenFile) -> Result<Vec<f64>, TrainError> {
+    pub fn sums(mut self, tokens: &TokenFile) -> Result<Vec<f64>, RouterError> {
         let mut hasher = blake3::Hasher::new();
         let mut sums = Vec::with_capacity(usize::try_from(tokens.documents()).unwrap_or(0));
         for document in 0..tokens.documents() {
@@ -357,7 +358,7 @@ impl PathScores {
             sums.push(scores.into_iter().map(f64::from).sum());
         }
         if hasher.finalize().to_hex().as_str() != self.header.hash {
-            return Err(TrainError::ScoresDamaged { file: self.file });
+            return Err(RouterError::ScoresDamaged { file: self.file });
         }
         Ok(sums)
     }

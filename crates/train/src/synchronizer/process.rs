@@ -165,7 +165,7 @@ impl Process {
     /// Asks the coordinator for a worker.
     async fn ask(&self, request: &Request) -> Result<Response, TrainError> {
         match tokio::time::timeout(WORKER_WAITS, self.session.call(request, None, LONG_CALL_TIMEOUT)).await {
-            Ok(answer) => answer,
+            Ok(answer) => Ok(answer?),
             Err(_) => Ok(elsewhere(&"the synchronizer can't reach the coordinator").0),
         }
     }

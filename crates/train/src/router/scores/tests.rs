@@ -104,14 +104,14 @@ fn scores_are_made_once_and_anew_for_other_weights_or_text() {
     assert!(write(&stepped));
     // Another number of sequences at once changes nothing beyond rounding, and a cut file is made again.
     std::fs::write(folder.path().join("path-002.f32"), &bytes[..8]).unwrap();
-    assert!(matches!(PathScores::open(folder.path(), PathId(2), &file), Err(TrainError::NoScores { .. })));
+    assert!(matches!(PathScores::open(folder.path(), PathId(2), &file), Err(RouterError::NoScores { .. })));
     assert!(write(&stepped));
     assert_eq!(std::fs::read(folder.path().join("path-002.f32")).unwrap(), bytes);
 
     let other = tempfile::tempdir().unwrap();
     let other = tokens(other.path(), &[7, 31, 4]);
-    assert!(matches!(PathScores::open(folder.path(), PathId(2), &other), Err(TrainError::NoScores { .. })));
-    assert!(matches!(PathScores::open(folder.path(), PathId(1), &file), Err(TrainError::NoScores { .. })));
+    assert!(matches!(PathScores::open(folder.path(), PathId(2), &other), Err(RouterError::NoScores { .. })));
+    assert!(matches!(PathScores::open(folder.path(), PathId(1), &file), Err(RouterError::NoScores { .. })));
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn what_is_stopped_leaves_nothing_and_damage_is_found() {
     let (header, model) = (header(&file), model(1));
     let mut stop = |_| ControlFlow::Break(());
     let stopped = write_scores(folder.path(), &header, &model, &file, 4, &mut stop);
-    assert!(matches!(stopped, Err(TrainError::Cancelled)));
+    assert!(matches!(stopped, Err(RouterError::Core(TrainError::Cancelled))));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "only the token file");
     write_scores(folder.path(), &header, &model, &file, 4, &mut go_on).unwrap();
     let name = folder.path().join("path-002.f32");
@@ -129,5 +129,5 @@ fn what_is_stopped_leaves_nothing_and_damage_is_found() {
     bytes[21] ^= 1;
     std::fs::write(&name, bytes).unwrap();
     let scores = PathScores::open(folder.path(), PathId(2), &file).unwrap();
-    assert!(matches!(scores.sums(&file), Err(TrainError::ScoresDamaged { .. })));
+    assert!(matches!(scores.sums(&file), Err(RouterError::ScoresDamaged { .. })));
 }
