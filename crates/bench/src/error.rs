@@ -1,8 +1,8 @@
 //! Errors of measurements.
 
 use dipaco_topology::{ModuleId, PathId};
-use dipaco_train::TrainError;
 use dipaco_train::client::ClientError;
+use dipaco_train::{HostError, TrainError};
 use thiserror::Error;
 
 /// An error of a load test or a transfer trial.
@@ -25,7 +25,10 @@ pub enum BenchError {
     /// The session with the coordinator, or a transfer.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The run store, the network, or a task.
+    /// The receipt of an uploaded result.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The shared core of all roles.
     #[error(transparent)]
     Train(#[from] TrainError),
     /// The plan of the run.

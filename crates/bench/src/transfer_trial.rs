@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use dipaco_protocol::WorkerPlan;
 use dipaco_protocol::{FetchSource, LeaseResult, PIECE_BYTES, PIECES_AT_ONCE, Request, Response};
 use dipaco_train::client::{ClientError, Identity, LeaseKey, Session, Transfer};
-use dipaco_train::host::{PieceOutcome, Uploads};
+use dipaco_train::host::{PieceOutcome, UploadedPiece, Uploads};
 
 use crate::BenchError;
 
@@ -82,18 +82,18 @@ impl TrialServer {
                 let piece = exchange.receive_payload(PIECE_BYTES).await?;
                 // Every trial has a higher fence, so the results of earlier trials are over.
                 self.uploads.retain(|_, earlier| earlier >= fence);
-                let expected = digest.clone();
-                match self.uploads.take((path, fence), item, digest, offset, piece).await? {
+                let uploaded = UploadedPiece { path, fence, item, digest, offset };
+                match self.uploads.add_piece(&uploaded, piece).await? {
                     PieceOutcome::Answer(answer) => (answer, None),
                     PieceOutcome::Complete(mut complete) => {
-                        let answer = if complete.content().whole == expected {
+                        let answer = if complete.content().digest == uploaded.digest {
                             Response::Done
                         } else {
                             Response::Refused {
                                 reason: "the content has another hash than the upload announced".to_owned(),
                             }
                         };
-                        complete.answer(answer.clone());
+                        complete.finish(answer.clone());
                         (answer, None)
                     }
                 }

@@ -194,8 +194,9 @@ pub struct PathRecord {
     pub state: Option<ObjectRef>,
     /// The fencing number of its last complete lease, under which what its worker holds of it was made.
     pub fence: Option<u64>,
-    /// Its complete leases since `state`: whoever takes the path over trains them again.
-    pub tail: Vec<CompletedLeaseRecord>,
+    /// Complete leases since `state`. A worker that takes the path over without their state trains them again.
+    #[serde(rename = "tail")]
+    pub replay: Vec<CompletedLeaseRecord>,
     /// The versions of its fragments with the lowest loss on its held-out documents in this phase.
     pub best: Option<Best>,
     /// The versions that were measured last in this phase.

@@ -1,4 +1,4 @@
-//! Arithmetic and files beside the event loop.
+//! Arithmetic and file access on threads that may block.
 
 use crate::TrainError;
 
@@ -6,5 +6,5 @@ use crate::TrainError;
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, TrainError> {
-    tokio::task::spawn_blocking(work).await.map_err(|source| TrainError::Thread { source })
+    Ok(tokio::task::spawn_blocking(work).await?)
 }

@@ -1,5 +1,7 @@
-//! The coordinator's process: answers workers, watches leases, and takes the outer steps that nobody else takes.
+//! The coordinator's process: answers workers, watches leases, and takes the outer steps of modules without a
+//! synchronizer.
 
+mod error;
 mod ledger;
 mod manifest_writer;
 mod orders;
@@ -10,6 +12,7 @@ mod round_tally;
 mod run_progress;
 mod start;
 
+pub use error::CoordinatorError;
 pub use recover::recover;
 pub use start::{start_training, training_origin};
 
@@ -26,76 +29,74 @@ use dipaco_sync::Guard;
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
 use serde::Serialize;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::TrainError;
 use crate::coordinator::ledger::Ledger;
 use crate::coordinator::manifest_writer::ManifestWriter;
 use crate::coordinator::owners::ModuleOwners;
 use crate::coordinator::requests::CoordinatorRequests;
 use crate::coordinator::run_progress::RunProgress;
-use crate::host::ResultIntake;
-use crate::host::Revocations;
-use crate::host::Uploads;
-use crate::host::serve_peers;
+use crate::host::{ResultIntake, Revocations, Uploads, VerifiedGradients, serve_peers};
 use crate::open_run::OpenRun;
 use crate::synchronizer::Synchronizer;
-use dipaco_protocol::RUN_COMPLETE;
-use dipaco_protocol::WorkerPlan;
+use dipaco_path::Layout;
+use dipaco_protocol::{RUN_COMPLETE, WorkerPlan};
 
-/// How long the coordinator of a finished run waits for its workers to hear of it.
+/// Time for which the coordinator of a complete run waits for its workers to leave.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Divides the text anew for the phase whose number it is given, and returns the shards of its paths. The paths wait
-/// with the weights that the store has then. What it did is done again, or found done, when the coordinator stops
-/// before it has been noted.
+/// Divides the text anew for a phase, whose number is the argument, and returns the shards of its paths. Meanwhile no path
+/// is trained, and the store holds the final weights of the previous phase. The call is repeated if the coordinator stops
+/// before it has recorded the phase, so it must accept its own earlier results.
 pub type Reroute = Box<dyn Fn(u32) -> Rerouting + Send + Sync>;
-/// What a [`Reroute`] returns.
+/// Result of a [`Reroute`].
 pub type Rerouting =
     Pin<Box<dyn Future<Output = Result<Vec<ShardRecord>, Box<dyn Error + Send + Sync>>> + Send>>;
 
-/// What a coordinator works with.
+/// Settings of a coordinator.
 pub struct CoordinatorOptions {
     /// The run's configuration, with the vocabulary set.
     pub config: RunConfig,
     /// The run's store.
     pub store: RunStore,
-    /// The run as the store has it.
+    /// The current manifest of the run.
     pub started: OpenRun,
-    /// The routing folder: the places of shards are relative to it.
+    /// The routing folder. Paths of shard files are relative to it.
     pub shards: PathBuf,
-    /// Begins the phases of routing; without it the coordinator ends where the next one is to begin.
+    /// Begins the phases of routing. Without it the coordinator ends at the beginning of the next phase.
     pub reroute: Option<Reroute>,
-    /// Tokens that may not be used any more.
+    /// Tokens that are no longer valid.
     pub revocations: Revocations,
     /// The event file.
     pub events: Events,
-    /// Where progress goes.
+    /// The progress display.
     pub progress: Progress,
 }
 
-/// What a run of the coordinator did.
+/// Results of a coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CoordinatorSummary {
-    /// Whether the run is complete.
+    /// True if the run is complete.
     pub finished: bool,
-    /// Whether it waits for its next phase of routing.
+    /// True if the run waits for its next phase of routing.
     pub at_boundary: bool,
-    /// Rounds that every path has been trained for, those before this coordinator included.
+    /// Rounds that every path has completed since the start of the run.
     pub rounds: u32,
-    /// Inner steps that were taken under this coordinator, in rounds of all paths.
+    /// Inner steps of completed leases under this coordinator, in rounds of all paths.
     pub new_rounds: f64,
     /// Bytes sent to workers in UDP datagrams: payloads, headers, encryption, retransmissions, acknowledgements.
     pub bytes_sent: u64,
     /// Bytes received from workers in UDP datagrams.
     pub bytes_received: u64,
-    /// Seconds that workers have spent on inner steps that count.
+    /// Seconds of workers in inner steps of completed leases.
     pub inner_seconds: f64,
-    /// Seconds that workers have spent between them: transfers, and waiting for others and for work.
+    /// Seconds of workers between inner steps: transfers, and waiting for other workers and for leases.
     pub waited_seconds: f64,
-    /// Seconds from the first to the last moment.
+    /// Seconds from the start to the end of the coordinator.
     pub seconds: f64,
 }
 
@@ -108,171 +109,218 @@ pub async fn coordinate(
     options: CoordinatorOptions,
     server: Server,
     cancel: CancellationToken,
-) -> Result<CoordinatorSummary, TrainError> {
-    let CoordinatorOptions { config, store, started, shards, reroute, revocations, events, progress } =
-        options;
-    let begun = Instant::now();
-    let topology = Topology::new(&config.topology, config.model.blocks)?;
-    let lease = Duration::from_secs(config.train.lease_seconds);
-    let plan = WorkerPlan::new(&config);
-    let to_write = Arc::new(Notify::new());
-    let (ledger, sequence) = Ledger::take_over(
-        &store,
-        started.manifest,
-        started.sequence,
-        topology.clone(),
-        &plan,
-        lease,
-        to_write.clone(),
-    )
-    .await?;
-    let layout = dipaco_path::Layout::of_plan(&plan, &topology)?;
-    let incarnation = ledger.incarnation();
-    let done = trained(&ledger);
-    let total = u64::from(topology.paths()) * plan.total_steps();
-    let steps: Vec<u64> = ledger.rounds().progress().paths.iter().map(|path| path.steps).collect();
-    let progress = RunProgress::new(&progress, events, (done, total), plan.train.inner_steps, &steps);
-    let progress = Arc::new(progress);
-    let changed = Arc::new(Notify::new());
-    let ledger = Arc::new(Mutex::new(ledger));
-    let (written, on_disk) = watch::channel(0);
-    let manifest_writer =
-        ManifestWriter { ledger: ledger.clone(), store: store.clone(), sequence, changed: to_write, written };
-    let stop_writing = CancellationToken::new();
-    let _stop_with_this = stop_writing.clone().drop_guard();
-    // In a thread of its own: what it writes may be long, and answers are not to wait for that.
-    let (here, stop) = (tokio::runtime::Handle::current(), stop_writing.clone());
-    let writing = tokio::task::spawn_blocking(move || here.block_on(manifest_writer.run(stop)));
-    let (synchronizer, schedule) =
-        (Synchronizer::new(store.clone(), layout.clone(), config.outer.clone()), plan.schedule()?);
-    let intake = ResultIntake {
-        store,
-        plan,
-        topology,
-        layout,
-        uploads: Uploads::new(shards.clone()),
-        guard: Mutex::new(Guard::new(config.outer.guard)),
-    };
-    let requests = Arc::new(CoordinatorRequests {
-        ledger,
-        intake: Arc::new(intake),
-        schedule,
-        owners: Mutex::new(ModuleOwners::new(incarnation)),
-        lease,
-        shards,
-        changed,
-        deadlines: Arc::new(Notify::new()),
-        written: on_disk.clone(),
-        revocations,
-        contributed: watch::Sender::new(0),
-        started: begun,
-        progress: progress.clone(),
-    });
+) -> Result<CoordinatorSummary, CoordinatorError> {
+    let Coordinator { requests, synchronizer, writer, reroute, steps_before } =
+        Coordinator::take_over(options).await?;
     let farewell = CancellationToken::new();
+    // Lives until the server is closed: dropping it earlier would end connections without a reason.
     let accepting = serve_peers(&server, &requests, &farewell);
     tokio::pin!(accepting);
-    // A failure anywhere ends the coordinator: what it has told its workers is on the disk, and `--resume` goes on.
+    // A failure anywhere ends the coordinator: every answer that its workers have is on the disk, and `--resume` goes on.
     let ended = tokio::select! {
         result = requests.take_own_outer_steps(synchronizer) => result.map(|()| Ended::Stopped),
         result = watch_leases(&requests) => result.map(|()| Ended::Stopped),
         result = &mut accepting => result.map(|()| Ended::Stopped),
-        result = conduct(&requests, reroute.as_ref()) => result,
-        () = writer_ends(on_disk) => Err(TrainError::Cancelled),
+        result = lead_phases(&requests, reroute.as_ref()) => result,
+        () = writer_ends(requests.written.clone()) => Err(CoordinatorError::Stopped),
         () = cancel.cancelled() => Ok(Ended::Stopped),
     };
     let ended = match ended {
         Ok(ended) => ended,
-        Err(error) => {
-            // What is in the books is still written, so that nothing writes any more when this returns.
-            stop_writing.cancel();
-            let written = writing.await.map_err(|source| TrainError::Thread { source })?;
-            // Those who wait for the disk are told nothing more than that there is no writing any more: this is why.
-            return match (error, written) {
-                (TrainError::Cancelled, Err(why)) => Err(why),
-                (error, _) => Err(error),
-            };
-        }
+        Err(error) => return Err(writer.stop_after(error).await),
     };
     let finished = ended == Ended::Complete;
     if finished {
-        // Workers ask once more and hear that the run is complete; one that is gone is not waited for.
+        // Workers ask for a lease once more and learn that the run is complete. Lost workers are not waited for.
         farewell.cancel();
         if let Ok(ended) = tokio::time::timeout(GOODBYE_TIMEOUT, accepting).await {
             ended?;
         }
     }
-    progress.finish();
-    let spent = progress.spent_in_all();
+    requests.progress.finish();
     let traffic = server.traffic();
     server.close(if finished { RUN_COMPLETE } else { "the coordinator stops" }).await;
-    // What is in the books is written to its end; nothing begins any more.
+    // After the server: no new result arrives. A request that is still running is refused by the closed ledger, so the
+    // writer's last write holds every change, and nothing is written after this function returns.
     requests.ledger().close();
-    stop_writing.cancel();
-    writing.await.map_err(|source| TrainError::Thread { source })??;
+    writer.stop().await?;
+    let time = requests.progress.worker_time();
     let ledger = requests.ledger();
-    let paths = &ledger.rounds().progress().paths;
-    // Inner steps are counted far below 2^53.
-    #[allow(clippy::cast_precision_loss)]
-    let new_rounds =
-        (trained(&ledger) - done) as f64 / (config.train.inner_steps * paths.len() as u64) as f64;
+    let paths = ledger.state().progress().paths.len() as u64;
+    let steps_of_round = requests.intake.plan.train.inner_steps * paths;
     Ok(CoordinatorSummary {
         finished,
         at_boundary: ended == Ended::Boundary,
         rounds: ledger.training()?.rounds_done(),
-        new_rounds,
+        new_rounds: (inner_steps_taken(&ledger) - steps_before) as f64 / steps_of_round as f64,
         bytes_sent: traffic.udp_sent,
         bytes_received: traffic.udp_received,
-        inner_seconds: spent.inner,
-        waited_seconds: spent.waited,
-        seconds: begun.elapsed().as_secs_f64(),
+        inner_seconds: time.inner,
+        waited_seconds: time.waited,
+        seconds: requests.started.elapsed().as_secs_f64(),
     })
 }
 
-/// Waits until nothing is written down any more.
+/// The parts of a coordinator that has taken its run over.
+struct Coordinator {
+    requests: Arc<CoordinatorRequests>,
+    /// Takes the outer steps of modules that no other process owns.
+    synchronizer: Synchronizer,
+    writer: WriterTask,
+    reroute: Option<Reroute>,
+    /// Inner steps that all paths together had taken before.
+    steps_before: u64,
+}
+
+impl Coordinator {
+    /// Takes the run over and starts the manifest writer.
+    async fn take_over(options: CoordinatorOptions) -> Result<Self, CoordinatorError> {
+        let CoordinatorOptions { config, store, started, shards, reroute, revocations, events, progress } =
+            options;
+        let begun = Instant::now();
+        let topology = Topology::new(&config.topology, config.model.blocks)?;
+        let lease = Duration::from_secs(config.train.lease_seconds);
+        let plan = WorkerPlan::new(&config);
+        let to_write = Arc::new(Notify::new());
+        let (ledger, sequence) = Ledger::take_over(
+            &store,
+            started.manifest,
+            started.sequence,
+            topology.clone(),
+            &plan,
+            lease,
+            to_write.clone(),
+        )
+        .await?;
+        let layout = Layout::of_plan(&plan, &topology)?;
+        let schedule = plan.schedule()?;
+        let incarnation = ledger.incarnation();
+        let steps_before = inner_steps_taken(&ledger);
+        let total = u64::from(topology.paths()) * plan.total_steps();
+        let steps: Vec<u64> = ledger.state().progress().paths.iter().map(|path| path.steps).collect();
+        let progress = RunProgress::new(&progress, events, &steps, plan.train.inner_steps, total);
+        let ledger = Arc::new(Mutex::new(ledger));
+        let (written, on_disk) = watch::channel(0);
+        let manifest_writer = ManifestWriter {
+            ledger: ledger.clone(),
+            store: store.clone(),
+            sequence,
+            changed: to_write,
+            written,
+        };
+        let writer = WriterTask::spawn(manifest_writer);
+        let gradients = VerifiedGradients::default();
+        let synchronizer =
+            Synchronizer::new(store.clone(), layout.clone(), config.outer.clone(), gradients.clone());
+        let intake = ResultIntake {
+            store,
+            plan,
+            topology,
+            layout,
+            uploads: Uploads::new(shards.clone()),
+            guard: Mutex::new(Guard::new(config.outer.guard)),
+            gradients,
+        };
+        let requests = Arc::new(CoordinatorRequests {
+            ledger,
+            intake: Arc::new(intake),
+            schedule,
+            owners: Mutex::new(ModuleOwners::new(incarnation)),
+            lease,
+            shards,
+            changed: Arc::new(Notify::new()),
+            deadlines: Arc::new(Notify::new()),
+            written: on_disk,
+            revocations,
+            contributed: watch::Sender::new(0),
+            started: begun,
+            progress: Arc::new(progress),
+        });
+        Ok(Self { requests, synchronizer, writer, reroute, steps_before })
+    }
+}
+
+/// The running manifest writer. It stops when this is dropped.
+struct WriterTask {
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), CoordinatorError>>,
+    _stop_on_drop: DropGuard,
+}
+
+impl WriterTask {
+    /// Runs the writer on a thread of its own: encoding a large manifest takes long, and must not delay answers.
+    fn spawn(writer: ManifestWriter) -> Self {
+        let stop = CancellationToken::new();
+        let (runtime, stopped) = (Handle::current(), stop.clone());
+        let task = tokio::task::spawn_blocking(move || runtime.block_on(writer.run(stopped)));
+        Self { _stop_on_drop: stop.clone().drop_guard(), stop, task }
+    }
+
+    /// Waits for the last write.
+    async fn stop(self) -> Result<(), CoordinatorError> {
+        self.stop.cancel();
+        self.task.await?
+    }
+
+    /// Waits for the last write after another part of the coordinator has failed. Returns the cause of the failure: if
+    /// the writer failed, the other parts only know that it ended.
+    async fn stop_after(self, error: CoordinatorError) -> CoordinatorError {
+        match (error, self.stop().await) {
+            (CoordinatorError::Stopped, Err(cause)) => cause,
+            (error, _) => error,
+        }
+    }
+}
+
+/// Waits until the manifest writer has ended.
 async fn writer_ends(mut written: watch::Receiver<u64>) {
     while written.changed().await.is_ok() {}
 }
 
 /// Inner steps that all paths together have taken.
-fn trained(ledger: &Ledger) -> u64 {
-    ledger.rounds().progress().paths.iter().map(|path| path.steps).sum()
+fn inner_steps_taken(ledger: &Ledger) -> u64 {
+    ledger.state().progress().paths.iter().map(|path| path.steps).sum()
 }
 
-/// Why a coordinator ends.
+/// Reason for which a coordinator ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
-    /// Every path is done.
+    /// The run is complete.
     Complete,
-    /// The next phase of routing is to begin, and somebody else does that.
+    /// The next phase of routing begins, and the caller divides the text.
     Boundary,
-    /// It was asked to.
+    /// The user asked for it.
     Stopped,
 }
 
-/// Leads from phase to phase until every path is done.
-async fn conduct(requests: &CoordinatorRequests, reroute: Option<&Reroute>) -> Result<Ended, TrainError> {
+/// Begins each phase of routing when the previous phase has ended, until the run is complete.
+async fn lead_phases(
+    requests: &CoordinatorRequests,
+    reroute: Option<&Reroute>,
+) -> Result<Ended, CoordinatorError> {
     loop {
+        // Registered before the ledger is read, so that no change in between is missed.
         let changed = requests.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
         let boundary = {
             let ledger = requests.ledger();
-            if ledger.rounds().finished() {
+            if ledger.state().finished() {
                 return Ok(Ended::Complete);
             }
             let training = ledger.training()?;
-            ledger.rounds().at_boundary().then(|| (training.phase + 1, training.phase_end()))
+            ledger.state().at_boundary().then(|| (training.phase + 1, training.phase_end()))
         };
         let Some((phase, round)) = boundary else {
             changed.await;
             continue;
         };
-        // Whoever divides the text reads the run from the disk.
+        // The program that divides the text reads the run from the disk.
         requests.on_disk().await?;
         let Some(reroute) = reroute else { return Ok(Ended::Boundary) };
         let begun = Instant::now();
         tracing::info!(phase, round, "the text is divided among the paths anew");
-        let shards = reroute(phase).await.map_err(|source| TrainError::Reroute { source })?;
+        let shards = reroute(phase).await.map_err(|source| CoordinatorError::Reroute { source })?;
         requests.begin_phase(shards).await?;
         let seconds = begun.elapsed().as_secs_f64();
         requests.progress.event(Event::PhaseStarted { phase, round: round.into(), seconds })?;
@@ -280,15 +328,15 @@ async fn conduct(requests: &CoordinatorRequests, reroute: Option<&Reroute>) -> R
 }
 
 /// Ends leases at their deadline.
-async fn watch_leases(requests: &CoordinatorRequests) -> Result<(), TrainError> {
+async fn watch_leases(requests: &CoordinatorRequests) -> Result<(), CoordinatorError> {
     loop {
-        // Its own statement: the books must not stay locked while this waits.
-        let deadline = requests.ledger().rounds().next_deadline();
+        // A statement of its own, so that the ledger is not locked during the wait.
+        let deadline = requests.ledger().state().next_deadline();
         match deadline {
             Some(deadline) => {
                 tokio::select! {
-                    // Heartbeats move deadlines back, so at the wake-up there may be nothing to end yet.
-                    () = tokio::time::sleep_until(requests.started + deadline) => requests.wake()?,
+                    // Heartbeats postpone deadlines, so at the wake-up every lease may still be valid.
+                    () = tokio::time::sleep_until(requests.started + deadline) => requests.on_deadline()?,
                     () = requests.deadlines.notified() => {}
                 }
             }

@@ -1,11 +1,15 @@
-//! Hosting peers: what coordinator and synchronizer share in serving connections and receiving results.
+//! Hosting peers: serving connections and receiving results, shared by coordinator and synchronizer.
 
 mod connections;
+mod error;
 mod results;
 mod revocations;
 mod uploads;
+mod verified_gradients;
 
 pub(crate) use connections::{Answer, Peer, RequestHandler, Role, refused, serve_peers};
-pub(crate) use results::{ResultIntake, piece};
+pub use error::HostError;
+pub(crate) use results::{Admission, ObjectPiece, ResultIntake, ResultReceiver, read_piece};
 pub use revocations::Revocations;
-pub use uploads::{CompleteUpload, PieceOutcome, ReceivedContent, Uploads};
+pub use uploads::{CompleteUpload, PieceOutcome, ReceivedContent, UploadedPiece, Uploads};
+pub(crate) use verified_gradients::VerifiedGradients;

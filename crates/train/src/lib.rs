@@ -20,16 +20,16 @@ mod synchronizer;
 mod worker;
 
 pub use coordinator::{
-    CoordinatorOptions, CoordinatorSummary, Reroute, Rerouting, coordinate, recover, start_training,
-    training_origin,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, Reroute, Rerouting, coordinate, recover,
+    start_training, training_origin,
 };
 pub use error::TrainError;
-pub use host::Revocations;
+pub use host::{HostError, Revocations};
 pub use open_run::{OpenRun, open_run};
 pub use router::{
     PathScores, RouterError, RouterStep, RouterTraining, ScoreHeader, TrainedRouter, rising_losses,
     router_targets, scores_are_there, shard_repeats, small_shards, train_router, write_scores,
 };
 pub use seed::{SeedError, SeedOptions, SeedSummary, adopt_seed, train_seed};
-pub use synchronizer::{SynchronizerOptions, SynchronizerSummary, synchronize};
+pub use synchronizer::{SynchronizerError, SynchronizerOptions, SynchronizerSummary, synchronize};
 pub use worker::{WorkerError, WorkerOptions, WorkerSummary, work};

@@ -1,19 +1,19 @@
-//! The run as its store has it.
+//! Reading a run's manifest from its store.
 
 use dipaco_store::{Loaded, RunManifest, RunStore, Sequence};
 
 use crate::TrainError;
 
-/// A run as the store has it.
+/// The current manifest of a run.
 #[derive(Clone, Debug)]
 pub struct OpenRun {
-    /// What is current.
+    /// The manifest.
     pub manifest: RunManifest,
-    /// What the next writer of the manifest must expect.
+    /// Sequence number that the next writer of the manifest must name.
     pub sequence: Sequence,
 }
 
-/// Reads the run's manifest, or makes the first one of a new run.
+/// Reads the run's manifest, or makes the first manifest of a new run.
 ///
 /// # Errors
 /// When the store can't be read, or its manifest is damaged or of another kind.

@@ -15,7 +15,6 @@ use dipaco_store::{RunManifest, RunStore, SeedRecord, names};
 use dipaco_telemetry::{Events, Progress, Unit};
 use serde::Serialize;
 
-use crate::TrainError;
 use crate::blocking::blocking;
 use crate::open_run::OpenRun;
 use crate::stored_modules::read_module;
@@ -192,6 +191,6 @@ pub async fn adopt_seed(
 fn origin(config: &RunConfig, data: &str) -> Result<String, SeedError> {
     let inputs =
         (&config.model, &config.seed_model.of_weights(), config.train.packing, config.run.seed, data);
-    let text = serde_json::to_string(&inputs).map_err(|source| TrainError::Json { source })?;
+    let text = serde_json::to_string(&inputs).map_err(|source| SeedError::Json { source })?;
     Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
 }

@@ -1,4 +1,4 @@
-//! Module files of the run store.
+//! Reading module files from the run store.
 
 use std::sync::Arc;
 

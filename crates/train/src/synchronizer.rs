@@ -1,5 +1,6 @@
-//! Takes the outer steps of modules.
+//! Outer steps: merges the outer gradients of a fragment and makes its next version.
 
+mod error;
 mod process;
 
 use std::collections::BTreeMap;
@@ -13,11 +14,13 @@ use tokio::time::Instant;
 
 use crate::TrainError;
 use crate::blocking::blocking;
+use crate::host::VerifiedGradients;
 use crate::stored_modules::read_module;
 use dipaco_path::module_files;
 use dipaco_path::{FragmentLayout, Layout};
 use dipaco_path::{Merged, OuterState};
 use dipaco_protocol::{MergeInput, OuterStepDone, OuterStepOrder};
+pub use error::SynchronizerError;
 pub use process::{SynchronizerOptions, SynchronizerSummary, synchronize};
 
 /// Carries out outer steps (arXiv:2403.10616, algorithm 1, lines 13 and 14, with the weights and the rescaling of §2.7).
@@ -25,35 +28,43 @@ pub(crate) struct Synchronizer {
     store: RunStore,
     layout: Layout,
     outer: OuterConfig,
-    /// What has been merged beforehand.
+    /// Outer gradients that this process has received, verified and not folded yet.
+    gradients: VerifiedGradients,
+    /// Outer gradients that have been merged before their outer step is due.
     folds: BTreeMap<FragmentId, Folding>,
 }
 
-/// A fold, and what has been announced to it.
+/// A fold of some contributions of an outer step.
 struct Folding {
     version: u32,
     fence: u64,
     fold: Fold,
-    /// The outer gradients by their place in the order.
-    there: BTreeMap<PathId, ObjectRef>,
+    /// Announced outer gradients by their place in the order.
+    announced: BTreeMap<PathId, ObjectRef>,
 }
 
 impl Synchronizer {
-    pub(crate) fn new(store: RunStore, layout: Layout, outer: OuterConfig) -> Self {
-        Self { store, layout, outer, folds: BTreeMap::new() }
+    /// `gradients` holds the outer gradients that this process has received. It reads all others from the store.
+    pub(crate) fn new(
+        store: RunStore,
+        layout: Layout,
+        outer: OuterConfig,
+        gradients: VerifiedGradients,
+    ) -> Self {
+        Self { store, layout, outer, gradients, folds: BTreeMap::new() }
     }
 
-    /// Merges what is there of an outer step, and takes it when it is due.
+    /// Merges the outer gradients that an order names, and takes the outer step if it is due.
     pub(crate) async fn carry_out(
         &mut self,
         order: OuterStepOrder,
-    ) -> Result<Option<OuterStepDone>, TrainError> {
+    ) -> Result<Option<OuterStepDone>, SynchronizerError> {
         let begun = Instant::now();
         let (merged, cosine) = if self.outer.delayed().is_some() || order.shares.is_empty() {
             if !order.due {
                 return Ok(None);
             }
-            (self.each(&order).await?, None)
+            (self.each_contribution(&order).await?, None)
         } else {
             let folding = self.fold(&order).await?;
             if !order.due {
@@ -67,14 +78,15 @@ impl Synchronizer {
         self.step(order, merged, cosine, begun).await.map(Some)
     }
 
-    fn fragment(&self, fragment: FragmentId) -> Result<&FragmentLayout, TrainError> {
+    fn fragment(&self, fragment: FragmentId) -> Result<&FragmentLayout, SynchronizerError> {
         Ok(self.layout.fragment(fragment.module.level, fragment.index)?)
     }
 
-    /// Merges everything whose turn has come.
-    async fn fold(&mut self, order: &OuterStepOrder) -> Result<Folding, TrainError> {
+    /// Merges the outer gradients of an order as far as they are there. The order of merging is that of the places, so
+    /// the sum does not depend on the order of arrival.
+    async fn fold(&mut self, order: &OuterStepOrder) -> Result<Folding, SynchronizerError> {
         let &OuterStepOrder { fragment, version, fence, ref shares, .. } = order;
-        // A path may contribute more than once: its place in the order is what tells contributions apart.
+        // A path may contribute more than once, so a contribution is identified by its place in the order.
         let places = || (0..).map(PathId).zip(shares);
         let begun = |folding: &Folding| (folding.version, folding.fence) == (version, fence);
         let mut folding = match self.folds.remove(&fragment).filter(begun) {
@@ -82,12 +94,12 @@ impl Synchronizer {
             None => {
                 let weights = places().map(|(place, share)| (place, share.weight)).collect();
                 let fold = Fold::new(self.fragment(fragment)?.values(), weights, self.outer.rescale);
-                Folding { version, fence, fold, there: BTreeMap::new() }
+                Folding { version, fence, fold, announced: BTreeMap::new() }
             }
         };
         for (place, share) in places() {
             if let Some(gradient) = &share.gradient
-                && folding.there.insert(place, gradient.clone()).is_none()
+                && folding.announced.insert(place, gradient.clone()).is_none()
             {
                 folding.fold.announce(place)?;
             }
@@ -101,24 +113,26 @@ impl Synchronizer {
         Ok(folding)
     }
 
-    /// Reads an outer gradient that counts.
+    /// The values of an outer gradient: from memory if this process has verified them, else from the store.
     async fn gradient(
         &self,
         fragment: FragmentId,
         share: Option<&MergeInput>,
-    ) -> Result<Vec<f32>, TrainError> {
+    ) -> Result<Vec<f32>, SynchronizerError> {
         let found = share.and_then(|share| Some((share.path, share.gradient.as_ref()?)));
-        let (path, object) = found
-            .ok_or_else(|| TrainError::ManifestLacks { what: format!("an outer gradient of {fragment}") })?;
+        let (path, object) = found.ok_or_else(|| TrainError::Internal {
+            what: format!("an order for {fragment} lacks an outer gradient"),
+        })?;
+        if let Some(values) = self.gradients.remove(object) {
+            return Ok(values);
+        }
         let bytes = self.store.get(object).await?;
         let specs = self.fragment(fragment)?.specs.clone();
-        blocking(move || module_files::decode_gradient(path, fragment.module, &specs, &bytes))
-            .await?
-            .map_err(TrainError::from)
+        Ok(blocking(move || module_files::decode_gradient(path, fragment.module, &specs, &bytes)).await??)
     }
 
-    /// The contributions of a step, each with its weight, for a momentum that takes them one by one.
-    async fn each(&self, order: &OuterStepOrder) -> Result<Merged, TrainError> {
+    /// The weighted contributions of a step, for a momentum that takes them one by one.
+    async fn each_contribution(&self, order: &OuterStepOrder) -> Result<Merged, SynchronizerError> {
         if order.shares.is_empty() {
             return Ok(Merged::Nothing);
         }
@@ -131,14 +145,14 @@ impl Synchronizer {
         Ok(Merged::Each(gradients, order.applied))
     }
 
-    /// Makes the new global weights and puts them into the store.
+    /// Takes an outer step: makes the new global weights, momentum and change, and puts them into the store.
     async fn step(
         &self,
         order: OuterStepOrder,
         merged: Merged,
         cosine: Option<f64>,
         begun: Instant,
-    ) -> Result<OuterStepDone, TrainError> {
+    ) -> Result<OuterStepDone, SynchronizerError> {
         let OuterStepOrder { fragment, version, fence, .. } = order;
         let FragmentId { module, index } = fragment;
         let specs = self.fragment(fragment)?.specs.clone();
@@ -157,9 +171,9 @@ impl Synchronizer {
             };
             let change = state
                 .step(&outer, &mut weights.values, &merged)
-                .map_err(|why| TrainError::Broadcast { module, why })?;
+                .map_err(|why| SynchronizerError::WeightChange { module, why })?;
             let state = state.encode(&outer, &specs)?;
-            Ok::<_, TrainError>((weights, state, change, norm))
+            Ok::<_, SynchronizerError>((weights, state, change, norm))
         })
         .await??;
         let name = names::weights(module, index, version, fence);

@@ -7,7 +7,7 @@ use dipaco_codec::Compression;
 use dipaco_protocol::{LeaseResult, Request, Response};
 use dipaco_store::StoreError;
 use dipaco_telemetry::Events;
-use dipaco_train::{TrainError, coordinate, work};
+use dipaco_train::{CoordinatorError, TrainError, coordinate, work};
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -99,7 +99,10 @@ async fn a_coordinator_that_lost_its_place_fails_at_its_next_write() {
     let stop = CancellationToken::new();
     let deceived = tokio::spawn(work(run.worker(&token, "deceived"), stop.clone()));
     let error = older.await.unwrap().unwrap_err();
-    assert!(matches!(error, TrainError::Store(StoreError::Conflict { .. })), "{error}");
+    assert!(
+        matches!(error, CoordinatorError::Core(TrainError::Store(StoreError::Conflict { .. }))),
+        "{error}"
+    );
     stop.cancel();
     deceived.await.unwrap().unwrap();
     let worker = run.spawn_worker(&new_token, "worker");

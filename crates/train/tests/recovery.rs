@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use dipaco_store::{ObjectRef, RunManifest, StoreError, TrainingRecord};
 use dipaco_telemetry::{Events, Progress};
-use dipaco_train::{TrainError, recover};
+use dipaco_train::{CoordinatorError, TrainError, recover};
 use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
@@ -97,7 +97,10 @@ async fn a_coordinator_that_meets_damage_ends_and_its_successor_goes_back() {
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let worker = run.spawn_worker(&token, "worker");
     let error = coordinator.await.unwrap().unwrap_err();
-    assert!(matches!(&error, TrainError::Store(StoreError::Damaged { .. })), "{error}");
+    assert!(
+        matches!(&error, CoordinatorError::Core(TrainError::Store(StoreError::Damaged { .. }))),
+        "{error}"
+    );
     assert!(error.to_string().contains("--resume"), "{error}");
     worker.abort();
     assert!(recover(&run.store, &Progress::hidden()).await.unwrap().is_some());
@@ -115,7 +118,7 @@ async fn without_a_checkpoint_that_is_whole_the_damage_is_named() {
     flip(&run, damaged);
     let error = recover(&run.store, &Progress::hidden()).await.unwrap_err();
     assert!(
-        matches!(&error, TrainError::DamagedRun { source } if source.to_string().contains(&damaged.name)),
+        matches!(&error, CoordinatorError::DamagedRun { source } if source.to_string().contains(&damaged.name)),
         "{error}"
     );
 }

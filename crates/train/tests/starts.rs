@@ -17,7 +17,7 @@ use dipaco_store::RunStore;
 use dipaco_sync::{FragmentId, ScheduledSend};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_topology::{LevelConfig, ModuleId, Modules, PathId, TopologyConfig};
-use dipaco_train::{SeedError, SeedOptions, SeedSummary, TrainError, open_run, train_seed};
+use dipaco_train::{CoordinatorError, SeedError, SeedOptions, SeedSummary, open_run, train_seed};
 use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
@@ -99,22 +99,22 @@ async fn a_seed_is_validated_as_often_as_configured_and_at_the_end() {
 async fn a_run_is_started_once_and_only_as_itself() {
     let mut run = Run::seeded(config()).await;
     run.start(false).await.unwrap();
-    assert!(matches!(run.start(false).await, Err(TrainError::AlreadyStarted { rounds: 0, of: 3 })));
+    assert!(matches!(run.start(false).await, Err(CoordinatorError::AlreadyStarted { rounds: 0, of: 3 })));
     run.start(true).await.unwrap();
     run.config.train.inner_steps += 1;
-    assert!(matches!(run.start(true).await, Err(TrainError::OtherTraining)));
+    assert!(matches!(run.start(true).await, Err(CoordinatorError::OtherTraining)));
     run.config.train.inner_steps -= 1;
     run.shards.swap(0, 1);
-    assert!(matches!(run.start(true).await, Err(TrainError::OtherTraining)));
+    assert!(matches!(run.start(true).await, Err(CoordinatorError::OtherTraining)));
 }
 
 #[tokio::test]
 async fn a_path_without_documents_is_refused_at_the_start() {
     let mut run = Run::seeded(config()).await;
     run.shards[2].documents = 0;
-    assert!(matches!(run.start(false).await, Err(TrainError::EmptyShard { path: PathId(2) })));
+    assert!(matches!(run.start(false).await, Err(CoordinatorError::EmptyShard { path: PathId(2) })));
     run.shards.pop();
-    assert!(matches!(run.start(false).await, Err(TrainError::ShardCount { shards: 3, paths: 4 })));
+    assert!(matches!(run.start(false).await, Err(CoordinatorError::ShardCount { shards: 3, paths: 4 })));
 }
 
 fn dense_level() -> LevelConfig {

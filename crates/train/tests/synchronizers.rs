@@ -13,7 +13,7 @@ use dipaco_store::{ObjectRef, names};
 use dipaco_sync::{Fence, FragmentId, SyncConfig};
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId};
-use dipaco_train::TrainError;
+use dipaco_train::SynchronizerError;
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -148,7 +148,10 @@ async fn a_second_synchronizer_of_a_module_ends_with_the_reason() {
     until_it_has_the_first_module(&token).await;
     let error =
         run.spawn_synchronizer_as("second", &token, &[OTHER, FIRST]).await.await.unwrap().unwrap_err();
-    assert!(matches!(&error, TrainError::Refused { reason } if reason.contains("\"test\"")), "{error}");
+    assert!(
+        matches!(&error, SynchronizerError::Refused { reason } if reason.contains("\"test\"")),
+        "{error}"
+    );
     stop.cancel();
     assert!(!coordinator.await.unwrap().unwrap().finished);
     first.abort();

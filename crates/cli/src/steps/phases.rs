@@ -12,7 +12,8 @@ use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_telemetry::{Progress, Unit};
 use dipaco_topology::PathId;
 use dipaco_train::{
-    PathScores, Reroute, ScoreHeader, TrainError, scores_are_there, small_shards, write_scores,
+    CoordinatorError, PathScores, Reroute, RouterError, ScoreHeader, scores_are_there, small_shards,
+    write_scores,
 };
 
 use crate::run_directory::{RoutingFolder, RunDirectory};
@@ -220,7 +221,7 @@ fn next(weights: &Weights) -> Result<&TrainingRecord, StepError> {
         return Err(StepError::NoPhase { phase: training.phase });
     }
     if !training.at_boundary() {
-        return Err(TrainError::NotAtBoundary { round: training.phase_end() }.into());
+        return Err(CoordinatorError::NotAtBoundary { round: training.phase_end() }.into());
     }
     Ok(training)
 }
@@ -252,7 +253,7 @@ pub(crate) fn scores(
     for path in weights.topology().path_ids() {
         let found = PathScores::open(&folder, path, tokens)?;
         if !header(training, config, weights, path, tokens)?.is_answered_by(found.header()) {
-            return Err(TrainError::NoScores { path, folder }.into());
+            return Err(RouterError::NoScores { path, folder }.into());
         }
         hasher.update(found.header().hash.as_bytes());
         scores.push(found);

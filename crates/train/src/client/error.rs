@@ -80,17 +80,3 @@ impl ClientError {
         Self::Core(TrainError::Cancelled)
     }
 }
-
-/// Lets functions of the synchronizer return the errors of its session.
-impl From<ClientError> for TrainError {
-    fn from(error: ClientError) -> Self {
-        match error {
-            ClientError::Core(error) => error,
-            ClientError::Complete => Self::Complete,
-            ClientError::Memory { bytes } => Self::Memory { bytes },
-            ClientError::UnexpectedAnswer { request } => Self::UnexpectedAnswer { request },
-            ClientError::Refused { reason } => Self::Refused { reason },
-            error => Self::Refused { reason: error.to_string() },
-        }
-    }
-}

@@ -1,10 +1,9 @@
-//! The run's books: every decision of the core, beside the manifest that is to record it.
+//! The ledger of a run: its state machine and the manifest that records every decision.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use dipaco_store::{
     ChangeRecord, FragmentRecord, GradientRecord, KeptVersion, ObjectRef, PathRecord, RunManifest, RunStore,
     Sequence, ShardRecord, TrainingRecord, names,
@@ -16,7 +15,7 @@ use dipaco_sync::{
 use dipaco_topology::{PathId, Topology};
 use tokio::sync::Notify;
 
-use crate::TrainError;
+use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::start::check_shards;
 use dipaco_protocol::LeaseResult;
 use dipaco_protocol::OuterStepDone;
@@ -25,76 +24,78 @@ use dipaco_protocol::WorkerPlan;
 mod checkpoints;
 mod results;
 
-use checkpoints::Checkpoints;
-pub(crate) use checkpoints::read as read_checkpoint;
+pub(crate) use checkpoints::{CheckpointContent, is_damage, read_checkpoint};
+use checkpoints::{Checkpoints, NewCheckpoint};
+pub(crate) use results::Recording;
 
-/// The state machine of the run beside the manifest that records it.
+/// The state machine of the run and the manifest that records it.
 ///
-/// The [`ManifestWriter`](crate::scribe::Scribe) writes the manifest, and no answer leaves before its change is written, so that
-/// what a worker has been told survives a crash. A failure to write ends the coordinator: memory would be ahead of the
-/// disk, and `--resume` continues from the disk.
+/// The [`ManifestWriter`](crate::coordinator::manifest_writer::ManifestWriter) writes the manifest. No answer leaves
+/// before its change is on the disk, so a change that a worker knows of survives a crash. A failed write ends the
+/// coordinator, because memory would be ahead of the disk; `--resume` continues from the disk.
 pub(crate) struct Ledger {
-    rounds: RunState,
+    state: RunState,
     manifest: RunManifest,
-    /// Changes of the manifest under this coordinator.
+    /// Number of changes of the manifest under this coordinator.
     changes: u64,
-    /// Objects that the manifest refers to no more, and the one on the disk may.
+    /// Objects that the manifest does not refer to any more. The manifest on the disk may still refer to them.
     obsolete: Vec<String>,
-    /// Wakes the scribe.
+    /// Wakes the manifest writer.
     changed: Arc<Notify>,
-    /// Leases of a path between two states that are brought.
+    /// Number of leases of a path after which it uploads its state.
     state_every: u32,
-    /// The seed of shard sampling, when paths are drawn.
+    /// Seed of shard sampling; `None` if every path is trained in turn.
     sampling: Option<u64>,
-    /// What has been brought for the end of a lease that is still out.
+    /// Results in the store that count with the end of their lease.
     staged: BTreeMap<(PathId, Fence), BTreeMap<LeaseResult, ObjectRef>>,
-    /// Fragments to which something has been contributed since their synchronizer has looked.
+    /// Fragments with contributions that their synchronizer has not been told of.
     news: BTreeSet<FragmentId>,
-    /// What the run can go back to.
+    /// Earlier rounds to which the run can go back.
     checkpoints: Checkpoints,
-    /// Whether the coordinator stops: nothing counts from now on.
+    /// True when the coordinator stops: nothing counts from then on.
     closed: bool,
 }
 
-/// What there is to write down.
+/// The next write of the manifest.
 pub(crate) struct PendingWrite {
-    /// A checkpoint that the manifest refers to, to be written before it.
-    pub(crate) checkpoint: Option<(ObjectRef, Bytes)>,
-    /// The manifest, when it has changed.
+    /// A checkpoint to which the manifest refers, to be written before it.
+    pub(crate) checkpoint: Option<NewCheckpoint>,
+    /// The manifest; `None` if it has not changed.
     pub(crate) manifest: Option<RunManifest>,
-    /// The number of its last change.
+    /// Number of the last change in the manifest.
     pub(crate) change: u64,
-    /// Objects that can be deleted when it is written.
+    /// Objects that can be deleted after the write.
     pub(crate) obsolete: Vec<String>,
 }
 
-/// Weights that the leases since a path's last state may name together: they are sent with each of its leases.
+/// Number of weights that the leases since a path's last state may refer to. Every lease of the path lists them all for
+/// a worker that must replay them, so this bounds its message.
 const MAX_REPLAY_WEIGHTS: usize = 2_000;
 
 /// The answer to a finished lease.
 #[derive(Debug)]
 pub(crate) enum LeaseCompletion {
-    /// It counts, and is on the disk.
+    /// The lease counts.
     Accepted {
-        /// The lease that is complete.
+        /// The completed lease.
         lease: Lease,
-        /// Whether it began with the best weights of the path so far.
+        /// True if it began with the best weights of the path so far.
         best: bool,
     },
-    /// It had been accepted before.
+    /// The lease has been accepted before.
     Duplicate,
-    /// It does not count.
+    /// The lease does not count.
     Lost(LeaseError),
-    /// It does not count: the coordinator stops.
+    /// The lease does not count, because the coordinator stops.
     Closed,
-    /// Something that the lease had to bring is missing.
+    /// A result of the lease is missing.
     Incomplete(String),
 }
 
 impl Ledger {
-    /// Takes a run over: raises the incarnation, so that fencing numbers are new and a coordinator that still
-    /// believes to hold the run fails at its next write. Returns the place of the manifest on the disk too; `changed` is
-    /// woken when there is something to write.
+    /// Takes a run over. Raises the incarnation, so fencing numbers are new, and an earlier coordinator that still runs
+    /// fails at its next write. Also returns the sequence number of the manifest on the disk. `changed` is notified by
+    /// every change.
     pub(crate) async fn take_over(
         store: &RunStore,
         mut manifest: RunManifest,
@@ -103,9 +104,9 @@ impl Ledger {
         plan: &WorkerPlan,
         lease: Duration,
         changed: Arc<Notify>,
-    ) -> Result<(Self, Sequence), TrainError> {
+    ) -> Result<(Self, Sequence), CoordinatorError> {
         manifest.incarnation += 1;
-        let training = manifest.training.as_ref().ok_or(TrainError::NotStarted)?;
+        let training = manifest.training.as_ref().ok_or(CoordinatorError::NotStarted)?;
         let (state_every, kept) = (plan.train.state_every, plan.train.checkpoints);
         let sampling = plan.sync.shard_sampling.then_some(plan.seed);
         let plan = RunPlan {
@@ -114,22 +115,22 @@ impl Ledger {
             phase: training.phase as usize,
             lease,
         };
-        let mut rounds = RunState::new(topology, plan, progress(training), manifest.incarnation)?;
+        let mut state = RunState::new(topology, plan, progress(training), manifest.incarnation)?;
         for (path, record) in (0..).map(PathId).zip(&training.paths) {
-            rounds.bind(path, !record.tail.is_empty());
+            state.bind(path, !record.replay.is_empty());
         }
         if let Some(seed) = sampling {
-            rounds.sample_shards(seed, shard_tokens(training));
+            state.sample_shards(seed, shard_tokens(training));
         }
-        // Listed before the manifest is replaced: what is there now can't belong to a coordinator after this one.
-        let stored = stored(store).await?;
+        // Listed before the manifest is replaced: no object of the list can belong to a later coordinator.
+        let stored = stored_names(store).await?;
         let checkpoints = Checkpoints::load(store, &manifest, kept).await?;
         manifest.checkpoints = checkpoints.records();
         let sequence = store.replace(&manifest, sequence).await?;
         let staged = BTreeMap::new();
-        let news = rounds.progress().pending.keys().copied().collect();
+        let news = state.progress().pending.keys().copied().collect();
         let mut ledger = Self {
-            rounds,
+            state,
             manifest,
             changes: 0,
             obsolete: Vec::new(),
@@ -141,7 +142,7 @@ impl Ledger {
             checkpoints,
             closed: false,
         };
-        // What a crashed coordinator left behind.
+        // Objects that a crashed coordinator left behind.
         ledger.delete_unused(stored)?;
         Ok((ledger, sequence))
     }
@@ -151,9 +152,9 @@ impl Ledger {
         self.changes
     }
 
-    /// What there is to write down when the changes up to `written` are on the disk.
-    pub(crate) fn page(&mut self, written: u64) -> Result<PendingWrite, TrainError> {
-        let checkpoint = if self.changes > written { self.checkpoint()? } else { None };
+    /// The next write when the changes up to `written` are on the disk.
+    pub(crate) fn pending_write(&mut self, written: u64) -> Result<PendingWrite, CoordinatorError> {
+        let checkpoint = if self.changes > written { self.take_checkpoint()? } else { None };
         Ok(PendingWrite {
             checkpoint,
             manifest: (self.changes > written).then(|| self.manifest.clone()),
@@ -162,48 +163,45 @@ impl Ledger {
         })
     }
 
-    /// Notes that the manifest has changed, and what it refers to no more.
-    fn save(&mut self, obsolete: Vec<String>) {
+    /// Notes a change of the manifest, after which it does not refer to `obsolete` any more.
+    fn note_change(&mut self, obsolete: Vec<String>) {
         self.changes += 1;
-        // What a checkpoint refers to goes with the checkpoint.
-        self.obsolete.extend(obsolete.into_iter().filter(|name| !self.checkpoints.hold(name)));
+        // Objects of a checkpoint are deleted with the checkpoint.
+        self.obsolete.extend(obsolete.into_iter().filter(|name| !self.checkpoints.need(name)));
         self.changed.notify_one();
     }
 
-    /// Those of these names to which neither the manifest nor a checkpoint refers.
-    fn unused(&self, names: impl IntoIterator<Item = String>) -> Result<Vec<String>, TrainError> {
+    /// The names to which neither the manifest nor a checkpoint refers.
+    fn unused(&self, names: impl IntoIterator<Item = String>) -> Result<Vec<String>, CoordinatorError> {
         let used: BTreeSet<_> = self.training()?.objects().map(|object| &object.name).collect();
-        let unused = |name: &String| !used.contains(name) && !self.checkpoints.hold(name);
+        let unused = |name: &String| !used.contains(name) && !self.checkpoints.need(name);
         Ok(names.into_iter().filter(unused).collect())
     }
 
-    /// Has the scribe delete what has been made or brought in vain. A late repetition of what counts must not take it
-    /// away.
+    /// Has the manifest writer delete objects that do not count. Keeps objects that the manifest or a checkpoint needs: a
+    /// late repetition of an accepted result names the accepted object.
     pub(crate) fn delete_unused(
         &mut self,
         names: impl IntoIterator<Item = String>,
-    ) -> Result<(), TrainError> {
+    ) -> Result<(), CoordinatorError> {
         let unused = self.unused(names)?;
         self.obsolete.extend(unused);
         self.changed.notify_one();
         Ok(())
     }
 
-    /// Ends the books: what comes after this is told that its lease is lost.
+    /// Closes the ledger. Later results are answered as if their lease were lost.
     pub(crate) fn close(&mut self) {
         self.closed = true;
     }
 
-    pub(crate) fn training(&self) -> Result<&TrainingRecord, TrainError> {
-        self.manifest.training.as_ref().ok_or(TrainError::NotStarted)
+    pub(crate) fn training(&self) -> Result<&TrainingRecord, CoordinatorError> {
+        self.manifest.training.as_ref().ok_or_else(no_training)
     }
 
-    fn training_mut(manifest: &mut RunManifest) -> Result<&mut TrainingRecord, TrainError> {
-        manifest.training.as_mut().ok_or(TrainError::NotStarted)
-    }
-
-    pub(crate) fn rounds(&self) -> &RunState {
-        &self.rounds
+    /// The state machine.
+    pub(crate) fn state(&self) -> &RunState {
+        &self.state
     }
 
     pub(crate) fn incarnation(&self) -> u32 {
@@ -214,60 +212,64 @@ impl Ledger {
         &self.manifest.run
     }
 
+    /// Grants a lease to a worker that holds the states of the paths `held`.
     pub(crate) fn grant(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Grant {
-        let grant = self.rounds.grant(now, worker, held);
+        let grant = self.state.grant(now, worker, held);
         if let Grant::Lease(lease) = &grant {
             self.staged.insert((lease.path, lease.fence), BTreeMap::new());
         }
         grant
     }
 
-    /// The lease that comes after one that is out, as soon as it can be given.
+    /// Grants the lease that follows a lease that is out.
     pub(crate) fn follow(&mut self, now: Duration, path: PathId, fence: Fence) -> Result<Grant, LeaseError> {
-        let grant = self.rounds.follow(now, path, fence)?;
+        let grant = self.state.follow(now, path, fence)?;
         if let Grant::Lease(lease) = &grant {
             self.staged.entry((lease.path, lease.fence)).or_default();
         }
         Ok(grant)
     }
 
+    /// Renews a lease.
     pub(crate) fn heartbeat(&mut self, now: Duration, path: PathId, fence: Fence) -> Result<(), LeaseError> {
-        self.rounds.heartbeat(now, path, fence).map(|_| ())
+        self.state.heartbeat(now, path, fence).map(|_| ())
     }
 
+    /// The lease with this fencing number, if it is out.
     pub(crate) fn check(&self, path: PathId, fence: Fence) -> Result<&Lease, LeaseError> {
-        self.rounds.check(path, fence)
+        self.state.check(path, fence)
     }
 
     /// The outer steps that can be taken now.
     pub(crate) fn due(&mut self, now: Duration) -> Vec<OuterStep> {
-        self.rounds.due(now)
+        self.state.due(now)
     }
 
-    /// Fragments of those that are asked for to which something has been contributed since the last question.
-    pub(crate) fn take_news(&mut self, asked: impl Fn(FragmentId) -> bool) -> Vec<FragmentId> {
-        self.news.extract_if(.., |fragment| asked(*fragment)).collect()
+    /// Removes and returns the selected fragments with contributions since the last call.
+    pub(crate) fn remove_news(&mut self, selected: impl Fn(FragmentId) -> bool) -> Vec<FragmentId> {
+        self.news.extract_if(.., |fragment| selected(*fragment)).collect()
     }
 
-    /// Ends a lease unfinished and deletes what it has brought; returns whether it was out.
+    /// Ends a lease unfinished and deletes its results. Returns true if it was out.
     pub(crate) fn release(&mut self, path: PathId, fence: Fence) -> bool {
-        let held = self.rounds.release(path, fence);
+        let held = self.state.release(path, fence);
         if held {
-            self.discard(path);
+            self.discard_staged(path);
         }
         held
     }
 
-    /// Ends the leases whose deadline has passed, and deletes what they have brought.
+    /// Ends the leases whose deadline has passed, and deletes their results.
     pub(crate) fn expire(&mut self, now: Duration) -> Vec<Lease> {
-        let expired = self.rounds.expire(now);
+        let expired = self.state.expire(now);
         for lease in &expired {
-            self.discard(lease.path);
+            self.discard_staged(lease.path);
         }
         expired
     }
 
-    fn discard(&mut self, path: PathId) {
+    /// Deletes the results that count only with the end of a lease of this path.
+    fn discard_staged(&mut self, path: PathId) {
         let of_path = |(staged, _): &(PathId, Fence)| *staged == path;
         let leases: Vec<_> = self.staged.keys().copied().filter(of_path).collect();
         let staged = leases.into_iter().filter_map(|lease| self.staged.remove(&lease)).flatten();
@@ -275,26 +277,30 @@ impl Ledger {
         self.changed.notify_one();
     }
 
-    /// The place of a fragment in the lists of its paths' records.
+    /// Index of a fragment in the lists of its paths' records.
     fn slot(&self, fragment: FragmentId) -> usize {
-        fragment.slot(self.rounds.schedule().fragments())
+        fragment.slot(self.state.schedule().fragments())
     }
 
     fn fragment_ids_of(&self, path: PathId) -> Vec<FragmentId> {
-        fragment_ids_of(self.rounds.topology(), self.rounds.schedule().fragments(), path)
+        fragment_ids_of(self.state.topology(), self.state.schedule().fragments(), path)
     }
 
-    /// Takes an outer step into the books: what it made is in the store.
-    pub(crate) fn stepped(&mut self, step: &OuterStep, done: &OuterStepDone) -> Result<(), TrainError> {
+    /// Records an outer step. Its objects are in the store.
+    pub(crate) fn record_step(
+        &mut self,
+        step: &OuterStep,
+        done: &OuterStepDone,
+    ) -> Result<(), CoordinatorError> {
         if self.closed {
-            return Err(TrainError::Cancelled);
+            return Err(CoordinatorError::Stopped);
         }
         let fragment = step.fragment;
-        // What another process says it took may be any number.
+        // Another process may report any number of seconds.
         let took = Duration::try_from_secs_f64(done.seconds).unwrap_or_default();
-        if !self.rounds.stepped(step, took) {
-            let what = format!("what outer step {} of {fragment} merged", step.version);
-            return Err(TrainError::ManifestLacks { what });
+        if !self.state.stepped(step, took) {
+            let what = format!("outer step {} of {fragment} was ordered and is not due", step.version);
+            return Err(CoordinatorError::internal(what));
         }
         let OuterStepDone { weights, momentum, change, .. } = done.clone();
         let mut obsolete = Vec::new();
@@ -302,7 +308,7 @@ impl Ledger {
         let before = std::mem::replace(&mut record.weights, weights);
         if let Some(object) = change {
             record.changes.push(ChangeRecord { from: before.hash.clone(), version: step.version, object });
-            // Together they are to be shorter than the weights.
+            // Longer changes are useless: a worker would fetch the weights instead.
             let bytes =
                 |changes: &[ChangeRecord]| changes.iter().map(|change| change.object.bytes).sum::<u64>();
             while bytes(&record.changes) >= record.weights.bytes && !record.changes.is_empty() {
@@ -323,23 +329,23 @@ impl Ledger {
             obsolete.extend(used.into_iter().map(|gradient| gradient.object.name));
         }
         obsolete.extend(self.prune(fragment)?);
-        self.save(obsolete);
+        self.note_change(obsolete);
         Ok(())
     }
 
-    /// Begins the next phase with these shards. Paths keep their states; their early-stopping bests are forgotten, with
-    /// the versions that only those needed, because they were measured on other documents.
+    /// Begins the next phase with these shards. Paths keep their states. Their early-stopping bests were measured on other
+    /// documents, so they are dropped with the versions that only they needed.
     ///
     /// # Errors
-    /// When the run is not at a boundary, or the shards are not those of its paths.
-    pub(crate) fn begin_phase(&mut self, shards: Vec<ShardRecord>) -> Result<(), TrainError> {
+    /// When the run is not at a boundary, or the shards do not fit its paths.
+    pub(crate) fn begin_phase(&mut self, shards: Vec<ShardRecord>) -> Result<(), CoordinatorError> {
         if self.closed {
-            return Err(TrainError::Cancelled);
+            return Err(CoordinatorError::Stopped);
         }
-        check_shards(self.rounds.topology(), &shards)?;
-        let training = Self::training_mut(&mut self.manifest)?;
+        check_shards(self.state.topology(), &shards)?;
+        let training = training_mut(&mut self.manifest)?;
         if !training.at_boundary() {
-            return Err(TrainError::NotAtBoundary { round: training.phase_end() });
+            return Err(CoordinatorError::NotAtBoundary { round: training.phase_end() });
         }
         training.phase += 1;
         training.shards = shards;
@@ -348,28 +354,28 @@ impl Ledger {
         }
         let phase = training.phase as usize;
         if let Some(seed) = self.sampling {
-            self.rounds.sample_shards(seed, shard_tokens(training));
+            self.state.sample_shards(seed, shard_tokens(training));
         }
         let mut obsolete = Vec::new();
-        let fragments: Vec<FragmentId> = self.rounds.progress().versions.keys().copied().collect();
+        let fragments: Vec<FragmentId> = self.state.progress().versions.keys().copied().collect();
         for fragment in fragments {
             obsolete.extend(self.prune(fragment)?);
         }
-        self.save(obsolete);
-        self.rounds.go_on(phase);
+        self.note_change(obsolete);
+        self.state.go_on(phase);
         Ok(())
     }
 
-    /// Drops the earlier versions of a fragment that no path trains on and that are the best of none, and returns their
-    /// objects.
-    fn prune(&mut self, fragment: FragmentId) -> Result<Vec<String>, TrainError> {
+    /// Drops the earlier versions of a fragment that no path needs to train on, to replay, or as its early-stopping best.
+    /// Returns the names of their objects.
+    fn prune(&mut self, fragment: FragmentId) -> Result<Vec<String>, CoordinatorError> {
         let slot = self.slot(fragment);
-        let mut needed = self.rounds.needed_versions(fragment);
+        let mut needed = self.state.needed_versions(fragment);
         let training = self.training()?;
-        for path in self.rounds.topology().paths_through(fragment.module) {
+        for path in self.state.topology().paths_through(fragment.module) {
             let Some(record) = training.path(path) else { continue };
             needed.extend(record.best.as_ref().and_then(|best| best.versions.get(slot)));
-            needed.extend(record.tail.iter().filter_map(|stretch| stretch.versions.get(slot)));
+            needed.extend(record.replay.iter().filter_map(|lease| lease.versions.get(slot)));
         }
         let record = fragment_record(&mut self.manifest, fragment)?;
         let (kept, dropped): (Vec<_>, Vec<_>) =
@@ -384,8 +390,8 @@ pub(crate) fn shard_tokens(training: &TrainingRecord) -> Vec<u64> {
     training.shards.iter().map(|shard| shard.tokens).collect()
 }
 
-/// The names of all objects of a training run that are in the store.
-async fn stored(store: &RunStore) -> Result<Vec<String>, TrainError> {
+/// The names of all objects of the training that are in the store.
+async fn stored_names(store: &RunStore) -> Result<Vec<String>, CoordinatorError> {
     let mut stored = Vec::new();
     let outer_steps = [names::OUTER_GRADIENTS, names::MODULES, names::MOMENTA, names::CHANGES];
     for prefix in outer_steps.into_iter().chain([names::PATHS, names::CHECKPOINTS]) {
@@ -394,23 +400,30 @@ async fn stored(store: &RunStore) -> Result<Vec<String>, TrainError> {
     Ok(stored)
 }
 
-fn path_record(manifest: &mut RunManifest, path: PathId) -> Result<&mut PathRecord, TrainError> {
-    let training = manifest.training.as_mut().ok_or(TrainError::NotStarted)?;
-    let record = training.paths.get_mut(path.index());
-    record.ok_or_else(|| TrainError::ManifestLacks { what: format!("path {path}") })
+/// `Ledger::take_over` refuses a manifest without training.
+fn no_training() -> CoordinatorError {
+    CoordinatorError::internal("the ledger's manifest has no training")
+}
+
+fn training_mut(manifest: &mut RunManifest) -> Result<&mut TrainingRecord, CoordinatorError> {
+    manifest.training.as_mut().ok_or_else(no_training)
+}
+
+fn path_record(manifest: &mut RunManifest, path: PathId) -> Result<&mut PathRecord, CoordinatorError> {
+    let record = training_mut(manifest)?.paths.get_mut(path.index());
+    record.ok_or_else(|| CoordinatorError::ManifestLacks { what: format!("path {path}") })
 }
 
 fn fragment_record(
     manifest: &mut RunManifest,
     fragment: FragmentId,
-) -> Result<&mut FragmentRecord, TrainError> {
-    let training = manifest.training.as_mut().ok_or(TrainError::NotStarted)?;
-    let module = training.modules.iter_mut().find(|record| record.module == fragment.module);
+) -> Result<&mut FragmentRecord, CoordinatorError> {
+    let module = training_mut(manifest)?.modules.iter_mut().find(|record| record.module == fragment.module);
     let record = module.and_then(|module| module.fragments.get_mut(fragment.index as usize));
-    record.ok_or_else(|| TrainError::ManifestLacks { what: format!("fragment {fragment}") })
+    record.ok_or_else(|| CoordinatorError::ManifestLacks { what: format!("fragment {fragment}") })
 }
 
-/// What the manifest says of a run's progress, as the core takes it.
+/// Converts the manifest's progress of a run for the state machine.
 fn progress(training: &TrainingRecord) -> TrainingProgress {
     let mut progress = TrainingProgress {
         versions: BTreeMap::new(),

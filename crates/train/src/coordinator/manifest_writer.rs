@@ -1,4 +1,4 @@
-//! Writes the books down.
+//! Writes the manifest when the ledger has changed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,55 +7,58 @@ use dipaco_store::{RunStore, Sequence};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::TrainError;
+use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::ledger::Ledger;
 
-/// The pause after a write for each path of the run, of which the manifest has about a kilobyte.
+/// Pause after a write for each path of the run. The manifest has about a kilobyte a path.
 const PAUSE: Duration = Duration::from_micros(30);
 
-/// Writes the manifest when the books have changed: one write for all changes since the one before, and a pause between
-/// them, so that a run with thousands of paths does not spend its time on writing. Nobody is told of a change
-/// before it is on the disk, and nothing is deleted that the manifest on the disk refers to.
+/// Writes the manifest: one write for all changes since the previous write, and a pause between writes, so that a run
+/// with thousands of paths does not spend its time on writing. No peer is told of a change before it is on the disk, and
+/// no object is deleted to which the manifest on the disk refers.
 pub(crate) struct ManifestWriter {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) store: RunStore,
-    /// The place of the manifest on the disk.
+    /// Sequence number of the manifest on the disk.
     pub(crate) sequence: Sequence,
-    /// Woken by a change of the books.
+    /// Notified by every change of the ledger.
     pub(crate) changed: Arc<Notify>,
-    /// The number of the last change that is on the disk.
+    /// Number of the last change that is on the disk.
     pub(crate) written: watch::Sender<u64>,
 }
 
 impl ManifestWriter {
-    /// Writes until it is told to stop, and then once more what is left.
-    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), TrainError> {
+    /// Writes until `stop` is triggered, and then the remaining changes.
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), CoordinatorError> {
         loop {
+            // Read before the ledger: changes that precede the stop are in this write, the last one.
             let stopping = stop.is_cancelled();
             let written = *self.written.borrow();
-            let page = self.ledger.lock().unwrap_or_else(PoisonError::into_inner).page(written)?;
-            if let Some((object, content)) = page.checkpoint {
-                self.store.put_referenced(&object, [content]).await?;
+            let pending =
+                self.ledger.lock().unwrap_or_else(PoisonError::into_inner).pending_write(written)?;
+            // Checkpoint, manifest, deletions: a crash between two of them leaves a manifest whose objects all exist.
+            if let Some(checkpoint) = pending.checkpoint {
+                self.store.put_referenced(&checkpoint.object, [checkpoint.content]).await?;
             }
             let mut pause = Duration::ZERO;
-            if let Some(manifest) = page.manifest {
+            if let Some(manifest) = pending.manifest {
                 let paths = manifest.training.as_ref().map_or(0, |training| training.paths.len());
                 pause = PAUSE * u32::try_from(paths).unwrap_or(u32::MAX);
                 self.sequence = self.store.replace(&manifest, self.sequence).await?;
-                self.written.send_replace(page.change);
+                self.written.send_replace(pending.change);
             }
-            for name in &page.obsolete {
+            for name in &pending.obsolete {
                 self.store.delete(name).await?;
             }
             if stopping {
                 return Ok(());
             }
-            let rest = async {
+            let next_change = async {
                 tokio::time::sleep(pause).await;
                 self.changed.notified().await;
             };
             tokio::select! {
-                () = rest => {}
+                () = next_change => {}
                 () = stop.cancelled() => {}
             }
         }

@@ -1,4 +1,4 @@
-//! What synchronizers are asked to do.
+//! Orders of outer steps.
 
 use std::collections::BTreeMap;
 
@@ -9,63 +9,80 @@ use dipaco_topology::{PathId, Topology};
 
 use dipaco_protocol::{MergeInput, OuterStepOrder};
 
-use crate::TrainError;
+use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::ledger::{Ledger, shard_tokens};
 use crate::host::ResultIntake;
 
-/// Writes orders.
+/// Writes the orders of one synchronizer.
 pub(crate) struct OrderBuilder<'a> {
     topology: &'a Topology,
     schedule: &'a Schedule,
     outer: &'a OuterConfig,
     ledger: &'a Ledger,
-    /// Tokens in the shard of each path: those of this phase.
-    shards: Vec<u64>,
-    /// The fencing number of who takes them.
+    /// Tokens in the shard of each path in this phase.
+    shard_tokens: Vec<u64>,
+    /// Fencing number of the synchronizer that takes the steps.
     fence: u64,
 }
 
+/// Identity of an outer gradient of a fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct GradientKey {
+    path: PathId,
+    /// Sequence number of the path's contributions to the fragment, from 1.
+    number: u32,
+}
+
 /// Outer gradients of one fragment that count, with their objects.
-type Gradients = BTreeMap<(PathId, u32), ObjectRef>;
+type Gradients = BTreeMap<GradientKey, ObjectRef>;
 
 impl<'a> OrderBuilder<'a> {
-    /// Orders for the synchronizer of this number, by the books as they are.
+    /// Orders for the synchronizer with this fencing number, by the current ledger.
     pub(crate) fn new(
         intake: &'a ResultIntake,
         schedule: &'a Schedule,
         ledger: &'a Ledger,
         fence: u64,
-    ) -> Result<Self, TrainError> {
-        let shards = shard_tokens(ledger.training()?);
-        Ok(Self { topology: &intake.topology, schedule, outer: &intake.plan.outer, ledger, shards, fence })
+    ) -> Result<Self, CoordinatorError> {
+        let shard_tokens = shard_tokens(ledger.training()?);
+        Ok(Self {
+            topology: &intake.topology,
+            schedule,
+            outer: &intake.plan.outer,
+            ledger,
+            shard_tokens,
+            fence,
+        })
     }
 
     /// The order for an outer step that is due.
-    pub(crate) fn due(&self, step: &OuterStep) -> Result<OuterStepOrder, TrainError> {
+    pub(crate) fn due(&self, step: &OuterStep) -> Result<OuterStepOrder, CoordinatorError> {
         let gradients = self.gradients(step.fragment)?;
         let shares = step
             .contributions
             .iter()
-            .zip(self.weights(step)?)
+            .zip(self.merge_weights_of(step)?)
             .map(|(&Contribution { path, number, .. }, weight)| {
-                let gradient = gradients.get(&(path, number)).cloned();
-                let lacks = || format!("outer gradient {number} of path {path} to {}", step.fragment);
-                let gradient = gradient.ok_or_else(|| TrainError::ManifestLacks { what: lacks() })?;
+                let gradient = gradients.get(&GradientKey { path, number }).cloned();
+                // The ledger records a contribution and its object together.
+                let lacks =
+                    || format!("no object of outer gradient {number} of path {path} to {}", step.fragment);
+                let gradient = gradient.ok_or_else(|| CoordinatorError::internal(lacks()))?;
                 Ok(MergeInput { path, weight, gradient: Some(gradient) })
             })
-            .collect::<Result<_, TrainError>>()?;
+            .collect::<Result<_, CoordinatorError>>()?;
         let order = self.order(step.fragment, step.version, shares)?;
         Ok(OuterStepOrder { due: true, applied: self.applied(step.fragment), ..order })
     }
 
-    /// The order for the next outer step of a fragment, with what is there of it; nothing where it is not known
-    /// beforehand who contributes, and with which weight.
-    pub(crate) fn early(&self, fragment: FragmentId) -> Result<Option<OuterStepOrder>, TrainError> {
+    /// The order for the next outer step of a fragment before it is due, with the outer gradients that have arrived. It
+    /// lets a synchronizer merge them early. `None` where the contributors or their weights are not known beforehand.
+    pub(crate) fn early(&self, fragment: FragmentId) -> Result<Option<OuterStepOrder>, CoordinatorError> {
         let tokens = self.outer.weighting == Weighting::Tokens;
-        if !self.ledger.rounds().waits() || tokens || self.outer.delayed().is_some() {
+        if !self.ledger.state().waits() || tokens || self.outer.delayed().is_some() {
             return Ok(None);
         }
-        let progress = self.ledger.rounds().progress();
+        let progress = self.ledger.state().progress();
         let version = progress.versions.get(&fragment).copied().unwrap_or(0) + 1;
         let gradients = self.gradients(fragment)?;
         let dropped = |path| self.schedule.dropped(path, fragment.index, u64::from(version));
@@ -74,12 +91,12 @@ impl<'a> OrderBuilder<'a> {
         if learners.is_empty() {
             return Ok(None);
         }
-        let shares = merge_weights(self.outer.weighting, &self.sizes(&learners))?
+        let shares = merge_weights(self.outer.weighting, &self.shard_sizes(&learners))?
             .into_iter()
             .map(|(path, weight)| MergeInput {
                 path,
                 weight,
-                gradient: gradients.get(&(path, version)).cloned(),
+                gradient: gradients.get(&GradientKey { path, number: version }).cloned(),
             })
             .collect();
         self.order(fragment, version, shares).map(Some)
@@ -91,10 +108,10 @@ impl<'a> OrderBuilder<'a> {
         fragment: FragmentId,
         version: u32,
         shares: Vec<MergeInput>,
-    ) -> Result<OuterStepOrder, TrainError> {
+    ) -> Result<OuterStepOrder, CoordinatorError> {
         let record = self.ledger.training()?.fragment(fragment.module, fragment.index);
-        let record =
-            record.ok_or_else(|| TrainError::ManifestLacks { what: format!("fragment {fragment}") })?;
+        let lacks = || CoordinatorError::ManifestLacks { what: format!("fragment {fragment}") };
+        let record = record.ok_or_else(lacks)?;
         Ok(OuterStepOrder {
             fragment,
             version,
@@ -108,15 +125,14 @@ impl<'a> OrderBuilder<'a> {
     }
 
     /// The weight of each contribution of a step.
-    fn weights(&self, step: &OuterStep) -> Result<Vec<f32>, TrainError> {
+    fn merge_weights_of(&self, step: &OuterStep) -> Result<Vec<f32>, CoordinatorError> {
         let paths: Vec<PathId> = step.contributions.iter().map(|contribution| contribution.path).collect();
         if self.outer.delayed().is_some() {
-            // Each is applied by itself, as if all learners had contributed the like.
+            // Each contribution is applied by itself, as if all learners had contributed the same gradient.
             let learners: Vec<_> = self.topology.paths_through(step.fragment.module).collect();
             let weights: BTreeMap<PathId, f32> =
-                merge_weights(self.outer.weighting, &self.sizes(&learners))?.into_iter().collect();
-            // The number of paths is at most 2^20, which f32 holds exactly.
-            #[allow(clippy::cast_precision_loss)]
+                merge_weights(self.outer.weighting, &self.shard_sizes(&learners))?.into_iter().collect();
+            // There are at most 2^20 paths, a number that f32 holds exactly.
             let scale = |path| {
                 weights.get(path).copied().unwrap_or(0.0)
                     * learners.len() as f32
@@ -127,10 +143,10 @@ impl<'a> OrderBuilder<'a> {
         let sizes: Vec<u64> = match self.outer.weighting {
             Weighting::Tokens => step.contributions.iter().map(Contribution::amount).collect(),
             Weighting::ShardSize | Weighting::Uniform => {
-                self.sizes(&paths).into_iter().map(|(_, size)| size).collect()
+                self.shard_sizes(&paths).into_iter().map(|(_, size)| size).collect()
             }
         };
-        // A path may have contributed more than once: each contribution is a learner of its own here.
+        // A path may have contributed more than once, so each contribution counts as a learner here.
         let sizes: Vec<_> = (0..).map(PathId).zip(sizes).collect();
         if sizes.is_empty() {
             return Ok(Vec::new());
@@ -138,13 +154,14 @@ impl<'a> OrderBuilder<'a> {
         Ok(merge_weights(self.outer.weighting, &sizes)?.into_iter().map(|(_, weight)| weight).collect())
     }
 
-    fn sizes(&self, paths: &[PathId]) -> Vec<(PathId, u64)> {
-        paths.iter().map(|&path| (path, self.shards.get(path.index()).copied().unwrap_or(0))).collect()
+    /// Tokens in the shards of `paths`.
+    fn shard_sizes(&self, paths: &[PathId]) -> Vec<(PathId, u64)> {
+        paths.iter().map(|&path| (path, self.shard_tokens.get(path.index()).copied().unwrap_or(0))).collect()
     }
 
-    /// How many contributions to a fragment have been applied: what has been sent and does not wait.
+    /// Number of contributions to a fragment that have been applied: all that were sent, less the pending ones.
     fn applied(&self, fragment: FragmentId) -> u64 {
-        let progress = self.ledger.rounds().progress();
+        let progress = self.ledger.state().progress();
         let slot = fragment.slot(self.schedule.fragments());
         let learners = self.topology.paths_through(fragment.module);
         let sent = learners.filter_map(|path| progress.paths.get(path.index())?.sent.get(slot));
@@ -152,7 +169,8 @@ impl<'a> OrderBuilder<'a> {
         sent.map(|&sent| u64::from(sent)).sum::<u64>().saturating_sub(pending)
     }
 
-    fn gradients(&self, fragment: FragmentId) -> Result<Gradients, TrainError> {
+    /// All pending outer gradients of a fragment.
+    fn gradients(&self, fragment: FragmentId) -> Result<Gradients, CoordinatorError> {
         let training = self.ledger.training()?;
         let records = self
             .topology
@@ -161,6 +179,7 @@ impl<'a> OrderBuilder<'a> {
         let all =
             records.flat_map(|(path, record)| record.gradients.iter().map(move |gradient| (path, gradient)));
         let of_fragment = all.filter(|(_, g)| (g.module, g.fragment) == (fragment.module, fragment.index));
-        Ok(of_fragment.map(|(path, g)| ((path, g.number), g.object.clone())).collect())
+        let key = |path, number| GradientKey { path, number };
+        Ok(of_fragment.map(|(path, g)| (key(path, g.number), g.object.clone())).collect())
     }
 }

@@ -6,18 +6,18 @@ use dipaco_store::{Loaded, ObjectRef, RunManifest, RunStore, StoreError, Trainin
 use dipaco_telemetry::{Progress, Unit};
 use tokio::task::JoinSet;
 
-use crate::TrainError;
-use crate::coordinator::ledger::read_checkpoint;
+use crate::coordinator::error::CoordinatorError;
+use crate::coordinator::ledger::{CheckpointContent, is_damage, read_checkpoint};
 
-/// Objects that are read at a time.
+/// Number of objects that are read at a time.
 const AT_ONCE: usize = 4;
 
-/// Reads every object that a run needs to go on, and takes the run back to its newest checkpoint that is whole when one is
-/// damaged or missing. Returns the round that it goes on from then.
+/// Reads every object that a run needs. If one is damaged or missing, takes the run back to its newest undamaged
+/// checkpoint and returns the round of that checkpoint; returns `None` if all objects are sound.
 ///
 /// # Errors
-/// [`TrainError::DamagedRun`] when no checkpoint is whole either, and when the store can't be read or written.
-pub async fn recover(store: &RunStore, progress: &Progress) -> Result<Option<u32>, TrainError> {
+/// [`CoordinatorError::DamagedRun`] when every checkpoint is damaged too, and when the store can't be read or written.
+pub async fn recover(store: &RunStore, progress: &Progress) -> Result<Option<u32>, CoordinatorError> {
     let Some(Loaded { mut manifest, sequence, warnings }) = store.load::<RunManifest>().await? else {
         return Ok(None);
     };
@@ -25,38 +25,51 @@ pub async fn recover(store: &RunStore, progress: &Progress) -> Result<Option<u32
         tracing::warn!("{warning}");
     }
     let Some(training) = &manifest.training else { return Ok(None) };
-    let mut whole = BTreeSet::new();
-    let Err(damage) = verify(store, training, &mut whole, progress).await? else { return Ok(None) };
-    tracing::warn!(%damage, "the store is damaged; looking for an earlier round that is whole");
+    // Shared by all readings: checkpoints have most objects in common.
+    let mut sound = BTreeSet::new();
+    let damage = match verify(store, training, &mut sound, progress).await? {
+        Verification::Sound => return Ok(None),
+        Verification::Damaged(damage) => damage,
+    };
+    tracing::warn!(%damage, "the store is damaged; looking for an undamaged checkpoint");
     while let Some(checkpoint) = manifest.checkpoints.last() {
         let round = checkpoint.round;
-        let earlier = match read_checkpoint(store, checkpoint).await {
-            Ok(training) => verify(store, &training, &mut whole, progress).await?.map(|()| training),
-            Err(TrainError::Store(error)) if is_damage(&error) => Err(error),
-            Err(error) => return Err(error),
-        };
-        match earlier {
-            Ok(training) => {
-                manifest.training = Some(training);
-                store.replace(&manifest, sequence).await?;
-                tracing::warn!(round, "the run goes back to its checkpoint, and on from there");
-                return Ok(Some(round));
+        let damage = match read_checkpoint(store, checkpoint).await? {
+            CheckpointContent::Damaged(damage) => damage,
+            CheckpointContent::Sound(training) => {
+                match verify(store, &training, &mut sound, progress).await? {
+                    Verification::Damaged(damage) => damage,
+                    Verification::Sound => {
+                        manifest.training = Some(training);
+                        store.replace(&manifest, sequence).await?;
+                        tracing::warn!(round, "the run goes back to its checkpoint, and on from there");
+                        return Ok(Some(round));
+                    }
+                }
             }
-            Err(damage) => tracing::warn!(round, %damage, "the checkpoint is damaged too"),
-        }
+        };
+        tracing::warn!(round, %damage, "the checkpoint is damaged too");
         manifest.checkpoints.pop();
     }
-    Err(TrainError::DamagedRun { source: damage })
+    Err(CoordinatorError::DamagedRun { source: damage })
 }
 
-/// Reads all objects of a training but those that are known to be whole; the inner error is the first damage.
+/// The outcome of reading all objects of a training.
+enum Verification {
+    /// Every object is sound.
+    Sound,
+    /// This object was the first damaged one.
+    Damaged(StoreError),
+}
+
+/// Reads all objects of a training except the objects in `sound`, and adds each undamaged object to `sound`.
 async fn verify(
     store: &RunStore,
     training: &TrainingRecord,
-    whole: &mut BTreeSet<ObjectRef>,
+    sound: &mut BTreeSet<ObjectRef>,
     progress: &Progress,
-) -> Result<Result<(), StoreError>, TrainError> {
-    let wanted: BTreeSet<_> = training.objects().filter(|object| !whole.contains(object)).cloned().collect();
+) -> Result<Verification, CoordinatorError> {
+    let wanted: BTreeSet<_> = training.objects().filter(|object| !sound.contains(object)).cloned().collect();
     let total = wanted.iter().map(|object| object.bytes).sum();
     let task = progress.task("verify", Some(total), Unit::Bytes);
     let mut wanted = wanted.into_iter();
@@ -69,20 +82,15 @@ async fn verify(
             let store = store.clone();
             reading.spawn(async move { (store.get(&object).await.map(drop), object) });
         }
-        let Some(read) = reading.join_next().await else { return Ok(Ok(())) };
-        match read.map_err(|source| TrainError::Thread { source })? {
+        let Some(read) = reading.join_next().await else { return Ok(Verification::Sound) };
+        match read? {
             (Ok(()), object) => {
                 done += object.bytes;
                 task.set(done);
-                whole.insert(object);
+                sound.insert(object);
             }
-            (Err(error), _) if is_damage(&error) => return Ok(Err(error)),
+            (Err(error), _) if is_damage(&error) => return Ok(Verification::Damaged(error)),
             (Err(error), _) => return Err(error.into()),
         }
     }
-}
-
-/// Whether an object is not what its reference says.
-pub(crate) fn is_damage(error: &StoreError) -> bool {
-    matches!(error, StoreError::Damaged { .. } | StoreError::Cut { .. } | StoreError::Missing { .. })
 }

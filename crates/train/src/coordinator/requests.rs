@@ -1,11 +1,9 @@
-//! The coordinator's answers, one function per request. Knows no sockets, so that it can be driven by anything.
+//! The coordinator's answers to requests, without sockets.
 
-use std::future::Future;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use dipaco_store::{ObjectRef, ShardRecord};
 use dipaco_sync::{Fence, LeaseError, LeaseTask, Schedule};
 use dipaco_telemetry::Event;
@@ -13,45 +11,73 @@ use dipaco_topology::PathId;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::TrainError;
-use crate::coordinator::ledger::{LeaseCompletion, Ledger};
+use crate::coordinator::error::CoordinatorError;
+use crate::coordinator::ledger::{LeaseCompletion, Ledger, Recording};
 use crate::coordinator::owners::ModuleOwners;
 use crate::coordinator::run_progress::RunProgress;
-use crate::host::PieceOutcome;
-use crate::host::ResultIntake;
-use crate::host::Revocations;
-use crate::host::{Answer, Peer, RequestHandler, Role, refused};
-use dipaco_protocol::{ContentDigest, FetchSource, LeaseReport, LeaseResult, Request, Response};
+use crate::host::{
+    Admission, Answer, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations, Role, UploadedPiece,
+    refused,
+};
+use dipaco_protocol::{FetchSource, LeaseReport, LeaseResult, Request, Response};
 
 mod fetches;
 mod leases;
 mod outer_steps;
 
-/// The longest time that a question for work stays open.
+/// Longest time for which a request for a lease stays open.
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
 
-/// Everything that answering needs.
+/// Everything that the answers need.
 pub(crate) struct CoordinatorRequests {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) intake: Arc<ResultIntake>,
     pub(crate) schedule: Schedule,
-    /// Who takes the outer steps of which module.
+    /// The processes that take the outer steps of each module.
     pub(crate) owners: Mutex<ModuleOwners>,
+    /// Time after which a lease ends without a heartbeat.
     pub(crate) lease: Duration,
-    /// The routing folder, in which the shards of all phases are.
+    /// The routing folder, which holds the shards of all phases.
     pub(crate) shards: PathBuf,
-    /// Woken when work may have become available.
+    /// Notified when a lease may have become available.
     pub(crate) changed: Arc<Notify>,
-    /// Woken when there is another deadline to watch: of a lease, or of a grace period.
+    /// Notified when there is a new deadline to watch: of a lease, or of a grace period.
     pub(crate) deadlines: Arc<Notify>,
-    /// The number of the last change of the books that is on the disk.
+    /// Number of the last change of the ledger that is on the disk.
     pub(crate) written: watch::Receiver<u64>,
-    /// Tokens that may not be used any more.
+    /// Tokens that are no longer valid.
     pub(crate) revocations: Revocations,
-    /// Counts what synchronizers have to look at: contributions, grace periods that are over, modules that changed hands.
+    /// Counts events that may make an outer step due: contributions, ended grace periods, changed owners of modules.
     pub(crate) contributed: watch::Sender<u64>,
+    /// Start of the coordinator. The times of leases are relative to it.
     pub(crate) started: Instant,
     pub(crate) progress: Arc<RunProgress>,
+}
+
+/// The refusal of a request that a token's role does not allow.
+const OTHER_ROLE: &str =
+    "this token does not allow the request: workers and synchronizers have their own tokens";
+
+impl ResultReceiver for CoordinatorRequests {
+    type Error = CoordinatorError;
+
+    fn intake(&self) -> &Arc<ResultIntake> {
+        &self.intake
+    }
+
+    async fn admit(&self, peer: &Peer, piece: &UploadedPiece) -> Result<Admission, CoordinatorError> {
+        if peer.role == Role::Synchronizer {
+            return Ok(Admission::Rejected(Response::Refused { reason: OTHER_ROLE.to_owned() }));
+        }
+        Ok(self.admit_result(piece.path, piece.fence, piece.item))
+    }
+
+    async fn record(&self, piece: &UploadedPiece, object: ObjectRef) -> Result<Response, CoordinatorError> {
+        let response = self.record_result(piece.path, piece.fence, piece.item, object).await?;
+        // The lease may have ended after `admit`, and its uploads were dropped before this one was added.
+        self.drop_ended_uploads();
+        Ok(response)
+    }
 }
 
 impl RequestHandler for CoordinatorRequests {
@@ -59,72 +85,43 @@ impl RequestHandler for CoordinatorRequests {
         &self.revocations
     }
 
-    /// Welcomes a process. Leases of an earlier process under its name are free again: that process is gone.
-    async fn welcome(&self, peer: &Peer, returning: bool) -> Result<Answer, TrainError> {
+    /// Welcomes a process. Releases the leases of an earlier process under its name, because that process is gone.
+    async fn welcome(&self, peer: &Peer, returning: bool) -> Result<Answer, CoordinatorError> {
         if !returning && peer.role == Role::Worker {
             self.expel(peer).await?;
             self.progress.event(Event::WorkerJoined { worker: peer.worker.clone() })?;
         }
         let run = self.ledger().run().to_owned();
-        self.intake.welcome(run)
+        Ok(self.intake.welcome(run)?)
     }
 
-    fn payload_limit(&self, request: &Request) -> u64 {
-        self.intake.payload_limit(request)
-    }
-
-    async fn answer(
-        self: &Arc<Self>,
-        peer: &Peer,
-        request: Request,
-        payload: Option<Bytes>,
-    ) -> Result<Answer, TrainError> {
+    async fn answer(self: &Arc<Self>, peer: &Peer, request: Request) -> Result<Answer, CoordinatorError> {
         match request {
             Request::Hello { .. } => Ok(refused("this connection has said hello before")),
             request if request.is_of_a_synchronizer() != (peer.role == Role::Synchronizer) => {
-                Ok(refused("this token is not for what is asked: workers and synchronizers have their own"))
+                Ok(refused(OTHER_ROLE))
             }
             Request::Lease { held, wait_ms } => self.lease(peer, &held, Duration::from_millis(wait_ms)).await,
             Request::Follow { path, fence, wait_ms } => {
                 self.follow(peer, path, fence, Duration::from_millis(wait_ms)).await
             }
-            Request::Heartbeat { path, fence, step, loss } => {
-                let renewed = self.ledger().heartbeat(self.now(), path, fence);
-                Ok(match renewed {
-                    Ok(()) => {
-                        self.progress.running(
-                            path,
-                            fence,
-                            step.min(self.intake.plan.train.inner_steps),
-                            loss,
-                        );
-                        (Response::Done, None)
-                    }
-                    Err(error) => (Response::Lost { reason: error.to_string() }, None),
-                })
-            }
+            Request::Heartbeat { path, fence, step, loss } => Ok(self.heartbeat(path, fence, step, loss)),
             Request::Fetch { source: FetchSource::Object(object), offset } => {
                 self.object_piece(&object, offset).await
             }
             Request::Fetch { source: FetchSource::Shard { path, hash }, offset } => {
                 self.shard_piece(path, &hash, offset).await
             }
-            Request::Check { object } => self.check(&object).await,
-            Request::Submit { path, fence, item, whole, offset } => {
-                let piece = payload.unwrap_or_default();
-                self.to_its_end(move |requests| async move {
-                    requests
-                        .take((path, fence), item, whole, offset, piece)
-                        .await
-                        .map(|answer| (answer, None))
-                })
-                .await
+            Request::Check { object } => self.check_object(&object).await,
+            // Host code receives pieces and calls `ResultReceiver`.
+            Request::Submit { .. } => {
+                Err(CoordinatorError::internal("a piece of a result is not a request to answer"))
             }
             Request::Complete { path, fence, report } => {
                 let peer = peer.clone();
-                self.to_its_end(
-                    move |requests| async move { requests.complete(&peer, path, fence, report).await },
-                )
+                self.run_detached(move |requests| async move {
+                    requests.complete_lease(&peer, path, fence, report).await
+                })
                 .await
             }
             Request::Release => {
@@ -135,30 +132,34 @@ impl RequestHandler for CoordinatorRequests {
                 let wait = Duration::from_millis(wait_ms).min(LONGEST_WAIT);
                 self.give_orders(peer, &modules, &address, wait).await
             }
-            Request::Expected { path, fence, item } => Ok(match self.expected(path, fence, item) {
-                Ok(_) => (Response::Done, None),
-                Err(refused) => (refused, None),
+            Request::Expected { path, fence, item } => Ok(match self.admit_result(path, fence, item) {
+                Admission::Expected { .. } => (Response::Done, None),
+                Admission::Rejected(response) => (response, None),
             }),
             Request::Stored { path, fence, item, object } => self
-                .to_its_end(move |requests| async move { requests.stage(path, fence, item, object).await })
+                .run_detached(move |requests| async move {
+                    requests.record_result(path, fence, item, object).await
+                })
                 .await
                 .map(|answer| (answer, None)),
             Request::Stepped(done) => self
-                .to_its_end(move |requests| async move { requests.stepped_elsewhere(&done).await })
+                .run_detached(move |requests| async move { requests.record_remote_step(&done).await })
                 .await
                 .map(|answer| (answer, None)),
         }
     }
 
-    async fn expel(&self, peer: &Peer) -> Result<(), TrainError> {
+    async fn expel(&self, peer: &Peer) -> Result<(), CoordinatorError> {
         self.take_modules_back(peer, "its token has been revoked");
         self.release_all(peer);
         Ok(())
     }
 
-    async fn left(&self, peer: &Peer, reason: String) -> Result<(), TrainError> {
+    async fn left(&self, peer: &Peer, reason: String) -> Result<(), CoordinatorError> {
         match peer.role {
-            Role::Worker => self.progress.event(Event::WorkerLeft { worker: peer.worker.clone(), reason }),
+            Role::Worker => {
+                Ok(self.progress.event(Event::WorkerLeft { worker: peer.worker.clone(), reason })?)
+            }
             Role::Synchronizer => {
                 self.take_modules_back(peer, &reason);
                 Ok(())
@@ -168,43 +169,47 @@ impl RequestHandler for CoordinatorRequests {
 }
 
 impl CoordinatorRequests {
+    /// Time since the start of the coordinator.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// The books. Never locked while something is waited for: a thousand workers ask at once.
+    /// The ledger. Never locked across a wait: a thousand workers ask at once.
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who takes the outer steps of which module. Never locked while something is waited for.
+    /// The owners of modules. Never locked across a wait.
     pub(crate) fn owners(&self) -> MutexGuard<'_, ModuleOwners> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs what changes the books and the store to its end, even when the one who asked is gone: a connection that
-    /// breaks in the middle must not leave the books ahead of the disk.
-    async fn to_its_end<T, F>(self: &Arc<Self>, change: impl FnOnce(Arc<Self>) -> F) -> Result<T, TrainError>
+    /// Runs a change of ledger and store to its end even if the connection of its request breaks. A change that stopped
+    /// in the middle would leave the ledger ahead of the disk.
+    async fn run_detached<T, F>(
+        self: &Arc<Self>,
+        change: impl FnOnce(Arc<Self>) -> F,
+    ) -> Result<T, CoordinatorError>
     where
-        F: Future<Output = Result<T, TrainError>> + Send + 'static,
+        F: Future<Output = Result<T, CoordinatorError>> + Send + 'static,
         T: Send + 'static,
     {
-        tokio::spawn(change(self.clone())).await.map_err(|source| TrainError::Thread { source })?
+        tokio::spawn(change(self.clone())).await?
     }
 
-    /// Waits until everything that is in the books now is on the disk.
-    pub(crate) async fn on_disk(&self) -> Result<(), TrainError> {
+    /// Waits until all changes of the ledger up to now are on the disk.
+    pub(crate) async fn on_disk(&self) -> Result<(), CoordinatorError> {
         let changes = self.ledger().changes();
-        // It ends when the coordinator does.
+        // Fails only when the manifest writer has ended.
         let written = self.written.clone().wait_for(|written| *written >= changes).await.map(|_| ());
-        written.map_err(|_| TrainError::Cancelled)
+        written.map_err(|_| CoordinatorError::Stopped)
     }
 
     /// Ends the leases of a worker unfinished.
     fn release_all(&self, peer: &Peer) {
         let leases: Vec<_> = {
             let ledger = self.ledger();
-            let own = ledger.rounds().leases().filter(|lease| lease.worker == peer.worker);
+            let own = ledger.state().leases().filter(|lease| lease.worker == peer.worker);
             own.map(|lease| (lease.path, lease.fence)).collect()
         };
         for (path, fence) in leases {
@@ -215,107 +220,94 @@ impl CoordinatorRequests {
     /// Ends a lease unfinished, if it is out.
     pub(crate) fn release(&self, path: PathId, fence: Fence) {
         if self.ledger().release(path, fence) {
-            self.drop_uploads();
+            self.drop_ended_uploads();
             self.progress.lost(path, fence);
             self.changed.notify_waiters();
         }
     }
 
-    /// Takes a piece of a result.
-    async fn take(
-        self: &Arc<Self>,
-        (path, fence): (PathId, Fence),
-        item: LeaseResult,
-        whole: ContentDigest,
-        offset: u64,
-        piece: Bytes,
-    ) -> Result<Response, TrainError> {
-        if let Some(refused) = self.intake.objection(path, item, &whole) {
-            return Ok(refused);
+    /// Renews a lease and notes its progress.
+    fn heartbeat(&self, path: PathId, fence: Fence, step: u64, loss: Option<f32>) -> Answer {
+        let renewed = self.ledger().heartbeat(self.now(), path, fence);
+        match renewed {
+            Ok(()) => {
+                // A worker may report any number; the bar must not run ahead of the lease.
+                let step = step.min(self.intake.plan.train.inner_steps);
+                self.progress.running(path, fence, step, loss);
+                (Response::Done, None)
+            }
+            Err(error) => (Response::Lost { reason: error.to_string() }, None),
         }
-        let step = match self.expected(path, fence, item) {
-            Ok(step) => step,
-            Err(refused) => return Ok(refused),
+    }
+
+    /// Returns whether a lease is out and asks for a result.
+    fn admit_result(&self, path: PathId, fence: Fence, item: LeaseResult) -> Admission {
+        let ledger = self.ledger();
+        let lease = match ledger.check(path, fence) {
+            Ok(lease) => lease,
+            Err(error) => return Admission::Rejected(Response::Lost { reason: error.to_string() }),
         };
-        match self.intake.uploads.take((path, fence), item, whole.clone(), offset, piece).await? {
-            PieceOutcome::Answer(answer) => Ok(answer),
-            PieceOutcome::Complete(mut complete) => {
-                let name = item.object_name(path, fence, step);
-                let answer = match self.intake.keep(name, (path, item), whole, &complete).await? {
-                    Ok(object) => self.stage(path, fence, item, object).await?,
-                    Err(refused) => refused,
-                };
-                complete.answer(answer.clone());
-                // The lease may have ended meanwhile.
-                self.drop_uploads();
-                Ok(answer)
+        if lease.task != LeaseTask::Train {
+            let reason = "this lease measures a loss; its only result is the report".to_owned();
+            return Admission::Rejected(Response::Refused { reason });
+        }
+        match item {
+            LeaseResult::OuterGradient { fragment, number, .. }
+                if !lease.sends.iter().any(|send| (send.fragment, send.number) == (fragment, number)) =>
+            {
+                let reason = LeaseError::NotAsked { path, fence, fragment, number }.to_string();
+                Admission::Rejected(Response::Refused { reason })
             }
+            _ => Admission::Expected { name: item.object_name(path, fence, lease.to) },
         }
     }
 
-    /// Whether a lease is out that asks for an item; returns the step that it leads to.
-    pub(crate) fn expected(&self, path: PathId, fence: Fence, item: LeaseResult) -> Result<u64, Response> {
-        match self.ledger().check(path, fence) {
-            Err(error) => Err(Response::Lost { reason: error.to_string() }),
-            Ok(lease) if lease.task != LeaseTask::Train => {
-                let reason = "this lease is to measure; it brings nothing but its report".to_owned();
-                Err(Response::Refused { reason })
-            }
-            Ok(lease) => match item {
-                LeaseResult::OuterGradient { fragment, number, .. }
-                    if !lease.sends.iter().any(|send| (send.fragment, send.number) == (fragment, number)) =>
-                {
-                    let reason = LeaseError::NotAsked { path, fence, fragment, number }.to_string();
-                    Err(Response::Refused { reason })
-                }
-                _ => Ok(lease.to),
-            },
-        }
-    }
-
-    /// Notes that an item is in the store. What is sent at the end of a lease counts only with
-    /// [`complete`](Self::complete).
-    pub(crate) async fn stage(
+    /// Records that a result is in the store, and waits until that is on the disk. A result for the end of a lease counts
+    /// only with [`complete_lease`](Self::complete_lease).
+    async fn record_result(
         &self,
         path: PathId,
         fence: Fence,
         item: LeaseResult,
         object: ObjectRef,
-    ) -> Result<Response, TrainError> {
-        let staged = self.ledger().stage(path, fence, item, object)?;
-        self.look_at_contributions();
+    ) -> Result<Response, CoordinatorError> {
+        let recording = self.ledger().record_result(path, fence, item, object)?;
+        self.notify_synchronizers();
         self.on_disk().await?;
-        Ok(match staged {
-            Ok(()) => Response::Done,
-            Err(error @ LeaseError::Lost { .. }) => Response::Lost { reason: error.to_string() },
-            Err(error) => Response::Refused { reason: error.to_string() },
+        Ok(match recording {
+            Recording::Recorded => Response::Done,
+            Recording::Rejected(error @ LeaseError::Lost { .. }) => {
+                Response::Lost { reason: error.to_string() }
+            }
+            Recording::Rejected(error) => Response::Refused { reason: error.to_string() },
         })
     }
 
-    /// Wakes whoever takes outer steps.
-    pub(crate) fn look_at_contributions(&self) {
+    /// Wakes the processes that take outer steps.
+    pub(crate) fn notify_synchronizers(&self) {
         self.contributed.send_modify(|count| *count += 1);
     }
 
-    /// Forgets what leases have brought in part that are over.
-    fn drop_uploads(&self) {
+    /// Drops the incomplete uploads of leases that are not out any more.
+    fn drop_ended_uploads(&self) {
         let ledger = self.ledger();
         self.intake.uploads.retain(|path, fence| ledger.check(path, fence).is_ok());
     }
 
-    /// The round of a path that has taken so many inner steps.
+    /// The round of a path that has taken `step` inner steps.
     fn round(&self, step: u64) -> u64 {
         step / self.intake.plan.train.inner_steps.max(1)
     }
 
-    async fn complete(
+    /// Completes a lease: its results count together with its report.
+    async fn complete_lease(
         &self,
         peer: &Peer,
         path: PathId,
         fence: Fence,
         report: LeaseReport,
-    ) -> Result<Answer, TrainError> {
-        let completed = self.ledger().complete(path, fence, &report)?;
+    ) -> Result<Answer, CoordinatorError> {
+        let completed = self.ledger().complete_lease(path, fence, &report)?;
         self.on_disk().await?;
         match completed {
             LeaseCompletion::Closed => {
@@ -332,15 +324,15 @@ impl CoordinatorRequests {
                 })?;
                 Ok((Response::Lost { reason }, None))
             }
-            LeaseCompletion::Incomplete(what) => Ok(refused(format!("{what} is missing"))),
+            LeaseCompletion::Incomplete(missing) => Ok(refused(format!("{missing} is missing"))),
             LeaseCompletion::Accepted { lease, best } => {
-                self.drop_uploads();
+                self.drop_ended_uploads();
                 let round = self.round(lease.from);
                 if lease.task == LeaseTask::Train {
                     let loss = report.loss.unwrap_or(f64::NAN);
                     self.progress.committed(path, lease.from, lease.to, loss)?;
-                    self.progress.spent(report.seconds, report.waited_seconds);
-                    self.look_at_contributions();
+                    self.progress.add_time(report.seconds, report.waited_seconds);
+                    self.notify_synchronizers();
                 }
                 self.progress.event(Event::PathCompleted {
                     path,
@@ -360,24 +352,24 @@ impl CoordinatorRequests {
     }
 
     /// Begins the next phase of routing with these shards.
-    pub(crate) async fn begin_phase(&self, shards: Vec<ShardRecord>) -> Result<(), TrainError> {
+    pub(crate) async fn begin_phase(&self, shards: Vec<ShardRecord>) -> Result<(), CoordinatorError> {
         self.ledger().begin_phase(shards)?;
         self.on_disk().await?;
         self.changed.notify_waiters();
         Ok(())
     }
 
-    /// Looks after what time has ended: leases, and grace periods of outer steps.
-    pub(crate) fn wake(&self) -> Result<(), TrainError> {
-        self.look_at_contributions();
-        self.expire()
+    /// Ends leases and grace periods of outer steps whose time is over.
+    pub(crate) fn on_deadline(&self) -> Result<(), CoordinatorError> {
+        self.notify_synchronizers();
+        self.expire_leases()
     }
 
-    /// Ends the leases whose time is over.
-    fn expire(&self) -> Result<(), TrainError> {
+    /// Ends the leases whose deadline has passed.
+    fn expire_leases(&self) -> Result<(), CoordinatorError> {
         let expired = self.ledger().expire(self.now());
         for lease in &expired {
-            tracing::warn!(%lease.path, lease.from, lease.worker, "the lease ran out; another worker repeats its work");
+            tracing::warn!(%lease.path, lease.from, lease.worker, "a lease expired; another worker trains the path again from its start");
             self.progress.lost(lease.path, lease.fence);
             self.progress.event(Event::LeaseExpired {
                 path: lease.path,
@@ -387,7 +379,7 @@ impl CoordinatorRequests {
             })?;
         }
         if !expired.is_empty() {
-            self.drop_uploads();
+            self.drop_ended_uploads();
             self.changed.notify_waiters();
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! When rounds begin and end, for the event file.
+//! The beginning and the end of rounds, for the event file.
 
 use std::collections::BTreeMap;
 
@@ -6,21 +6,21 @@ use dipaco_telemetry::Event;
 use dipaco_topology::PathId;
 use tokio::time::Instant;
 
-/// What this coordinator has seen of the rounds that are not complete. A round is H inner steps of every path.
+/// Progress of the incomplete rounds under this coordinator. A round is H inner steps of every path.
 #[derive(Debug)]
 pub(crate) struct RoundTally {
     created: Instant,
     inner_steps: u64,
     /// Inner steps of each path.
     steps: Vec<u64>,
-    /// When the first path of a round was leased.
+    /// Time at which the first path of a round was leased.
     begun: BTreeMap<u64, Instant>,
-    /// Training losses of leases in a round, in nats per token.
+    /// Training losses of the leases of a round, in nats per token.
     losses: BTreeMap<u64, Vec<f64>>,
 }
 
 impl RoundTally {
-    /// Continues where the paths have taken these inner steps.
+    /// Continues with paths that have taken `steps` inner steps.
     pub(crate) fn new(inner_steps: u64, steps: &[u64], now: Instant) -> Self {
         let inner_steps = inner_steps.max(1);
         Self {
@@ -32,7 +32,7 @@ impl RoundTally {
         }
     }
 
-    /// A path at this step was leased: an event if it is the first of its round.
+    /// Notes that a path at this step was leased. Returns an event if it is the first path of its round.
     pub(crate) fn leased(&mut self, step: u64, now: Instant) -> Option<Event> {
         let round = step / self.inner_steps;
         let first = round >= self.completed() && !self.begun.contains_key(&round);
@@ -42,7 +42,7 @@ impl RoundTally {
         })
     }
 
-    /// A path has been trained up to a step: an event if a round is complete with it.
+    /// Notes that a path has been trained up to a step. Returns an event if this completes a round.
     pub(crate) fn committed(&mut self, path: PathId, step: u64, loss: f64, now: Instant) -> Option<Event> {
         let before = self.completed();
         self.losses.entry(step.saturating_sub(1) / self.inner_steps).or_default().push(loss);
@@ -50,12 +50,12 @@ impl RoundTally {
         let round = self.completed().checked_sub(1).filter(|round| *round >= before)?;
         let begun = self.begun.remove(&round).unwrap_or(self.created);
         let losses = self.losses.remove(&round).unwrap_or_default();
-        // Without any, as when they came before this coordinator, there is no mean: it is NaN.
+        // The mean is NaN when all leases of the round were completed under an earlier coordinator.
         let loss = losses.iter().sum::<f64>() / f64::from(u32::try_from(losses.len()).unwrap_or(u32::MAX));
         Some(Event::RoundCompleted { round, loss, seconds: now.duration_since(begun).as_secs_f64() })
     }
 
-    /// Rounds that all paths have been trained for.
+    /// Number of rounds that all paths have completed.
     fn completed(&self) -> u64 {
         self.steps.iter().min().copied().unwrap_or(0) / self.inner_steps
     }

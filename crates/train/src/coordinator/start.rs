@@ -1,4 +1,4 @@
-//! The start of a training run: the first manifest, in which every module is a part of the seed model.
+//! The start of a training run: the first manifest, whose modules are parts of the seed model.
 
 use std::sync::Arc;
 
@@ -10,28 +10,29 @@ use dipaco_store::{
 };
 use dipaco_topology::Topology;
 
-use crate::TrainError;
+use crate::coordinator::error::CoordinatorError;
 use crate::open_run::OpenRun;
 use crate::stored_modules::read_module;
 use dipaco_path::{Layout, module_files};
 use dipaco_protocol::WorkerPlan;
 
-/// Hash of everything that the trained weights depend on besides the shards: the configuration of model, topology,
-/// training, phases and outer step, the run's seed and the seed model.
+/// Hash of all inputs of the trained weights except the shards: the configuration of model, topology, training, phases
+/// and outer step, the run's seed and the seed model.
 ///
 /// # Errors
 /// When the configuration can't be written as JSON.
-pub fn training_origin(config: &RunConfig, seed_weights: &str) -> Result<String, TrainError> {
+pub fn training_origin(config: &RunConfig, seed_weights: &str) -> Result<String, CoordinatorError> {
     let RunConfig { model, topology, train, routing, sync, outer, run, .. } = config;
-    let what = (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed);
-    let text = serde_json::to_string(&(what, seed_weights)).map_err(|source| TrainError::Json { source })?;
+    let inputs = (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed);
+    let text = serde_json::to_string(&(inputs, seed_weights));
+    let text = text.map_err(|source| CoordinatorError::ConfigJson { source })?;
     Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
 }
 
 /// Begins training: cuts the seed model into modules and writes version 0 of each.
 ///
-/// A run that has begun before is continued when `resume` is given and everything its weights depend on is the same;
-/// `shards` are those of the phase that it is in.
+/// A run that has begun before is continued if `resume` is true and all inputs of its weights are the same. `shards` are
+/// the shards of its current phase.
 ///
 /// # Errors
 /// When there is no finished seed, when the run has begun and may not be continued, or when the store can't be written.
@@ -40,21 +41,24 @@ pub async fn start_training(
     config: &RunConfig,
     shards: Vec<ShardRecord>,
     resume: bool,
-) -> Result<OpenRun, TrainError> {
+) -> Result<OpenRun, CoordinatorError> {
     let Some(Loaded { mut manifest, sequence, warnings }) = store.load::<RunManifest>().await? else {
-        return Err(TrainError::NoSeed);
+        return Err(CoordinatorError::NoSeed);
     };
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    let seed = manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(TrainError::NoSeed)?;
+    let seed = manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(CoordinatorError::NoSeed)?;
     let origin = training_origin(config, &seed.weights.hash)?;
     if let Some(training) = &manifest.training {
         if training.origin != origin || training.shards != shards {
-            return Err(TrainError::OtherTraining);
+            return Err(CoordinatorError::OtherTraining);
         }
         if !resume {
-            return Err(TrainError::AlreadyStarted { rounds: training.rounds_done(), of: training.rounds });
+            return Err(CoordinatorError::AlreadyStarted {
+                rounds: training.rounds_done(),
+                of: training.rounds,
+            });
         }
         return Ok(OpenRun { manifest, sequence });
     }
@@ -106,13 +110,13 @@ pub async fn start_training(
     Ok(OpenRun { manifest, sequence })
 }
 
-/// Checks that there is a shard for each path, with something in it.
-pub(crate) fn check_shards(topology: &Topology, shards: &[ShardRecord]) -> Result<(), TrainError> {
+/// Checks that every path has a shard with at least one document.
+pub(crate) fn check_shards(topology: &Topology, shards: &[ShardRecord]) -> Result<(), CoordinatorError> {
     if shards.len() != topology.paths() as usize {
-        return Err(TrainError::ShardCount { shards: shards.len(), paths: topology.paths() });
+        return Err(CoordinatorError::ShardCount { shards: shards.len(), paths: topology.paths() });
     }
     match topology.path_ids().find(|path| shards[path.index()].documents == 0) {
-        Some(path) => Err(TrainError::EmptyShard { path }),
+        Some(path) => Err(CoordinatorError::EmptyShard { path }),
         None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! Lets connections in, and takes their requests to whoever answers them.
+//! Accepts connections and passes the requests of peers to the process that answers them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,36 +10,38 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::TrainError;
+use crate::host::HostError;
+use crate::host::results::{self, ResultReceiver};
 use crate::host::revocations::Revocations;
+use crate::host::uploads::UploadedPiece;
 use dipaco_protocol::{PIECES_AT_ONCE, Request, Response, SYNCHRONIZER, WORKER};
 
-/// A peer that says nothing for this long after connecting is turned away.
+/// Time after connecting within which a peer must send its hello.
 const HELLO: Duration = Duration::from_secs(10);
-/// The longest name of a worker, in bytes.
+/// Longest name of a worker, in bytes.
 const NAME_BYTES: usize = 256;
 
-/// Who is at the other end of a connection.
+/// The process at the other end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
-    /// The name that leases are given to.
+    /// Name to which leases are given.
     pub(crate) worker: String,
-    /// Tells a process from its successor under the same name.
+    /// Random number that tells a process from its successor under the same name.
     pub(crate) instance: u64,
-    /// The name in its token.
+    /// Name in the peer's token.
     pub(crate) token: String,
-    /// What its token is for.
+    /// Role that the token grants.
     pub(crate) role: Role,
 }
 
 impl Peer {
-    /// The process.
+    /// Name and instance, which identify the process.
     pub(crate) fn process(&self) -> (String, u64) {
         (self.worker.clone(), self.instance)
     }
 }
 
-/// What a token is for.
+/// Role that a token grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Worker,
@@ -47,7 +49,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// By the name that certificates have for it.
+    /// The role that a certificate names.
     fn of(name: &str) -> Option<Self> {
         match name {
             WORKER => Some(Self::Worker),
@@ -57,42 +59,38 @@ impl Role {
     }
 }
 
-/// A response and the payload that goes with it.
+/// A response and its payload.
 pub(crate) type Answer = (Response, Option<Bytes>);
 
-/// What can't be carried out.
+/// Refuses a request.
 pub(crate) fn refused(reason: impl Into<String>) -> Answer {
     (Response::Refused { reason: reason.into() }, None)
 }
 
-/// Answers the requests of peers. An error is what ends the process, not what a peer did wrong.
-pub(crate) trait RequestHandler: Send + Sync + 'static {
-    /// Tokens that may not be used any more.
+/// Answers the requests of peers. An error ends this process; a peer's mistake is answered with a refusal.
+pub(crate) trait RequestHandler: ResultReceiver {
+    /// Tokens that are no longer valid.
     fn revocations(&self) -> &Revocations;
 
-    /// Answers the hello of a process, which may have been here before.
+    /// Answers the hello of a process. `returning` is true if the process has said hello before.
     fn welcome(
         &self,
         peer: &Peer,
         returning: bool,
-    ) -> impl Future<Output = Result<Answer, TrainError>> + Send;
+    ) -> impl Future<Output = Result<Answer, Self::Error>> + Send;
 
-    /// The largest payload, in bytes, that a request may bring.
-    fn payload_limit(&self, request: &Request) -> u64;
-
-    /// Answers a request.
+    /// Answers a request other than [`Request::Submit`].
     fn answer(
         self: &Arc<Self>,
         peer: &Peer,
         request: Request,
-        payload: Option<Bytes>,
-    ) -> impl Future<Output = Result<Answer, TrainError>> + Send;
+    ) -> impl Future<Output = Result<Answer, Self::Error>> + Send;
 
-    /// Takes back what a peer has whose token has been revoked.
-    fn expel(&self, peer: &Peer) -> impl Future<Output = Result<(), TrainError>> + Send;
+    /// Takes leases and modules away from a peer whose token has been revoked.
+    fn expel(&self, peer: &Peer) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Notes that a peer has left and no other connection of its process has taken this one's place.
-    fn left(&self, peer: &Peer, reason: String) -> impl Future<Output = Result<(), TrainError>> + Send;
+    /// Notes that a peer has left and that its process has no newer connection.
+    fn left(&self, peer: &Peer, reason: String) -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
 /// Accepts peers and serves each until its connection ends; after the farewell, until all have left.
@@ -100,7 +98,7 @@ pub(crate) async fn serve_peers<H: RequestHandler>(
     server: &Server,
     host: &Arc<H>,
     farewell: &CancellationToken,
-) -> Result<(), TrainError> {
+) -> Result<(), H::Error> {
     let mut connections = JoinSet::new();
     let known = Arc::new(Mutex::new(BTreeMap::new()));
     while !(farewell.is_cancelled() && connections.is_empty()) {
@@ -109,23 +107,37 @@ pub(crate) async fn serve_peers<H: RequestHandler>(
                 let Some(connection) = connection else { return Ok(()) };
                 connections.spawn(serve(connection, host.clone(), known.clone()));
             }
-            Some(ended) = connections.join_next() => ended.map_err(|source| TrainError::Thread { source })??,
+            Some(ended) = connections.join_next() => ended.map_err(HostError::from)??,
             () = farewell.cancelled(), if !farewell.is_cancelled() => {}
         }
     }
     Ok(())
 }
 
-/// The processes that have said hello, by name and instance, with what ends their last connection.
+/// Processes that have said hello, by name and instance, each with the token that ends its last connection.
 type Known = Arc<Mutex<BTreeMap<(String, u64), CancellationToken>>>;
 
-/// Notes that a process is connected and ends the connections that this one succeeds: its own, and those of processes
-/// under its name before it, which may be long dead before the network notices. Returns whether the process had been
-/// here before, and what ends its connection.
-async fn register(known: &Known, peer: &Peer) -> (bool, CancellationToken) {
+/// A peer that has been welcomed.
+struct Greeted {
+    peer: Peer,
+    /// Cancelled when a newer connection takes the place of this one.
+    replaced: CancellationToken,
+}
+
+/// The outcome of registering a connection.
+struct Registration {
+    /// True if the process has been here before.
+    returning: bool,
+    /// Cancelled when a newer connection takes the place of this one.
+    replaced: CancellationToken,
+}
+
+/// Registers a process and ends the connections that this one succeeds: the process's own, and those of earlier
+/// processes under its name. An earlier process may be long dead before the network notices.
+async fn register(known: &Known, peer: &Peer) -> Registration {
     let mut known = known.lock().await;
     let replaced = CancellationToken::new();
-    let before = known.insert((peer.worker.clone(), peer.instance), replaced.clone());
+    let before = known.insert(peer.process(), replaced.clone());
     if let Some(before) = &before {
         before.cancel();
     } else {
@@ -134,35 +146,37 @@ async fn register(known: &Known, peer: &Peer) -> (bool, CancellationToken) {
             .filter(|((name, instance), _)| *name == peer.worker && *instance != peer.instance)
             .for_each(|(_, earlier)| earlier.cancel());
     }
-    (before.is_some(), replaced)
+    Registration { returning: before.is_some(), replaced }
 }
 
-/// Serves one connection. Fails only with what ends the process.
+/// Serves one connection. An error ends this process.
 async fn serve<H: RequestHandler>(
     connection: PeerConnection,
     host: Arc<H>,
     known: Known,
-) -> Result<(), TrainError> {
+) -> Result<(), H::Error> {
     let address = connection.address();
-    let peer = match tokio::time::timeout(HELLO, greet(&connection, &*host, &known)).await {
+    let greeted = match tokio::time::timeout(HELLO, greet(&connection, &*host, &known)).await {
         Ok(greeted) => greeted?,
         Err(_) => None,
     };
-    let Some((peer, replaced)) = peer else {
-        tracing::warn!(%address, "a peer did not introduce itself");
+    let Some(Greeted { peer, replaced }) = greeted else {
+        tracing::warn!(%address, "a peer was turned away: it sent no valid hello");
         return Ok(());
     };
     tracing::info!(worker = peer.worker, %address, "joined");
     let mut exchanges = JoinSet::new();
-    let places = Arc::new(Semaphore::new(PIECES_AT_ONCE));
+    // One semaphore a connection: a peer that is slow to send or to receive holds no more memory than these pieces,
+    // and takes none from other peers.
+    let pieces = Arc::new(Semaphore::new(PIECES_AT_ONCE));
     loop {
         tokio::select! {
             exchange = connection.accept_exchange() => {
                 let Some(exchange) = exchange else { break };
-                let (host, peer, places) = (host.clone(), peer.clone(), places.clone());
-                exchanges.spawn(async move { handle(exchange, &host, &peer, &places).await });
+                let (host, peer, pieces) = (host.clone(), peer.clone(), pieces.clone());
+                exchanges.spawn(async move { handle(exchange, &host, &peer, &pieces).await });
             }
-            Some(ended) = exchanges.join_next() => ended.map_err(|source| TrainError::Thread { source })??,
+            Some(ended) = exchanges.join_next() => ended.map_err(HostError::from)??,
             () = replaced.cancelled() => connection.close("the worker has connected again"),
         }
         if replaced.is_cancelled() {
@@ -171,15 +185,16 @@ async fn serve<H: RequestHandler>(
     }
     let ended = connection.closed().await.to_string();
     tracing::info!(worker = peer.worker, reason = ended, "left");
+    // The process of a replaced connection is still here.
     if replaced.is_cancelled() { Ok(()) } else { host.left(&peer, ended).await }
 }
 
-/// The first exchange of a connection must be a hello.
+/// Answers the first request of a connection, which must be a hello. Returns `None` if the peer is turned away.
 async fn greet<H: RequestHandler>(
     connection: &PeerConnection,
     host: &H,
     known: &Known,
-) -> Result<Option<(Peer, CancellationToken)>, TrainError> {
+) -> Result<Option<Greeted>, H::Error> {
     let Some(mut exchange) = connection.accept_exchange().await else { return Ok(None) };
     let request = match exchange.request::<Request>().await {
         Ok(request) => request,
@@ -188,53 +203,55 @@ async fn greet<H: RequestHandler>(
             return Ok(None);
         }
     };
-    let Request::Hello { worker, instance, version } = request else {
-        let reason = "the first request of a connection must be a hello".to_owned();
-        answer(exchange, &Response::Refused { reason }, None).await;
-        return Ok(None);
+    let peer = match identify(request, connection) {
+        Ok(peer) => peer,
+        Err(reason) => {
+            respond(exchange, &Response::Refused { reason }, None).await;
+            return Ok(None);
+        }
     };
-    if version != env!("CARGO_PKG_VERSION") {
-        let reason = format!(
-            "the worker is dipaco {version}, the coordinator {}: copy the coordinator's program to the worker's machine",
-            env!("CARGO_PKG_VERSION")
-        );
-        answer(exchange, &Response::Refused { reason }, None).await;
+    if let Some(reason) = revoked(host, &peer.token)? {
+        tracing::warn!(worker = peer.worker, token = peer.token, "a worker with a revoked token is refused");
+        respond(exchange, &Response::Refused { reason }, None).await;
         return Ok(None);
     }
-    if worker.is_empty() || worker.len() > NAME_BYTES || worker.chars().any(char::is_control) {
-        let reason = format!(
-            "a worker's name has 1 to {NAME_BYTES} bytes and no control characters: give another --name"
-        );
-        answer(exchange, &Response::Refused { reason }, None).await;
-        return Ok(None);
-    }
-    let Some(role) = Role::of(connection.role()) else {
-        let reason =
-            format!("nobody joins as {:?}: ask whoever leads the run for a token", connection.role());
-        answer(exchange, &Response::Refused { reason }, None).await;
-        return Ok(None);
-    };
-    let token = connection.name().to_owned();
-    if let Some(reason) = revoked(host, &token)? {
-        tracing::warn!(worker, token, "a worker with a revoked token is refused");
-        answer(exchange, &Response::Refused { reason }, None).await;
-        return Ok(None);
-    }
-    let peer = Peer { worker, instance, token, role };
-    let (returning, replaced) = register(known, &peer).await;
+    // Registered before the welcome: the welcome ends leases of earlier processes under this name, and their
+    // connections must not ask for new ones afterwards.
+    let Registration { returning, replaced } = register(known, &peer).await;
     let (response, payload) = host.welcome(&peer, returning).await?;
-    answer(exchange, &response, payload).await;
-    Ok(Some((peer, replaced)))
+    respond(exchange, &response, payload).await;
+    Ok(Some(Greeted { peer, replaced }))
 }
 
-/// Answers one request. `places` are those of this worker for pieces: one that is slow to send or to take them holds no
-/// more memory than these.
+/// The peer that a hello introduces, or the reason to refuse it.
+fn identify(request: Request, connection: &PeerConnection) -> Result<Peer, String> {
+    let Request::Hello { worker, instance, version } = request else {
+        return Err("the first request of a connection must be a hello".to_owned());
+    };
+    let own = env!("CARGO_PKG_VERSION");
+    if version != own {
+        return Err(format!(
+            "the worker is dipaco {version}, the coordinator {own}: copy the coordinator's program to the worker's machine"
+        ));
+    }
+    if worker.is_empty() || worker.len() > NAME_BYTES || worker.chars().any(char::is_control) {
+        return Err(format!(
+            "a worker's name has 1 to {NAME_BYTES} bytes and no control characters: give another --name"
+        ));
+    }
+    let role = Role::of(connection.role()).ok_or_else(|| {
+        format!("nobody joins as {:?}: ask the operator of the run for a token", connection.role())
+    })?;
+    Ok(Peer { worker, instance, token: connection.name().to_owned(), role })
+}
+
+/// Answers one request. `pieces` bounds the pieces of this connection that are in memory.
 async fn handle<H: RequestHandler>(
     mut exchange: Exchange,
     host: &Arc<H>,
     peer: &Peer,
-    places: &Semaphore,
-) -> Result<(), TrainError> {
+    pieces: &Semaphore,
+) -> Result<(), H::Error> {
     let request = match exchange.request::<Request>().await {
         Ok(request) => request,
         Err(error) => {
@@ -242,6 +259,7 @@ async fn handle<H: RequestHandler>(
             return Ok(());
         }
     };
+    // Looked up for every request: a revocation holds at once, not when the peer connects again.
     if let Some(reason) = revoked(&**host, &peer.token)? {
         tracing::warn!(
             worker = peer.worker,
@@ -249,37 +267,37 @@ async fn handle<H: RequestHandler>(
             "a token has been revoked; its worker is refused"
         );
         host.expel(peer).await?;
-        answer(exchange, &Response::Refused { reason }, None).await;
+        respond(exchange, &Response::Refused { reason }, None).await;
         return Ok(());
     }
-    // Held until the answer has arrived; the semaphore is never closed.
-    let _place = if request.moves_a_piece() { places.acquire().await.ok() } else { None };
-    let payload = match host.payload_limit(&request) {
-        0 => None,
-        limit => match exchange.receive_payload(limit).await {
-            Ok(payload) => Some(payload),
-            Err(error) => {
-                tracing::warn!(worker = peer.worker, %error, "a payload is not taken");
-                return Ok(());
+    // Held until the answer has arrived. `acquire` fails only on a closed semaphore, and this one is never closed.
+    let _piece = if request.moves_a_piece() { pieces.acquire().await.ok() } else { None };
+    let (response, payload) = match request {
+        Request::Submit { path, fence, item, whole: digest, offset } => {
+            let piece = UploadedPiece { path, fence, item, digest, offset };
+            match results::receive(&mut exchange, host, peer, piece).await? {
+                Some(response) => (response, None),
+                None => return Ok(()),
             }
-        },
+        }
+        request => host.answer(peer, request).await?,
     };
-    let (response, payload) = host.answer(peer, request, payload).await?;
-    answer(exchange, &response, payload).await;
+    respond(exchange, &response, payload).await;
     Ok(())
 }
 
-/// Why a token may not be used, if that is so.
-fn revoked<H: RequestHandler>(host: &H, token: &str) -> Result<Option<String>, TrainError> {
-    let revoked = host.revocations().hold(token)?;
-    Ok(revoked
-        .then(|| format!("the token {token:?} has been revoked: ask whoever leads the run for another one")))
+/// The reason why a token is refused; `None` if it is valid.
+fn revoked<H: RequestHandler>(host: &H, token: &str) -> Result<Option<String>, H::Error> {
+    let revoked = host.revocations().contains(token)?;
+    Ok(revoked.then(|| {
+        format!("the token {token:?} has been revoked: ask the operator of the run for another token")
+    }))
 }
 
-/// Sends an answer. A worker that is gone asks again when it is back: every request may be repeated. An error does not
-/// say that the answer did not arrive: the worker may have read it and gone on before its end was acknowledged.
-async fn answer(exchange: Exchange, response: &Response, payload: Option<Bytes>) {
+/// Sends an answer. A worker that is gone asks again when it is back, because every request may be repeated. An error
+/// does not prove that the answer was lost: the worker may have read it before it acknowledged the end of the stream.
+async fn respond(exchange: Exchange, response: &Response, payload: Option<Bytes>) {
     if let Err(error) = exchange.respond(response, payload).await {
-        tracing::trace!(%error, "an answer was not taken to its end");
+        tracing::trace!(%error, "the end of an answer was not acknowledged");
     }
 }

@@ -1,64 +1,170 @@
-//! Takes what workers bring: pieces are put together, and what is whole is checked and put into the store.
+//! Receives the results of leases: collects their pieces, checks complete results and stores them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
+use dipaco_codec::{decode_parts, encoded_len};
 use dipaco_model::{parameters, path_specs};
+use dipaco_net::Exchange;
+use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, StoreError};
 use dipaco_sync::{FragmentId, Guard};
 use dipaco_topology::{PathId, Topology};
 
 use crate::TrainError;
 use crate::blocking::blocking;
-use crate::host::connections::Answer;
-use crate::host::uploads::{CompleteUpload, ReceivedContent, Uploads};
-use dipaco_path::FRAGMENT_STATE_PARTS;
-use dipaco_path::Layout;
-use dipaco_path::module_files::{check_state, gradient_norm};
-use dipaco_protocol::WorkerPlan;
-use dipaco_protocol::{ContentDigest, LeaseResult, PIECE_BYTES, Request, Response};
+use crate::host::HostError;
+use crate::host::connections::{Answer, Peer};
+use crate::host::uploads::{CompleteUpload, PieceOutcome, ReceivedContent, UploadedPiece, Uploads};
+use crate::host::verified_gradients::VerifiedGradients;
+use dipaco_path::module_files::check_state;
+use dipaco_path::{FRAGMENT_STATE_PARTS, Layout, PathError};
+use dipaco_protocol::{ContentDigest, LeaseResult, PIECE_BYTES, Response, WorkerPlan};
 
-/// Where results arrive. It knows what a result may look like, and nothing of leases.
+/// A process that receives results: it knows which leases expect a result, and records stored results.
+pub(crate) trait ResultReceiver: Send + Sync + 'static {
+    /// Error that ends the process.
+    type Error: From<HostError> + From<TrainError> + Send;
+
+    /// Collects and checks the results.
+    fn intake(&self) -> &Arc<ResultIntake>;
+
+    /// The refusal of a result that this process never takes, whatever its lease; `None` if some lease may have it.
+    fn objection(&self, piece: &UploadedPiece) -> Option<Response> {
+        self.intake().objection(piece)
+    }
+
+    /// Returns whether the lease of a piece is out and asks for its result.
+    fn admit(
+        &self,
+        peer: &Peer,
+        piece: &UploadedPiece,
+    ) -> impl Future<Output = Result<Admission, Self::Error>> + Send;
+
+    /// Records a result that is in the store, and returns the answer to its worker.
+    fn record(
+        &self,
+        piece: &UploadedPiece,
+        object: ObjectRef,
+    ) -> impl Future<Output = Result<Response, Self::Error>> + Send;
+}
+
+/// The decision about a piece of a result.
+pub(crate) enum Admission {
+    /// The lease expects the result, to be stored under this name.
+    Expected {
+        /// Name of the object.
+        name: String,
+    },
+    /// The result is not wanted; the worker gets this answer.
+    Rejected(Response),
+}
+
+/// Receives one piece of a result, and with the last piece the result. Returns the answer, or `None` if the payload did
+/// not arrive.
+pub(crate) async fn receive<R: ResultReceiver>(
+    exchange: &mut Exchange,
+    host: &Arc<R>,
+    peer: &Peer,
+    piece: UploadedPiece,
+) -> Result<Option<Response>, R::Error> {
+    // Checked before the payload is read: a result of a wrong length costs no memory and no bandwidth.
+    if let Some(refusal) = host.objection(&piece) {
+        return Ok(Some(refusal));
+    }
+    let payload = match piece.digest.bytes.min(PIECE_BYTES) {
+        0 => Bytes::new(),
+        limit => match exchange.receive_payload(limit).await {
+            Ok(payload) => payload,
+            Err(error) => {
+                tracing::warn!(worker = peer.worker, %error, "the payload of a request did not arrive");
+                return Ok(None);
+            }
+        },
+    };
+    // A task of its own, which goes on when the connection breaks: a result that is stored must also be recorded.
+    let (host, peer) = (host.clone(), peer.clone());
+    let accepted = tokio::spawn(async move { accept(&*host, &peer, piece, payload).await });
+    Ok(Some(accepted.await.map_err(TrainError::from)??))
+}
+
+/// Adds a piece to its upload. Checks, stores and records the result when its last piece has arrived.
+async fn accept<R: ResultReceiver>(
+    host: &R,
+    peer: &Peer,
+    piece: UploadedPiece,
+    payload: Bytes,
+) -> Result<Response, R::Error> {
+    // After the payload has arrived: until then the lease may have ended, and nothing would remove its upload.
+    let name = match host.admit(peer, &piece).await? {
+        Admission::Expected { name } => name,
+        Admission::Rejected(response) => return Ok(response),
+    };
+    let intake = host.intake();
+    let mut complete = match intake.uploads.add_piece(&piece, payload).await? {
+        PieceOutcome::Answer(response) => return Ok(response),
+        PieceOutcome::Complete(complete) => complete,
+    };
+    let response = match intake.check_and_store(name, &piece, &complete).await? {
+        Storing::Stored(object) => host.record(&piece, object).await?,
+        Storing::Refused(refusal) => refusal,
+    };
+    complete.finish(response.clone());
+    Ok(response)
+}
+
+/// Collects, checks and stores results. It knows the form of a result, and nothing of leases.
 pub(crate) struct ResultIntake {
     pub(crate) store: RunStore,
     pub(crate) plan: WorkerPlan,
     pub(crate) topology: Topology,
     pub(crate) layout: Layout,
-    /// Results that are being brought.
+    /// Results of which some pieces have arrived.
     pub(crate) uploads: Uploads,
-    /// Refuses outer gradients that are out of all proportion.
+    /// Refuses outer gradients that are far larger than earlier ones.
     pub(crate) guard: Mutex<Guard>,
+    /// Outer gradients that are checked and not folded yet.
+    pub(crate) gradients: VerifiedGradients,
+}
+
+/// The outcome of checking and storing a result.
+enum Storing {
+    /// The result is in the store.
+    Stored(ObjectRef),
+    /// The result is wrong.
+    Refused(Response),
+}
+
+/// A result that has passed its check.
+enum CheckedResult {
+    OuterGradient {
+        fragment: FragmentId,
+        norm: f64,
+        /// The decoded values; `None` if they are too many to keep.
+        values: Option<Vec<f32>>,
+    },
+    State,
 }
 
 impl ResultIntake {
-    /// The answer to a hello: the run's identity, and everything that workers need of its configuration.
+    /// The answer to a hello: the run's identity, and the part of the configuration that workers need.
     pub(crate) fn welcome(&self, run: String) -> Result<Answer, TrainError> {
-        let plan = serde_json::to_string(&self.plan).map_err(|source| TrainError::Json { source })?;
-        Ok((Response::Welcome { run, plan }, None))
+        Ok((Response::Welcome { run, plan: self.plan.to_json()? }, None))
     }
 
-    /// The largest payload, in bytes, that a request may bring.
-    pub(crate) fn payload_limit(&self, request: &Request) -> u64 {
-        match request {
-            Request::Submit { path, item, whole, .. } if whole.bytes <= self.item_limit(*path, *item) => {
-                whole.bytes.min(PIECE_BYTES)
-            }
-            _ => 0,
-        }
-    }
-
-    /// The largest length of an item in bytes; 0 when the path has none like it.
-    fn item_limit(&self, path: PathId, item: LeaseResult) -> u64 {
+    /// Largest length of a result in bytes; 0 if the path has no such result.
+    fn result_limit(&self, path: PathId, item: LeaseResult) -> u64 {
         match item {
             LeaseResult::OuterGradient { fragment, .. } => {
                 let values = self.values(path, fragment).unwrap_or(0) as u64;
-                let bytes = dipaco_codec::encoded_len(values, self.plan.outer.compression);
+                let bytes = encoded_len(values, self.plan.outer.compression);
                 if values == 0 { 0 } else { bytes.unwrap_or(0) }
             }
             LeaseResult::State => {
                 let specs = path_specs(&self.plan.model);
                 let fragments = self.topology.levels() * self.plan.sync.fragments as usize;
-                // Two moments and what else a path keeps of its fragments, of four bytes a value, and a safetensors header
-                // of well under 512 bytes a tensor.
+                // Two moments and the other parts that a path keeps of its fragments, of four bytes a value, and a
+                // safetensors header of well under 512 bytes a tensor.
                 let tensors = 2 * specs.len() + FRAGMENT_STATE_PARTS * fragments;
                 (2 + FRAGMENT_STATE_PARTS as u64) * (parameters(&specs) as u64 * 4)
                     + tensors as u64 * 512
@@ -67,108 +173,129 @@ impl ResultIntake {
         }
     }
 
-    /// How many values a fragment has; `None` when the path does not go through it.
+    /// Number of values of a fragment; `None` if the path does not go through it.
     fn values(&self, path: PathId, fragment: FragmentId) -> Option<usize> {
         let through = path.0 < self.topology.paths() && self.topology.goes_through(path, fragment.module);
         let fragment = self.layout.fragment(fragment.module.level, fragment.index).ok()?;
         through.then(|| fragment.values())
     }
 
-    /// Why a result can't be one of this run, whatever its lease, if that is so.
-    pub(crate) fn objection(
-        &self,
-        path: PathId,
-        item: LeaseResult,
-        whole: &ContentDigest,
-    ) -> Option<Response> {
+    /// The refusal of a result that no lease of this run can have; `None` if some lease can.
+    pub(crate) fn objection(&self, piece: &UploadedPiece) -> Option<Response> {
+        let &UploadedPiece { path, item, ref digest, .. } = piece;
         let reason = match item {
             LeaseResult::OuterGradient { fragment, .. } if self.values(path, fragment).is_none() => format!(
                 "path {path} does not go through fragment {} of module {}",
                 fragment.index, fragment.module
             ),
-            _ if whole.bytes > self.item_limit(path, item) => {
-                let (name, limit) = (item.name(), self.item_limit(path, item));
-                format!("{name} has at most {limit} bytes here, not {}", whole.bytes)
+            _ if digest.bytes > self.result_limit(path, item) => {
+                let (name, limit) = (item.name(), self.result_limit(path, item));
+                format!("{name} has at most {limit} bytes here, not {}", digest.bytes)
             }
             _ => return None,
         };
         Some(Response::Refused { reason })
     }
 
-    /// Checks a result of which every piece has arrived, and puts it into the store under this name; or says why not.
-    pub(crate) async fn keep(
+    /// Checks a complete result and puts it into the store under `name`.
+    async fn check_and_store(
         self: &Arc<Self>,
         name: String,
-        (path, item): (PathId, LeaseResult),
-        whole: ContentDigest,
+        piece: &UploadedPiece,
         complete: &CompleteUpload,
-    ) -> Result<Result<ObjectRef, Response>, TrainError> {
+    ) -> Result<Storing, HostError> {
+        let &UploadedPiece { path, item, ref digest, .. } = piece;
         let content = complete.content();
-        let intake = self.clone();
+        let (intake, announced) = (self.clone(), digest.clone());
         let (content, checked) = blocking(move || {
-            let checked = intake.look_through(path, item, &whole, &content);
+            let checked = intake.check(path, item, &announced, &content);
             (content, checked)
         })
         .await?;
-        let in_vain = |why: &dyn std::fmt::Display| {
+        let refuse = |why: &dyn std::fmt::Display| {
             tracing::warn!(%path, item = item.name(), %why, "a result is refused");
             let reason = format!("{} of path {path}: {why}", item.name());
-            Ok(Err(Response::Refused { reason }))
+            Ok(Storing::Refused(Response::Refused { reason }))
         };
-        match checked {
-            Ok(norm) => {
-                let guard = || self.guard.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some((fragment, norm)) = norm
-                    && let Err(why) = guard().look(fragment, norm)
-                {
-                    return in_vain(&why);
-                }
+        let checked = match checked {
+            Ok(checked) => checked,
+            Err(error) => return refuse(&error),
+        };
+        if let CheckedResult::OuterGradient { fragment, norm, .. } = checked {
+            let verdict = self.guard.lock().unwrap_or_else(PoisonError::into_inner).look(fragment, norm);
+            if let Err(why) = verdict {
+                return refuse(&why);
             }
-            Err(error) => return in_vain(&error),
         }
-        let ContentDigest { hash, bytes } = content.whole.clone();
+        let ContentDigest { hash, bytes } = content.digest.clone();
         let object = ObjectRef { name, hash, bytes };
         self.store.put_referenced(&object, content.pieces().cloned()).await?;
-        Ok(Ok(object))
+        // After the store has the object: a restart finds there what it does not find in memory.
+        if let CheckedResult::OuterGradient { values: Some(values), .. } = checked {
+            self.gradients.insert(object.clone(), values);
+        }
+        Ok(Storing::Stored(object))
     }
 
-    /// Whether a result is what it is said to be; returns the norm of an outer gradient.
-    fn look_through(
+    /// Checks a result: its content is the announced content, and has the form of the item.
+    fn check(
         &self,
         path: PathId,
         item: LeaseResult,
-        whole: &ContentDigest,
+        announced: &ContentDigest,
         content: &ReceivedContent,
-    ) -> Result<Option<(FragmentId, f64)>, TrainError> {
-        if content.whole != *whole {
-            let (expected, found) = (whole.hash.clone(), content.whole.hash.clone());
-            return Err(TrainError::OtherContent { expected, found });
+    ) -> Result<CheckedResult, HostError> {
+        if content.digest != *announced {
+            let (expected, found) = (announced.hash.clone(), content.digest.hash.clone());
+            return Err(HostError::OtherContent { expected, found });
         }
         match item {
-            LeaseResult::OuterGradient { fragment, .. } => {
-                let layout = self.layout.fragment(fragment.module.level, fragment.index)?;
-                let parts = content.pieces().map(|piece| &piece[..]);
-                Ok(Some((fragment, gradient_norm(path, fragment.module, &layout.specs, parts)?)))
-            }
+            LeaseResult::OuterGradient { fragment, .. } => self.check_gradient(path, fragment, content),
             LeaseResult::State => {
                 check_state(&self.plan.model, &self.topology, &self.layout, &content.in_one()?)?;
-                Ok(None)
+                Ok(CheckedResult::State)
             }
         }
+    }
+
+    /// Decodes an outer gradient. Every value must be finite.
+    fn check_gradient(
+        &self,
+        path: PathId,
+        fragment: FragmentId,
+        content: &ReceivedContent,
+    ) -> Result<CheckedResult, HostError> {
+        let length = self.layout.fragment(fragment.module.level, fragment.index)?.values();
+        let mut kept = VerifiedGradients::fits(length).then(|| Vec::with_capacity(length));
+        let mut sum = 0.0;
+        let decoded = decode_parts(content.pieces().map(|piece| &piece[..]), length, |values| {
+            sum += squared_norm(values);
+            if let Some(kept) = &mut kept {
+                kept.extend_from_slice(values);
+            }
+        });
+        decoded.map_err(|why| PathError::OuterGradient { module: fragment.module, path, why })?;
+        Ok(CheckedResult::OuterGradient { fragment, norm: sum.sqrt(), values: kept })
     }
 }
 
-/// A piece of an object, to be answered with.
-pub(crate) async fn piece(
-    store: &RunStore,
-    object: &ObjectRef,
-    offset: u64,
-) -> Result<Result<Answer, StoreError>, Response> {
+/// The outcome of reading a piece of an object.
+pub(crate) enum ObjectPiece {
+    /// The piece, or the refusal of an offset at which no piece begins.
+    Answer(Answer),
+    /// The store can't deliver the object.
+    Unreadable(StoreError),
+}
+
+/// Reads the piece of an object that begins at `offset`.
+pub(crate) async fn read_piece(store: &RunStore, object: &ObjectRef, offset: u64) -> ObjectPiece {
     if offset > object.bytes || !offset.is_multiple_of(PIECE_BYTES) {
         let reason = format!("no piece of {} begins at byte {offset}", object.name);
-        return Err(Response::Refused { reason });
+        return ObjectPiece::Answer((Response::Refused { reason }, None));
     }
     let end = object.bytes.min(offset.saturating_add(PIECE_BYTES));
-    let read = store.get_range(object, offset..end).await;
-    Ok(read.map(|piece| (Response::Piece { total: object.bytes }, Some(piece))))
+    match store.get_range(object, offset..end).await {
+        Ok(piece) => ObjectPiece::Answer((Response::Piece { total: object.bytes }, Some(piece))),
+        Err(error) => ObjectPiece::Unreadable(error),
+    }
 }

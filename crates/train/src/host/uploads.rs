@@ -1,7 +1,7 @@
-//! Results of leases on their way to the coordinator, collected piece by piece.
+//! Uploads of lease results, collected piece by piece.
 //!
-//! What has arrived of a result lies in memory while there is room, and on the disk otherwise. Whoever stops in the middle
-//! keeps no other from the memory: what has waited longest for its next piece makes room.
+//! Received pieces lie in memory while there is room, and in a file otherwise. A worker that stops in the middle of an
+//! upload does not block the memory for others: the upload that has waited longest for its next piece moves to a file.
 
 mod received_pieces;
 
@@ -17,64 +17,94 @@ use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
 use crate::TrainError;
 use crate::blocking::blocking;
+use crate::host::HostError;
 use dipaco_protocol::{ContentDigest, LeaseResult, PIECE_BYTES, Response};
 pub use received_pieces::ReceivedContent;
 use received_pieces::{Piece, ReceivedPieces};
 
-/// Pieces that are collected in memory at a time: 128 MiB.
+/// Number of pieces that are collected in memory: 128 MiB.
 const COLLECTED_PIECES: usize = 64;
-/// Pieces of results that are read from their files, or came in one piece, at a time until they are stored: 128 MiB. A
-/// longer result is alone.
+/// Number of pieces of complete results in memory that were read from a file or arrived as one piece, until their
+/// results are stored: 128 MiB. A longer result is read while no other is.
 const READ_PIECES: usize = 64;
 
-/// All results that are being brought: at most one for each item that a lease asks for.
+/// All uploads in progress: at most one for each result that a lease asks for.
 pub struct Uploads {
     folder: PathBuf,
-    uploads: Mutex<BTreeMap<(PathId, Fence, LeaseResult), Arc<Upload>>>,
-    /// Room for each of [`COLLECTED_PIECES`].
+    uploads: Mutex<BTreeMap<UploadKey, Arc<Upload>>>,
+    /// Permits for [`COLLECTED_PIECES`].
     collected: Arc<Semaphore>,
-    /// The longest result that is collected in memory, in bytes.
+    /// Longest result that is collected in memory, in bytes.
     longest: u64,
-    /// Room for each of [`READ_PIECES`].
+    /// Permits for [`READ_PIECES`].
     read: Arc<Semaphore>,
-    /// Pieces that have been put to others.
+    /// Number of pieces that have been added to uploads.
     pieces: AtomicU64,
 }
 
-/// One result.
+/// A piece of an upload.
+#[derive(Clone, Debug)]
+pub struct UploadedPiece {
+    /// Path of the lease.
+    pub path: PathId,
+    /// Fencing number of the lease.
+    pub fence: Fence,
+    /// The result that is uploaded.
+    pub item: LeaseResult,
+    /// Announced digest of the complete result.
+    pub digest: ContentDigest,
+    /// First byte of the piece in the result: a multiple of [`PIECE_BYTES`].
+    pub offset: u64,
+}
+
+/// The result that an upload is for. Its number of tokens is not part of the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct UploadKey {
+    path: PathId,
+    fence: Fence,
+    item: LeaseResult,
+}
+
+impl UploadKey {
+    fn of(piece: &UploadedPiece) -> Self {
+        Self { path: piece.path, fence: piece.fence, item: piece.item.without_tokens() }
+    }
+}
+
+/// The upload of one result.
 struct Upload {
     item: LeaseResult,
-    whole: ContentDigest,
+    digest: ContentDigest,
     progress: Arc<tokio::sync::Mutex<UploadProgress>>,
 }
 
-/// How far a result is.
+/// State of an upload.
 pub(crate) struct UploadProgress {
-    held: ReceivedPieces,
-    /// Where the pieces begin that have not arrived.
+    received: ReceivedPieces,
+    /// Offsets of the pieces that have not arrived.
     missing: BTreeSet<u64>,
-    /// The number of the last piece among those of all results.
+    /// Number of the upload's last piece among the pieces of all uploads.
     last: u64,
-    /// What the last piece was answered, and what repetitions are answered too.
+    /// Answer to the last piece, repeated for every later piece.
     answer: Option<Response>,
 }
 
-/// What became of a piece.
+/// The outcome of adding a piece.
 pub enum PieceOutcome {
-    /// It is answered.
+    /// The piece is answered.
     Answer(Response),
-    /// With it the result is whole.
+    /// The result is complete.
     Complete(CompleteUpload),
 }
 
-/// A result of which every piece has arrived. Others that bring a piece of it wait for its answer.
+/// A result of which every piece has arrived. Other requests for this upload wait until it is finished or dropped.
 pub struct CompleteUpload {
     progress: OwnedMutexGuard<UploadProgress>,
     content: ReceivedContent,
 }
 
 impl Uploads {
-    /// What does not fit into memory is collected in unnamed files on the disk of `folder`.
+    /// Collects in memory, and in unnamed files on the disk of `folder` when the memory is full.
     pub fn new(folder: PathBuf) -> Self {
         Self::with_room(folder, COLLECTED_PIECES)
     }
@@ -86,168 +116,165 @@ impl Uploads {
         Self { folder, uploads: Mutex::default(), collected, longest, read, pieces }
     }
 
-    fn uploads(&self) -> MutexGuard<'_, BTreeMap<(PathId, Fence, LeaseResult), Arc<Upload>>> {
+    fn uploads(&self) -> MutexGuard<'_, BTreeMap<UploadKey, Arc<Upload>>> {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether something of an item has arrived.
-    pub fn knows(&self, path: PathId, fence: Fence, item: LeaseResult) -> bool {
-        self.uploads().contains_key(&(path, fence, item.without_tokens()))
+    /// True if a piece of this result has arrived before.
+    pub fn has_begun(&self, piece: &UploadedPiece) -> bool {
+        self.uploads().contains_key(&UploadKey::of(piece))
     }
 
-    /// The result that a piece belongs to. One with another content under the same name takes the place of the first: a
-    /// lease holds one file for each item that it asks for.
-    fn of(&self, path: PathId, fence: Fence, item: LeaseResult, whole: ContentDigest) -> Arc<Upload> {
+    /// The upload that a piece belongs to. Another content of the same result replaces the earlier upload, because a
+    /// lease has one file for each of its results.
+    fn upload_of(&self, piece: &UploadedPiece) -> Arc<Upload> {
         let mut uploads = self.uploads();
-        let key = (path, fence, item.without_tokens());
+        let key = UploadKey::of(piece);
         match uploads.get(&key) {
-            Some(upload) if upload.item == item && upload.whole == whole => upload.clone(),
+            Some(upload) if upload.item == piece.item && upload.digest == piece.digest => upload.clone(),
             _ => {
-                let upload = Arc::new(Upload::new(item, whole));
+                let upload = Arc::new(Upload::new(piece.item, piece.digest.clone()));
                 uploads.insert(key, upload.clone());
                 upload
             }
         }
     }
 
-    /// Keeps a piece. The caller has held the length of the whole against what the item may have.
+    /// Adds a piece to its upload. The caller has checked that the result may have the announced length.
     ///
     /// # Errors
     /// When the disk fails.
-    pub async fn take(
-        &self,
-        (path, fence): (PathId, Fence),
-        item: LeaseResult,
-        whole: ContentDigest,
-        offset: u64,
-        piece: Bytes,
-    ) -> Result<PieceOutcome, TrainError> {
-        let found = piece.len() as u64;
-        let expected = whole.piece(offset);
-        if expected != Some(found) {
+    pub async fn add_piece(&self, piece: &UploadedPiece, content: Bytes) -> Result<PieceOutcome, HostError> {
+        let UploadedPiece { item, digest, offset, .. } = piece;
+        let found = content.len() as u64;
+        if digest.piece(*offset) != Some(found) {
             let reason = format!(
-                "{} of {} bytes has no piece of {found} bytes at {offset}: pieces have {PIECE_BYTES} bytes, but for the last",
+                "{} of {} bytes has no piece of {found} bytes at {offset}: every piece but the last has {PIECE_BYTES} bytes",
                 item.name(),
-                whole.bytes
+                digest.bytes
             );
             return Ok(PieceOutcome::Answer(Response::Refused { reason }));
         }
-        let upload = self.of(path, fence, item, whole);
+        let upload = self.upload_of(piece);
         let mut progress = upload.progress.clone().lock_owned().await;
         if let Some(answer) = &progress.answer {
             return Ok(PieceOutcome::Answer(answer.clone()));
         }
-        let bytes = upload.whole.bytes;
-        if bytes == found {
-            let piece = Piece::new(piece, self.room_to_read(1).await?);
-            let content = blocking(move || ReceivedContent::alone(piece)).await?;
+        if digest.bytes == found {
+            let content = Piece::new(content, self.read_permit(1).await?);
+            let content = blocking(move || ReceivedContent::of_one_piece(content)).await?;
             return Ok(PieceOutcome::Complete(CompleteUpload { progress, content }));
         }
-        if progress.missing.contains(&offset) {
-            progress = self.put(progress, bytes, offset, piece).await?;
+        if progress.missing.contains(offset) {
+            progress = self.store_piece(progress, piece, content).await?;
         }
         if progress.missing.is_empty() {
-            return Ok(PieceOutcome::Complete(self.complete(progress, bytes).await?));
+            return Ok(PieceOutcome::Complete(self.assemble(progress, digest.bytes).await?));
         }
         Ok(PieceOutcome::Answer(Response::PieceStored))
     }
 
-    /// Puts a piece to what has arrived. As everything here, it may be given up at any point: its connection may break.
-    async fn put(
+    /// Stores a piece in memory or in the file. Like every future here it may be dropped at any point, because the
+    /// connection may break: a piece leaves `missing` only when it is stored.
+    async fn store_piece(
         &self,
         mut progress: OwnedMutexGuard<UploadProgress>,
-        bytes: u64,
-        offset: u64,
-        piece: Bytes,
-    ) -> Result<OwnedMutexGuard<UploadProgress>, TrainError> {
+        piece: &UploadedPiece,
+        content: Bytes,
+    ) -> Result<OwnedMutexGuard<UploadProgress>, HostError> {
         progress.last = self.pieces.fetch_add(1, Ordering::Relaxed);
-        if bytes <= self.longest
-            && !progress.held.is_in_file()
-            && let Some(room) = self.room().await?
+        let offset = piece.offset;
+        if piece.digest.bytes <= self.longest
+            && !progress.received.is_in_file()
+            && let Some(permit) = self.memory_permit().await?
         {
-            // Hashing a piece takes less than what brought it here; another thread would not have it at hand.
-            progress.held.put_in_memory(offset, Piece::new(piece, room));
+            // Hashed on this thread: a hash takes less time than the transfer of the piece, and the processor's cache
+            // still holds the bytes.
+            progress.received.store_in_memory(offset, Piece::new(content, permit));
             progress.missing.remove(&offset);
             return Ok(progress);
         }
         let folder = self.folder.clone();
         blocking(move || {
-            progress.held.put_in_file(&folder, offset, &piece)?;
+            progress.received.store_in_file(&folder, offset, &content)?;
             progress.missing.remove(&offset);
             Ok(progress)
         })
         .await?
     }
 
-    /// Room for a piece, which results make that wait for theirs; `None` when those that have it are all moving.
-    async fn room(&self) -> Result<Option<OwnedSemaphorePermit>, TrainError> {
+    /// A permit for a piece in memory. Moves idle uploads to files until there is one; `None` if no upload is idle.
+    async fn memory_permit(&self) -> Result<Option<OwnedSemaphorePermit>, HostError> {
         loop {
-            if let Ok(room) = self.collected.clone().try_acquire_owned() {
-                return Ok(Some(room));
+            if let Ok(permit) = self.collected.clone().try_acquire_owned() {
+                return Ok(Some(permit));
             }
-            let Some(mut waiting) = self.waiting_longest() else { return Ok(None) };
+            let Some(mut idle) = self.longest_idle() else { return Ok(None) };
             let folder = self.folder.clone();
-            blocking(move || waiting.held.file(&folder).map(drop)).await??;
+            blocking(move || idle.received.file(&folder).map(drop)).await??;
         }
     }
 
-    /// Brings into memory what is whole. It stays where it is until the result is answered.
-    async fn complete(
+    /// Puts the content of a complete upload into memory. The upload keeps its pieces until it is finished.
+    async fn assemble(
         &self,
         mut progress: OwnedMutexGuard<UploadProgress>,
         bytes: u64,
-    ) -> Result<CompleteUpload, TrainError> {
-        if let Some(content) = progress.held.content() {
+    ) -> Result<CompleteUpload, HostError> {
+        if let Some(content) = progress.received.content_in_memory() {
             return Ok(CompleteUpload { progress, content });
         }
-        let room = self.room_to_read(bytes.div_ceil(PIECE_BYTES)).await?;
+        let permit = self.read_permit(bytes.div_ceil(PIECE_BYTES)).await?;
         let folder = self.folder.clone();
         blocking(move || {
-            let content = progress.held.read(&folder, bytes, room)?;
+            let content = progress.received.read_file(&folder, bytes, permit)?;
             Ok(CompleteUpload { progress, content })
         })
         .await?
     }
 
-    /// Waits for room for pieces that are not collected in memory.
-    async fn room_to_read(&self, pieces: u64) -> Result<OwnedSemaphorePermit, TrainError> {
+    /// Waits for permits for pieces of a complete result. A result of more than [`READ_PIECES`] takes all permits.
+    async fn read_permit(&self, pieces: u64) -> Result<OwnedSemaphorePermit, HostError> {
         let pieces = u32::try_from(pieces.min(READ_PIECES as u64)).unwrap_or(u32::MAX);
-        self.read.clone().acquire_many_owned(pieces).await.map_err(|_| TrainError::Cancelled)
+        let permit = self.read.clone().acquire_many_owned(pieces).await;
+        permit.map_err(|_| {
+            TrainError::Internal { what: "the semaphore of uploads is closed".to_owned() }.into()
+        })
     }
 
-    /// Of the results in memory that are not just being put to, the one that has waited longest for a piece.
-    fn waiting_longest(&self) -> Option<OwnedMutexGuard<UploadProgress>> {
+    /// The upload that has waited longest for a piece, among uploads with pieces in memory that no request works on.
+    fn longest_idle(&self) -> Option<OwnedMutexGuard<UploadProgress>> {
         let uploads = self.uploads();
         let idle = uploads.values().filter_map(|upload| upload.progress.clone().try_lock_owned().ok());
-        idle.filter(|progress| progress.held.takes_room()).min_by_key(|progress| progress.last)
+        idle.filter(|progress| progress.received.is_in_memory()).min_by_key(|progress| progress.last)
     }
 
-    /// Drops what belongs to leases that are over.
+    /// Drops the uploads of leases that are not out any more.
     pub fn retain(&self, is_out: impl Fn(PathId, Fence) -> bool) {
-        self.uploads().retain(|&(path, fence, _), _| is_out(path, fence));
+        self.uploads().retain(|key, _| is_out(key.path, key.fence));
     }
 }
 
 impl Upload {
-    fn new(item: LeaseResult, whole: ContentDigest) -> Self {
-        // The length is one that the item may have, so this set is about as long as the model's files are large.
+    fn new(item: LeaseResult, digest: ContentDigest) -> Self {
+        // The caller has bounded the announced length, so this set is as long as the model's files have pieces.
         let missing =
-            (0..).step_by(PIECE_BYTES as usize).take_while(|&at| whole.piece(at).is_some()).collect();
-        let progress = UploadProgress { held: ReceivedPieces::default(), missing, last: 0, answer: None };
-        Self { item, whole, progress: Arc::new(tokio::sync::Mutex::new(progress)) }
+            (0..).step_by(PIECE_BYTES as usize).take_while(|&at| digest.piece(at).is_some()).collect();
+        let progress = UploadProgress { received: ReceivedPieces::default(), missing, last: 0, answer: None };
+        Self { item, digest, progress: Arc::new(tokio::sync::Mutex::new(progress)) }
     }
 }
 
 impl CompleteUpload {
-    /// The result.
+    /// The content of the result.
     pub fn content(&self) -> ReceivedContent {
         self.content.clone()
     }
 
-    /// Says what everyone is answered who brings a piece of it from now on.
-    pub fn answer(&mut self, answer: Response) {
+    /// Sets the answer to every later piece of this upload, and drops the received pieces.
+    pub fn finish(&mut self, answer: Response) {
         self.progress.answer = Some(answer);
-        self.progress.held = ReceivedPieces::default();
+        self.progress.received = ReceivedPieces::default();
     }
 }
 

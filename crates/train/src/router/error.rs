@@ -12,6 +12,14 @@ use crate::error::through_train_error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RouterError {
+    /// The manifest lacks a module of a path.
+    #[error(
+        "the manifest lacks {what}: it is damaged or of another run; go back to a copy of the run's store"
+    )]
+    ManifestLacks {
+        /// The missing part.
+        what: String,
+    },
     /// A path has not scored the reserved documents.
     #[error("{} holds no scores of path {path} for the run's reserved documents: run `dipaco route score`", folder.display())]
     NoScores {
@@ -59,4 +67,4 @@ pub enum RouterError {
 }
 
 through_train_error!(RouterError);
-through_train_error!(RouterError: dipaco_model::ModelError, dipaco_shards::ShardsError);
+through_train_error!(RouterError: dipaco_shards::ShardsError);

@@ -59,9 +59,9 @@ impl ScoreHeader {
         let module = |module: ModuleId| {
             let record = training.module(module);
             let record =
-                record.ok_or_else(|| TrainError::ManifestLacks { what: format!("module {module}") })?;
+                record.ok_or_else(|| RouterError::ManifestLacks { what: format!("module {module}") })?;
             let fragments = record.fragments.iter().map(|f| (f.version, f.weights.hash.clone()));
-            Ok::<_, TrainError>((module, fragments.collect()))
+            Ok::<_, RouterError>((module, fragments.collect()))
         };
         Ok(Self {
             format: FORMAT.to_owned(),

@@ -22,10 +22,17 @@ pub enum SeedError {
         "paths have been trained from this run's seed model: train another seed in another run directory"
     )]
     SeedInUse,
+    /// The settings that identify the seed can't be written.
+    #[error("can't write the configuration as JSON")]
+    Json {
+        /// The reason.
+        #[source]
+        source: serde_json::Error,
+    },
     /// An error that all roles share.
     #[error(transparent)]
     Core(#[from] TrainError),
 }
 
 through_train_error!(SeedError);
-through_train_error!(SeedError: dipaco_model::ModelError, dipaco_shards::ShardsError);
+through_train_error!(SeedError: dipaco_shards::ShardsError);

@@ -1,64 +1,63 @@
-//! A synchronizer in a process of its own: takes what workers bring for its modules, and takes their outer steps.
+//! A synchronizer in a process of its own: receives the outer gradients of its modules and takes their outer steps.
 //!
-//! It decides nothing: the coordinator says which outer steps are due, and whether what a worker brings counts. It shares
-//! the coordinator's store, so everything that it has done is on the disk, and what it was about to do is done by the
-//! coordinator when it is gone.
+//! It decides nothing. The coordinator decides which outer steps are due and whether a result counts. Both share the
+//! run's store, so every finished outer step is on the disk, and the coordinator takes the unfinished ones when the
+//! synchronizer is gone.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
 use dipaco_config::OuterConfig;
 use dipaco_net::{JoinToken, Server};
 use dipaco_store::{ObjectRef, RunStore, names};
-use dipaco_sync::{Fence, Guard};
-use dipaco_topology::{ModuleId, PathId};
+use dipaco_sync::Guard;
+use dipaco_topology::ModuleId;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use crate::TrainError;
 use crate::client::{Identity, LONG_CALL_TIMEOUT, SHORT_CALL_TIMEOUT, Session, instance};
-use crate::host::Revocations;
-use crate::host::{Answer, Peer, RequestHandler, refused, serve_peers};
-use crate::host::{PieceOutcome, Uploads};
-use crate::host::{ResultIntake, piece};
-use crate::synchronizer::Synchronizer;
-use dipaco_protocol::{ContentDigest, FetchSource, LeaseResult, RUN_COMPLETE, Request, Response};
+use crate::host::{
+    Admission, Answer, ObjectPiece, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations,
+    UploadedPiece, Uploads, VerifiedGradients, read_piece, refused, serve_peers,
+};
+use crate::synchronizer::{Synchronizer, SynchronizerError};
+use dipaco_path::Layout;
+use dipaco_protocol::{FetchSource, LeaseResult, RUN_COMPLETE, Request, Response};
 
-/// How long the coordinator keeps a question for outer steps open, in milliseconds.
+/// Time for which the coordinator keeps a request for outer steps open, in milliseconds.
 const WAIT_MS: u64 = 15_000;
 
-/// How long a worker waits for what the coordinator says to its synchronizer, before it asks by itself.
+/// Time for which a worker's request waits for the coordinator. After it the worker asks the coordinator itself.
 const WORKER_WAITS: Duration = Duration::from_secs(30);
 
-/// How a synchronizer is set up.
+/// Settings of a synchronizer.
 #[derive(Clone, Debug)]
 pub struct SynchronizerOptions {
-    /// For the coordinator, with the role [`SYNCHRONIZER`](crate::SYNCHRONIZER).
+    /// Join token for the coordinator, with the role [`SYNCHRONIZER`](dipaco_protocol::SYNCHRONIZER).
     pub token: JoinToken,
-    /// The synchronizer's name, unique in the run.
+    /// Name of the synchronizer, unique in the run.
     pub name: String,
-    /// Its modules.
+    /// Modules whose outer steps the synchronizer takes.
     pub modules: Vec<ModuleId>,
-    /// `host:port` by which workers reach it.
+    /// `host:port` at which workers reach the synchronizer.
     pub address: String,
-    /// The run's store, the same that the coordinator has.
+    /// The run's store, shared with the coordinator.
     pub store: RunStore,
-    /// A folder on whose disk results are collected.
+    /// Folder on whose disk incomplete results are collected.
     pub collect: PathBuf,
-    /// Tokens that may not be used any more.
+    /// Tokens that are no longer valid.
     pub revocations: Revocations,
-    /// How long to try when the coordinator can't be reached.
+    /// Time for which connecting is tried again when the coordinator can't be reached.
     pub patience: Duration,
 }
 
-/// What a synchronizer did.
+/// Counters of a synchronizer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SynchronizerSummary {
-    /// Outer steps of fragments that count.
+    /// Outer steps of fragments that the coordinator accepted.
     pub outer_steps: u64,
-    /// Outer steps that another process took in its place.
+    /// Outer steps that did not count, because another process had been asked for them.
     pub lost: u64,
     /// Bytes sent to workers in UDP datagrams.
     pub bytes_sent: u64,
@@ -69,13 +68,13 @@ pub struct SynchronizerSummary {
 /// Takes outer steps until the run is complete or `cancel` is triggered.
 ///
 /// # Errors
-/// When the coordinator can't be reached for longer than the options allow or refuses the modules, and when the store can't
-/// be read or written.
+/// When the coordinator can't be reached for longer than the options allow or refuses the modules, and when the store
+/// can't be read or written.
 pub async fn synchronize(
     options: SynchronizerOptions,
     server: Server,
     cancel: CancellationToken,
-) -> Result<SynchronizerSummary, TrainError> {
+) -> Result<SynchronizerSummary, SynchronizerError> {
     let SynchronizerOptions { token, name, modules, address, store, collect, revocations, patience } =
         options;
     let run = token.run_id.clone();
@@ -83,9 +82,10 @@ pub async fn synchronize(
     let session = Arc::new(Session::open(identity, cancel).await?);
     let plan = session.plan().clone();
     let topology = plan.topology()?;
-    let layout = dipaco_path::Layout::of_plan(&plan, &topology)?;
+    let layout = Layout::of_plan(&plan, &topology)?;
     let outer: OuterConfig = plan.outer.clone();
-    let synchronizer = Synchronizer::new(store.clone(), layout.clone(), outer.clone());
+    let gradients = VerifiedGradients::default();
+    let synchronizer = Synchronizer::new(store.clone(), layout.clone(), outer.clone(), gradients.clone());
     let intake = ResultIntake {
         store,
         plan,
@@ -93,9 +93,17 @@ pub async fn synchronize(
         layout,
         uploads: Uploads::new(collect),
         guard: Mutex::new(Guard::new(outer.guard)),
+        gradients,
     };
-    let process = Arc::new(Process { run, intake: Arc::new(intake), session, modules, address, revocations });
-    // Workers are served to the end of this function.
+    let process = Arc::new(SynchronizerProcess {
+        run,
+        intake: Arc::new(intake),
+        session,
+        modules,
+        address,
+        revocations,
+    });
+    // No farewell: workers are served until this function ends, because the coordinator answers them afterwards.
     let never = CancellationToken::new();
     let mut summary = SynchronizerSummary::default();
     let result = tokio::select! {
@@ -104,16 +112,17 @@ pub async fn synchronize(
     };
     let traffic = server.traffic();
     (summary.bytes_sent, summary.bytes_received) = (traffic.udp_sent, traffic.udp_received);
-    let complete = matches!(result, Ok(()) | Err(TrainError::Complete));
+    let complete = result.as_ref().err().is_none_or(SynchronizerError::is_complete);
     server.close(if complete { RUN_COMPLETE } else { "the synchronizer stops" }).await;
     process.session.close().await;
     match result {
-        Ok(()) | Err(TrainError::Cancelled | TrainError::Complete) => Ok(summary),
-        Err(error) => Err(error),
+        Err(error) if !complete && !error.is_cancelled() => Err(error),
+        _ => Ok(summary),
     }
 }
 
-struct Process {
+/// Answers workers, and takes the outer steps that the coordinator orders.
+struct SynchronizerProcess {
     run: String,
     intake: Arc<ResultIntake>,
     session: Arc<Session>,
@@ -122,29 +131,29 @@ struct Process {
     revocations: Revocations,
 }
 
-impl Process {
-    /// Does what the coordinator asks for, until the run is complete.
+impl SynchronizerProcess {
+    /// Takes the outer steps that the coordinator orders, until the run is complete.
     async fn take_outer_steps(
         &self,
         mut synchronizer: Synchronizer,
         summary: &mut SynchronizerSummary,
-    ) -> Result<(), TrainError> {
+    ) -> Result<(), SynchronizerError> {
         loop {
             let (modules, address) = (self.modules.clone(), self.address.clone());
-            let ask = Request::Orders { modules, address, wait_ms: WAIT_MS };
-            let orders = match self.session.call(&ask, None, SHORT_CALL_TIMEOUT).await? {
+            let request = Request::Orders { modules, address, wait_ms: WAIT_MS };
+            let orders = match self.session.call(&request, None, SHORT_CALL_TIMEOUT).await? {
                 Response::Orders { leases, next, orders } => {
-                    // A lease that was given out after the answer may have brought something already.
+                    // Fences from `next` on are newer than the answer: such a lease may have uploads here already.
                     let over = |fence| fence < next && !leases.contains(&fence);
                     self.intake.uploads.retain(|_, fence| !over(fence));
                     orders
                 }
                 Response::Finished => return Ok(()),
-                // Lost: another process under this name has the modules.
+                // `Lost`: another process under this name has the modules.
                 Response::Lost { reason } | Response::Refused { reason } => {
-                    return Err(TrainError::Refused { reason });
+                    return Err(SynchronizerError::Refused { reason });
                 }
-                _ => return Err(TrainError::UnexpectedAnswer { request: "question for outer steps" }),
+                _ => return Err(SynchronizerError::UnexpectedAnswer { request: "Orders" }),
             };
             for order in orders {
                 let Some(done) = synchronizer.carry_out(order).await? else { continue };
@@ -155,131 +164,105 @@ impl Process {
                         tracing::warn!(%fragment, reason, "an outer step does not count");
                         summary.lost += 1;
                     }
-                    Response::Refused { reason } => return Err(TrainError::Refused { reason }),
-                    _ => return Err(TrainError::UnexpectedAnswer { request: "stepped" }),
+                    Response::Refused { reason } => return Err(SynchronizerError::Refused { reason }),
+                    _ => return Err(SynchronizerError::UnexpectedAnswer { request: "Stepped" }),
                 }
             }
         }
     }
 
-    /// Asks the coordinator for a worker.
-    async fn ask(&self, request: &Request) -> Result<Response, TrainError> {
+    /// Asks the coordinator on behalf of a worker.
+    async fn ask_coordinator(&self, request: &Request) -> Result<Response, SynchronizerError> {
         match tokio::time::timeout(WORKER_WAITS, self.session.call(request, None, LONG_CALL_TIMEOUT)).await {
             Ok(answer) => Ok(answer?),
             Err(_) => Ok(elsewhere(&"the synchronizer can't reach the coordinator").0),
         }
     }
 
-    /// Sends a piece of weights of its modules, or of changes of them.
+    /// Sends a piece of the weights of its modules, or of their changes.
     async fn object_piece(&self, object: &ObjectRef, offset: u64) -> Answer {
-        let mine = |module: &ModuleId| {
+        let own = |module: &ModuleId| {
             [names::MODULES, names::CHANGES]
                 .iter()
                 .any(|kind| object.name.starts_with(&format!("{kind}/{module}/")))
         };
-        if !self.modules.iter().any(mine) {
+        if !self.modules.iter().any(own) {
             return refused(format!("{} is not of the modules of this synchronizer", object.name));
         }
-        match piece(&self.intake.store, object, offset).await {
-            Err(response) => (response, None),
-            Ok(Ok(answer)) => answer,
-            // Superseded and deleted, or damaged: the coordinator knows.
-            Ok(Err(error)) => elsewhere(&error),
-        }
-    }
-
-    /// Takes a piece of an outer gradient.
-    async fn take(
-        &self,
-        (path, fence): (PathId, Fence),
-        item: LeaseResult,
-        whole: ContentDigest,
-        offset: u64,
-        piece: Bytes,
-    ) -> Result<Response, TrainError> {
-        let mine = matches!(item, LeaseResult::OuterGradient { fragment, .. } if self.modules.contains(&fragment.module));
-        if !mine {
-            let reason = format!("{} is not of the modules of this synchronizer", item.name());
-            return Ok(Response::Refused { reason });
-        }
-        if let Some(refused) = self.intake.objection(path, item, &whole) {
-            return Ok(refused);
-        }
-        let uploads = &self.intake.uploads;
-        if !uploads.knows(path, fence, item) {
-            let expected = Request::Expected { path, fence, item };
-            match self.ask(&expected).await? {
-                Response::Done => {}
-                answer => return Ok(answer),
-            }
-        }
-        match uploads.take((path, fence), item, whole.clone(), offset, piece).await? {
-            PieceOutcome::Answer(answer) => Ok(answer),
-            PieceOutcome::Complete(mut complete) => {
-                // The name of an outer gradient does not tell its lease's end.
-                let name = item.object_name(path, fence, 0);
-                let answer = match self.intake.keep(name, (path, item), whole, &complete).await? {
-                    Ok(object) => {
-                        let stored = Request::Stored { path, fence, item, object };
-                        self.ask(&stored).await?
-                    }
-                    Err(refused) => refused,
-                };
-                complete.answer(answer.clone());
-                Ok(answer)
-            }
+        match read_piece(&self.intake.store, object, offset).await {
+            ObjectPiece::Answer(answer) => answer,
+            // The object is superseded and deleted, or damaged. Only the coordinator can tell.
+            ObjectPiece::Unreadable(error) => elsewhere(&error),
         }
     }
 }
 
-/// What only the coordinator can answer.
+/// Sends a worker to the coordinator.
 fn elsewhere(why: &dyn std::fmt::Display) -> Answer {
     (Response::Elsewhere { reason: why.to_string() }, None)
 }
 
-impl RequestHandler for Process {
+impl ResultReceiver for SynchronizerProcess {
+    type Error = SynchronizerError;
+
+    fn intake(&self) -> &Arc<ResultIntake> {
+        &self.intake
+    }
+
+    fn objection(&self, piece: &UploadedPiece) -> Option<Response> {
+        match piece.item {
+            LeaseResult::OuterGradient { fragment, .. } if self.modules.contains(&fragment.module) => {
+                self.intake.objection(piece)
+            }
+            item => {
+                let reason = format!("{} is not of the modules of this synchronizer", item.name());
+                Some(Response::Refused { reason })
+            }
+        }
+    }
+
+    async fn admit(&self, _: &Peer, piece: &UploadedPiece) -> Result<Admission, SynchronizerError> {
+        let &UploadedPiece { path, fence, item, .. } = piece;
+        // One question to the coordinator for each upload, not for each piece.
+        if !self.intake.uploads.has_begun(piece) {
+            match self.ask_coordinator(&Request::Expected { path, fence, item }).await? {
+                Response::Done => {}
+                answer => return Ok(Admission::Rejected(answer)),
+            }
+        }
+        // The name of an outer gradient does not contain the step at which its lease ends.
+        Ok(Admission::Expected { name: item.object_name(path, fence, 0) })
+    }
+
+    async fn record(&self, piece: &UploadedPiece, object: ObjectRef) -> Result<Response, SynchronizerError> {
+        let &UploadedPiece { path, fence, item, .. } = piece;
+        self.ask_coordinator(&Request::Stored { path, fence, item, object }).await
+    }
+}
+
+impl RequestHandler for SynchronizerProcess {
     fn revocations(&self) -> &Revocations {
         &self.revocations
     }
 
-    async fn welcome(&self, _: &Peer, _: bool) -> Result<Answer, TrainError> {
-        self.intake.welcome(self.run.clone())
+    async fn welcome(&self, _: &Peer, _: bool) -> Result<Answer, SynchronizerError> {
+        Ok(self.intake.welcome(self.run.clone())?)
     }
 
-    fn payload_limit(&self, request: &Request) -> u64 {
-        self.intake.payload_limit(request)
-    }
-
-    async fn answer(
-        self: &Arc<Self>,
-        _: &Peer,
-        request: Request,
-        payload: Option<Bytes>,
-    ) -> Result<Answer, TrainError> {
+    async fn answer(self: &Arc<Self>, _: &Peer, request: Request) -> Result<Answer, SynchronizerError> {
         match request {
             Request::Fetch { source: FetchSource::Object(object), offset } => {
                 Ok(self.object_piece(&object, offset).await)
             }
-            Request::Submit { path, fence, item, whole, offset } => {
-                let process = self.clone();
-                let piece = payload.unwrap_or_default();
-                // To its end, even when the worker is gone: what has been stored is to be known.
-                let taking =
-                    tokio::spawn(
-                        async move { process.take((path, fence), item, whole, offset, piece).await },
-                    );
-                let answer = taking.await.map_err(|source| TrainError::Thread { source })??;
-                Ok((answer, None))
-            }
-            _ => Ok(elsewhere(&"this is a synchronizer: the coordinator answers that")),
+            _ => Ok(elsewhere(&"this is a synchronizer: the coordinator answers this request")),
         }
     }
 
-    async fn expel(&self, _: &Peer) -> Result<(), TrainError> {
+    async fn expel(&self, _: &Peer) -> Result<(), SynchronizerError> {
         Ok(())
     }
 
-    async fn left(&self, _: &Peer, _: String) -> Result<(), TrainError> {
+    async fn left(&self, _: &Peer, _: String) -> Result<(), SynchronizerError> {
         Ok(())
     }
 }

@@ -19,9 +19,9 @@ use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_telemetry::{Clock, Events, Progress};
 use dipaco_topology::{ModuleId, Topology};
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, SeedOptions, SynchronizerOptions,
-    SynchronizerSummary, TrainError, WorkerError, WorkerOptions, WorkerSummary, coordinate, open_run,
-    start_training, synchronize, train_seed, work,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, SeedOptions,
+    SynchronizerError, SynchronizerOptions, SynchronizerSummary, WorkerError, WorkerOptions, WorkerSummary,
+    coordinate, open_run, start_training, synchronize, train_seed, work,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -136,7 +136,7 @@ impl Run {
         Self { folder, config, store, shards, authority }
     }
 
-    pub(crate) async fn start(&self, resume: bool) -> Result<OpenRun, TrainError> {
+    pub(crate) async fn start(&self, resume: bool) -> Result<OpenRun, CoordinatorError> {
         start_training(&self.store, &self.config, self.shards.clone(), resume).await
     }
 
@@ -270,8 +270,8 @@ impl Run {
     }
 }
 
-pub(crate) type Coordinating = tokio::task::JoinHandle<Result<CoordinatorSummary, TrainError>>;
-pub(crate) type Synchronizing = tokio::task::JoinHandle<Result<SynchronizerSummary, TrainError>>;
+pub(crate) type Coordinating = tokio::task::JoinHandle<Result<CoordinatorSummary, CoordinatorError>>;
+pub(crate) type Synchronizing = tokio::task::JoinHandle<Result<SynchronizerSummary, SynchronizerError>>;
 pub(crate) type Working = tokio::task::JoinHandle<Result<WorkerSummary, WorkerError>>;
 
 /// A clock that counts how often the event file asks for the time of day: once for each event.

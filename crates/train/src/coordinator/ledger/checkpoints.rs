@@ -1,26 +1,39 @@
-//! Earlier rounds that a run can go back to.
+//! Earlier rounds to which a run can go back.
 
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use dipaco_store::{CheckpointRecord, ObjectRef, RunManifest, RunStore, TrainingRecord, names};
+use dipaco_store::{CheckpointRecord, ObjectRef, RunManifest, RunStore, StoreError, TrainingRecord, names};
 
 use super::Ledger;
-use crate::TrainError;
-use crate::coordinator::recover::is_damage;
+use crate::coordinator::error::CoordinatorError;
 
-/// The checkpoints of a run, the newest at the end. With two of them there is always one that shares no weights with the
-/// current round: the newest may have been taken a moment ago.
+/// The checkpoints of a run, the newest at the end. Of two checkpoints one shares no weights with the current round,
+/// because only the newest can have been taken a moment ago.
 pub(super) struct Checkpoints {
-    /// How many there are to be.
+    /// Number of checkpoints to keep.
     keep: usize,
     kept: Vec<Checkpoint>,
 }
 
 struct Checkpoint {
     record: CheckpointRecord,
-    /// The names of everything that it needs, its own included.
+    /// Names of all objects that the checkpoint needs, its own included.
     names: BTreeSet<String>,
+}
+
+/// A checkpoint that must be written before the manifest that refers to it.
+pub(crate) struct NewCheckpoint {
+    pub(crate) object: ObjectRef,
+    pub(crate) content: Bytes,
+}
+
+/// The outcome of reading a checkpoint.
+pub(crate) enum CheckpointContent {
+    /// The training as the checkpoint holds it.
+    Sound(TrainingRecord),
+    /// The checkpoint is damaged or missing.
+    Damaged(StoreError),
 }
 
 impl Checkpoint {
@@ -31,21 +44,20 @@ impl Checkpoint {
 }
 
 impl Checkpoints {
-    /// Those that the manifest names and that can be read.
+    /// Reads the checkpoints that the manifest names, and leaves out the damaged ones.
     pub(super) async fn load(
         store: &RunStore,
         manifest: &RunManifest,
         keep: usize,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self, CoordinatorError> {
         let mut kept = Vec::new();
         let excess = manifest.checkpoints.len().saturating_sub(keep);
         for record in manifest.checkpoints.iter().skip(excess) {
-            match read(store, record).await {
-                Ok(training) => kept.push(Checkpoint::new(record.clone(), &training)),
-                Err(TrainError::Store(error)) if is_damage(&error) => {
-                    tracing::warn!(round = record.round, %error, "a checkpoint is damaged, and dropped");
+            match read_checkpoint(store, record).await? {
+                CheckpointContent::Sound(training) => kept.push(Checkpoint::new(record.clone(), &training)),
+                CheckpointContent::Damaged(error) => {
+                    tracing::warn!(round = record.round, %error, "a checkpoint is damaged and dropped");
                 }
-                Err(error) => return Err(error),
             }
         }
         Ok(Self { keep, kept })
@@ -55,38 +67,55 @@ impl Checkpoints {
         self.kept.iter().map(|checkpoint| checkpoint.record.clone()).collect()
     }
 
-    /// Whether a checkpoint needs this object.
-    pub(super) fn hold(&self, name: &str) -> bool {
+    /// True if a checkpoint needs this object.
+    pub(super) fn need(&self, name: &str) -> bool {
         self.kept.iter().any(|checkpoint| checkpoint.names.contains(name))
     }
 
-    fn newest(&self) -> Option<u32> {
+    fn newest_round(&self) -> Option<u32> {
         self.kept.last().map(|checkpoint| checkpoint.record.round)
     }
 }
 
-/// Reads the training as a checkpoint has it.
-pub(crate) async fn read(store: &RunStore, record: &CheckpointRecord) -> Result<TrainingRecord, TrainError> {
-    let content = store.get(&record.object).await?;
-    serde_json::from_slice(&content).map_err(|source| TrainError::Json { source })
+/// Reads the training from a checkpoint.
+pub(crate) async fn read_checkpoint(
+    store: &RunStore,
+    record: &CheckpointRecord,
+) -> Result<CheckpointContent, CoordinatorError> {
+    match store.get(&record.object).await {
+        Ok(content) => {
+            let training = serde_json::from_slice(&content)
+                .map_err(|source| CoordinatorError::CheckpointFormat { round: record.round, source })?;
+            Ok(CheckpointContent::Sound(training))
+        }
+        Err(error) if is_damage(&error) => Ok(CheckpointContent::Damaged(error)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// True if an object is missing or differs from its reference.
+pub(crate) fn is_damage(error: &StoreError) -> bool {
+    matches!(error, StoreError::Damaged { .. } | StoreError::Cut { .. } | StoreError::Missing { .. })
 }
 
 impl Ledger {
-    /// Takes a checkpoint when every path has completed another round, and drops those that are too many; a complete run
-    /// needs none.
-    pub(super) fn checkpoint(&mut self) -> Result<Option<(ObjectRef, Bytes)>, TrainError> {
+    /// Takes a checkpoint if every path has completed another round, and drops the oldest checkpoints. A complete run
+    /// keeps none.
+    pub(super) fn take_checkpoint(&mut self) -> Result<Option<NewCheckpoint>, CoordinatorError> {
         let round = self.training()?.rounds_done();
-        let finished = self.rounds.finished();
-        let due = self.checkpoints.newest().is_none_or(|newest| round > newest);
+        let finished = self.state.finished();
+        let due = self.checkpoints.newest_round().is_none_or(|newest| round > newest);
         let mut taken = None;
         if due && !finished && self.checkpoints.keep > 0 {
             let training = self.training()?;
-            let content = serde_json::to_vec(training).map_err(|source| TrainError::Json { source })?;
+            let content = serde_json::to_vec(training).map_err(|why| {
+                CoordinatorError::internal(format!("the training can't be written as JSON: {why}"))
+            })?;
             let object = ObjectRef::of(names::checkpoint(round, self.manifest.incarnation), &content);
             let record = CheckpointRecord { round, object: object.clone() };
             let checkpoint = Checkpoint::new(record, training);
             self.checkpoints.kept.push(checkpoint);
-            taken = Some((object, content.into()));
+            taken = Some(NewCheckpoint { object, content: content.into() });
         }
         let keep = if finished { 0 } else { self.checkpoints.keep };
         let excess = self.checkpoints.kept.len().saturating_sub(keep);

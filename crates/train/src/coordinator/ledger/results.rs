@@ -1,4 +1,4 @@
-//! The books of what leases bring.
+//! Results of leases in the ledger.
 
 use std::collections::BTreeMap;
 
@@ -9,69 +9,87 @@ use dipaco_sync::{
 use dipaco_topology::PathId;
 
 use super::{LeaseCompletion, Ledger, MAX_REPLAY_WEIGHTS, path_record};
-use crate::TrainError;
+use crate::coordinator::error::CoordinatorError;
 use dipaco_protocol::{LeaseReport, LeaseResult};
 
+/// The outcome of recording a result.
+pub(crate) enum Recording {
+    /// The result counts already, or counts with the end of its lease.
+    Recorded,
+    /// The result does not count.
+    Rejected(LeaseError),
+}
+
+/// The results that the worker of a lease has uploaded for its end.
+#[derive(Default)]
+struct UploadedResults {
+    /// Objects by result, without the numbers of tokens.
+    objects: BTreeMap<LeaseResult, ObjectRef>,
+    /// Tokens in the outer gradient of each fragment.
+    tokens: BTreeMap<FragmentId, u64>,
+}
+
 impl Ledger {
-    /// Notes that an item of a lease is in the store: an outer gradient that is sent before the end of its lease counts
-    /// at once. When the lease is out no more, or the item counts already, it is deleted; the error says why it is not
-    /// taken.
-    pub(crate) fn stage(
+    /// Records that a result of a lease is in the store. An outer gradient that is sent before the end of its lease
+    /// counts at once. The object is deleted if the lease is not out any more or the result counts already.
+    pub(crate) fn record_result(
         &mut self,
         path: PathId,
         fence: Fence,
         item: LeaseResult,
         object: ObjectRef,
-    ) -> Result<Result<(), LeaseError>, TrainError> {
+    ) -> Result<Recording, CoordinatorError> {
         let checked = match self.check(path, fence) {
-            Ok(lease) if !self.closed => Ok(lease),
-            Ok(lease) => Err(LeaseError::Lost { path, step: lease.from, fence }),
-            Err(error) => Err(error),
+            Ok(lease) if self.closed => Err(LeaseError::Lost { path, step: lease.from, fence }),
+            checked => checked,
         };
         let lease = match checked {
             Ok(lease) => lease,
-            Err(error) => {
-                self.delete_unused([object.name])?;
-                return Ok(Err(error));
-            }
+            Err(error) => return self.reject(object, error),
         };
-        let ends = |fragment, number| {
+        let at_end = |fragment, number| {
             lease.sends.iter().any(|s| (s.fragment, s.number, s.step) == (fragment, number, lease.to))
         };
         match item {
-            LeaseResult::OuterGradient { fragment, number, tokens } if !ends(fragment, number) => {
-                match self.rounds.contribute(path, fence, fragment, number, tokens) {
+            LeaseResult::OuterGradient { fragment, number, tokens } if !at_end(fragment, number) => {
+                match self.state.contribute(path, fence, fragment, number, tokens) {
                     Commit::Accepted => {
                         self.note_gradient(path, fragment, number, object)?;
                         self.note_progress(path)?;
-                        self.save(Vec::new());
+                        self.note_change(Vec::new());
                     }
                     Commit::Duplicate => self.delete_unused([object.name])?,
-                    Commit::Refused(error) => {
-                        self.delete_unused([object.name])?;
-                        return Ok(Err(error));
-                    }
+                    Commit::Refused(error) => return self.reject(object, error),
                 }
             }
             item => {
                 self.staged.entry((path, fence)).or_default().insert(item, object);
             }
         }
-        Ok(Ok(()))
+        Ok(Recording::Recorded)
     }
 
-    /// Writes an outer gradient that counts from now on into its path's record.
+    fn reject(&mut self, object: ObjectRef, error: LeaseError) -> Result<Recording, CoordinatorError> {
+        self.delete_unused([object.name])?;
+        Ok(Recording::Rejected(error))
+    }
+
+    /// Writes an outer gradient that counts into its path's record.
     fn note_gradient(
         &mut self,
         path: PathId,
         fragment: FragmentId,
         number: u32,
         object: ObjectRef,
-    ) -> Result<(), TrainError> {
-        let pending = self.rounds.progress().pending.get(&fragment).into_iter().flatten();
+    ) -> Result<(), CoordinatorError> {
+        let pending = self.state.progress().pending.get(&fragment).into_iter().flatten();
         let found = pending.copied().find(|c| (c.path, c.number) == (path, number));
-        let lacks = || TrainError::ManifestLacks { what: format!("outer gradient {number} of path {path}") };
-        let Contribution { base, steps, tokens, .. } = found.ok_or_else(lacks)?;
+        let unknown = || {
+            CoordinatorError::internal(format!(
+                "outer gradient {number} of path {path} was accepted and is not pending"
+            ))
+        };
+        let Contribution { base, steps, tokens, .. } = found.ok_or_else(unknown)?;
         let FragmentId { module, index } = fragment;
         self.news.insert(fragment);
         let slot = self.slot(fragment);
@@ -85,47 +103,35 @@ impl Ledger {
         Ok(())
     }
 
-    /// Brings a path's record up to the core's progress.
-    fn note_progress(&mut self, path: PathId) -> Result<(), TrainError> {
+    /// Copies a path's progress from the state machine into its record.
+    fn note_progress(&mut self, path: PathId) -> Result<(), CoordinatorError> {
         let PathProgress { steps, measured, sent, adopted } =
-            self.rounds.progress().paths[path.index()].clone();
+            self.state.progress().paths[path.index()].clone();
         let record = path_record(&mut self.manifest, path)?;
         (record.steps, record.measured, record.sent, record.adopted) = (steps, measured, sent, adopted);
         Ok(())
     }
 
-    /// Takes a finished lease into the books.
-    pub(crate) fn complete(
+    /// Records a finished lease. Everything that can refuse it comes before `commit`, because a commit can't be undone.
+    pub(crate) fn complete_lease(
         &mut self,
         path: PathId,
         fence: Fence,
         report: &LeaseReport,
-    ) -> Result<LeaseCompletion, TrainError> {
+    ) -> Result<LeaseCompletion, CoordinatorError> {
         if self.closed {
             return Ok(LeaseCompletion::Closed);
         }
-        let lease = self.rounds.check(path, fence).ok().cloned();
-        let mut items = BTreeMap::new();
-        let mut done = LeaseOutcome { seconds: report.seconds, ..LeaseOutcome::default() };
+        let lease = self.state.check(path, fence).ok().cloned();
+        let mut uploaded = UploadedResults::default();
         if let Some(lease) = lease.as_ref().filter(|lease| lease.task == LeaseTask::Train) {
-            for (item, object) in self.staged.get(&(path, fence)).into_iter().flatten() {
-                if let LeaseResult::OuterGradient { fragment, tokens, .. } = *item {
-                    done.tokens.insert(fragment, tokens);
-                }
-                items.insert(key(*item), object.clone());
-            }
-            let last = lease.sends.iter().filter(|send| send.step == lease.to);
-            let last = last.map(|s| LeaseResult::OuterGradient {
-                fragment: s.fragment,
-                number: s.number,
-                tokens: 0,
-            });
-            let state = self.needs_state(lease)?.then_some(LeaseResult::State);
-            if let Some(missing) = last.chain(state).find(|item| !items.contains_key(&key(*item))) {
+            uploaded = self.uploaded_results(lease);
+            if let Some(missing) = self.missing_result(lease, &uploaded)? {
                 return Ok(LeaseCompletion::Incomplete(missing.name()));
             }
         }
-        match self.rounds.commit(path, fence, &done) {
+        let outcome = LeaseOutcome { seconds: report.seconds, tokens: uploaded.tokens };
+        match self.state.commit(path, fence, &outcome) {
             Commit::Duplicate => return Ok(LeaseCompletion::Duplicate),
             Commit::Refused(error @ LeaseError::Owes { .. }) => {
                 return Ok(LeaseCompletion::Incomplete(error.to_string()));
@@ -133,56 +139,113 @@ impl Ledger {
             Commit::Refused(error) => return Ok(LeaseCompletion::Lost(error)),
             Commit::Accepted => {}
         }
-        let lease = lease.ok_or_else(|| TrainError::ManifestLacks { what: format!("a lease of {path}") })?;
+        let unknown =
+            || CoordinatorError::internal(format!("a lease of path {path} was accepted and is not out"));
+        let lease = lease.ok_or_else(unknown)?;
         self.staged.remove(&(path, fence));
         let mut obsolete = Vec::new();
         if lease.task == LeaseTask::Train {
-            let stretch = self.stretch(&lease)?;
-            let total = self.rounds.schedule().total();
-            let record = path_record(&mut self.manifest, path)?;
-            record.fence = Some(fence.0);
-            record.tail.push(stretch);
-            if lease.to == total && !items.contains_key(&Key::State) {
-                // Nobody goes on with a state that has stayed with its worker to the end of the run.
-                record.tail.clear();
-                obsolete.extend(record.state.take().map(|object| object.name));
-            }
+            obsolete.extend(self.note_completed(&lease, &uploaded.objects)?);
         }
         self.note_progress(path)?;
-        for (item, object) in items {
+        obsolete.extend(self.note_results(path, uploaded.objects)?);
+        // A path whose last leases are in no state goes on with the worker that trained them, if it can.
+        let bound = !path_record(&mut self.manifest, path)?.replay.is_empty();
+        self.state.bind(path, bound);
+        let best = self.note_loss(path, &lease, report)?;
+        // Last: leases, states and bests decide which versions are still needed.
+        for fragment in self.fragment_ids_of(path) {
+            obsolete.extend(self.prune(fragment)?);
+        }
+        self.note_change(obsolete);
+        Ok(LeaseCompletion::Accepted { lease, best })
+    }
+
+    /// The results that are in the store for the end of a lease.
+    fn uploaded_results(&self, lease: &Lease) -> UploadedResults {
+        let mut uploaded = UploadedResults::default();
+        for (item, object) in self.staged.get(&(lease.path, lease.fence)).into_iter().flatten() {
+            if let LeaseResult::OuterGradient { fragment, tokens, .. } = *item {
+                uploaded.tokens.insert(fragment, tokens);
+            }
+            uploaded.objects.insert(item.without_tokens(), object.clone());
+        }
+        uploaded
+    }
+
+    /// The first result that is due at the end of a lease and has not been uploaded.
+    fn missing_result(
+        &self,
+        lease: &Lease,
+        uploaded: &UploadedResults,
+    ) -> Result<Option<LeaseResult>, CoordinatorError> {
+        let last = lease.sends.iter().filter(|send| send.step == lease.to);
+        let last = last.map(|send| {
+            let (fragment, number) = (send.fragment, send.number);
+            LeaseResult::OuterGradient { fragment, number, tokens: 0 }
+        });
+        let state = self.needs_state(lease)?.then_some(LeaseResult::State);
+        Ok(last.chain(state).find(|item| !uploaded.objects.contains_key(item)))
+    }
+
+    /// Adds a completed lease to the leases that a worker without the path's state replays. Returns obsolete objects.
+    fn note_completed(
+        &mut self,
+        lease: &Lease,
+        results: &BTreeMap<LeaseResult, ObjectRef>,
+    ) -> Result<Option<String>, CoordinatorError> {
+        let completed = self.completed_lease_record(lease)?;
+        let total = self.state.schedule().total();
+        let record = path_record(&mut self.manifest, lease.path)?;
+        record.fence = Some(lease.fence.0);
+        record.replay.push(completed);
+        if lease.to < total || results.contains_key(&LeaseResult::State) {
+            return Ok(None);
+        }
+        // The run is over for this path: nobody replays its leases, and its earlier state is useless.
+        record.replay.clear();
+        Ok(record.state.take().map(|object| object.name))
+    }
+
+    /// Writes uploaded results into their path's record. Returns obsolete objects.
+    fn note_results(
+        &mut self,
+        path: PathId,
+        results: BTreeMap<LeaseResult, ObjectRef>,
+    ) -> Result<Vec<String>, CoordinatorError> {
+        let mut obsolete = Vec::new();
+        for (item, object) in results {
             match item {
-                Key::OuterGradient(fragment, number) => self.note_gradient(path, fragment, number, object)?,
-                Key::State => {
+                LeaseResult::OuterGradient { fragment, number, .. } => {
+                    self.note_gradient(path, fragment, number, object)?;
+                }
+                LeaseResult::State => {
                     let record = path_record(&mut self.manifest, path)?;
-                    record.tail.clear();
+                    record.replay.clear();
                     obsolete.extend(record.state.replace(object).map(|object| object.name));
                 }
             }
         }
-        let bound = !path_record(&mut self.manifest, path)?.tail.is_empty();
-        self.rounds.bind(path, bound);
-        let best = self.note_loss(path, &lease, report)?;
-        for fragment in self.fragment_ids_of(path) {
-            obsolete.extend(self.prune(fragment)?);
-        }
-        self.save(obsolete);
-        Ok(LeaseCompletion::Accepted { lease, best })
+        Ok(obsolete)
     }
 
-    /// The lease that is out before one that follows it.
-    fn before(&self, lease: &Lease) -> Option<&Lease> {
-        self.rounds.lease(lease.path).filter(|current| current.from < lease.from)
+    /// The lease that is out when `lease` follows it; `None` if `lease` itself is the current lease.
+    fn preceding_lease(&self, lease: &Lease) -> Option<&Lease> {
+        self.state.lease(lease.path).filter(|current| current.from < lease.from)
     }
 
-    /// A lease as the path's record keeps it, before it is complete.
-    pub(crate) fn stretch(&self, lease: &Lease) -> Result<CompletedLeaseRecord, TrainError> {
-        let lacks = || TrainError::ManifestLacks { what: format!("path {}", lease.path) };
+    /// The record of a lease in its path's record, before the lease is complete.
+    pub(crate) fn completed_lease_record(
+        &self,
+        lease: &Lease,
+    ) -> Result<CompletedLeaseRecord, CoordinatorError> {
+        let lacks = || CoordinatorError::ManifestLacks { what: format!("path {}", lease.path) };
         let adopted = &self.training()?.path(lease.path).ok_or_else(lacks)?.adopted;
         let of = |lease: &Lease, fragment: &FragmentId| {
             lease.receives.iter().find(|r| r.fragment == *fragment).copied()
         };
         let received = |fragment: &FragmentId| of(lease, fragment);
-        let before = self.before(lease);
+        let before = self.preceding_lease(lease);
         let fragments = self.fragment_ids_of(lease.path);
         let adopted = fragments.iter().zip(adopted).map(|(fragment, &adopted)| {
             before.and_then(|before| of(before, fragment)).map_or(adopted, |receive| receive.version)
@@ -191,38 +254,44 @@ impl Ledger {
         Ok(CompletedLeaseRecord {
             from: lease.from,
             to: lease.to,
-            versions: versions.map(|(u, adopted)| received(u).map_or(adopted, |r| r.version)).collect(),
+            versions: versions.map(|(id, adopted)| received(id).map_or(adopted, |r| r.version)).collect(),
             received: fragments.iter().map(|fragment| received(fragment).is_some()).collect(),
         })
     }
 
-    /// Whether a lease has to bring its path's state: every so many leases, when the path changes hands, and where a phase
-    /// ends that another one follows. Where the run ends nobody goes on with it, and it is brought only if each one is.
-    pub(crate) fn needs_state(&self, lease: &Lease) -> Result<bool, TrainError> {
+    /// Returns whether a lease uploads its path's state: every `state_every` leases, when the path changes hands, and at
+    /// the end of a phase that is not the last. At the end of the run the state is useless, so it is uploaded only if
+    /// every lease uploads it.
+    pub(crate) fn needs_state(&self, lease: &Lease) -> Result<bool, CoordinatorError> {
         if lease.task != LeaseTask::Train {
             return Ok(false);
         }
         if lease.hands_over.is_some() {
             return Ok(true);
         }
-        if lease.to == self.rounds.schedule().total() {
+        if lease.to == self.state.schedule().total() {
             return Ok(self.state_every == 1);
         }
         let training = self.training()?;
-        let lacks = || TrainError::ManifestLacks { what: format!("path {}", lease.path) };
-        let tail = training.path(lease.path).ok_or_else(lacks)?.tail.len() + 1;
-        let tail = tail + usize::from(self.before(lease).is_some());
+        let lacks = || CoordinatorError::ManifestLacks { what: format!("path {}", lease.path) };
+        let replay = training.path(lease.path).ok_or_else(lacks)?.replay.len() + 1;
+        let replay = replay + usize::from(self.preceding_lease(lease).is_some());
         let phase_ends = training.boundaries.get(training.phase as usize);
         let carried_over = phase_ends.is_some_and(|&end| lease.to == u64::from(end) * training.inner_steps);
-        let long = tail >= self.state_every as usize
-            || tail * self.fragment_ids_of(lease.path).len() > MAX_REPLAY_WEIGHTS;
+        let long = replay >= self.state_every as usize
+            || replay * self.fragment_ids_of(lease.path).len() > MAX_REPLAY_WEIGHTS;
         Ok(long || carried_over)
     }
 
-    /// Notes the held-out loss of the weights that a lease began with; returns whether it is the path's lowest.
-    fn note_loss(&mut self, path: PathId, lease: &Lease, report: &LeaseReport) -> Result<bool, TrainError> {
+    /// Notes the held-out loss of the weights with which a lease began. Returns true if it is the path's lowest.
+    fn note_loss(
+        &mut self,
+        path: PathId,
+        lease: &Lease,
+        report: &LeaseReport,
+    ) -> Result<bool, CoordinatorError> {
         let Some(loss) = report.held_out_loss.filter(|loss| loss.is_finite()) else { return Ok(false) };
-        let round = lease.from / self.rounds.schedule().inner_steps();
+        let round = lease.from / self.state.schedule().inner_steps();
         let record = path_record(&mut self.manifest, path)?;
         let versions = lease.receives.iter().map(|receive| receive.version).collect();
         let measured = Best { round: u32::try_from(round).unwrap_or(u32::MAX), versions, loss };
@@ -232,19 +301,5 @@ impl Ledger {
         }
         record.last = Some(measured);
         Ok(best)
-    }
-}
-
-/// An item without what it says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
-    OuterGradient(FragmentId, u32),
-    State,
-}
-
-fn key(item: LeaseResult) -> Key {
-    match item {
-        LeaseResult::OuterGradient { fragment, number, .. } => Key::OuterGradient(fragment, number),
-        LeaseResult::State => Key::State,
     }
 }

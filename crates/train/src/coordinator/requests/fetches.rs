@@ -1,4 +1,4 @@
-//! Answers to those who fetch.
+//! Answers to fetches.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -6,35 +6,38 @@ use dipaco_store::ObjectRef;
 use dipaco_topology::PathId;
 
 use super::CoordinatorRequests;
-use crate::TrainError;
 use crate::blocking::blocking;
-use crate::host::piece;
-use crate::host::{Answer, refused};
+use crate::coordinator::error::CoordinatorError;
+use crate::host::{Answer, ObjectPiece, read_piece, refused};
 use dipaco_protocol::{PIECE_BYTES, Response};
 
+/// Ends the lease of a worker that asks for an object that is not current.
 fn outdated(object: &ObjectRef) -> Answer {
     let reason = format!("{} is not current any more; drop the work and ask for a new lease", object.name);
     (Response::Lost { reason }, None)
 }
 
 impl CoordinatorRequests {
-    /// Sends a piece of an object that a worker may ask for: weights that some path needs and path states, nothing else
-    /// of the store.
-    pub(super) async fn object_piece(&self, object: &ObjectRef, offset: u64) -> Result<Answer, TrainError> {
+    /// Sends a piece of an object that a worker may ask for: weights that some path needs, changes of weights, and path
+    /// states. No other object of the store leaves it.
+    pub(super) async fn object_piece(
+        &self,
+        object: &ObjectRef,
+        offset: u64,
+    ) -> Result<Answer, CoordinatorError> {
         if !self.is_current(object)? {
             return Ok(outdated(object));
         }
-        match piece(&self.intake.store, object, offset).await {
-            Err(refused) => Ok((refused, None)),
-            Ok(Ok(answer)) => Ok(answer),
-            // Superseded and deleted since it was looked up.
-            Ok(Err(_)) if !self.is_current(object)? => Ok(outdated(object)),
-            Ok(Err(error)) => Err(error.into()),
+        match read_piece(&self.intake.store, object, offset).await {
+            ObjectPiece::Answer(answer) => Ok(answer),
+            // Superseded and deleted since the first lookup.
+            ObjectPiece::Unreadable(_) if !self.is_current(object)? => Ok(outdated(object)),
+            ObjectPiece::Unreadable(error) => Err(error.into()),
         }
     }
 
-    /// Reads an object that did not arrive as it should.
-    pub(super) async fn check(&self, object: &ObjectRef) -> Result<Answer, TrainError> {
+    /// Reads an object that a worker received with a wrong hash. A damaged object ends the coordinator.
+    pub(super) async fn check_object(&self, object: &ObjectRef) -> Result<Answer, CoordinatorError> {
         if !self.is_current(object)? {
             return Ok(outdated(object));
         }
@@ -45,7 +48,8 @@ impl CoordinatorRequests {
         }
     }
 
-    fn is_current(&self, object: &ObjectRef) -> Result<bool, TrainError> {
+    /// True if the manifest refers to this object as weights, as a change of weights or as a state.
+    fn is_current(&self, object: &ObjectRef) -> Result<bool, CoordinatorError> {
         let ledger = self.ledger();
         let training = ledger.training()?;
         let fragments = training.modules.iter().flat_map(|module| &module.fragments);
@@ -57,15 +61,16 @@ impl CoordinatorRequests {
             || training.paths.iter().any(|record| record.state.as_ref() == Some(object)))
     }
 
+    /// Sends a piece of the shard of a path.
     pub(super) async fn shard_piece(
         &self,
         path: PathId,
         hash: &str,
         offset: u64,
-    ) -> Result<Answer, TrainError> {
+    ) -> Result<Answer, CoordinatorError> {
         let file = match self.shard(&self.ledger(), path) {
             Ok(shard) if shard.hash != hash => {
-                let reason = format!("the shard of path {path} is that of an earlier phase");
+                let reason = format!("this shard of path {path} is of an earlier phase");
                 return Ok((Response::Lost { reason }, None));
             }
             Ok(shard) => self.shards.join(&shard.file),

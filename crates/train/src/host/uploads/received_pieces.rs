@@ -1,4 +1,4 @@
-//! What has arrived of a result: in memory while there is room, and in a file without a name otherwise.
+//! The received pieces of a result: in memory while there is room, and in an unnamed file otherwise.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,58 +10,59 @@ use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::TrainError;
+use crate::host::HostError;
 use dipaco_protocol::{ContentDigest, PIECE_BYTES};
 
-/// The pieces of a result that have arrived.
+/// The received pieces of a result.
 #[derive(Default)]
 pub(super) struct ReceivedPieces {
-    /// Those in memory, by their offsets: all, or none when there is a file.
+    /// Pieces in memory by offset; empty when there is a file.
     pieces: BTreeMap<u64, Piece>,
-    /// Of those in memory, as far as there is no gap: they are hashed while the processor has them at hand.
+    /// Hash of the pieces in memory up to the first gap. Pieces are hashed while the processor's cache holds them.
     hasher: blake3::Hasher,
-    /// Each piece at its offset. It is gone with the lease, or with the process.
+    /// File with each piece at its offset. It disappears with the upload or the process.
     file: Option<File>,
 }
 
-/// A piece in memory, and the room that it takes.
+/// A piece in memory with the permit for its room.
 #[derive(Clone)]
 pub(super) struct Piece {
     bytes: Bytes,
-    _room: Arc<OwnedSemaphorePermit>,
+    _permit: Arc<OwnedSemaphorePermit>,
 }
 
-/// A whole result in memory. It stays in the pieces that it came in: one memory for all of it would cost more than its hash,
-/// because the system clears fresh memory, while that of pieces goes from one to the next.
+/// A complete result in memory. It stays in its pieces: one buffer for all of it would cost more than its hash, because
+/// the system clears fresh memory, while the memory of pieces is used again.
 #[derive(Clone)]
 pub struct ReceivedContent {
     pieces: Vec<Piece>,
-    /// What was found that it is.
-    pub whole: ContentDigest,
+    /// Digest of the received content.
+    pub digest: ContentDigest,
 }
 
 impl Piece {
-    pub(super) fn new(bytes: Bytes, room: OwnedSemaphorePermit) -> Self {
-        Self { bytes, _room: Arc::new(room) }
+    pub(super) fn new(bytes: Bytes, permit: OwnedSemaphorePermit) -> Self {
+        Self { bytes, _permit: Arc::new(permit) }
     }
 }
 
 impl ReceivedContent {
-    /// A result that came in one piece.
-    pub(super) fn alone(piece: Piece) -> Self {
-        Self { whole: ContentDigest::of(&piece.bytes), pieces: vec![piece] }
+    /// A result of one piece.
+    pub(super) fn of_one_piece(piece: Piece) -> Self {
+        Self { digest: ContentDigest::of(&piece.bytes), pieces: vec![piece] }
     }
 
-    /// Its bytes, piece by piece.
+    /// The content, piece by piece.
     pub fn pieces(&self) -> impl Iterator<Item = &Bytes> + Clone {
         self.pieces.iter().map(|piece| &piece.bytes)
     }
 
-    /// Its bytes in one memory.
+    /// The content in one buffer.
     ///
     /// # Errors
-    /// When the machine does not have that much.
-    pub fn in_one(&self) -> Result<Vec<u8>, TrainError> {
-        let mut bytes = memory(self.pieces().map(|piece| piece.len() as u64).sum())?;
+    /// When the machine has no memory for it.
+    pub fn in_one(&self) -> Result<Vec<u8>, HostError> {
+        let mut bytes = buffer(self.pieces().map(|piece| piece.len() as u64).sum())?;
         self.pieces().for_each(|piece| bytes.extend_from_slice(piece));
         Ok(bytes)
     }
@@ -72,36 +73,36 @@ impl ReceivedPieces {
         self.file.is_some()
     }
 
-    /// Whether moving it to a file would give room back.
-    pub(super) fn takes_room(&self) -> bool {
+    /// True if moving the pieces to a file would free memory.
+    pub(super) fn is_in_memory(&self) -> bool {
         !self.pieces.is_empty()
     }
 
-    pub(super) fn put_in_memory(&mut self, offset: u64, piece: Piece) {
+    pub(super) fn store_in_memory(&mut self, offset: u64, piece: Piece) {
         self.pieces.insert(offset, piece);
         while let Some(next) = self.pieces.get(&self.hasher.count()) {
             self.hasher.update(&next.bytes);
         }
     }
 
-    /// Puts a piece into the file.
+    /// Writes a piece to the file.
     ///
     /// # Errors
     /// When the disk fails.
-    pub(super) fn put_in_file(
+    pub(super) fn store_in_file(
         &mut self,
         folder: &FilePath,
         offset: u64,
         piece: &[u8],
-    ) -> Result<(), TrainError> {
+    ) -> Result<(), HostError> {
         write(self.file(folder)?, offset, piece).map_err(failed("write", folder))
     }
 
-    /// The file, on the disk of `folder`. What is in memory is moved to it, and its room given back.
+    /// The file, on the disk of `folder`. Pieces in memory move to it, which frees their room.
     ///
     /// # Errors
     /// When the disk fails.
-    pub(super) fn file(&mut self, folder: &FilePath) -> Result<&mut File, TrainError> {
+    pub(super) fn file(&mut self, folder: &FilePath) -> Result<&mut File, HostError> {
         match &mut self.file {
             Some(file) => Ok(file),
             none => {
@@ -116,41 +117,41 @@ impl ReceivedPieces {
         }
     }
 
-    /// Reads a result of so many bytes from its file on the disk of `folder`.
+    /// Reads a result of `bytes` bytes from its file on the disk of `folder`.
     ///
     /// # Errors
     /// When the disk fails, or there is no memory for it.
-    pub(super) fn read(
+    pub(super) fn read_file(
         &mut self,
         folder: &FilePath,
         bytes: u64,
-        room: OwnedSemaphorePermit,
-    ) -> Result<ReceivedContent, TrainError> {
+        permit: OwnedSemaphorePermit,
+    ) -> Result<ReceivedContent, HostError> {
         let failed = failed("read", folder);
-        let (file, room) = (self.file(folder)?, Arc::new(room));
+        let (file, permit) = (self.file(folder)?, Arc::new(permit));
         file.seek(SeekFrom::Start(0)).map_err(&failed)?;
         let (mut pieces, mut hasher) = (Vec::new(), blake3::Hasher::new());
         for begin in (0..bytes).step_by(PIECE_BYTES as usize) {
             let length = PIECE_BYTES.min(bytes - begin);
-            let mut piece = memory(length)?;
+            let mut piece = buffer(length)?;
             file.take(length).read_to_end(&mut piece).map_err(&failed)?;
             hasher.update(&piece);
-            pieces.push(Piece { bytes: piece.into(), _room: room.clone() });
+            pieces.push(Piece { bytes: piece.into(), _permit: permit.clone() });
         }
-        Ok(ReceivedContent { pieces, whole: found(&hasher) })
+        Ok(ReceivedContent { pieces, digest: digest(&hasher) })
     }
 
-    /// The result of which every piece has been put, unless it has to be read.
-    pub(super) fn content(&self) -> Option<ReceivedContent> {
+    /// The content of a complete result; `None` if it is in a file.
+    pub(super) fn content_in_memory(&self) -> Option<ReceivedContent> {
         let content = || ReceivedContent {
             pieces: self.pieces.values().cloned().collect(),
-            whole: found(&self.hasher),
+            digest: digest(&self.hasher),
         };
         self.file.is_none().then(content)
     }
 }
 
-fn found(hasher: &blake3::Hasher) -> ContentDigest {
+fn digest(hasher: &blake3::Hasher) -> ContentDigest {
     ContentDigest { hash: hasher.finalize().to_hex().to_string(), bytes: hasher.count() }
 }
 
@@ -159,14 +160,14 @@ fn write(file: &mut File, offset: u64, piece: &[u8]) -> std::io::Result<()> {
     file.write_all(piece)
 }
 
-fn memory(bytes: u64) -> Result<Vec<u8>, TrainError> {
-    let length = usize::try_from(bytes).map_err(|_| TrainError::Memory { bytes })?;
-    let mut memory = Vec::new();
-    memory.try_reserve_exact(length).map_err(|_| TrainError::Memory { bytes })?;
-    Ok(memory)
+fn buffer(bytes: u64) -> Result<Vec<u8>, HostError> {
+    let length = usize::try_from(bytes).map_err(|_| HostError::Memory { bytes })?;
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(length).map_err(|_| HostError::Memory { bytes })?;
+    Ok(buffer)
 }
 
-/// Says on which disk something failed: the file has no name.
-fn failed(action: &'static str, folder: &FilePath) -> impl Fn(std::io::Error) -> TrainError {
-    move |source| TrainError::Io { action, file: folder.join("a result"), source }
+/// An error that names the disk, because the file has no name.
+fn failed(action: &'static str, folder: &FilePath) -> impl Fn(std::io::Error) -> HostError {
+    move |source| TrainError::Io { action, file: folder.join("a result"), source }.into()
 }

@@ -1,13 +1,12 @@
-//! What the coordinator makes of pieces.
+//! Tests of collecting pieces.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
-const LEASE: (PathId, Fence) = (PathId(0), Fence(1));
 const PIECE: usize = PIECE_BYTES as usize;
 
-/// Memory that is counted while it is there.
+/// Memory whose bytes are counted until it is dropped.
 struct Counted(Vec<u8>, Arc<AtomicUsize>);
 
 impl AsRef<[u8]> for Counted {
@@ -22,7 +21,7 @@ impl Drop for Counted {
     }
 }
 
-struct CoordinatorRequests {
+struct Collector {
     uploads: Uploads,
     room: usize,
     content: Vec<u8>,
@@ -30,8 +29,8 @@ struct CoordinatorRequests {
     _folder: tempfile::TempDir,
 }
 
-impl CoordinatorRequests {
-    /// Collects results of three pieces and a bit, in memory as far as there is room for so many pieces.
+impl Collector {
+    /// Collects results of three pieces and nine bytes, with room for `room` pieces in memory.
     fn with_room(room: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let content = (0..3 * PIECE + 9).map(|at| (at % 251) as u8).collect();
@@ -44,25 +43,27 @@ impl CoordinatorRequests {
         }
     }
 
-    async fn bring(
+    async fn add(
         &self,
         item: LeaseResult,
-        whole: &ContentDigest,
+        digest: &ContentDigest,
         offset: usize,
         bytes: &[u8],
     ) -> PieceOutcome {
         self.in_memory.fetch_add(bytes.len(), Ordering::SeqCst);
-        let piece = Bytes::from_owner(Counted(bytes.to_vec(), self.in_memory.clone()));
-        self.uploads.take(LEASE, item, whole.clone(), offset as u64, piece).await.unwrap()
+        let content = Bytes::from_owner(Counted(bytes.to_vec(), self.in_memory.clone()));
+        let (digest, offset) = (digest.clone(), offset as u64);
+        let piece = UploadedPiece { path: PathId(0), fence: Fence(1), item, digest, offset };
+        self.uploads.add_piece(&piece, content).await.unwrap()
     }
 
-    async fn piece(&self, whole: &ContentDigest, number: usize) -> PieceOutcome {
-        self.piece_of(LeaseResult::State, whole, number).await
+    async fn piece(&self, digest: &ContentDigest, number: usize) -> PieceOutcome {
+        self.piece_of(LeaseResult::State, digest, number).await
     }
 
-    async fn piece_of(&self, item: LeaseResult, whole: &ContentDigest, number: usize) -> PieceOutcome {
+    async fn piece_of(&self, item: LeaseResult, digest: &ContentDigest, number: usize) -> PieceOutcome {
         let (begin, end) = (number * PIECE, self.content.len().min((number + 1) * PIECE));
-        self.bring(item, whole, begin, &self.content[begin..end]).await
+        self.add(item, digest, begin, &self.content[begin..end]).await
     }
 
     /// Bytes of pieces that are in memory.
@@ -75,15 +76,15 @@ impl CoordinatorRequests {
     }
 }
 
-fn answer(taken: PieceOutcome) -> Response {
-    match taken {
+fn answer(outcome: PieceOutcome) -> Response {
+    match outcome {
         PieceOutcome::Answer(answer) => answer,
-        PieceOutcome::Complete(_) => panic!("whole"),
+        PieceOutcome::Complete(_) => panic!("complete"),
     }
 }
 
-fn whole(taken: PieceOutcome) -> CompleteUpload {
-    match taken {
+fn complete(outcome: PieceOutcome) -> CompleteUpload {
+    match outcome {
         PieceOutcome::Answer(answer) => panic!("{answer:?}"),
         PieceOutcome::Complete(complete) => complete,
     }
@@ -100,98 +101,98 @@ fn gradient(fragment: u32) -> LeaseResult {
 }
 
 #[tokio::test]
-async fn pieces_make_the_whole_in_any_order_and_however_often_they_come() {
+async fn pieces_complete_a_result_in_any_order_and_when_repeated() {
     for room in [4, 3] {
-        let requests = CoordinatorRequests::with_room(room);
-        let of = ContentDigest::of(&requests.content);
+        let collector = Collector::with_room(room);
+        let digest = ContentDigest::of(&collector.content);
         for number in [3, 1, 1, 0, 3] {
-            assert_eq!(answer(requests.piece(&of, number).await), Response::PieceStored);
+            assert_eq!(answer(collector.piece(&digest, number).await), Response::PieceStored);
         }
-        let mut complete = whole(requests.piece(&of, 2).await);
-        assert!(complete.content().in_one().unwrap() == requests.content);
-        assert_eq!(complete.content().whole, of);
-        complete.answer(Response::Done);
-        drop(complete);
-        assert!(requests.is_empty());
-        // The answer to the last piece was lost, and all are told the same.
+        let mut upload = complete(collector.piece(&digest, 2).await);
+        assert!(upload.content().in_one().unwrap() == collector.content);
+        assert_eq!(upload.content().digest, digest);
+        upload.finish(Response::Done);
+        drop(upload);
+        assert!(collector.is_empty());
+        // The answer to the last piece was lost; every repetition gets it.
         for number in [2, 0] {
-            assert_eq!(answer(requests.piece(&of, number).await), Response::Done);
+            assert_eq!(answer(collector.piece(&digest, number).await), Response::Done);
         }
     }
 }
 
 #[tokio::test]
-async fn a_last_piece_whose_connection_breaks_makes_the_whole_again() {
+async fn a_result_whose_connection_broke_is_complete_again_with_its_last_piece() {
     for room in [4, 3] {
-        let requests = CoordinatorRequests::with_room(room);
-        let of = ContentDigest::of(&requests.content);
+        let collector = Collector::with_room(room);
+        let digest = ContentDigest::of(&collector.content);
         for number in 0..3 {
-            requests.piece(&of, number).await;
+            collector.piece(&digest, number).await;
         }
-        // Whoever was storing it was given up.
-        drop(whole(requests.piece(&of, 3).await));
-        let complete = whole(requests.piece(&of, 3).await);
-        assert!(complete.content().in_one().unwrap() == requests.content);
+        // The request that was storing it was dropped.
+        drop(complete(collector.piece(&digest, 3).await));
+        let upload = complete(collector.piece(&digest, 3).await);
+        assert!(upload.content().in_one().unwrap() == collector.content);
     }
 }
 
 #[tokio::test]
-async fn what_has_waited_longest_makes_room_and_is_whole_in_the_end() {
-    let requests = CoordinatorRequests::with_room(4);
-    let of = ContentDigest::of(&requests.content);
-    let bring = |fragment, number| requests.piece_of(gradient(fragment), &of, number);
+async fn the_upload_that_has_waited_longest_moves_to_a_file_and_becomes_complete() {
+    let collector = Collector::with_room(4);
+    let digest = ContentDigest::of(&collector.content);
+    let add = |fragment, number| collector.piece_of(gradient(fragment), &digest, number);
     for number in [0, 2] {
-        bring(0, number).await;
-        bring(1, number).await;
+        add(0, number).await;
+        add(1, number).await;
     }
-    assert_eq!(requests.in_memory(), 4 * PIECE);
-    // There is no room for this one before the first has moved.
-    assert_eq!(answer(bring(1, 1).await), Response::PieceStored);
-    assert_eq!(requests.in_memory(), 3 * PIECE);
-    assert_eq!(answer(bring(0, 1).await), Response::PieceStored);
-    assert_eq!(requests.in_memory(), 3 * PIECE, "what was moved goes on where it is");
+    assert_eq!(collector.in_memory(), 4 * PIECE);
+    // This piece has room only when the first upload has moved to a file.
+    assert_eq!(answer(add(1, 1).await), Response::PieceStored);
+    assert_eq!(collector.in_memory(), 3 * PIECE);
+    assert_eq!(answer(add(0, 1).await), Response::PieceStored);
+    assert_eq!(collector.in_memory(), 3 * PIECE, "an upload in a file stays there");
     for fragment in [1, 0] {
-        let mut complete = whole(bring(fragment, 3).await);
-        assert!(complete.content().in_one().unwrap() == requests.content);
-        complete.answer(Response::Done);
+        let mut upload = complete(add(fragment, 3).await);
+        assert!(upload.content().in_one().unwrap() == collector.content);
+        upload.finish(Response::Done);
     }
-    assert!(requests.is_empty());
+    assert!(collector.is_empty());
 }
 
 #[tokio::test]
-async fn what_is_longer_than_all_room_takes_none() {
-    let requests = CoordinatorRequests::with_room(3);
-    let small = requests.content[..2 * PIECE].to_vec();
-    requests.bring(gradient(0), &ContentDigest::of(&small), 0, &small[..PIECE]).await;
-    let of = ContentDigest::of(&requests.content);
+async fn a_result_longer_than_the_memory_is_collected_in_a_file() {
+    let collector = Collector::with_room(3);
+    let small = collector.content[..2 * PIECE].to_vec();
+    collector.add(gradient(0), &ContentDigest::of(&small), 0, &small[..PIECE]).await;
+    let digest = ContentDigest::of(&collector.content);
     for number in 0..3 {
-        requests.piece(&of, number).await;
-        assert_eq!(requests.in_memory(), PIECE);
+        collector.piece(&digest, number).await;
+        assert_eq!(collector.in_memory(), PIECE);
     }
 }
 
 #[tokio::test]
-async fn what_waits_for_the_rest_ends_with_its_lease() {
+async fn an_incomplete_upload_ends_with_its_lease() {
     for room in [4, 3] {
-        let requests = CoordinatorRequests::with_room(room);
-        let of = ContentDigest::of(&requests.content);
+        let collector = Collector::with_room(room);
+        let digest = ContentDigest::of(&collector.content);
         for number in 0..3 {
-            requests.piece(&of, number).await;
+            collector.piece(&digest, number).await;
         }
-        requests.uploads.retain(|path, fence| (path, fence) == LEASE);
-        assert_eq!(requests.uploads.uploads().len(), 1);
-        requests.uploads.retain(|_, _| false);
-        assert!(requests.uploads.uploads().is_empty());
-        assert!(requests.is_empty());
-        // The last piece alone is no whole.
-        assert_eq!(answer(requests.piece(&of, 3).await), Response::PieceStored);
+        collector.uploads.retain(|path, fence| (path, fence) == (PathId(0), Fence(1)));
+        assert_eq!(collector.uploads.uploads().len(), 1);
+        collector.uploads.retain(|_, _| false);
+        assert!(collector.uploads.uploads().is_empty());
+        assert!(collector.is_empty());
+        // The last piece alone does not complete the result.
+        assert_eq!(answer(collector.piece(&digest, 3).await), Response::PieceStored);
     }
 }
 
 #[tokio::test]
-async fn pieces_that_are_none_are_refused_with_the_reason() {
-    let requests = CoordinatorRequests::with_room(4);
-    let whole = ContentDigest::of(&requests.content);
+async fn wrong_pieces_are_refused_with_the_reason() {
+    let collector = Collector::with_room(4);
+    let digest = ContentDigest::of(&collector.content);
     let piece = vec![0; PIECE];
     for (offset, length) in [
         (1, PIECE),          // overlaps two others
@@ -201,27 +202,27 @@ async fn pieces_that_are_none_are_refused_with_the_reason() {
         (usize::MAX - 8, 1), // far behind the end
         (0, 0),              // nothing
     ] {
-        let refused = answer(requests.bring(LeaseResult::State, &whole, offset, &piece[..length]).await);
+        let refused = answer(collector.add(LeaseResult::State, &digest, offset, &piece[..length]).await);
         let Response::Refused { reason } = refused else { panic!("{refused:?}") };
         assert!(reason.contains(&format!("no piece of {length} bytes at {offset}")), "{reason}");
     }
-    assert!(requests.uploads.uploads().is_empty());
+    assert!(collector.uploads.uploads().is_empty());
 }
 
 #[tokio::test]
-async fn another_content_for_the_same_item_takes_the_place_of_the_first() {
-    let mut requests = CoordinatorRequests::with_room(4);
-    let first = ContentDigest::of(&requests.content);
+async fn another_content_of_the_same_result_replaces_the_first() {
+    let mut collector = Collector::with_room(4);
+    let first = ContentDigest::of(&collector.content);
     for number in 0..3 {
-        requests.piece(&first, number).await;
+        collector.piece(&first, number).await;
     }
-    requests.content[0] ^= 1;
-    let second = ContentDigest::of(&requests.content);
-    assert_eq!(answer(requests.piece(&second, 3).await), Response::PieceStored);
-    assert_eq!(requests.uploads.uploads().len(), 1);
+    collector.content[0] ^= 1;
+    let second = ContentDigest::of(&collector.content);
+    assert_eq!(answer(collector.piece(&second, 3).await), Response::PieceStored);
+    assert_eq!(collector.uploads.uploads().len(), 1);
     for number in [0, 1] {
-        assert_eq!(answer(requests.piece(&second, number).await), Response::PieceStored);
+        assert_eq!(answer(collector.piece(&second, number).await), Response::PieceStored);
     }
-    let complete = whole(requests.piece(&second, 2).await);
-    assert!(complete.content().in_one().unwrap() == requests.content);
+    let upload = complete(collector.piece(&second, 2).await);
+    assert!(upload.content().in_one().unwrap() == collector.content);
 }

@@ -1,0 +1,127 @@
+//! Errors of the coordinator.
+
+use dipaco_topology::PathId;
+use thiserror::Error;
+
+use crate::TrainError;
+use crate::error::through_train_error;
+use crate::host::HostError;
+use crate::synchronizer::SynchronizerError;
+
+/// An error of starting, recovering or coordinating a training run.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CoordinatorError {
+    /// The store has no finished seed.
+    #[error("this run has no finished seed model: run `dipaco seed` first")]
+    NoSeed,
+    /// Training has not begun.
+    #[error("the training of this run has not begun: run `dipaco train`")]
+    NotStarted,
+    /// Training has begun and may not be continued.
+    #[error(
+        "the training of this run has begun ({rounds} of {of} rounds done): continue it with --resume, or use another run directory"
+    )]
+    AlreadyStarted {
+        /// Rounds that every path has done.
+        rounds: u32,
+        /// Rounds of the whole run.
+        of: u32,
+    },
+    /// The store holds the training of another configuration or other data.
+    #[error(
+        "this run was trained with another configuration, seed model or shards, and going on would mix the two: continue it with its own configuration, or use another run directory"
+    )]
+    OtherTraining,
+    /// The number of shards differs from the number of paths.
+    #[error(
+        "there are {shards} shards for {paths} paths: run `dipaco route fit` and `dipaco route assign` for this configuration"
+    )]
+    ShardCount {
+        /// Number of shards.
+        shards: usize,
+        /// Number of paths of the topology.
+        paths: u32,
+    },
+    /// The shard of a path is empty.
+    #[error(
+        "path {path} has no documents to train on: use fewer paths, more text, or another router seed (`--set router.seed=…`), and route again"
+    )]
+    EmptyShard {
+        /// The path.
+        path: PathId,
+    },
+    /// The next phase of routing can't begin yet.
+    #[error(
+        "the next phase begins after {round} rounds of every path, and the run is not there yet: train on first"
+    )]
+    NotAtBoundary {
+        /// The round with which the current phase ends.
+        round: u32,
+    },
+    /// The text could not be divided for the next phase.
+    #[error(transparent)]
+    Reroute {
+        /// The reason.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The manifest lacks a record.
+    #[error(
+        "the manifest lacks {what}: it is damaged or of another run; go back to a copy of the run's store"
+    )]
+    ManifestLacks {
+        /// The missing record.
+        what: String,
+    },
+    /// A checkpoint of the run can't be read. Its hash is right, so its form is that of another version.
+    #[error(
+        "the checkpoint of round {round} can't be read: another version of dipaco wrote it; continue the run with that version"
+    )]
+    CheckpointFormat {
+        /// Round of the checkpoint.
+        round: u32,
+        /// The reason.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// An object that the run needs is damaged, and so is every checkpoint.
+    #[error("the run can't go on, and has no undamaged checkpoint: restore its store from a copy")]
+    DamagedRun {
+        /// The first damaged object.
+        source: dipaco_store::StoreError,
+    },
+    /// The configuration can't be written as JSON.
+    #[error("can't write the configuration as JSON")]
+    ConfigJson {
+        /// The reason.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The coordinator stops, so a change does not count any more.
+    #[error("the coordinator stops; every acknowledged result is kept")]
+    Stopped,
+    /// The manifest's progress does not fit the configuration.
+    #[error(transparent)]
+    Progress(#[from] dipaco_sync::ProgressError),
+    /// The weights of contributions can't be computed.
+    #[error(transparent)]
+    Fold(#[from] dipaco_sync::FoldError),
+    /// An outer step fails.
+    #[error(transparent)]
+    Synchronizer(#[from] SynchronizerError),
+    /// A connection of a peer can't be served, or a result can't be received.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// An error that all roles share.
+    #[error(transparent)]
+    Core(#[from] TrainError),
+}
+
+through_train_error!(CoordinatorError);
+
+impl CoordinatorError {
+    /// A fault of this program: the coordinator's own state contradicts itself.
+    pub(super) fn internal(what: impl Into<String>) -> Self {
+        TrainError::Internal { what: what.into() }.into()
+    }
+}

@@ -1,0 +1,74 @@
+//! Errors of outer steps and of the synchronizer's process.
+
+use dipaco_topology::ModuleId;
+use thiserror::Error;
+
+use crate::TrainError;
+use crate::client::ClientError;
+use crate::error::through_train_error;
+use crate::host::HostError;
+
+/// An error that ends a synchronizer.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SynchronizerError {
+    /// The coordinator refuses the synchronizer.
+    #[error("the coordinator refuses: {reason}")]
+    Refused {
+        /// The coordinator's reason.
+        reason: String,
+    },
+    /// The coordinator's answer does not fit the request.
+    #[error(
+        "the coordinator's answer does not fit the request {request}: install the same version on both machines"
+    )]
+    UnexpectedAnswer {
+        /// The request.
+        request: &'static str,
+    },
+    /// The change of a module's weights can't be written.
+    #[error("the change of the weights of module {module} can't be written: {why}")]
+    WeightChange {
+        /// The module.
+        module: ModuleId,
+        /// The reason.
+        why: dipaco_codec::CodecError,
+    },
+    /// Contributions can't be merged.
+    #[error(transparent)]
+    Fold(#[from] dipaco_sync::FoldError),
+    /// A connection of a peer can't be served, or a result can't be received.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The session with the coordinator.
+    #[error(transparent)]
+    Client(ClientError),
+    /// An error that all roles share.
+    #[error(transparent)]
+    Core(#[from] TrainError),
+}
+
+through_train_error!(SynchronizerError);
+
+impl From<ClientError> for SynchronizerError {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Refused { reason } => Self::Refused { reason },
+            ClientError::UnexpectedAnswer { request } => Self::UnexpectedAnswer { request },
+            ClientError::Core(error) => Self::Core(error),
+            error => Self::Client(error),
+        }
+    }
+}
+
+impl SynchronizerError {
+    /// True if the session with the coordinator ended because the run is complete.
+    pub(super) fn is_complete(&self) -> bool {
+        matches!(self, Self::Client(ClientError::Complete))
+    }
+
+    /// True if the session with the coordinator ended because the user asked the synchronizer to stop.
+    pub(super) fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Core(TrainError::Cancelled))
+    }
+}
