@@ -40,7 +40,7 @@
 //! - If lease n−1 is lost while lease n of the same path trains, lease n is lost too: its weights continue those of lease
 //!   n−1. Leases of other paths go on.
 //!
-//! One future each stands for "lease n−1 uploads" and "lease n+1 is prefetched". Whoever waits for training polls both.
+//! One future each stands for "lease n−1 uploads" and "lease n+1 is prefetched". The code that waits for training polls both.
 //! Dropping them is safe at any time: requests may be repeated, and a lease without heartbeats ends at its deadline.
 
 mod background;
