@@ -1,4 +1,4 @@
-//! Many workers that train nothing, to measure how many of them a coordinator leads.
+//! Load test: many simulated workers, to measure how many workers a coordinator can serve.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,73 +13,83 @@ use tokio_util::sync::CancellationToken;
 
 use dipaco_path::{Layout, PathState};
 use dipaco_protocol::{GrantedLease, LeaseReport, LeaseResult, Request};
-use dipaco_train::TrainError;
-use dipaco_train::client::{Identity, LONG_CALL_TIMEOUT, LeaseOffer, SHORT_CALL_TIMEOUT, Session};
-use dipaco_train::client::{LeaseKey, Transfer, answered};
+use dipaco_train::client::{
+    ClientError, Identity, LONG_CALL_TIMEOUT, LeaseKey, LeaseOffer, SHORT_CALL_TIMEOUT, Session, Transfer,
+    expect_done,
+};
+
+use crate::BenchError;
+
+/// Workers that connect at the same time, as many as the coordinator shakes hands with at a time.
+const CONNECTING: usize = 16;
+/// Interval between the heartbeats of a simulated worker.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long the coordinator may keep a second request for a lease open, in milliseconds.
+const WAIT_MS: u64 = 5_000;
 
 /// Settings of a load test.
 #[derive(Clone, Debug)]
 pub struct LoadTestOptions {
-    /// What the coordinator gave out.
+    /// Join token from the coordinator.
     pub token: JoinToken,
-    /// How many there are, each with a connection of its own.
+    /// Number of workers, each with a connection of its own.
     pub workers: u32,
-    /// How long each pretends to train a lease; they differ from it by up to a half.
+    /// Simulated training time of a lease. The workers' times are spread evenly from a half to one and a half of it.
     pub training: Duration,
-    /// When they stop.
+    /// Duration of the test.
     pub duration: Duration,
 }
 
 /// Result of a load test.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadTestReport {
-    /// When each lease was asked for that was there at once, in seconds since the first began to connect, and how long the
-    /// answer took, in seconds.
+    /// Leases that were granted at once: time of the request since the start of the test, and time until the answer, both
+    /// in seconds.
     pub leases: Vec<(f64, f64)>,
-    /// Questions that had to wait for work.
+    /// Requests that found no lease and had to wait.
     pub waits: u64,
-    /// Leases that are complete.
+    /// Completed leases.
     pub completed: u64,
-    /// Leases that were lost.
+    /// Lost leases.
     pub lost: u64,
-    /// Seconds until all were connected.
+    /// Seconds until all workers were connected.
     pub connecting: f64,
 }
 
-/// Runs a load test: simulated workers ask for leases, fetch the inputs, wait as if they trained, and upload gradients of zeros.
+/// Runs a load test: simulated workers ask for leases, download the inputs, wait as if they trained, and upload gradients
+/// of zeros.
 ///
 /// # Errors
-/// When the coordinator can't be reached, refuses something, or completes its run.
+/// When the coordinator can't be reached, refuses a request, or completes its run.
 pub async fn load_test(
     options: LoadTestOptions,
     cancel: CancellationToken,
-) -> Result<LoadTestReport, TrainError> {
+) -> Result<LoadTestReport, BenchError> {
     let begun = Instant::now();
-    // The coordinator has so many handshakes in progress at a time, and more.
-    let places = Arc::new(Semaphore::new(16));
-    let mut working = JoinSet::new();
+    let slots = Arc::new(Semaphore::new(CONNECTING));
+    let mut workers = JoinSet::new();
     for number in 0..options.workers {
-        let (options, places, cancel) = (options.clone(), places.clone(), cancel.clone());
-        working.spawn(async move {
-            let place = places.acquire_owned().await.map_err(|_| TrainError::Cancelled)?;
+        let (options, slots, cancel) = (options.clone(), slots.clone(), cancel.clone());
+        workers.spawn(async move {
+            let slot = slots.acquire_owned().await.map_err(|_| BenchError::Cancelled)?;
             let duration = options.duration;
-            let member = SimulatedWorker::join(options, number, cancel).await?;
-            drop(place);
-            // Workers do not wait for each other before they ask.
-            member.work(begun, duration).await
+            let worker = SimulatedWorker::join(options, number, cancel).await?;
+            drop(slot);
+            // A worker asks as soon as it is connected. It does not wait for the other workers.
+            worker.work(begun, duration).await
         });
     }
-    let mut seen = LoadTestReport::default();
-    while let Some(worked) = working.join_next().await {
-        let report = worked.map_err(|source| TrainError::Thread { source })??;
-        seen.leases.extend(report.leases);
-        seen.waits += report.waits;
-        seen.completed += report.completed;
-        seen.lost += report.lost;
-        seen.connecting = seen.connecting.max(report.connecting);
+    let mut total = LoadTestReport::default();
+    while let Some(worked) = workers.join_next().await {
+        let report = worked??;
+        total.leases.extend(report.leases);
+        total.waits += report.waits;
+        total.completed += report.completed;
+        total.lost += report.lost;
+        total.connecting = total.connecting.max(report.connecting);
     }
-    seen.leases.sort_by(|a, b| a.0.total_cmp(&b.0));
-    Ok(seen)
+    total.leases.sort_by(|a, b| a.0.total_cmp(&b.0));
+    Ok(total)
 }
 
 /// A worker that trains nothing.
@@ -87,6 +97,7 @@ struct SimulatedWorker {
     session: Arc<Session>,
     transfer: Arc<Transfer>,
     training: Duration,
+    /// Paths whose states this worker claims to keep, the most recent at the end.
     held: Vec<PathId>,
 }
 
@@ -95,7 +106,7 @@ impl SimulatedWorker {
         options: LoadTestOptions,
         number: u32,
         cancel: CancellationToken,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self, BenchError> {
         let identity = Identity {
             token: options.token,
             worker: format!("load-test-{number}"),
@@ -103,82 +114,93 @@ impl SimulatedWorker {
             patience: Duration::from_secs(60),
         };
         let session = Arc::new(Session::open(identity, cancel).await?);
-        // From a half to one and a half, spread evenly: they do not keep step.
-        let share = f64::from(number) / f64::from(options.workers.max(1)) + 0.5;
-        let training = options.training.mul_f64(share);
-        Ok(Self {
-            transfer: Arc::new(Transfer::new(session.clone(), 0)),
-            session,
-            training,
-            held: Vec::new(),
-        })
+        // Spread evenly from a half to one and a half, so that the workers do not keep step.
+        let factor = f64::from(number) / f64::from(options.workers.max(1)) + 0.5;
+        let training = options.training.mul_f64(factor);
+        let transfer = Arc::new(Transfer::new(session.clone(), 0));
+        Ok(Self { session, transfer, training, held: Vec::new() })
     }
 
-    async fn work(mut self, begun: Instant, duration: Duration) -> Result<LoadTestReport, TrainError> {
-        let mut seen =
-            LoadTestReport { connecting: begun.elapsed().as_secs_f64(), ..LoadTestReport::default() };
-        let mut patience = 0;
+    async fn work(mut self, begun: Instant, duration: Duration) -> Result<LoadTestReport, BenchError> {
+        let connecting = begun.elapsed().as_secs_f64();
+        let mut report = LoadTestReport { connecting, ..LoadTestReport::default() };
+        let mut wait_ms = 0;
         while begun.elapsed() < duration {
             let asked = Instant::now();
-            let ask = Request::Lease { held: self.held.clone(), wait_ms: patience };
+            let ask = Request::Lease { held: self.held.clone(), wait_ms };
             match self.session.ask(&ask).await? {
-                LeaseOffer::Lease(work) => {
-                    if patience == 0 {
+                LeaseOffer::Lease(lease) => {
+                    // An answer that waited for a lease says nothing of the coordinator's load.
+                    if wait_ms == 0 {
                         let at = (asked - begun).as_secs_f64();
-                        seen.leases.push((at, asked.elapsed().as_secs_f64()));
+                        report.leases.push((at, asked.elapsed().as_secs_f64()));
                     }
-                    patience = 0;
-                    match self.carry_out(&work).await {
-                        Ok(()) => seen.completed += 1,
-                        Err(TrainError::LeaseLost { .. }) => seen.lost += 1,
+                    wait_ms = 0;
+                    match self.carry_out(&lease).await {
+                        Ok(()) => report.completed += 1,
+                        Err(BenchError::Client(ClientError::LeaseLost { .. })) => report.lost += 1,
                         Err(error) => return Err(error),
                     }
                 }
                 LeaseOffer::Wait(_) => {
-                    seen.waits += 1;
-                    patience = 5_000;
+                    report.waits += 1;
+                    wait_ms = WAIT_MS;
                 }
-                LeaseOffer::Finished => return Err(TrainError::Complete),
+                LeaseOffer::Finished => return Err(BenchError::RunComplete),
             }
         }
         self.session.close().await;
-        Ok(seen)
+        Ok(report)
     }
 
-    async fn carry_out(&mut self, work: &GrantedLease) -> Result<(), TrainError> {
-        let GrantedLease { path, fence, .. } = *work;
-        for weights in &work.weights {
+    async fn carry_out(&mut self, lease: &GrantedLease) -> Result<(), BenchError> {
+        for weights in &lease.weights {
             self.transfer.object(&weights.object).await?;
         }
-        let until = Instant::now() + self.training;
-        while Instant::now() < until {
-            tokio::time::sleep(Duration::from_secs(1).min(until - Instant::now())).await;
-            let beat = Request::Heartbeat { path, fence, step: 0, loss: None };
-            answered(self.session.call(&beat, None, SHORT_CALL_TIMEOUT).await?, "heartbeat")?;
-        }
-        let plan = self.session.plan();
-        let layout = Layout::of_plan(plan, &plan.topology()?)?;
-        let under = LeaseKey { path, fence };
-        for send in &work.sends {
-            let module = send.fragment.module;
-            let values = vec![0.0; layout.fragment(module.level, send.fragment.index)?.values()];
-            let encoded = dipaco_codec::encode(&values, plan.outer.compression)
-                .map_err(|why| TrainError::OuterGradient { module, path, why })?;
-            let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 };
-            self.transfer.upload(under, item, encoded.into()).await?;
-        }
-        if work.uploads_state {
-            let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&plan.model));
-            let state = PathState { step: work.to, ..PathState::start(parameters) };
-            self.transfer.upload(under, LeaseResult::State, state.encode(&plan.model)?.into()).await?;
-        }
+        self.pretend_to_train(lease).await?;
+        self.upload_results(lease).await?;
+        let GrantedLease { path, fence, .. } = *lease;
         let report =
             LeaseReport { loss: Some(1.0), seconds: self.training.as_secs_f64(), ..LeaseReport::default() };
         let complete = Request::Complete { path, fence, report };
-        answered(self.session.call(&complete, None, LONG_CALL_TIMEOUT).await?, "complete")?;
+        expect_done(self.session.call(&complete, None, LONG_CALL_TIMEOUT).await?, "complete")?;
         self.held.push(path);
-        let excess = self.held.len().saturating_sub(plan.train.held_paths);
+        let excess = self.held.len().saturating_sub(self.session.plan().train.held_paths);
         drop(self.held.drain(..excess));
+        Ok(())
+    }
+
+    /// Sends heartbeats for the simulated training time.
+    async fn pretend_to_train(&self, lease: &GrantedLease) -> Result<(), BenchError> {
+        let GrantedLease { path, fence, .. } = *lease;
+        let until = Instant::now() + self.training;
+        while Instant::now() < until {
+            tokio::time::sleep(HEARTBEAT.min(until - Instant::now())).await;
+            let heartbeat = Request::Heartbeat { path, fence, step: 0, loss: None };
+            expect_done(self.session.call(&heartbeat, None, SHORT_CALL_TIMEOUT).await?, "heartbeat")?;
+        }
+        Ok(())
+    }
+
+    /// Uploads outer gradients of zeros, and a fresh state if the lease asks for one.
+    async fn upload_results(&self, lease: &GrantedLease) -> Result<(), BenchError> {
+        let GrantedLease { path, fence, .. } = *lease;
+        let key = LeaseKey { path, fence };
+        let plan = self.session.plan();
+        let layout = Layout::of_plan(plan, &plan.topology()?)?;
+        for send in &lease.sends {
+            let module = send.fragment.module;
+            let values = vec![0.0; layout.fragment(module.level, send.fragment.index)?.values()];
+            let encoded = dipaco_codec::encode(&values, plan.outer.compression)
+                .map_err(|why| BenchError::OuterGradient { module, path, why })?;
+            let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 };
+            self.transfer.upload(key, item, encoded.into()).await?;
+        }
+        if lease.uploads_state {
+            let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&plan.model));
+            let state = PathState { step: lease.to, ..PathState::start(parameters) };
+            self.transfer.upload(key, LeaseResult::State, state.encode(&plan.model)?.into()).await?;
+        }
         Ok(())
     }
 }

@@ -67,6 +67,9 @@ pub(crate) enum CliError {
         #[source]
         source: io::Error,
     },
+    /// A load test or a transfer trial.
+    #[error(transparent)]
+    Bench(#[from] dipaco_bench::BenchError),
     /// A step of a run.
     #[error(transparent)]
     Step(#[from] StepError),
@@ -97,6 +100,7 @@ impl CliError {
             Self::Step(step) if step.is_configuration() => USAGE,
             Self::Experiment(error) if error.is_configuration() => USAGE,
             Self::Step(_)
+            | Self::Bench(_)
             | Self::Io { .. }
             | Self::Listen { .. }
             | Self::Experiment(_)
@@ -128,7 +132,7 @@ impl CliError {
             Self::Experiment(ExperimentError::Configuration { .. }) => {
                 Some("`dipaco config keys` explains every key".into())
             }
-            Self::Logs(_) | Self::Interrupted | Self::Step(_) | Self::Experiment(_) => None,
+            Self::Logs(_) | Self::Interrupted | Self::Bench(_) | Self::Step(_) | Self::Experiment(_) => None,
         }
     }
 
@@ -204,8 +208,11 @@ through_step_error!(
     dipaco_telemetry::EventsError,
     dipaco_train::CoordinatorError,
     dipaco_train::HostError,
+    dipaco_train::RouterError,
+    dipaco_train::SeedError,
     dipaco_train::SynchronizerError,
     dipaco_train::TrainError,
+    dipaco_train::WorkerError,
 );
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
-//! The client side of a connection: a worker's session with the coordinator, and its transfers.
+//! The client side of a connection: a worker's or synchronizer's session with the coordinator, and a worker's transfers.
 
+mod error;
 mod pace;
 mod routes;
 mod session;
-mod transfer;
+pub(crate) mod transfer;
 
+pub use error::ClientError;
 pub(crate) use session::{GOODBYE_TIMEOUT, instance};
 pub use session::{Identity, LONG_CALL_TIMEOUT, LeaseOffer, SHORT_CALL_TIMEOUT, Session};
-pub use transfer::{LeaseKey, Transfer, answered};
+pub use transfer::{LeaseKey, Transfer, expect_done};

@@ -27,9 +27,9 @@ pub use error::TrainError;
 pub use host::{HostError, Revocations};
 pub use open_run::{OpenRun, open_run};
 pub use router::{
-    RouterStep, RouterTraining, TrainedRouter, rising_losses, score_header, shard_repeats, small_shards,
-    train_router, write_scores,
+    RouterError, RouterStep, RouterTraining, TrainedRouter, rising_losses, score_header, shard_repeats,
+    small_shards, train_router, write_scores,
 };
-pub use seed::{SeedOptions, SeedSummary, adopt_seed, train_seed};
+pub use seed::{SeedError, SeedOptions, SeedSummary, adopt_seed, train_seed};
 pub use synchronizer::{SynchronizerError, SynchronizerOptions, SynchronizerSummary, synchronize};
-pub use worker::{WorkerOptions, WorkerSummary, work};
+pub use worker::{WorkerError, WorkerOptions, WorkerSummary, work};

@@ -1,28 +1,27 @@
-//! Pretraining of the seed: the dense path that every path starts from (arXiv:2403.10616 §2.5).
+//! Pretraining of the seed: the dense path from which every path starts (arXiv:2403.10616 §2.5).
+
+mod error;
+mod pretraining;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use dipaco_config::RunConfig;
 use dipaco_model::{ModelConfig, path_specs};
-use dipaco_shards::{Sampler, SamplerConfig, TokenFile};
-use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, names};
-use dipaco_telemetry::{Event, Events, Progress, ProgressUnit};
-use dipaco_topology::{PathId, Topology, TopologyConfig};
+use dipaco_path::{PathState, TrainDevice, module_files};
+use dipaco_shards::TokenFile;
+use dipaco_store::{RunManifest, RunStore, SeedRecord, names};
+use dipaco_telemetry::{Events, Progress, ProgressUnit};
 use serde::Serialize;
 
-use crate::TrainError;
 use crate::blocking::blocking;
 use crate::open_run::OpenRun;
 use crate::stored_modules::read_module;
-use dipaco_path::PathState;
-use dipaco_path::TrainDevice;
-use dipaco_path::mean_loss;
-use dipaco_path::module_files;
-use dipaco_path::{InnerConfig, Trainer};
+pub use error::SeedError;
+use pretraining::{Monitor, Pretraining, SeedSnapshot, SeedStart};
 
-/// What pretraining works with.
+/// Settings and inputs of pretraining.
 #[derive(Debug)]
 pub struct SeedOptions {
     /// The run's configuration, with the vocabulary set.
@@ -31,55 +30,51 @@ pub struct SeedOptions {
     pub store: RunStore,
     /// The training text.
     pub train: Arc<TokenFile>,
-    /// The text that the loss is measured on, if there is any.
+    /// The validation text, if there is any.
     pub validation: Option<Arc<TokenFile>>,
     /// Start over when the store holds a seed of another configuration or data.
     pub restart: bool,
-    /// Where to train; it enters nothing that is saved.
+    /// Device to train on. It does not enter the saved seed.
     pub device: TrainDevice,
 }
 
-/// What pretraining did.
+/// Result of pretraining.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SeedSummary {
-    /// Whether all steps are done.
+    /// True if all steps are done.
     pub finished: bool,
-    /// Inner steps done, those of earlier calls included.
+    /// Inner steps done, including those of earlier calls.
     pub step: u64,
-    /// Steps done by this call.
+    /// Inner steps done by this call.
     pub new_steps: u64,
     /// Loss on the validation text at the end, in nats per token.
     pub validation_loss: Option<f64>,
-    /// Tokens trained on by this call, padding not counted.
+    /// Tokens that this call trained on, without padding.
     pub tokens: u64,
-    /// Seconds of this call.
+    /// Duration of this call in seconds.
     pub seconds: f64,
 }
 
-/// Trains the seed until its steps are done or `cancel` is set, which saves it first. A seed that is done is left as
-/// it is, and one that was interrupted continues where it was saved, bit for bit.
+/// Trains the seed until its steps are done or `cancel` is set, and saves it. A finished seed stays as it is. An
+/// interrupted seed continues from where it was saved, bit for bit.
 ///
 /// # Errors
 /// When the data or the store can't be used, training diverges, or the store holds another seed.
 pub async fn train_seed(
     options: SeedOptions,
-    started: OpenRun,
+    mut run: OpenRun,
     events: Arc<Events>,
     progress: &Progress,
     cancel: Arc<AtomicBool>,
-) -> Result<(SeedSummary, OpenRun), TrainError> {
+) -> Result<(SeedSummary, OpenRun), SeedError> {
     let begun = Instant::now();
-    let OpenRun { mut manifest, mut sequence } = started;
-    let (config, store) = (&options.config, &options.store);
-    let topology = Topology::new(&TopologyConfig::dense(config.model.blocks), config.model.blocks)?;
-    let origin = origin(config, options.train.content_hash())?;
-    let specs: Arc<[_]> = path_specs(&config.model).into();
-    let steps = config.seed_model.steps;
-
-    let saved = manifest.seed.clone().filter(|_| !options.restart);
-    let (weights, state) = match saved {
-        Some(seed) if seed.origin != origin => return Err(TrainError::OtherSeed),
-        Some(seed) if seed.finished() => {
+    let origin = origin(&options.config, options.train.content_hash())?;
+    let saved = run.manifest.seed.clone().filter(|_| !options.restart);
+    if let Some(seed) = &saved {
+        if seed.origin != origin {
+            return Err(SeedError::OtherSeed);
+        }
+        if seed.finished() {
             let summary = SeedSummary {
                 finished: true,
                 step: seed.step,
@@ -88,171 +83,114 @@ pub async fn train_seed(
                 tokens: 0,
                 seconds: begun.elapsed().as_secs_f64(),
             };
-            return Ok((summary, OpenRun { manifest, sequence }));
+            return Ok((summary, run));
         }
-        Some(SeedRecord { weights, state: Some(state), .. }) => {
-            let weights = read_module(store, &weights, specs.clone()).await?;
-            (weights, PathState::decode(&store.get(&state).await?, &config.model)?)
-        }
-        _ => {
-            let weights = dipaco_model::init(&config.model, config.run.seed)?;
-            let parameters = weights.values.len();
-            (weights, PathState::start(parameters))
-        }
-    };
-    if manifest.training.is_some() {
-        return Err(TrainError::SeedInUse);
     }
-    let inner = InnerConfig {
-        adamw: config.seed_model.adamw.clone(),
-        schedule: config.seed_model.schedule.clone(),
-        first_step: 0,
-        total_steps: steps,
-        batch: config.seed_model.batch,
-        micro_batch: config.seed_model.micro_batch,
-        activation_checkpointing: config.seed_model.activation_checkpointing,
-    };
-    let mut trainer = Trainer::new(&options.device, &config.model, &topology, &[weights], state, inner)?;
-    let order = SamplerConfig {
-        sequence_length: config.seed_model.sequence_tokens,
-        seed: config.run.seed,
-        packing: config.train.packing,
-    };
-    let documents = 0..options.train.documents();
-    let sampler = Arc::new(Sampler::new(options.train.clone(), documents, order)?);
-    if sampler.sequences() == 0 {
-        return Err(TrainError::NoText { file: options.train.path().to_owned() });
+    let start = start(&options, saved).await?;
+    // The weights of the paths descend from the seed in the store, so this seed must stay.
+    if run.manifest.training.is_some() {
+        return Err(SeedError::SeedInUse);
     }
-
+    let steps = options.config.seed_model.steps;
     let task = progress.task("seed", Some(steps), ProgressUnit::Count("steps"));
-    let first = trainer.steps();
+    let monitor = Monitor { events, task: task.clone(), cancel };
+    let mut pretraining = Pretraining::new(&options, start, monitor)?;
+    let first = pretraining.step();
     task.resume_at(first);
-    let (validate_every, checkpoint_every) =
-        (config.seed_model.validate_every, config.seed_model.checkpoint_every.max(1));
-    let mut tokens = 0;
     let mut validation_loss = None;
-    while trainer.steps() < steps && !cancel.load(Ordering::Relaxed) {
-        let step = trainer.steps();
-        let next = |every: u64| step.checked_div(every).map_or(steps, |done| (done + 1) * every);
-        let until = next(validate_every).min(next(checkpoint_every)).min(steps);
-        let (sampler, log, task, cancel) = (sampler.clone(), events.clone(), task.clone(), cancel.clone());
-        let trained: Result<_, TrainError> = blocking(move || {
-            let mut counted = 0;
-            while trainer.steps() < until && !cancel.load(Ordering::Relaxed) {
-                let at = Instant::now();
-                let done = trainer.step(&sampler, PathId(0))?;
-                counted += done.tokens;
-                let step = trainer.steps();
-                task.note(format!("loss {:.3}", done.loss));
-                task.set(step);
-                // Counts of tokens are far below 2^53.
-                #[allow(clippy::cast_precision_loss)]
-                let tokens_per_second = done.tokens as f64 / at.elapsed().as_secs_f64();
-                log.write(Event::SeedStep {
-                    step,
-                    loss: done.loss.into(),
-                    learning_rate: done.learning_rate,
-                    gradient_norm: done.gradient_norm,
-                    tokens_per_second,
-                })?;
-            }
-            Ok((trainer, counted))
-        })
-        .await?;
-        let counted;
-        (trainer, counted) = trained?;
-        tokens += counted;
-        let step = trainer.steps();
-        validation_loss = None;
-        let due = step == steps || (validate_every > 0 && step.is_multiple_of(validate_every));
-        if due && let Some(file) = options.validation.clone() {
-            let config = config.clone();
-            let validated: Result<_, TrainError> = blocking(move || {
-                let loss = validate(&mut trainer, file, &config)?;
-                Ok((trainer, loss))
-            })
-            .await?;
-            (trainer, validation_loss) = validated?;
-            if let Some(loss) = validation_loss {
-                events.write(Event::SeedValidated { step, loss, tokens })?;
-            }
-        }
-        let weights = trainer.weights()?.pop().ok_or(TrainError::NoSeed)?;
-        let weights =
-            store.put_replacing(&names::seed_weights(step), module_files::encode(&weights)?).await?;
-        let state = trainer.state()?.encode(&config.model)?;
-        let state = store.put_replacing(&names::seed_state(step), state.into()).await?;
-        let record =
-            SeedRecord { origin: origin.clone(), step, steps, weights, state: Some(state), validation_loss };
-        let before = manifest.seed.replace(record);
-        sequence = store.replace(&manifest, sequence).await?;
-        let superseded = before.into_iter().flat_map(|seed| std::iter::once(seed.weights).chain(seed.state));
-        for ObjectRef { name, .. } in
-            superseded.filter(|object| !object.name.starts_with(&format!("seed/{step}/")))
-        {
-            store.delete(&name).await?;
-        }
+    while pretraining.goes_on() {
+        // The thread owns the trainer while it computes, and returns it with the snapshot.
+        let computed = blocking(move || {
+            let snapshot = pretraining.train_to_snapshot()?;
+            Ok::<_, SeedError>((pretraining, snapshot))
+        });
+        let snapshot;
+        (pretraining, snapshot) = computed.await??;
+        validation_loss = snapshot.validation_loss;
+        save(&options.store, &mut run, &origin, steps, snapshot).await?;
     }
     task.finish();
-    let step = trainer.steps();
+    let step = pretraining.step();
     let summary = SeedSummary {
         finished: step >= steps,
         step,
         new_steps: step - first,
         validation_loss,
-        tokens,
+        tokens: pretraining.tokens(),
         seconds: begun.elapsed().as_secs_f64(),
     };
-    Ok((summary, OpenRun { manifest, sequence }))
+    Ok((summary, run))
 }
 
-/// Takes the finished seed of another run's store over.
+/// Weights and state to begin with: those of the interrupted seed, or fresh ones.
+async fn start(options: &SeedOptions, saved: Option<SeedRecord>) -> Result<SeedStart, SeedError> {
+    let (model, store) = (&options.config.model, &options.store);
+    // Only an adopted seed has no state, and an adopted seed is finished.
+    let Some(SeedRecord { weights, state: Some(state), .. }) = saved else {
+        let weights = dipaco_model::init(model, options.config.run.seed)?;
+        let state = PathState::start(weights.values.len());
+        return Ok(SeedStart { weights, state });
+    };
+    let weights = read_module(store, &weights, path_specs(model).into()).await?;
+    let state = PathState::decode(&store.get(&state).await?, model)?;
+    Ok(SeedStart { weights, state })
+}
+
+/// Saves a snapshot: first its objects, then the manifest that names them, and then the objects of the snapshot before
+/// are deleted. A crash between these steps leaves a manifest whose objects all exist.
+async fn save(
+    store: &RunStore,
+    run: &mut OpenRun,
+    origin: &str,
+    steps: u64,
+    snapshot: SeedSnapshot,
+) -> Result<(), SeedError> {
+    let SeedSnapshot { step, weights, state, validation_loss } = snapshot;
+    let weights = store.put_replacing(&names::seed_weights(step), weights).await?;
+    let state = Some(store.put_replacing(&names::seed_state(step), state).await?);
+    let record = SeedRecord { origin: origin.to_owned(), step, steps, weights, state, validation_loss };
+    let before = run.manifest.seed.replace(record);
+    run.sequence = store.replace(&run.manifest, run.sequence).await?;
+    let superseded = before.into_iter().flat_map(|seed| std::iter::once(seed.weights).chain(seed.state));
+    // A seed that starts over may pass a step that an earlier seed was saved at: those names are in use again.
+    let own_folder = format!("seed/{step}/");
+    for object in superseded.filter(|object| !object.name.starts_with(&own_folder)) {
+        store.delete(&object.name).await?;
+    }
+    Ok(())
+}
+
+/// Copies the finished seed of another run's store.
 ///
 /// # Errors
-/// When the source has no finished seed of this model, this run has another one, or a store can't be used.
+/// When the source has no finished seed of this model, this run has another seed, or a store can't be used.
 pub async fn adopt_seed(
     store: &RunStore,
-    started: OpenRun,
+    mut run: OpenRun,
     source: &RunStore,
     model: &ModelConfig,
-) -> Result<OpenRun, TrainError> {
-    let OpenRun { mut manifest, sequence } = started;
+) -> Result<OpenRun, SeedError> {
     let theirs = source.load::<RunManifest>().await?.and_then(|loaded| loaded.manifest.seed);
-    let theirs = theirs.filter(SeedRecord::finished).ok_or(TrainError::NoSeed)?;
-    if let Some(own) = &manifest.seed {
+    let theirs = theirs.filter(SeedRecord::finished).ok_or(SeedError::NoSeed)?;
+    if let Some(own) = &run.manifest.seed {
         if own.weights.hash == theirs.weights.hash {
-            return Ok(OpenRun { manifest, sequence });
+            return Ok(run);
         }
-        return Err(TrainError::OtherSeed);
+        return Err(SeedError::OtherSeed);
     }
     let bytes = source.get(&theirs.weights).await?;
+    // Decoded only to check that the seed has the shape of this run's model.
     module_files::decode("the other run's seed", &bytes, path_specs(model).into())?;
     let weights = store.put_replacing(&names::seed_weights(theirs.step), bytes).await?;
-    manifest.seed = Some(SeedRecord { weights, state: None, ..theirs });
-    let sequence = store.replace(&manifest, sequence).await?;
-    Ok(OpenRun { manifest, sequence })
+    run.manifest.seed = Some(SeedRecord { weights, state: None, ..theirs });
+    run.sequence = store.replace(&run.manifest, run.sequence).await?;
+    Ok(run)
 }
 
-/// Mean loss on validation text, in nats per token.
-fn validate(
-    trainer: &mut Trainer,
-    file: Arc<TokenFile>,
-    config: &RunConfig,
-) -> Result<Option<f64>, TrainError> {
-    let in_turn = SamplerConfig {
-        sequence_length: config.seed_model.sequence_tokens,
-        seed: config.run.seed,
-        packing: false,
-    };
-    let documents = 0..file.documents();
-    let sampler = Sampler::new(file, documents, in_turn)?;
-    let sequences = sampler.sequences().min(config.seed_model.validation_sequences);
-    Ok(mean_loss(trainer, &sampler, sequences, config.seed_model.batch)?)
-}
-
-/// Hash of everything that the seed's weights depend on.
-fn origin(config: &RunConfig, data: &str) -> Result<String, TrainError> {
-    let what = (&config.model, &config.seed_model.of_weights(), config.train.packing, config.run.seed, data);
-    let text = serde_json::to_string(&what).map_err(|source| TrainError::Json { source })?;
+/// Hash of all settings and data that determine the seed's weights.
+fn origin(config: &RunConfig, data: &str) -> Result<String, SeedError> {
+    let inputs =
+        (&config.model, &config.seed_model.of_weights(), config.train.packing, config.run.seed, data);
+    let text = serde_json::to_string(&inputs).map_err(|source| SeedError::Json { source })?;
     Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
 }

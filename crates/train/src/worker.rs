@@ -1,12 +1,61 @@
-//! A worker: asks for a path, trains it for a round, brings what came out, and asks again.
+//! A worker: asks for a lease, trains the path, uploads the results, and asks again.
+//!
+//! # States of a lease
+//!
+//! ```text
+//!           granted           inputs fetched        last inner step       all results stored
+//!  asked ────────────▶ prefetching ────────▶ training ─────────▶ uploading ─────────▶ completed
+//!                           │                   │                    │
+//!                           └───────────────────┴────────────────────┴──▶ lost
+//! ```
+//!
+//! | state | the worker | file |
+//! |---|---|---|
+//! | asked | waits for the coordinator's answer to `Lease` or `Follow` | `next_lease.rs`, `prefetch.rs` |
+//! | prefetching | downloads shard, state and global weights | `prefetch.rs`, `shard_cache.rs`, `fragment_cache.rs` |
+//! | training | takes inner steps on a thread of their own, after repeating steps that no stored state covers | `start_state.rs`, `training.rs` |
+//! | uploading | uploads the outer gradients of the lease's end, and the state if the lease asks for it | `completion.rs`, `gradients.rs` |
+//! | completed | has told the coordinator `Complete`; keeps the state for the path's next lease | `completion.rs`, `kept_states.rs` |
+//! | lost | drops the results and gives all leases back | this file |
+//!
+//! Heartbeats (`heartbeat.rs`) renew the lease from the grant to the completion. The answer to a heartbeat can declare the
+//! lease lost, which cancels its training.
+//!
+//! # Overlap
+//!
+//! The worker has at most three leases in different states. While lease n trains, lease n−1 uploads and lease n+1 is asked
+//! for and prefetched:
+//!
+//! ```text
+//!  lease n−1  … training │ uploading ──────────▶ completed
+//!  lease n    … prefetch │ training ──────────────────────────────│ uploading ──▶ completed
+//!                        │                      └ early gradients │
+//!  lease n+1             │          asked ── prefetching ──▶ wait │ training …
+//! ```
+//!
+//! - Outer gradients that lease n sends before its end wait for the completion of lease n−1. On one path, lease n counts
+//!   only from then on.
+//! - Lease n+1 of the same path (`Follow`, with `sync.overlap_steps`) is asked for at once. Another lease is asked for
+//!   when the rest of lease n takes about as long as a prefetch, so that no lease waits here while other workers want it.
+//! - If lease n−1 is lost while lease n of the same path trains, lease n is lost too: its weights continue those of lease
+//!   n−1. Leases of other paths go on.
+//!
+//! One future each stands for "lease n−1 uploads" and "lease n+1 is prefetched". The code that waits for training polls both.
+//! Dropping them is safe at any time: requests may be repeated, and a lease without heartbeats ends at its deadline.
 
+mod background;
+mod carry_out;
+mod completion;
+mod error;
 mod fragment_cache;
 mod gradients;
 mod heartbeat;
+mod kept_states;
 mod next_lease;
 mod prefetch;
 mod shard_cache;
-mod state;
+mod start_state;
+mod training;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,62 +63,56 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dipaco_net::JoinToken;
-use dipaco_sync::{Fence, fragment_ids_of};
-use dipaco_topology::{PathId, Topology};
-use tokio::sync::mpsc;
+use dipaco_topology::Topology;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
-use crate::blocking::blocking;
-use crate::client::{GOODBYE_TIMEOUT, Identity, LONG_CALL_TIMEOUT, Session, instance};
-use crate::client::{LeaseKey, Transfer, answered};
-use dipaco_path::PathState;
-use dipaco_path::PathWeights;
-use dipaco_path::TrainDevice;
-use dipaco_path::{LeaseTraining, LeaseWatch, OuterGradient, PathData, TrainedLease, train_lease};
-use dipaco_protocol::{GrantedLease, LeaseResult, Request, Response};
+use crate::client::{ClientError, GOODBYE_TIMEOUT, Identity, Session, Transfer, instance};
+use background::{Background, nothing};
+use carry_out::CarriedOut;
+use dipaco_path::{Layout, TrainDevice};
+use dipaco_protocol::{Request, Response};
+pub use error::WorkerError;
 use fragment_cache::FragmentCache;
-use gradients::upload_gradients;
-use heartbeat::Heartbeat;
-use next_lease::{Background, NextLease, nothing, wait};
-use prefetch::{Prefetch, PrefetchedLease, near_the_end};
+use kept_states::KeptStates;
+use prefetch::{Prefetch, PrefetchedLease};
 use shard_cache::ShardCache;
 
-/// How a worker is set up.
+/// Settings of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
-    /// What the coordinator gave out.
+    /// Join token from the coordinator.
     pub token: JoinToken,
-    /// The worker's name, unique in the run.
+    /// Name of the worker, unique in the run.
     pub name: String,
     /// The run's routing folder or a copy, where shards may already lie, as on the coordinator's own machine.
     pub shards: Option<PathBuf>,
-    /// Where shards that were fetched are kept.
+    /// Folder for downloaded shards.
     pub cache: PathBuf,
-    /// How long to try when the coordinator can't be reached.
+    /// Time to keep trying while the coordinator can't be reached.
     pub patience: Duration,
-    /// The bandwidth that transfers may use in each direction, in megabits per second; 0 is no limit.
+    /// Bandwidth that transfers may use in each direction, in megabits per second; 0 means no limit.
     pub bandwidth: u32,
-    /// Where to train.
+    /// Device to train on.
     pub device: TrainDevice,
 }
 
-/// What a worker did.
+/// Counts of a worker's leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerSummary {
-    /// Leases that were trained and counted: rounds of paths when nothing overlaps.
-    pub rounds: u64,
+    /// Leases that were trained and completed: rounds of paths when no lease overlaps another.
+    pub leases: u64,
     /// Leases that were lost.
     pub lost: u64,
 }
 
-/// Works until the run is complete or `cancel` is triggered; a lease that is held then is given back.
+/// Works until the run is complete or `cancel` is triggered. A lease that the worker holds at that time is given back.
 ///
 /// # Errors
-/// When the coordinator can't be reached for longer than the options allow or refuses the worker, when a shard can't be
-/// had, or when training diverges.
-pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<WorkerSummary, TrainError> {
+/// When the coordinator refuses the worker or can't be reached for longer than the options allow, when a shard can't be
+/// read or downloaded, or when training diverges.
+pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<WorkerSummary, WorkerError> {
     let identity = Identity {
         token: options.token.clone(),
         worker: options.name.clone(),
@@ -78,57 +121,48 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
     };
     let session = match Session::open(identity, cancel.clone()).await {
         Ok(session) => Arc::new(session),
-        Err(TrainError::Cancelled) => return Ok(WorkerSummary::default()),
-        Err(error) => return Err(error),
+        Err(ClientError::Core(TrainError::Cancelled)) => return Ok(WorkerSummary::default()),
+        Err(error) => return Err(error.into()),
     };
-    let topology = session.plan().topology()?;
-    let layout = dipaco_path::Layout::of_plan(session.plan(), &topology)?;
+    let plan = session.plan();
+    let topology = plan.topology()?;
+    let layout = Layout::of_plan(plan, &topology)?;
+    let states = KeptStates::new(plan.train.held_paths);
     let transfer = Arc::new(Transfer::new(session.clone(), options.bandwidth));
-    let shards = ShardCache::new(session.clone(), transfer.clone(), options.shards, options.cache);
+    let shards = ShardCache::new(transfer.clone(), options.shards, options.cache);
     let weights = FragmentCache::new(transfer.clone(), layout);
     let mut worker = Worker {
         prefetch: Arc::new(Prefetch { session, transfer, weights, shards }),
         device: options.device,
         topology,
         cancel,
-        held: Vec::new(),
-        fetching: Duration::ZERO,
-        completed: Arc::default(),
-        lost: Arc::default(),
-        idle: Instant::now(),
+        states,
+        prefetch_time: Duration::ZERO,
+        counts: Arc::default(),
+        idle_since: Instant::now(),
     };
     let result = worker.run().await;
     let summary = WorkerSummary {
-        rounds: worker.completed.load(Ordering::Relaxed),
-        lost: worker.lost.load(Ordering::Relaxed),
+        leases: worker.counts.completed.load(Ordering::Relaxed),
+        lost: worker.counts.lost.load(Ordering::Relaxed),
     };
     worker.prefetch.transfer.routes.close().await;
     match result {
-        Ok(()) | Err(TrainError::Cancelled | TrainError::Complete) => Ok(summary),
+        Ok(())
+        | Err(WorkerError::Core(TrainError::Cancelled) | WorkerError::Client(ClientError::Complete)) => {
+            Ok(summary)
+        }
         Err(error) => Err(error),
     }
 }
 
-/// A part of a path's training, from where its state is.
-struct TrainingSpan {
-    path: PathId,
-    phase_step: u64,
-    to: u64,
-    sends: Vec<dipaco_sync::ScheduledSend>,
-}
-
-impl TrainingSpan {
-    fn of(work: &GrantedLease, to: u64, sends: &[dipaco_sync::ScheduledSend]) -> Self {
-        Self { path: work.path, phase_step: work.phase_step, to, sends: sends.to_vec() }
-    }
-}
-
-/// Outer gradients that are brought as they come.
-struct GradientUpload {
-    sent: mpsc::Sender<OuterGradient>,
-    bringing: Background<()>,
-    /// Triggered when the lease before is complete: not before that anything of this one may be brought.
-    begun: CancellationToken,
+/// Counts of leases. Completions that run in the background share them with the worker.
+#[derive(Default)]
+struct Counts {
+    /// Leases that were trained and are complete.
+    completed: AtomicU64,
+    /// Leases that were lost.
+    lost: AtomicU64,
 }
 
 struct Worker {
@@ -136,36 +170,38 @@ struct Worker {
     device: TrainDevice,
     topology: Topology,
     cancel: CancellationToken,
-    /// The states of the paths that were trained last, the newest at the end, each with the lease that left it.
-    held: Vec<(PathId, Fence, PathState)>,
-    /// How long it took last to fetch what a lease begins with.
-    fetching: Duration,
-    /// Leases that were trained and are complete.
-    completed: Arc<AtomicU64>,
-    lost: Arc<AtomicU64>,
-    /// Since when no inner step is taken.
-    idle: Instant,
+    states: KeptStates,
+    /// Duration of the last prefetch.
+    prefetch_time: Duration,
+    counts: Arc<Counts>,
+    /// Time of the last inner step.
+    idle_since: Instant,
 }
 
 impl Worker {
-    async fn run(&mut self) -> Result<(), TrainError> {
-        let (mut next, mut before) = (None, nothing());
+    /// Carries out leases until the run is complete.
+    async fn run(&mut self) -> Result<(), WorkerError> {
+        let (mut next, mut uploading) = (None, nothing());
         loop {
             let prefetched = match next.take() {
                 Some(prefetched) => prefetched,
-                None => match self.first(&mut before).await? {
+                None => match self.first_lease(&mut uploading).await? {
                     Some(prefetched) => prefetched,
-                    None => return before.await,
+                    // No lease is left, but the results of the last one may still be on their way.
+                    None => return uploading.await,
                 },
             };
-            let path = prefetched.work.path;
-            match self.carry_out(prefetched, before).await {
-                Ok(after) => (next, before) = after,
-                Err(TrainError::LeaseLost { reason }) => {
+            let path = prefetched.active.lease.path;
+            match self.carry_out(prefetched, uploading).await {
+                Ok(CarriedOut { next: following, uploading: results }) => {
+                    (next, uploading) = (following, results);
+                }
+                Err(WorkerError::LeaseLost { reason }) => {
                     tracing::warn!(%path, reason, "the lease is lost");
-                    self.lost.fetch_add(1, Ordering::Relaxed);
+                    self.counts.lost.fetch_add(1, Ordering::Relaxed);
+                    // The next lease, if one was prefetched, was dropped with its heartbeat: give it back too.
                     self.give_back().await;
-                    (next, before) = (None, nothing());
+                    (next, uploading) = (None, nothing());
                 }
                 Err(error) => {
                     self.give_back().await;
@@ -175,7 +211,7 @@ impl Worker {
         }
     }
 
-    /// Gives back every lease that this worker has. Best effort on the way out: without it a lease ends by itself at its
+    /// Gives back every lease of this worker. An error is no reason to fail: without the request, each lease ends at its
     /// deadline.
     async fn give_back(&self) {
         let client = self.prefetch.session.client().await;
@@ -184,253 +220,23 @@ impl Worker {
         }
     }
 
-    /// A lease when none was asked for in advance, while `before` ends; nothing when the run is complete.
-    async fn first(&self, before: &mut Background<()>) -> Result<Option<PrefetchedLease>, TrainError> {
-        let held = self.holds();
+    /// Asks for a lease when none was asked for in advance, and drives `uploading` meanwhile. Returns `None` when the run
+    /// is complete.
+    async fn first_lease(
+        &self,
+        uploading: &mut Background<()>,
+    ) -> Result<Option<PrefetchedLease>, WorkerError> {
+        let held = self.states.leases();
         let asking = self.prefetch.lease(&held);
         tokio::pin!(asking);
         tokio::select! {
+            // The caller goes on with `uploading`, which is polled during the lease.
             prefetched = &mut asking => return prefetched,
-            ended = &mut *before => ended?,
+            // The coordinator may hold its answer back until this upload is complete, so the question stays open.
+            uploaded = &mut *uploading => uploaded?,
         }
-        *before = nothing();
+        // A completed future must not be polled again.
+        *uploading = nothing();
         asking.await
-    }
-
-    /// The paths whose states are held, with the leases that left them.
-    fn holds(&self) -> Vec<(PathId, Fence)> {
-        self.held.iter().map(|&(path, fence, _)| (path, fence)).collect()
-    }
-
-    /// Carries out a lease, while what the one before it ends with is brought and what the next one begins with is fetched.
-    /// Returns the next one, if there is one, and what is still to be brought.
-    async fn carry_out(
-        &mut self,
-        prefetched: PrefetchedLease,
-        before: Background<()>,
-    ) -> Result<(Option<PrefetchedLease>, Background<()>), TrainError> {
-        let PrefetchedLease { work, data, after, state, watch, heartbeat, took } = prefetched;
-        self.fetching = took;
-        let state = self.state(&work, &data, (after, state), &watch).await?;
-        let trained = CancellationToken::new();
-        let mut next_lease = self.next_lease(&work, watch.clone(), trained.clone());
-        let result = self.train(&work, &data, state, watch, before, &mut next_lease).await?;
-        trained.cancel();
-        let Some((result, bringing)) = result else {
-            let reason = heartbeat.stop().await.unwrap_or_else(|| "the round was given up".to_owned());
-            return Err(TrainError::LeaseLost { reason });
-        };
-        let (kept, completing) = self.complete(&work, result, bringing, heartbeat).await?;
-        let mut completing = Some(completing);
-        let next = loop {
-            tokio::select! {
-                next = next_lease.next() => break next?,
-                completed = wait(&mut completing), if completing.is_some() => {
-                    completed?;
-                    completing = None;
-                }
-            }
-        };
-        self.rest(&work, kept, next.as_ref()).await;
-        let follows = next.as_ref().is_some_and(|next| next.work.path == work.path);
-        let (path, lost) = (work.path, self.lost.clone());
-        let completing = completing.unwrap_or_else(nothing);
-        let completing: Background<()> = Box::pin(async move {
-            match completing.await {
-                // What follows on a path is lost with what it goes on from; other paths have nothing to do with it.
-                Err(TrainError::LeaseLost { reason }) if !follows => {
-                    tracing::warn!(%path, reason, "the lease is lost");
-                    lost.fetch_add(1, Ordering::Relaxed);
-                    Ok(())
-                }
-                completed => completed,
-            }
-        });
-        Ok((next, completing))
-    }
-
-    /// Asks for the lease that comes after this one, and fetches what it begins with: one that follows on the same path as
-    /// soon as there is one, and otherwise another one when this one ends sooner than that can be fetched, so that no lease
-    /// lies idle for long while other workers look for one.
-    fn next_lease(
-        &self,
-        work: &GrantedLease,
-        watch: Arc<LeaseWatch>,
-        trained: CancellationToken,
-    ) -> NextLease {
-        let follows = work.trains() && self.prefetch.session.plan().sync.overlap_steps > 0;
-        let (prefetch, lead) = (self.prefetch.clone(), self.fetching * 2);
-        let (path, fence, steps) = (work.path, work.fence, work.to - work.from);
-        let held: Vec<_> = self.holds().into_iter().chain([(path, fence)]).collect();
-        NextLease::Asked(Box::pin(async move {
-            if follows && let Some(next) = prefetch.follow(path, fence).await? {
-                return Ok(Some(next));
-            }
-            tokio::select! {
-                () = near_the_end(&watch, steps, lead) => {}
-                () = trained.cancelled() => {}
-            }
-            prefetch.lease(&held).await
-        }))
-    }
-
-    /// Trains a lease, while `before` ends and then its outer gradients are brought; returns what it made and what is
-    /// still to be brought, or nothing when it was given up.
-    async fn train(
-        &mut self,
-        work: &GrantedLease,
-        data: &Arc<PathData>,
-        mut state: PathState,
-        watch: Arc<LeaseWatch>,
-        before: Background<()>,
-        next_lease: &mut NextLease,
-    ) -> Result<Option<(TrainedLease, GradientUpload)>, TrainError> {
-        let begins = work.from == work.phase_step || !work.trains();
-        let weights = self.path_weights(work.path, &work.weights, &mut state, begins).await?;
-        let waited = self.idle.elapsed();
-        let under = LeaseKey { path: work.path, fence: work.fence };
-        // Everything that a lease sends fits: training never waits for the network.
-        let (sent, gradients) = mpsc::channel(work.sends.len().max(1));
-        let early = sent.clone();
-        let part = TrainingSpan::of(work, work.to, &work.sends);
-        // A closed channel means that the lease is lost: the round is cancelled.
-        let early = move |gradient| drop(early.try_send(gradient));
-        let mut training = self.training(part, data, weights, state, &watch, early);
-        let transfer = self.prefetch.transfer.clone();
-        let begun = CancellationToken::new();
-        let complete_before = begun.clone();
-        let mut bringing: Background<()> = Box::pin(async move {
-            before.await?;
-            complete_before.cancel();
-            upload_gradients(transfer, under, gradients).await
-        });
-        let cancel = self.cancel.clone();
-        let result = loop {
-            tokio::select! {
-                result = &mut training => break result?,
-                brought = &mut bringing => {
-                    // Not before training is over, unless it failed.
-                    watch.cancel();
-                    training.await?;
-                    brought?;
-                    return Ok(None);
-                }
-                known = next_lease.look() => {
-                    if let Err(error) = known {
-                        watch.cancel();
-                        training.await?;
-                        return Err(error);
-                    }
-                }
-                () = cancel.cancelled() => {
-                    watch.cancel();
-                    training.await?;
-                    return Err(TrainError::Cancelled);
-                }
-            }
-        };
-        let Some(mut result) = result else { return Ok(None) };
-        result.report.waited_seconds = waited.as_secs_f64();
-        if work.trains() {
-            self.idle = Instant::now();
-        }
-        Ok(Some((result, GradientUpload { sent, bringing, begun })))
-    }
-
-    /// Trains a part of a path in a thread of its own; `early` gets what is sent before its end.
-    fn training(
-        &self,
-        part: TrainingSpan,
-        data: &Arc<PathData>,
-        weights: PathWeights,
-        state: PathState,
-        watch: &Arc<LeaseWatch>,
-        early: impl FnMut(OuterGradient) + Send + 'static,
-    ) -> Background<Option<TrainedLease>> {
-        let (plan, device) = (self.prefetch.session.plan().clone(), self.device.clone());
-        let (data, watch) = (data.clone(), watch.clone());
-        Box::pin(async move {
-            blocking(move || {
-                let TrainingSpan { path, phase_step, to, sends } = part;
-                let training = LeaseTraining {
-                    device: &device,
-                    plan: &plan,
-                    path,
-                    data: &data,
-                    phase_step,
-                    to,
-                    sends: &sends,
-                };
-                train_lease(training, weights, state, &watch, early)
-            })
-            .await?
-            .map_err(TrainError::from)
-        })
-    }
-
-    /// Brings what a lease ends with and completes it, beside whatever comes next. Returns the path's state with what is
-    /// still to be waited for.
-    async fn complete(
-        &self,
-        work: &GrantedLease,
-        result: TrainedLease,
-        brought: GradientUpload,
-        heartbeat: Heartbeat,
-    ) -> Result<(PathState, Background<()>), TrainError> {
-        let TrainedLease { last, state, report } = result;
-        let GradientUpload { sent, bringing, begun } = brought;
-        for gradient in last {
-            drop(sent.try_send(gradient));
-        }
-        drop(sent);
-        let (state, encoded) = if work.trains() && work.uploads_state {
-            let session = self.prefetch.session.clone();
-            blocking(move || {
-                let encoded = state.encode(&session.plan().model)?;
-                Ok::<_, TrainError>((state, Some(encoded)))
-            })
-            .await??
-        } else {
-            (state, None)
-        };
-        let (prefetch, completed) = (self.prefetch.clone(), self.completed.clone());
-        let (under, trains) = (LeaseKey { path: work.path, fence: work.fence }, work.trains());
-        let completing: Background<()> = Box::pin(async move {
-            let bringing_state = async {
-                begun.cancelled().await;
-                match encoded {
-                    Some(encoded) => {
-                        prefetch.transfer.upload(under, LeaseResult::State, encoded.into()).await
-                    }
-                    None => Ok(()),
-                }
-            };
-            tokio::try_join!(bringing, bringing_state)?;
-            let LeaseKey { path, fence } = under;
-            let request = Request::Complete { path, fence, report };
-            answered(prefetch.session.call(&request, None, LONG_CALL_TIMEOUT).await?, "complete")?;
-            drop(heartbeat);
-            completed.fetch_add(u64::from(trains), Ordering::Relaxed);
-            Ok(())
-        });
-        Ok((state, completing))
-    }
-
-    /// Keeps what a lease leaves, and what the next one begins with.
-    async fn rest(&mut self, work: &GrantedLease, state: PathState, next: Option<&PrefetchedLease>) {
-        if work.trains() {
-            self.held.push((work.path, work.fence, state));
-        }
-        let plan = self.prefetch.session.plan();
-        let next = next.map(|next| next.work.path);
-        while self.held.len() > plan.train.held_paths
-            && let Some(oldest) = self.held.iter().position(|&(path, ..)| Some(path) != next)
-        {
-            drop(self.held.remove(oldest));
-        }
-        let paths = self.held.iter().map(|&(path, ..)| path).chain([work.path]).chain(next);
-        let used =
-            paths.flat_map(|path| fragment_ids_of(&self.topology, plan.sync.fragments, path)).collect();
-        self.prefetch.weights.keep(&used).await;
     }
 }

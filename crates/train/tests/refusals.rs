@@ -12,7 +12,7 @@ use dipaco_protocol::{
 use dipaco_sync::FragmentId;
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId, Topology};
-use dipaco_train::{Revocations, TrainError, coordinate, work};
+use dipaco_train::{Revocations, TrainError, WorkerError, coordinate, work};
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -159,7 +159,10 @@ async fn an_exchanged_shard_is_refused_and_leaves_no_trace() {
     for shards in [Some(folder.to_owned()), None] {
         let options = dipaco_train::WorkerOptions { shards, ..run.worker(&token, "worker") };
         let error = work(options, CancellationToken::new()).await.unwrap_err();
-        assert!(matches!(error, TrainError::Path(dipaco_path::PathError::WrongShard { .. })), "{error}");
+        assert!(
+            matches!(error, WorkerError::Core(TrainError::Path(dipaco_path::PathError::WrongShard { .. }))),
+            "{error}"
+        );
     }
     swap();
     let worker = run.spawn_worker(&token, "worker");
@@ -183,5 +186,5 @@ async fn a_revoked_token_is_refused_from_its_next_request_on() {
     // Its lease is free at once, and other tokens stay valid.
     let worker = run.spawn_worker(&token, "worker");
     assert!(coordinator.await.unwrap().unwrap().finished);
-    assert_eq!(worker.await.unwrap().unwrap().rounds, 4 * 3);
+    assert_eq!(worker.await.unwrap().unwrap().leases, 4 * 3);
 }

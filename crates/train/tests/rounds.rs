@@ -18,12 +18,12 @@ async fn one_two_and_four_workers_give_the_same_bits() {
     let (summary, workers) = one.train(1).await;
     assert!(summary.finished);
     assert_eq!(summary.rounds, 3);
-    assert_eq!(workers[0].rounds, 4 * 3);
+    assert_eq!(workers[0].leases, 4 * 3);
     let bits = one.bits().await;
     for count in [2, 4] {
         let run = Run::seeded(config()).await;
         let (_, workers) = run.train(count).await;
-        assert_eq!(workers.iter().map(|worker| worker.rounds).sum::<u64>(), 4 * 3);
+        assert_eq!(workers.iter().map(|worker| worker.leases).sum::<u64>(), 4 * 3);
         assert_eq!(run.bits().await, bits, "{count} workers");
     }
 }
@@ -188,8 +188,8 @@ async fn a_joining_worker_takes_paths_over_from_a_worker_that_holds_all_states()
     begun.cancelled().await;
     let late = run.spawn_worker(&token, "late");
     assert!(coordinator.await.unwrap().unwrap().finished);
-    let rounds = [first.await.unwrap().unwrap().rounds, late.await.unwrap().unwrap().rounds];
-    assert!(rounds[1] > 0 && rounds[0] + rounds[1] == 4 * 60, "{rounds:?}");
+    let leases = [first.await.unwrap().unwrap().leases, late.await.unwrap().unwrap().leases];
+    assert!(leases[1] > 0 && leases[0] + leases[1] == 4 * 60, "{leases:?}");
     assert_eq!(weights(&run).await, alone);
 }
 

@@ -17,7 +17,7 @@ use dipaco_store::RunStore;
 use dipaco_sync::{FragmentId, ScheduledSend};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_topology::{LevelConfig, ModuleId, Modules, PathId, TopologyConfig};
-use dipaco_train::{CoordinatorError, SeedOptions, SeedSummary, TrainError, open_run, train_seed};
+use dipaco_train::{CoordinatorError, SeedError, SeedOptions, SeedSummary, open_run, train_seed};
 use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
@@ -28,7 +28,7 @@ async fn seed(
     config: RunConfig,
     train: Arc<TokenFile>,
     stop: Option<(Events, CancellationToken)>,
-) -> Result<SeedSummary, TrainError> {
+) -> Result<SeedSummary, SeedError> {
     let store = RunStore::create(&folder.join("store").to_string_lossy()).unwrap();
     let started = open_run(&store, || "test-run".to_owned()).await?;
     let cancel = Arc::new(AtomicBool::new(false));
@@ -68,7 +68,7 @@ async fn an_interrupted_seed_goes_on_to_the_same_weights() {
     let mut other = config();
     other.seed_model.adamw.learning_rate *= 2.0;
     let error = seed(folder.path(), other, train, None).await.unwrap_err();
-    assert!(matches!(error, TrainError::OtherSeed), "{error}");
+    assert!(matches!(error, SeedError::OtherSeed), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -70,11 +70,11 @@ pub(crate) fn run(options: &WorkerOptions) -> Result<(), CliError> {
     if options.leave_with_stdin {
         leave_with_stdin(cancel.clone());
     }
-    let WorkerSummary { rounds, lost } = runtime::run(async { Ok(work(setup, cancel).await?) })?;
+    let WorkerSummary { leases, lost } = runtime::run(async { Ok(work(setup, cancel).await?) })?;
     if options.json {
-        output::print_json(&serde_json::json!({ "rounds": rounds, "lost": lost }))?;
+        output::print_json(&serde_json::json!({ "rounds": leases, "lost": lost }))?;
     } else {
-        output::print(&format!("trained {rounds} rounds of paths, lost the lease of {lost}\n"))?;
+        output::print(&format!("trained {leases} rounds of paths, lost the lease of {lost}\n"))?;
     }
     if interrupt.is_set() { Err(CliError::Interrupted) } else { Ok(()) }
 }

@@ -138,6 +138,12 @@ pub(crate) enum StepError {
     #[error(transparent)]
     Train(#[from] dipaco_train::TrainError),
     #[error(transparent)]
+    SeedTraining(#[from] dipaco_train::SeedError),
+    #[error(transparent)]
+    RouterTraining(#[from] dipaco_train::RouterError),
+    #[error(transparent)]
+    Training(#[from] dipaco_train::WorkerError),
+    #[error(transparent)]
     Coordinator(#[from] dipaco_train::CoordinatorError),
     #[error(transparent)]
     Synchronizer(#[from] dipaco_train::SynchronizerError),

@@ -14,7 +14,7 @@ use dipaco_shards::{Part, TokenFile};
 use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use dipaco_topology::PathId;
-use dipaco_train::{CoordinatorError, Reroute, TrainError, score_header, small_shards, write_scores};
+use dipaco_train::{CoordinatorError, Reroute, RouterError, score_header, small_shards, write_scores};
 
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::steps::error::StepError;

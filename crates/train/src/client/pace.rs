@@ -1,25 +1,25 @@
-//! Keeps transfers below a bandwidth.
+//! Pacing: keeps transfers below a bandwidth.
 
 use std::time::Duration;
 
-/// Says when bytes may begin to travel, so that over time no more than a bandwidth is used: each transfer begins when
-/// those before it would have ended at that bandwidth (the generic cell rate algorithm of ITU-T I.371, without a burst).
-/// Time that went by unused is not made up for.
+/// Schedules transfers so that their mean rate stays below a bandwidth. Each transfer begins when the earlier transfers
+/// would have ended at that bandwidth: the generic cell rate algorithm of ITU-T I.371, without a burst. An idle line earns
+/// no credit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    /// 0 is no limit.
+    /// 0 means no limit.
     bytes_per_second: u64,
-    /// When the line is free again.
+    /// Time at which the line is free again.
     free: Duration,
 }
 
 impl Pace {
-    /// A pace of so many megabits per second; 0 is no limit.
+    /// A pace of so many megabits per second; 0 means no limit.
     pub(crate) fn new(megabits_per_second: u32) -> Self {
         Self { bytes_per_second: u64::from(megabits_per_second) * 1_000_000 / 8, free: Duration::ZERO }
     }
 
-    /// How long a transfer of so many bytes must wait that could begin `now`. Its time on the line is taken from then on.
+    /// Reserves the line for a transfer of so many bytes. Returns how long the transfer must wait from `now` on.
     pub(crate) fn wait(&mut self, now: Duration, bytes: u64) -> Duration {
         if self.bytes_per_second == 0 {
             return Duration::ZERO;
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn transfers_that_come_at_once_are_spread_over_the_time_that_they_need() {
+    fn simultaneous_transfers_are_spread_over_time() {
         let mut pace = Pace::new(8);
         // A megabyte a second: 500 kB take half a second.
         let waits = [0, 0, 0, 100].map(|now| pace.wait(ms(now), 500_000));
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_not_made_up_for() {
+    fn an_idle_line_earns_no_credit() {
         let mut pace = Pace::new(8);
         assert_eq!(pace.wait(ms(0), 1_000_000), ms(0));
         assert_eq!(pace.wait(ms(60_000), 1_000_000), ms(0));

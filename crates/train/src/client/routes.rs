@@ -1,4 +1,4 @@
-//! Where a worker brings and fetches what: every module has a synchronizer, the coordinator or another process.
+//! Routes of a worker's transfers: each module has a synchronizer, which is the coordinator or another process.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,24 +7,25 @@ use std::time::Duration;
 use dipaco_sync::FragmentId;
 
 use crate::TrainError;
+use crate::client::ClientError;
 use crate::client::session::Session;
 use dipaco_protocol::FragmentWeights;
 
-/// How long a synchronizer may be out of reach before the coordinator is asked in its place.
+/// Time after which the worker asks the coordinator in place of a synchronizer that it can't reach.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The sessions of a worker. Every synchronizer shares the coordinator's store, so that the coordinator can do for a worker
-/// what a synchronizer that is gone can't.
+/// The sessions of a worker. Every synchronizer shares the coordinator's store, so the coordinator can answer in place of
+/// a synchronizer that is gone.
 pub(crate) struct Routes {
     coordinator: Arc<Session>,
-    /// Where the synchronizers of fragments are, as the newest lease said.
+    /// Addresses of the fragments' synchronizers, from the newest lease.
     addresses: Mutex<BTreeMap<FragmentId, String>>,
-    /// Locked while a connection is made.
+    /// Sessions by address. The lock is held while a connection is made, so each synchronizer gets one session.
     synchronizers: tokio::sync::Mutex<BTreeMap<String, Arc<Session>>>,
 }
 
 impl Routes {
-    /// Everything goes to the coordinator until a lease says otherwise.
+    /// All transfers go to the coordinator until a lease names a synchronizer.
     pub(crate) fn new(coordinator: Arc<Session>) -> Self {
         Self { coordinator, addresses: Mutex::default(), synchronizers: tokio::sync::Mutex::default() }
     }
@@ -38,7 +39,7 @@ impl Routes {
         self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes note of who has the modules of a lease.
+    /// Takes over the addresses that a lease names.
     pub(crate) fn learn(&self, weights: &[FragmentWeights]) {
         let mut addresses = self.addresses();
         for FragmentWeights { fragment, at, .. } in weights {
@@ -49,11 +50,12 @@ impl Routes {
         }
     }
 
-    /// The session with the synchronizer of a fragment, unless that is the coordinator or out of reach.
+    /// The session with the synchronizer of a fragment; `None` if that is the coordinator, or the synchronizer can't be
+    /// reached.
     pub(crate) async fn synchronizer(
         &self,
         fragment: FragmentId,
-    ) -> Result<Option<Arc<Session>>, TrainError> {
+    ) -> Result<Option<Arc<Session>>, ClientError> {
         let Some(address) = self.addresses().get(&fragment).cloned() else { return Ok(None) };
         let mut synchronizers = self.synchronizers.lock().await;
         if let Some(session) = synchronizers.get(&address) {
@@ -65,8 +67,9 @@ impl Routes {
                 synchronizers.insert(address, session.clone());
                 Ok(Some(session))
             }
-            Err(error @ (TrainError::Cancelled | TrainError::Complete)) => Err(error),
+            Err(error @ (ClientError::Core(TrainError::Cancelled) | ClientError::Complete)) => Err(error),
             Err(error) => {
+                // `avoid` takes this lock.
                 drop(synchronizers);
                 self.avoid(fragment, &error).await;
                 Ok(None)
@@ -74,10 +77,11 @@ impl Routes {
         }
     }
 
-    /// Goes to the coordinator with everything of a synchronizer that has failed, until a lease names it again.
-    pub(crate) async fn avoid(&self, fragment: FragmentId, error: &TrainError) {
-        if let TrainError::Elsewhere { reason } = error {
-            tracing::debug!(reason, "a synchronizer sends on to the coordinator");
+    /// Routes all fragments of a failed synchronizer to the coordinator, until a lease names the synchronizer again.
+    pub(crate) async fn avoid(&self, fragment: FragmentId, error: &ClientError) {
+        // The synchronizer works; only this one request is the coordinator's.
+        if let ClientError::Elsewhere { reason } = error {
+            tracing::debug!(reason, "a synchronizer refers the worker to the coordinator");
             return;
         }
         let Some(address) = self.addresses().get(&fragment).cloned() else { return };
@@ -95,7 +99,10 @@ impl Routes {
     }
 }
 
-/// Whether an answer has to be had from the coordinator: the synchronizer is gone, or can't give it.
-pub(crate) fn is_of_the_way(error: &TrainError) -> bool {
-    matches!(error, TrainError::Net(_) | TrainError::Elsewhere { .. } | TrainError::PlanChanged)
+/// Returns whether the coordinator must be asked instead: the synchronizer is gone, or it can't answer.
+pub(crate) fn needs_the_coordinator(error: &ClientError) -> bool {
+    matches!(
+        error,
+        ClientError::Core(TrainError::Net(_)) | ClientError::Elsewhere { .. } | ClientError::PlanChanged
+    )
 }

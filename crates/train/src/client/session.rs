@@ -1,4 +1,4 @@
-//! A worker's connection to the coordinator, kept alive over failures of the network and of the coordinator.
+//! A session: a connection to the coordinator that survives failures of the network and of the coordinator.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -9,34 +9,34 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::TrainError;
+use crate::client::ClientError;
 use dipaco_protocol::WorkerPlan;
 use dipaco_protocol::{GrantedLease, RUN_COMPLETE, Request, Response};
 
-/// The first pause before connecting again; it doubles up to [`LONGEST_PAUSE`].
+/// First pause before connecting again. The pause doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// How long a request without a payload may take.
+/// Time that a request without a payload may take.
 pub const SHORT_CALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a good-bye may take: the lease that it gives back ends by itself otherwise.
+/// Time that the release of leases may take at the end. Without the release the leases end at their deadlines.
 pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a request with a payload may take.
+/// Time that a request with a payload may take.
 pub const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Who a worker is, and how it reaches the coordinator.
+/// Name and token of a peer, and its patience with the coordinator.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The join token.
     pub token: JoinToken,
     /// Name of the worker, unique in the run.
     pub worker: String,
-    /// Random number of the process: tells it from an earlier process of the same name.
+    /// Random number of the process, which tells it from an earlier process of the same name.
     pub instance: u64,
-    /// How long to try when the coordinator can't be reached.
+    /// Time to keep trying while the coordinator can't be reached.
     pub patience: Duration,
 }
 
-/// A number that no other process of the run has: time and process number are enough among one name's processes.
+/// A number that no other process of the run has. Time and process number suffice among the processes of one name.
 pub(crate) fn instance() -> u64 {
     let now = SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let mut hasher = blake3::Hasher::new();
@@ -46,28 +46,28 @@ pub(crate) fn instance() -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// What there is to do.
+/// Answer of the coordinator to a request for a lease.
 pub enum LeaseOffer {
     /// A lease.
     Lease(Box<GrantedLease>),
-    /// Nothing now, for this reason.
+    /// No lease now, for this reason.
     Wait(String),
-    /// Nothing any more, or nothing that follows.
+    /// The run is complete, or no lease follows.
     Finished,
 }
 
-/// A connection that has been welcomed, and is made again when it breaks. Calls may run at the same time.
+/// A welcomed connection, which is made again when it breaks. Calls may run concurrently.
 pub struct Session {
     identity: Identity,
-    /// Locked while a connection is being made: whoever has something to say waits for it.
+    /// Locked while a connection is made, so that all calls wait for the new connection.
     client: Mutex<Arc<Client>>,
     plan: WorkerPlan,
     cancel: CancellationToken,
 }
 
 impl Session {
-    /// Connects and says hello.
-    pub async fn open(identity: Identity, cancel: CancellationToken) -> Result<Self, TrainError> {
+    /// Connects and sends the hello.
+    pub async fn open(identity: Identity, cancel: CancellationToken) -> Result<Self, ClientError> {
         let (client, plan) = connect(&identity, &cancel).await?;
         Ok(Self { identity, client: Mutex::new(client), plan, cancel })
     }
@@ -77,31 +77,31 @@ impl Session {
         &self.plan
     }
 
-    /// A session of the same process with another one of the run.
-    pub async fn with(&self, address: &str, patience: Duration) -> Result<Self, TrainError> {
+    /// A session of the same process with another peer of the run, at `address`.
+    pub async fn with(&self, address: &str, patience: Duration) -> Result<Self, ClientError> {
         let mut identity = Identity { patience, ..self.identity.clone() };
         identity.token.addresses = vec![address.to_owned()];
         Self::open(identity, self.cancel.clone()).await
     }
 
-    /// Waits until the worker is to stop.
+    /// Waits until the user asks the process to stop.
     pub async fn cancelled(&self) {
         self.cancel.cancelled().await;
     }
 
-    /// The connection as it is now, for what is said once at most.
+    /// The current connection, for requests that are not repeated.
     pub async fn client(&self) -> Arc<Client> {
         self.client.lock().await.clone()
     }
 
-    /// Sends a request and returns the answer. When the connection breaks it is made again and the request repeated:
-    /// every request of the protocol may be repeated.
+    /// Sends a request and returns the answer. When the connection breaks, the session connects again and repeats the
+    /// request: every request of the protocol may be repeated.
     pub async fn call(
         &self,
         request: &Request,
         payload: Option<Bytes>,
         timeout: Duration,
-    ) -> Result<Response, TrainError> {
+    ) -> Result<Response, ClientError> {
         loop {
             let client = self.client().await;
             let call = client.call(request, payload.clone(), 0, timeout);
@@ -111,13 +111,13 @@ impl Session {
         }
     }
 
-    /// [`Session::call`] with an answer whose payload arrives in the memory of `into`.
+    /// [`Session::call`] for an answer whose payload arrives in the memory of `into`.
     pub async fn call_into(
         &self,
         request: &Request,
         into: &mut BytesMut,
         timeout: Duration,
-    ) -> Result<Response, TrainError> {
+    ) -> Result<Response, ClientError> {
         loop {
             let client = self.client().await;
             let call = client.call_into(request, into, timeout);
@@ -127,38 +127,38 @@ impl Session {
         }
     }
 
-    /// Waits for the end of a call; `None` when its connection broke and there is another one.
+    /// Waits for the end of a call. Returns `None` if the connection broke and the session has connected again.
     async fn attend<T>(
         &self,
         client: &Arc<Client>,
         call: impl Future<Output = Result<T, NetError>>,
-    ) -> Result<Option<T>, TrainError> {
+    ) -> Result<Option<T>, ClientError> {
         let result = tokio::select! {
             result = call => result,
-            () = self.cancel.cancelled() => return Err(TrainError::Cancelled),
+            () = self.cancel.cancelled() => return Err(ClientError::cancelled()),
         };
         match result {
             Ok(answer) => Ok(Some(answer)),
-            Err(NetError::Closed { reason, .. }) if reason == RUN_COMPLETE => Err(TrainError::Complete),
+            Err(NetError::Closed { reason, .. }) if reason == RUN_COMPLETE => Err(ClientError::Complete),
             Err(error) if transient(&error) => self.connect_again(client, &error).await.map(|()| None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Asks for work.
-    pub async fn ask(&self, request: &Request) -> Result<LeaseOffer, TrainError> {
+    /// Asks for a lease.
+    pub async fn ask(&self, request: &Request) -> Result<LeaseOffer, ClientError> {
         match self.call(request, None, SHORT_CALL_TIMEOUT).await? {
-            Response::Lease(work) => Ok(LeaseOffer::Lease(work)),
+            Response::Lease(lease) => Ok(LeaseOffer::Lease(lease)),
             Response::Wait { reason } => Ok(LeaseOffer::Wait(reason)),
             Response::Finished => Ok(LeaseOffer::Finished),
-            Response::Lost { reason } => Err(TrainError::LeaseLost { reason }),
-            Response::Refused { reason } => Err(TrainError::Refused { reason }),
-            _ => Err(TrainError::UnexpectedAnswer { request: "question for work" }),
+            Response::Lost { reason } => Err(ClientError::LeaseLost { reason }),
+            Response::Refused { reason } => Err(ClientError::Refused { reason }),
+            _ => Err(ClientError::UnexpectedAnswer { request: "lease" }),
         }
     }
 
-    /// Replaces a connection that broke, unless another call has done so.
-    async fn connect_again(&self, broken: &Arc<Client>, error: &NetError) -> Result<(), TrainError> {
+    /// Replaces a broken connection, unless another call has replaced it.
+    async fn connect_again(&self, broken: &Arc<Client>, error: &NetError) -> Result<(), ClientError> {
         let mut client = self.client.lock().await;
         if !Arc::ptr_eq(broken, &client) {
             return Ok(());
@@ -166,23 +166,23 @@ impl Session {
         tracing::warn!(%error, "the connection broke; connecting again");
         let (again, plan) = connect(&self.identity, &self.cancel).await?;
         if plan != self.plan {
-            return Err(TrainError::PlanChanged);
+            return Err(ClientError::PlanChanged);
         }
         *client = again;
         Ok(())
     }
 
-    /// Closes the connection after the coordinator has had what was sent.
+    /// Closes the connection after the coordinator has received all that was sent.
     pub async fn close(&self) {
         self.client().await.close("the worker stops").await;
     }
 }
 
-/// Connects until it works, the error is one that trying again does not mend, or patience ends.
+/// Connects again and again until it works, an error is permanent, or the patience ends.
 async fn connect(
     identity: &Identity,
     cancel: &CancellationToken,
-) -> Result<(Arc<Client>, WorkerPlan), TrainError> {
+) -> Result<(Arc<Client>, WorkerPlan), ClientError> {
     let begun = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
@@ -198,24 +198,27 @@ async fn connect(
         };
         let result = tokio::select! {
             result = attempt => result,
-            () = cancel.cancelled() => return Err(TrainError::Cancelled),
+            () = cancel.cancelled() => return Err(ClientError::cancelled()),
         };
         match result {
             Ok((client, Response::Welcome { run, plan })) => {
                 if run != identity.token.run_id {
-                    return Err(TrainError::OtherRun { expected: identity.token.run_id.clone(), found: run });
+                    return Err(ClientError::OtherRun {
+                        expected: identity.token.run_id.clone(),
+                        found: run,
+                    });
                 }
                 let plan = WorkerPlan::from_json(&plan)?;
                 return Ok((Arc::new(client), plan));
             }
-            Ok((_, Response::Refused { reason })) => return Err(TrainError::Refused { reason }),
-            Ok(_) => return Err(TrainError::UnexpectedAnswer { request: "hello" }),
+            Ok((_, Response::Refused { reason })) => return Err(ClientError::Refused { reason }),
+            Ok(_) => return Err(ClientError::UnexpectedAnswer { request: "hello" }),
             Err(error) if transient(&error) && begun.elapsed() + pause < identity.patience => {
                 tracing::info!(%error, "the coordinator can't be reached; trying again");
                 tokio::select! {
-                    // A pause between attempts to connect; nothing tells when the coordinator is back.
+                    // Nothing announces that the coordinator is back, so the next attempt waits a fixed pause.
                     () = tokio::time::sleep(pause) => {}
-                    () = cancel.cancelled() => return Err(TrainError::Cancelled),
+                    () = cancel.cancelled() => return Err(ClientError::cancelled()),
                 }
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -224,7 +227,7 @@ async fn connect(
     }
 }
 
-/// Whether trying again may help: the network or the coordinator failed, not what was asked.
+/// Returns whether another attempt may help: the network or the coordinator failed, and not the request.
 fn transient(error: &NetError) -> bool {
     matches!(
         error,

@@ -1,8 +1,8 @@
-//! A worker's transfers: everything large travels in pieces, several at a time.
+//! A worker's transfers: objects, shards and results travel in pieces, several pieces at a time.
 //!
-//! Each piece is an operation of its own, so a broken connection costs the pieces that were not acknowledged, and the
-//! session repeats those alone. The pieces of an object arrive in one memory, each where it belongs, and the whole is
-//! verified by its hash.
+//! Each piece is a request of its own. A broken connection costs only the pieces that were not acknowledged, and the
+//! session repeats these. The pieces of an object arrive in one allocation, each at its place, and the hash of the whole
+//! object is verified.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,29 +15,30 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::TrainError;
 use crate::blocking::blocking;
+use crate::client::ClientError;
 use crate::client::pace::Pace;
-use crate::client::routes::{Routes, is_of_the_way};
+use crate::client::routes::{Routes, needs_the_coordinator};
 use crate::client::session::{LONG_CALL_TIMEOUT, Session};
 use dipaco_protocol::{
     ContentDigest, FetchSource, LeaseResult, PIECE_BYTES, PIECES_AT_ONCE, Request, Response,
 };
 
-/// Moves what a worker needs and what it makes, at its pace.
+/// Downloads a worker's inputs and uploads its results, below a bandwidth.
 pub struct Transfer {
     pub(crate) routes: Routes,
-    /// A place for each piece that is under way.
-    places: Arc<Semaphore>,
-    /// Held by the outer gradient whose pieces are being begun.
+    /// One permit for each piece that may be in flight, in both directions together.
+    slots: Arc<Semaphore>,
+    /// Held while the pieces of one outer gradient are sent off, so that the gradients go one after the other.
     turn: tokio::sync::Mutex<()>,
     incoming: Mutex<Pace>,
     outgoing: Mutex<Pace>,
-    begun: Instant,
+    /// Origin of the paces' time.
+    started: Instant,
 }
 
-/// The lease that results belong to.
-#[derive(Clone, Copy, Debug)]
+/// Path and fencing number, which identify a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseKey {
     /// The path.
     pub path: PathId,
@@ -45,90 +46,110 @@ pub struct LeaseKey {
     pub fence: Fence,
 }
 
-/// A piece that has arrived. It gives its place to the next one when it has been put where it belongs.
-struct Arrived {
+/// A downloaded piece. Its slot is free again when the piece has been consumed.
+struct ArrivedPiece {
     offset: u64,
+    /// Length of the whole object in bytes.
     total: u64,
     bytes: BytesMut,
-    place: OwnedSemaphorePermit,
+    slot: OwnedSemaphorePermit,
+}
+
+/// A result on its way to one peer.
+#[derive(Clone)]
+struct Upload {
+    session: Arc<Session>,
+    lease: LeaseKey,
+    item: LeaseResult,
+    digest: ContentDigest,
+}
+
+/// Content with the digest that was computed from it.
+struct HashedContent {
+    content: Bytes,
+    digest: ContentDigest,
 }
 
 impl Transfer {
-    /// Transfers over a session with the coordinator, and with synchronizers that leases name, at no more than so many megabits per second in each direction; 0 is no limit.
+    /// Transfers over a session with the coordinator, and with the synchronizers that leases name. They use at most so
+    /// many megabits per second in each direction; 0 means no limit.
     pub fn new(session: Arc<Session>, megabits_per_second: u32) -> Self {
         let pace = Pace::new(megabits_per_second);
         Self {
             routes: Routes::new(session),
-            places: Arc::new(Semaphore::new(PIECES_AT_ONCE)),
+            slots: Arc::new(Semaphore::new(PIECES_AT_ONCE)),
             turn: tokio::sync::Mutex::default(),
             incoming: Mutex::new(pace),
             outgoing: Mutex::new(pace),
-            begun: Instant::now(),
+            started: Instant::now(),
         }
     }
 
-    /// Fetches an object of a fragment, verified by its hash.
+    /// Downloads an object of a fragment from the fragment's synchronizer, and verifies its hash.
+    ///
+    /// # Errors
+    /// When neither the synchronizer nor the coordinator has the object, or the coordinator can't be reached.
     pub async fn object_of(
         self: &Arc<Self>,
         fragment: FragmentId,
         object: &ObjectRef,
-    ) -> Result<Bytes, TrainError> {
+    ) -> Result<Bytes, ClientError> {
         if let Some(session) = self.routes.synchronizer(fragment).await? {
             match self.fetch(&session, object).await {
-                Ok((content, whole)) if whole.hash == object.hash => return Ok(content),
+                Ok(fetched) if fetched.digest.hash == object.hash => return Ok(fetched.content),
+                // The coordinator checks its own copy, which a synchronizer can't.
                 Ok(_) => {
                     tracing::warn!(name = object.name, "an object arrived damaged from its synchronizer");
                 }
-                Err(error) if is_of_the_way(&error) => self.routes.avoid(fragment, &error).await,
+                Err(error) if needs_the_coordinator(&error) => self.routes.avoid(fragment, &error).await,
                 Err(error) => return Err(error),
             }
         }
         self.object(object).await
     }
 
-    /// Fetches an object from the coordinator, verified by its hash.
-    pub async fn object(self: &Arc<Self>, object: &ObjectRef) -> Result<Bytes, TrainError> {
+    /// Downloads an object from the coordinator, and verifies its hash.
+    ///
+    /// # Errors
+    /// When the coordinator can't be reached or lacks the object, or the object arrives damaged twice.
+    pub async fn object(self: &Arc<Self>, object: &ObjectRef) -> Result<Bytes, ClientError> {
         let session = self.routes.coordinator();
         for last in [false, true] {
-            let (content, whole) = self.fetch(session, object).await?;
-            if whole.hash == object.hash {
-                return Ok(content);
+            let fetched = self.fetch(session, object).await?;
+            if fetched.digest.hash == object.hash {
+                return Ok(fetched.content);
             }
             if !last {
                 tracing::warn!(
                     name = object.name,
-                    "an object arrived damaged; the coordinator looks at its own"
+                    "an object arrived damaged; the coordinator checks its copy"
                 );
                 let check = Request::Check { object: object.clone() };
-                answered(session.call(&check, None, LONG_CALL_TIMEOUT).await?, "check")?;
+                expect_done(session.call(&check, None, LONG_CALL_TIMEOUT).await?, "check")?;
             }
         }
-        Err(TrainError::OtherObject { name: object.name.clone() })
+        Err(ClientError::OtherObject { name: object.name.clone() })
     }
 
-    /// Fetches an object as it arrives.
+    /// Downloads an object and hashes it.
     async fn fetch(
         self: &Arc<Self>,
         session: &Arc<Session>,
         object: &ObjectRef,
-    ) -> Result<(Bytes, ContentDigest), TrainError> {
-        let content = self.put_together(session, object).await?.freeze();
-        blocking(move || {
-            let whole = ContentDigest::of(&content);
-            (content, whole)
-        })
-        .await
+    ) -> Result<HashedContent, ClientError> {
+        let content = self.assemble(session, object).await?.freeze();
+        HashedContent::of(content).await
     }
 
-    /// Fetches the pieces of an object into one memory.
-    async fn put_together(
+    /// Downloads the pieces of an object into one allocation.
+    async fn assemble(
         self: &Arc<Self>,
         session: &Arc<Session>,
         object: &ObjectRef,
-    ) -> Result<BytesMut, TrainError> {
+    ) -> Result<BytesMut, ClientError> {
         let source = FetchSource::Object(object.clone());
-        let mut free = memory(object.bytes)?;
-        // Pieces are begun in their order.
+        let mut free = allocate(object.bytes)?;
+        // `gather` asks in the order of the offsets, so the front of the free memory is the place of the next piece.
         let room = |length| {
             let behind = free.split_off(length);
             std::mem::replace(&mut free, behind)
@@ -139,45 +160,47 @@ impl Transfer {
             Ok(())
         })
         .await?;
-        // Neighbours in one memory are put together without a copy.
+        // `unsplit` joins neighbours of one allocation without a copy.
         let mut whole = BytesMut::new();
         pieces.into_values().for_each(|piece| whole.unsplit(piece));
         Ok(whole)
     }
 
-    /// Fetches what is in `source`, whose length in bytes may be known. `room` gives the memory for each piece, in the
-    /// order of their offsets; `put` gets every piece once, in any order.
+    /// Downloads all pieces of `source`. `total` is its length in bytes, if that is known. `room` returns the memory of
+    /// each piece, in the order of the offsets. `put` gets every piece once with its offset, in any order.
+    ///
+    /// # Errors
+    /// When the peer can't be reached or lacks the source, a piece has a wrong length, or `put` fails.
     pub async fn gather(
         self: &Arc<Self>,
         session: &Arc<Session>,
         source: &FetchSource,
         mut total: Option<u64>,
         mut room: impl FnMut(usize) -> BytesMut,
-        mut put: impl FnMut(u64, BytesMut) -> Result<(), TrainError>,
-    ) -> Result<(), TrainError> {
+        mut put: impl FnMut(u64, BytesMut) -> Result<(), ClientError>,
+    ) -> Result<(), ClientError> {
         let mut next = 0;
-        let mut under_way = JoinSet::new();
+        let mut in_flight = JoinSet::new();
         loop {
-            // The first piece tells a length that is not known.
+            // The first piece tells an unknown length.
             let at_once = if total.is_some() { PIECES_AT_ONCE } else { 1 };
-            while under_way.len() < at_once && next < total.unwrap_or(1) {
+            while in_flight.len() < at_once && next < total.unwrap_or(1) {
                 let (transfer, session, source, offset) =
                     (self.clone(), session.clone(), source.clone(), next);
                 let length = total.map_or(PIECE_BYTES, |total| (total - next).min(PIECE_BYTES));
-                // A piece is far shorter than what can be addressed.
+                // A piece has at most `PIECE_BYTES`, which fits any `usize`.
                 let into = room(usize::try_from(length).unwrap_or(0));
-                under_way.spawn(async move { transfer.piece(&session, &source, offset, length, into).await });
+                in_flight.spawn(async move { transfer.piece(&session, &source, offset, length, into).await });
                 next += PIECE_BYTES;
             }
-            let Some(arrived) = under_way.join_next().await else { return Ok(()) };
-            let Arrived { offset, total: of, bytes, place } =
-                arrived.map_err(|source| TrainError::Thread { source })??;
+            let Some(arrived) = in_flight.join_next().await else { return Ok(()) };
+            let ArrivedPiece { offset, total: of, bytes, slot } = arrived??;
             let expected = *total.get_or_insert(of);
             if of != expected || bytes.len() as u64 != of.saturating_sub(offset).min(PIECE_BYTES) {
-                return Err(TrainError::UnexpectedAnswer { request: "fetch" });
+                return Err(ClientError::UnexpectedAnswer { request: "fetch" });
             }
             put(offset, bytes)?;
-            drop(place);
+            drop(slot);
         }
     }
 
@@ -188,127 +211,129 @@ impl Transfer {
         offset: u64,
         length: u64,
         mut into: BytesMut,
-    ) -> Result<Arrived, TrainError> {
-        let place = self.begin(&self.incoming, length).await?;
+    ) -> Result<ArrivedPiece, ClientError> {
+        let slot = self.begin(&self.incoming, length).await?;
         let request = Request::Fetch { source: source.clone(), offset };
         match session.call_into(&request, &mut into, LONG_CALL_TIMEOUT).await? {
-            Response::Piece { total } => Ok(Arrived { offset, total, bytes: into, place }),
+            Response::Piece { total } => Ok(ArrivedPiece { offset, total, bytes: into, slot }),
             answer => {
-                answered(answer, "fetch")?;
-                Err(TrainError::UnexpectedAnswer { request: "fetch" })
+                expect_done(answer, "fetch")?;
+                Err(ClientError::UnexpectedAnswer { request: "fetch" })
             }
         }
     }
 
-    /// Brings a result of a lease; returns when whoever it is for has all of it.
+    /// Uploads a result of a lease. Returns when the receiver has all of it: the fragment's synchronizer for an outer
+    /// gradient, the coordinator for a state.
+    ///
+    /// # Errors
+    /// When the lease is lost, the result is refused, or the coordinator can't be reached.
     pub async fn upload(
         self: &Arc<Self>,
-        under: LeaseKey,
+        lease: LeaseKey,
         item: LeaseResult,
         content: Bytes,
-    ) -> Result<(), TrainError> {
-        let (content, whole) = blocking(move || {
-            let whole = ContentDigest::of(&content);
-            (content, whole)
-        })
-        .await?;
+    ) -> Result<(), ClientError> {
+        let HashedContent { content, digest } = HashedContent::of(content).await?;
+        let coordinator = self.routes.coordinator().clone();
+        let to_coordinator = Upload { session: coordinator, lease, item, digest };
         if let LeaseResult::OuterGradient { fragment, .. } = item
             && let Some(session) = self.routes.synchronizer(fragment).await?
         {
-            match self.upload_to(&session, under, item, &whole, &content).await {
-                Err(error) if is_of_the_way(&error) => self.routes.avoid(fragment, &error).await,
-                brought => return brought,
+            let to_synchronizer = Upload { session, ..to_coordinator.clone() };
+            match self.upload_to(to_synchronizer, &content).await {
+                Err(error) if needs_the_coordinator(&error) => self.routes.avoid(fragment, &error).await,
+                uploaded => return uploaded,
             }
         }
-        self.upload_to(self.routes.coordinator(), under, item, &whole, &content).await
+        self.upload_to(to_coordinator, &content).await
     }
 
-    async fn upload_to(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        under: LeaseKey,
-        item: LeaseResult,
-        whole: &ContentDigest,
-        content: &Bytes,
-    ) -> Result<(), TrainError> {
+    async fn upload_to(self: &Arc<Self>, upload: Upload, content: &Bytes) -> Result<(), ClientError> {
         let mut next = 0;
         let mut done = false;
-        let mut under_way = JoinSet::new();
-        // The pieces of one outer gradient go before those of the next: the first can be stepped on early, and few are in
-        // parts. Nobody waits for a state, and it is large: it goes beside them.
-        let mut turn = match item {
+        let mut in_flight = JoinSet::new();
+        // The pieces of one outer gradient go before the pieces of the next: the outer step can take the first gradient
+        // early, and few gradients are incomplete at a time. No outer step waits for a state, and a state is large, so
+        // its pieces go in parallel with those of the gradients.
+        let mut turn = match upload.item {
             LeaseResult::OuterGradient { .. } => Some(self.turn.lock().await),
             LeaseResult::State => None,
         };
         loop {
-            while under_way.len() < PIECES_AT_ONCE
-                && let Some(length) = whole.piece(next)
+            while in_flight.len() < PIECES_AT_ONCE
+                && let Some(length) = upload.digest.piece(next)
             {
-                let (transfer, session, whole, offset) = (self.clone(), session.clone(), whole.clone(), next);
+                let (transfer, upload, offset) = (self.clone(), upload.clone(), next);
                 // Offsets within a slice fit its index type.
                 let begin = usize::try_from(offset).unwrap_or(usize::MAX);
                 let piece = content.slice(begin..begin + usize::try_from(length).unwrap_or(usize::MAX));
-                under_way
-                    .spawn(async move { transfer.submit(&session, under, item, whole, offset, piece).await });
+                in_flight.spawn(async move { transfer.submit(upload, offset, piece).await });
                 next += PIECE_BYTES;
             }
-            if whole.piece(next).is_none() {
+            // The last piece is on its way: the next gradient may use the slots that become free.
+            if upload.digest.piece(next).is_none() {
                 drop(turn.take());
             }
-            let Some(taken) = under_way.join_next().await else { break };
-            done |= taken.map_err(|source| TrainError::Thread { source })??;
+            let Some(stored) = in_flight.join_next().await else { break };
+            done |= stored??;
         }
-        if done { Ok(()) } else { Err(TrainError::UnexpectedAnswer { request: "submit" }) }
+        if done { Ok(()) } else { Err(ClientError::UnexpectedAnswer { request: "submit" }) }
     }
 
-    /// Brings a piece; returns whether the whole is there with it.
-    async fn submit(
-        &self,
-        session: &Session,
-        LeaseKey { path, fence }: LeaseKey,
-        item: LeaseResult,
-        whole: ContentDigest,
-        offset: u64,
-        piece: Bytes,
-    ) -> Result<bool, TrainError> {
-        let _place = self.begin(&self.outgoing, piece.len() as u64).await?;
-        let request = Request::Submit { path, fence, item, whole, offset };
+    /// Uploads a piece; returns whether the result is complete with it.
+    async fn submit(&self, upload: Upload, offset: u64, piece: Bytes) -> Result<bool, ClientError> {
+        let Upload { session, lease: LeaseKey { path, fence }, item, digest } = upload;
+        let _slot = self.begin(&self.outgoing, piece.len() as u64).await?;
+        let request = Request::Submit { path, fence, item, whole: digest, offset };
         match session.call(&request, Some(piece), LONG_CALL_TIMEOUT).await? {
             Response::PieceStored => Ok(false),
-            answer => answered(answer, "submit").map(|()| true),
+            answer => expect_done(answer, "submit").map(|()| true),
         }
     }
 
-    /// Waits for a place, and until the line is free for so many bytes.
-    async fn begin(&self, pace: &Mutex<Pace>, bytes: u64) -> Result<OwnedSemaphorePermit, TrainError> {
-        let place = self.places.clone().acquire_owned().await.map_err(|_| TrainError::Cancelled)?;
-        let wait = pace.lock().unwrap_or_else(PoisonError::into_inner).wait(self.begun.elapsed(), bytes);
+    /// Waits for a slot, and until the line is free for so many bytes.
+    async fn begin(&self, pace: &Mutex<Pace>, bytes: u64) -> Result<OwnedSemaphorePermit, ClientError> {
+        // The slot comes first: a reserved time on the line must not pass while the piece waits for a slot.
+        let slot = self.slots.clone().acquire_owned().await.map_err(|_| ClientError::cancelled())?;
+        let wait = pace.lock().unwrap_or_else(PoisonError::into_inner).wait(self.started.elapsed(), bytes);
         tokio::select! {
-            () = tokio::time::sleep(wait) => Ok(place),
-            () = self.routes.coordinator().cancelled() => Err(TrainError::Cancelled),
+            () = tokio::time::sleep(wait) => Ok(slot),
+            () = self.routes.coordinator().cancelled() => Err(ClientError::cancelled()),
         }
     }
 }
 
-/// What an answer without anything in it means.
-pub fn answered(answer: Response, request: &'static str) -> Result<(), TrainError> {
+impl HashedContent {
+    /// Hashes content on a thread that may block.
+    async fn of(content: Bytes) -> Result<Self, ClientError> {
+        let hashed = blocking(move || Self { digest: ContentDigest::of(&content), content });
+        Ok(hashed.await?)
+    }
+}
+
+/// Accepts [`Response::Done`], and turns every other answer into its error. `request` names the request.
+///
+/// # Errors
+/// When the answer is a refusal, a lost lease, a referral to the coordinator, or has a form that does not fit.
+pub fn expect_done(answer: Response, request: &'static str) -> Result<(), ClientError> {
     match answer {
         Response::Done => Ok(()),
-        Response::Lost { reason } => Err(TrainError::LeaseLost { reason }),
-        Response::Refused { reason } => Err(TrainError::Refused { reason }),
-        Response::Elsewhere { reason } => Err(TrainError::Elsewhere { reason }),
-        _ => Err(TrainError::UnexpectedAnswer { request }),
+        Response::Lost { reason } => Err(ClientError::LeaseLost { reason }),
+        Response::Refused { reason } => Err(ClientError::Refused { reason }),
+        Response::Elsewhere { reason } => Err(ClientError::Elsewhere { reason }),
+        _ => Err(ClientError::UnexpectedAnswer { request }),
     }
 }
 
-/// Memory for what is to arrive, if there is that much.
-fn memory(bytes: u64) -> Result<BytesMut, TrainError> {
-    let memory = || TrainError::Memory { bytes };
-    let length = usize::try_from(bytes).map_err(|_| memory())?;
-    // `BytesMut` would end the process where this only fails.
-    Vec::<u8>::new().try_reserve_exact(length).map_err(|_| memory())?;
+/// Allocates memory for an object, if the machine has it.
+fn allocate(bytes: u64) -> Result<BytesMut, ClientError> {
+    let lacking = || ClientError::Memory { bytes };
+    let length = usize::try_from(bytes).map_err(|_| lacking())?;
+    // `BytesMut` ends the process when there is no memory. This reservation only fails.
+    Vec::<u8>::new().try_reserve_exact(length).map_err(|_| lacking())?;
     Ok(BytesMut::with_capacity(length))
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

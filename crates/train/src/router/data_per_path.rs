@@ -1,31 +1,31 @@
-//! Signs that the paths of a run have too little data each.
+//! Warnings that the paths of a run have too little data each.
 
 use dipaco_config::{RunConfig, TrainConfig};
 use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_topology::PathId;
 
-/// How often text can be repeated before repeating it is worth much less than new text (arXiv:2305.16264 §5: about as
-/// good as new up to 4 times, worthless from about 40 on).
+/// Repetitions of text up to which repeated text is about as good as new text (arXiv:2305.16264 §5; from about 40
+/// repetitions on it is worthless).
 const REPEATS: f64 = 4.0;
-/// A held-out loss that is higher by this many nats, about 1 % of perplexity, is more than noise.
+/// Rise of the held-out loss in nats, about 1 % of perplexity, that is more than noise.
 const RISEN: f64 = 0.01;
 /// Rounds since the lowest held-out loss before it counts as risen.
 const ROUNDS: u32 = 2;
-/// Paths that a warning names.
+/// Largest number of paths that a warning names.
 const NAMED: usize = 4;
 
-/// How often a path sees its whole shard in `rounds` rounds.
+/// Number of times that a path sees its whole shard in `rounds` rounds.
 #[must_use]
 pub fn shard_repeats(shard: &ShardRecord, train: &TrainConfig, rounds: u32) -> f64 {
-    let steps = f64::from(rounds) * float(train.inner_steps);
-    let length = float(train.sequence_tokens as u64);
-    let packed = float(shard.tokens) / length;
+    let steps = f64::from(rounds) * train.inner_steps as f64;
+    let length = train.sequence_tokens as f64;
+    let packed = shard.tokens as f64 / length;
     // Without packing a document is a sequence of its own, or several.
-    let sequences = if train.packing { packed } else { packed.max(float(shard.documents)) };
-    steps * float(train.batch as u64) / sequences.max(1.0)
+    let sequences = if train.packing { packed } else { packed.max(shard.documents as f64) };
+    steps * train.batch as f64 / sequences.max(1.0)
 }
 
-/// A warning about paths that see their shard so often in `rounds` rounds that more of them would not help.
+/// A warning about paths that see their shard too often in `rounds` rounds to learn from more rounds.
 #[must_use]
 pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> Option<String> {
     let repeats = |(path, shard): (u32, &ShardRecord)| {
@@ -50,8 +50,7 @@ pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> 
     ))
 }
 
-/// A warning about paths whose loss on their held-out documents has risen since it was lowest in this phase: they learn
-/// their shard by heart.
+/// A warning about paths that overfit: their loss on held-out documents has risen since its minimum in this phase.
 #[must_use]
 pub fn rising_losses(training: &TrainingRecord) -> Option<String> {
     let risen = |record: &dipaco_store::PathRecord| {
@@ -82,12 +81,6 @@ pub fn rising_losses(training: &TrainingRecord) -> Option<String> {
     })
 }
 
-/// Counts are far below 2^53.
-#[allow(clippy::cast_precision_loss)]
-fn float(count: u64) -> f64 {
-    count as f64
-}
-
 #[cfg(test)]
 mod tests {
     use dipaco_store::{Best, PathRecord};
@@ -98,7 +91,7 @@ mod tests {
         ShardRecord { file: String::new(), hash: String::new(), documents, tokens }
     }
 
-    /// 300 steps of 8 sequences of 256 tokens.
+    /// A round has 300 steps of 8 sequences of 256 tokens.
     fn config() -> RunConfig {
         RunConfig::default()
     }
@@ -118,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_out_loss_that_rose_is_told_and_noise_is_not() {
+    fn a_risen_held_out_loss_is_reported_and_noise_is_not() {
         let path = |best: (u32, f64), last: (u32, f64)| PathRecord {
             best: Some(Best { round: best.0, versions: vec![best.0], loss: best.1 }),
             last: Some(Best { round: last.0, versions: vec![last.0], loss: last.1 }),

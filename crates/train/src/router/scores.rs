@@ -13,6 +13,7 @@ use dipaco_topology::{ModuleId, PathId, Topology};
 use rayon::prelude::*;
 
 use crate::TrainError;
+use crate::router::RouterError;
 
 /// Batches that are sorted by length together and scored at the same time.
 const GROUP: usize = 16;
@@ -27,12 +28,12 @@ pub fn score_header(
     path: PathId,
     tokens: &TokenFile,
     sequence_tokens: usize,
-) -> Result<ScoreHeader, TrainError> {
+) -> Result<ScoreHeader, RouterError> {
     let module = |module: ModuleId| {
         let record = training.module(module);
-        let record = record.ok_or_else(|| TrainError::ManifestLacks { what: format!("module {module}") })?;
+        let record = record.ok_or_else(|| RouterError::ManifestLacks { what: format!("module {module}") })?;
         let fragments = record.fragments.iter().map(|f| (f.version, f.weights.hash.clone()));
-        Ok::<_, TrainError>((module, fragments.collect()))
+        Ok::<_, RouterError>((module, fragments.collect()))
     };
     let modules = topology.modules_of(path).into_iter().map(module).collect::<Result<_, _>>()?;
     Ok(ScoreHeader::new(path, tokens, sequence_tokens, modules))
@@ -62,7 +63,7 @@ pub fn write_scores(
     tokens: &TokenFile,
     batch: usize,
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
-) -> Result<bool, TrainError> {
+) -> Result<bool, RouterError> {
     if scores_are_there(folder, header)? {
         return Ok(false);
     }
@@ -83,7 +84,7 @@ pub fn write_scores(
                 out.extend(&windows, &scores)?;
                 windows.clear();
                 if progress(document).is_break() {
-                    return Err(TrainError::Cancelled);
+                    return Err(TrainError::Cancelled.into());
                 }
             }
         }
@@ -93,13 +94,13 @@ pub fn write_scores(
     // Documents of one token at the end of the file have no window that would fill their place.
     out.fill(tokens.tokens())?;
     if progress(tokens.documents()).is_break() {
-        return Err(TrainError::Cancelled);
+        return Err(TrainError::Cancelled.into());
     }
     // The header vouches for the scores, so it comes last.
     let hash = out.publish()?;
     let mut written = header.clone();
     written.hash = hash;
-    let header = serde_json::to_vec_pretty(&written).map_err(|source| TrainError::Json { source })?;
+    let header = serde_json::to_vec_pretty(&written).map_err(|source| RouterError::ScoreHeader { source })?;
     dipaco_files::publish(&files.header, &header)?;
     Ok(true)
 }
@@ -112,7 +113,7 @@ fn score(
     path: PathId,
     windows: &[Window],
     batch: usize,
-) -> Result<Vec<Vec<f32>>, TrainError> {
+) -> Result<Vec<Vec<f32>>, RouterError> {
     // Rows of similar length need little padding.
     let mut order: Vec<usize> = (0..windows.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(windows[index].predicted));
@@ -135,12 +136,12 @@ fn score(
                 let scores = &scores[..windows[row].predicted];
                 match scores.iter().position(|score| !score.is_finite()) {
                     Some(at) => {
-                        Err(TrainError::ScoreNotFinite { path, token: windows[row].start + at as u64 + 1 })
+                        Err(RouterError::ScoreNotFinite { path, token: windows[row].start + at as u64 + 1 })
                     }
                     None => Ok(scores.to_vec()),
                 }
             })
-            .collect::<Result<Vec<_>, TrainError>>()
+            .collect::<Result<Vec<_>, RouterError>>()
     });
     let batches: Vec<Vec<Vec<f32>>> = batches.collect::<Result<_, _>>()?;
     let mut scores = vec![Vec::new(); windows.len()];
@@ -160,13 +161,13 @@ struct ScoreWriter {
 }
 
 impl ScoreWriter {
-    fn create(path: &FilePath) -> Result<Self, TrainError> {
+    fn create(path: &FilePath) -> Result<Self, RouterError> {
         let out = BufWriter::new(PendingFile::create(path)?);
         Ok(Self { out, path: path.to_owned(), hasher: blake3::Hasher::new(), written: 0 })
     }
 
     /// Appends the scores of windows. Tokens between the windows, which nothing predicts, get 0.
-    fn extend(&mut self, windows: &[Window], scores: &[Vec<f32>]) -> Result<(), TrainError> {
+    fn extend(&mut self, windows: &[Window], scores: &[Vec<f32>]) -> Result<(), RouterError> {
         for (window, scores) in windows.iter().zip(scores) {
             self.fill(window.start + 1)?;
             for score in scores {
@@ -177,14 +178,14 @@ impl ScoreWriter {
     }
 
     /// Appends zeros up to a number of scores.
-    fn fill(&mut self, until: u64) -> Result<(), TrainError> {
+    fn fill(&mut self, until: u64) -> Result<(), RouterError> {
         while self.written < until {
             self.push(0.0)?;
         }
         Ok(())
     }
 
-    fn push(&mut self, score: f32) -> Result<(), TrainError> {
+    fn push(&mut self, score: f32) -> Result<(), RouterError> {
         let bytes = score.to_le_bytes();
         self.hasher.update(&bytes);
         self.out.write_all(&bytes).map_err(FileError::new("write", &self.path))?;
@@ -193,7 +194,7 @@ impl ScoreWriter {
     }
 
     /// Publishes the file; returns the hash of the scores.
-    fn publish(self) -> Result<String, TrainError> {
+    fn publish(self) -> Result<String, RouterError> {
         let Self { out, path, hasher, .. } = self;
         let pending = out.into_inner().map_err(|error| FileError::new("write", path)(error.into_error()))?;
         pending.publish()?;

@@ -4,6 +4,7 @@ use dipaco_topology::ModuleId;
 use thiserror::Error;
 
 use crate::TrainError;
+use crate::client::ClientError;
 use crate::error::through_train_error;
 use crate::host::HostError;
 
@@ -39,6 +40,9 @@ pub enum SynchronizerError {
     /// A connection of a peer can't be served, or a result can't be received.
     #[error(transparent)]
     Host(HostError),
+    /// The session with the coordinator.
+    #[error(transparent)]
+    Client(ClientError),
     /// An error that all roles share.
     #[error(transparent)]
     Core(#[from] TrainError),
@@ -56,10 +60,21 @@ impl From<HostError> for SynchronizerError {
     }
 }
 
+impl From<ClientError> for SynchronizerError {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Refused { reason } => Self::Refused { reason },
+            ClientError::UnexpectedAnswer { request } => Self::UnexpectedAnswer { request },
+            ClientError::Core(error) => Self::Core(error),
+            error => Self::Client(error),
+        }
+    }
+}
+
 impl SynchronizerError {
     /// True if the session with the coordinator ended because the run is complete.
     pub(super) fn is_complete(&self) -> bool {
-        matches!(self, Self::Core(TrainError::Complete))
+        matches!(self, Self::Client(ClientError::Complete))
     }
 
     /// True if the session with the coordinator ended because the user asked the synchronizer to stop.

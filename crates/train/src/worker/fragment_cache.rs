@@ -1,133 +1,145 @@
-//! The global weights that a worker begins leases with.
+//! The global weights that a worker has downloaded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use dipaco_model::{ModuleWeights, TensorSpec};
+use dipaco_path::{Layout, module_files};
 use dipaco_store::ObjectRef;
 use dipaco_sync::FragmentId;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
+use super::WorkerError;
 use crate::TrainError;
 use crate::blocking::blocking;
 use crate::client::Transfer;
-use dipaco_path::Layout;
-use dipaco_path::module_files;
 use dipaco_protocol::{FragmentWeights, PIECES_AT_ONCE};
 
-/// Weights with their object.
-type CachedFragment = (ObjectRef, Arc<Vec<f32>>);
+/// Global weights of a fragment and the object that holds them.
+#[derive(Clone)]
+struct CachedFragment {
+    object: ObjectRef,
+    values: Arc<Vec<f32>>,
+}
 
-/// Global weights that a worker has, with their objects: those that did not change are not fetched again.
+/// Global weights by fragment. Weights that did not change since an earlier lease are not downloaded again.
 pub(super) struct FragmentCache {
     transfer: Arc<Transfer>,
     layout: Layout,
-    held: Mutex<BTreeMap<FragmentId, CachedFragment>>,
+    cached: Mutex<BTreeMap<FragmentId, CachedFragment>>,
 }
 
 impl FragmentCache {
-    /// None yet.
+    /// An empty cache.
     pub(super) fn new(transfer: Arc<Transfer>, layout: Layout) -> Self {
-        Self { transfer, layout, held: Mutex::default() }
+        Self { transfer, layout, cached: Mutex::default() }
     }
 
-    /// Fetches global weights, several fragments at a time, but for those that did not change since an earlier lease.
-    pub(super) async fn fetch(&self, weights: &[FragmentWeights]) -> Result<(), TrainError> {
+    /// Downloads the global weights of a lease that the cache lacks, several fragments at a time.
+    pub(super) async fn fetch(&self, weights: &[FragmentWeights]) -> Result<(), WorkerError> {
         self.transfer.routes.learn(weights);
-        let mut held = self.held.lock().await;
-        let current = |wanted: &&FragmentWeights| {
-            held.get(&wanted.fragment).is_none_or(|(held, _)| held.hash != wanted.object.hash)
+        let mut cached = self.cached.lock().await;
+        let stale = |wanted: &&FragmentWeights| {
+            cached.get(&wanted.fragment).is_none_or(|cached| cached.object.hash != wanted.object.hash)
         };
-        let mut wanted: Vec<FragmentWeights> = weights.iter().filter(current).cloned().collect();
-        // A run begins with copies of the seed in all modules of a level.
+        let mut wanted: Vec<FragmentWeights> = weights.iter().filter(stale).cloned().collect();
+        // At the start of a run all modules of a level are copies of the seed: one download serves them all.
         wanted.retain(|wanted| {
-            let same = held.values().find(|(object, _)| object.hash == wanted.object.hash);
-            let Some(values) = same.map(|(_, values)| values.clone()) else { return true };
-            held.insert(wanted.fragment, (wanted.object.clone(), values));
+            let same = cached.values().find(|cached| cached.object.hash == wanted.object.hash);
+            let Some(values) = same.map(|cached| cached.values.clone()) else { return true };
+            cached.insert(wanted.fragment, CachedFragment { object: wanted.object.clone(), values });
             false
         });
         let mut wanted = wanted.into_iter();
-        let mut under_way = JoinSet::new();
+        let mut in_flight = JoinSet::new();
         loop {
-            while under_way.len() < PIECES_AT_ONCE
+            while in_flight.len() < PIECES_AT_ONCE
                 && let Some(wanted) = wanted.next()
             {
                 let FragmentWeights { fragment, .. } = wanted;
-                let fetching = Fetching {
+                let download = Download {
                     transfer: self.transfer.clone(),
                     specs: self.layout.fragment(fragment.module.level, fragment.index)?.specs.clone(),
-                    held: held.remove(&fragment),
+                    // Taken out of the cache, so that a change is added to the values without a copy.
+                    cached: cached.remove(&fragment),
                     wanted,
                 };
-                under_way.spawn(async move { fetching.fetch().await.map(|fetched| (fragment, fetched)) });
+                in_flight.spawn(async move { Ok::<_, WorkerError>((fragment, download.run().await?)) });
             }
-            let Some(fetched) = under_way.join_next().await else { return Ok(()) };
-            let (fragment, (object, values)) = fetched.map_err(|source| TrainError::Thread { source })??;
-            held.insert(fragment, (object, Arc::new(values)));
+            let Some(downloaded) = in_flight.join_next().await else { return Ok(()) };
+            let (fragment, downloaded) = downloaded??;
+            cached.insert(fragment, downloaded);
         }
     }
 
-    /// The weights of a fragment that were fetched last.
-    pub(super) async fn get(&self, fragment: FragmentId) -> Result<Arc<Vec<f32>>, TrainError> {
-        let lacks = || TrainError::ManifestLacks { what: format!("weights of {fragment}") };
-        self.held.lock().await.get(&fragment).map(|(_, values)| values.clone()).ok_or_else(lacks)
+    /// The last downloaded weights of a fragment.
+    pub(super) async fn get(&self, fragment: FragmentId) -> Result<Arc<Vec<f32>>, WorkerError> {
+        let cached = self.cached.lock().await;
+        let values = cached.get(&fragment).map(|cached| cached.values.clone());
+        values.ok_or_else(|| {
+            let what = format!("the weights of fragment {fragment} were not downloaded before training");
+            TrainError::Internal { what }.into()
+        })
     }
 
-    /// Forgets all but those of these fragments.
+    /// Drops the weights of all other fragments.
     pub(super) async fn keep(&self, used: &BTreeSet<FragmentId>) {
-        self.held.lock().await.retain(|fragment, _| used.contains(fragment));
+        self.cached.lock().await.retain(|fragment, _| used.contains(fragment));
     }
 }
 
-/// The weights of one fragment on their way.
-struct Fetching {
+/// The download of one fragment's weights.
+struct Download {
     transfer: Arc<Transfer>,
     specs: Arc<[TensorSpec]>,
     wanted: FragmentWeights,
-    held: Option<CachedFragment>,
+    cached: Option<CachedFragment>,
 }
 
-impl Fetching {
-    /// Fetches the changes that lead from what is held to what is wanted, or the weights as a whole.
-    async fn fetch(mut self) -> Result<(ObjectRef, Vec<f32>), TrainError> {
-        if let Some(changed) = self.change().await? {
-            return Ok((self.wanted.object, changed));
+impl Download {
+    /// Downloads the changes since the cached weights, or else the weights themselves.
+    async fn run(mut self) -> Result<CachedFragment, WorkerError> {
+        if let Some(changed) = self.changed().await? {
+            return Ok(CachedFragment { object: self.wanted.object, values: Arc::new(changed) });
         }
         let object = self.wanted.object;
         let bytes = self.transfer.object_of(self.wanted.fragment, &object).await?;
         let (name, specs) = (object.name.clone(), self.specs);
         let module = blocking(move || module_files::decode(&name, &bytes, specs)).await??;
-        Ok((object, module.values))
+        Ok(CachedFragment { object, values: Arc::new(module.values) })
     }
 
-    /// Adds to weights that are held the changes that lead to others; `None` when none of them is a change of what is held.
-    async fn change(&mut self) -> Result<Option<Vec<f32>>, TrainError> {
+    /// Adds the downloaded changes to the cached weights. Returns `None` if no chain of changes leads from the cached
+    /// weights to the wanted weights.
+    async fn changed(&mut self) -> Result<Option<Vec<f32>>, WorkerError> {
         let FragmentWeights { fragment, object, changes, .. } = &self.wanted;
-        let Some((held, values)) = self.held.take() else { return Ok(None) };
-        let Some(first) = changes.iter().position(|change| change.from == held.hash) else { return Ok(None) };
-        let mut values = Arc::unwrap_or_clone(values);
+        let Some(cached) = self.cached.take() else { return Ok(None) };
+        let Some(first) = changes.iter().position(|change| change.from == cached.object.hash) else {
+            return Ok(None);
+        };
+        let mut values = Arc::unwrap_or_clone(cached.values);
         for change in &changes[first..] {
             let bytes = self.transfer.object_of(*fragment, &change.object).await?;
             let module = fragment.module;
-            values = blocking(move || {
-                let decoded = dipaco_codec::decode(&bytes, values.len())
-                    .map_err(|why| TrainError::Broadcast { module, why })?;
-                values.iter_mut().zip(decoded).for_each(|(value, change)| *value += change);
-                Ok::<_, TrainError>(values)
-            })
-            .await??;
+            let added = blocking(move || {
+                let change = dipaco_codec::decode(&bytes, values.len())
+                    .map_err(|why| WorkerError::WeightChange { module, why })?;
+                values.iter_mut().zip(change).for_each(|(value, change)| *value += change);
+                Ok::<_, WorkerError>(values)
+            });
+            values = added.await??;
         }
         let (specs, name) = (self.specs.clone(), object.name.clone());
-        let (values, sum) = blocking(move || {
+        let summed = blocking(move || {
             let module = ModuleWeights { specs, values };
             let sum = ObjectRef::of(name, &module_files::encode(&module)?);
-            Ok::<_, TrainError>((module.values, sum))
-        })
-        .await??;
-        // The sum must be what the store holds, bit for bit.
+            Ok::<_, WorkerError>((module.values, sum))
+        });
+        let (values, sum) = summed.await??;
+        // All workers must train from the weights in the store, bit for bit.
         if sum != *object {
-            tracing::warn!(%fragment, "the changes do not lead to the weights; these are fetched whole");
+            tracing::warn!(%fragment, "the changes do not lead to the weights; downloading the weights instead");
             return Ok(None);
         }
         Ok(Some(values))

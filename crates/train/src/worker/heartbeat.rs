@@ -1,4 +1,4 @@
-//! Heartbeats of a lease.
+//! Heartbeats, which renew a lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,20 +9,21 @@ use crate::client::{SHORT_CALL_TIMEOUT, Session};
 use dipaco_path::LeaseWatch;
 use dipaco_protocol::{GrantedLease, Request, Response};
 
-/// Renews a lease in the background while its holder computes or transfers.
+/// Renews a lease in the background while the worker trains or transfers.
 pub(super) struct Heartbeat {
     task: tokio::task::JoinHandle<Option<String>>,
     stop: CancellationToken,
 }
 
 impl Heartbeat {
-    /// Beats until it is stopped or dropped. When the lease is lost, the round that is watched is cancelled.
-    pub(super) fn start(session: Arc<Session>, work: &GrantedLease, watch: Arc<LeaseWatch>) -> Self {
+    /// Sends heartbeats until it is stopped or dropped. When the lease is lost, it cancels the training through `watch`.
+    pub(super) fn start(session: Arc<Session>, lease: &GrantedLease, watch: Arc<LeaseWatch>) -> Self {
         let stop = CancellationToken::new();
-        let (path, fence, stopped) = (work.path, work.fence, stop.clone());
-        let beat = Duration::from_millis((work.lease_ms / 4).clamp(100, 1_000));
+        let (path, fence, stopped) = (lease.path, lease.fence, stop.clone());
+        // Four heartbeats within the lease's time: one or two may get lost. Once a second suffices to show progress.
+        let interval = Duration::from_millis((lease.lease_ms / 4).clamp(100, 1_000));
         let task = tokio::spawn(async move {
-            let mut ticks = tokio::time::interval(beat);
+            let mut ticks = tokio::time::interval(interval);
             loop {
                 tokio::select! {
                     _ = ticks.tick() => {}
@@ -40,7 +41,7 @@ impl Heartbeat {
                         return Some(reason);
                     }
                     Ok(_) => {}
-                    // What the round brings in the end meets the same error, and tells it.
+                    // The session keeps connecting. An upload of results meets a lasting error too, and reports it.
                     Err(error) => tracing::debug!(%error, "a heartbeat did not get through"),
                 }
             }
@@ -48,7 +49,7 @@ impl Heartbeat {
         Self { task, stop }
     }
 
-    /// Stops beating; returns why the lease was lost, if it was.
+    /// Stops the heartbeats. Returns the coordinator's reason if the lease was lost.
     pub(super) async fn stop(mut self) -> Option<String> {
         self.stop.cancel();
         (&mut self.task).await.unwrap_or(None)

@@ -1,28 +1,26 @@
-//! What leases begin with, fetched while the lease before is trained.
+//! Prefetch: asks for a lease and downloads its inputs while the current lease trains.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use dipaco_sync::Fence;
-use dipaco_topology::PathId;
 use tokio::time::Instant;
 
+use super::WorkerError;
 use super::fragment_cache::FragmentCache;
 use super::heartbeat::Heartbeat;
 use super::shard_cache::ShardCache;
-use crate::TrainError;
-use crate::client::Transfer;
-use crate::client::{LeaseOffer, Session};
+use crate::client::{ClientError, LeaseKey, LeaseOffer, Session, Transfer};
 use dipaco_path::{LeaseWatch, PathData};
 use dipaco_protocol::{GrantedLease, Request};
 
-/// How long the coordinator keeps a question for work open, in milliseconds.
+/// How long the coordinator keeps a request for a lease open, in milliseconds.
 const WAIT_MS: u64 = 15_000;
-/// How often it is looked whether a lease is near its end.
+/// Interval between looks at the progress of a lease.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Asks for leases, and fetches what they begin with.
+/// Asks for leases and downloads their inputs.
 pub(super) struct Prefetch {
     pub(super) session: Arc<Session>,
     pub(super) transfer: Arc<Transfer>,
@@ -30,34 +28,48 @@ pub(super) struct Prefetch {
     pub(super) shards: ShardCache,
 }
 
-/// A lease with what it begins with. Its global weights are with the worker's others.
-pub(super) struct PrefetchedLease {
-    pub(super) work: GrantedLease,
+/// A granted lease with its shard.
+pub(super) struct ActiveLease {
+    pub(super) lease: GrantedLease,
     pub(super) data: Arc<PathData>,
-    /// The lease that left the state that it goes on from, which this worker has.
-    pub(super) after: Option<Fence>,
-    /// The path's state as it was brought, when this worker has no newer one.
-    pub(super) state: Option<Bytes>,
     pub(super) watch: Arc<LeaseWatch>,
+}
+
+impl ActiveLease {
+    pub(super) fn key(&self) -> LeaseKey {
+        LeaseKey { path: self.lease.path, fence: self.lease.fence }
+    }
+}
+
+/// A lease whose inputs are here. Its global weights are in the [`FragmentCache`].
+pub(super) struct PrefetchedLease {
+    pub(super) active: ActiveLease,
+    pub(super) state: PrefetchedState,
     pub(super) heartbeat: Heartbeat,
-    /// How long the fetching took.
+    /// Duration of the prefetch.
     pub(super) took: Duration,
 }
 
+/// Source of the path's state at the begin of a lease.
+pub(super) struct PrefetchedState {
+    /// The earlier lease of this worker that left the state; `None` if this worker does not hold it.
+    pub(super) left_by: Option<Fence>,
+    /// The path's last stored state, encoded, if the worker needs it and the path has one.
+    pub(super) stored: Option<Bytes>,
+}
+
 impl Prefetch {
-    /// The next lease; nothing when the run is complete. `held` are the paths whose states this worker has, with the leases
-    /// that left them.
-    pub(super) async fn lease(
-        &self,
-        held: &[(PathId, Fence)],
-    ) -> Result<Option<PrefetchedLease>, TrainError> {
-        let paths: Vec<_> = held.iter().map(|&(path, _)| path).collect();
+    /// Asks for the next lease and downloads its inputs. Returns `None` when the run is complete. `held` are the leases
+    /// that left the states which this worker keeps.
+    pub(super) async fn lease(&self, held: &[LeaseKey]) -> Result<Option<PrefetchedLease>, WorkerError> {
+        let paths: Vec<_> = held.iter().map(|lease| lease.path).collect();
         loop {
             let ask = Request::Lease { held: paths.clone(), wait_ms: WAIT_MS };
             match self.session.ask(&ask).await? {
-                LeaseOffer::Lease(work) => {
-                    let after = work.made_by.filter(|&fence| held.contains(&(work.path, fence)));
-                    return self.prefetch_lease(*work, after).await.map(Some);
+                LeaseOffer::Lease(lease) => {
+                    let path = lease.path;
+                    let left_by = lease.made_by.filter(|&fence| held.contains(&LeaseKey { path, fence }));
+                    return self.inputs(*lease, left_by).await.map(Some);
                 }
                 LeaseOffer::Wait(reason) => tracing::debug!(reason, "waiting"),
                 LeaseOffer::Finished => return Ok(None),
@@ -65,56 +77,60 @@ impl Prefetch {
         }
     }
 
-    /// The lease of the same path that follows one that is out; nothing when none does.
-    pub(super) async fn follow(
-        &self,
-        path: PathId,
-        fence: Fence,
-    ) -> Result<Option<PrefetchedLease>, TrainError> {
+    /// Asks for the lease that follows `current` on the same path, and downloads its inputs. Returns `None` when no lease
+    /// follows.
+    pub(super) async fn follow(&self, current: LeaseKey) -> Result<Option<PrefetchedLease>, WorkerError> {
+        let LeaseKey { path, fence } = current;
         loop {
             let ask = Request::Follow { path, fence, wait_ms: WAIT_MS };
             match self.session.ask(&ask).await {
-                Ok(LeaseOffer::Lease(next)) => {
-                    return self.prefetch_lease(*next, Some(fence)).await.map(Some);
+                Ok(LeaseOffer::Lease(next)) => return self.inputs(*next, Some(fence)).await.map(Some),
+                Ok(LeaseOffer::Wait(reason)) => {
+                    tracing::debug!(%path, reason, "the following lease has to wait")
                 }
-                Ok(LeaseOffer::Wait(reason)) => tracing::debug!(%path, reason, "what follows has to wait"),
-                // When the lease is lost, those who bring its results hear of it.
-                Ok(LeaseOffer::Finished) | Err(TrainError::LeaseLost { .. }) => return Ok(None),
-                Err(error) => return Err(error),
+                // The uploads of a lost lease get the same answer, and they report it.
+                Ok(LeaseOffer::Finished) | Err(ClientError::LeaseLost { .. }) => return Ok(None),
+                Err(error) => return Err(error.into()),
             }
         }
     }
 
-    async fn prefetch_lease(
+    async fn inputs(
         &self,
-        work: GrantedLease,
-        after: Option<Fence>,
-    ) -> Result<PrefetchedLease, TrainError> {
+        lease: GrantedLease,
+        left_by: Option<Fence>,
+    ) -> Result<PrefetchedLease, WorkerError> {
         let (begun, watch) = (Instant::now(), Arc::new(LeaseWatch::default()));
-        // Heartbeats cover the transfers too: on a slow link they may take longer than a lease.
-        let heartbeat = Heartbeat::start(self.session.clone(), &work, watch.clone());
+        // Heartbeats begin before the downloads: on a slow link the downloads may take longer than the lease's deadline.
+        let heartbeat = Heartbeat::start(self.session.clone(), &lease, watch.clone());
         let state = async {
-            match &work.state {
-                Some(object) if after.is_none() && work.trains() => {
-                    self.transfer.object(object).await.map(Some)
+            match &lease.state {
+                // Measuring needs no state, and a kept state needs no download.
+                Some(object) if left_by.is_none() && lease.trains() => {
+                    Ok::<_, WorkerError>(Some(self.transfer.object(object).await?))
                 }
                 _ => Ok(None),
             }
         };
-        let (data, state, ()) =
-            tokio::try_join!(self.shards.data(&work), state, self.weights.fetch(&work.weights))?;
-        Ok(PrefetchedLease { work, data, after, state, watch, heartbeat, took: begun.elapsed() })
+        let (data, stored, ()) =
+            tokio::try_join!(self.shards.data(&lease), state, self.weights.fetch(&lease.weights))?;
+        Ok(PrefetchedLease {
+            active: ActiveLease { lease, data, watch },
+            state: PrefetchedState { left_by, stored },
+            heartbeat,
+            took: begun.elapsed(),
+        })
     }
 }
 
-/// Waits until a lease of so many inner steps, of which the first is about to be taken, will be over in less than `lead`.
+/// Waits until a lease of so many inner steps will end within `lead`. Call it before the first step.
 pub(super) async fn near_the_end(watch: &LeaseWatch, steps: u64, lead: Duration) {
     let (mut looks, mut begun) = (tokio::time::interval(LOOK), Instant::now());
     loop {
         looks.tick().await;
         let (done, _) = watch.read();
         if done == 0 {
-            // What comes before the first step says nothing of how long a step takes.
+            // The time before the first step (state, held-out loss) must not count as time of inner steps.
             begun = Instant::now();
         }
         if ends_within(begun.elapsed(), done, steps, lead) {
@@ -123,11 +139,9 @@ pub(super) async fn near_the_end(watch: &LeaseWatch, steps: u64, lead: Duration)
     }
 }
 
-/// Whether a lease of `steps` inner steps, of which `done` took so long, is over within `lead`.
+/// Returns whether a lease of `steps` inner steps ends within `lead`, when its first `done` steps took `took`.
 fn ends_within(took: Duration, done: u64, steps: u64, lead: Duration) -> bool {
     let left = steps.saturating_sub(done);
-    // Numbers of inner steps are far below 2^53.
-    #[allow(clippy::cast_precision_loss)]
     let ends = took.as_secs_f64() / done.max(1) as f64 * left as f64;
     left == 0 || (done > 0 && ends <= lead.as_secs_f64())
 }
@@ -137,11 +151,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_is_near_its_end_when_what_is_left_takes_less_than_the_lead() {
+    fn a_lease_is_near_its_end_when_the_rest_takes_less_than_the_lead() {
         let lead = Duration::from_secs(2);
         let within = |done| ends_within(Duration::from_millis(100 * done), done, 100, lead);
         assert_eq!([0, 1, 79, 80, 99, 100].map(within), [false, false, false, true, true, true]);
-        // A lease without steps is at its end, and without a lead only the end is.
+        // A lease without steps is at its end. Without a lead, only the end itself counts.
         assert!(ends_within(Duration::ZERO, 0, 0, Duration::ZERO));
         assert!(!ends_within(Duration::from_secs(1), 99, 100, Duration::ZERO));
     }

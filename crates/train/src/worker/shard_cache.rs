@@ -1,102 +1,219 @@
 //! The shards that a worker trains on.
 
+use std::collections::VecDeque;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use bytes::BytesMut;
-use dipaco_shards::TokenFile;
-use dipaco_store::ShardRecord;
 use dipaco_topology::PathId;
 use tokio::sync::Mutex;
 
+use super::WorkerError;
 use crate::TrainError;
 use crate::blocking::blocking;
-use crate::client::Session;
-use crate::client::Transfer;
+use crate::client::{ClientError, Transfer};
 use dipaco_path::{PathData, open_shard};
-use dipaco_protocol::{FetchSource, GrantedLease};
+use dipaco_protocol::{FetchSource, GrantedLease, WorkerPlan};
 
-/// Opens shards, and fetches those that are not here.
+/// Opens shards, downloads missing ones, and keeps the most recent ones open. To open a shard means to read the table of
+/// its documents and to lay out its sequences.
 pub(super) struct ShardCache {
-    session: Arc<Session>,
     transfer: Arc<Transfer>,
     /// The run's routing folder or a copy, where shards may already lie.
     folder: Option<PathBuf>,
-    /// Where shards that were fetched are kept.
+    /// Folder for downloaded shards.
     cache: PathBuf,
-    /// The last one, with its path and its content hash.
-    last: Mutex<Option<(PathId, String, Arc<PathData>)>>,
+    /// Locked while a shard is opened, so that each shard is downloaded once.
+    opened: Mutex<OpenedShards>,
+}
+
+/// Identity of a shard. A path has another shard in every phase of routing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ShardKey {
+    path: PathId,
+    /// Content hash.
+    hash: String,
+}
+
+/// Open shards, the most recently used at the end.
+struct OpenedShards {
+    capacity: usize,
+    shards: VecDeque<(ShardKey, Arc<PathData>)>,
+}
+
+impl OpenedShards {
+    fn new(capacity: usize) -> Self {
+        Self { capacity: capacity.max(1), shards: VecDeque::new() }
+    }
+
+    fn get(&mut self, key: &ShardKey) -> Option<Arc<PathData>> {
+        let at = self.shards.iter().position(|(opened, _)| opened == key)?;
+        let shard = self.shards.remove(at)?;
+        let data = shard.1.clone();
+        self.shards.push_back(shard);
+        Some(data)
+    }
+
+    fn insert(&mut self, key: ShardKey, data: Arc<PathData>) {
+        // The path's shard of an earlier phase is not used again.
+        self.shards.retain(|(opened, _)| opened.path != key.path);
+        if self.shards.len() >= self.capacity {
+            self.shards.pop_front();
+        }
+        self.shards.push_back((key, data));
+    }
 }
 
 impl ShardCache {
-    pub(super) fn new(
-        session: Arc<Session>,
-        transfer: Arc<Transfer>,
-        folder: Option<PathBuf>,
-        cache: PathBuf,
-    ) -> Self {
-        Self { session, transfer, folder, cache, last: Mutex::default() }
+    pub(super) fn new(transfer: Arc<Transfer>, folder: Option<PathBuf>, cache: PathBuf) -> Self {
+        // A path whose state is kept comes back to this worker, and its shard with it.
+        let capacity = transfer.routes.coordinator().plan().train.held_paths;
+        Self { transfer, folder, cache, opened: Mutex::new(OpenedShards::new(capacity)) }
     }
 
-    /// The shard of a lease: the last one, one that lies in the folder, or a fetched one.
-    pub(super) async fn data(&self, work: &GrantedLease) -> Result<Arc<PathData>, TrainError> {
-        let mut last = self.last.lock().await;
-        if let Some((path, hash, data)) = &*last
-            && *path == work.path
-            && *hash == work.shard.hash
-        {
-            return Ok(data.clone());
+    /// The shard of a lease. It comes from memory, from the routing folder, from the folder of downloaded shards, or from
+    /// the coordinator.
+    pub(super) async fn data(&self, lease: &GrantedLease) -> Result<Arc<PathData>, WorkerError> {
+        let key = ShardKey { path: lease.path, hash: lease.shard.hash.clone() };
+        let mut opened = self.opened.lock().await;
+        if let Some(data) = opened.get(&key) {
+            return Ok(data);
         }
-        let file = self.file(work.path, &work.shard).await?;
-        let (path, plan) = (work.path, self.session.plan().clone());
-        let data = Arc::new(blocking(move || PathData::open(file, path, &plan)).await??);
-        *last = Some((path, work.shard.hash.clone(), data.clone()));
+        let data = Arc::new(self.open(&key, &lease.shard.file).await?);
+        opened.insert(key, data.clone());
         Ok(data)
     }
 
-    async fn file(&self, path: PathId, shard: &ShardRecord) -> Result<Arc<TokenFile>, TrainError> {
-        if let Some(folder) = &self.folder {
-            let file = folder.join(&shard.file);
-            if file.exists() {
-                return Ok(open_shard(&file, &shard.hash)?);
-            }
+    /// Opens a shard whose file in the routing folder is called `file`.
+    async fn open(&self, key: &ShardKey, file: &str) -> Result<PathData, WorkerError> {
+        let plan = self.transfer.routes.coordinator().plan().clone();
+        // Named by the hash, because shards of several runs and phases may lie in one folder.
+        let downloaded = self.cache.join(format!("{}.h5", key.hash));
+        let shared = self.folder.as_ref().map(|folder| folder.join(file));
+        let (places, shard) = ([shared, Some(downloaded.clone())], key.clone());
+        let local = blocking(move || {
+            let place = places.into_iter().flatten().find(|file| file.exists());
+            place.map(|file| open(&file, &shard, &plan)).transpose().map(|data| (data, plan))
+        });
+        let (local, plan) = local.await??;
+        if let Some(data) = local {
+            return Ok(data);
         }
-        // Named by its hash: another run's shard of the same path is another file.
-        let file = self.cache.join(format!("{}.h5", shard.hash));
-        if file.exists() {
-            return Ok(open_shard(&file, &shard.hash)?);
-        }
-        let fetched = self.fetch(path, &shard.hash, &file).await?;
-        // Verified before it gets its name: a wrong one must not stand in the way of the right one.
-        let verified = open_shard(fetched.path(), &shard.hash)?;
-        blocking(move || verified.verify()).await??;
-        fetched.persist(&file).map_err(|error| TrainError::Io {
-            action: "name",
-            file: file.clone(),
-            source: error.error,
-        })?;
-        Ok(open_shard(&file, &shard.hash)?)
+        let temporary = self.download(key).await?;
+        let key = key.clone();
+        blocking(move || {
+            temporary.as_file().sync_all().map_err(io("write", &downloaded))?;
+            // Verified before it gets its name: a damaged file under this name would be opened by every later worker.
+            open_shard(temporary.path(), &key.hash)?.verify()?;
+            temporary.persist(&downloaded).map_err(|error| io("name", &downloaded)(error.error))?;
+            open(&downloaded, &key, &plan)
+        })
+        .await?
     }
 
-    /// Fetches a shard into a temporary file beside `file`.
-    async fn fetch(
-        &self,
-        path: PathId,
-        hash: &str,
-        file: &FilePath,
-    ) -> Result<tempfile::NamedTempFile, TrainError> {
-        let io = |action| move |source| TrainError::Io { action, file: file.to_owned(), source };
-        std::fs::create_dir_all(&self.cache).map_err(io("create the folder of"))?;
-        let mut temporary = tempfile::NamedTempFile::new_in(&self.cache).map_err(io("create"))?;
-        let source = FetchSource::Shard { path, hash: hash.to_owned() };
+    /// Downloads a shard into a temporary file in the folder of downloaded shards.
+    async fn download(&self, key: &ShardKey) -> Result<tempfile::NamedTempFile, WorkerError> {
+        std::fs::create_dir_all(&self.cache).map_err(io("create the folder", &self.cache))?;
+        let mut temporary =
+            tempfile::NamedTempFile::new_in(&self.cache).map_err(io("create a file in", &self.cache))?;
+        let source = FetchSource::Shard { path: key.path, hash: key.hash.clone() };
+        let session = self.transfer.routes.coordinator();
         self.transfer
-            .gather(&self.session, &source, None, BytesMut::with_capacity, |offset, piece| {
-                temporary.seek(SeekFrom::Start(offset)).map_err(io("write"))?;
-                temporary.write_all(&piece).map_err(io("write"))
+            .gather(session, &source, None, BytesMut::with_capacity, |offset, piece| {
+                let written =
+                    temporary.seek(SeekFrom::Start(offset)).and_then(|_| temporary.write_all(&piece));
+                written.map_err(|source| ClientError::Core(io("write a file in", &self.cache)(source)))
             })
             .await?;
-        temporary.as_file().sync_all().map_err(io("write"))?;
         Ok(temporary)
+    }
+}
+
+/// Opens a shard's file and lays out its sequences.
+fn open(file: &FilePath, shard: &ShardKey, plan: &WorkerPlan) -> Result<PathData, WorkerError> {
+    Ok(PathData::open(open_shard(file, &shard.hash)?, shard.path, plan)?)
+}
+
+fn io(action: &'static str, file: &FilePath) -> impl Fn(std::io::Error) -> TrainError {
+    move |source| TrainError::Io { action, file: file.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
+    use dipaco_store::ShardRecord;
+    use dipaco_sync::Fence;
+
+    use super::*;
+    use crate::client::transfer::tests::connect;
+
+    /// Writes a shard of five documents and returns a lease of its path.
+    fn lease(folder: &FilePath, path: u32) -> GrantedLease {
+        let file = format!("shard-{path}.h5");
+        let info = TokenFileInfo { vocab_size: 100, ..TokenFileInfo::default() };
+        let mut writer = TokenFileWriter::create(folder.join(&file), info).unwrap();
+        for document in 0..5 {
+            writer.push_document(&[path + 1, document + 1, 7, 0]).unwrap();
+        }
+        writer.finish().unwrap();
+        let opened = TokenFile::open(folder.join(&file)).unwrap();
+        let (hash, documents, tokens) =
+            (opened.content_hash().to_owned(), opened.documents(), opened.tokens());
+        GrantedLease {
+            path: PathId(path),
+            fence: Fence(1),
+            lease_ms: 1000,
+            from: 0,
+            to: 1,
+            phase_step: 0,
+            weights: Vec::new(),
+            sends: Vec::new(),
+            state: None,
+            tail: Vec::new(),
+            made_by: None,
+            uploads_state: false,
+            shard: ShardRecord { file, hash, documents, tokens },
+        }
+    }
+
+    #[tokio::test]
+    async fn as_many_shards_stay_open_as_states_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_server, transfer) = connect(&Arc::default()).await;
+        let capacity = 3;
+        let cache = ShardCache {
+            opened: Mutex::new(OpenedShards::new(capacity)),
+            ..ShardCache::new(transfer, Some(folder.path().to_owned()), folder.path().join("cache"))
+        };
+        let leases: Vec<_> = (0..=capacity as u32).map(|path| lease(folder.path(), path)).collect();
+        let mut opened = Vec::new();
+        for lease in &leases[..capacity] {
+            opened.push(cache.data(lease).await.unwrap());
+        }
+        // Without their files, the shards can only come from memory.
+        for lease in &leases[..capacity] {
+            std::fs::remove_file(folder.path().join(&lease.shard.file)).unwrap();
+        }
+        for (lease, data) in leases.iter().zip(&opened).rev() {
+            assert!(Arc::ptr_eq(&cache.data(lease).await.unwrap(), data));
+        }
+        // One more shard takes the place of the least recently used shard, the first of the loop above.
+        cache.data(&leases[capacity]).await.unwrap();
+        let kept = cache.opened.lock().await.shards.iter().map(|(key, _)| key.path.0).collect::<Vec<_>>();
+        assert_eq!(kept, (0..capacity as u32 - 1).rev().chain([capacity as u32]).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn a_new_shard_of_a_path_replaces_the_shard_of_the_earlier_phase() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_server, transfer) = connect(&Arc::default()).await;
+        let cache = ShardCache::new(transfer, Some(folder.path().to_owned()), folder.path().join("cache"));
+        let (first, mut second) = (lease(folder.path(), 0), lease(folder.path(), 1));
+        second.path = first.path;
+        let old = cache.data(&first).await.unwrap();
+        let new = cache.data(&second).await.unwrap();
+        assert!(!Arc::ptr_eq(&old, &new));
+        assert_eq!(cache.opened.lock().await.shards.len(), 1);
     }
 }

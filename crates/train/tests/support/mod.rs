@@ -20,7 +20,7 @@ use dipaco_telemetry::{Clock, Events, Progress};
 use dipaco_topology::{ModuleId, Topology};
 use dipaco_train::{
     CoordinatorError, CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, SeedOptions,
-    SynchronizerError, SynchronizerOptions, SynchronizerSummary, TrainError, WorkerOptions, WorkerSummary,
+    SynchronizerError, SynchronizerOptions, SynchronizerSummary, WorkerError, WorkerOptions, WorkerSummary,
     coordinate, open_run, start_training, synchronize, train_seed, work,
 };
 use tokio_util::sync::CancellationToken;
@@ -272,7 +272,7 @@ impl Run {
 
 pub(crate) type Coordinating = tokio::task::JoinHandle<Result<CoordinatorSummary, CoordinatorError>>;
 pub(crate) type Synchronizing = tokio::task::JoinHandle<Result<SynchronizerSummary, SynchronizerError>>;
-pub(crate) type Working = tokio::task::JoinHandle<Result<WorkerSummary, TrainError>>;
+pub(crate) type Working = tokio::task::JoinHandle<Result<WorkerSummary, WorkerError>>;
 
 /// A clock that counts how often the event file asks for the time of day: once for each event.
 struct Counting {

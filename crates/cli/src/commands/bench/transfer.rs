@@ -238,7 +238,7 @@ async fn coordinate(
     };
     tokio::select! {
         rounds = worker(&job, progress) => rounds,
-        served = serve_trial(&transfer, &store, folder.path()) => Err(ended(served.map_err(step)).await),
+        served = serve_trial(&transfer, &store, folder.path()) => Err(ended(served.map_err(CliError::from)).await),
         () = serve_plain(&plain, first) => Err(ended(Ok(())).await),
     }
 }
@@ -300,7 +300,7 @@ async fn work() -> Result<(), CliError> {
         .map_err(|error| io("read from", "standard input")(error.into()))?;
     let plain = Client::connect(&job.plain, SystemTime::now(), Limits::default()).await.map_err(step)?;
     let plain = std::sync::Arc::new(plain);
-    let mut transfer = TrialWorker::open(job.transfer).await.map_err(step)?;
+    let mut transfer = TrialWorker::open(job.transfer).await?;
     let times = u16::try_from(job.objects.len()).unwrap_or(u16::MAX);
     let length = job.objects.first().map_or(0, |object| object.bytes);
     let content = content(0, usize::try_from(length).unwrap_or(0));
@@ -310,13 +310,13 @@ async fn work() -> Result<(), CliError> {
             async move { plain.fetch_plain(&mut into).await }
         }));
         let fetch_plain = fetch_plain.await?;
-        let fetch = timed(async { transfer.fetch(&job.objects).await.map_err(step) }).await?;
+        let fetch = timed(async { transfer.fetch(&job.objects).await.map_err(CliError::from) }).await?;
         let bring_plain = timed(all_plain(times, || {
             let (plain, content) = (plain.clone(), content.clone());
             async move { plain.bring_plain(content).await }
         }));
         let bring_plain = bring_plain.await?;
-        let bring = timed(async { transfer.upload(&content, times).await.map_err(step) }).await?;
+        let bring = timed(async { transfer.upload(&content, times).await.map_err(CliError::from) }).await?;
         let round = Round { fetch_plain, fetch, bring_plain, bring };
         let line =
             serde_json::to_string(&round).map_err(|error| io("write to", "standard output")(error.into()))?;

@@ -238,7 +238,7 @@ async fn measure(
     let task = progress.task("bench", Some(options.seconds.into()), ProgressUnit::Count("seconds"));
     let seen = loop {
         tokio::select! {
-            seen = &mut running => break seen.map_err(step)?,
+            seen = &mut running => break seen.map_err(CliError::from)?,
             _ = looks.tick() => {
                 let bytes = child.id().and_then(memory::of_process);
                 held.extend(bytes.map(|bytes| (begun.elapsed().as_secs_f64(), bytes)));

@@ -1,4 +1,4 @@
-//! A worker's transfers over real connections, to a coordinator that does what a test says.
+//! A worker's transfers over real connections, to a scripted coordinator.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -9,25 +9,26 @@ use dipaco_net::{Exchange, Limits, NetError, RunAuthority, Server};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::TrainError;
 use crate::client::session::Identity;
 use dipaco_protocol::WorkerPlan;
 
 const HOUR: Duration = Duration::from_secs(3600);
-const UNDER: LeaseKey = LeaseKey { path: PathId(0), fence: Fence(1) };
+const LEASE: LeaseKey = LeaseKey { path: PathId(0), fence: Fence(1) };
 
-/// What a coordinator does and saw.
+/// Behaviour of a coordinator, and its record of the requests.
 #[derive(Default)]
-struct Script {
+pub(crate) struct Script {
     object: Bytes,
-    /// How many pieces are answered before the connection is cut, each time that there is one.
+    /// Number of pieces that each connection answers before it is cut; the last entry is the first connection's.
     cuts: Mutex<Vec<usize>>,
-    /// How many times the first piece is sent with a wrong byte.
+    /// Number of times that the first piece is sent with a wrong byte.
     damaged: Mutex<usize>,
     answered: Mutex<BTreeSet<u64>>,
     repeated: Mutex<usize>,
     checks: Mutex<usize>,
-    /// What the pieces belonged to that were brought, in the order in which they came.
-    brought: Mutex<Vec<LeaseResult>>,
+    /// The result that each uploaded piece belongs to, in the order of arrival.
+    uploaded: Mutex<Vec<LeaseResult>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -39,7 +40,7 @@ fn content(pieces: u64, rest: u64) -> Bytes {
 }
 
 impl Script {
-    /// Answers one request; returns whether a piece went with it.
+    /// Answers one request; returns whether the request or its answer carries a piece.
     async fn answer(&self, mut exchange: Exchange) -> bool {
         let (response, payload, offset) = match exchange.request::<Request>().await.unwrap() {
             Request::Hello { .. } => {
@@ -57,13 +58,13 @@ impl Script {
                 let total = self.object.len() as u64;
                 (Response::Piece { total }, Some(piece.into()), Some(offset))
             }
-            Request::Submit { offset, item, whole, .. } => {
+            Request::Submit { offset, item, whole: digest, .. } => {
                 let piece = exchange.receive_payload(PIECE_BYTES).await.unwrap();
-                assert_eq!(Some(piece.len() as u64), whole.piece(offset));
-                let mut brought = lock(&self.brought);
-                brought.push(item);
-                let pieces = brought.iter().filter(|&&of| of == item).count() as u64;
-                let all = pieces == whole.bytes.div_ceil(PIECE_BYTES);
+                assert_eq!(Some(piece.len() as u64), digest.piece(offset));
+                let mut uploaded = lock(&self.uploaded);
+                uploaded.push(item);
+                let pieces = uploaded.iter().filter(|&&of| of == item).count() as u64;
+                let all = pieces == digest.bytes.div_ceil(PIECE_BYTES);
                 (if all { Response::Done } else { Response::PieceStored }, None, Some(offset))
             }
             Request::Check { .. } => {
@@ -73,7 +74,7 @@ impl Script {
             other => panic!("{other:?}"),
         };
         match exchange.respond(&response, payload).await {
-            // Who has read the answer may be gone before its end is acknowledged.
+            // The worker may read the answer and leave before it acknowledges the end of the stream.
             Ok(()) | Err(NetError::Abandoned { .. }) => {}
             Err(error) => panic!("{error}"),
         }
@@ -86,8 +87,8 @@ impl Script {
     }
 }
 
-/// A worker's end of a connection to a coordinator that follows a script.
-async fn connect(script: &Arc<Script>) -> (Arc<Server>, Arc<Transfer>) {
+/// Connects a worker to a coordinator that follows a script.
+pub(crate) async fn connect(script: &Arc<Script>) -> (Arc<Server>, Arc<Transfer>) {
     connect_at(script, 0).await
 }
 
@@ -117,31 +118,31 @@ async fn connect_at(script: &Arc<Script>, megabits_per_second: u32) -> (Arc<Serv
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fetch_goes_on_after_each_cut_with_the_pieces_that_had_not_arrived() {
+async fn a_fetch_continues_after_each_cut_with_the_missing_pieces() {
     let object = content(12, 77);
     let cuts = Mutex::new(vec![5, 1, 3]);
     let script = Arc::new(Script { object: object.clone(), cuts, ..Script::default() });
     let (server, transfer) = connect(&script).await;
     let fetched = transfer.object(&ObjectRef::of("modules/0/0/0/1", &object)).await.unwrap();
     assert!(fetched == object);
-    assert_eq!(*lock(&script.repeated), 0, "pieces that had arrived were sent again");
+    assert_eq!(*lock(&script.repeated), 0, "an arrived piece was sent again");
     assert_eq!(server.traffic().payload_sent, object.len() as u64);
     assert!(lock(&script.cuts).is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_result_goes_on_after_each_cut_with_the_pieces_that_were_not_acknowledged() {
+async fn an_upload_continues_after_each_cut_with_the_unacknowledged_pieces() {
     let content = content(12, 77);
     let script = Arc::new(Script { cuts: Mutex::new(vec![5, 1, 3]), ..Script::default() });
     let (server, transfer) = connect(&script).await;
-    transfer.upload(UNDER, LeaseResult::State, content.clone()).await.unwrap();
-    assert_eq!(*lock(&script.repeated), 0, "pieces that had been acknowledged were sent again");
+    transfer.upload(LEASE, LeaseResult::State, content.clone()).await.unwrap();
+    assert_eq!(*lock(&script.repeated), 0, "an acknowledged piece was sent again");
     assert_eq!(server.traffic().payload_received, content.len() as u64);
     assert!(lock(&script.cuts).is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outer_gradient_is_brought_before_the_next_one_begins() {
+async fn an_outer_gradient_is_uploaded_before_the_next_one_begins() {
     let content = content(20, 0);
     let script = Arc::new(Script::default());
     let (_server, transfer) = connect(&script).await;
@@ -150,26 +151,26 @@ async fn an_outer_gradient_is_brought_before_the_next_one_begins() {
             FragmentId { module: dipaco_topology::ModuleId { level: 0, index: 0 }, index: fragment };
         LeaseResult::OuterGradient { fragment, number: 1, tokens: 1 }
     };
-    let [first, second] = [0, 1].map(|fragment| transfer.upload(UNDER, gradient(fragment), content.clone()));
+    let [first, second] = [0, 1].map(|fragment| transfer.upload(LEASE, gradient(fragment), content.clone()));
     let (first, second) = tokio::join!(first, second);
     first.unwrap();
     second.unwrap();
-    // The next one begins with the last pieces of the first, which are under way at the same time.
-    let brought = lock(&script.brought);
-    let apart = brought.len() / 2 - PIECES_AT_ONCE;
-    assert!(brought[..apart].iter().all(|item| *item == brought[0]), "{brought:?}");
+    // The second gradient begins while the last pieces of the first are still in flight.
+    let uploaded = lock(&script.uploaded);
+    let apart = uploaded.len() / 2 - PIECES_AT_ONCE;
+    assert!(uploaded[..apart].iter().all(|item| *item == uploaded[0]), "{uploaded:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_waits_for_no_outer_gradient() {
     let (_server, transfer) = connect(&Arc::default()).await;
-    // As long as an outer gradient is being begun.
+    // An outer gradient holds the turn.
     let _turn = transfer.turn.lock().await;
-    transfer.upload(UNDER, LeaseResult::State, content(9, 0)).await.unwrap();
+    transfer.upload(LEASE, LeaseResult::State, content(9, 0)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_object_with_another_hash_is_fetched_once_more_and_then_given_up() {
+async fn an_object_with_another_hash_is_fetched_a_second_time_and_then_given_up() {
     let object = content(1, 5);
     let reference = ObjectRef::of("modules/0/0/0/1", &object);
     let script = |damaged| {
@@ -182,11 +183,11 @@ async fn an_object_with_another_hash_is_fetched_once_more_and_then_given_up() {
 
     let (_server, transfer) = connect(&script(2)).await;
     let error = transfer.object(&reference).await.unwrap_err();
-    assert!(matches!(&error, TrainError::OtherObject { name } if *name == reference.name), "{error}");
+    assert!(matches!(&error, ClientError::OtherObject { name } if *name == reference.name), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_length_that_is_not_known_is_told_by_the_first_piece() {
+async fn the_first_piece_tells_an_unknown_length() {
     let object = content(2, 1);
     let script = Arc::new(Script { object: object.clone(), ..Script::default() });
     let (_server, transfer) = connect(&script).await;
@@ -201,24 +202,27 @@ async fn a_length_that_is_not_known_is_told_by_the_first_piece() {
         .await
         .unwrap();
     assert!(parts.into_values().flatten().eq(object.iter().copied()));
-    // A length that was known to be another one is no answer.
+    // An answer with another length than the known one is an error.
     let other = transfer
         .gather(transfer.routes.coordinator(), &source, Some(1), BytesMut::with_capacity, |_, _| Ok(()))
         .await
         .unwrap_err();
-    assert!(matches!(other, TrainError::Net(_) | TrainError::UnexpectedAnswer { .. }), "{other}");
+    assert!(
+        matches!(other, ClientError::Core(TrainError::Net(_)) | ClientError::UnexpectedAnswer { .. }),
+        "{other}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bandwidth_holds_in_both_directions() {
     let content = content(2, 77);
     let script = Arc::new(Script { object: content.clone(), ..Script::default() });
-    // A piece takes 41.9 ms at 50 MB/s, and the last one of three begins after another one at least.
+    // A piece takes 41.9 ms at 50 MB/s, and the last of three pieces begins after at least one other.
     let (_server, transfer) = connect_at(&script, 400).await;
     let begun = Instant::now();
     transfer.object(&ObjectRef::of("modules/0/0/0/1", &content)).await.unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(41), "{:?}", begun.elapsed());
     let begun = Instant::now();
-    transfer.upload(UNDER, LeaseResult::State, content).await.unwrap();
+    transfer.upload(LEASE, LeaseResult::State, content).await.unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(41), "{:?}", begun.elapsed());
 }

@@ -115,7 +115,7 @@ fn stopped_scoring_leaves_nothing_and_damage_is_found() {
     let (header, model) = (header(&file), model(1));
     let mut stop = |_| ControlFlow::Break(());
     let stopped = write_scores(folder.path(), &header, &model, &file, 4, &mut stop);
-    assert!(matches!(stopped, Err(TrainError::Cancelled)));
+    assert!(matches!(stopped, Err(RouterError::Core(TrainError::Cancelled))));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "only the token file");
     write_scores(folder.path(), &header, &model, &file, 4, &mut go_on).unwrap();
     let name = folder.path().join("path-002.f32");

@@ -1,0 +1,113 @@
+//! The end of a lease: its last results are uploaded, and the coordinator is told that the lease is complete.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dipaco_path::{OuterGradient, PathState, TrainedLease};
+use dipaco_protocol::{LeaseReport, LeaseResult, Request};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::background::Background;
+use super::heartbeat::Heartbeat;
+use super::prefetch::{ActiveLease, Prefetch};
+use super::{Counts, Worker, WorkerError};
+use crate::blocking::blocking;
+use crate::client::{LONG_CALL_TIMEOUT, LeaseKey, expect_done};
+
+/// The upload of a lease's outer gradients.
+pub(super) struct GradientUpload {
+    /// Queue of the gradients. The upload ends when the queue is closed and empty.
+    pub(super) queue: mpsc::Sender<OuterGradient>,
+    pub(super) uploading: Background<()>,
+    /// Triggered when the lease before is complete. This lease must not upload a result before that.
+    pub(super) previous_completed: CancellationToken,
+}
+
+/// A trained lease whose results are on their way.
+pub(super) struct Completion {
+    /// The path's state at the end of the lease.
+    pub(super) state: PathState,
+    /// Ends when the coordinator has recorded the lease as complete.
+    pub(super) uploading: Background<()>,
+}
+
+impl Worker {
+    /// Starts the uploads that complete a lease. The worker drives them while it carries out the next lease.
+    pub(super) async fn complete(
+        &self,
+        active: &ActiveLease,
+        trained: TrainedLease,
+        gradients: GradientUpload,
+        heartbeat: Heartbeat,
+    ) -> Result<Completion, WorkerError> {
+        let TrainedLease { last, state, report } = trained;
+        let GradientUpload { queue, uploading, previous_completed } = gradients;
+        for gradient in last {
+            // The queue has room for all sends of the lease. It is closed only after a failed upload, which reports itself.
+            drop(queue.try_send(gradient));
+        }
+        drop(queue);
+        let uploads_state = active.lease.trains() && active.lease.uploads_state;
+        let (state, encoded) = if uploads_state { self.encode(state).await? } else { (state, None) };
+        let results = Results {
+            prefetch: self.prefetch.clone(),
+            lease: active.key(),
+            counts: self.counts.clone(),
+            trains: active.lease.trains(),
+            report,
+            heartbeat,
+        };
+        let uploading = Box::pin(results.upload(uploading, previous_completed, encoded));
+        Ok(Completion { state, uploading })
+    }
+
+    /// Encodes a state before the next lease changes it.
+    async fn encode(&self, state: PathState) -> Result<(PathState, Option<Vec<u8>>), WorkerError> {
+        let session = self.prefetch.session.clone();
+        let encoding = blocking(move || {
+            let encoded = state.encode(&session.plan().model)?;
+            Ok::<_, WorkerError>((state, Some(encoded)))
+        });
+        encoding.await?
+    }
+}
+
+/// A lease during its upload.
+struct Results {
+    prefetch: Arc<Prefetch>,
+    lease: LeaseKey,
+    counts: Arc<Counts>,
+    trains: bool,
+    report: LeaseReport,
+    /// Renews the lease until it is complete.
+    heartbeat: Heartbeat,
+}
+
+impl Results {
+    async fn upload(
+        self,
+        gradients: Background<()>,
+        previous_completed: CancellationToken,
+        state: Option<Vec<u8>>,
+    ) -> Result<(), WorkerError> {
+        let Self { prefetch, lease, counts, trains, report, heartbeat } = self;
+        let uploading_state = async {
+            // `gradients` includes the completion of the lease before. If that fails, this never goes on, and `try_join!`
+            // ends with the failure.
+            previous_completed.cancelled().await;
+            if let Some(encoded) = state {
+                prefetch.transfer.upload(lease, LeaseResult::State, encoded.into()).await?;
+            }
+            Ok(())
+        };
+        tokio::try_join!(gradients, uploading_state)?;
+        let LeaseKey { path, fence } = lease;
+        let request = Request::Complete { path, fence, report };
+        expect_done(prefetch.session.call(&request, None, LONG_CALL_TIMEOUT).await?, "complete")?;
+        // Not earlier: the lease must stay alive until the coordinator has recorded its end.
+        drop(heartbeat);
+        counts.completed.fetch_add(u64::from(trains), Ordering::Relaxed);
+        Ok(())
+    }
+}

@@ -1,0 +1,59 @@
+//! Errors of a worker.
+
+use dipaco_topology::ModuleId;
+use thiserror::Error;
+
+use crate::TrainError;
+use crate::client::ClientError;
+use crate::error::through_train_error;
+
+/// An error that ends a worker.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum WorkerError {
+    /// The lease has ended. The worker drops its results and asks for another lease.
+    #[error("the lease is lost: {reason}")]
+    LeaseLost {
+        /// The reason, mostly in the coordinator's words.
+        reason: String,
+    },
+    /// A change of global weights can't be read.
+    #[error("the change of module {module} can't be read: {why}")]
+    WeightChange {
+        /// The module.
+        module: ModuleId,
+        /// The reason.
+        why: dipaco_codec::CodecError,
+    },
+    /// The connection to the coordinator, or a transfer.
+    #[error(transparent)]
+    Client(ClientError),
+    /// An error that all roles share.
+    #[error(transparent)]
+    Core(#[from] TrainError),
+}
+
+through_train_error!(WorkerError);
+through_train_error!(WorkerError: dipaco_shards::ShardsError);
+
+impl From<ClientError> for WorkerError {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::LeaseLost { reason } => Self::LeaseLost { reason },
+            ClientError::Core(error) => Self::Core(error),
+            error => Self::Client(error),
+        }
+    }
+}
+
+impl WorkerError {
+    /// The error of a user who asked to stop.
+    pub(super) fn cancelled() -> Self {
+        Self::Core(TrainError::Cancelled)
+    }
+
+    /// The error of a lease whose training was cancelled: the heartbeat heard that it is lost.
+    pub(super) fn training_cancelled() -> Self {
+        Self::LeaseLost { reason: "its training was cancelled".to_owned() }
+    }
+}

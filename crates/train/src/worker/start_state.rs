@@ -1,0 +1,111 @@
+//! The state and the weights with which a lease begins.
+
+use dipaco_path::{GlobalFragment, PathState, PathWeights};
+use dipaco_protocol::{CompletedLease, FragmentWeights, GrantedLease, WorkerPlan};
+use dipaco_topology::PathId;
+
+use super::prefetch::{ActiveLease, PrefetchedState};
+use super::training::{TrainingSpan, TrainingStart};
+use super::{Worker, WorkerError};
+use crate::blocking::blocking;
+
+impl Worker {
+    /// The weights with which training of a path begins. `begins_phase` says that a phase of routing begins.
+    pub(super) async fn path_weights(
+        &self,
+        path: PathId,
+        weights: &[FragmentWeights],
+        state: &mut PathState,
+        begins_phase: bool,
+    ) -> Result<PathWeights, WorkerError> {
+        let mut values = Vec::with_capacity(weights.len());
+        for weights in weights {
+            values.push(self.prefetch.weights.get(weights.fragment).await?);
+        }
+        let globals: Vec<GlobalFragment<'_>> = weights
+            .iter()
+            .zip(&values)
+            .map(|(&FragmentWeights { fragment, received, share, .. }, values)| GlobalFragment {
+                fragment,
+                values,
+                received,
+                share,
+            })
+            .collect();
+        Ok(PathWeights::new(self.prefetch.session.plan(), path, &globals, state, begins_phase)?)
+    }
+
+    /// The state with which a lease begins: the state that this worker kept, or the path's last stored state. A worker
+    /// that takes the path over with a stored state repeats the completed leases since then.
+    pub(super) async fn start_state(
+        &mut self,
+        active: &ActiveLease,
+        prefetched: PrefetchedState,
+    ) -> Result<PathState, WorkerError> {
+        let lease = &active.lease;
+        // Taken out even if it does not match: another worker has trained the path since, so the kept state is old.
+        if let Some(kept) = self.states.take(lease.path)
+            && prefetched.left_by == Some(kept.lease.fence)
+        {
+            return Ok(kept.state);
+        }
+        let session = self.prefetch.session.clone();
+        if !lease.trains() {
+            // Measuring needs the weights alone.
+            return Ok(PathState { step: lease.from, ..first_state(session.plan()) });
+        }
+        let mut state = match prefetched.stored {
+            Some(stored) => blocking(move || PathState::decode(&stored, &session.plan().model)).await??,
+            // The prefetch counted on a kept state that has left since, or the path has no stored state.
+            None => self.stored_state(lease).await?,
+        };
+        if !lease.tail.is_empty() {
+            let (path, steps) = (lease.path, lease.from - state.step.min(lease.from));
+            tracing::info!(%path, steps, "the path is taken over; the steps since its last stored state are repeated");
+        }
+        for completed in &lease.tail {
+            state = self.repeat(active, completed, state).await?;
+        }
+        // The repeated leases have put older versions of the weights into the cache.
+        self.prefetch.weights.fetch(&lease.weights).await?;
+        Ok(state)
+    }
+
+    /// Trains a completed lease again. Its outer gradients have been counted, so they are dropped here.
+    async fn repeat(
+        &self,
+        active: &ActiveLease,
+        completed: &CompletedLease,
+        mut state: PathState,
+    ) -> Result<PathState, WorkerError> {
+        let lease = &active.lease;
+        self.prefetch.weights.fetch(&completed.weights).await?;
+        let begins_phase = completed.from == lease.phase_step;
+        let weights = self.path_weights(lease.path, &completed.weights, &mut state, begins_phase).await?;
+        let span = TrainingSpan { to: completed.to, sends: completed.sends.clone() };
+        let mut training = self.training(active, span, TrainingStart { weights, state }, drop);
+        let trained = tokio::select! {
+            trained = &mut training => trained?,
+            // The user asks to stop. The thread ends after its current step.
+            () = self.cancel.cancelled() => {
+                active.watch.cancel();
+                training.await?;
+                return Err(WorkerError::cancelled());
+            }
+        };
+        Ok(trained.ok_or_else(WorkerError::training_cancelled)?.state)
+    }
+
+    /// The path's last stored state, or the state before its first step.
+    async fn stored_state(&self, lease: &GrantedLease) -> Result<PathState, WorkerError> {
+        let session = self.prefetch.session.clone();
+        let Some(object) = &lease.state else { return Ok(first_state(session.plan())) };
+        let bytes = self.prefetch.transfer.object(object).await?;
+        Ok(blocking(move || PathState::decode(&bytes, &session.plan().model)).await??)
+    }
+}
+
+/// The state of a path before its first step.
+fn first_state(plan: &WorkerPlan) -> PathState {
+    PathState::start(dipaco_model::parameters(&dipaco_model::path_specs(&plan.model)))
+}
