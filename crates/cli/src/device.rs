@@ -37,10 +37,6 @@ impl DeviceOptions {
 
     /// Finds the device for a command that computes itself.
     pub(crate) fn open(self) -> Result<TrainDevice, CliError> {
-        let device = TrainDevice::open(self.choice())?;
-        if !device.is_cpu() {
-            tracing::info!("training on the GPU: {}", device.describe()?);
-        }
-        Ok(device)
+        Ok(dipaco_pipeline::device::open(self.choice())?)
     }
 }

@@ -7,10 +7,9 @@ mod error;
 mod interrupt;
 mod memory;
 mod output;
-mod run_directory;
+
 mod run_options;
 mod runtime;
-mod steps;
 
 use std::process::ExitCode;
 

@@ -6,8 +6,7 @@ use clap::Args;
 use dipaco_config::{RunConfig, Sources};
 
 use crate::error::CliError;
-use crate::run_directory::RunDirectory;
-use crate::steps::files;
+use dipaco_pipeline::{RunDirectory, save_config};
 
 /// The run and its configuration.
 #[derive(Clone, Debug, Args)]
@@ -49,21 +48,4 @@ impl RunOptions {
         save_config(&run, &config)?;
         Ok((run, config))
     }
-}
-
-/// Saves the resolved configuration with the run. What later steps would do differently is told.
-pub(crate) fn save_config(run: &RunDirectory, config: &RunConfig) -> Result<(), CliError> {
-    let file = run.config();
-    let text = config.to_toml();
-    if let Ok(before) = std::fs::read_to_string(&file) {
-        if before == text {
-            return Ok(());
-        }
-        if let Ok(before) = RunConfig::from_toml(&before, &file) {
-            for (key, old, new) in before.differences(config) {
-                tracing::info!("{key} changes from {old} to {new}");
-            }
-        }
-    }
-    Ok(files::write(&file, text.as_bytes())?)
 }

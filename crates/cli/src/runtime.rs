@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use crate::error::CliError;
-use crate::steps::error::StepError;
+use dipaco_pipeline::PipelineError;
 
 /// Threads of the event loop; arithmetic runs elsewhere.
 const THREADS: usize = 2;
@@ -16,9 +16,18 @@ pub(crate) fn run<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<
     runtime.block_on(work)
 }
 
+/// The file of this program, which worker processes run.
+pub(crate) fn program() -> Result<std::path::PathBuf, CliError> {
+    std::env::current_exe().map_err(|source| CliError::Io {
+        action: "find",
+        path: "the file of this program".into(),
+        source,
+    })
+}
+
 /// Runs a step that blocks beside the event loop.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CliError> + Send + 'static,
 ) -> Result<T, CliError> {
-    tokio::task::spawn_blocking(work).await.map_err(|source| StepError::Task { source })?
+    tokio::task::spawn_blocking(work).await.map_err(|source| PipelineError::Task { source })?
 }

@@ -15,10 +15,11 @@ use serde::Serialize;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::steps::product_rate::product_rate;
-use crate::steps::step_speed::{Effort, Phases, StepSpeed, Subject, measure, shape};
-use crate::steps::vocabulary;
-use crate::{memory, output, steps};
+use crate::{memory, output};
+use dipaco_pipeline::limits;
+use dipaco_pipeline::product_rate::product_rate;
+use dipaco_pipeline::step_speed::{Effort, Phases, StepSpeed, Subject, measure, shape};
+use dipaco_pipeline::vocabulary;
 
 /// Steps before those that count.
 const WARM_UP: usize = 3;
@@ -203,7 +204,7 @@ fn step(options: &StepOptions, progress: &Progress) -> Result<(), CliError> {
         check_memory(&subject, memory::of_machine().map(|(_, available)| available))?;
     }
     let interrupt = Interrupt::listen()?;
-    steps::threads::limit(options.threads.unwrap_or(0))?;
+    limits::threads(options.threads.unwrap_or(0))?;
     let effort = Effort { warm_up: WARM_UP, steps: options.steps, seconds: f64::MAX };
     let task = progress.task("steps", Some((WARM_UP + options.steps) as u64), Unit::Count("steps"));
     let found =
@@ -233,7 +234,7 @@ fn subject(options: &StepOptions) -> Result<(String, Subject), CliError> {
         Some(file) => {
             let sources = Sources::with_environment(Some(file.clone()), Vec::new());
             let config = RunConfig::load(&sources)?.config;
-            let (config, _) = vocabulary::expected(&config)?;
+            let config = vocabulary::expected(&config)?.config;
             (file.display().to_string(), Subject { model: config.model, train: config.train })
         }
     };

@@ -8,10 +8,11 @@ use dipaco_telemetry::{Align, Progress, Table, human};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::steps::dry_run::{DryRun, Memory, measured};
-use crate::steps::train::threads_per_worker;
-use crate::steps::vocabulary;
-use crate::{memory, output, steps};
+use crate::{memory, output};
+use dipaco_pipeline::dry_run::{DryRun, Memory, measured};
+use dipaco_pipeline::limits;
+use dipaco_pipeline::train::threads_per_worker;
+use dipaco_pipeline::vocabulary::{SizedConfig, of_run};
 
 /// Prints what training would be. Starts nothing and writes nothing.
 pub(crate) fn run(
@@ -22,13 +23,13 @@ pub(crate) fn run(
 ) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.open()?;
-    let (config, vocabulary_from) = vocabulary::of_run(&run, &config)?;
+    let SizedConfig { config, source: vocabulary_from } = of_run(&run, &config)?;
     let threads = threads_per_worker(&config, workers);
     let available = memory::of_machine().map(|(_, available)| available);
     let plan = DryRun::new(&config, vocabulary_from, workers, threads, available)?;
-    steps::threads::limit(threads)?;
+    limits::threads(threads)?;
     let speed = measured(&config, available, progress, || interrupt.is_set())?;
-    let plan = plan.with_speed(&config, speed.ok_or(CliError::Interrupted)?);
+    let plan = plan.with_speed(&config, speed);
     if json { output::print_json(&plan) } else { output::print(&describe(&plan)) }
 }
 

@@ -10,11 +10,12 @@ use serde::Serialize;
 
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::run_directory::RunDirectory;
 use crate::run_options::RunOptions;
-use crate::steps::evaluate::{Subject, evaluate};
-use crate::steps::weights::{Version, Weights};
-use crate::{output, runtime, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::RunDirectory;
+use dipaco_pipeline::evaluate::{Subject, evaluate};
+use dipaco_pipeline::{Version, Weights};
+use dipaco_pipeline::{labels, vocabulary};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -65,8 +66,8 @@ struct Row<'a> {
 pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
-    steps::route::check_tokenizer(&run)?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    dipaco_pipeline::route::check_tokenizer(&run)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let comparison = runtime::run(async {
         let weights = Weights::open(&run, &config, version).await?;
@@ -80,7 +81,7 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
             let flag = interrupt.flag();
             let domains = match &options.labels {
                 Some(labels) => {
-                    Some(steps::labels::domains(&own, labels, &options.labelled_text, &progress, &flag)?)
+                    Some(labels::domains(&own, labels, &options.labelled_text, &progress, &flag)?)
                 }
                 None => None,
             };
@@ -137,8 +138,8 @@ async fn open_dense(
 ) -> Result<(RunDirectory, dipaco_config::RunConfig, Weights), CliError> {
     let options = RunOptions { run: Some(folder.to_owned()), config: None, overrides: Vec::new() };
     let (run, config) = options.open()?;
-    steps::route::check_tokenizer(&run)?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    dipaco_pipeline::route::check_tokenizer(&run)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let weights = Weights::open(&run, &config, Version::Current).await?;
     Ok((run, config, weights))
 }

@@ -1,25 +1,21 @@
 //! `dipaco experiment`: runs × routers × seeds from a file, and their tables.
 
-mod bench;
-mod cell;
-mod facts;
-mod record;
-
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use dipaco_config::RunConfig;
 use dipaco_experiment::{Cell, Experiment, Results, Table};
 use dipaco_model::{parameters, path_specs};
 use dipaco_telemetry::{Align, Progress, human};
 use dipaco_topology::Topology;
 
-use self::bench::Bench;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::steps::error::StepError;
-use crate::{output, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::PipelineError;
+use dipaco_pipeline::experiment::{self, Cancel, ExperimentFolder, ExperimentOptions, results_file};
+use dipaco_pipeline::vocabulary;
+use tokio::runtime::Handle;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExperimentCommand {
@@ -117,15 +113,30 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
     if options.dry_run {
         return experiments.iter().try_for_each(|(experiment, cells)| plan(experiment, cells));
     }
-    let mut bench = Bench::open(options, progress, interrupt.clone())?;
-    let mut tables = Vec::new();
-    let (mut failed, mut of) = (0, 0);
-    for (experiment, cells) in &experiments {
-        let (results, wrong) = interrupt.judge(bench.run(experiment, cells))?;
-        failed += wrong;
-        of += cells.len();
-        tables.push(Table::of(&results));
-    }
+    let setup = ExperimentOptions {
+        data: options.data.clone(),
+        validation: options.validation.clone(),
+        labels: options.labels.clone(),
+        out: options.out.clone(),
+        workers: options.workers,
+        program: runtime::program()?,
+        device: options.device.choice(),
+        keep_all: options.keep_all,
+    };
+    let cancel = Cancel { flag: interrupt.flag(), token: interrupt.token() };
+    let progress = progress.clone();
+    let work = move || {
+        let mut folder = ExperimentFolder::open(setup, &progress, cancel, Handle::current())?;
+        let (mut tables, mut failed, mut of) = (Vec::new(), 0, 0);
+        for (experiment, cells) in &experiments {
+            let outcome = experiment::run(&mut folder, experiment, cells)?;
+            failed += outcome.failed;
+            of += cells.len();
+            tables.push(Table::of(&outcome.results));
+        }
+        Ok((tables, failed, of))
+    };
+    let (tables, failed, of) = interrupt.judge(runtime::run(runtime::blocking(work)))?;
     print_tables(&tables, options.json)?;
     if failed > 0 { Err(CliError::Cells { failed, of }) } else { Ok(()) }
 }
@@ -159,15 +170,13 @@ fn plan(experiment: &Experiment, cells: &[Cell]) -> Result<(), CliError> {
         ("evaluations", Align::Left),
     ]);
     for cell in cells {
-        let (config, _): (RunConfig, String) = steps::vocabulary::expected(&cell.config)?;
-        let topology = Topology::new(&config.topology, config.model.blocks).map_err(StepError::from)?;
+        let config = vocabulary::expected(&cell.config)?.config;
+        let topology = Topology::new(&config.topology, config.model.blocks).map_err(PipelineError::from)?;
         let inner = u64::from(config.train.rounds) * config.train.inner_steps;
         let tokens = u64::from(topology.paths())
             * inner
             * (config.train.batch as u64 * config.train.sequence_tokens as u64);
         let evaluations: Vec<&str> = cell.evaluations.iter().map(|it| it.name.as_str()).collect();
-        // Shown to three digits.
-        #[allow(clippy::cast_precision_loss)]
         table.row([
             cell.label(),
             topology.paths().to_string(),
@@ -199,9 +208,4 @@ fn print_tables(tables: &[Table], json: bool) -> Result<(), CliError> {
     }
     let texts: Vec<String> = tables.iter().map(ToString::to_string).collect();
     output::print(&texts.join("\n"))
-}
-
-/// The results of an experiment.
-fn results_file(out: &Path, experiment: &str) -> PathBuf {
-    out.join(format!("{experiment}.json"))
 }

@@ -11,7 +11,7 @@ use dipaco_telemetry::{Progress, human};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::output;
-use crate::steps::prepare::Shown;
+use dipaco_pipeline::prepare::FileProgress;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -67,7 +67,7 @@ pub(crate) fn run(options: &FetchOptions, progress: &Progress) -> Result<(), Cli
         retries: options.retries,
         ..default
     };
-    let shown = Shown::new(progress);
+    let shown = FileProgress::new(progress);
     // The pause between two attempts; Ctrl-C is seen after it.
     let pause = |time| std::thread::sleep(time);
     let report = interrupt.judge(fetch_c4(&config, &options.out, &shown, &interrupt.flag(), &pause))?;

@@ -7,9 +7,9 @@ use dipaco_experiment::Results;
 
 use crate::error::CliError;
 use crate::output;
-use crate::run_directory::RunDirectory;
 use crate::run_options::RunOptions;
-use crate::steps::charts::{Chart, Told, domains, of_results, of_runs};
+use dipaco_pipeline::RunDirectory;
+use dipaco_pipeline::charts::{Chart, RunCurves, domains, of_results, of_runs};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -52,15 +52,15 @@ pub(crate) fn run(options: &PlotOptions) -> Result<(), CliError> {
         }
     };
     let mut charts = Vec::new();
-    let mut runs: Vec<(RunDirectory, Told)> = Vec::new();
+    let mut runs: Vec<(RunDirectory, RunCurves)> = Vec::new();
     for folder in &options.run {
-        let mut told = open(folder)?;
-        // Two runs of one name are told apart by their folders.
-        if runs.iter().any(|(_, other)| other.name == told.1.name) {
-            told.1.name = format!("{} ({})", told.1.name, stem(folder));
+        let mut curves = open(folder)?;
+        // Two runs of one name are curves apart by their folders.
+        if runs.iter().any(|(_, other)| other.name == curves.1.name) {
+            curves.1.name = format!("{} ({})", curves.1.name, stem(folder));
         }
-        charts.extend(of_cell(&told.0, &told.1.name)?);
-        runs.push(told);
+        charts.extend(of_cell(&curves.0, &curves.1.name)?);
+        runs.push(curves);
     }
     charts.extend(of_runs(&runs)?);
     for file in &options.evaluation {
@@ -87,7 +87,7 @@ pub(crate) fn run(options: &PlotOptions) -> Result<(), CliError> {
     output::print(&names.concat())
 }
 
-fn open(folder: &Path) -> Result<(RunDirectory, Told), CliError> {
+fn open(folder: &Path) -> Result<(RunDirectory, RunCurves), CliError> {
     if !RunDirectory::new(folder).config().exists() {
         return Err(CliError::Usage {
             message: format!("{} is no run: it has no config.toml", folder.display()),
@@ -96,8 +96,8 @@ fn open(folder: &Path) -> Result<(RunDirectory, Told), CliError> {
     }
     let options = RunOptions { run: Some(folder.to_owned()), config: None, overrides: Vec::new() };
     let (run, config) = options.open()?;
-    let told = Told::read(&run, &config)?;
-    Ok((run, told))
+    let curves = RunCurves::read(&run, &config)?;
+    Ok((run, curves))
 }
 
 /// The domains of a run that is a cell of an experiment, when it was evaluated with labels.

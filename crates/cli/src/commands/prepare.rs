@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_shards::{Part, PrepareReport, PrepareWork};
-use dipaco_telemetry::{Progress, human};
+use dipaco_pipeline::prepare::prepare_part;
+use dipaco_shards::{Part, PrepareWork};
+use dipaco_telemetry::Progress;
 
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
+use crate::output;
 use crate::run_options::RunOptions;
-use crate::{output, steps};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -58,7 +59,7 @@ impl PrepareOptions {
 pub(crate) fn run(options: &PrepareOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_to_write()?;
-    let prepared = steps::prepare::some(
+    let prepared = prepare_part(
         &run,
         &config,
         &options.inputs,
@@ -87,12 +88,4 @@ pub(crate) fn run(options: &PrepareOptions, progress: &Progress) -> Result<(), C
         PrepareWork::All => report.to_string(),
     };
     output::print(&(text.trim_end().to_owned() + "\n"))
-}
-
-/// A report in one line.
-pub(crate) fn summary(report: &PrepareReport) -> String {
-    let tokens = report.train.tokens + report.validation.tokens;
-    let documents = report.train.documents + report.validation.documents;
-    let text = format!("{} documents, {} tokens", human::integer(documents), human::integer(tokens));
-    if report.skipped { format!("{text}; they were there already") } else { text }
 }

@@ -1,5 +1,8 @@
 //! `dipaco quickstart`: from text to a served model.
 
+mod crate_text;
+mod prompts;
+
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -14,12 +17,12 @@ use dipaco_topology::{PathId, TopologyConfig};
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::run_directory::RunDirectory;
-use crate::run_options::save_config;
-use crate::steps::evaluate::{Subject, evaluate};
-use crate::steps::train::{TrainOptions, train};
-use crate::steps::weights::{Version, Weights};
-use crate::{commands, output, runtime, steps};
+use crate::{commands, output, runtime};
+use dipaco_pipeline::evaluate::{Subject, evaluate};
+use dipaco_pipeline::train::{TrainOptions, train};
+use dipaco_pipeline::{RunDirectory, save_config};
+use dipaco_pipeline::{Version, Weights};
+use dipaco_pipeline::{files, phases, vocabulary};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -72,7 +75,7 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
     let mut quickstart =
         Quickstart { run, config, device: options.device, progress, interrupt, begun: Instant::now() };
     quickstart.prepare(options)?;
-    quickstart.config = steps::seed::with_vocabulary(&quickstart.run, &quickstart.config)?;
+    quickstart.config = vocabulary::with_vocabulary(&quickstart.run, &quickstart.config)?;
     quickstart.seed_and_route()?;
     quickstart.train(options.workers)?;
     let dense = quickstart.dense()?;
@@ -96,7 +99,7 @@ fn program() -> String {
 fn configure(options: &QuickstartOptions) -> Result<(RunDirectory, RunConfig), CliError> {
     let run = RunDirectory::new(&options.run);
     if !run.config().exists() {
-        steps::files::write(&run.config(), CONFIG.as_bytes())?;
+        files::write(&run.config(), CONFIG.as_bytes())?;
     }
     let loaded = RunConfig::load(&Sources::with_environment(Some(run.config()), options.overrides.clone()))?;
     save_config(&run, &loaded.config)?;
@@ -113,10 +116,10 @@ impl Quickstart<'_> {
     }
 
     fn prepare(&self, options: &QuickstartOptions) -> Result<(), CliError> {
-        let inputs = if options.data.is_empty() { steps::crate_text::files()? } else { options.data.clone() };
+        let inputs = if options.data.is_empty() { crate_text::files()? } else { options.data.clone() };
         self.say("preparing the text: a tokenizer, then tokens")?;
         let flag = self.interrupt.flag();
-        let report = steps::prepare::prepare(
+        let report = dipaco_pipeline::prepare::prepare(
             &self.run,
             &self.config,
             &inputs,
@@ -124,7 +127,7 @@ impl Quickstart<'_> {
             self.progress,
             &flag,
         )?;
-        self.progress.line(&commands::prepare::summary(&report));
+        self.progress.line(&dipaco_pipeline::prepare::summary(&report));
         Ok(())
     }
 
@@ -134,9 +137,9 @@ impl Quickstart<'_> {
             "pretraining the seed, the dense path that every path starts from: {steps} steps"
         ))?;
         let flag = self.interrupt.flag();
-        let how = steps::seed::SeedHow { restart: false, device: self.device.open()? };
+        let how = dipaco_pipeline::seed::SeedHow { restart: false, device: self.device.open()? };
         let summary = runtime::run(async {
-            Ok(steps::seed::seed(&self.run, &self.config, how, self.progress, flag.clone()).await?)
+            Ok(dipaco_pipeline::seed::seed(&self.run, &self.config, how, self.progress, flag.clone()).await?)
         })?;
         if !summary.finished {
             return Err(CliError::Interrupted);
@@ -151,8 +154,8 @@ impl Quickstart<'_> {
         runtime::run(async {
             let weights = Weights::open(&run, &config, Version::Current).await?;
             runtime::blocking(move || {
-                steps::route::fit(&run, &config, &weights, &progress, &flag)?;
-                let division = steps::route::assign(&run, 0, &weights, &progress, &flag)?;
+                dipaco_pipeline::route::fit(&run, &config, &weights, &progress, &flag)?;
+                let division = dipaco_pipeline::route::assign(&run, 0, &weights, &progress, &flag)?;
                 let sizes: Vec<_> =
                     division.train.shards().iter().map(|shard| human::integer(shard.documents)).collect();
                 progress.line(&format!("shards of {} documents", sizes.join(", ")));
@@ -174,6 +177,7 @@ impl Quickstart<'_> {
         let listen = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
         let how = TrainOptions {
             workers: workers.max(1),
+            program: runtime::program()?,
             listen,
             advertise: Vec::new(),
             resume: true,
@@ -202,7 +206,7 @@ impl Quickstart<'_> {
         config.outer.rescale = Rescale::None;
         let run = RunDirectory::new(self.run.root().join("dense")).with_data(Some(&self.run.data()));
         save_config(&run, &config)?;
-        runtime::run(async { Ok(steps::seed::adopt(&run, &config, &self.run).await?) })?;
+        runtime::run(async { Ok(dipaco_pipeline::seed::adopt(&run, &config, &self.run).await?) })?;
         self.route(&run, &config)?;
         self.train_run(&run, &config, 1)?;
         Ok((run, config))
@@ -235,21 +239,22 @@ impl Quickstart<'_> {
     /// Serves the run and completes two prompts that go to different paths.
     fn complete(&self) -> Result<(), CliError> {
         self.say("serving, and completing two prompts that go to different paths")?;
-        let phase = runtime::run(async { Ok(steps::phases::current(&self.run).await?) })?;
-        let prompts = steps::prompts::candidates(&self.run, phase)?;
+        let phase = runtime::run(async { Ok(phases::current(&self.run).await?) })?;
+        let prompts = prompts::candidates(&self.run, phase)?;
         let (run, config) = (self.run.clone(), self.config.clone());
         let completions = runtime::run(async {
             let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
             let listener = commands::serve::listen(address).await?;
             let bound = listener.local_addr().map_err(|source| CliError::Listen { address, source })?;
-            let state = steps::serve::open(&run, &config, config.serve.clone(), Version::Current).await?;
+            let state =
+                dipaco_pipeline::serve::open(&run, &config, config.serve.clone(), Version::Current).await?;
             let stop = tokio_util::sync::CancellationToken::new();
             let server = tokio::spawn(dipaco_server::serve(listener, state, stop.clone()));
             let model = config.run.name.clone();
             let completions =
-                runtime::blocking(move || Ok(steps::prompts::complete(bound, &model, &prompts)?)).await;
+                runtime::blocking(move || Ok(prompts::complete(bound, &model, &prompts)?)).await;
             stop.cancel();
-            server.await.map_err(|source| steps::error::StepError::Task { source })??;
+            server.await.map_err(|source| dipaco_pipeline::PipelineError::Task { source })??;
             completions
         })?;
         for completion in completions {

@@ -10,10 +10,11 @@ use dipaco_telemetry::{Progress, human};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::steps::error::StepError;
-use crate::steps::route::Division;
-use crate::steps::weights::{Version, Weights};
-use crate::{output, runtime, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::PipelineError;
+use dipaco_pipeline::route::Division;
+use dipaco_pipeline::{Version, Weights};
+use dipaco_pipeline::{phases, prepared, vocabulary};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RouteCommand {
@@ -165,12 +166,12 @@ pub(crate) fn run(command: &RouteCommand, progress: &Progress) -> Result<(), Cli
 fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_to_write()?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part.unwrap_or_default());
     let documents = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
         runtime::blocking(move || {
-            Ok(steps::route::features_part(&run, &config, &weights, part, &progress, &flag)?)
+            Ok(dipaco_pipeline::route::features_part(&run, &config, &weights, part, &progress, &flag)?)
         })
         .await
     }))?;
@@ -180,11 +181,12 @@ fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliErr
 fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_to_write()?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let (flag, progress) = (interrupt.flag(), progress.clone());
     let (router, new) = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
-        runtime::blocking(move || Ok(steps::route::fit(&run, &config, &weights, &progress, &flag)?)).await
+        runtime::blocking(move || Ok(dipaco_pipeline::route::fit(&run, &config, &weights, &progress, &flag)?))
+            .await
     }))?;
     let fitted = router.fitted_on();
     if options.json {
@@ -204,13 +206,13 @@ fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
 fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_to_write()?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let (flag, progress, phase) = (interrupt.flag(), progress.clone(), options.phase);
     if let Some(part) = options.part {
         let documents = interrupt.judge(runtime::run(async {
             let weights = Weights::open(&run, &config, Version::Current).await?;
             runtime::blocking(move || {
-                Ok(steps::route::assign_part(&run, phase, &weights, part, &progress, &flag)?)
+                Ok(dipaco_pipeline::route::assign_part(&run, phase, &weights, part, &progress, &flag)?)
             })
             .await
         }))?;
@@ -222,7 +224,10 @@ fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> 
     }
     let division = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
-        runtime::blocking(move || Ok(steps::route::assign(&run, phase, &weights, &progress, &flag)?)).await
+        runtime::blocking(move || {
+            Ok(dipaco_pipeline::route::assign(&run, phase, &weights, &progress, &flag)?)
+        })
+        .await
     }))?;
     print_division(&division, options.json)
 }
@@ -244,11 +249,11 @@ fn print_division(division: &Division, json: bool) -> Result<(), CliError> {
 fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part);
     let scored = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
-        let score = move || Ok(steps::phases::score(&run, &config, &weights, part, &progress, &flag)?);
+        let score = move || Ok(phases::score(&run, &config, &weights, part, &progress, &flag)?);
         runtime::blocking(score).await
     }))?;
     if options.json {
@@ -267,14 +272,14 @@ fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
 fn refit(options: &RefitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let (flag, progress) = (interrupt.flag(), progress.clone());
     let (router, division) = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
         runtime::blocking(move || {
-            let (router, _) = steps::phases::refit(&run, &config, &weights, &progress, &flag)?;
+            let (router, _) = phases::refit(&run, &config, &weights, &progress, &flag)?;
             let phase = weights.manifest().phase() + 1;
-            let division = steps::route::assign(&run, phase, &weights, &progress, &flag)?;
+            let division = dipaco_pipeline::route::assign(&run, phase, &weights, &progress, &flag)?;
             Ok((router, division))
         })
         .await
@@ -290,16 +295,16 @@ fn show(options: &InspectOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open()?;
     let phase = match options.phase {
         Some(phase) => phase,
-        None => runtime::run(async { Ok(steps::phases::current(&run).await?) })?,
+        None => runtime::run(async { Ok(phases::current(&run).await?) })?,
     };
     let routing = run.routing(phase);
     let folder = if options.validation { routing.validation() } else { routing.train() };
     if !folder.exists() {
-        return Err(StepError::NotRouted { folder }.into());
+        return Err(PipelineError::NotRouted { folder }.into());
     }
     let statistics = inspect(&ShardSet::open(&folder)?, options.examples, options.example_tokens)?;
-    steps::route::check_tokenizer(&run)?;
-    let tokenizer = steps::seed::tokenizer(&run)?;
+    dipaco_pipeline::route::check_tokenizer(&run)?;
+    let tokenizer = prepared::tokenizer(&run)?;
     if options.json {
         return output::print_json(&statistics);
     }
@@ -311,7 +316,7 @@ fn show(options: &InspectOptions) -> Result<(), CliError> {
         }
     }
     if !options.validation
-        && let Some(warning) = steps::phases::small(&run, &config, phase)?
+        && let Some(warning) = phases::small(&run, &config, phase)?
     {
         text += &format!("\nwarning: {warning}\n");
     }

@@ -7,7 +7,8 @@ use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::{output, runtime, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::vocabulary;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -35,14 +36,15 @@ pub(crate) struct SeedOptions {
 pub(crate) fn run(options: &SeedOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_to_write()?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     if let Some(from) = &options.from {
-        let from = crate::run_directory::RunDirectory::new(from);
-        return runtime::run(async { Ok(steps::seed::adopt(&run, &config, &from).await?) });
+        let from = dipaco_pipeline::RunDirectory::new(from);
+        return runtime::run(async { Ok(dipaco_pipeline::seed::adopt(&run, &config, &from).await?) });
     }
-    let how = steps::seed::SeedHow { restart: options.restart, device: options.device.open()? };
-    let summary =
-        runtime::run(async { Ok(steps::seed::seed(&run, &config, how, progress, interrupt.flag()).await?) })?;
+    let how = dipaco_pipeline::seed::SeedHow { restart: options.restart, device: options.device.open()? };
+    let summary = runtime::run(async {
+        Ok(dipaco_pipeline::seed::seed(&run, &config, how, progress, interrupt.flag()).await?)
+    })?;
     if options.json {
         output::print_json(&summary)?;
     } else {

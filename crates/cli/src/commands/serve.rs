@@ -10,9 +10,10 @@ use tokio::net::TcpListener;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::steps::serve::open;
-use crate::steps::weights::Version;
-use crate::{runtime, steps};
+use crate::runtime;
+use dipaco_pipeline::Version;
+use dipaco_pipeline::serve::open;
+use dipaco_pipeline::vocabulary;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -37,8 +38,8 @@ pub(crate) struct ServeOptions {
 pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
-    steps::route::check_tokenizer(&run)?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    dipaco_pipeline::route::check_tokenizer(&run)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let address = options.address.unwrap_or(config.serve.address);
     runtime::run(async {

@@ -17,7 +17,7 @@ use self::goodput::GoodputOptions;
 use self::speeds::SpeedsOptions;
 use crate::error::CliError;
 use crate::output;
-use crate::steps::charts::Chart;
+use dipaco_pipeline::charts::Chart;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SimulateCommand {

@@ -11,8 +11,8 @@ use dipaco_topology::{ModuleId, Topology};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::steps::synchronizer::{Options, synchronize};
 use crate::{output, runtime};
+use dipaco_pipeline::synchronizer::{Options, synchronize};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:

@@ -6,15 +6,15 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, Subcommand};
 use dipaco_net::JoinToken;
 use dipaco_protocol::WORKER;
-use dipaco_store::RunManifest;
 use dipaco_train::Revocations;
 
 use crate::error::CliError;
 use crate::run_options::RunOptions;
-use crate::steps::error::StepError;
-use crate::steps::files;
-use crate::steps::train::{authority, open_store};
 use crate::{output, runtime};
+use dipaco_pipeline::PipelineError;
+use dipaco_pipeline::authority::authority;
+use dipaco_pipeline::files;
+use dipaco_pipeline::store::manifest;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -87,8 +87,8 @@ fn issue(options: &IssueOptions) -> Result<(), CliError> {
         }
         addresses = JoinToken::read_from(&file.to_string_lossy())?.addresses;
     }
-    let loaded = runtime::run(async { Ok(open_store(&run)?.load::<RunManifest>().await?) })?;
-    let id = loaded.ok_or(StepError::NoSeed)?.manifest.run;
+    let manifest = runtime::run(async { Ok(manifest(&run).await?) })?;
+    let id = manifest.ok_or(PipelineError::NoSeed)?.run;
     let now = SystemTime::now();
     let authority = authority(&run, &id, now)?;
     let token = authority.issue(WORKER, &options.name, addresses, now, DAY * options.days)?;

@@ -13,8 +13,9 @@ use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::steps::train::{TrainOptions as Options, train};
-use crate::{output, runtime, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::train::{TrainOptions as Options, train};
+use dipaco_pipeline::vocabulary;
 
 pub(crate) const TRAIN_EXAMPLES: &str = "\
 Examples:
@@ -92,6 +93,7 @@ pub(crate) fn run(options: &TrainOptions, progress: &Progress) -> Result<(), Cli
     }
     let how = Options {
         workers: options.workers,
+        program: runtime::program()?,
         listen: options.listen,
         advertise: Vec::new(),
         resume: options.resume,
@@ -110,6 +112,7 @@ pub(crate) fn run_coordinator(options: &CoordinatorOptions, progress: &Progress)
     }
     let how = Options {
         workers: 0,
+        program: runtime::program()?,
         listen: options.listen,
         advertise: options.advertise.clone(),
         resume: options.resume,
@@ -122,8 +125,8 @@ pub(crate) fn run_coordinator(options: &CoordinatorOptions, progress: &Progress)
 fn lead(run: &RunOptions, how: &Options, json: bool, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = run.open_to_write()?;
-    steps::route::check_tokenizer(&run)?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    dipaco_pipeline::route::check_tokenizer(&run)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let summary = runtime::run(async { Ok(train(&run, &config, how, progress, interrupt.token()).await?) })?;
     if json {
         output::print_json(&summary)?;

@@ -12,7 +12,8 @@ use tokio_util::sync::CancellationToken;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::{output, runtime, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::limits;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -56,7 +57,7 @@ pub(crate) struct WorkerOptions {
 
 pub(crate) fn run(options: &WorkerOptions) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    steps::threads::limit(options.threads)?;
+    limits::threads(options.threads)?;
     let setup = Setup {
         token: JoinToken::read_from(&options.join)?,
         name: options.name.clone().unwrap_or_else(default_name),

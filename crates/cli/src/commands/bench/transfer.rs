@@ -16,8 +16,8 @@ use tokio::task::JoinSet;
 
 use super::outer_step::{self, OuterStep};
 use crate::error::CliError;
-use crate::steps::error::StepError;
 use crate::{output, runtime};
+use dipaco_pipeline::PipelineError;
 
 /// How long the identities of a measurement hold.
 const LIFETIME: Duration = Duration::from_secs(86_400);
@@ -192,7 +192,7 @@ fn describe(report: &Report) -> String {
     )
 }
 
-fn step(error: impl Into<StepError>) -> CliError {
+fn step(error: impl Into<PipelineError>) -> CliError {
     CliError::Step(error.into())
 }
 
@@ -363,7 +363,7 @@ where
         streams.spawn(stream());
     }
     while let Some(done) = streams.join_next().await {
-        done.map_err(|source| StepError::Task { source })?.map_err(step)?;
+        done.map_err(|source| PipelineError::Task { source })?.map_err(step)?;
     }
     Ok(())
 }

@@ -25,8 +25,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::commands::worker::leave_with_stdin;
 use crate::error::CliError;
-use crate::steps::error::StepError;
 use crate::{memory, output, runtime};
+use dipaco_pipeline::PipelineError;
 
 /// How long the identities of a measurement hold.
 const LIFETIME: Duration = Duration::from_secs(86_400);
@@ -193,7 +193,7 @@ fn describe(found: &Found) -> String {
     )
 }
 
-fn step(error: impl Into<StepError>) -> CliError {
+fn step(error: impl Into<PipelineError>) -> CliError {
     CliError::Step(error.into())
 }
 

@@ -1,0 +1,268 @@
+//! Between two phases of routing: all paths score the reserved documents, a router is fitted on what they say, and the
+//! text is divided anew (arXiv:2403.10616 §2.4.2). Each step finds done what was done before it was stopped.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dipaco_config::RunConfig;
+use dipaco_routing::{Origin, Router, SampleFeatures, TargetsFrom, fit_discriminative, targets_of};
+use dipaco_shards::{Part, TokenFile};
+use dipaco_store::{ShardRecord, TrainingRecord};
+use dipaco_telemetry::{Progress, Unit};
+use dipaco_topology::PathId;
+use dipaco_train::{
+    PathScores, Reroute, ScoreHeader, TrainError, scores_are_there, small_shards, write_scores,
+};
+
+use crate::error::PipelineError;
+use crate::files;
+use crate::prepared::token_file;
+use crate::route::{assign, router, shard_records, shown};
+use crate::run_directory::{RoutingFolder, RunDirectory};
+use crate::store::manifest;
+use crate::weights::{Version, Weights};
+
+/// The phase of routing that a run is in.
+pub async fn current(run: &RunDirectory) -> Result<u32, PipelineError> {
+    Ok(manifest(run).await?.map_or(0, |manifest| manifest.phase()))
+}
+
+/// What scoring did.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Scored {
+    /// The phase whose paths scored.
+    pub phase: u32,
+    /// Reserved documents.
+    pub documents: u64,
+    /// Tokens of them.
+    pub tokens: u64,
+    /// Paths that were scored now.
+    pub new: u32,
+    /// Paths of this part whose scores had been there.
+    pub skipped: u32,
+}
+
+/// Lets the paths of a part score the reserved documents with the weights that they have now, one path after the other:
+/// the memory is that of one path. Blocks: call it from a thread that may.
+pub fn score(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    part: Part,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<Scored, PipelineError> {
+    let training = training(weights)?;
+    let routing = run.routing(training.phase);
+    let tokens = reserved(run, &routing)?;
+    let paths: Vec<_> = weights.topology().path_ids().filter(|path| part.deals(path.index())).collect();
+    let documents = tokens.documents();
+    let task = progress.task("route score", Some(documents * paths.len() as u64), Unit::Count("documents"));
+    let mut scored = Scored { phase: training.phase, documents, tokens: tokens.tokens(), new: 0, skipped: 0 };
+    for (number, &path) in (0u64..).zip(&paths) {
+        let header = header(training, config, weights, path, &tokens)?;
+        if scores_are_there(&routing.scores(), &header)? {
+            scored.skipped += 1;
+        } else {
+            let model = weights.path(path)?;
+            weights.keep_only(path);
+            let mut show = |done| {
+                task.set(number * documents + done);
+                if cancel.load(Ordering::Relaxed) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            };
+            let batch = config.evaluation.batch_sequences;
+            write_scores(&routing.scores(), &header, &model, &tokens, batch, &mut show)?;
+            scored.new += 1;
+            tracing::debug!(%path, "the reserved documents are scored");
+        }
+        task.set((number + 1) * documents);
+    }
+    task.finish();
+    Ok(scored)
+}
+
+/// Fits the router of the next phase on the scores. One that was fitted on the same scores, seed and settings is left as
+/// it is; returns it and whether it was new.
+pub fn refit(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<(Router, bool), PipelineError> {
+    let training = next(weights)?;
+    let (old, new) = (run.routing(training.phase), run.routing(training.phase + 1));
+    let tokens = reserved(run, &old)?;
+    let settings = config.routing.of_router();
+    let (scores, scores_hash) = scores(run, config, weights, &tokens)?;
+    let from = TargetsFrom { router_hash: router(&old)?.hash().to_owned(), scores_hash };
+    let seed_hash = weights.seed_hash()?;
+    if new.router().exists() {
+        let known = router(&new)?;
+        let fitted = known.fitted_on();
+        let same = fitted.targets.as_ref() == Some(&from)
+            && fitted.tokens_hash == tokens.content_hash()
+            && fitted.seed_hash == seed_hash
+            && fitted.config == settings;
+        if same {
+            return Ok((known, false));
+        }
+    }
+    let seed = weights.seed()?;
+    let features = SampleFeatures::new(&seed, seed_hash, &tokens, &settings, &new.features())?;
+    let documents = features.numbers();
+    let mut likelihoods = vec![0f64; documents.len() * scores.len()];
+    let paths = weights.topology().paths();
+    for (path, scores) in scores.into_iter().enumerate() {
+        let sums = scores.sums(&tokens)?;
+        for (&document, row) in documents.iter().zip(likelihoods.chunks_exact_mut(paths as usize)) {
+            // A sample is of the file's documents.
+            row[path] = sums[document as usize];
+        }
+    }
+    let targets = targets_of(&likelihoods, paths)?;
+    let origin = Origin {
+        tokens_hash: tokens.content_hash().to_owned(),
+        tokenizer_hash: tokens.tokenizer_hash().to_owned(),
+        seed_hash: seed_hash.to_owned(),
+    };
+    let mut show = shown(progress, "route refit", cancel);
+    let points = features.all(&mut show)?;
+    let dimension = weights.model().hidden_size;
+    let fitted = fit_discriminative(&points, dimension, &targets, paths, origin, from, &settings, &mut show)?;
+    tracing::info!(
+        accuracy = fitted.accuracy,
+        penalty = fitted.penalty,
+        targets = ?fitted.target_sizes,
+        sizes = ?fitted.sizes,
+        uncalibrated = ?fitted.uncalibrated_sizes,
+        "a discriminative router is fitted"
+    );
+    files::write(&new.router(), fitted.router.to_bytes())?;
+    features.remove()?;
+    Ok((fitted.router, true))
+}
+
+/// All steps to the next phase; returns its shards.
+fn reroute(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<Vec<ShardRecord>, PipelineError> {
+    let training = next(weights)?;
+    let phase = training.phase + 1;
+    let scored = score(run, config, weights, Part::WHOLE, progress, cancel)?;
+    let (router, _) = refit(run, config, weights, progress, cancel)?;
+    tracing::info!(
+        phase,
+        documents = scored.documents,
+        router = router.hash(),
+        "the paths chose their router"
+    );
+    assign(run, phase, weights, progress, cancel)?;
+    if let Some(warning) = small(run, config, phase)? {
+        tracing::warn!("phase {phase}: {warning}");
+    }
+    shard_records(run, phase)
+}
+
+/// The warning about the shards of a phase being small for the rounds that they are trained on.
+pub fn small(run: &RunDirectory, config: &RunConfig, phase: u32) -> Result<Option<String>, PipelineError> {
+    let boundaries: Vec<u32> = config.routing.phases.iter().map(|phase| phase.round).collect();
+    let begin = (phase as usize).checked_sub(1).and_then(|index| boundaries.get(index)).copied().unwrap_or(0);
+    let end = boundaries.get(phase as usize).copied().unwrap_or(config.train.rounds);
+    Ok(small_shards(&shard_records(run, phase)?, config, end.saturating_sub(begin)))
+}
+
+/// How a coordinator on this machine begins a phase. Nobody stops it but its own end: when the coordinator ends before,
+/// the work ends soon.
+pub fn rerouting(run: &RunDirectory, config: &RunConfig, progress: &Progress) -> Reroute {
+    let (run, config, progress) = (run.clone(), config.clone(), progress.clone());
+    Box::new(move |_| {
+        let (run, config, progress) = (run.clone(), config.clone(), progress.clone());
+        Box::pin(async move {
+            let weights = Weights::open(&run, &config, Version::Current).await?;
+            let stop = StopWhenDropped(Arc::default());
+            let cancel = stop.0.clone();
+            let work = move || reroute(&run, &config, &weights, &progress, &cancel);
+            let shards = tokio::task::spawn_blocking(work).await;
+            Ok(shards.map_err(|source| PipelineError::Task { source })??)
+        })
+    })
+}
+
+struct StopWhenDropped(Arc<AtomicBool>);
+
+impl Drop for StopWhenDropped {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn training(weights: &Weights) -> Result<&TrainingRecord, PipelineError> {
+    weights.manifest().training.as_ref().ok_or(PipelineError::NotTrained)
+}
+
+/// The training of a run whose next phase can begin.
+fn next(weights: &Weights) -> Result<&TrainingRecord, PipelineError> {
+    let training = training(weights)?;
+    if training.phase as usize >= training.boundaries.len() {
+        return Err(PipelineError::NoPhase { phase: training.phase });
+    }
+    if !training.at_boundary() {
+        return Err(TrainError::NotAtBoundary { round: training.phase_end() }.into());
+    }
+    Ok(training)
+}
+
+/// The reserved documents, as the training shards of a phase have them.
+pub fn reserved(run: &RunDirectory, routing: &RoutingFolder) -> Result<Arc<TokenFile>, PipelineError> {
+    let file = routing.reserved();
+    if !file.exists() {
+        return Err(PipelineError::NoReserved { file });
+    }
+    let tokens = token_file(run, &file)?;
+    if tokens.documents() == 0 {
+        return Err(PipelineError::NoReserved { file });
+    }
+    Ok(tokens)
+}
+
+/// The scores that all paths gave `tokens`, the reserved documents, with the weights that they have now, and a hash of
+/// them all.
+pub fn scores(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    tokens: &TokenFile,
+) -> Result<(Vec<PathScores>, String), PipelineError> {
+    let training = training(weights)?;
+    let folder = run.routing(training.phase).scores();
+    let (mut scores, mut hasher) = (Vec::new(), blake3::Hasher::new());
+    for path in weights.topology().path_ids() {
+        let found = PathScores::open(&folder, path, tokens)?;
+        if !header(training, config, weights, path, tokens)?.is_answered_by(found.header()) {
+            return Err(TrainError::NoScores { path, folder }.into());
+        }
+        hasher.update(found.header().hash.as_bytes());
+        scores.push(found);
+    }
+    Ok((scores, hasher.finalize().to_hex().to_string()))
+}
+
+fn header(
+    training: &TrainingRecord,
+    config: &RunConfig,
+    weights: &Weights,
+    path: PathId,
+    tokens: &TokenFile,
+) -> Result<ScoreHeader, PipelineError> {
+    Ok(ScoreHeader::new(training, weights.topology(), path, tokens, config.train.sequence_tokens)?)
+}

@@ -1,0 +1,214 @@
+//! How fast a path trains: steps of the trainer on random tokens, without data and without a run.
+
+mod phases;
+
+use std::sync::LazyLock;
+use std::time::Instant;
+
+use dipaco_config::TrainConfig;
+use dipaco_model::{ModelConfig, ModuleWeights, Profile, StepShape, parameters, path_specs};
+use dipaco_path::{InnerConfig, PathState, TrainDevice, Trainer};
+use dipaco_telemetry::Task;
+use dipaco_topology::{PathId, Topology, TopologyConfig};
+
+pub use self::phases::Phases;
+use crate::error::PipelineError;
+
+/// Seed of the weights and tokens, so that each measurement computes the same.
+const SEED: u64 = 0;
+
+/// Seconds since the first call.
+pub fn now() -> f64 {
+    static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    BEGIN.elapsed().as_secs_f64()
+}
+
+/// What is measured: a dense path of the model, whose vocabulary is known, trained as the configuration says.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    pub model: ModelConfig,
+    pub train: TrainConfig,
+}
+
+impl Subject {
+    /// Tokens of a step.
+    pub fn tokens(&self) -> usize {
+        self.train.batch.saturating_mul(self.train.sequence_tokens)
+    }
+
+    /// Floating-point operations of a step as they are counted everywhere: 6 per matrix parameter and token, and causal
+    /// attention as half of the full square. Looking embeddings up is none; what checkpointing computes again is none.
+    pub fn flops(&self) -> f64 {
+        let model = &self.model;
+        let embedding = if model.tie_embeddings { 0 } else { model.vocab_size * model.hidden_size };
+        let matrices = (parameters(&path_specs(model)) - embedding) as f64;
+        let attention = (model.blocks * model.attention_size() * self.train.sequence_tokens) as f64;
+        6.0 * (matrices + attention) * self.tokens() as f64
+    }
+}
+
+/// The shape of a step of the configuration, as far as memory depends on it.
+pub fn shape(train: &TrainConfig) -> StepShape {
+    StepShape {
+        batch: train.batch,
+        micro_batch: train.micro_batch,
+        sequence_tokens: train.sequence_tokens,
+        activation_checkpointing: train.activation_checkpointing,
+    }
+}
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Steps that come first and do not count: memory is allocated in them.
+    pub warm_up: usize,
+    /// Steps that count, at least 1.
+    pub steps: usize,
+    /// Seconds after which no further step is begun; one is always measured.
+    pub seconds: f64,
+}
+
+/// What was measured.
+#[derive(Clone, Debug)]
+pub struct StepSpeed {
+    /// Seconds of each step, ascending.
+    pub seconds: Vec<f64>,
+    /// The phases of a step in seconds, means.
+    pub phases: Phases,
+    /// The last step's loss, in nats per token.
+    pub loss: f32,
+}
+
+impl StepSpeed {
+    /// The median duration of a step in seconds.
+    pub fn median(&self) -> f64 {
+        let middle = self.seconds.len() / 2;
+        match self.seconds.as_slice() {
+            [] => 0.0,
+            seconds if seconds.len().is_multiple_of(2) => f64::midpoint(seconds[middle - 1], seconds[middle]),
+            seconds => seconds[middle],
+        }
+    }
+}
+
+/// Trains a fresh path on random tokens and takes the time of each step. `task` counts the steps; `None` when `stop`
+/// said so in between.
+pub fn measure(
+    device: &TrainDevice,
+    subject: &Subject,
+    effort: Effort,
+    task: &Task,
+    stop: impl Fn() -> bool,
+) -> Result<Option<StepSpeed>, PipelineError> {
+    let begin = Instant::now();
+    let profile = Profile::new(now);
+    let mut trainer = trainer(device, subject, effort)?.with_profile(profile.clone());
+    let (tokens, targets) = batch(subject);
+    let mut seconds = Vec::new();
+    let mut loss = 0.0;
+    for step in 0..effort.warm_up + effort.steps {
+        if stop() {
+            return Ok(None);
+        }
+        if step == effort.warm_up {
+            // What the warm-up took does not count.
+            let _ = profile.take();
+        }
+        let at = Instant::now();
+        loss = trainer.step_batch(&tokens, &targets, PathId(0))?.loss;
+        if step >= effort.warm_up {
+            seconds.push(at.elapsed().as_secs_f64());
+        }
+        task.note(format!("loss {loss:.3}"));
+        task.add(1);
+        if !seconds.is_empty() && begin.elapsed().as_secs_f64() > effort.seconds {
+            break;
+        }
+    }
+    let mean = seconds.iter().sum::<f64>() / seconds.len().max(1) as f64;
+    let phases = Phases::per_step(profile.take(), seconds.len(), mean);
+    seconds.sort_by(f64::total_cmp);
+    Ok(Some(StepSpeed { seconds, phases, loss }))
+}
+
+/// A dense path with random weights. What making it needs is given back before the first step.
+fn trainer(device: &TrainDevice, subject: &Subject, effort: Effort) -> Result<Trainer, PipelineError> {
+    let model = &subject.model;
+    let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks)?;
+    let weights: ModuleWeights = dipaco_model::init(model, SEED)?;
+    let state = PathState::start(weights.values.len());
+    let inner = InnerConfig::of_path(&subject.train, (effort.warm_up + effort.steps) as u64);
+    Ok(Trainer::new(device, model, &topology, &[weights], state, inner)?)
+}
+
+/// Random tokens and what follows each of them, (B, T) each.
+fn batch(subject: &Subject) -> (Vec<u32>, Vec<u32>) {
+    let length = subject.train.sequence_tokens;
+    let mut random = blake3::Hasher::new_derive_key("dipaco tokens of a measurement").finalize_xof();
+    // The vocabulary is at most 2^24.
+    let vocabulary = u32::try_from(subject.model.vocab_size).unwrap_or(u32::MAX).max(1);
+    let mut token = || {
+        let mut bytes = [0; 4];
+        random.fill(&mut bytes);
+        u32::from_le_bytes(bytes) % vocabulary
+    };
+    let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+    for _ in 0..subject.train.batch {
+        let sequence: Vec<u32> = (0..=length).map(|_| token()).collect();
+        tokens.extend(&sequence[..length]);
+        targets.extend(&sequence[1..]);
+    }
+    (tokens, targets)
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_telemetry::{Progress, Unit};
+
+    use super::*;
+
+    fn subject(tied: bool) -> Subject {
+        let model = ModelConfig {
+            hidden_size: 16,
+            blocks: 1,
+            heads: 2,
+            head_dim: 8,
+            ffn_size: 64,
+            vocab_size: 40,
+            context: 8,
+            tie_embeddings: tied,
+            ..ModelConfig::default()
+        };
+        Subject { model, train: TrainConfig { batch: 2, sequence_tokens: 8, ..TrainConfig::default() } }
+    }
+
+    #[test]
+    fn operations_are_counted_as_in_the_comparison() {
+        // Matrices 4·16·16 + 3·64·16, norms 3·16, head 40·16; attention 1 block · 16 · 8 tokens; 16 tokens.
+        let expected = 6.0 * f64::from(4 * 256 + 3 * 1024 + 48 + 640 + 128) * 16.0;
+        assert_eq!(subject(false).flops(), expected);
+        assert_eq!(subject(true).flops(), expected, "a shared table multiplies as often");
+    }
+
+    #[test]
+    fn steps_are_counted_and_can_be_stopped() {
+        let progress = Progress::hidden();
+        let task = progress.task("measure", None, Unit::Count("steps"));
+        let effort = Effort { warm_up: 1, steps: 3, seconds: f64::MAX };
+        let found = measure(&TrainDevice::Cpu, &subject(false), effort, &task, || false).unwrap().unwrap();
+        assert_eq!(found.seconds.len(), 3);
+        assert!(found.seconds.is_sorted() && found.median() == found.seconds[1]);
+        let again = measure(&TrainDevice::Cpu, &subject(false), effort, &task, || false).unwrap().unwrap();
+        assert_eq!(found.loss, again.loss, "the same weights and tokens each time");
+        let brief = Effort { seconds: 0.0, ..effort };
+        assert_eq!(
+            measure(&TrainDevice::Cpu, &subject(false), brief, &task, || false)
+                .unwrap()
+                .unwrap()
+                .seconds
+                .len(),
+            1
+        );
+        assert!(measure(&TrainDevice::Cpu, &subject(false), effort, &task, || true).unwrap().is_none());
+    }
+}
