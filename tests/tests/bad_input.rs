@@ -140,7 +140,7 @@ fn configurations_that_do_not_fit_name_the_key() {
 #[test]
 fn steps_in_the_wrong_order_say_which_is_missing() {
     let run = Run::new("");
-    let _ = run.dipaco("seed").failed(1, &["no prepared text", "dipaco prepare"]);
+    let _ = run.dipaco("seed").failed(2, &["there is no run in", "dipaco prepare"]);
     let _ = run.prepare(corpus()).succeeded();
     let _ = run.dipaco("route fit").failed(1, &["dipaco seed"]);
     let _ = run.dipaco("train").failed(1, &["dipaco route"]);

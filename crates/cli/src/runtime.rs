@@ -5,10 +5,10 @@ use std::future::Future;
 use crate::error::CliError;
 use dipaco_pipeline::PipelineError;
 
-/// Threads of the event loop; arithmetic runs elsewhere.
+/// Threads of the event loop. Arithmetic runs on threads of its own.
 const THREADS: usize = 2;
 
-/// Runs a command's asynchronous part to its end.
+/// Runs the asynchronous part of a command to its end.
 pub(crate) fn run<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
     let runtime =
@@ -25,7 +25,7 @@ pub(crate) fn program() -> Result<std::path::PathBuf, CliError> {
     })
 }
 
-/// Runs a step that blocks beside the event loop.
+/// Runs a step that blocks on a thread outside the event loop.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CliError> + Send + 'static,
 ) -> Result<T, CliError> {

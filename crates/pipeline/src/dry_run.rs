@@ -1,4 +1,4 @@
-//! What a training would be: its topology, sizes, memory, traffic and speed, before anything is started.
+//! The plan of a training: topology, sizes, memory, traffic and speed, before anything is started.
 
 mod speed;
 
@@ -14,20 +14,20 @@ use crate::step_speed::shape;
 
 /// Bytes of a number on the wire and in memory.
 const F32: u64 = 4;
-/// Copies of a path's weights that a worker holds besides those that it trains: one as fetched, for the next lease, and
-/// one from which the outer gradient is measured.
+/// Copies of a path's weights that a worker holds besides the trained weights: the fetched weights of the next lease, and
+/// the base of the outer gradient.
 const COPIES: u64 = 2;
-/// The largest micro-batch that is proposed.
+/// Upper bound on a proposed micro-batch.
 const MOST_MICRO_BATCHES: usize = 4096;
 
 /// A level of the topology.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Level {
-    /// K.
+    /// K, the number of modules.
     pub modules: u32,
     /// The parts of the transformer, as in "embedding, blocks 0..6".
     pub holds: String,
-    /// Of one module.
+    /// Parameters of one module.
     pub parameters: u64,
     /// Paths through each module.
     pub paths_per_module: u32,
@@ -36,9 +36,9 @@ pub struct Level {
 /// Numbers of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Parameters {
-    /// Of a path.
+    /// Parameters of a path.
     pub path: u64,
-    /// Of all modules together.
+    /// Parameters of all modules together.
     pub all_modules: u64,
 }
 
@@ -47,17 +47,17 @@ pub struct Parameters {
 pub struct Memory {
     /// A training step, part by part.
     pub step: StepMemory,
-    /// The weights at the start of the round.
+    /// Further copies of the weights, for the next lease and the outer gradient.
     pub round: u64,
-    /// A worker: step and round.
+    /// A worker: `step` and `round`.
     pub worker: u64,
     /// All workers of this machine.
     pub all_workers: u64,
-    /// What this machine can give; absent where the system does not tell.
+    /// Free memory of this machine; absent where the system does not report it.
     pub available: Option<u64>,
-    /// Whether all workers fit; absent where that is not known.
+    /// True if all workers fit; absent where `available` is.
     pub fits: Option<bool>,
-    /// What would lower it, when it does not fit.
+    /// Settings that need less memory, when the workers do not fit.
     pub remedies: Vec<Remedy>,
 }
 
@@ -66,22 +66,22 @@ pub struct Memory {
 pub struct Remedy {
     /// The setting, as in `train.micro_batch=1`.
     pub set: String,
-    /// What all workers then need, in bytes.
+    /// Memory of all workers with the setting, in bytes.
     pub all_workers: u64,
-    /// Whether that fits.
+    /// True if the workers then fit.
     pub fits: bool,
 }
 
-/// Bytes on the wire for one worker and round; shards that have to be fetched come on top once.
+/// Bytes on the wire for one worker and round. Fetching shards adds to them once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Wire {
-    /// Modules, and the state of a path that another worker trained last.
+    /// Modules, and the states of paths that another worker trained last.
     pub to_worker: u64,
-    /// Outer gradients and the path's state.
+    /// Outer gradients and path states.
     pub from_worker: u64,
 }
 
-/// Tokens that are trained on, padding included.
+/// Training tokens, padding included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Tokens {
     /// An inner step of a path.
@@ -92,34 +92,48 @@ pub struct Tokens {
     pub all: u64,
 }
 
-/// A training that has not been started.
+/// The plan of a training.
 #[derive(Clone, Debug, Serialize)]
 pub struct DryRun {
+    /// Name of the run.
     pub run: String,
+    /// Size of the vocabulary.
     pub vocab_size: usize,
-    /// Where the size of the vocabulary is from.
+    /// Source of the size of the vocabulary, in words.
     pub vocab_size_from: String,
+    /// Number type of matrix products.
     pub dtype: Dtype,
+    /// Number of paths.
     pub paths: u32,
+    /// The levels, in order.
     pub levels: Vec<Level>,
+    /// Numbers of parameters.
     pub parameters: Parameters,
+    /// Number of workers.
     pub workers: usize,
+    /// Threads of each worker.
     pub threads_per_worker: usize,
     /// Paths that the busiest worker trains in a round.
     pub paths_per_worker: u64,
+    /// Memory of the workers.
     pub memory: Memory,
+    /// Traffic of a worker.
     pub wire: Wire,
+    /// Training tokens.
     pub tokens: Tokens,
-    /// What a worker reaches; absent when it could not be measured.
+    /// Expected speed of a worker; absent when it could not be measured.
     pub speed: Option<Speed>,
-    /// How the speed was got, or why it was not.
+    /// Method of the measurement, or the reason why there is none.
     pub speed_from: String,
-    /// Seconds of inner steps, all rounds together.
+    /// Seconds of the inner steps of all rounds.
     pub seconds: Option<f64>,
 }
 
 impl DryRun {
-    /// Everything but the speed. `config` has its vocabulary; `available` is the memory of this machine in bytes.
+    /// The plan without the speed. `config` has its vocabulary; `available` is the free memory of this machine in bytes.
+    ///
+    /// # Errors
+    /// [`PipelineError::Topology`] when the topology does not fit the model.
     pub fn new(
         config: &RunConfig,
         vocab_size_from: String,
@@ -159,7 +173,7 @@ impl DryRun {
         })
     }
 
-    /// The same with the speed of a worker, or with the reason why it is not known.
+    /// The plan with the result of the measurement.
     pub fn with_speed(self, config: &RunConfig, measured: Measured) -> Self {
         let (speed, speed_from) = match measured {
             Measured::Speed(speed) => (Some(speed), speed.how(&config.model)),
@@ -210,19 +224,26 @@ fn holds(parts: &[Part]) -> String {
     words.join(", ")
 }
 
-/// What one worker needs besides the step, and with it.
-fn worker_memory(model: &ModelConfig, shape: &StepShape) -> (StepMemory, u64, u64) {
+/// Memory of one worker in bytes.
+struct WorkerMemory {
+    step: StepMemory,
+    /// Further copies of the weights.
+    round: u64,
+    all: u64,
+}
+
+fn worker_memory(model: &ModelConfig, shape: &StepShape) -> WorkerMemory {
     let step = step_memory(model, shape);
     let round = step.weights.saturating_mul(COPIES);
-    (step, round, step.total().saturating_add(round))
+    WorkerMemory { all: step.total().saturating_add(round), step, round }
 }
 
 fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Option<u64>) -> Memory {
-    // Fewer paths than workers leave some of them idle.
+    // With fewer paths than workers, some workers are idle and hold nothing.
     let busy = (workers as u64).min(u64::from(topology.paths()));
-    let all = |model: &ModelConfig, shape: &StepShape| worker_memory(model, shape).2.saturating_mul(busy);
+    let all = |model: &ModelConfig, shape: &StepShape| worker_memory(model, shape).all.saturating_mul(busy);
     let (model, shape) = (&config.model, shape(&config.train));
-    let (step, round, worker) = worker_memory(model, &shape);
+    let WorkerMemory { step, round, all: worker } = worker_memory(model, &shape);
     let all_workers = all(model, &shape);
     let fits = available.map(|available| all_workers <= available);
     let remedies = match available {
@@ -238,8 +259,8 @@ fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Op
     Memory { step, round, worker, all_workers, available, fits, remedies }
 }
 
-/// Settings that need less, each by itself, and all together when none is enough. `needs` is what all workers need, and
-/// `alone` what one by itself does, when there are more.
+/// Settings that need less memory: each by itself, and all together if none is enough. `needs` computes the memory of all
+/// workers. `alone` is the memory of one worker, if there are more.
 fn remedies(
     model: &ModelConfig,
     shape: &StepShape,
@@ -251,7 +272,7 @@ fn remedies(
     let remedy = |set: String, all_workers| Remedy { set, all_workers, fits: all_workers <= available };
     let mut changes: Vec<(String, ModelConfig, StepShape)> = Vec::new();
     if shape.at_once() > 1 {
-        // The largest that fits, as small ones are slower.
+        // The largest that fits, because small micro-batches are slower.
         let divisors = (1..shape.at_once().min(MOST_MICRO_BATCHES))
             .rev()
             .filter(|part| shape.batch.is_multiple_of(*part));
@@ -280,8 +301,9 @@ fn remedies(
     remedies
 }
 
-/// A lease brings the path's modules and takes outer gradients back, and every so many leases the state with its two
-/// moments. A worker that trains more paths than it holds gets each one's state with its lease.
+/// For each lease a worker fetches the path's modules and uploads outer gradients, and every `train.state_every` leases it
+/// uploads the path's state, which has two moments per weight. A worker that trains more paths than it holds fetches a
+/// state with each lease.
 fn wire(path: u64, paths_per_worker: u64, config: &RunConfig) -> Wire {
     let moments = path.saturating_mul(F32).saturating_mul(2);
     let gradients = encoded_len(path, config.outer.compression).unwrap_or(u64::MAX);
@@ -291,10 +313,10 @@ fn wire(path: u64, paths_per_worker: u64, config: &RunConfig) -> Wire {
         Compression::F32 => path.saturating_mul(F32),
         broadcast => encoded_len(path, broadcast).unwrap_or(u64::MAX),
     };
-    let brought = moments / u64::from(config.train.state_every.max(1));
+    let uploaded = moments / u64::from(config.train.state_every.max(1));
     Wire {
         to_worker: weights.saturating_add(fetched).saturating_mul(paths_per_worker),
-        from_worker: gradients.saturating_add(brought).saturating_mul(paths_per_worker),
+        from_worker: gradients.saturating_add(uploaded).saturating_mul(paths_per_worker),
     }
 }
 
@@ -366,7 +388,7 @@ mod tests {
         assert!(sets.contains(&all), "{sets:?}");
         // Between what the batch needs in one pass and in two.
         let half = StepShape { micro_batch: 4, ..shape(&config().train) };
-        let available = 2 * worker_memory(&config().model, &half).2;
+        let available = 2 * worker_memory(&config().model, &half).all;
         let plan = DryRun::new(&config(), String::new(), 2, 1, Some(available)).unwrap();
         let first = &plan.memory.remedies[0];
         assert_eq!((first.set.as_str(), first.fits), ("train.micro_batch=4", true));

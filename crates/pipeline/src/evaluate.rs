@@ -1,4 +1,4 @@
-//! Perplexity of a run's models on its validation text.
+//! Perplexity of the models of a run on its validation text.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,20 +19,24 @@ use crate::run_directory::RunDirectory;
 use crate::transformer_router;
 use crate::weights::Weights;
 
-/// What is evaluated.
+/// The model that is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// Every validation document by the path that the router gives it to.
+    /// The routed model: every validation document by the path that the router chooses.
     Routed,
-    /// The same, with another choice every so many tokens by the transformer router.
+    /// The routed model, where the transformer router chooses a path again every so many tokens.
     Rerouted(usize),
-    /// Every validation document by one path.
+    /// One path, on all validation documents.
     Path(PathId),
-    /// Every validation document by the seed.
+    /// The seed, on all validation documents.
     Seed,
 }
 
-/// Evaluates by the paper's protocol; with `domains` for each of them too. Blocks: call it from a thread that may.
+/// Evaluates a model by the paper's protocol, and with `domains` for each domain too. `config` has its vocabulary. Blocks
+/// on the store.
+///
+/// # Errors
+/// When the run is not prepared, trained or routed, when a file can't be read, or when `cancel` was set.
 pub fn evaluate(
     run: &RunDirectory,
     config: &RunConfig,
@@ -85,7 +89,7 @@ pub fn evaluate(
     Ok(result)
 }
 
-/// The validation shards of the phase that the run is in.
+/// The validation shards of the current phase.
 fn shards(run: &RunDirectory, weights: &Weights) -> Result<ShardSet, PipelineError> {
     let folder = run.routing(weights.manifest().phase()).validation();
     if !folder.exists() {
@@ -94,7 +98,7 @@ fn shards(run: &RunDirectory, weights: &Weights) -> Result<ShardSet, PipelineErr
     Ok(ShardSet::open(&folder)?)
 }
 
-/// How many bytes of text each token stands for.
+/// Bytes of text of each token of the vocabulary.
 fn token_bytes(run: &RunDirectory) -> Result<Vec<u32>, PipelineError> {
     let tokenizer = tokenizer(run)?;
     let length = |id| Ok(u32::try_from(tokenizer.token_bytes(id)?.len()).unwrap_or(u32::MAX));

@@ -1,4 +1,4 @@
-//! Publishing small files.
+//! Writing small files atomically.
 
 use std::fs;
 use std::io::Write;
@@ -6,7 +6,10 @@ use std::path::Path;
 
 use crate::error::PipelineError;
 
-/// Writes a file whole or not at all. It is readable by its owner only.
+/// Writes a file whole or not at all, and creates its folder. Only the owner may read the file.
+///
+/// # Errors
+/// [`PipelineError::Io`].
 pub fn write_private(file: &Path, bytes: &[u8]) -> Result<(), PipelineError> {
     let failed = |source| PipelineError::Io { action: "write", path: file.to_owned(), source };
     let folder = file.parent().unwrap_or_else(|| Path::new("."));
@@ -18,7 +21,10 @@ pub fn write_private(file: &Path, bytes: &[u8]) -> Result<(), PipelineError> {
     Ok(())
 }
 
-/// Writes a file whole or not at all, readable by all.
+/// Writes a file whole or not at all, and creates its folder. Everybody may read the file.
+///
+/// # Errors
+/// [`PipelineError::Io`].
 pub fn write(file: &Path, bytes: &[u8]) -> Result<(), PipelineError> {
     write_private(file, bytes)?;
     #[cfg(unix)]

@@ -1,7 +1,8 @@
-//! What the validation documents of a run are about, as a label file says.
+//! Domains of the validation documents of a run, from a label file.
 //!
-//! A label file has a JSON object with `url` and `domain` on each line. Token files know no addresses, so the text that
-//! they were made of is read again: a document's address is on its line, and its tokens say which one it is.
+//! Each line of a label file is a JSON object with `url` and `domain`. Token files hold no addresses, so the text that they
+//! were made of is read again: each of its lines has an address and a text, and the tokens of the text identify the
+//! document.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -18,9 +19,9 @@ use crate::error::PipelineError;
 use crate::prepared::{token_file, tokenizer};
 use crate::run_directory::RunDirectory;
 
-/// Documents that are tokenised at the same time.
+/// Number of documents that are tokenised at the same time.
 const BATCH: usize = 1024;
-/// The longest line of a label file in bytes.
+/// Upper bound on a line of a label file, in bytes.
 const LONGEST_LABEL: usize = 1 << 20;
 
 #[derive(Deserialize)]
@@ -35,8 +36,11 @@ struct Document {
     text: String,
 }
 
-/// Labels the validation documents of a run by a label file. `text` is where their text is; the files that `prepare` was
-/// given when it is empty.
+/// Labels the validation documents of a run. `labels` is the label file and `text` the text of the documents; when `text`
+/// is empty, the files that `prepare` read. Blocks.
+///
+/// # Errors
+/// When a file can't be read, when the label file has another form or is of another text, or when `cancel` was set.
 pub fn domains(
     run: &RunDirectory,
     labels: &Path,
@@ -80,7 +84,7 @@ pub fn domains(
     reader.finish(labels, &validation)
 }
 
-/// Reads a label file: address → domain.
+/// Reads a label file: domains by address.
 fn read_labels(file: &Path) -> Result<HashMap<String, String>, PipelineError> {
     let mut labels = HashMap::new();
     let mut wrong = None;
@@ -101,7 +105,7 @@ fn read_labels(file: &Path) -> Result<HashMap<String, String>, PipelineError> {
     }
 }
 
-/// The files that the validation text was prepared from: those that were given for it, or all when it was split off.
+/// The files of the validation text: the files given with `--validation`, or all files when it was split off.
 fn prepared_from(run: &RunDirectory) -> Result<Vec<PathBuf>, PipelineError> {
     let file = run.data().join("report.json");
     let failed = |source| PipelineError::Io { action: "read", path: file.clone(), source };
@@ -116,20 +120,20 @@ fn prepared_from(run: &RunDirectory) -> Result<Vec<PathBuf>, PipelineError> {
     }
 }
 
-/// Goes through text and labels its documents.
+/// Reads text and labels its documents.
 struct Reader<'a> {
     tokenizer: Tokenizer,
     labels: &'a HashMap<String, String>,
     domains: Domains,
-    /// Documents with their domains that are still to be tokenised.
+    /// Documents to tokenise next, with their domains.
     batch: Vec<(String, &'a str)>,
-    /// The first address in the text, for the error when none has a label.
+    /// The first address in the text, for the error about a label file of another text.
     first_url: Option<String>,
     failed: Option<dipaco_shards::ShardsError>,
 }
 
 impl Reader<'_> {
-    /// Takes a line of text; one without address and text is no document that could be labelled.
+    /// Reads a line of text. A line without address and text is skipped, because it can not be labelled.
     fn line(&mut self, line: &[u8]) {
         let Ok(Document { url, text }) = serde_json::from_slice(line) else { return };
         if let Some(domain) = self.labels.get(&url) {
@@ -156,7 +160,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The labels, when they are of these documents: of fewer than half is taken for a label file of another text.
+    /// The labels. A file that labels fewer than half of the documents is rejected as one of another text.
     fn finish(self, labels: &Path, validation: &TokenFile) -> Result<Domains, PipelineError> {
         if let Some(error) = self.failed {
             return Err(error.into());

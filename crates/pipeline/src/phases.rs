@@ -1,12 +1,12 @@
-//! Between two phases of routing: all paths score the reserved documents, a router is fitted on what they say, and the
-//! text is divided anew (arXiv:2403.10616 §2.4.2). Each step finds done what was done before it was stopped.
+//! The steps between two phases of routing: all paths score the reserved documents, a router is fitted on the scores, and
+//! the text is divided anew (arXiv:2403.10616 §2.4.2). An interrupted step continues when it is repeated.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_routing::{Origin, Router, SampleFeatures, TargetsFrom, fit_discriminative, targets_of};
+use dipaco_routing::{Likelihoods, Router, SampleFeatures, TargetsFrom, fit_discriminative, targets_of};
 use dipaco_shards::{Part, TokenFile};
 use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_telemetry::{Progress, Unit};
@@ -18,33 +18,39 @@ use dipaco_train::{
 use crate::error::PipelineError;
 use crate::files;
 use crate::prepared::token_file;
-use crate::route::{assign, router, shard_records, shown};
+use crate::route::{assign, origin_of, router, shard_records, shown};
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::store::manifest;
 use crate::weights::{Version, Weights};
 
-/// The phase of routing that a run is in.
+/// The current phase of routing of a run.
+///
+/// # Errors
+/// [`PipelineError::Store`] when the manifest can't be read.
 pub async fn current(run: &RunDirectory) -> Result<u32, PipelineError> {
     Ok(manifest(run).await?.map_or(0, |manifest| manifest.phase()))
 }
 
-/// What scoring did.
+/// The result of scoring.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Scored {
-    /// The phase whose paths scored.
+    /// Phase of the paths.
     pub phase: u32,
-    /// Reserved documents.
+    /// Number of reserved documents.
     pub documents: u64,
-    /// Tokens of them.
+    /// Tokens of the reserved documents.
     pub tokens: u64,
-    /// Paths that were scored now.
+    /// Number of paths that scored in this call.
     pub new: u32,
-    /// Paths of this part whose scores had been there.
+    /// Number of paths of this part whose scores existed already.
     pub skipped: u32,
 }
 
-/// Lets the paths of a part score the reserved documents with the weights that they have now, one path after the other:
-/// the memory is that of one path. Blocks: call it from a thread that may.
+/// Lets the paths of `part` score the reserved documents with their current weights, one path after the other, so that one
+/// path is in memory. Blocks on the store.
+///
+/// # Errors
+/// When the run is not trained or has no reserved documents, when a file can't be written, or when `cancel` was set.
 pub fn score(
     run: &RunDirectory,
     config: &RunConfig,
@@ -86,8 +92,12 @@ pub fn score(
     Ok(scored)
 }
 
-/// Fits the router of the next phase on the scores. One that was fitted on the same scores, seed and settings is left as
-/// it is; returns it and whether it was new.
+/// Fits the router of the next phase on the scores. A router of the same scores, seed and settings is left as it is.
+/// Returns the router and true if it is new. Blocks on the store.
+///
+/// # Errors
+/// When the phase is not complete or is the last, when scores are missing, when a file can't be written, or when `cancel`
+/// was set.
 pub fn refit(
     run: &RunDirectory,
     config: &RunConfig,
@@ -99,38 +109,24 @@ pub fn refit(
     let (old, new) = (run.routing(training.phase), run.routing(training.phase + 1));
     let tokens = reserved(run, &old)?;
     let settings = config.routing.of_router();
-    let (scores, scores_hash) = scores(run, config, weights, &tokens)?;
+    let ReservedScores { scores, hash: scores_hash } = scores(run, config, weights, &tokens)?;
     let from = TargetsFrom { router_hash: router(&old)?.hash().to_owned(), scores_hash };
     let seed_hash = weights.seed_hash()?;
+    let origin = origin_of(&tokens, seed_hash);
     if new.router().exists() {
         let known = router(&new)?;
-        let fitted = known.fitted_on();
-        let same = fitted.targets.as_ref() == Some(&from)
-            && fitted.tokens_hash == tokens.content_hash()
-            && fitted.seed_hash == seed_hash
-            && fitted.config == settings;
-        if same {
+        if known.fitted_on().has_inputs(&origin, &settings, Some(&from)) {
             return Ok((known, false));
         }
     }
     let seed = weights.seed()?;
     let features = SampleFeatures::new(&seed, seed_hash, &tokens, &settings, &new.features())?;
-    let documents = features.numbers();
-    let mut likelihoods = vec![0f64; documents.len() * scores.len()];
     let paths = weights.topology().paths();
+    let mut likelihoods = Likelihoods::new(features.numbers().to_vec(), paths);
     for (path, scores) in scores.into_iter().enumerate() {
-        let sums = scores.sums(&tokens)?;
-        for (&document, row) in documents.iter().zip(likelihoods.chunks_exact_mut(paths as usize)) {
-            // A sample is of the file's documents.
-            row[path] = sums[document as usize];
-        }
+        likelihoods.set_path(path, &scores.sums(&tokens)?);
     }
-    let targets = targets_of(&likelihoods, paths)?;
-    let origin = Origin {
-        tokens_hash: tokens.content_hash().to_owned(),
-        tokenizer_hash: tokens.tokenizer_hash().to_owned(),
-        seed_hash: seed_hash.to_owned(),
-    };
+    let targets = targets_of(likelihoods.values(), paths)?;
     let mut show = shown(progress, "route refit", cancel);
     let points = features.all(&mut show)?;
     let dimension = weights.model().hidden_size;
@@ -148,7 +144,7 @@ pub fn refit(
     Ok((fitted.router, true))
 }
 
-/// All steps to the next phase; returns its shards.
+/// Takes all steps to the next phase. Returns its shards.
 fn reroute(
     run: &RunDirectory,
     config: &RunConfig,
@@ -164,7 +160,7 @@ fn reroute(
         phase,
         documents = scored.documents,
         router = router.hash(),
-        "the paths chose their router"
+        "the router of the next phase is fitted"
     );
     assign(run, phase, weights, progress, cancel)?;
     if let Some(warning) = small(run, config, phase)? {
@@ -173,7 +169,10 @@ fn reroute(
     shard_records(run, phase)
 }
 
-/// The warning about the shards of a phase being small for the rounds that they are trained on.
+/// A warning when the shards of a phase are small for the number of rounds that use them.
+///
+/// # Errors
+/// When the shards can't be read.
 pub fn small(run: &RunDirectory, config: &RunConfig, phase: u32) -> Result<Option<String>, PipelineError> {
     let boundaries: Vec<u32> = config.routing.phases.iter().map(|phase| phase.round).collect();
     let begin = (phase as usize).checked_sub(1).and_then(|index| boundaries.get(index)).copied().unwrap_or(0);
@@ -181,9 +180,8 @@ pub fn small(run: &RunDirectory, config: &RunConfig, phase: u32) -> Result<Optio
     Ok(small_shards(&shard_records(run, phase)?, config, end.saturating_sub(begin)))
 }
 
-/// How a coordinator on this machine begins a phase. Nobody stops it but its own end: when the coordinator ends before,
-/// the work ends soon.
-pub fn rerouting(run: &RunDirectory, config: &RunConfig, progress: &Progress) -> Reroute {
+/// Begins a phase for a coordinator on this machine. The work ends soon after the coordinator does.
+pub(crate) fn rerouting(run: &RunDirectory, config: &RunConfig, progress: &Progress) -> Reroute {
     let (run, config, progress) = (run.clone(), config.clone(), progress.clone());
     Box::new(move |_| {
         let (run, config, progress) = (run.clone(), config.clone(), progress.clone());
@@ -198,7 +196,16 @@ pub fn rerouting(run: &RunDirectory, config: &RunConfig, progress: &Progress) ->
     })
 }
 
+/// Asks the work to stop when the future that waits for it is dropped.
 struct StopWhenDropped(Arc<AtomicBool>);
+
+/// The scores of all paths.
+pub(crate) struct ReservedScores {
+    /// In path order.
+    pub(crate) scores: Vec<PathScores>,
+    /// A hash over all of them.
+    pub(crate) hash: String,
+}
 
 impl Drop for StopWhenDropped {
     fn drop(&mut self) {
@@ -222,8 +229,11 @@ fn next(weights: &Weights) -> Result<&TrainingRecord, PipelineError> {
     Ok(training)
 }
 
-/// The reserved documents, as the training shards of a phase have them.
-pub fn reserved(run: &RunDirectory, routing: &RoutingFolder) -> Result<Arc<TokenFile>, PipelineError> {
+/// Opens the reserved documents of a phase.
+///
+/// # Errors
+/// [`PipelineError::NoReserved`] when there are none.
+pub(crate) fn reserved(run: &RunDirectory, routing: &RoutingFolder) -> Result<Arc<TokenFile>, PipelineError> {
     let file = routing.reserved();
     if !file.exists() {
         return Err(PipelineError::NoReserved { file });
@@ -235,14 +245,13 @@ pub fn reserved(run: &RunDirectory, routing: &RoutingFolder) -> Result<Arc<Token
     Ok(tokens)
 }
 
-/// The scores that all paths gave `tokens`, the reserved documents, with the weights that they have now, and a hash of
-/// them all.
-pub fn scores(
+/// The scores that all paths gave the reserved documents `tokens` with their current weights.
+pub(crate) fn scores(
     run: &RunDirectory,
     config: &RunConfig,
     weights: &Weights,
     tokens: &TokenFile,
-) -> Result<(Vec<PathScores>, String), PipelineError> {
+) -> Result<ReservedScores, PipelineError> {
     let training = training(weights)?;
     let folder = run.routing(training.phase).scores();
     let (mut scores, mut hasher) = (Vec::new(), blake3::Hasher::new());
@@ -254,7 +263,7 @@ pub fn scores(
         hasher.update(found.header().hash.as_bytes());
         scores.push(found);
     }
-    Ok((scores, hasher.finalize().to_hex().to_string()))
+    Ok(ReservedScores { scores, hash: hasher.finalize().to_hex().to_string() })
 }
 
 fn header(

@@ -1,13 +1,13 @@
-//! How fast this machine multiplies matrices: what a training step is compared with.
+//! The rate of matrix products on this machine, the bound on the rate of a training step.
 
 use dipaco_model::{Dtype, Precision};
 
 use crate::step_speed::now;
 
-/// The best of so many tries counts.
+/// Number of tries, of which the best counts.
 const TRIES: usize = 20;
 
-/// The product rate of all threads of the pool, in FLOP/s.
+/// The rate of matrix products with all threads of the pool, in FLOP/s.
 pub fn product_rate(dtype: Dtype) -> f64 {
     let precision = match dtype {
         Dtype::F32 => Precision::F32,

@@ -1,11 +1,11 @@
-//! Fitting the router of a run and dividing its text among the paths.
+//! Fitting the router of a run and dividing the text among the paths.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_routing::{Assignment, Origin, Progress as Step, Router, SampleFeatures, ShardSet};
-use dipaco_shards::Part;
+use dipaco_shards::{Part, TokenFile};
 use dipaco_store::ShardRecord;
 use dipaco_telemetry::{Progress, Task, Unit};
 
@@ -16,6 +16,9 @@ use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::weights::Weights;
 
 /// Reads the router of a phase.
+///
+/// # Errors
+/// [`PipelineError::NotRouted`] when there is none, [`PipelineError::Router`] when it can't be used.
 pub fn router(routing: &RoutingFolder) -> Result<Router, PipelineError> {
     let file = routing.router();
     if !file.exists() {
@@ -26,8 +29,11 @@ pub fn router(routing: &RoutingFolder) -> Result<Router, PipelineError> {
     Router::from_bytes(&bytes).map_err(|source| PipelineError::Router { file, source })
 }
 
-/// Fits the first router on the seed's features of the training text. One that was fitted on the same text, seed and
-/// settings is left as it is; returns it and whether it was new.
+/// Fits the router of phase 0 on the seed's features of the training text. A router of the same text, seed and settings is
+/// left as it is. Returns the router and true if it is new. Blocks on the store.
+///
+/// # Errors
+/// When the run is not prepared or has no seed, when a file can't be written, or when `cancel` was set.
 pub fn fit(
     run: &RunDirectory,
     config: &RunConfig,
@@ -40,14 +46,10 @@ pub fn fit(
     let paths = weights.topology().paths();
     let routing = run.routing(0);
     let settings = config.routing.of_router();
+    let origin = origin_of(&file, seed_hash);
     if routing.router().exists() {
         let known = router(&routing)?;
-        let fitted = known.fitted_on();
-        let same = fitted.tokens_hash == file.content_hash()
-            && fitted.seed_hash == seed_hash
-            && fitted.config == settings
-            && known.paths() == paths;
-        if same {
+        if known.fitted_on().has_inputs(&origin, &settings, None) && known.paths() == paths {
             return Ok((known, false));
         }
     }
@@ -55,11 +57,6 @@ pub fn fit(
     let mut show = shown(progress, "features", cancel);
     let features = SampleFeatures::new(&seed, seed_hash, &file, &settings, &routing.features())?;
     let points = features.all(&mut show)?;
-    let origin = Origin {
-        tokens_hash: file.content_hash().to_owned(),
-        tokenizer_hash: file.tokenizer_hash().to_owned(),
-        seed_hash: seed_hash.to_owned(),
-    };
     let clusters = weights.topology().radices();
     let dimension = seed.config().hidden_size;
     let fitted = dipaco_routing::fit_points(&points, dimension, &clusters, origin, &settings, &mut show)?;
@@ -68,17 +65,31 @@ pub fn fit(
     Ok((fitted.router, true))
 }
 
-/// What dividing the text gave.
+/// The origin of a router that is fitted on the documents of `tokens`.
+pub(crate) fn origin_of(tokens: &TokenFile, seed_hash: &str) -> Origin {
+    Origin {
+        tokens_hash: tokens.content_hash().to_owned(),
+        tokenizer_hash: tokens.tokenizer_hash().to_owned(),
+        seed_hash: seed_hash.to_owned(),
+    }
+}
+
+/// The shards of a phase.
 pub struct Division {
+    /// Training shards.
     pub train: ShardSet,
-    /// Absent when the run has no validation text.
+    /// Validation shards; absent when the run has no validation text.
     pub validation: Option<ShardSet>,
-    /// Whether everything had been there.
+    /// True if all shards existed already.
     pub skipped: bool,
 }
 
-/// Writes one shard per path of the training and of the validation text, by the router of a phase. Training documents go to as many shards as
-/// `routing.overlap` says, and some are kept for the router; a validation document goes to one.
+/// Divides training and validation text among the paths by the router of a phase, and writes one shard per path. A training
+/// document goes to `routing.overlap` shards, or is reserved for the next router; a validation document goes to one shard.
+/// Blocks on the store.
+///
+/// # Errors
+/// As [`fit`].
 pub fn assign(
     run: &RunDirectory,
     phase: u32,
@@ -97,7 +108,11 @@ pub fn assign(
     Ok(Division { train, validation: shards.next(), skipped })
 }
 
-/// Decides about a part of the training and of the validation text and writes no shard; returns the documents of each.
+/// Decides about a part of the training text and of the validation text, and writes no shard. Returns the number of
+/// documents in each part. Blocks on the store.
+///
+/// # Errors
+/// As [`fit`].
 pub fn assign_part(
     run: &RunDirectory,
     phase: u32,
@@ -111,7 +126,7 @@ pub fn assign_part(
     })
 }
 
-/// Does something with the division of the training text and, when there is any, of the validation text.
+/// Calls `act` with the assignment of the training text and, if there is any, of the validation text.
 fn divide<T>(
     run: &RunDirectory,
     phase: u32,
@@ -137,7 +152,11 @@ fn divide<T>(
     Ok(results)
 }
 
-/// Computes a part of the features that the router is fitted on; returns how many documents the part has.
+/// Computes a part of the features that the router is fitted on. Returns the part's number of documents. Blocks on the
+/// store.
+///
+/// # Errors
+/// As [`fit`].
 pub fn features_part(
     run: &RunDirectory,
     config: &RunConfig,
@@ -158,8 +177,11 @@ pub fn features_part(
     Ok(features.part(part, &mut shown(progress, "features", cancel))?)
 }
 
-/// Checks that the tokenizer of a run is the one that it was routed with, when it was routed.
-/// Another tokenizer of as many tokens fits the weights and would give nonsense without a word.
+/// Checks that a routed run still has the tokenizer that it was routed with. Another tokenizer of the same size would fit
+/// the weights and silently give nonsense.
+///
+/// # Errors
+/// [`PipelineError::OtherTokenizer`], and the errors of reading tokenizer and router.
 pub fn check_tokenizer(run: &RunDirectory) -> Result<(), PipelineError> {
     let routing = run.routing(0);
     if routing.router().exists() {
@@ -174,8 +196,12 @@ pub fn check_tokenizer(run: &RunDirectory) -> Result<(), PipelineError> {
     Ok(())
 }
 
-/// The training shards of a phase, as the run's manifest keeps them. Every one is opened: a damaged one is told here, before
-/// workers fail on it one after the other.
+/// The training shards of a phase as the run's manifest records them. Every shard is opened, so that a damaged one is
+/// reported here and not by one worker after the other.
+///
+/// # Errors
+/// [`PipelineError::NotRouted`] when there are none, [`PipelineError::Routing`] and [`PipelineError::Shards`] when one is
+/// damaged or empty.
 pub fn shard_records(run: &RunDirectory, phase: u32) -> Result<Vec<ShardRecord>, PipelineError> {
     let folder = run.routing(phase).train();
     if !folder.exists() {
@@ -186,7 +212,7 @@ pub fn shard_records(run: &RunDirectory, phase: u32) -> Result<Vec<ShardRecord>,
     for shard in shards.shards() {
         shards.open_shard(shard.path)?;
     }
-    // With slashes on every system: the name goes to workers elsewhere.
+    // With slashes on every system, because workers on other systems read the name.
     let place = if phase == 0 { "train".to_owned() } else { format!("phase-{phase}/train") };
     let record = |shard: &dipaco_routing::Shard| ShardRecord {
         file: format!("{place}/{}", dipaco_routing::shard_file_name(shard.path)),
@@ -198,7 +224,7 @@ pub fn shard_records(run: &RunDirectory, phase: u32) -> Result<Vec<ShardRecord>,
 }
 
 /// Shows the progress of a long routing operation and stops it on request.
-pub fn shown<'a>(
+pub(crate) fn shown<'a>(
     progress: &'a Progress,
     name: &'a str,
     cancel: &'a AtomicBool,
@@ -207,7 +233,7 @@ pub fn shown<'a>(
     let mut show = move |which: usize, name: String, done: u64, total: u64| {
         let task = tasks[which].get_or_insert_with(|| {
             let task = progress.task(&name, Some(total), Unit::Count("documents"));
-            // What an earlier call has done says nothing about the speed of this one.
+            // Documents of an earlier call must not count in the rate of this one.
             task.resume_at(done);
             task
         });

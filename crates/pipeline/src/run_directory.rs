@@ -1,8 +1,8 @@
-//! Where a run keeps what.
+//! The directory of a run.
 
 use std::path::{Path, PathBuf};
 
-/// The folder of a run. Every step reads what the step before wrote there; `docs/run-directory.md` lists the files.
+/// Names the files of a run. `docs/run-directory.md` describes them.
 #[derive(Clone, Debug)]
 pub struct RunDirectory {
     root: PathBuf,
@@ -10,12 +10,13 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
+    /// The run in the folder `root`, which need not exist.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
         Self { data: root.join("data"), root }
     }
 
-    /// The same run with prepared text that lies elsewhere, as when several runs train on one text (`run.data`).
+    /// The same run with its prepared text in another folder, for several runs on one text (`run.data`).
     pub fn with_data(self, data: Option<&Path>) -> Self {
         match data {
             Some(data) => Self { data: data.to_owned(), ..self },
@@ -23,6 +24,7 @@ impl RunDirectory {
         }
     }
 
+    /// The folder of the run.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -32,84 +34,91 @@ impl RunDirectory {
         self.root.join("config.toml")
     }
 
-    /// What `prepare` wrote.
+    /// The folder of prepared text.
     pub fn data(&self) -> PathBuf {
         self.data.clone()
     }
 
+    /// The tokenizer.
     pub fn tokenizer(&self) -> PathBuf {
         self.data().join("tokenizer.json")
     }
 
+    /// The token file of the training text.
     pub fn train_tokens(&self) -> PathBuf {
         self.data().join("train.h5")
     }
 
+    /// The token file of the validation text. A run without validation text has none.
     pub fn validation_tokens(&self) -> PathBuf {
         self.data().join("validation.h5")
     }
 
-    /// The router and the shards of a phase of routing; the current one is `RunManifest::phase`.
+    /// The folder of a phase of routing. `RunManifest::phase` is the current phase.
     pub fn routing(&self, phase: u32) -> RoutingFolder {
         let root = self.root.join("routing");
         RoutingFolder { root: if phase == 0 { root } else { root.join(format!("phase-{phase}")) } }
     }
 
+    /// The store of weights and manifests.
     pub fn store(&self) -> PathBuf {
         self.root.join("store")
     }
 
+    /// The event file.
     pub fn events(&self) -> PathBuf {
         self.root.join("metrics.jsonl")
     }
 
-    /// Key and certificate of the run's own authority; readable by its owner only.
+    /// Key and certificate of the run's own authority. Only the owner may read the file.
     pub fn authority(&self) -> PathBuf {
         self.root.join("authority.pem")
     }
 
-    /// What a worker needs to join; readable by its owner only.
+    /// The join token of the workers. Only the owner may read the file.
     pub fn join_token(&self) -> PathBuf {
         self.root.join("join.token")
     }
 
-    /// The names of tokens that have been revoked.
+    /// The names of revoked tokens.
     pub fn revoked(&self) -> PathBuf {
         self.root.join("revoked")
     }
 
-    /// Shards that a worker on this machine fetched.
+    /// The folder of shards that a worker on this machine fetched.
     pub fn shard_cache(&self) -> PathBuf {
         self.root.join("cache")
     }
 
+    /// The log of a worker process on this machine.
     pub fn worker_log(&self, worker: &str) -> PathBuf {
         self.root.join("logs").join(format!("{worker}.log"))
     }
 }
 
-/// What a phase of routing keeps. The first phase is 0; each that is listed in the configuration has a folder of its
-/// own below it.
+/// Names the files of a phase of routing. Phase 0 is the folder `routing`; each later phase has a folder inside it.
 #[derive(Clone, Debug)]
 pub struct RoutingFolder {
     root: PathBuf,
 }
 
 impl RoutingFolder {
+    /// The folder of the phase.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
+    /// The prefix router.
     pub fn router(&self) -> PathBuf {
         self.root.join("router.bin")
     }
 
-    /// Features of the documents that the router is fitted on, until it is.
+    /// Features of the documents that the router is fitted on. Removed when it is fitted.
     pub fn features(&self) -> PathBuf {
         self.root.join("features")
     }
 
-    /// The documents that no path is trained on and the next router is fitted on.
+    /// The reserved documents: no path is trained on them, and the next router is fitted on them.
     pub fn reserved(&self) -> PathBuf {
         self.train().join("router.h5")
     }
@@ -124,7 +133,7 @@ impl RoutingFolder {
         self.root.join("validation")
     }
 
-    /// What the paths of this phase make of the reserved documents: the next phase's router is fitted on it.
+    /// Scores that the paths of this phase give the reserved documents. The next phase's router is fitted on them.
     pub fn scores(&self) -> PathBuf {
         self.root.join("scores")
     }

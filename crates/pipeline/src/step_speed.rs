@@ -1,4 +1,4 @@
-//! How fast a path trains: steps of the trainer on random tokens, without data and without a run.
+//! Training speed of a path, measured on random tokens. It needs no data and no run.
 
 mod phases;
 
@@ -14,7 +14,7 @@ use dipaco_topology::{PathId, Topology, TopologyConfig};
 pub use self::phases::Phases;
 use crate::error::PipelineError;
 
-/// Seed of the weights and tokens, so that each measurement computes the same.
+/// Seed of the weights, so that each measurement computes the same.
 const SEED: u64 = 0;
 
 /// Seconds since the first call.
@@ -23,10 +23,12 @@ pub fn now() -> f64 {
     BEGIN.elapsed().as_secs_f64()
 }
 
-/// What is measured: a dense path of the model, whose vocabulary is known, trained as the configuration says.
+/// A dense path whose training step is measured.
 #[derive(Clone, Debug)]
 pub struct Subject {
+    /// Dimensions, with the size of the vocabulary.
     pub model: ModelConfig,
+    /// Batch, sequence length and optimizer.
     pub train: TrainConfig,
 }
 
@@ -36,8 +38,8 @@ impl Subject {
         self.train.batch.saturating_mul(self.train.sequence_tokens)
     }
 
-    /// Floating-point operations of a step as they are counted everywhere: 6 per matrix parameter and token, and causal
-    /// attention as half of the full square. Looking embeddings up is none; what checkpointing computes again is none.
+    /// Floating-point operations of a step by the usual count: 6 per matrix parameter and token, and causal attention as half
+    /// of the full square. Neither the look-up of embeddings nor the second forward pass of checkpointing counts.
     pub fn flops(&self) -> f64 {
         let model = &self.model;
         let embedding = if model.tie_embeddings { 0 } else { model.vocab_size * model.hidden_size };
@@ -47,7 +49,7 @@ impl Subject {
     }
 }
 
-/// The shape of a step of the configuration, as far as memory depends on it.
+/// The shape of a training step, which its memory depends on.
 pub fn shape(train: &TrainConfig) -> StepShape {
     StepShape {
         batch: train.batch,
@@ -57,25 +59,25 @@ pub fn shape(train: &TrainConfig) -> StepShape {
     }
 }
 
-/// How long to measure.
+/// Length of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Steps that come first and do not count: memory is allocated in them.
+    /// Steps at the beginning that do not count, because they allocate memory.
     pub warm_up: usize,
     /// Steps that count, at least 1.
     pub steps: usize,
-    /// Seconds after which no further step is begun; one is always measured.
+    /// Seconds after which no further step begins. One step is always measured.
     pub seconds: f64,
 }
 
-/// What was measured.
+/// The result of a measurement.
 #[derive(Clone, Debug)]
 pub struct StepSpeed {
     /// Seconds of each step, ascending.
     pub seconds: Vec<f64>,
-    /// The phases of a step in seconds, means.
+    /// Mean seconds of the phases of a step.
     pub phases: Phases,
-    /// The last step's loss, in nats per token.
+    /// Loss of the last step, in nats per token.
     pub loss: f32,
 }
 
@@ -91,8 +93,11 @@ impl StepSpeed {
     }
 }
 
-/// Trains a fresh path on random tokens and takes the time of each step. `task` counts the steps; `None` when `stop`
-/// said so in between.
+/// Trains a fresh path on random tokens and measures the time of each step. `task` counts the steps. Returns `None` when
+/// `stop` returned true between two steps.
+///
+/// # Errors
+/// The errors of the trainer.
 pub fn measure(
     device: &TrainDevice,
     subject: &Subject,
@@ -103,7 +108,7 @@ pub fn measure(
     let begin = Instant::now();
     let profile = Profile::new(now);
     let mut trainer = trainer(device, subject, effort)?.with_profile(profile.clone());
-    let (tokens, targets) = batch(subject);
+    let Batch { tokens, targets } = batch(subject);
     let mut seconds = Vec::new();
     let mut loss = 0.0;
     for step in 0..effort.warm_up + effort.steps {
@@ -111,7 +116,7 @@ pub fn measure(
             return Ok(None);
         }
         if step == effort.warm_up {
-            // What the warm-up took does not count.
+            // The phases of the warm-up do not count.
             let _ = profile.take();
         }
         let at = Instant::now();
@@ -131,7 +136,8 @@ pub fn measure(
     Ok(Some(StepSpeed { seconds, phases, loss }))
 }
 
-/// A dense path with random weights. What making it needs is given back before the first step.
+/// A trainer of a dense path with random weights. The copy of the weights that it is made of is freed before the first
+/// step, so that it does not count as memory of the step.
 fn trainer(device: &TrainDevice, subject: &Subject, effort: Effort) -> Result<Trainer, PipelineError> {
     let model = &subject.model;
     let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks)?;
@@ -141,8 +147,8 @@ fn trainer(device: &TrainDevice, subject: &Subject, effort: Effort) -> Result<Tr
     Ok(Trainer::new(device, model, &topology, &[weights], state, inner)?)
 }
 
-/// Random tokens and what follows each of them, (B, T) each.
-fn batch(subject: &Subject) -> (Vec<u32>, Vec<u32>) {
+/// Random tokens and their targets, the next tokens.
+fn batch(subject: &Subject) -> Batch {
     let length = subject.train.sequence_tokens;
     let mut random = blake3::Hasher::new_derive_key("dipaco tokens of a measurement").finalize_xof();
     // The vocabulary is at most 2^24.
@@ -158,7 +164,15 @@ fn batch(subject: &Subject) -> (Vec<u32>, Vec<u32>) {
         tokens.extend(&sequence[..length]);
         targets.extend(&sequence[1..]);
     }
-    (tokens, targets)
+    Batch { tokens, targets }
+}
+
+/// A batch of sequences.
+struct Batch {
+    /// (B, T).
+    tokens: Vec<u32>,
+    /// The token that follows each of them, (B, T).
+    targets: Vec<u32>,
 }
 
 #[cfg(test)]

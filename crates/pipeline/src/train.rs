@@ -55,12 +55,13 @@ pub async fn train(
     progress: &Progress,
     cancel: CancellationToken,
 ) -> Result<CoordinatorSummary, PipelineError> {
-    if let Some(summary) = finished(run, config).await? {
-        return Ok(summary);
-    }
     let store = open_store(run)?;
     if options.resume {
+        // First, because a damaged run goes back to a checkpoint and is then no longer complete.
         recover(&store, progress).await?;
+    }
+    if let Some(summary) = finished(run, config).await? {
+        return Ok(summary);
     }
     let phase = phases::current(run).await?;
     let started = start_training(&store, config, shard_records(run, phase)?, options.resume).await?;
@@ -112,10 +113,8 @@ async fn finished(
 ) -> Result<Option<CoordinatorSummary>, PipelineError> {
     let Some(manifest) = manifest(run).await? else { return Ok(None) };
     let (Some(seed), Some(training)) = (&manifest.seed, &manifest.training) else { return Ok(None) };
-    let steps = u64::from(training.rounds) * training.inner_steps;
-    // A path can be at its last step while its last outer gradient still waits for an outer step.
-    let complete = training.phase as usize == training.boundaries.len()
-        && training.paths.iter().all(|path| path.steps >= steps && path.gradients.is_empty());
+    // The last lease of a path measures its final weights, so all are merged by then.
+    let complete = !training.paths.is_empty() && training.paths.iter().all(|path| path.measured);
     if !complete || training.origin != training_origin(config, &seed.weights.hash)? {
         return Ok(None);
     }

@@ -31,7 +31,8 @@ pub fn fit(
     phases::score(run, config, weights, Part::WHOLE, progress, cancel)?;
     let routing = run.routing(weights.manifest().phase());
     let tokens = phases::reserved(run, &routing)?;
-    let (mut scores, scores_hash) = phases::scores(run, config, weights, &tokens)?;
+    let phases::ReservedScores { mut scores, hash: scores_hash } =
+        phases::scores(run, config, weights, &tokens)?;
     let settings = (&config.transformer_router, &config.model, config.run.seed);
     let settings = serde_json::to_string(&settings).map_err(|error| PipelineError::Internal {
         what: "the settings of the transformer router can not be written as JSON",
@@ -50,13 +51,10 @@ pub fn fit(
         blind_loss: None,
     };
     // A damaged router is fitted again.
-    if let Ok(Some(known)) = TransformerRouter::open(routing.root()) {
-        let found = known.fitted_on().clone();
-        let outcome = (found.steps, found.held_out_loss, found.blind_loss);
-        let (steps, held_out_loss, blind_loss) = outcome;
-        if found == (TransformerFittedOn { steps, held_out_loss, blind_loss, ..fitted_on.clone() }) {
-            return Ok((known, false));
-        }
+    if let Ok(Some(known)) = TransformerRouter::open(routing.root())
+        && known.fitted_on().has_inputs(&fitted_on)
+    {
+        return Ok((known, false));
     }
     let seed = weights.seed()?.weights()?;
     let task = progress.task("fit-transformer", Some(config.transformer_router.steps), Unit::Count("steps"));

@@ -28,15 +28,15 @@ const SHOWN_LINES: usize = 8;
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerSetup {
     /// The run.
-    pub run: RunDirectory,
+    pub(crate) run: RunDirectory,
     /// The program `dipaco`.
-    pub program: PathBuf,
+    pub(crate) program: PathBuf,
     /// Number of processes.
-    pub workers: usize,
+    pub(crate) workers: usize,
     /// Threads of each process.
-    pub threads: usize,
+    pub(crate) threads: usize,
     /// Device that they train on.
-    pub device: DeviceChoice,
+    pub(crate) device: DeviceChoice,
 }
 
 /// Running worker processes. They end with this process, even when it is killed: their standard input is a pipe that it
@@ -58,7 +58,7 @@ struct Ended {
 
 impl Workers {
     /// Starts all processes.
-    pub fn start(setup: WorkerSetup) -> Result<Self, PipelineError> {
+    pub(crate) fn start(setup: WorkerSetup) -> Result<Self, PipelineError> {
         let mut workers = Self { running: JoinSet::new(), pipes: Vec::new(), restarts: 0, setup };
         for number in 1..=workers.setup.workers {
             workers.spawn(format!("local-{number}"))?;
@@ -108,7 +108,7 @@ impl Workers {
     }
 
     /// Restarts workers that fail. Returns only when a worker keeps failing, with its error.
-    pub async fn watch<T>(&mut self) -> Result<T, PipelineError> {
+    pub(crate) async fn watch<T>(&mut self) -> Result<T, PipelineError> {
         while let Some(ended) = self.running.join_next().await {
             let Ended { name, worked, status } = ended.map_err(|source| PipelineError::Task { source })?;
             let status = status.map_err(|source| PipelineError::Worker { name: name.clone(), source })?;
@@ -132,7 +132,7 @@ impl Workers {
     }
 
     /// Asks the workers to leave and waits, then kills the rest.
-    pub async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         self.pipes.clear();
         let leave = async { while self.running.join_next().await.is_some() {} };
         if tokio::time::timeout(LEAVE, leave).await.is_err() {

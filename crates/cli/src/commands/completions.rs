@@ -1,4 +1,4 @@
-//! `dipaco completions`: completions for a shell.
+//! `dipaco completions`: prints completions for a shell.
 
 use clap::CommandFactory;
 use clap_complete::Shell;

@@ -1,4 +1,4 @@
-//! `dipaco doctor`: whether this machine can train and serve.
+//! `dipaco doctor`: checks whether this machine can train and serve.
 
 mod directory;
 mod gpu;
@@ -19,15 +19,15 @@ Examples:
   dipaco doctor                      check this machine, and the folder runs/
   dipaco doctor --run /data/my-run   check the place of a run")]
 pub(crate) struct DoctorOptions {
-    /// The directory in which runs are to be kept; it need not exist yet.
+    /// Directory for runs. It need not exist yet.
     #[arg(long, env = "DIPACO_RUN", default_value = "runs", value_name = "DIR")]
     run: PathBuf,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// How a check went.
+/// The outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Status {
@@ -36,13 +36,13 @@ enum Status {
     Fail,
 }
 
-/// What a check found.
+/// The finding of a check.
 #[derive(Debug, Serialize)]
 struct Finding {
     check: &'static str,
     status: Status,
     found: String,
-    /// What to do; absent when all is well.
+    /// The remedy; absent when the check succeeded.
     remedy: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! `dipaco train --dry-run`: what a training would be.
+//! `dipaco train --dry-run`: prints the plan of a training.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use dipaco_pipeline::limits;
 use dipaco_pipeline::train::threads_per_worker;
 use dipaco_pipeline::vocabulary::{SizedConfig, of_run};
 
-/// Prints what training would be. Starts nothing and writes nothing.
+/// Prints the plan of a training. Starts nothing and writes nothing.
 pub(crate) fn run(
     options: &RunOptions,
     workers: usize,
@@ -25,7 +25,7 @@ pub(crate) fn run(
     let (run, config) = options.open()?;
     let SizedConfig { config, source: vocabulary_from } = of_run(&run, &config)?;
     let threads = threads_per_worker(&config, workers);
-    let available = memory::of_machine().map(|(_, available)| available);
+    let available = memory::of_machine().map(|memory| memory.available);
     let plan = DryRun::new(&config, vocabulary_from, workers, threads, available)?;
     limits::threads(threads)?;
     let speed = measured(&config, available, progress, || interrupt.is_set())?;
@@ -74,7 +74,7 @@ fn describe(plan: &DryRun) -> String {
                 plan.threads_per_worker,
                 plan.speed_from
             );
-            // More seconds than any clock counts are as good as forever.
+            // A time beyond the clock's range is shown as the longest one.
             let time = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
             let _ = writeln!(
                 text,
@@ -142,7 +142,7 @@ fn memory_table(memory: &Memory) -> String {
     table.to_string()
 }
 
-/// Whether it fits, and what to do when it does not.
+/// The comparison of needed and available memory, with remedies.
 fn verdict(plan: &DryRun) -> String {
     let memory = &plan.memory;
     let busy = if memory.all_workers == memory.worker { "one worker needs" } else { "all workers here need" };

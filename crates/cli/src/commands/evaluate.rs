@@ -31,24 +31,24 @@ Examples:
 pub(crate) struct EvaluateOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Evaluate single paths on all documents instead of the routed model; may be repeated.
+    /// Evaluate this path on all documents instead of the routed model; may be repeated.
     #[arg(long = "path", value_name = "N")]
     paths: Vec<PathId>,
-    /// A dense run on the same text to compare with.
+    /// Directory of a dense run on the same text, to compare with.
     #[arg(long, value_name = "DIR")]
     dense: Option<PathBuf>,
-    /// Use each path's best version on its held-out documents instead of the last.
+    /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
     #[arg(long)]
     early_stopping: bool,
-    /// Also choose a path every W tokens, by the router of `dipaco route fit-transformer`; may be repeated. Without it:
-    /// evaluation.reroute_tokens.
+    /// Also evaluate with a new choice of path every W tokens, by the router of `dipaco route fit-transformer`; may be
+    /// repeated. The default is evaluation.reroute_tokens.
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..))]
     reroute: Vec<u32>,
-    /// Labels of documents, a JSON object with `url` and `domain` on each line (.gz and .zst are decompressed): adds
-    /// results for each domain, and how well paths agree with domains.
+    /// Label file, a JSON object with `url` and `domain` on each line (.gz and .zst are decompressed). Adds results for each
+    /// domain, and the agreement of paths with domains.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
-    /// Where the text of the validation documents is, for --labels; the files that prepare was given without it.
+    /// Text of the validation documents, for --labels; may be repeated. The default is the text that `prepare` read.
     #[arg(long, value_name = "PATH", requires = "labels")]
     labelled_text: Vec<PathBuf>,
     /// Print the results as JSON.
@@ -116,7 +116,7 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
 }
 
 impl EvaluateOptions {
-    /// What is evaluated of the run, with its name in the table.
+    /// The evaluated models, with their names in the table.
     fn subjects(&self, config: &EvaluationConfig) -> Vec<(String, Subject)> {
         if !self.paths.is_empty() {
             let named = |&path: &PathId| (format!("path {path}"), Subject::Path(path));
@@ -144,7 +144,7 @@ async fn open_dense(
     Ok((run, config, weights))
 }
 
-/// Writes the results to the run's event file.
+/// Records the results in the run's event file.
 pub(crate) fn record(run: &RunDirectory, comparison: &Comparison) -> Result<(), CliError> {
     let events = Events::create(&run.events())?;
     for (model, evaluation) in &comparison.rows {

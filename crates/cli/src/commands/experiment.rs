@@ -1,4 +1,4 @@
-//! `dipaco experiment`: runs × routers × seeds from a file, and their tables.
+//! `dipaco experiment`: trains and evaluates the cells of experiment files, and prints their tables.
 
 use std::path::PathBuf;
 
@@ -19,10 +19,10 @@ use tokio::runtime::Handle;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExperimentCommand {
-    /// Train and evaluate every cell of experiments; what is finished is not repeated.
+    /// Train and evaluate the cells of experiments. Finished cells are not repeated.
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunExperiment),
-    /// Print the table of what is finished.
+    /// Print the table of finished cells.
     #[command(after_help = TABLE_EXAMPLES)]
     Table(TableOptions),
 }
@@ -46,33 +46,33 @@ pub(crate) struct RunExperiment {
     /// Experiment files.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Text to train on: anything that `prepare` takes; may be repeated.
+    /// Text to train on, as for `dipaco prepare`; may be repeated.
     #[arg(long, required = true, value_name = "PATH")]
     data: Vec<PathBuf>,
-    /// Text to evaluate on; a part of the data without it.
+    /// Text to evaluate on; may be repeated. The default is a part of --data.
     #[arg(long, value_name = "PATH")]
     validation: Vec<PathBuf>,
-    /// What the documents are about, one JSON object with `url` and `domain` a line: tables then have purity and NMI.
+    /// Label file, a JSON object with `url` and `domain` on each line. Adds purity and NMI to the tables.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
-    /// Where cells and results are kept.
+    /// Folder of cells and results.
     #[arg(short, long, default_value = "runs/experiments", value_name = "DIR")]
     out: PathBuf,
-    /// Worker processes of each training.
+    /// Number of worker processes of each training.
     #[arg(short, long, env = "DIPACO_WORKERS", default_value_t = 2, value_name = "N")]
     workers: usize,
     #[command(flatten)]
     device: DeviceOptions,
-    /// Only these runs, by name; may be repeated.
+    /// Only the run of this name; may be repeated.
     #[arg(long = "run", value_name = "NAME")]
     runs: Vec<String>,
-    /// Only these seeds; may be repeated.
+    /// Only this seed; may be repeated.
     #[arg(long = "seed", value_name = "N")]
     seeds: Vec<u64>,
-    /// Keep training shards and the moments of the paths of finished cells, which take most of their space.
+    /// Keep the training shards and moments of finished cells, which take most of their space.
     #[arg(long)]
     keep_all: bool,
-    /// List the cells; train nothing.
+    /// List the cells and train nothing.
     #[arg(long)]
     dry_run: bool,
     /// Print the tables as JSON.
@@ -86,7 +86,7 @@ pub(crate) struct TableOptions {
     /// Experiment files (.toml), or files of results (.json).
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Where `dipaco experiment run` keeps its results.
+    /// Folder of `dipaco experiment run`.
     #[arg(short, long, default_value = "runs/experiments", value_name = "DIR")]
     out: PathBuf,
     /// Print the tables as JSON.
@@ -141,7 +141,7 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
     if failed > 0 { Err(CliError::Cells { failed, of }) } else { Ok(()) }
 }
 
-/// The cells that the options leave.
+/// The cells that the options select.
 fn chosen(experiment: &Experiment, options: &RunExperiment) -> Result<Vec<Cell>, CliError> {
     let mut cells = experiment.cells()?;
     for name in &options.runs {

@@ -1,4 +1,4 @@
-//! `dipaco export`: a path as a Hugging Face Llama checkpoint.
+//! `dipaco export`: writes a path as a Hugging Face Llama checkpoint.
 
 use std::path::PathBuf;
 
@@ -22,16 +22,16 @@ Examples:
 pub(crate) struct ExportOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// The path.
+    /// Number of the path, from 0.
     #[arg(long, value_name = "N")]
     path: PathId,
-    /// The folder to write; it must not hold another checkpoint.
+    /// Folder to write. It must not hold another checkpoint.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Use the path's best version on its held-out documents instead of the last.
+    /// Use the version of the path with the lowest loss on its held-out documents, instead of the last version.
     #[arg(long)]
     early_stopping: bool,
-    /// Write over a checkpoint that is there.
+    /// Overwrite a checkpoint in the folder.
     #[arg(long)]
     force: bool,
 }

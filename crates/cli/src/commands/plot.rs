@@ -23,16 +23,16 @@ Examples:
 #[derive(Debug, Args)]
 #[command(arg_required_else_help = true)]
 pub(crate) struct PlotOptions {
-    /// A run's directory; may be repeated.
+    /// Directory of a run; may be repeated.
     #[arg(short, long, value_name = "DIR")]
     run: Vec<PathBuf>,
-    /// What `dipaco evaluate --json` printed with a label file; may be repeated.
+    /// Output of `dipaco evaluate --labels FILE --json`; may be repeated.
     #[arg(long, value_name = "FILE")]
     evaluation: Vec<PathBuf>,
     /// Results of `dipaco experiment run`; may be repeated.
     #[arg(long, value_name = "FILE")]
     results: Vec<PathBuf>,
-    /// Where the pictures go; `plots` in the first run's directory without it.
+    /// Folder of the pictures; the default is `plots` in the first run's directory.
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print the names of the pictures as JSON.
@@ -46,7 +46,7 @@ pub(crate) fn run(options: &PlotOptions) -> Result<(), CliError> {
         (None, Some(run)) => run.join("plots"),
         (None, None) => {
             return Err(CliError::Usage {
-                message: "it is not said where the pictures go".into(),
+                message: "there is no folder for the pictures".into(),
                 remedy: "give --out DIR".into(),
             });
         }
@@ -100,7 +100,7 @@ fn open(folder: &Path) -> Result<(RunDirectory, RunCurves), CliError> {
     Ok((run, curves))
 }
 
-/// The domains of a run that is a cell of an experiment, when it was evaluated with labels.
+/// The chart of domains of a cell of an experiment, if it was evaluated with labels.
 fn of_cell(run: &RunDirectory, name: &str) -> Result<Option<Chart>, CliError> {
     let file = run.root().join("cell.json");
     if file.exists() { Ok(domains(name, &read_json(&file)?)) } else { Ok(None) }

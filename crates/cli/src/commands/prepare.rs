@@ -22,7 +22,7 @@ Over several machines, with the same files and settings on all of them (docs/sca
   dipaco prepare --run runs/c4 --part 2/8 c4/          on the second of eight; copy its data/pieces back
   dipaco prepare --run runs/c4 c4/                     merges, or says which part is missing
 
-A command that was stopped, or found the disk full, goes on when it is repeated.";
+A command that was stopped, or found the disk full, continues when it is repeated.";
 
 /// Options of `dipaco prepare`.
 #[derive(Debug, Args)]
@@ -32,13 +32,13 @@ pub(crate) struct PrepareOptions {
     /// Files and folders of text: C4's *.json.gz, *.jsonl, *.jsonl.gz, *.jsonl.zst, plain text.
     #[arg(required = true, value_name = "PATH")]
     inputs: Vec<PathBuf>,
-    /// The validation text; a part of the inputs, chosen by a hash of each document, without it. May be repeated.
+    /// Validation text; may be repeated. The default is a part of the inputs, chosen by a hash of each document.
     #[arg(long, value_name = "PATH")]
     validation: Vec<PathBuf>,
-    /// Only train the tokenizer, which the parts of a divided preparation share.
+    /// Only train the tokenizer, which all parts of a divided preparation need.
     #[arg(long, conflicts_with = "part")]
     tokenizer_only: bool,
-    /// Only tokenise part I of N of the input files.
+    /// Only tokenise part I of N of the input files, counted from 1.
     #[arg(long, value_name = "I/N")]
     part: Option<Part>,
     /// Print the report as JSON.

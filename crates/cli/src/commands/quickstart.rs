@@ -35,17 +35,17 @@ const CONFIG: &str = include_str!("../../../../configs/quickstart.toml");
 /// Options of `dipaco quickstart`.
 #[derive(Debug, Args)]
 pub(crate) struct QuickstartOptions {
-    /// Text to train on: anything that `prepare` takes; may be repeated. The sources of the crates that this program
-    /// was built from, about 20 MB, without it.
+    /// Text to train on, as for `dipaco prepare`; may be repeated. The default is 20 MB of sources of the crates in this
+    /// program.
     #[arg(long, value_name = "PATH")]
     data: Vec<PathBuf>,
-    /// Text to evaluate on; a part of the data without it.
+    /// Text to evaluate on; may be repeated. The default is a part of --data.
     #[arg(long, value_name = "PATH", requires = "data")]
     validation: Vec<PathBuf>,
-    /// The run's directory.
+    /// Directory of the run.
     #[arg(short, long, env = "DIPACO_RUN", default_value = "runs/quickstart", value_name = "DIR")]
     run: PathBuf,
-    /// Worker processes.
+    /// Number of worker processes.
     #[arg(short, long, env = "DIPACO_WORKERS", default_value_t = 2, value_name = "N")]
     workers: usize,
     #[command(flatten)]
@@ -55,7 +55,7 @@ pub(crate) struct QuickstartOptions {
     overrides: Vec<String>,
 }
 
-/// What the steps share.
+/// State that the steps share.
 struct Quickstart<'a> {
     run: RunDirectory,
     config: RunConfig,
@@ -63,6 +63,13 @@ struct Quickstart<'a> {
     progress: &'a Progress,
     interrupt: Interrupt,
     begun: Instant,
+}
+
+/// The run of the dense model.
+#[derive(Clone)]
+struct Dense {
+    run: RunDirectory,
+    config: RunConfig,
 }
 
 pub(crate) fn run(options: &QuickstartOptions, progress: &Progress) -> Result<(), CliError> {
@@ -90,12 +97,12 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
     ))
 }
 
-/// How this program was called, so that the printed command can be pasted.
+/// The name that this program was called by, so that the printed command can be pasted.
 fn program() -> String {
     std::env::args().next().unwrap_or_else(|| "dipaco".to_owned())
 }
 
-/// The configuration: that of the run when it has one, so that a repeated call goes on, or the built-in one.
+/// The configuration: the saved one, so that a repeated call continues the run, or else the built-in one.
 fn configure(options: &QuickstartOptions) -> Result<(RunDirectory, RunConfig), CliError> {
     let run = RunDirectory::new(&options.run);
     if !run.config().exists() {
@@ -193,9 +200,9 @@ impl Quickstart<'_> {
         Ok(())
     }
 
-    /// The dense model of the same size and the same number of steps: the same seed trained on without routing. It is
-    /// a configuration of the same run: one path, and an outer step that does nothing.
-    fn dense(&self) -> Result<(RunDirectory, RunConfig), CliError> {
+    /// Trains the dense model to compare with: the same seed, size and number of steps, without routing. It is a run of its
+    /// own with one path and an outer step of rate 1 without momentum.
+    fn dense(&self) -> Result<Dense, CliError> {
         let steps = u64::from(self.config.train.rounds) * self.config.train.inner_steps;
         self.say(&format!("training the dense model to compare with: the seed, {steps} steps on all text"))?;
         let mut config = self.config.clone();
@@ -209,12 +216,12 @@ impl Quickstart<'_> {
         runtime::run(async { Ok(dipaco_pipeline::seed::adopt(&run, &config, &self.run).await?) })?;
         self.route(&run, &config)?;
         self.train_run(&run, &config, 1)?;
-        Ok((run, config))
+        Ok(Dense { run, config })
     }
 
-    fn evaluate(&self, dense: &(RunDirectory, RunConfig)) -> Result<Comparison, CliError> {
+    fn evaluate(&self, dense: &Dense) -> Result<Comparison, CliError> {
         self.say("evaluating: perplexity on validation text, the first 32 tokens read and not counted")?;
-        let (dense_run, dense_config) = dense.clone();
+        let Dense { run: dense_run, config: dense_config } = dense.clone();
         let (run, config, progress) = (self.run.clone(), self.config.clone(), self.progress.clone());
         let flag = self.interrupt.flag();
         let comparison = runtime::run(async {
@@ -271,7 +278,7 @@ impl Quickstart<'_> {
     }
 }
 
-/// Text on one line, with its line ends visible.
+/// Text on one line, with visible line ends.
 fn one_line(text: &str) -> String {
     text.replace('\n', "⏎")
 }

@@ -1,4 +1,4 @@
-//! `dipaco serve`: a trained run over HTTP.
+//! `dipaco serve`: serves a trained run over HTTP.
 
 use std::net::SocketAddr;
 
@@ -27,10 +27,10 @@ Examples:
 pub(crate) struct ServeOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Where to listen; serve.address of the configuration without it.
+    /// Address to listen on; the default is serve.address of the configuration.
     #[arg(long, env = "DIPACO_ADDRESS", value_name = "ADDRESS")]
     address: Option<SocketAddr>,
-    /// Use each path's best version on its held-out documents instead of the last.
+    /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
     #[arg(long)]
     early_stopping: bool,
 }

@@ -1,4 +1,4 @@
-//! `dipaco simulate`: what large runs would do, in virtual time.
+//! `dipaco simulate`: simulates large runs in virtual time.
 
 mod bandwidth;
 mod chaos;
@@ -21,24 +21,24 @@ use dipaco_pipeline::charts::Chart;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SimulateCommand {
-    /// The bandwidth between sites that keeps compute busy, for each synchronisation scheme.
+    /// Compute the bandwidth between sites that each synchronisation scheme needs.
     #[command(after_help = bandwidth::EXAMPLES)]
     Bandwidth(BandwidthOptions),
-    /// The share of all chips' time that is left for training when chips fail.
+    /// Compute the share of the chips' time that remains for training when chips fail.
     #[command(after_help = goodput::EXAMPLES)]
     Goodput(GoodputOptions),
-    /// What learners of different speeds cost each other, for whom outer steps wait for.
+    /// Compute the cost of learners of different speeds, by whom outer steps wait for.
     #[command(after_help = speeds::EXAMPLES)]
     Speeds(SpeedsOptions),
-    /// Synchronisation while processes die, messages are lost and disks are slow: thousands of small runs, each checked.
+    /// Play small runs in which processes die, messages get lost and disks are slow, and check each of them.
     #[command(after_help = chaos::EXAMPLES)]
     Chaos(ChaosOptions),
 }
 
-/// How results are told.
+/// How results are printed.
 #[derive(Clone, Debug, Args)]
-struct Telling {
-    /// Draw a chart into this folder, as SVG and PNG.
+struct ReportOptions {
+    /// Folder for a chart, as SVG and PNG; the default is no chart.
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print the results as JSON.
@@ -46,9 +46,9 @@ struct Telling {
     json: bool,
 }
 
-impl Telling {
-    /// Prints a table, or its content as JSON; draws a chart when one is wanted.
-    fn tell(
+impl ReportOptions {
+    /// Prints a table, or its content as JSON, and draws the chart if --out is given.
+    fn report(
         &self,
         table: &str,
         content: &impl serde::Serialize,

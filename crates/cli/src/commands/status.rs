@@ -1,4 +1,4 @@
-//! `dipaco status`: how far a run is.
+//! `dipaco status`: shows the progress of a run.
 
 mod data;
 
@@ -23,10 +23,10 @@ Examples:
 pub(crate) struct StatusOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Show what each path has used of its text, and whether all of it counts once.
+    /// Show the text that each path has used, and whether every inner step counts once.
     #[arg(long)]
     data: bool,
-    /// Print the run's manifest as JSON, or with --data the accounts.
+    /// Print the run's manifest as JSON; with --data the accounts.
     #[arg(long)]
     json: bool,
 }

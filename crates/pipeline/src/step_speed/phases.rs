@@ -1,8 +1,8 @@
-//! Where the time of a training step goes.
+//! The time of a training step, divided among its computations.
 
 use serde::Serialize;
 
-/// Seconds, by what was computed in them.
+/// Seconds of each kind of computation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Phases {
     /// Matrix products of the blocks.
@@ -13,13 +13,13 @@ pub struct Phases {
     pub head: f64,
     /// Clipping and AdamW.
     pub optimizer: f64,
-    /// Norms, rotary positions, the embedding, and what is between the parts.
+    /// Norms, rotary positions, the embedding, and the time between the parts.
     pub rest: f64,
 }
 
 impl Phases {
-    /// The phases of one step, from the sums of `steps` of them; the rest is what is left of `seconds`, the duration of
-    /// a step.
+    /// The mean phases of a step, from the sums over `steps` steps. `rest` is the remainder of `seconds`, the duration of a
+    /// step.
     pub fn per_step(sums: dipaco_model::Phases, steps: usize, seconds: f64) -> Self {
         let each = |sum: f64| sum / steps.max(1) as f64;
         let counted = Self {
@@ -33,7 +33,7 @@ impl Phases {
         Self { rest: (seconds - sum).max(0.0), ..counted }
     }
 
-    /// The phases with their names.
+    /// The phases by name.
     pub fn named(&self) -> [(&'static str, f64); 5] {
         [
             ("products", self.products),
@@ -44,7 +44,7 @@ impl Phases {
         ]
     }
 
-    /// The same in milliseconds.
+    /// The phases in milliseconds.
     pub fn in_milliseconds(self) -> Self {
         Self {
             products: self.products * 1e3,

@@ -1,4 +1,4 @@
-//! `dipaco bench transfer`: how fast modules move between two processes of this machine.
+//! `dipaco bench transfer`: measures transfers of modules between two processes of this machine.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -19,33 +19,33 @@ use crate::error::CliError;
 use crate::{output, runtime};
 use dipaco_pipeline::PipelineError;
 
-/// How long the identities of a measurement hold.
+/// Lifetime of the certificates of a measurement.
 const LIFETIME: Duration = Duration::from_secs(86_400);
 
 /// Options of `dipaco bench transfer`.
 #[derive(Debug, Args)]
 pub(crate) struct TransferOptions {
-    /// Modules that are moved in each round.
+    /// Number of modules that move in each round.
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     modules: u16,
-    /// Length of a module.
+    /// Size of a module in MB.
     #[arg(long, default_value_t = 40, value_name = "MB", value_parser = clap::value_parser!(u16).range(1..=4096))]
     megabytes: u16,
-    /// Rounds that are measured, after one that is not.
+    /// Number of measured rounds. One more before them is not measured.
     #[arg(long, default_value_t = 15, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
-    /// Where the modules lie meanwhile; the folder for temporary files without it.
+    /// Folder for the modules during the measurement; the default is the folder for temporary files.
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
-    /// Be the worker: the job comes on standard input.
+    /// Act as the worker. The job comes on standard input.
     #[arg(long, hide = true)]
     as_worker: bool,
 }
 
-/// What the worker's process is to do.
+/// The job of the worker process.
 #[derive(Debug, Serialize, Deserialize)]
 struct Job {
     plain: JoinToken,
@@ -54,7 +54,7 @@ struct Job {
     rounds: u16,
 }
 
-/// What the transfers of a round took: a line of the worker's process.
+/// Costs of the transfers of a round: a line of the worker process's output.
 #[derive(Debug, Serialize, Deserialize)]
 struct Round {
     fetch_plain: Took,
@@ -63,7 +63,7 @@ struct Round {
     bring: Took,
 }
 
-/// What each round took.
+/// Costs of each round.
 #[derive(Debug, Default, Serialize)]
 struct Rounds {
     fetch_plain: Vec<Took>,
@@ -72,16 +72,16 @@ struct Rounds {
     bring: Vec<Took>,
 }
 
-/// What a round took.
+/// Costs of a round.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Took {
     seconds: f64,
-    /// Processor time of both processes, in seconds: what other programs of the machine do hardly changes it; absent
-    /// where the system does not tell.
+    /// Processor seconds of both processes, which other programs of the machine hardly change; absent where the system does
+    /// not report them.
     cpu: Option<f64>,
 }
 
-/// What was measured, as JSON.
+/// The measurement, as JSON.
 #[derive(Debug, Serialize)]
 struct Report {
     what: String,
@@ -99,13 +99,13 @@ struct Report {
 struct Direction {
     plain_mb_s: f64,
     mb_s: f64,
-    /// How much longer than plain streams: the median over the rounds.
+    /// Time over the time of plain streams: the median over the rounds.
     ratio: f64,
-    /// How much more processor time of both processes than plain streams: the median over the rounds.
+    /// Processor time over the processor time of plain streams: the median over the rounds.
     cpu_ratio: Option<f64>,
 }
 
-/// The value in the middle.
+/// The median.
 pub(super) trait Median {
     fn median(self) -> f64;
 }
@@ -200,7 +200,7 @@ fn io(action: &'static str, path: &'static str) -> impl Fn(std::io::Error) -> Cl
     move |source| CliError::Io { action, path: path.into(), source }
 }
 
-/// The coordinator's end: serves both kinds until the worker's process has measured them.
+/// The coordinator's side: serves both kinds of transfer until the worker process has measured them.
 async fn coordinate(
     options: &TransferOptions,
     length: usize,
@@ -243,7 +243,7 @@ async fn coordinate(
     }
 }
 
-/// The servers serve until they are dropped.
+/// Dropping the servers ends them.
 async fn ended(served: Result<(), CliError>) -> CliError {
     match served {
         Ok(()) => std::future::pending().await,
@@ -259,7 +259,7 @@ async fn serve_plain(server: &Server, content: bytes::Bytes) {
     }
 }
 
-/// Starts the worker's process, and reads what it has measured.
+/// Starts the worker process and reads its measurements.
 async fn worker(job: &Job, progress: &Progress) -> Result<Rounds, CliError> {
     let json = |error: serde_json::Error| io("read from", "the worker's process")(error.into());
     let program = std::env::current_exe().map_err(io("find", "this program"))?;
@@ -282,7 +282,7 @@ async fn worker(job: &Job, progress: &Progress) -> Result<Rounds, CliError> {
         for number in 0..=job.rounds {
             let round = next().await?.unwrap_or_default();
             let round = serde_json::from_str(&round).map_err(json)?;
-            // In the first round paths are probed and memory is taken.
+            // The first round probes the network path and allocates memory.
             if number > 0 {
                 rounds.push(&round);
             }
@@ -294,7 +294,7 @@ async fn worker(job: &Job, progress: &Progress) -> Result<Rounds, CliError> {
     Ok(rounds)
 }
 
-/// The worker's end.
+/// The worker's side.
 async fn work() -> Result<(), CliError> {
     let job: Job = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|error| io("read from", "standard input")(error.into()))?;
@@ -327,7 +327,7 @@ async fn work() -> Result<(), CliError> {
     Ok(())
 }
 
-/// What something takes.
+/// The costs of an operation.
 async fn timed(work: impl Future<Output = Result<(), CliError>>) -> Result<Took, CliError> {
     let before = cpu_seconds();
     let begun = Instant::now();
@@ -337,7 +337,7 @@ async fn timed(work: impl Future<Output = Result<(), CliError>>) -> Result<Took,
     Ok(Took { seconds, cpu })
 }
 
-/// Processor time of this process and of its parent since they began, in seconds.
+/// Processor seconds of this process and its parent since their start.
 fn cpu_seconds() -> Option<f64> {
     let parent = rustix::process::getppid()?;
     let own = format!("/proc/{}/stat", std::process::id());
@@ -353,7 +353,7 @@ fn cpu_seconds() -> Option<f64> {
     Some((ticks(own)? + ticks(parent)?) as f64 / per_second as f64)
 }
 
-/// So many plain streams at the same time.
+/// Several plain streams at the same time.
 async fn all_plain<F>(times: u16, stream: impl Fn() -> F) -> Result<(), CliError>
 where
     F: Future<Output = Result<(), dipaco_net::NetError>> + Send + 'static,
@@ -368,7 +368,7 @@ where
     Ok(())
 }
 
-/// Bytes of a module that are like no other's.
+/// Bytes of a module, different for each module.
 fn content(number: u16, length: usize) -> bytes::Bytes {
     let mut content = vec![0; length];
     let mut hasher = blake3::Hasher::new();

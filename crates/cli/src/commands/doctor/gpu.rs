@@ -1,4 +1,4 @@
-//! Whether there is a GPU to train on.
+//! The check for a GPU to train on.
 
 use dipaco_path::{DeviceChoice, PathError, TrainDevice};
 

@@ -1,4 +1,4 @@
-//! Whether workers can talk to a coordinator on this machine: UDP and QUIC over loopback.
+//! Checks of the connection between workers and a coordinator: UDP and QUIC over loopback.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, SystemTime};

@@ -7,8 +7,8 @@ use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
+use dipaco_pipeline::transformer_router;
 use dipaco_pipeline::{Version, Weights};
-use dipaco_pipeline::{transformer_router, vocabulary};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -20,16 +20,15 @@ Examples:
 pub(crate) struct FitTransformerOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(options: &FitTransformerOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open_to_write()?;
+    let (run, config) = options.run.open_prepared()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
-    let config = vocabulary::with_vocabulary(&run, &config)?;
     let (flag, progress) = (interrupt.flag(), progress.clone());
     let (router, new) = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
