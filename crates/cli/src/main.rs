@@ -2,6 +2,7 @@
 
 mod args;
 mod commands;
+mod config_options;
 mod device;
 mod error;
 mod interrupt;
@@ -13,7 +14,7 @@ mod runtime;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use crate::args::{Cli, Command};
 use crate::error::CliError;
@@ -59,6 +60,6 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Bench(command) => commands::bench::run(&command, progress),
         Command::Config(command) => commands::config::run(command),
         Command::Doctor(options) => commands::doctor::run(&options),
-        Command::Completions { shell } => commands::completions::run(shell),
+        Command::Completions { shell } => commands::completions::run(shell, Cli::command()),
     }
 }

@@ -15,7 +15,7 @@ blocks = 1
 heads = 2
 head_dim = 8
 ffn_size = 24
-context = 32
+context = 64
 [[topology.levels]]
 modules = 2
 blocks = "0"
@@ -28,14 +28,14 @@ validation_fraction = 0.1
 [seed_model]
 steps = 4
 batch = 2
-sequence_tokens = 32
+sequence_tokens = 64
 [routing]
 prefix_tokens = 8
 [train]
 rounds = 2
 inner_steps = 2
 batch = 2
-sequence_tokens = 32
+sequence_tokens = 64
 holdout_sequences = 2
 "#;
 

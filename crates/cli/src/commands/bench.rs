@@ -1,5 +1,6 @@
 //! `dipaco bench`: measures training, transfers and coordination on this machine.
 
+mod median;
 mod outer_step;
 mod transfer;
 mod workers;

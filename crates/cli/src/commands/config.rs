@@ -6,7 +6,7 @@ use dipaco_telemetry::{Align, Table, human};
 use dipaco_topology::Topology;
 use serde::Serialize;
 
-use crate::args::ConfigOptions;
+use crate::config_options::ConfigOptions;
 use crate::error::CliError;
 use crate::output;
 

@@ -1,6 +1,7 @@
 //! `dipaco doctor`: checks whether this machine can train and serve.
 
 mod directory;
+mod finding;
 mod gpu;
 mod machine;
 mod network;
@@ -8,8 +9,8 @@ mod network;
 use std::path::PathBuf;
 
 use clap::Args;
-use serde::Serialize;
 
+use self::finding::{Finding, Status};
 use crate::error::CliError;
 use crate::output;
 
@@ -25,39 +26,6 @@ pub(crate) struct DoctorOptions {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-}
-
-/// The outcome of a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Status {
-    Ok,
-    Warn,
-    Fail,
-}
-
-/// The finding of a check.
-#[derive(Debug, Serialize)]
-struct Finding {
-    check: &'static str,
-    status: Status,
-    found: String,
-    /// The remedy; absent when the check succeeded.
-    remedy: Option<String>,
-}
-
-impl Finding {
-    fn ok(check: &'static str, found: impl Into<String>) -> Self {
-        Self { check, status: Status::Ok, found: found.into(), remedy: None }
-    }
-
-    fn warn(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, status: Status::Warn, found: found.into(), remedy: Some(remedy.into()) }
-    }
-
-    fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, status: Status::Fail, found: found.into(), remedy: Some(remedy.into()) }
-    }
 }
 
 pub(crate) fn run(options: &DoctorOptions) -> Result<(), CliError> {

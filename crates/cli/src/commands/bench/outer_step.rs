@@ -6,7 +6,7 @@ use dipaco_optim::{NesterovConfig, nesterov_step};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::transfer::Median;
+use super::median::Median;
 
 /// Number of modules, which are stepped in turn. Together they are larger than any cache.
 const MODULES: usize = 4;

@@ -14,6 +14,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
 use tokio::task::JoinSet;
 
+use super::median::Median;
 use super::outer_step::{self, OuterStep};
 use crate::error::CliError;
 use crate::{output, runtime};
@@ -57,24 +58,26 @@ struct Job {
 /// Costs of the transfers of a round: a line of the worker process's output.
 #[derive(Debug, Serialize, Deserialize)]
 struct Round {
-    fetch_plain: Took,
-    fetch: Took,
-    bring_plain: Took,
-    bring: Took,
+    fetch_plain: Cost,
+    fetch: Cost,
+    upload_plain: Cost,
+    upload: Cost,
 }
 
 /// Costs of each round.
 #[derive(Debug, Default, Serialize)]
 struct Rounds {
-    fetch_plain: Vec<Took>,
-    fetch: Vec<Took>,
-    bring_plain: Vec<Took>,
-    bring: Vec<Took>,
+    fetch_plain: Vec<Cost>,
+    fetch: Vec<Cost>,
+    #[serde(rename = "bring_plain")]
+    upload_plain: Vec<Cost>,
+    #[serde(rename = "bring")]
+    upload: Vec<Cost>,
 }
 
 /// Costs of a round.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Took {
+struct Cost {
     seconds: f64,
     /// Processor seconds of both processes, which other programs of the machine hardly change; absent where the system does
     /// not report them.
@@ -89,7 +92,8 @@ struct Report {
     megabytes: u16,
     cores: usize,
     fetch: Direction,
-    bring: Direction,
+    #[serde(rename = "bring")]
+    upload: Direction,
     outer_step: OuterStep,
     rounds: Rounds,
 }
@@ -105,30 +109,12 @@ struct Direction {
     cpu_ratio: Option<f64>,
 }
 
-/// The median.
-pub(super) trait Median {
-    fn median(self) -> f64;
-}
-
-impl Median for Vec<f64> {
-    fn median(mut self) -> f64 {
-        self.sort_by(f64::total_cmp);
-        let at = self.len() / 2;
-        let upper = self.get(at).copied().unwrap_or(f64::NAN);
-        if self.len() % 2 == 1 {
-            upper
-        } else {
-            f64::midpoint(upper, self.get(at.wrapping_sub(1)).copied().unwrap_or(upper))
-        }
-    }
-}
-
 impl Rounds {
     fn push(&mut self, round: &Round) {
         self.fetch_plain.push(round.fetch_plain);
         self.fetch.push(round.fetch);
-        self.bring_plain.push(round.bring_plain);
-        self.bring.push(round.bring);
+        self.upload_plain.push(round.upload_plain);
+        self.upload.push(round.upload);
     }
 }
 
@@ -140,8 +126,8 @@ pub(super) fn run(options: &TransferOptions, progress: &Progress) -> Result<(), 
     let outer_step = outer_step::measure(length, usize::from(options.rounds) * 2);
     let rounds = runtime::run(coordinate(options, length, progress))?;
     let bytes = f64::from(options.modules) * f64::from(options.megabytes);
-    let seconds = |rounds: &[Took]| rounds.iter().map(|took| took.seconds).collect::<Vec<_>>();
-    let direction = |plain: &[Took], own: &[Took]| {
+    let seconds = |rounds: &[Cost]| rounds.iter().map(|took| took.seconds).collect::<Vec<_>>();
+    let direction = |plain: &[Cost], own: &[Cost]| {
         let pairs = || own.iter().zip(plain);
         let cpu: Option<Vec<f64>> = pairs().map(|(own, plain)| Some(own.cpu? / plain.cpu?)).collect();
         Direction {
@@ -157,7 +143,7 @@ pub(super) fn run(options: &TransferOptions, progress: &Progress) -> Result<(), 
         megabytes: options.megabytes,
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         fetch: direction(&rounds.fetch_plain, &rounds.fetch),
-        bring: direction(&rounds.bring_plain, &rounds.bring),
+        upload: direction(&rounds.upload_plain, &rounds.upload),
         outer_step,
         rounds,
     };
@@ -172,7 +158,7 @@ fn describe(report: &Report) -> String {
         ("time over plain", Align::Right),
         ("CPU time over plain", Align::Right),
     ]);
-    for (name, found) in [("worker fetches", &report.fetch), ("worker brings", &report.bring)] {
+    for (name, found) in [("worker fetches", &report.fetch), ("worker uploads", &report.upload)] {
         table.row([
             name.to_owned(),
             format!("{:.0}", found.plain_mb_s),
@@ -311,13 +297,13 @@ async fn work() -> Result<(), CliError> {
         }));
         let fetch_plain = fetch_plain.await?;
         let fetch = timed(async { transfer.fetch(&job.objects).await.map_err(step) }).await?;
-        let bring_plain = timed(all_plain(times, || {
+        let upload_plain = timed(all_plain(times, || {
             let (plain, content) = (plain.clone(), content.clone());
             async move { plain.bring_plain(content).await }
         }));
-        let bring_plain = bring_plain.await?;
-        let bring = timed(async { transfer.upload(&content, times).await.map_err(step) }).await?;
-        let round = Round { fetch_plain, fetch, bring_plain, bring };
+        let upload_plain = upload_plain.await?;
+        let upload = timed(async { transfer.upload(&content, times).await.map_err(step) }).await?;
+        let round = Round { fetch_plain, fetch, upload_plain, upload };
         let line =
             serde_json::to_string(&round).map_err(|error| io("write to", "standard output")(error.into()))?;
         output::print(&format!("{line}\n"))?;
@@ -328,13 +314,13 @@ async fn work() -> Result<(), CliError> {
 }
 
 /// The costs of an operation.
-async fn timed(work: impl Future<Output = Result<(), CliError>>) -> Result<Took, CliError> {
+async fn timed(work: impl Future<Output = Result<(), CliError>>) -> Result<Cost, CliError> {
     let before = cpu_seconds();
     let begun = Instant::now();
     work.await?;
     let seconds = begun.elapsed().as_secs_f64();
     let cpu = cpu_seconds().zip(before).map(|(after, before)| after - before);
-    Ok(Took { seconds, cpu })
+    Ok(Cost { seconds, cpu })
 }
 
 /// Processor seconds of this process and its parent since their start.

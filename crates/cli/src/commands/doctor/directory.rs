@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use dipaco_telemetry::human;
 use rustix::fs::statvfs;
 
-use super::Finding;
+use super::finding::Finding;
 
 /// Below this, a small run may fill the disk.
 const LITTLE_SPACE: u64 = 1_000_000_000;

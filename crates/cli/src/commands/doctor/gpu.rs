@@ -2,7 +2,7 @@
 
 use dipaco_path::{DeviceChoice, PathError, TrainDevice};
 
-use super::Finding;
+use super::finding::Finding;
 
 pub(super) fn check() -> Finding {
     match TrainDevice::open(DeviceChoice::Cuda).and_then(|gpu| gpu.describe()) {

@@ -3,7 +3,7 @@
 use dipaco_telemetry::human;
 use rustix::process::{Resource, getrlimit};
 
-use super::Finding;
+use super::finding::Finding;
 use crate::memory::{MachineMemory, of_machine};
 
 /// Below this, the defaults do not fit beside an operating system.

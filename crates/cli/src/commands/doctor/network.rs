@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use dipaco_net::{Client, Limits, NetError, RunAuthority, Server};
 
-use super::Finding;
+use super::finding::Finding;
 
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 const PATIENCE: Duration = Duration::from_secs(5);

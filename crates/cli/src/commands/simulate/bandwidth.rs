@@ -7,7 +7,7 @@ use dipaco_telemetry::{Align, Table};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::{ReportOptions, refused};
+use super::report::{ReportOptions, refused};
 use crate::error::CliError;
 
 pub(crate) const EXAMPLES: &str = "\
@@ -18,9 +18,13 @@ Examples:
 
 /// Shares of compute time whose bandwidth is computed.
 const SHARES: [f64; 5] = [0.5, 0.8, 0.9, 0.95, 0.99];
-/// Parameters and seconds of an inner step of arXiv:2501.18512, table 4.
-const PAPER: [(f64, f64); 3] = [(1e9, 0.1), (1e10, 0.8), (1e11, 4.9)];
-/// Where another bandwidth is tried later.
+/// The sizes of arXiv:2501.18512, table 4.
+const PAPER: [ModelSize; 3] = [
+    ModelSize { parameters: 1e9, step_seconds: 0.1 },
+    ModelSize { parameters: 1e10, step_seconds: 0.8 },
+    ModelSize { parameters: 1e11, step_seconds: 4.9 },
+];
+/// A bandwidth in bit/s for a run whose bandwidth is searched.
 const ANY: f64 = 1e9;
 /// Number of points of a curve.
 const POINTS: u32 = 60;
@@ -77,18 +81,26 @@ fn fragments(parameters: f64) -> u32 {
     }
 }
 
+/// The size of a model.
+#[derive(Clone, Copy, Debug)]
+struct ModelSize {
+    parameters: f64,
+    /// Seconds of an inner step.
+    step_seconds: f64,
+}
+
 impl BandwidthOptions {
-    /// Parameters and seconds of an inner step of what is trained.
-    fn sizes(&self) -> Vec<(f64, f64)> {
+    /// The sizes of models that are simulated.
+    fn sizes(&self) -> Vec<ModelSize> {
         match (self.parameters, self.step_seconds) {
-            (Some(parameters), Some(seconds)) => vec![(parameters, seconds)],
+            (Some(parameters), Some(step_seconds)) => vec![ModelSize { parameters, step_seconds }],
             _ => PAPER.to_vec(),
         }
     }
 
-    fn run(&self, (parameters, step_seconds): (f64, f64), scheme: Scheme, bits_per_second: f64) -> LargeRun {
+    fn run(&self, size: ModelSize, scheme: Scheme, bits_per_second: f64) -> LargeRun {
         let link = Some(Link { bits_per_second, latency_seconds: self.latency });
-        LargeRun { link, ..LargeRun::new(self.sites, scheme, parameters, step_seconds) }
+        LargeRun { link, ..LargeRun::new(self.sites, scheme, size.parameters, size.step_seconds) }
     }
 
     fn schemes(&self, parameters: f64) -> Vec<(String, Scheme)> {
@@ -110,11 +122,11 @@ impl BandwidthOptions {
 pub(crate) fn run(options: &BandwidthOptions) -> Result<(), CliError> {
     let mut rows = Vec::new();
     for size in options.sizes() {
-        for (scheme, settings) in options.schemes(size.0) {
+        for (scheme, settings) in options.schemes(size.parameters) {
             let run = options.run(size, settings.clone(), ANY);
             let required = SHARES.into_par_iter().map(|share| required_bandwidth(&run, share));
             let required = required.collect::<Result<_, _>>().map_err(|error| refused(&error))?;
-            let (parameters, step_seconds) = size;
+            let ModelSize { parameters, step_seconds } = size;
             rows.push(Row { parameters, step_seconds, scheme, settings, required });
         }
     }
@@ -136,7 +148,7 @@ fn chart(options: &BandwidthOptions) -> Result<(&'static str, LineChart), CliErr
     let mut lines = Vec::new();
     let mut title = String::new();
     for size_and_step in options.sizes().into_iter().rev().take(1) {
-        let (parameters, step_seconds) = size_and_step;
+        let ModelSize { parameters, step_seconds } = size_and_step;
         title = format!("{} parameters, {step_seconds} s a step", size(parameters));
         for (colour, (name, scheme)) in options.schemes(parameters).into_iter().enumerate() {
             let point = |point: u32| {

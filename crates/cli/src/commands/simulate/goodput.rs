@@ -7,7 +7,7 @@ use dipaco_telemetry::{Align, Table, human};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::{ReportOptions, refused};
+use super::report::{ReportOptions, refused};
 use crate::error::CliError;
 
 pub(crate) const EXAMPLES: &str = "\
