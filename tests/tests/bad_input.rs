@@ -141,7 +141,7 @@ fn errors_in_a_configuration_name_the_key() {
 #[test]
 fn a_step_out_of_order_names_the_missing_step() {
     let run = Run::new();
-    let _ = run.dipaco("seed").failed(1, &["no prepared text", "dipaco prepare"]);
+    let _ = run.dipaco("seed").failed(2, &["there is no run in", "dipaco prepare"]);
     let _ = run.prepare(corpus()).succeeded();
     let _ = run.dipaco("route fit").failed(1, &["dipaco seed"]);
     let _ = run.dipaco("train").failed(1, &["dipaco route"]);

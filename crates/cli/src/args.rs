@@ -1,10 +1,8 @@
 //! The command line.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use dipaco_config::{Resolved, RunConfig, Sources};
 use dipaco_telemetry::{LogFormat, LogOptions, Progress, init_logs};
 
 use crate::commands;
@@ -30,7 +28,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// What can be done.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// From text to a served model, with one command.
@@ -51,7 +49,7 @@ pub(crate) enum Command {
     /// Train the paths: coordinator and workers on this machine.
     #[command(after_help = commands::train::TRAIN_EXAMPLES)]
     Train(commands::train::TrainOptions),
-    /// Lead the training of workers on other machines.
+    /// Coordinate the training of workers on other machines.
     #[command(after_help = commands::train::COORDINATOR_EXAMPLES)]
     Coordinator(commands::train::CoordinatorOptions),
     /// Take the outer steps of some modules in a process of its own.
@@ -60,7 +58,7 @@ pub(crate) enum Command {
     /// Train paths for a coordinator.
     #[command(after_help = commands::worker::EXAMPLES)]
     Worker(commands::worker::WorkerOptions),
-    /// Say who may join a run: tokens for single workers, and their revocation.
+    /// Issue and revoke the tokens with which workers join a run.
     #[command(subcommand)]
     Token(commands::token::TokenCommand),
     /// Measure perplexity on validation text.
@@ -72,7 +70,7 @@ pub(crate) enum Command {
     /// Draw charts of runs and experiments, as SVG and PNG.
     #[command(after_help = commands::plot::EXAMPLES)]
     Plot(commands::plot::PlotOptions),
-    /// What large runs would do: bandwidth between sites, goodput under failures, learners of unlike speed.
+    /// Simulate large runs: bandwidth between sites, goodput under failures, learners of different speeds.
     #[command(subcommand)]
     Simulate(commands::simulate::SimulateCommand),
     /// Serve a trained run over HTTP.
@@ -81,7 +79,7 @@ pub(crate) enum Command {
     /// Write a path as a Hugging Face Llama checkpoint.
     #[command(after_help = commands::export::EXAMPLES)]
     Export(commands::export::ExportOptions),
-    /// Say how far a run is.
+    /// Show the progress of a run.
     #[command(after_help = commands::status::EXAMPLES)]
     Status(commands::status::StatusOptions),
     /// Measure how fast this machine trains.
@@ -103,13 +101,13 @@ pub(crate) enum Command {
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct GlobalOptions {
-    /// Say less: no progress; twice: no logs at all.
+    /// Show no progress; given twice, also no logs.
     #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "verbose")]
     pub(crate) quiet: u8,
-    /// Say more; up to three times. RUST_LOG sets the level of each part.
+    /// Show more logs; may be given up to three times. RUST_LOG sets the level of each package.
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub(crate) verbose: u8,
-    /// The form of logs and progress on standard error.
+    /// Format of logs and progress on standard error.
     #[arg(
         long,
         global = true,
@@ -124,7 +122,7 @@ pub(crate) struct GlobalOptions {
 /// The values of `--log-format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormatOption {
-    /// For people.
+    /// Readable text.
     #[default]
     Pretty,
     /// One JSON object per line.
@@ -132,7 +130,7 @@ pub(crate) enum LogFormatOption {
 }
 
 impl GlobalOptions {
-    /// Sets logs up and gives the progress that goes with them.
+    /// Sets up logs, and returns the progress display that writes between them.
     pub(crate) fn init_logs(&self) -> Result<Progress, CliError> {
         let progress = match self.log_format {
             _ if self.quiet > 0 => Progress::hidden(),
@@ -151,23 +149,5 @@ impl GlobalOptions {
         };
         init_logs(&options, &progress)?;
         Ok(progress)
-    }
-}
-
-/// Where a command's configuration comes from.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct ConfigOptions {
-    /// The configuration file; defaults for a tiny run without it.
-    #[arg(short, long, env = "DIPACO_CONFIG", value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
-    /// Override a key, as in --set train.rounds=20; may be repeated. DIPACO__TRAIN__ROUNDS=20 does the same.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub(crate) overrides: Vec<String>,
-}
-
-impl ConfigOptions {
-    /// Puts the configuration together and checks it.
-    pub(crate) fn load(&self) -> Result<Resolved, CliError> {
-        Ok(RunConfig::load(&Sources::with_environment(self.config.clone(), self.overrides.clone()))?)
     }
 }

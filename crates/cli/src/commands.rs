@@ -1,4 +1,4 @@
-//! The commands, one file each.
+//! The commands, one file each. They read arguments and print results; `dipaco-pipeline` does the work.
 
 pub(crate) mod bench;
 pub(crate) mod completions;

@@ -5,10 +5,10 @@ use dipaco_path::{DeviceChoice, TrainDevice};
 
 use crate::error::CliError;
 
-/// Where to train. It is no key of the configuration: the machines of a run may differ.
+/// The device to train on. It is no key of the configuration, because the machines of a run may differ.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DeviceOptions {
-    /// Where to train: the first NVIDIA GPU (in a program built with --features cuda), or the CPU.
+    /// Device to train on. A GPU needs a program that was built with --features cuda.
     #[arg(long, env = "DIPACO_DEVICE", value_enum, default_value_t, value_name = "DEVICE")]
     device: DeviceOption,
 }
@@ -16,17 +16,17 @@ pub(crate) struct DeviceOptions {
 /// The values of `--device`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum DeviceOption {
-    /// The GPU, or the CPU where there is none.
+    /// The first NVIDIA GPU, or the CPU where there is none.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// The GPU.
+    /// The first NVIDIA GPU.
     Cuda,
 }
 
 impl DeviceOptions {
-    /// What is asked for.
+    /// The chosen device.
     pub(crate) fn choice(self) -> DeviceChoice {
         match self.device {
             DeviceOption::Auto => DeviceChoice::Auto,
@@ -35,12 +35,8 @@ impl DeviceOptions {
         }
     }
 
-    /// Finds the device for a command that computes itself.
+    /// Opens the device, for a command that computes in this process.
     pub(crate) fn open(self) -> Result<TrainDevice, CliError> {
-        let device = TrainDevice::open(self.choice())?;
-        if !device.is_cpu() {
-            tracing::info!("training on the GPU: {}", device.describe()?);
-        }
-        Ok(device)
+        Ok(dipaco_pipeline::device::open(self.choice())?)
     }
 }

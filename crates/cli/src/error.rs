@@ -1,4 +1,4 @@
-//! What can go wrong for a user, how it is told and with which exit code.
+//! Errors of commands, with their exit codes and remedies.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use dipaco_experiment::ExperimentError;
 use dipaco_telemetry::LogsError;
 use thiserror::Error;
 
-use crate::steps::error::StepError;
+use dipaco_pipeline::PipelineError;
 
 /// Exit code of a failure.
 const FAILURE: u8 = 1;
@@ -28,34 +28,34 @@ pub(crate) enum CliError {
     /// Logs can't be set up.
     #[error(transparent)]
     Logs(#[from] LogsError),
-    /// An argument that clap can't judge.
+    /// An argument that clap can't check.
     #[error("{message}")]
     Usage {
-        /// What is wrong.
+        /// The mistake.
         message: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// A file or stream.
     #[error("can't {action} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The attempted action, as a verb.
         action: &'static str,
-        /// On what.
+        /// The file or stream.
         path: PathBuf,
-        /// What the system said.
+        /// The system's reason.
         #[source]
         source: io::Error,
     },
     /// The user asked to stop.
-    #[error("interrupted; what was finished is kept, and the same command goes on (training with --resume)")]
+    #[error("interrupted; finished work is kept, and the same command continues it (training with --resume)")]
     Interrupted,
-    /// A simulated run broke a rule.
+    /// A simulated run broke an invariant.
     #[error(
         "{what}\nthis is a fault of dipaco; `dipaco simulate chaos --from SEED --seeds 1` plays it again"
     )]
     Violated {
-        /// Which seeds, and what they broke.
+        /// The seeds and the broken invariants.
         what: String,
     },
     /// A server's address.
@@ -63,7 +63,7 @@ pub(crate) enum CliError {
     Listen {
         /// The address.
         address: std::net::SocketAddr,
-        /// What the system said.
+        /// The system's reason.
         #[source]
         source: io::Error,
     },
@@ -72,22 +72,50 @@ pub(crate) enum CliError {
     Bench(#[from] dipaco_bench::BenchError),
     /// A step of a run.
     #[error(transparent)]
-    Step(#[from] StepError),
+    Step(PipelineError),
     /// An experiment, or its results.
     #[error(transparent)]
     Experiment(#[from] ExperimentError),
-    /// Cells of experiments that failed, each told when it did.
+    /// Cells of experiments that failed. Each failure is logged.
     #[error("{failed} of {of} cells failed")]
     Cells {
-        /// How many.
+        /// Number of failed cells.
         failed: usize,
-        /// Of how many.
+        /// Number of cells.
         of: usize,
     },
-    /// `doctor` found what will not work.
+    /// The quickstart needs the sources of crates.
+    #[error("there are no sources of crates in {}: give text of your own with --data", folder.display())]
+    NoCrates {
+        /// Cargo's folder of sources.
+        folder: PathBuf,
+    },
+    /// The lock file in this program.
+    #[error("internal fault of dipaco: the lock file in this program can't be read; please report it")]
+    Lock {
+        /// The reason.
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    /// The quickstart's own server.
+    #[error("{url} does not answer")]
+    Request {
+        /// The requested address.
+        url: String,
+        /// The reason.
+        #[source]
+        source: Box<ureq::Error>,
+    },
+    /// The quickstart's own server.
+    #[error("internal fault of dipaco: the answer of {what} has another form; please report it")]
+    Answer {
+        /// The request's path.
+        what: &'static str,
+    },
+    /// `doctor` found a fault.
     #[error("{failed} of the checks failed")]
     Doctor {
-        /// How many.
+        /// Number of failed checks.
         failed: usize,
     },
 }
@@ -106,37 +134,49 @@ impl CliError {
             | Self::Experiment(_)
             | Self::Cells { .. }
             | Self::Violated { .. }
+            | Self::NoCrates { .. }
+            | Self::Lock { .. }
+            | Self::Request { .. }
+            | Self::Answer { .. }
             | Self::Doctor { .. } => FAILURE,
         }
     }
 
-    /// What to do, when it is not said by the message.
+    /// A remedy that the message does not contain.
     fn remedy(&self) -> Option<String> {
         match self {
             Self::Usage { remedy, .. } => Some(remedy.clone()),
-            Self::Doctor { .. } => Some("what stands below each check that failed".into()),
+            Self::Doctor { .. } => Some("the remedy below each failed check".into()),
             Self::Io { source, .. } => io_remedy(source).map(str::to_owned),
             Self::Config(ConfigError::Read { source, .. }) => io_remedy(source).map(str::to_owned),
             Self::Config(_) => Some("`dipaco config keys` explains every key".into()),
             Self::Listen { source, .. } => match source.kind() {
                 io::ErrorKind::AddrInUse => {
-                    Some("name another port with --address, or stop what uses this one".into())
+                    Some("name another port with --address, or stop the program that uses this one".into())
                 }
                 kind => Some(format!("name an address of this machine with --address ({kind})")),
             },
             Self::Violated { .. } => {
                 Some("report it: this is a fault of dipaco, and --from SEED --seeds 1 plays it again".into())
             }
-            Self::Cells { .. } => Some("run the same command again: what is finished is not repeated".into()),
+            Self::Cells { .. } => Some("run the same command again: finished cells are not repeated".into()),
             Self::Experiment(ExperimentError::Read { source, .. }) => io_remedy(source).map(str::to_owned),
             Self::Experiment(ExperimentError::Configuration { .. }) => {
                 Some("`dipaco config keys` explains every key".into())
             }
-            Self::Logs(_) | Self::Interrupted | Self::Bench(_) | Self::Step(_) | Self::Experiment(_) => None,
+            Self::Logs(_)
+            | Self::Interrupted
+            | Self::Bench(_)
+            | Self::Step(_)
+            | Self::Experiment(_)
+            | Self::NoCrates { .. }
+            | Self::Lock { .. }
+            | Self::Request { .. }
+            | Self::Answer { .. } => None,
         }
     }
 
-    /// Tells the user, on standard error.
+    /// Reports the error on standard error.
     pub(crate) fn report(&self) {
         let text = match self {
             Self::Config(ConfigError::Problems(problems)) => {
@@ -172,11 +212,11 @@ fn render(
     out
 }
 
-/// What to do about the usual failures of files.
+/// Remedies for the usual errors of files.
 fn io_remedy(error: &io::Error) -> Option<&'static str> {
     match error.kind() {
-        io::ErrorKind::NotFound => Some("check the name, or make what it names first"),
-        io::ErrorKind::PermissionDenied => Some("check who owns it and its permissions"),
+        io::ErrorKind::NotFound => Some("check the name, or make the file or folder first"),
+        io::ErrorKind::PermissionDenied => Some("check its owner and permissions"),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             Some("free some space, then run the command again")
         }
@@ -185,12 +225,21 @@ fn io_remedy(error: &io::Error) -> Option<&'static str> {
     }
 }
 
-/// Converts errors of libraries through [`StepError`].
+impl From<PipelineError> for CliError {
+    fn from(error: PipelineError) -> Self {
+        match error {
+            PipelineError::Interrupted => Self::Interrupted,
+            error => Self::Step(error),
+        }
+    }
+}
+
+/// Converts errors of libraries through [`PipelineError`].
 macro_rules! through_step_error {
     ($($error:path),+ $(,)?) => {
         $(impl From<$error> for CliError {
             fn from(error: $error) -> Self {
-                StepError::from(error).into()
+                PipelineError::from(error).into()
             }
         })+
     };
@@ -220,13 +269,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_whole_chain_is_told_once() {
+    fn the_whole_chain_is_reported_once() {
         let source = io::Error::new(io::ErrorKind::NotFound, "no such file");
         let error = CliError::Config(ConfigError::Read { path: "a.toml".into(), source });
         assert_eq!(
             render(&error, error.source(), error.remedy()),
             "error: the configuration file a.toml can't be read\n  because: no such file\n  \
-             try: check the name, or make what it names first\n"
+             try: check the name, or make the file or folder first\n"
         );
     }
 }

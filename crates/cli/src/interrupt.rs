@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM: the first asks to stop, the second ends the process at once.
+//! Ctrl-C and SIGTERM: the first signal asks to stop, the second ends the process at once.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{CliError, INTERRUPTED};
 
-/// Whether the user asked to stop; cheap to clone.
+/// The user's request to stop; cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupt {
     flag: Arc<AtomicBool>,
@@ -28,7 +28,7 @@ impl Interrupt {
         let flag = Arc::new(AtomicBool::new(false));
         let token = CancellationToken::new();
         for signal in [SIGINT, SIGTERM] {
-            // In this order: the first signal finds the flag unset and then sets it.
+            // In this order: the first signal must find the flag unset, and then sets it.
             flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), Arc::clone(&flag))?;
             flag::register(signal, Arc::clone(&flag))?;
         }
@@ -36,29 +36,29 @@ impl Interrupt {
         let cancel = token.clone();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             if signals.forever().next().is_some() {
-                tracing::warn!("stopping; once more ends at once");
+                tracing::warn!("stopping; a second signal ends the program at once");
                 cancel.cancel();
             }
         })?;
         Ok(Self { flag, token })
     }
 
-    /// The result of a step: what failed because the user asked to stop is an interruption.
+    /// The result of a step, where any error after a request to stop is [`CliError::Interrupted`].
     pub(crate) fn judge<T, E: Into<CliError>>(&self, result: Result<T, E>) -> Result<T, CliError> {
         result.map_err(|error| if self.is_set() { CliError::Interrupted } else { error.into() })
     }
 
-    /// Whether the user asked to stop, for loops.
+    /// Returns whether the user asked to stop, for loops.
     pub(crate) fn is_set(&self) -> bool {
         self.flag.load(Ordering::Relaxed)
     }
 
-    /// The same as a flag that libraries can watch.
+    /// The request as a flag, for blocking code.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.flag)
     }
 
-    /// The same for asynchronous code.
+    /// The request as a token, for asynchronous code.
     pub(crate) fn token(&self) -> CancellationToken {
         self.token.clone()
     }

@@ -2,19 +2,19 @@
 
 mod args;
 mod commands;
+mod config_options;
 mod device;
 mod error;
 mod interrupt;
 mod memory;
 mod output;
-mod run_directory;
+
 mod run_options;
 mod runtime;
-mod steps;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use crate::args::{Cli, Command};
 use crate::error::CliError;
@@ -60,6 +60,6 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Bench(command) => commands::bench::run(&command, progress),
         Command::Config(command) => commands::config::run(command),
         Command::Doctor(options) => commands::doctor::run(&options),
-        Command::Completions { shell } => commands::completions::run(shell),
+        Command::Completions { shell } => commands::completions::run(shell, Cli::command()),
     }
 }

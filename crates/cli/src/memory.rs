@@ -1,23 +1,32 @@
-//! Memory of the machine and of this process, where the system tells it, and the program's allocator.
+//! Memory of the machine and of processes, where the system reports it, and the program's allocator.
 
-/// Gives back to the system what a coordinator, a synchronizer or a server has freed: most of it are buffers of some
-/// megabytes, which glibc keeps once it has seen one of their size (docs/results/2026-11-21-synchronisation.md).
+/// Returns freed memory to the system. A coordinator, a synchronizer and a server free many buffers of some megabytes,
+/// which the allocator of glibc would keep.
 #[cfg(unix)]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Memory of the machine in bytes, all of it and what programs can still have; `None` where the system does not say.
-pub(crate) fn of_machine() -> Option<(u64, u64)> {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    bytes(&text, "MemTotal:").zip(bytes(&text, "MemAvailable:"))
+/// Memory of the machine in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MachineMemory {
+    /// All of it.
+    pub(crate) total: u64,
+    /// Memory that programs can still allocate.
+    pub(crate) available: u64,
 }
 
-/// The most memory that this process has held, in bytes.
+/// Memory of the machine; `None` where the system does not report it.
+pub(crate) fn of_machine() -> Option<MachineMemory> {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    Some(MachineMemory { total: bytes(&text, "MemTotal:")?, available: bytes(&text, "MemAvailable:")? })
+}
+
+/// Peak resident memory of this process, in bytes.
 pub(crate) fn peak() -> Option<u64> {
     bytes(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmHWM:")
 }
 
-/// The memory that another process holds, in bytes.
+/// Resident memory of another process, in bytes.
 pub(crate) fn of_process(id: u32) -> Option<u64> {
     bytes(&std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default(), "VmRSS:")
 }

@@ -1,4 +1,4 @@
-//! Standard output, where data goes.
+//! Printing data to standard output.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::error::CliError;
 
-/// Writes text to standard output. A reader that has gone away, as `head` does, has got what it wanted.
+/// Writes text to standard output. A reader that closes the pipe early, as `head` does, is no error.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

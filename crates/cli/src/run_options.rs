@@ -1,4 +1,4 @@
-//! Which run a command is about, and its configuration.
+//! The options that name a run and its configuration.
 
 use std::path::PathBuf;
 
@@ -6,19 +6,19 @@ use clap::Args;
 use dipaco_config::{RunConfig, Sources};
 
 use crate::error::CliError;
-use crate::run_directory::RunDirectory;
-use crate::steps::files;
+use dipaco_pipeline::vocabulary::with_vocabulary;
+use dipaco_pipeline::{PipelineError, RunDirectory, save_config};
 
 /// The run and its configuration.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RunOptions {
-    /// The run's directory; `runs/NAME` by the configuration's run.name without it.
+    /// Directory of the run; the default is `runs/NAME`, with run.name of the configuration.
     #[arg(short, long, env = "DIPACO_RUN", value_name = "DIR")]
     pub(crate) run: Option<PathBuf>,
-    /// The configuration file; that of the run's directory, or the defaults of a tiny run, without it.
+    /// Configuration file; the default is config.toml in the run's directory, or else the configuration of a tiny run.
     #[arg(short, long, env = "DIPACO_CONFIG", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Override a key, as in --set train.rounds=20; may be repeated. DIPACO__TRAIN__ROUNDS=20 does the same.
+    /// Override a key, as in --set train.rounds=20; may be repeated. The variable DIPACO__TRAIN__ROUNDS=20 does the same.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
 }
@@ -31,11 +31,11 @@ impl RunOptions {
         let loaded = RunConfig::load(&Sources::with_environment(file, self.overrides.clone()))?;
         let mut config = loaded.config;
         let root = self.run.clone().unwrap_or_else(|| config.run.directory());
-        // The run may have been copied: the directory that was named is the one that counts.
+        // The saved directory is wrong in a copied run, and --run is right.
         config.run.directory = None;
         let run = RunDirectory::new(root);
         if self.config.is_none() && self.run.is_none() && run.config().exists() {
-            // The default run, begun by an earlier command.
+            // An earlier command began the default run: its configuration counts.
             let sources = Sources::with_environment(Some(run.config()), self.overrides.clone());
             config = RunConfig::load(&sources)?.config;
             config.run.directory = None;
@@ -43,27 +43,22 @@ impl RunOptions {
         Ok((run.with_data(config.run.data.as_deref()), config))
     }
 
-    /// The same for commands that change the run: the resolved configuration is saved with it.
+    /// The same for commands that change a prepared run. The resolved configuration is saved with the run; the returned
+    /// one has the vocabulary of the run's tokenizer. A directory without a run is left as it is.
+    pub(crate) fn open_prepared(&self) -> Result<(RunDirectory, RunConfig), CliError> {
+        let (run, config) = self.open()?;
+        if !run.root().exists() && !run.tokenizer().exists() {
+            return Err(PipelineError::NoRun { folder: run.root().to_owned() }.into());
+        }
+        let sized = with_vocabulary(&run, &config)?;
+        save_config(&run, &config)?;
+        Ok((run, sized))
+    }
+
+    /// The same for commands that begin a run. The resolved configuration is saved with the run.
     pub(crate) fn open_to_write(&self) -> Result<(RunDirectory, RunConfig), CliError> {
         let (run, config) = self.open()?;
         save_config(&run, &config)?;
         Ok((run, config))
     }
-}
-
-/// Saves the resolved configuration with the run. What later steps would do differently is told.
-pub(crate) fn save_config(run: &RunDirectory, config: &RunConfig) -> Result<(), CliError> {
-    let file = run.config();
-    let text = config.to_toml();
-    if let Ok(before) = std::fs::read_to_string(&file) {
-        if before == text {
-            return Ok(());
-        }
-        if let Ok(before) = RunConfig::from_toml(&before, &file) {
-            for (key, old, new) in before.differences(config) {
-                tracing::info!("{key} changes from {old} to {new}");
-            }
-        }
-    }
-    Ok(files::write(&file, text.as_bytes())?)
 }

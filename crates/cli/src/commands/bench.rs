@@ -1,5 +1,6 @@
-//! `dipaco bench`: how fast this machine trains, and moves what training makes.
+//! `dipaco bench`: measures training, transfers and coordination on this machine.
 
+mod median;
 mod outer_step;
 mod transfer;
 mod workers;
@@ -15,14 +16,15 @@ use serde::Serialize;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::steps::product_rate::product_rate;
-use crate::steps::step_speed::{Effort, Phases, StepSpeed, Subject, measure, shape};
-use crate::steps::vocabulary;
-use crate::{memory, output, steps};
+use crate::{memory, output};
+use dipaco_pipeline::limits;
+use dipaco_pipeline::product_rate::product_rate;
+use dipaco_pipeline::step_speed::{Effort, Phases, StepSpeed, Subject, measure, shape};
+use dipaco_pipeline::vocabulary;
 
-/// Steps before those that count.
+/// Steps before the measured steps.
 const WARM_UP: usize = 3;
-/// More threads than any machine has.
+/// Upper bound on --threads.
 const MOST_THREADS: usize = 4096;
 
 #[derive(Debug, Subcommand)]
@@ -32,15 +34,14 @@ pub(crate) enum BenchCommand {
     Step(StepOptions),
     /// Measure transfers between two processes of this machine, and the outer step.
     ///
-    /// A worker's process fetches modules and brings as many outer gradients over loopback, with mutual TLS, in pieces that
-    /// are verified by their hashes; in the same round plain QUIC streams move the same bytes, and nobody looks at them.
+    /// A worker process fetches modules and uploads as many outer gradients over loopback, with mutual TLS and verified
+    /// hashes. In the same round plain QUIC streams move the same number of bytes without verification.
     #[command(after_help = TRANSFER_EXAMPLES)]
     Transfer(transfer::TransferOptions),
-    /// Measure how soon a coordinator answers many workers that ask for leases.
+    /// Measure the answer times of a coordinator with many workers (load test).
     ///
-    /// A coordinator's process leads 2,048 paths of a model that is nearly nothing; workers with real connections ask for
-    /// leases, fetch weights, wait as if they trained, and bring outer gradients. Only answers of leases that are there are
-    /// timed.
+    /// A coordinator process serves 2,048 paths of a tiny model. Workers with real connections ask for leases, fetch weights,
+    /// wait instead of training, and upload outer gradients. Only requests that get a lease are timed.
     #[command(after_help = WORKERS_EXAMPLES)]
     Workers(workers::WorkersOptions),
 }
@@ -48,7 +49,7 @@ pub(crate) enum BenchCommand {
 const WORKERS_EXAMPLES: &str = "\
 Examples:
   dipaco bench workers                              1,000 workers for a minute
-  dipaco bench workers --seconds 600 --json         what docs/results has";
+  dipaco bench workers --seconds 600 --json         as in docs/results";
 
 const TRANSFER_EXAMPLES: &str = "\
 Examples:
@@ -70,25 +71,25 @@ Rates count 6 operations per matrix parameter and token, and causal attention.";
 /// Options of `dipaco bench step`.
 #[derive(Debug, Args)]
 pub(crate) struct StepOptions {
-    /// A path of a size that is easily compared with other programs.
+    /// Size of the path, for comparison with other programs.
     #[arg(long, value_enum, default_value_t, conflicts_with = "config")]
     size: Size,
-    /// The path of this run configuration, trained as it says.
+    /// Configuration file of the path and its training.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The numbers that products multiply; the configuration's, or f32, without it.
+    /// Number type of matrix products; the default is model.dtype of the configuration, or f32.
     #[arg(long, value_enum, value_name = "TYPE")]
     dtype: Option<DtypeOption>,
-    /// Threads to compute with; the number of cores without it.
+    /// Number of threads to compute with; the default is one per core.
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
-    /// Steps that are measured, after 3 that are not.
+    /// Number of measured steps. 3 more before them are not measured.
     #[arg(long, default_value_t = 10, value_name = "N")]
     steps: usize,
-    /// Sequences per forward and backward pass; must divide the batch, 0 takes all at once.
+    /// Number of sequences per forward and backward pass. It must divide the batch; 0 means the whole batch.
     #[arg(long, value_name = "N")]
     micro_batch: Option<usize>,
-    /// Keep only the input of each block for the backward pass and compute the rest again.
+    /// Keep only the input of each block for the backward pass and recompute the rest.
     #[arg(long)]
     activation_checkpointing: bool,
     #[command(flatten)]
@@ -156,7 +157,7 @@ impl Size {
     }
 }
 
-/// What was measured, as JSON.
+/// The measurement, as JSON.
 #[derive(Debug, Serialize)]
 struct Report {
     what: String,
@@ -177,13 +178,13 @@ struct Report {
     ms_max: f64,
     tokens_per_s: f64,
     gflops: f64,
-    /// The rate of this machine's products, measured in the same run; `null` on a GPU.
+    /// Rate of matrix products on this machine, measured in the same run; `null` on a GPU.
     product_gflops: Option<f64>,
     /// `gflops` over `product_gflops`.
     share: Option<f64>,
-    /// Milliseconds per step; on a GPU all of it is the rest.
+    /// Milliseconds per step. On a GPU all of them are in `rest`.
     phases: Phases,
-    /// The most memory that the program held during the steps; absent where the system does not tell.
+    /// Peak memory during the steps; absent where the system does not report it.
     peak_mib: Option<u64>,
     loss: f32,
 }
@@ -200,23 +201,23 @@ fn step(options: &StepOptions, progress: &Progress) -> Result<(), CliError> {
     let (name, subject) = subject(options)?;
     let device = options.device.open()?;
     if device.is_cpu() {
-        check_memory(&subject, memory::of_machine().map(|(_, available)| available))?;
+        check_memory(&subject, memory::of_machine().map(|memory| memory.available))?;
     }
     let interrupt = Interrupt::listen()?;
-    steps::threads::limit(options.threads.unwrap_or(0))?;
+    limits::threads(options.threads.unwrap_or(0))?;
     let effort = Effort { warm_up: WARM_UP, steps: options.steps, seconds: f64::MAX };
     let task = progress.task("steps", Some((WARM_UP + options.steps) as u64), ProgressUnit::Count("steps"));
     let found =
         measure(&device, &subject, effort, &task, || interrupt.is_set())?.ok_or(CliError::Interrupted)?;
     task.finish();
-    // Before the products of the comparison take memory of their own.
+    // Before the matrix products of the comparison allocate memory.
     let peak = memory::peak();
     let product_rate = device.is_cpu().then(|| product_rate(subject.model.dtype));
     let report = report(name, &subject, device.describe()?, &found, product_rate, peak);
     if options.json { output::print_json(&report) } else { output::print(&describe(&report, &subject)) }
 }
 
-/// What the options ask for, with the name that the report gives it.
+/// The path that the options choose, with its name in the report.
 fn subject(options: &StepOptions) -> Result<(String, Subject), CliError> {
     let usage = |message: String, remedy: &str| Err(CliError::Usage { message, remedy: remedy.into() });
     if options.steps == 0 {
@@ -233,7 +234,7 @@ fn subject(options: &StepOptions) -> Result<(String, Subject), CliError> {
         Some(file) => {
             let sources = Sources::with_environment(Some(file.clone()), Vec::new());
             let config = RunConfig::load(&sources)?.config;
-            let (config, _) = vocabulary::expected(&config)?;
+            let config = vocabulary::expected(&config)?.config;
             (file.display().to_string(), Subject { model: config.model, train: config.train })
         }
     };
@@ -254,7 +255,7 @@ fn subject(options: &StepOptions) -> Result<(String, Subject), CliError> {
     Ok((name, subject))
 }
 
-/// Refuses what would only end by the system's hand.
+/// Refuses a step that needs more memory than there is: the system would kill the program.
 fn check_memory(subject: &Subject, available: Option<u64>) -> Result<(), CliError> {
     let needs = step_memory(&subject.model, &shape(&subject.train)).total();
     match available {

@@ -1,9 +1,8 @@
-//! `dipaco completions`: completions for a shell.
+//! `dipaco completions`: prints completions for a shell.
 
-use clap::CommandFactory;
+use clap::Command;
 use clap_complete::Shell;
 
-use crate::args::Cli;
 use crate::error::CliError;
 use crate::output;
 
@@ -13,8 +12,9 @@ Examples:
   dipaco completions zsh > ~/.zfunc/_dipaco
   dipaco completions fish > ~/.config/fish/completions/dipaco.fish";
 
-pub(crate) fn run(shell: Shell) -> Result<(), CliError> {
+/// Prints the completions of `program`.
+pub(crate) fn run(shell: Shell, mut program: Command) -> Result<(), CliError> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "dipaco", &mut script);
+    clap_complete::generate(shell, &mut program, "dipaco", &mut script);
     output::print(&String::from_utf8_lossy(&script))
 }

@@ -1,4 +1,4 @@
-//! `dipaco config`: show, check and explain the configuration.
+//! `dipaco config`: shows, checks and explains the configuration.
 
 use clap::{Args, Subcommand};
 use dipaco_config::{KeyDoc, RunConfig};
@@ -6,16 +6,16 @@ use dipaco_telemetry::{Align, Table, human};
 use dipaco_topology::Topology;
 use serde::Serialize;
 
-use crate::args::ConfigOptions;
+use crate::config_options::ConfigOptions;
 use crate::error::CliError;
 use crate::output;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Print the configuration that results from defaults, file, environment and --set.
+    /// Print the configuration made of defaults, file, environment and --set.
     #[command(after_help = SHOW_EXAMPLES)]
     Show(ShowOptions),
-    /// Say what is wrong with the configuration, or what it amounts to.
+    /// Check the configuration and summarise it.
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckOptions),
     /// List the keys with their defaults and meanings.
@@ -39,10 +39,10 @@ Examples:
 pub(crate) struct ShowOptions {
     #[command(flatten)]
     config: ConfigOptions,
-    /// Only the keys that are not at their defaults, with the place that says so.
+    /// Print only the keys that differ from their defaults, each with its source.
     #[arg(long, conflicts_with = "json")]
     changed: bool,
-    /// As JSON instead of TOML.
+    /// Print JSON instead of TOML.
     #[arg(long)]
     json: bool,
 }
@@ -51,17 +51,17 @@ pub(crate) struct ShowOptions {
 pub(crate) struct CheckOptions {
     #[command(flatten)]
     config: ConfigOptions,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct KeysOptions {
-    /// Only keys that begin with this.
+    /// Beginning of the keys; the default is all keys.
     #[arg(value_name = "KEY", default_value = "")]
     prefix: String,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -89,7 +89,7 @@ fn show(options: &ShowOptions) -> Result<(), CliError> {
     output::print(&resolved.config.to_toml())
 }
 
-/// What a configuration amounts to.
+/// The summary of a configuration.
 #[derive(Serialize)]
 struct Summary {
     hash: String,

@@ -1,6 +1,7 @@
-//! `dipaco doctor`: whether this machine can train and serve.
+//! `dipaco doctor`: checks whether this machine can train and serve.
 
 mod directory;
+mod finding;
 mod gpu;
 mod machine;
 mod network;
@@ -8,8 +9,8 @@ mod network;
 use std::path::PathBuf;
 
 use clap::Args;
-use serde::Serialize;
 
+use self::finding::{Finding, Status};
 use crate::error::CliError;
 use crate::output;
 
@@ -19,45 +20,12 @@ Examples:
   dipaco doctor                      check this machine, and the folder runs/
   dipaco doctor --run /data/my-run   check the place of a run")]
 pub(crate) struct DoctorOptions {
-    /// The directory in which runs are to be kept; it need not exist yet.
+    /// Directory for runs. It need not exist yet.
     #[arg(long, env = "DIPACO_RUN", default_value = "runs", value_name = "DIR")]
     run: PathBuf,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
-}
-
-/// How a check went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Status {
-    Ok,
-    Warn,
-    Fail,
-}
-
-/// What a check found.
-#[derive(Debug, Serialize)]
-struct Finding {
-    check: &'static str,
-    status: Status,
-    found: String,
-    /// What to do; absent when all is well.
-    remedy: Option<String>,
-}
-
-impl Finding {
-    fn ok(check: &'static str, found: impl Into<String>) -> Self {
-        Self { check, status: Status::Ok, found: found.into(), remedy: None }
-    }
-
-    fn warn(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, status: Status::Warn, found: found.into(), remedy: Some(remedy.into()) }
-    }
-
-    fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, status: Status::Fail, found: found.into(), remedy: Some(remedy.into()) }
-    }
 }
 
 pub(crate) fn run(options: &DoctorOptions) -> Result<(), CliError> {

@@ -1,4 +1,4 @@
-//! `dipaco train --dry-run`: what a training would be.
+//! `dipaco train --dry-run`: prints the plan of a training.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,12 +8,13 @@ use dipaco_telemetry::{Align, Progress, Table, human};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::steps::dry_run::{DryRun, Memory, measured};
-use crate::steps::train::threads_per_worker;
-use crate::steps::vocabulary;
-use crate::{memory, output, steps};
+use crate::{memory, output};
+use dipaco_pipeline::dry_run::{DryRun, Memory, measured};
+use dipaco_pipeline::limits;
+use dipaco_pipeline::train::threads_per_worker;
+use dipaco_pipeline::vocabulary::{SizedConfig, of_run};
 
-/// Prints what training would be. Starts nothing and writes nothing.
+/// Prints the plan of a training. Starts nothing and writes nothing.
 pub(crate) fn run(
     options: &RunOptions,
     workers: usize,
@@ -22,13 +23,13 @@ pub(crate) fn run(
 ) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.open()?;
-    let (config, vocabulary_from) = vocabulary::of_run(&run, &config)?;
+    let SizedConfig { config, source: vocabulary_from } = of_run(&run, &config)?;
     let threads = threads_per_worker(&config, workers);
-    let available = memory::of_machine().map(|(_, available)| available);
+    let available = memory::of_machine().map(|memory| memory.available);
     let plan = DryRun::new(&config, vocabulary_from, workers, threads, available)?;
-    steps::threads::limit(threads)?;
+    limits::threads(threads)?;
     let speed = measured(&config, available, progress, || interrupt.is_set())?;
-    let plan = plan.with_speed(&config, speed.ok_or(CliError::Interrupted)?);
+    let plan = plan.with_speed(&config, speed);
     if json { output::print_json(&plan) } else { output::print(&describe(&plan)) }
 }
 
@@ -73,7 +74,7 @@ fn describe(plan: &DryRun) -> String {
                 plan.threads_per_worker,
                 plan.speed_from
             );
-            // More seconds than any clock counts are as good as forever.
+            // A time beyond the clock's range is shown as the longest one.
             let time = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
             let _ = writeln!(
                 text,
@@ -141,7 +142,7 @@ fn memory_table(memory: &Memory) -> String {
     table.to_string()
 }
 
-/// Whether it fits, and what to do when it does not.
+/// The comparison of needed and available memory, with remedies.
 fn verdict(plan: &DryRun) -> String {
     let memory = &plan.memory;
     let busy = if memory.all_workers == memory.worker { "one worker needs" } else { "all workers here need" };

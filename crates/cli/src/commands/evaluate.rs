@@ -10,11 +10,12 @@ use serde::Serialize;
 
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::run_directory::RunDirectory;
 use crate::run_options::RunOptions;
-use crate::steps::evaluate::{Subject, evaluate};
-use crate::steps::weights::{Version, Weights};
-use crate::{output, runtime, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::RunDirectory;
+use dipaco_pipeline::evaluate::{Subject, evaluate};
+use dipaco_pipeline::{Version, Weights};
+use dipaco_pipeline::{labels, vocabulary};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -30,24 +31,24 @@ Examples:
 pub(crate) struct EvaluateOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Evaluate single paths on all documents instead of the routed model; may be repeated.
+    /// Evaluate this path on all documents instead of the routed model; may be repeated.
     #[arg(long = "path", value_name = "N")]
     paths: Vec<PathId>,
-    /// A dense run on the same text to compare with.
+    /// Directory of a dense run on the same text, to compare with.
     #[arg(long, value_name = "DIR")]
     dense: Option<PathBuf>,
-    /// Use each path's best version on its held-out documents instead of the last.
+    /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
     #[arg(long)]
     early_stopping: bool,
-    /// Also choose a path every W tokens, by the router of `dipaco route fit-transformer`; may be repeated. Without it:
-    /// evaluation.reroute_tokens.
+    /// Also evaluate with a new choice of path every W tokens, by the router of `dipaco route fit-transformer`; may be
+    /// repeated. The default is evaluation.reroute_tokens.
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..))]
     reroute: Vec<u32>,
-    /// Labels of documents, a JSON object with `url` and `domain` on each line (.gz and .zst are decompressed): adds
-    /// results for each domain, and how well paths agree with domains.
+    /// Label file, a JSON object with `url` and `domain` on each line (.gz and .zst are decompressed). Adds results for each
+    /// domain, and the agreement of paths with domains.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
-    /// Where the text of the validation documents is, for --labels; the files that prepare was given without it.
+    /// Text of the validation documents, for --labels; may be repeated. The default is the text that `prepare` read.
     #[arg(long, value_name = "PATH", requires = "labels")]
     labelled_text: Vec<PathBuf>,
     /// Print the results as JSON.
@@ -65,8 +66,8 @@ struct Row<'a> {
 pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
-    steps::route::check_tokenizer(&run)?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    dipaco_pipeline::route::check_tokenizer(&run)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let comparison = runtime::run(async {
         let weights = Weights::open(&run, &config, version).await?;
@@ -80,7 +81,7 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
             let flag = interrupt.flag();
             let domains = match &options.labels {
                 Some(labels) => {
-                    Some(steps::labels::domains(&own, labels, &options.labelled_text, &progress, &flag)?)
+                    Some(labels::domains(&own, labels, &options.labelled_text, &progress, &flag)?)
                 }
                 None => None,
             };
@@ -115,7 +116,7 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
 }
 
 impl EvaluateOptions {
-    /// What is evaluated of the run, with its name in the table.
+    /// The evaluated models, with their names in the table.
     fn subjects(&self, config: &EvaluationConfig) -> Vec<(String, Subject)> {
         if !self.paths.is_empty() {
             let named = |&path: &PathId| (format!("path {path}"), Subject::Path(path));
@@ -137,13 +138,13 @@ async fn open_dense(
 ) -> Result<(RunDirectory, dipaco_config::RunConfig, Weights), CliError> {
     let options = RunOptions { run: Some(folder.to_owned()), config: None, overrides: Vec::new() };
     let (run, config) = options.open()?;
-    steps::route::check_tokenizer(&run)?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    dipaco_pipeline::route::check_tokenizer(&run)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let weights = Weights::open(&run, &config, Version::Current).await?;
     Ok((run, config, weights))
 }
 
-/// Writes the results to the run's event file.
+/// Records the results in the run's event file.
 pub(crate) fn record(run: &RunDirectory, comparison: &Comparison) -> Result<(), CliError> {
     let events = Events::create(&run.events())?;
     for (model, evaluation) in &comparison.rows {

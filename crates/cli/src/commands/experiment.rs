@@ -1,32 +1,28 @@
-//! `dipaco experiment`: runs × routers × seeds from a file, and their tables.
+//! `dipaco experiment`: trains and evaluates the cells of experiment files, and prints their tables.
 
-mod bench;
-mod cell;
-mod facts;
-mod record;
-
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use dipaco_config::RunConfig;
 use dipaco_experiment::{Cell, Experiment, Results, Table};
 use dipaco_model::{parameters, path_specs};
 use dipaco_telemetry::{Align, Progress, human};
 use dipaco_topology::Topology;
 
-use self::bench::Bench;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::steps::error::StepError;
-use crate::{output, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::PipelineError;
+use dipaco_pipeline::experiment::{self, Cancel, ExperimentFolder, ExperimentOptions, results_file};
+use dipaco_pipeline::vocabulary;
+use tokio::runtime::Handle;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExperimentCommand {
-    /// Train and evaluate every cell of experiments; what is finished is not repeated.
+    /// Train and evaluate the cells of experiments. Finished cells are not repeated.
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunExperiment),
-    /// Print the table of what is finished.
+    /// Print the table of finished cells.
     #[command(after_help = TABLE_EXAMPLES)]
     Table(TableOptions),
 }
@@ -50,33 +46,33 @@ pub(crate) struct RunExperiment {
     /// Experiment files.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Text to train on: anything that `prepare` takes; may be repeated.
+    /// Text to train on, as for `dipaco prepare`; may be repeated.
     #[arg(long, required = true, value_name = "PATH")]
     data: Vec<PathBuf>,
-    /// Text to evaluate on; a part of the data without it.
+    /// Text to evaluate on; may be repeated. The default is a part of --data.
     #[arg(long, value_name = "PATH")]
     validation: Vec<PathBuf>,
-    /// What the documents are about, one JSON object with `url` and `domain` a line: tables then have purity and NMI.
+    /// Label file, a JSON object with `url` and `domain` on each line. Adds purity and NMI to the tables.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
-    /// Where cells and results are kept.
+    /// Folder of cells and results.
     #[arg(short, long, default_value = "runs/experiments", value_name = "DIR")]
     out: PathBuf,
-    /// Worker processes of each training.
+    /// Number of worker processes of each training.
     #[arg(short, long, env = "DIPACO_WORKERS", default_value_t = 2, value_name = "N")]
     workers: usize,
     #[command(flatten)]
     device: DeviceOptions,
-    /// Only these runs, by name; may be repeated.
+    /// Only the run of this name; may be repeated.
     #[arg(long = "run", value_name = "NAME")]
     runs: Vec<String>,
-    /// Only these seeds; may be repeated.
+    /// Only this seed; may be repeated.
     #[arg(long = "seed", value_name = "N")]
     seeds: Vec<u64>,
-    /// Keep training shards and the moments of the paths of finished cells, which take most of their space.
+    /// Keep the training shards and moments of finished cells, which take most of their space.
     #[arg(long)]
     keep_all: bool,
-    /// List the cells; train nothing.
+    /// List the cells and train nothing.
     #[arg(long)]
     dry_run: bool,
     /// Print the tables as JSON.
@@ -90,7 +86,7 @@ pub(crate) struct TableOptions {
     /// Experiment files (.toml), or files of results (.json).
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Where `dipaco experiment run` keeps its results.
+    /// Folder of `dipaco experiment run`.
     #[arg(short, long, default_value = "runs/experiments", value_name = "DIR")]
     out: PathBuf,
     /// Print the tables as JSON.
@@ -117,20 +113,35 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
     if options.dry_run {
         return experiments.iter().try_for_each(|(experiment, cells)| plan(experiment, cells));
     }
-    let mut bench = Bench::open(options, progress, interrupt.clone())?;
-    let mut tables = Vec::new();
-    let (mut failed, mut of) = (0, 0);
-    for (experiment, cells) in &experiments {
-        let (results, wrong) = interrupt.judge(bench.run(experiment, cells))?;
-        failed += wrong;
-        of += cells.len();
-        tables.push(Table::of(&results));
-    }
+    let setup = ExperimentOptions {
+        data: options.data.clone(),
+        validation: options.validation.clone(),
+        labels: options.labels.clone(),
+        out: options.out.clone(),
+        workers: options.workers,
+        program: runtime::program()?,
+        device: options.device.choice(),
+        keep_all: options.keep_all,
+    };
+    let cancel = Cancel { flag: interrupt.flag(), token: interrupt.token() };
+    let progress = progress.clone();
+    let work = move || {
+        let mut folder = ExperimentFolder::open(setup, &progress, cancel, Handle::current())?;
+        let (mut tables, mut failed, mut of) = (Vec::new(), 0, 0);
+        for (experiment, cells) in &experiments {
+            let outcome = experiment::run(&mut folder, experiment, cells)?;
+            failed += outcome.failed;
+            of += cells.len();
+            tables.push(Table::of(&outcome.results));
+        }
+        Ok((tables, failed, of))
+    };
+    let (tables, failed, of) = interrupt.judge(runtime::run(runtime::blocking(work)))?;
     print_tables(&tables, options.json)?;
     if failed > 0 { Err(CliError::Cells { failed, of }) } else { Ok(()) }
 }
 
-/// The cells that the options leave.
+/// The cells that the options select.
 fn chosen(experiment: &Experiment, options: &RunExperiment) -> Result<Vec<Cell>, CliError> {
     let mut cells = experiment.cells()?;
     for name in &options.runs {
@@ -159,15 +170,13 @@ fn plan(experiment: &Experiment, cells: &[Cell]) -> Result<(), CliError> {
         ("evaluations", Align::Left),
     ]);
     for cell in cells {
-        let (config, _): (RunConfig, String) = steps::vocabulary::expected(&cell.config)?;
-        let topology = Topology::new(&config.topology, config.model.blocks).map_err(StepError::from)?;
+        let config = vocabulary::expected(&cell.config)?.config;
+        let topology = Topology::new(&config.topology, config.model.blocks).map_err(PipelineError::from)?;
         let inner = u64::from(config.train.rounds) * config.train.inner_steps;
         let tokens = u64::from(topology.paths())
             * inner
             * (config.train.batch as u64 * config.train.sequence_tokens as u64);
         let evaluations: Vec<&str> = cell.evaluations.iter().map(|it| it.name.as_str()).collect();
-        // Shown to three digits.
-        #[allow(clippy::cast_precision_loss)]
         table.row([
             cell.label(),
             topology.paths().to_string(),
@@ -199,9 +208,4 @@ fn print_tables(tables: &[Table], json: bool) -> Result<(), CliError> {
     }
     let texts: Vec<String> = tables.iter().map(ToString::to_string).collect();
     output::print(&texts.join("\n"))
-}
-
-/// The results of an experiment.
-fn results_file(out: &Path, experiment: &str) -> PathBuf {
-    out.join(format!("{experiment}.json"))
 }

@@ -1,4 +1,4 @@
-//! `dipaco export`: a path as a Hugging Face Llama checkpoint.
+//! `dipaco export`: writes a path as a Hugging Face Llama checkpoint.
 
 use std::path::PathBuf;
 
@@ -8,9 +8,10 @@ use dipaco_topology::PathId;
 
 use crate::error::CliError;
 use crate::run_options::RunOptions;
-use crate::steps::files;
-use crate::steps::weights::{Version, Weights};
-use crate::{output, runtime, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::files;
+use dipaco_pipeline::{Version, Weights};
+use dipaco_pipeline::{prepared, vocabulary};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -21,24 +22,24 @@ Examples:
 pub(crate) struct ExportOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// The path.
+    /// Number of the path, from 0.
     #[arg(long, value_name = "N")]
     path: PathId,
-    /// The folder to write; it must not hold another checkpoint.
+    /// Folder to write. It must not hold another checkpoint.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Use the path's best version on its held-out documents instead of the last.
+    /// Use the version of the path with the lowest loss on its held-out documents, instead of the last version.
     #[arg(long)]
     early_stopping: bool,
-    /// Write over a checkpoint that is there.
+    /// Overwrite a checkpoint in the folder.
     #[arg(long)]
     force: bool,
 }
 
 pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open()?;
-    steps::route::check_tokenizer(&run)?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    dipaco_pipeline::route::check_tokenizer(&run)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     if options.out.join("config.json").exists() && !options.force {
         return Err(CliError::Usage {
             message: format!("{} holds a checkpoint already", options.out.display()),
@@ -52,7 +53,7 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
         let weights = Weights::open(&run, &config, version).await?;
         runtime::blocking(move || Ok(weights.path(path)?)).await
     })?;
-    let tokenizer = steps::seed::tokenizer(&run)?;
+    let tokenizer = prepared::tokenizer(&run)?;
     let special = SpecialTokens {
         end_of_text: tokenizer.end_of_text(),
         end_of_text_text: tokenizer.end_of_text_text(),

@@ -11,7 +11,7 @@ use dipaco_telemetry::{Progress, human};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::output;
-use crate::steps::prepare::Shown;
+use dipaco_pipeline::prepare::FileProgress;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -21,19 +21,19 @@ Examples:
 /// Options of `dipaco fetch-c4`.
 #[derive(Debug, Args)]
 pub(crate) struct FetchOptions {
-    /// Which files, from 0: FIRST..END, without END.
+    /// Numbers of the files, from 0: FIRST..END, without END.
     #[arg(long, value_name = "RANGE", default_value = "0..1")]
     files: Files,
-    /// Files of the validation split instead of training.
+    /// Download the validation split instead of the training split.
     #[arg(long)]
     validation: bool,
-    /// The folder to download to; files that are there and whole are not downloaded again.
+    /// Folder to download to. Complete files are not downloaded again.
     #[arg(long, default_value = "c4", value_name = "DIR")]
     out: PathBuf,
-    /// Where the files are, without their names.
+    /// Address of the folder of files; the default is the Hugging Face hub.
     #[arg(long, env = "DIPACO_C4_URL", value_name = "URL")]
     url: Option<String>,
-    /// Failures in a row after which a file is given up.
+    /// Number of failures in a row after which the download of a file ends.
     #[arg(long, default_value_t = FetchConfig::default().retries, value_name = "N")]
     retries: u32,
     /// Print the report as JSON.
@@ -67,8 +67,8 @@ pub(crate) fn run(options: &FetchOptions, progress: &Progress) -> Result<(), Cli
         retries: options.retries,
         ..default
     };
-    let shown = Shown::new(progress);
-    // The pause between two attempts; Ctrl-C is seen after it.
+    let shown = FileProgress::new(progress);
+    // The pause between two attempts. Ctrl-C takes effect after it.
     let pause = |time| std::thread::sleep(time);
     let report = interrupt.judge(fetch_c4(&config, &options.out, &shown, &interrupt.flag(), &pause))?;
     if options.json {

@@ -7,9 +7,9 @@ use dipaco_experiment::Results;
 
 use crate::error::CliError;
 use crate::output;
-use crate::run_directory::RunDirectory;
 use crate::run_options::RunOptions;
-use crate::steps::charts::{Chart, Told, domains, of_results, of_runs};
+use dipaco_pipeline::RunDirectory;
+use dipaco_pipeline::charts::{Chart, RunCurves, domains, of_results, of_runs};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -23,16 +23,16 @@ Examples:
 #[derive(Debug, Args)]
 #[command(arg_required_else_help = true)]
 pub(crate) struct PlotOptions {
-    /// A run's directory; may be repeated.
+    /// Directory of a run; may be repeated.
     #[arg(short, long, value_name = "DIR")]
     run: Vec<PathBuf>,
-    /// What `dipaco evaluate --json` printed with a label file; may be repeated.
+    /// Output of `dipaco evaluate --labels FILE --json`; may be repeated.
     #[arg(long, value_name = "FILE")]
     evaluation: Vec<PathBuf>,
     /// Results of `dipaco experiment run`; may be repeated.
     #[arg(long, value_name = "FILE")]
     results: Vec<PathBuf>,
-    /// Where the pictures go; `plots` in the first run's directory without it.
+    /// Folder of the pictures; the default is `plots` in the first run's directory.
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print the names of the pictures as JSON.
@@ -46,21 +46,21 @@ pub(crate) fn run(options: &PlotOptions) -> Result<(), CliError> {
         (None, Some(run)) => run.join("plots"),
         (None, None) => {
             return Err(CliError::Usage {
-                message: "it is not said where the pictures go".into(),
+                message: "there is no folder for the pictures".into(),
                 remedy: "give --out DIR".into(),
             });
         }
     };
     let mut charts = Vec::new();
-    let mut runs: Vec<(RunDirectory, Told)> = Vec::new();
+    let mut runs: Vec<(RunDirectory, RunCurves)> = Vec::new();
     for folder in &options.run {
-        let mut told = open(folder)?;
-        // Two runs of one name are told apart by their folders.
-        if runs.iter().any(|(_, other)| other.name == told.1.name) {
-            told.1.name = format!("{} ({})", told.1.name, stem(folder));
+        let mut curves = open(folder)?;
+        // Two runs of one name are curves apart by their folders.
+        if runs.iter().any(|(_, other)| other.name == curves.1.name) {
+            curves.1.name = format!("{} ({})", curves.1.name, stem(folder));
         }
-        charts.extend(of_cell(&told.0, &told.1.name)?);
-        runs.push(told);
+        charts.extend(of_cell(&curves.0, &curves.1.name)?);
+        runs.push(curves);
     }
     charts.extend(of_runs(&runs)?);
     for file in &options.evaluation {
@@ -87,7 +87,7 @@ pub(crate) fn run(options: &PlotOptions) -> Result<(), CliError> {
     output::print(&names.concat())
 }
 
-fn open(folder: &Path) -> Result<(RunDirectory, Told), CliError> {
+fn open(folder: &Path) -> Result<(RunDirectory, RunCurves), CliError> {
     if !RunDirectory::new(folder).config().exists() {
         return Err(CliError::Usage {
             message: format!("{} is no run: it has no config.toml", folder.display()),
@@ -96,11 +96,11 @@ fn open(folder: &Path) -> Result<(RunDirectory, Told), CliError> {
     }
     let options = RunOptions { run: Some(folder.to_owned()), config: None, overrides: Vec::new() };
     let (run, config) = options.open()?;
-    let told = Told::read(&run, &config)?;
-    Ok((run, told))
+    let curves = RunCurves::read(&run, &config)?;
+    Ok((run, curves))
 }
 
-/// The domains of a run that is a cell of an experiment, when it was evaluated with labels.
+/// The chart of domains of a cell of an experiment, if it was evaluated with labels.
 fn of_cell(run: &RunDirectory, name: &str) -> Result<Option<Chart>, CliError> {
     let file = run.root().join("cell.json");
     if file.exists() { Ok(domains(name, &read_json(&file)?)) } else { Ok(None) }

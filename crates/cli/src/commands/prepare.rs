@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_shards::{Part, PrepareReport, PrepareWork};
-use dipaco_telemetry::{Progress, human};
+use dipaco_pipeline::prepare::prepare_part;
+use dipaco_shards::{Part, PrepareWork};
+use dipaco_telemetry::Progress;
 
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
+use crate::output;
 use crate::run_options::RunOptions;
-use crate::{output, steps};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -21,7 +22,7 @@ Over several machines, with the same files and settings on all of them (docs/sca
   dipaco prepare --run runs/c4 --part 2/8 c4/          on the second of eight; copy its data/pieces back
   dipaco prepare --run runs/c4 c4/                     merges, or says which part is missing
 
-A command that was stopped, or found the disk full, goes on when it is repeated.";
+A command that was stopped, or found the disk full, continues when it is repeated.";
 
 /// Options of `dipaco prepare`.
 #[derive(Debug, Args)]
@@ -31,13 +32,13 @@ pub(crate) struct PrepareOptions {
     /// Files and folders of text: C4's *.json.gz, *.jsonl, *.jsonl.gz, *.jsonl.zst, plain text.
     #[arg(required = true, value_name = "PATH")]
     inputs: Vec<PathBuf>,
-    /// The validation text; a part of the inputs, chosen by a hash of each document, without it. May be repeated.
+    /// Validation text; may be repeated. The default is a part of the inputs, chosen by a hash of each document.
     #[arg(long, value_name = "PATH")]
     validation: Vec<PathBuf>,
-    /// Only train the tokenizer, which the parts of a divided preparation share.
+    /// Only train the tokenizer, which all parts of a divided preparation need.
     #[arg(long, conflicts_with = "part")]
     tokenizer_only: bool,
-    /// Only tokenise part I of N of the input files.
+    /// Only tokenise part I of N of the input files, counted from 1.
     #[arg(long, value_name = "I/N")]
     part: Option<Part>,
     /// Print the report as JSON.
@@ -58,7 +59,7 @@ impl PrepareOptions {
 pub(crate) fn run(options: &PrepareOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_to_write()?;
-    let prepared = steps::prepare::some(
+    let prepared = prepare_part(
         &run,
         &config,
         &options.inputs,
@@ -87,12 +88,4 @@ pub(crate) fn run(options: &PrepareOptions, progress: &Progress) -> Result<(), C
         PrepareWork::All => report.to_string(),
     };
     output::print(&(text.trim_end().to_owned() + "\n"))
-}
-
-/// A report in one line.
-pub(crate) fn summary(report: &PrepareReport) -> String {
-    let tokens = report.train.tokens + report.validation.tokens;
-    let documents = report.train.documents + report.validation.documents;
-    let text = format!("{} documents, {} tokens", human::integer(documents), human::integer(tokens));
-    if report.skipped { format!("{text}; they were there already") } else { text }
 }

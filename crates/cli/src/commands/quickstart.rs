@@ -1,5 +1,8 @@
 //! `dipaco quickstart`: from text to a served model.
 
+mod crate_text;
+mod prompts;
+
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -14,12 +17,12 @@ use dipaco_topology::{PathId, TopologyConfig};
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::run_directory::RunDirectory;
-use crate::run_options::save_config;
-use crate::steps::evaluate::{Subject, evaluate};
-use crate::steps::train::{TrainOptions, train};
-use crate::steps::weights::{Version, Weights};
-use crate::{commands, output, runtime, steps};
+use crate::{commands, output, runtime};
+use dipaco_pipeline::evaluate::{Subject, evaluate};
+use dipaco_pipeline::train::{TrainOptions, train};
+use dipaco_pipeline::{RunDirectory, save_config};
+use dipaco_pipeline::{Version, Weights};
+use dipaco_pipeline::{files, phases, vocabulary};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -32,17 +35,17 @@ const CONFIG: &str = include_str!("../../../../configs/quickstart.toml");
 /// Options of `dipaco quickstart`.
 #[derive(Debug, Args)]
 pub(crate) struct QuickstartOptions {
-    /// Text to train on: anything that `prepare` takes; may be repeated. The sources of the crates that this program
-    /// was built from, about 20 MB, without it.
+    /// Text to train on, as for `dipaco prepare`; may be repeated. The default is 20 MB of sources of the crates in this
+    /// program.
     #[arg(long, value_name = "PATH")]
     data: Vec<PathBuf>,
-    /// Text to evaluate on; a part of the data without it.
+    /// Text to evaluate on; may be repeated. The default is a part of --data.
     #[arg(long, value_name = "PATH", requires = "data")]
     validation: Vec<PathBuf>,
-    /// The run's directory.
+    /// Directory of the run.
     #[arg(short, long, env = "DIPACO_RUN", default_value = "runs/quickstart", value_name = "DIR")]
     run: PathBuf,
-    /// Worker processes.
+    /// Number of worker processes.
     #[arg(short, long, env = "DIPACO_WORKERS", default_value_t = 2, value_name = "N")]
     workers: usize,
     #[command(flatten)]
@@ -52,7 +55,7 @@ pub(crate) struct QuickstartOptions {
     overrides: Vec<String>,
 }
 
-/// What the steps share.
+/// State that the steps share.
 struct Quickstart<'a> {
     run: RunDirectory,
     config: RunConfig,
@@ -60,6 +63,13 @@ struct Quickstart<'a> {
     progress: &'a Progress,
     interrupt: Interrupt,
     begun: Instant,
+}
+
+/// The run of the dense model.
+#[derive(Clone)]
+struct Dense {
+    run: RunDirectory,
+    config: RunConfig,
 }
 
 pub(crate) fn run(options: &QuickstartOptions, progress: &Progress) -> Result<(), CliError> {
@@ -72,7 +82,7 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
     let mut quickstart =
         Quickstart { run, config, device: options.device, progress, interrupt, begun: Instant::now() };
     quickstart.prepare(options)?;
-    quickstart.config = steps::seed::with_vocabulary(&quickstart.run, &quickstart.config)?;
+    quickstart.config = vocabulary::with_vocabulary(&quickstart.run, &quickstart.config)?;
     quickstart.seed_and_route()?;
     quickstart.train(options.workers)?;
     let dense = quickstart.dense()?;
@@ -87,16 +97,16 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
     ))
 }
 
-/// How this program was called, so that the printed command can be pasted.
+/// The name that this program was called by, so that the printed command can be pasted.
 fn program() -> String {
     std::env::args().next().unwrap_or_else(|| "dipaco".to_owned())
 }
 
-/// The configuration: that of the run when it has one, so that a repeated call goes on, or the built-in one.
+/// The configuration: the saved one, so that a repeated call continues the run, or else the built-in one.
 fn configure(options: &QuickstartOptions) -> Result<(RunDirectory, RunConfig), CliError> {
     let run = RunDirectory::new(&options.run);
     if !run.config().exists() {
-        steps::files::write(&run.config(), CONFIG.as_bytes())?;
+        files::write(&run.config(), CONFIG.as_bytes())?;
     }
     let loaded = RunConfig::load(&Sources::with_environment(Some(run.config()), options.overrides.clone()))?;
     save_config(&run, &loaded.config)?;
@@ -113,10 +123,10 @@ impl Quickstart<'_> {
     }
 
     fn prepare(&self, options: &QuickstartOptions) -> Result<(), CliError> {
-        let inputs = if options.data.is_empty() { steps::crate_text::files()? } else { options.data.clone() };
+        let inputs = if options.data.is_empty() { crate_text::files()? } else { options.data.clone() };
         self.say("preparing the text: a tokenizer, then tokens")?;
         let flag = self.interrupt.flag();
-        let report = steps::prepare::prepare(
+        let report = dipaco_pipeline::prepare::prepare(
             &self.run,
             &self.config,
             &inputs,
@@ -124,7 +134,7 @@ impl Quickstart<'_> {
             self.progress,
             &flag,
         )?;
-        self.progress.line(&commands::prepare::summary(&report));
+        self.progress.line(&dipaco_pipeline::prepare::summary(&report));
         Ok(())
     }
 
@@ -134,9 +144,9 @@ impl Quickstart<'_> {
             "pretraining the seed, the dense path that every path starts from: {steps} steps"
         ))?;
         let flag = self.interrupt.flag();
-        let how = steps::seed::SeedHow { restart: false, device: self.device.open()? };
+        let how = dipaco_pipeline::seed::SeedHow { restart: false, device: self.device.open()? };
         let summary = runtime::run(async {
-            Ok(steps::seed::seed(&self.run, &self.config, how, self.progress, flag.clone()).await?)
+            Ok(dipaco_pipeline::seed::seed(&self.run, &self.config, how, self.progress, flag.clone()).await?)
         })?;
         if !summary.finished {
             return Err(CliError::Interrupted);
@@ -151,8 +161,8 @@ impl Quickstart<'_> {
         runtime::run(async {
             let weights = Weights::open(&run, &config, Version::Current).await?;
             runtime::blocking(move || {
-                steps::route::fit(&run, &config, &weights, &progress, &flag)?;
-                let division = steps::route::assign(&run, 0, &weights, &progress, &flag)?;
+                dipaco_pipeline::route::fit(&run, &config, &weights, &progress, &flag)?;
+                let division = dipaco_pipeline::route::assign(&run, 0, &weights, &progress, &flag)?;
                 let sizes: Vec<_> =
                     division.train.shards().iter().map(|shard| human::integer(shard.documents)).collect();
                 progress.line(&format!("shards of {} documents", sizes.join(", ")));
@@ -174,6 +184,7 @@ impl Quickstart<'_> {
         let listen = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
         let how = TrainOptions {
             workers: workers.max(1),
+            program: runtime::program()?,
             listen,
             advertise: Vec::new(),
             resume: true,
@@ -189,9 +200,9 @@ impl Quickstart<'_> {
         Ok(())
     }
 
-    /// The dense model of the same size and the same number of steps: the same seed trained on without routing. It is
-    /// a configuration of the same run: one path, and an outer step that does nothing.
-    fn dense(&self) -> Result<(RunDirectory, RunConfig), CliError> {
+    /// Trains the dense model to compare with: the same seed, size and number of steps, without routing. It is a run of its
+    /// own with one path and an outer step of rate 1 without momentum.
+    fn dense(&self) -> Result<Dense, CliError> {
         let steps = u64::from(self.config.train.rounds) * self.config.train.inner_steps;
         self.say(&format!("training the dense model to compare with: the seed, {steps} steps on all text"))?;
         let mut config = self.config.clone();
@@ -202,15 +213,15 @@ impl Quickstart<'_> {
         config.outer.rescale = Rescale::None;
         let run = RunDirectory::new(self.run.root().join("dense")).with_data(Some(&self.run.data()));
         save_config(&run, &config)?;
-        runtime::run(async { Ok(steps::seed::adopt(&run, &config, &self.run).await?) })?;
+        runtime::run(async { Ok(dipaco_pipeline::seed::adopt(&run, &config, &self.run).await?) })?;
         self.route(&run, &config)?;
         self.train_run(&run, &config, 1)?;
-        Ok((run, config))
+        Ok(Dense { run, config })
     }
 
-    fn evaluate(&self, dense: &(RunDirectory, RunConfig)) -> Result<Comparison, CliError> {
+    fn evaluate(&self, dense: &Dense) -> Result<Comparison, CliError> {
         self.say("evaluating: perplexity on validation text, the first 32 tokens read and not counted")?;
-        let (dense_run, dense_config) = dense.clone();
+        let Dense { run: dense_run, config: dense_config } = dense.clone();
         let (run, config, progress) = (self.run.clone(), self.config.clone(), self.progress.clone());
         let flag = self.interrupt.flag();
         let comparison = runtime::run(async {
@@ -235,21 +246,22 @@ impl Quickstart<'_> {
     /// Serves the run and completes two prompts that go to different paths.
     fn complete(&self) -> Result<(), CliError> {
         self.say("serving, and completing two prompts that go to different paths")?;
-        let phase = runtime::run(async { Ok(steps::phases::current(&self.run).await?) })?;
-        let prompts = steps::prompts::candidates(&self.run, phase)?;
+        let phase = runtime::run(async { Ok(phases::current(&self.run).await?) })?;
+        let prompts = prompts::candidates(&self.run, phase)?;
         let (run, config) = (self.run.clone(), self.config.clone());
         let completions = runtime::run(async {
             let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
             let listener = commands::serve::listen(address).await?;
             let bound = listener.local_addr().map_err(|source| CliError::Listen { address, source })?;
-            let state = steps::serve::open(&run, &config, config.serve.clone(), Version::Current).await?;
+            let state =
+                dipaco_pipeline::serve::open(&run, &config, config.serve.clone(), Version::Current).await?;
             let stop = tokio_util::sync::CancellationToken::new();
             let server = tokio::spawn(dipaco_server::serve(listener, state, stop.clone()));
             let model = config.run.name.clone();
             let completions =
-                runtime::blocking(move || Ok(steps::prompts::complete(bound, &model, &prompts)?)).await;
+                runtime::blocking(move || Ok(prompts::complete(bound, &model, &prompts)?)).await;
             stop.cancel();
-            server.await.map_err(|source| steps::error::StepError::Task { source })??;
+            server.await.map_err(|source| dipaco_pipeline::PipelineError::Task { source })??;
             completions
         })?;
         for completion in completions {
@@ -266,7 +278,7 @@ impl Quickstart<'_> {
     }
 }
 
-/// Text on one line, with its line ends visible.
+/// Text on one line, with visible line ends.
 fn one_line(text: &str) -> String {
     text.replace('\n', "⏎")
 }

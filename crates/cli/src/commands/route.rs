@@ -10,14 +10,15 @@ use dipaco_telemetry::{Progress, human};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::steps::error::StepError;
-use crate::steps::route::Division;
-use crate::steps::weights::{Version, Weights};
-use crate::{output, runtime, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::PipelineError;
+use dipaco_pipeline::route::Division;
+use dipaco_pipeline::{Version, Weights};
+use dipaco_pipeline::{phases, prepared, vocabulary};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RouteCommand {
-    /// Compute the features that the router is fitted on, to divide that work among machines.
+    /// Compute a part of the features that the router is fitted on.
     #[command(after_help = FEATURES_EXAMPLES)]
     Features(FeaturesOptions),
     /// Fit the router on features of the seed.
@@ -26,13 +27,13 @@ pub(crate) enum RouteCommand {
     /// Divide training and validation text among the paths.
     #[command(after_help = ASSIGN_EXAMPLES)]
     Assign(AssignOptions),
-    /// Let the paths score the documents that are reserved for the next router.
+    /// Let the paths score the reserved documents, which the next router is fitted on.
     #[command(after_help = SCORE_EXAMPLES)]
     Score(ScoreOptions),
     /// Fit the router of the next phase on the scores, and divide the text by it.
     #[command(after_help = REFIT_EXAMPLES)]
     Refit(RefitOptions),
-    /// Fine-tune the seed to the router that decides during a text.
+    /// Fine-tune the seed into the transformer router, which chooses paths again within a text.
     #[command(after_help = fit_transformer::EXAMPLES)]
     FitTransformer(fit_transformer::FitTransformerOptions),
     /// Show the shards: sizes, balance, examples.
@@ -43,9 +44,9 @@ pub(crate) enum RouteCommand {
 const FEATURES_EXAMPLES: &str = "\
 Examples:
   dipaco route features --run runs/c4 --part 2/8       on the second of eight machines
-  dipaco route fit --run runs/c4                       takes them, or says which part is missing
+  dipaco route fit --run runs/c4                       uses them, or names the missing part
 
-`route fit` alone does the same in one go. The parts are in routing/features; every machine needs data/train.h5 and the
+`route fit` alone does all of it. The parts are in routing/features; every machine needs data/train.h5 and the
 seed in store/ (docs/scale.md).";
 const FIT_EXAMPLES: &str = "\
 Examples:
@@ -55,10 +56,10 @@ const ASSIGN_EXAMPLES: &str = "\
 Examples:
   dipaco route assign --run runs/tiny
   dipaco route assign --run runs/tiny --phase 1        by the router that `dipaco route refit` fitted
-  dipaco route assign --run runs/c4 --part 2/8         on the second of eight machines, then without --part to write
-                                                       the shards, or to hear which part is missing
+  dipaco route assign --run runs/c4 --part 2/8         on the second of eight machines; then without --part, which
+                                                       writes the shards or names the missing part
 
-A command that was stopped, or found the disk full, goes on when it is repeated. The decisions of the parts are in
+A command that was stopped, or found the disk full, continues when it is repeated. The decisions of the parts are in
 routing/train/parts and routing/validation/parts (docs/scale.md).";
 const SCORE_EXAMPLES: &str = "\
 Examples:
@@ -69,7 +70,7 @@ Examples:
   dipaco train --run runs/big --stop-at-phase          up to where the phase begins
   dipaco route score --run runs/big
   dipaco route refit --run runs/big
-  dipaco train --run runs/big --resume                 goes on with the new shards";
+  dipaco train --run runs/big --resume                 continues with the new shards";
 const INSPECT_EXAMPLES: &str = "\
 Examples:
   dipaco route inspect --run runs/tiny --examples 2
@@ -79,7 +80,7 @@ Examples:
 pub(crate) struct FeaturesOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Only part I of N of the documents.
+    /// Part I of N of the documents, counted from 1; the default is all documents.
     #[arg(long, value_name = "I/N")]
     part: Option<Part>,
 }
@@ -88,7 +89,7 @@ pub(crate) struct FeaturesOptions {
 pub(crate) struct FitOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -97,13 +98,13 @@ pub(crate) struct FitOptions {
 pub(crate) struct AssignOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// The phase whose router divides the text.
+    /// Phase of routing whose router divides the text.
     #[arg(long, default_value_t = 0, value_name = "N")]
     phase: u32,
-    /// Only decide about part I of N of the documents, and write no shard.
+    /// Only decide about part I of N of the documents, counted from 1, and write no shard.
     #[arg(long, value_name = "I/N")]
     part: Option<Part>,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -112,10 +113,10 @@ pub(crate) struct AssignOptions {
 pub(crate) struct ScoreOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// A part of the paths, as in 2/8: every part is scored on a machine that has the run's directory, or a copy.
+    /// Part I of N of the paths, counted from 1. Each machine needs the run's directory or a copy.
     #[arg(long, default_value_t, value_name = "I/N")]
     part: Part,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -124,7 +125,7 @@ pub(crate) struct ScoreOptions {
 pub(crate) struct RefitOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -133,13 +134,13 @@ pub(crate) struct RefitOptions {
 pub(crate) struct InspectOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// The phase whose shards are shown; the one that the run is in without it.
+    /// Phase of routing whose shards are shown; the default is the current phase.
     #[arg(long, value_name = "N")]
     phase: Option<u32>,
-    /// Example documents of each shard.
+    /// Number of example documents of each shard.
     #[arg(long, default_value_t = 1, value_name = "N")]
     examples: usize,
-    /// Tokens shown of each example.
+    /// Number of tokens of each example.
     #[arg(long, default_value_t = 48, value_name = "N")]
     example_tokens: usize,
     /// Show the validation shards instead.
@@ -164,13 +165,12 @@ pub(crate) fn run(command: &RouteCommand, progress: &Progress) -> Result<(), Cli
 
 fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open_to_write()?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let (run, config) = options.run.open_prepared()?;
     let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part.unwrap_or_default());
     let documents = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
         runtime::blocking(move || {
-            Ok(steps::route::features_part(&run, &config, &weights, part, &progress, &flag)?)
+            Ok(dipaco_pipeline::route::features_part(&run, &config, &weights, part, &progress, &flag)?)
         })
         .await
     }))?;
@@ -179,12 +179,12 @@ fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliErr
 
 fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open_to_write()?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let (run, config) = options.run.open_prepared()?;
     let (flag, progress) = (interrupt.flag(), progress.clone());
     let (router, new) = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
-        runtime::blocking(move || Ok(steps::route::fit(&run, &config, &weights, &progress, &flag)?)).await
+        runtime::blocking(move || Ok(dipaco_pipeline::route::fit(&run, &config, &weights, &progress, &flag)?))
+            .await
     }))?;
     let fitted = router.fitted_on();
     if options.json {
@@ -203,14 +203,13 @@ fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
 
 fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open_to_write()?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let (run, config) = options.run.open_prepared()?;
     let (flag, progress, phase) = (interrupt.flag(), progress.clone(), options.phase);
     if let Some(part) = options.part {
         let documents = interrupt.judge(runtime::run(async {
             let weights = Weights::open(&run, &config, Version::Current).await?;
             runtime::blocking(move || {
-                Ok(steps::route::assign_part(&run, phase, &weights, part, &progress, &flag)?)
+                Ok(dipaco_pipeline::route::assign_part(&run, phase, &weights, part, &progress, &flag)?)
             })
             .await
         }))?;
@@ -222,7 +221,10 @@ fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> 
     }
     let division = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
-        runtime::blocking(move || Ok(steps::route::assign(&run, phase, &weights, &progress, &flag)?)).await
+        runtime::blocking(move || {
+            Ok(dipaco_pipeline::route::assign(&run, phase, &weights, &progress, &flag)?)
+        })
+        .await
     }))?;
     print_division(&division, options.json)
 }
@@ -244,11 +246,11 @@ fn print_division(division: &Division, json: bool) -> Result<(), CliError> {
 fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part);
     let scored = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
-        let score = move || Ok(steps::phases::score(&run, &config, &weights, part, &progress, &flag)?);
+        let score = move || Ok(phases::score(&run, &config, &weights, part, &progress, &flag)?);
         runtime::blocking(score).await
     }))?;
     if options.json {
@@ -267,14 +269,14 @@ fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
 fn refit(options: &RefitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let (flag, progress) = (interrupt.flag(), progress.clone());
     let (router, division) = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
         runtime::blocking(move || {
-            let (router, _) = steps::phases::refit(&run, &config, &weights, &progress, &flag)?;
+            let (router, _) = phases::refit(&run, &config, &weights, &progress, &flag)?;
             let phase = weights.manifest().phase() + 1;
-            let division = steps::route::assign(&run, phase, &weights, &progress, &flag)?;
+            let division = dipaco_pipeline::route::assign(&run, phase, &weights, &progress, &flag)?;
             Ok((router, division))
         })
         .await
@@ -290,16 +292,16 @@ fn show(options: &InspectOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open()?;
     let phase = match options.phase {
         Some(phase) => phase,
-        None => runtime::run(async { Ok(steps::phases::current(&run).await?) })?,
+        None => runtime::run(async { Ok(phases::current(&run).await?) })?,
     };
     let routing = run.routing(phase);
     let folder = if options.validation { routing.validation() } else { routing.train() };
     if !folder.exists() {
-        return Err(StepError::NotRouted { folder }.into());
+        return Err(PipelineError::NotRouted { folder }.into());
     }
     let statistics = inspect(&ShardSet::open(&folder)?, options.examples, options.example_tokens)?;
-    steps::route::check_tokenizer(&run)?;
-    let tokenizer = steps::seed::tokenizer(&run)?;
+    dipaco_pipeline::route::check_tokenizer(&run)?;
+    let tokenizer = prepared::tokenizer(&run)?;
     if options.json {
         return output::print_json(&statistics);
     }
@@ -311,7 +313,7 @@ fn show(options: &InspectOptions) -> Result<(), CliError> {
         }
     }
     if !options.validation
-        && let Some(warning) = steps::phases::small(&run, &config, phase)?
+        && let Some(warning) = phases::small(&run, &config, phase)?
     {
         text += &format!("\nwarning: {warning}\n");
     }

@@ -7,42 +7,42 @@ use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::{output, runtime, steps};
+use crate::{output, runtime};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  dipaco seed --run runs/tiny                          pretrain, or go on where it was interrupted
+  dipaco seed --run runs/tiny                          pretrain, or continue an interrupted pretraining
   dipaco seed --run runs/tiny --set seed_model.steps=1000 --restart
-  dipaco seed --run runs/other --from runs/tiny        take the seed of another run over";
+  dipaco seed --run runs/other --from runs/tiny        use the seed of another run";
 
 #[derive(Debug, Args)]
 pub(crate) struct SeedOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Start over, even when the run has a seed of another configuration or text.
+    /// Start over, even if the run has a seed of another configuration or text.
     #[arg(long)]
     restart: bool,
-    /// Take the finished seed of another run over instead of training one.
+    /// Copy the finished seed of the run in DIR instead of training one.
     #[arg(long, value_name = "DIR", conflicts_with = "restart")]
     from: Option<std::path::PathBuf>,
     #[command(flatten)]
     device: DeviceOptions,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(options: &SeedOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open_to_write()?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let (run, config) = options.run.open_prepared()?;
     if let Some(from) = &options.from {
-        let from = crate::run_directory::RunDirectory::new(from);
-        return runtime::run(async { Ok(steps::seed::adopt(&run, &config, &from).await?) });
+        let from = dipaco_pipeline::RunDirectory::new(from);
+        return runtime::run(async { Ok(dipaco_pipeline::seed::adopt(&run, &config, &from).await?) });
     }
-    let how = steps::seed::SeedHow { restart: options.restart, device: options.device.open()? };
-    let summary =
-        runtime::run(async { Ok(steps::seed::seed(&run, &config, how, progress, interrupt.flag()).await?) })?;
+    let how = dipaco_pipeline::seed::SeedHow { restart: options.restart, device: options.device.open()? };
+    let summary = runtime::run(async {
+        Ok(dipaco_pipeline::seed::seed(&run, &config, how, progress, interrupt.flag()).await?)
+    })?;
     if options.json {
         output::print_json(&summary)?;
     } else {

@@ -1,4 +1,4 @@
-//! `dipaco serve`: a trained run over HTTP.
+//! `dipaco serve`: serves a trained run over HTTP.
 
 use std::net::SocketAddr;
 
@@ -10,9 +10,10 @@ use tokio::net::TcpListener;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::steps::serve::open;
-use crate::steps::weights::Version;
-use crate::{runtime, steps};
+use crate::runtime;
+use dipaco_pipeline::Version;
+use dipaco_pipeline::serve::open;
+use dipaco_pipeline::vocabulary;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -26,10 +27,10 @@ Examples:
 pub(crate) struct ServeOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Where to listen; serve.address of the configuration without it.
+    /// Address to listen on; the default is serve.address of the configuration.
     #[arg(long, env = "DIPACO_ADDRESS", value_name = "ADDRESS")]
     address: Option<SocketAddr>,
-    /// Use each path's best version on its held-out documents instead of the last.
+    /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
     #[arg(long)]
     early_stopping: bool,
 }
@@ -37,8 +38,8 @@ pub(crate) struct ServeOptions {
 pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
-    steps::route::check_tokenizer(&run)?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    dipaco_pipeline::route::check_tokenizer(&run)?;
+    let config = vocabulary::with_vocabulary(&run, &config)?;
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let address = options.address.unwrap_or(config.serve.address);
     runtime::run(async {

@@ -1,17 +1,16 @@
-//! `dipaco status`: how far a run is.
+//! `dipaco status`: shows the progress of a run.
 
 mod data;
 
 use clap::Args;
-use dipaco_store::RunManifest;
 use dipaco_telemetry::{Align, Table, human};
 
 use self::data::Accounts;
 use crate::error::CliError;
 use crate::run_options::RunOptions;
-use crate::steps::error::StepError;
-use crate::steps::train::open_store;
 use crate::{output, runtime};
+use dipaco_pipeline::PipelineError;
+use dipaco_pipeline::store::manifest;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -24,26 +23,21 @@ Examples:
 pub(crate) struct StatusOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Show what each path has used of its text, and whether all of it counts once.
+    /// Show the text that each path has used, and whether every inner step counts once.
     #[arg(long)]
     data: bool,
-    /// Print the run's manifest as JSON, or with --data the accounts.
+    /// Print the run's manifest as JSON; with --data the accounts.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open()?;
-    if !run.store().exists() {
-        return output::print(&format!("{}: nothing has been trained yet\n", run.root().display()));
-    }
-    let loaded = runtime::run(async { Ok(open_store(&run)?.load::<RunManifest>().await?) })?;
-    let Some(loaded) = loaded else {
+    let Some(manifest) = runtime::run(async { Ok(manifest(&run).await?) })? else {
         return output::print(&format!("{}: nothing has been trained yet\n", run.root().display()));
     };
-    let manifest = loaded.manifest;
     if options.data {
-        let training = manifest.training.as_ref().ok_or(StepError::NotTrained)?;
+        let training = manifest.training.as_ref().ok_or(PipelineError::NotTrained)?;
         let accounts = Accounts::new(training, &config);
         return if options.json {
             output::print_json(&accounts)

@@ -11,42 +11,42 @@ use dipaco_topology::{ModuleId, Topology};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::steps::synchronizer::{Options, synchronize};
 use crate::{output, runtime};
+use dipaco_pipeline::synchronizer::{Options, synchronize};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco coordinator --run runs/big --listen 0.0.0.0:7440 --advertise host.example:7440
   dipaco synchronizer --run runs/big --modules 0 --listen 0.0.0.0:7441 --advertise host.example:7441
   dipaco synchronizer --run runs/big --modules 1/0..8,2/3 --listen 0.0.0.0:7442 --advertise host.example:7442
-The other modules are the coordinator's own, as are those of a synchronizer that has ended.";
+The coordinator takes the outer steps of all other modules, and of the modules of a synchronizer that has ended.";
 
 /// Options of `dipaco synchronizer`.
 #[derive(Debug, Args)]
 pub(crate) struct SynchronizerOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Whose outer steps it takes: LEVEL, LEVEL/INDEX or LEVEL/FROM..END, separated by commas.
+    /// Modules whose outer steps it takes: LEVEL, LEVEL/INDEX or LEVEL/FROM..END, separated by commas.
     #[arg(long, env = "DIPACO_MODULES", value_name = "MODULES", value_delimiter = ',', required = true, value_parser = parse)]
     modules: Vec<Modules>,
-    /// The UDP address to listen on.
+    /// UDP address to listen on.
     #[arg(long, env = "DIPACO_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDRESS")]
     listen: SocketAddr,
-    /// How workers reach it, as host:port; the listening address without it.
+    /// Address by which workers reach it, host:port; the default is the listening address.
     #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT")]
     advertise: Option<String>,
-    /// Its name, unique in the run; `synchronizer-` and the process number without it.
+    /// Name, unique in the run; the default is `synchronizer-` and the process number.
     #[arg(long, env = "DIPACO_NAME")]
     name: Option<String>,
-    /// Seconds to go on trying when the coordinator can't be reached.
+    /// Seconds to retry when the coordinator can't be reached.
     #[arg(long, env = "DIPACO_PATIENCE", default_value_t = 600, value_name = "SECONDS")]
     patience: u64,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Modules of one level; all of them without a range.
+/// Modules of one level; without a range all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Modules {
     level: u16,
@@ -79,7 +79,7 @@ fn parse(text: &str) -> Result<Modules, String> {
     Ok(Modules { level, indices })
 }
 
-/// The modules that are named, each once, of those that there are.
+/// The named modules, each once, checked against the topology.
 fn select(topology: &Topology, named: &[Modules]) -> Result<Vec<ModuleId>, CliError> {
     let mut modules = Vec::new();
     for Modules { level, indices } in named {

@@ -1,4 +1,4 @@
-//! `dipaco token`: who may join a run.
+//! `dipaco token`: issues and revokes the tokens with which workers join a run.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -6,15 +6,15 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, Subcommand};
 use dipaco_net::JoinToken;
 use dipaco_protocol::WORKER;
-use dipaco_store::RunManifest;
 use dipaco_train::Revocations;
 
 use crate::error::CliError;
 use crate::run_options::RunOptions;
-use crate::steps::error::StepError;
-use crate::steps::files;
-use crate::steps::train::{authority, open_store};
 use crate::{output, runtime};
+use dipaco_pipeline::PipelineError;
+use dipaco_pipeline::authority::authority;
+use dipaco_pipeline::files;
+use dipaco_pipeline::store::manifest;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -36,17 +36,17 @@ pub(crate) enum TokenCommand {
 /// Options of `dipaco token issue`.
 #[derive(Debug, Args)]
 pub(crate) struct IssueOptions {
-    /// What to call it when it is revoked: 1 to 40 lower-case letters, digits or `-`.
+    /// Name of the token, for its revocation: 1 to 40 lower-case letters, digits or `-`.
     name: String,
     #[command(flatten)]
     run: RunOptions,
-    /// How long it holds.
+    /// Lifetime of the token in days.
     #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=3650))]
     days: u32,
-    /// Where the coordinator is reached, as host:port; may be repeated. Without it, where join.token says.
+    /// Address of the coordinator, host:port; may be repeated. The default is the address in join.token.
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Vec<String>,
-    /// Write it to this file, which only its owner may read, and not to standard output.
+    /// File to write the token to, readable by its owner only; the default is standard output.
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -54,7 +54,7 @@ pub(crate) struct IssueOptions {
 /// Options of `dipaco token revoke`.
 #[derive(Debug, Args)]
 pub(crate) struct RevokeOptions {
-    /// The name that it was issued for; \"worker\" is that of join.token.
+    /// Name of the token; \"worker\" is the name of join.token.
     name: String,
     #[command(flatten)]
     run: RunOptions,
@@ -73,7 +73,9 @@ fn issue(options: &IssueOptions) -> Result<(), CliError> {
     if revocations.names()?.contains(&options.name) {
         return Err(CliError::Usage {
             message: format!("the name {:?} has been revoked", options.name),
-            remedy: "take another name: whoever holds the old token must not be let in by the new one".into(),
+            remedy:
+                "take another name: a new token of this name would let the holder of the old one in again"
+                    .into(),
         });
     }
     let mut addresses = options.advertise.clone();
@@ -81,14 +83,14 @@ fn issue(options: &IssueOptions) -> Result<(), CliError> {
         let file = run.join_token();
         if !file.exists() {
             return Err(CliError::Usage {
-                message: "it is not known where the coordinator will be reached".into(),
-                remedy: "say it with --advertise HOST:PORT, or start the coordinator first".into(),
+                message: "the address of the coordinator is not known".into(),
+                remedy: "give it with --advertise HOST:PORT, or start the coordinator first".into(),
             });
         }
         addresses = JoinToken::read_from(&file.to_string_lossy())?.addresses;
     }
-    let loaded = runtime::run(async { Ok(open_store(&run)?.load::<RunManifest>().await?) })?;
-    let id = loaded.ok_or(StepError::NoSeed)?.manifest.run;
+    let manifest = runtime::run(async { Ok(manifest(&run).await?) })?;
+    let id = manifest.ok_or(PipelineError::NoSeed)?.run;
     let now = SystemTime::now();
     let authority = authority(&run, &id, now)?;
     let token = authority.issue(WORKER, &options.name, addresses, now, DAY * options.days)?;

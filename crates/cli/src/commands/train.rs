@@ -13,13 +13,13 @@ use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::steps::train::{TrainOptions as Options, train};
-use crate::{output, runtime, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::train::{TrainOptions as Options, train};
 
 pub(crate) const TRAIN_EXAMPLES: &str = "\
 Examples:
   dipaco train --run runs/tiny --workers 2             coordinator here, two worker processes on this machine
-  dipaco train --run runs/tiny --resume                go on after an interruption
+  dipaco train --run runs/tiny --resume                continue after an interruption
   dipaco train --config configs/small.toml --dry-run   sizes, memory, traffic and speed, before anything is started";
 pub(crate) const COORDINATOR_EXAMPLES: &str = "\
 Examples:
@@ -31,25 +31,25 @@ Examples:
 pub(crate) struct TrainOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Worker processes on this machine; the cores are shared among them.
+    /// Number of worker processes on this machine. They share its cores.
     #[arg(short, long, env = "DIPACO_WORKERS", default_value_t = 2, value_name = "N")]
     workers: usize,
-    /// The UDP address to listen on; workers elsewhere may join too.
+    /// UDP address to listen on. Workers on other machines may join too.
     #[arg(long, env = "DIPACO_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDRESS")]
     listen: SocketAddr,
-    /// Go on with a run that has begun.
+    /// Continue a run that has begun.
     #[arg(long)]
     resume: bool,
-    /// End where a phase of routing is to begin, so that `dipaco route score` can be divided among machines.
+    /// Stop before the next phase of routing, so that several machines can share `dipaco route score`.
     #[arg(long)]
     stop_at_phase: bool,
-    /// Print what training would be: modules, memory, traffic, expected speed on the CPU. Starts nothing, writes nothing, and needs
-    /// no prepared text.
+    /// Print modules, memory, traffic and expected CPU speed of the training. Starts nothing, writes nothing and needs no
+    /// prepared text.
     #[arg(long, conflicts_with = "resume")]
     dry_run: bool,
     #[command(flatten)]
     device: DeviceOptions,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -59,19 +59,19 @@ pub(crate) struct TrainOptions {
 pub(crate) struct CoordinatorOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// The UDP address to listen on.
+    /// UDP address to listen on.
     #[arg(long, env = "DIPACO_LISTEN", default_value = "0.0.0.0:7440", value_name = "ADDRESS")]
     listen: SocketAddr,
-    /// How workers reach this machine, as host:port; may be repeated. The listening address without it.
+    /// Address by which workers reach this machine, host:port; may be repeated. The default is the listening address.
     #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT", value_delimiter = ',')]
     advertise: Vec<String>,
-    /// Go on with a run that has begun.
+    /// Continue a run that has begun.
     #[arg(long)]
     resume: bool,
-    /// End where a phase of routing is to begin, so that `dipaco route score` can be divided among machines.
+    /// Stop before the next phase of routing, so that several machines can share `dipaco route score`.
     #[arg(long)]
     stop_at_phase: bool,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -79,7 +79,7 @@ pub(crate) struct CoordinatorOptions {
 pub(crate) fn run(options: &TrainOptions, progress: &Progress) -> Result<(), CliError> {
     if options.workers == 0 {
         return Err(CliError::Usage {
-            message: "--workers 0 leaves nobody to train".into(),
+            message: "--workers 0 starts no worker".into(),
             remedy: "give at least 1, or start `dipaco coordinator` for workers on other machines".into(),
         });
     }
@@ -87,11 +87,12 @@ pub(crate) fn run(options: &TrainOptions, progress: &Progress) -> Result<(), Cli
         return dry_run::run(&options.run, options.workers, options.json, progress);
     }
     if options.device.choice() == DeviceChoice::Cuda {
-        // What the workers would fail at is told before they start; the device is theirs.
+        // A missing device is reported here instead of by each worker. The workers open it themselves.
         let _ = options.device.open()?;
     }
     let how = Options {
         workers: options.workers,
+        program: runtime::program()?,
         listen: options.listen,
         advertise: Vec::new(),
         resume: options.resume,
@@ -104,12 +105,13 @@ pub(crate) fn run(options: &TrainOptions, progress: &Progress) -> Result<(), Cli
 pub(crate) fn run_coordinator(options: &CoordinatorOptions, progress: &Progress) -> Result<(), CliError> {
     if options.advertise.is_empty() && options.listen.ip().is_unspecified() {
         tracing::warn!(
-            "workers on other machines can't join by {}: say with --advertise how they reach this one",
+            "workers on other machines can't join by {}: give the address of this machine with --advertise",
             options.listen
         );
     }
     let how = Options {
         workers: 0,
+        program: runtime::program()?,
         listen: options.listen,
         advertise: options.advertise.clone(),
         resume: options.resume,
@@ -121,9 +123,8 @@ pub(crate) fn run_coordinator(options: &CoordinatorOptions, progress: &Progress)
 
 fn lead(run: &RunOptions, how: &Options, json: bool, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = run.open_to_write()?;
-    steps::route::check_tokenizer(&run)?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let (run, config) = run.open_prepared()?;
+    dipaco_pipeline::route::check_tokenizer(&run)?;
     let summary = runtime::run(async { Ok(train(&run, &config, how, progress, interrupt.token()).await?) })?;
     if json {
         output::print_json(&summary)?;
@@ -133,16 +134,20 @@ fn lead(run: &RunOptions, how: &Options, json: bool, progress: &Progress) -> Res
     if summary.finished || summary.at_boundary { Ok(()) } else { Err(CliError::Interrupted) }
 }
 
-/// What a training did, in words.
+/// The result of a training, in words.
 pub(crate) fn describe(summary: &CoordinatorSummary, config: &RunConfig) -> String {
+    if summary.finished && summary.new_rounds == 0.0 {
+        return format!(
+            "the run is complete: all {} rounds of {} inner steps have been trained\n",
+            summary.rounds, config.train.inner_steps
+        );
+    }
     let duration = human::duration(std::time::Duration::from_secs_f64(summary.seconds));
     let mut text = format!(
         "trained {} of {} rounds of {} inner steps in {duration}",
         summary.rounds, config.train.rounds, config.train.inner_steps
     );
     if summary.new_rounds > 0.0 {
-        // Bytes are counted far below 2^53, and shown to three digits.
-        #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let per_round = ((summary.bytes_sent + summary.bytes_received) as f64 / summary.new_rounds) as u64;
         text += &format!(
             "; on the wire {} per round ({} to the workers, {} from them in all)",
@@ -159,7 +164,7 @@ pub(crate) fn describe(summary: &CoordinatorSummary, config: &RunConfig) -> Stri
         }
     }
     if summary.at_boundary {
-        text += "\nthe next phase of routing begins here: run `dipaco route score` and `dipaco route refit`, then go on with \
+        text += "\nthe next phase of routing begins here: run `dipaco route score` and `dipaco route refit`, then continue with \
                  --resume";
     }
     text + "\n"

@@ -12,51 +12,52 @@ use tokio_util::sync::CancellationToken;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::{output, runtime, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::limits;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  dipaco worker --join join.token                      work for the run whose token this is, until it is complete
+  dipaco worker --join join.token                      work for the run of this token until it is complete
   dipaco worker --join join.token --name gpu-3 --threads 8 --cache /var/cache/dipaco
   dipaco worker --join join.token --bandwidth 50       leave the rest of the line to others";
 
 /// Options of `dipaco worker`.
 #[derive(Debug, Args)]
 pub(crate) struct WorkerOptions {
-    /// The join token of the run, or the file that holds it (the coordinator writes join.token).
+    /// Join token of the run, or its file. The coordinator writes the file join.token.
     #[arg(long, env = "DIPACO_JOIN", value_name = "TOKEN|FILE", hide_env_values = true)]
     join: String,
-    /// The worker's name, unique in the run; the machine's name and the process number without it.
+    /// Name of the worker, unique in the run; the default is the machine's name and the process number.
     #[arg(long, env = "DIPACO_NAME")]
     name: Option<String>,
-    /// Threads to compute with; 0 is the number of cores.
+    /// Number of threads to compute with; 0 means one per core.
     #[arg(long, env = "DIPACO_THREADS", default_value_t = 0, value_name = "N")]
     threads: usize,
-    /// The run's routing folder or a copy of it, where shards may already lie; others are fetched.
+    /// The run's routing folder or a copy of it. Shards that it lacks are fetched.
     #[arg(long, env = "DIPACO_SHARDS", value_name = "DIR")]
     shards: Option<PathBuf>,
-    /// Where fetched shards are kept.
+    /// Folder of fetched shards.
     #[arg(long, env = "DIPACO_CACHE", default_value = "dipaco-cache", value_name = "DIR")]
     cache: PathBuf,
-    /// Seconds to go on trying when the coordinator can't be reached.
+    /// Seconds to retry when the coordinator can't be reached.
     #[arg(long, env = "DIPACO_PATIENCE", default_value_t = 600, value_name = "SECONDS")]
     patience: u64,
-    /// Bandwidth that transfers may use in each direction; 0 is no limit.
+    /// Upper bound on the bandwidth of transfers in each direction, in Mbit/s; 0 means no limit.
     #[arg(long, env = "DIPACO_BANDWIDTH", default_value_t = 0, value_name = "MBIT/S")]
     bandwidth: u32,
     #[command(flatten)]
     device: DeviceOptions,
-    /// Leave when standard input is closed: how `dipaco train` ends its workers, however it ends itself.
+    /// Leave when standard input closes. `dipaco train` ends its workers this way, even when it is killed.
     #[arg(long, hide = true)]
     leave_with_stdin: bool,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(options: &WorkerOptions) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    steps::threads::limit(options.threads)?;
+    limits::threads(options.threads)?;
     let setup = Setup {
         token: JoinToken::read_from(&options.join)?,
         name: options.name.clone().unwrap_or_else(default_name),
@@ -79,7 +80,7 @@ pub(crate) fn run(options: &WorkerOptions) -> Result<(), CliError> {
     if interrupt.is_set() { Err(CliError::Interrupted) } else { Ok(()) }
 }
 
-/// The parent holds the other end of the pipe; the end of the input means that it is gone.
+/// Triggers `cancel` at the end of standard input: the parent, which holds the other end of the pipe, has ended.
 pub(crate) fn leave_with_stdin(cancel: CancellationToken) {
     std::thread::spawn(move || {
         let mut ignored = [0; 64];

@@ -1,4 +1,4 @@
-//! How fast an outer step goes through memory, against a plain copy.
+//! The memory rate of an outer step, compared with a plain copy.
 
 use std::time::Instant;
 
@@ -6,11 +6,11 @@ use dipaco_optim::{NesterovConfig, nesterov_step};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::transfer::Median;
+use super::median::Median;
 
-/// Modules that are stepped in turn: together they are larger than any cache.
+/// Number of modules, which are stepped in turn. Together they are larger than any cache.
 const MODULES: usize = 4;
-/// Values that one task copies.
+/// Number of values that one task copies.
 const COPIED: usize = 1 << 16;
 
 /// Weights, outer gradient and momentum of a module.
@@ -20,21 +20,20 @@ struct Module {
     momentum: Vec<f32>,
 }
 
-/// What was measured.
+/// The measurement.
 #[derive(Debug, Serialize)]
 pub(super) struct OuterStep {
     threads: usize,
-    /// Bytes read and written in a second: an outer step reads weights, outer gradient and momentum, and writes weights
-    /// and momentum.
+    /// Bytes per second of an outer step: it reads weights, outer gradient and momentum, and writes weights and momentum.
     pub(super) step_gb_s: f64,
-    /// Bytes read and written in a second: a copy reads one array and writes another.
+    /// Bytes per second of a copy: it reads one array and writes another.
     pub(super) copy_gb_s: f64,
     pub(super) share: f64,
     /// `share` of each round.
     shares: Vec<f64>,
 }
 
-/// Measures steps of modules of so many bytes, and copies, alternately.
+/// Measures steps of modules of the given size and copies, alternately.
 pub(super) fn measure(bytes: usize, rounds: usize) -> OuterStep {
     let values = bytes / 4;
     let mut modules: Vec<Module> = (0..MODULES)
@@ -60,7 +59,7 @@ pub(super) fn measure(bytes: usize, rounds: usize) -> OuterStep {
         }
         copies.push(2.0 * size / begun.elapsed().as_secs_f64() / 1e9);
     }
-    // The first round takes the memory.
+    // The first round allocates the memory.
     let shares: Vec<f64> = steps.iter().zip(&copies).skip(1).map(|(step, copy)| step / copy).collect();
     OuterStep {
         threads: rayon::current_num_threads(),

@@ -1,4 +1,4 @@
-//! `dipaco bench transfer`: how fast modules move between two processes of this machine.
+//! `dipaco bench transfer`: measures transfers of modules between two processes of this machine.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -14,38 +14,39 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
 use tokio::task::JoinSet;
 
+use super::median::Median;
 use super::outer_step::{self, OuterStep};
 use crate::error::CliError;
-use crate::steps::error::StepError;
 use crate::{output, runtime};
+use dipaco_pipeline::PipelineError;
 
-/// How long the identities of a measurement hold.
+/// Lifetime of the certificates of a measurement.
 const LIFETIME: Duration = Duration::from_secs(86_400);
 
 /// Options of `dipaco bench transfer`.
 #[derive(Debug, Args)]
 pub(crate) struct TransferOptions {
-    /// Modules that are moved in each round.
+    /// Number of modules that move in each round.
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     modules: u16,
-    /// Length of a module.
+    /// Size of a module in MB.
     #[arg(long, default_value_t = 40, value_name = "MB", value_parser = clap::value_parser!(u16).range(1..=4096))]
     megabytes: u16,
-    /// Rounds that are measured, after one that is not.
+    /// Number of measured rounds. One more before them is not measured.
     #[arg(long, default_value_t = 15, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
-    /// Where the modules lie meanwhile; the folder for temporary files without it.
+    /// Folder for the modules during the measurement; the default is the folder for temporary files.
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
-    /// Be the worker: the job comes on standard input.
+    /// Act as the worker. The job comes on standard input.
     #[arg(long, hide = true)]
     as_worker: bool,
 }
 
-/// What the worker's process is to do.
+/// The job of the worker process.
 #[derive(Debug, Serialize, Deserialize)]
 struct Job {
     plain: JoinToken,
@@ -54,34 +55,36 @@ struct Job {
     rounds: u16,
 }
 
-/// What the transfers of a round took: a line of the worker's process.
+/// Costs of the transfers of a round: a line of the worker process's output.
 #[derive(Debug, Serialize, Deserialize)]
 struct Round {
-    fetch_plain: Took,
-    fetch: Took,
-    bring_plain: Took,
-    bring: Took,
+    fetch_plain: Cost,
+    fetch: Cost,
+    upload_plain: Cost,
+    upload: Cost,
 }
 
-/// What each round took.
+/// Costs of each round.
 #[derive(Debug, Default, Serialize)]
 struct Rounds {
-    fetch_plain: Vec<Took>,
-    fetch: Vec<Took>,
-    bring_plain: Vec<Took>,
-    bring: Vec<Took>,
+    fetch_plain: Vec<Cost>,
+    fetch: Vec<Cost>,
+    #[serde(rename = "bring_plain")]
+    upload_plain: Vec<Cost>,
+    #[serde(rename = "bring")]
+    upload: Vec<Cost>,
 }
 
-/// What a round took.
+/// Costs of a round.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Took {
+struct Cost {
     seconds: f64,
-    /// Processor time of both processes, in seconds: what other programs of the machine do hardly changes it; absent
-    /// where the system does not tell.
+    /// Processor seconds of both processes, which other programs of the machine hardly change; absent where the system does
+    /// not report them.
     cpu: Option<f64>,
 }
 
-/// What was measured, as JSON.
+/// The measurement, as JSON.
 #[derive(Debug, Serialize)]
 struct Report {
     what: String,
@@ -89,7 +92,8 @@ struct Report {
     megabytes: u16,
     cores: usize,
     fetch: Direction,
-    bring: Direction,
+    #[serde(rename = "bring")]
+    upload: Direction,
     outer_step: OuterStep,
     rounds: Rounds,
 }
@@ -99,36 +103,18 @@ struct Report {
 struct Direction {
     plain_mb_s: f64,
     mb_s: f64,
-    /// How much longer than plain streams: the median over the rounds.
+    /// Time over the time of plain streams: the median over the rounds.
     ratio: f64,
-    /// How much more processor time of both processes than plain streams: the median over the rounds.
+    /// Processor time over the processor time of plain streams: the median over the rounds.
     cpu_ratio: Option<f64>,
-}
-
-/// The value in the middle.
-pub(super) trait Median {
-    fn median(self) -> f64;
-}
-
-impl Median for Vec<f64> {
-    fn median(mut self) -> f64 {
-        self.sort_by(f64::total_cmp);
-        let at = self.len() / 2;
-        let upper = self.get(at).copied().unwrap_or(f64::NAN);
-        if self.len() % 2 == 1 {
-            upper
-        } else {
-            f64::midpoint(upper, self.get(at.wrapping_sub(1)).copied().unwrap_or(upper))
-        }
-    }
 }
 
 impl Rounds {
     fn push(&mut self, round: &Round) {
         self.fetch_plain.push(round.fetch_plain);
         self.fetch.push(round.fetch);
-        self.bring_plain.push(round.bring_plain);
-        self.bring.push(round.bring);
+        self.upload_plain.push(round.upload_plain);
+        self.upload.push(round.upload);
     }
 }
 
@@ -140,8 +126,8 @@ pub(super) fn run(options: &TransferOptions, progress: &Progress) -> Result<(), 
     let outer_step = outer_step::measure(length, usize::from(options.rounds) * 2);
     let rounds = runtime::run(coordinate(options, length, progress))?;
     let bytes = f64::from(options.modules) * f64::from(options.megabytes);
-    let seconds = |rounds: &[Took]| rounds.iter().map(|took| took.seconds).collect::<Vec<_>>();
-    let direction = |plain: &[Took], own: &[Took]| {
+    let seconds = |rounds: &[Cost]| rounds.iter().map(|took| took.seconds).collect::<Vec<_>>();
+    let direction = |plain: &[Cost], own: &[Cost]| {
         let pairs = || own.iter().zip(plain);
         let cpu: Option<Vec<f64>> = pairs().map(|(own, plain)| Some(own.cpu? / plain.cpu?)).collect();
         Direction {
@@ -157,7 +143,7 @@ pub(super) fn run(options: &TransferOptions, progress: &Progress) -> Result<(), 
         megabytes: options.megabytes,
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         fetch: direction(&rounds.fetch_plain, &rounds.fetch),
-        bring: direction(&rounds.bring_plain, &rounds.bring),
+        upload: direction(&rounds.upload_plain, &rounds.upload),
         outer_step,
         rounds,
     };
@@ -172,7 +158,7 @@ fn describe(report: &Report) -> String {
         ("time over plain", Align::Right),
         ("CPU time over plain", Align::Right),
     ]);
-    for (name, found) in [("worker fetches", &report.fetch), ("worker brings", &report.bring)] {
+    for (name, found) in [("worker fetches", &report.fetch), ("worker uploads", &report.upload)] {
         table.row([
             name.to_owned(),
             format!("{:.0}", found.plain_mb_s),
@@ -192,7 +178,7 @@ fn describe(report: &Report) -> String {
     )
 }
 
-fn step(error: impl Into<StepError>) -> CliError {
+fn step(error: impl Into<PipelineError>) -> CliError {
     CliError::Step(error.into())
 }
 
@@ -200,7 +186,7 @@ fn io(action: &'static str, path: &'static str) -> impl Fn(std::io::Error) -> Cl
     move |source| CliError::Io { action, path: path.into(), source }
 }
 
-/// The coordinator's end: serves both kinds until the worker's process has measured them.
+/// The coordinator's side: serves both kinds of transfer until the worker process has measured them.
 async fn coordinate(
     options: &TransferOptions,
     length: usize,
@@ -243,7 +229,7 @@ async fn coordinate(
     }
 }
 
-/// The servers serve until they are dropped.
+/// Dropping the servers ends them.
 async fn ended(served: Result<(), CliError>) -> CliError {
     match served {
         Ok(()) => std::future::pending().await,
@@ -259,7 +245,7 @@ async fn serve_plain(server: &Server, content: bytes::Bytes) {
     }
 }
 
-/// Starts the worker's process, and reads what it has measured.
+/// Starts the worker process and reads its measurements.
 async fn worker(job: &Job, progress: &Progress) -> Result<Rounds, CliError> {
     let json = |error: serde_json::Error| io("read from", "the worker's process")(error.into());
     let program = std::env::current_exe().map_err(io("find", "this program"))?;
@@ -282,7 +268,7 @@ async fn worker(job: &Job, progress: &Progress) -> Result<Rounds, CliError> {
         for number in 0..=job.rounds {
             let round = next().await?.unwrap_or_default();
             let round = serde_json::from_str(&round).map_err(json)?;
-            // In the first round paths are probed and memory is taken.
+            // The first round probes the network path and allocates memory.
             if number > 0 {
                 rounds.push(&round);
             }
@@ -294,7 +280,7 @@ async fn worker(job: &Job, progress: &Progress) -> Result<Rounds, CliError> {
     Ok(rounds)
 }
 
-/// The worker's end.
+/// The worker's side.
 async fn work() -> Result<(), CliError> {
     let job: Job = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|error| io("read from", "standard input")(error.into()))?;
@@ -311,13 +297,13 @@ async fn work() -> Result<(), CliError> {
         }));
         let fetch_plain = fetch_plain.await?;
         let fetch = timed(async { transfer.fetch(&job.objects).await.map_err(CliError::from) }).await?;
-        let bring_plain = timed(all_plain(times, || {
+        let upload_plain = timed(all_plain(times, || {
             let (plain, content) = (plain.clone(), content.clone());
             async move { plain.bring_plain(content).await }
         }));
-        let bring_plain = bring_plain.await?;
-        let bring = timed(async { transfer.upload(&content, times).await.map_err(CliError::from) }).await?;
-        let round = Round { fetch_plain, fetch, bring_plain, bring };
+        let upload_plain = upload_plain.await?;
+        let upload = timed(async { transfer.upload(&content, times).await.map_err(CliError::from) }).await?;
+        let round = Round { fetch_plain, fetch, upload_plain, upload };
         let line =
             serde_json::to_string(&round).map_err(|error| io("write to", "standard output")(error.into()))?;
         output::print(&format!("{line}\n"))?;
@@ -327,17 +313,17 @@ async fn work() -> Result<(), CliError> {
     Ok(())
 }
 
-/// What something takes.
-async fn timed(work: impl Future<Output = Result<(), CliError>>) -> Result<Took, CliError> {
+/// The costs of an operation.
+async fn timed(work: impl Future<Output = Result<(), CliError>>) -> Result<Cost, CliError> {
     let before = cpu_seconds();
     let begun = Instant::now();
     work.await?;
     let seconds = begun.elapsed().as_secs_f64();
     let cpu = cpu_seconds().zip(before).map(|(after, before)| after - before);
-    Ok(Took { seconds, cpu })
+    Ok(Cost { seconds, cpu })
 }
 
-/// Processor time of this process and of its parent since they began, in seconds.
+/// Processor seconds of this process and its parent since their start.
 fn cpu_seconds() -> Option<f64> {
     let parent = rustix::process::getppid()?;
     let own = format!("/proc/{}/stat", std::process::id());
@@ -353,7 +339,7 @@ fn cpu_seconds() -> Option<f64> {
     Some((ticks(own)? + ticks(parent)?) as f64 / per_second as f64)
 }
 
-/// So many plain streams at the same time.
+/// Several plain streams at the same time.
 async fn all_plain<F>(times: u16, stream: impl Fn() -> F) -> Result<(), CliError>
 where
     F: Future<Output = Result<(), dipaco_net::NetError>> + Send + 'static,
@@ -363,12 +349,12 @@ where
         streams.spawn(stream());
     }
     while let Some(done) = streams.join_next().await {
-        done.map_err(|source| StepError::Task { source })?.map_err(step)?;
+        done.map_err(|source| PipelineError::Task { source })?.map_err(step)?;
     }
     Ok(())
 }
 
-/// Bytes of a module that are like no other's.
+/// Bytes of a module, different for each module.
 fn content(number: u16, length: usize) -> bytes::Bytes {
     let mut content = vec![0; length];
     let mut hasher = blake3::Hasher::new();

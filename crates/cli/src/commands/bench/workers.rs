@@ -1,4 +1,4 @@
-//! `dipaco bench workers`: how many workers a coordinator leads on this machine.
+//! `dipaco bench workers`: a load test of a coordinator on this machine.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -25,15 +25,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::commands::worker::leave_with_stdin;
 use crate::error::CliError;
-use crate::steps::error::StepError;
 use crate::{memory, output, runtime};
+use dipaco_pipeline::PipelineError;
 
-/// How long the identities of a measurement hold.
+/// Lifetime of the certificates of a measurement.
 const LIFETIME: Duration = Duration::from_secs(86_400);
-/// Memory is looked at this often.
+/// Interval of memory measurements.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// 2,048 paths of a model that is nearly nothing; moments stay with the workers for four leases.
+/// 2,048 paths of a tiny model. Moments stay with the workers for four leases.
 const CONFIG: &str = r#"
 [model]
 hidden_size = 16
@@ -78,24 +78,24 @@ const VOCABULARY: u32 = 40;
 /// Options of `dipaco bench workers`.
 #[derive(Debug, Args)]
 pub(crate) struct WorkersOptions {
-    /// Workers, each with a connection of its own.
+    /// Number of workers, each with a connection of its own.
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     workers: u32,
-    /// How long they work.
+    /// Length of the load test in seconds.
     #[arg(long, default_value_t = 60, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     seconds: u32,
-    /// How long each pretends to train a lease, in the mean.
+    /// Mean time that a worker waits instead of training a lease, in seconds.
     #[arg(long, default_value_t = 10.0, value_name = "S")]
     training: f64,
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
-    /// Be the coordinator.
+    /// Act as the coordinator.
     #[arg(long, hide = true)]
     as_coordinator: bool,
 }
 
-/// What was measured, as JSON.
+/// The measurement, as JSON.
 #[derive(Debug, Serialize)]
 struct Found {
     what: String,
@@ -111,7 +111,7 @@ struct Found {
     waits: u64,
     completed: u64,
     lost: u64,
-    /// Resident memory of the coordinator's process: seconds since it was started, bytes.
+    /// Resident memory of the coordinator process: seconds since its start, bytes.
     memory: Vec<(f64, u64)>,
 }
 
@@ -123,10 +123,8 @@ struct Percentiles {
     most: f64,
 }
 
-/// The value below which a share of the sorted values lies; NaN without any.
+/// The quantile of sorted values; NaN when there are none.
 fn percentile(sorted: &[f64], share: f64) -> f64 {
-    // Numbers of leases are far below 2^53.
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let at = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(at.saturating_sub(1)).or(sorted.last()).copied().unwrap_or(f64::NAN)
 }
@@ -147,8 +145,6 @@ pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), C
         let within = f64::from(minute) * 60.0..f64::from(minute + 1) * 60.0;
         percentile(&milliseconds(&mut seen.leases.iter().filter(|(at, _)| within.contains(at))), 0.99)
     };
-    // Numbers of leases are far below 2^53.
-    #[allow(clippy::cast_precision_loss)]
     let per_second = seen.completed as f64 / f64::from(options.seconds);
     let found = Found {
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
@@ -193,7 +189,7 @@ fn describe(found: &Found) -> String {
     )
 }
 
-fn step(error: impl Into<StepError>) -> CliError {
+fn step(error: impl Into<PipelineError>) -> CliError {
     CliError::Step(error.into())
 }
 
@@ -214,7 +210,7 @@ async fn measure(
         .kill_on_drop(true)
         .spawn()
         .map_err(io("start", "the coordinator's process"))?;
-    // Its standard input ends with this process, and it with that.
+    // The coordinator process ends at the end of its standard input, and so with this process.
     let leash = child.stdin.take();
     let mut said = String::new();
     if let Some(output) = child.stdout.take() {
@@ -252,7 +248,7 @@ async fn measure(
     Ok((seen, held))
 }
 
-/// The coordinator's end: leads a run until its standard input ends.
+/// The coordinator's side: coordinates a run until the end of standard input.
 async fn lead() -> Result<(), CliError> {
     let folder = tempfile::tempdir().map_err(io("create", "a temporary folder"))?;
     let mut config = RunConfig::from_toml(CONFIG, Path::new("bench workers"))?;
@@ -300,7 +296,7 @@ async fn lead() -> Result<(), CliError> {
     Ok(())
 }
 
-/// A file of tokens that nobody trains on.
+/// A token file that only the manifest refers to.
 fn tokens(folder: &Path) -> Result<(Arc<TokenFile>, ShardRecord), dipaco_shards::ShardsError> {
     let file = folder.join("shard.h5");
     let info = TokenFileInfo {

@@ -1,4 +1,4 @@
-//! Whether runs can be kept in a directory: space, writing, renaming, locking, HDF5.
+//! Checks of the directory for runs: space, writing, renaming, locking, HDF5.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use dipaco_telemetry::human;
 use rustix::fs::statvfs;
 
-use super::Finding;
+use super::finding::Finding;
 
 /// Below this, a small run may fill the disk.
 const LITTLE_SPACE: u64 = 1_000_000_000;
@@ -21,7 +21,7 @@ pub(super) fn check(directory: &Path) -> Vec<Finding> {
         return vec![Finding::fail("directory", found, ELSEWHERE)];
     };
     let mut findings = vec![space(&place)];
-    // Removed with everything in it when the checks are done.
+    // Dropping it removes the folder and its content.
     match tempfile::Builder::new().prefix(".doctor-").tempdir_in(&place) {
         Ok(folder) => findings.extend([files(folder.path(), &place), hdf5_file(folder.path())]),
         Err(error) => {
@@ -32,7 +32,7 @@ pub(super) fn check(directory: &Path) -> Vec<Finding> {
     findings
 }
 
-/// The directory itself, or the nearest one above it that exists.
+/// The directory, or its nearest ancestor that exists.
 fn nearest(directory: &Path) -> Option<PathBuf> {
     let absolute = std::path::absolute(directory).ok()?;
     absolute.ancestors().find(|path| path.is_dir()).map(Path::to_owned)
@@ -66,7 +66,8 @@ fn files(folder: &Path, place: &Path) -> Finding {
     }
 }
 
-/// What publication of a file relies on: a renamed file replaces the old one, and a lock keeps a second process out.
+/// Checks the two operations that writing files relies on: a renamed file replaces the old one, and a lock excludes a
+/// second process.
 fn write_rename_lock(folder: &Path) -> Result<(), (&'static str, io::Error)> {
     let failed = |what| move |error| (what, error);
     let (old, new) = (folder.join("old"), folder.join("new"));

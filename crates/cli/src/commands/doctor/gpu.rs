@@ -1,8 +1,8 @@
-//! Whether there is a GPU to train on.
+//! The check for a GPU to train on.
 
 use dipaco_path::{DeviceChoice, PathError, TrainDevice};
 
-use super::Finding;
+use super::finding::Finding;
 
 pub(super) fn check() -> Finding {
     match TrainDevice::open(DeviceChoice::Cuda).and_then(|gpu| gpu.describe()) {

@@ -1,13 +1,14 @@
-//! Processor, memory, limits of the operating system, HDF5's version.
+//! Checks of processor, memory and limits of the operating system.
 
 use dipaco_telemetry::human;
 use rustix::process::{Resource, getrlimit};
 
-use super::Finding;
+use super::finding::Finding;
+use crate::memory::{MachineMemory, of_machine};
 
 /// Below this, the defaults do not fit beside an operating system.
 const LITTLE_MEMORY: u64 = 2_000_000_000;
-/// A run keeps a file per path open, and a socket per client when it is served.
+/// A coordinator keeps a file per path open, and a server a socket per client.
 const FEW_FILES: u64 = 1024;
 
 pub(super) fn check() -> Vec<Finding> {
@@ -44,7 +45,7 @@ fn features() -> Finding {
 }
 
 fn memory() -> Finding {
-    let Some((total, free)) = crate::memory::of_machine() else {
+    let Some(MachineMemory { total, available: free }) = of_machine() else {
         let remedy = "make sure of at least 2 GB by hand";
         return Finding::warn("memory", "its size is not known on this system", remedy);
     };

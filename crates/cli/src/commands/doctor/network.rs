@@ -1,11 +1,11 @@
-//! Whether workers can talk to a coordinator on this machine: UDP and QUIC over loopback.
+//! Checks of the connection between workers and a coordinator: UDP and QUIC over loopback.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, SystemTime};
 
 use dipaco_net::{Client, Limits, NetError, RunAuthority, Server};
 
-use super::Finding;
+use super::finding::Finding;
 
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -6,8 +6,9 @@ use dipaco_telemetry::Progress;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::steps::weights::{Version, Weights};
-use crate::{output, runtime, steps};
+use crate::{output, runtime};
+use dipaco_pipeline::transformer_router;
+use dipaco_pipeline::{Version, Weights};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -19,20 +20,19 @@ Examples:
 pub(crate) struct FitTransformerOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(options: &FitTransformerOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open_to_write()?;
-    steps::route::check_tokenizer(&run)?;
-    let config = steps::seed::with_vocabulary(&run, &config)?;
+    let (run, config) = options.run.open_prepared()?;
+    dipaco_pipeline::route::check_tokenizer(&run)?;
     let (flag, progress) = (interrupt.flag(), progress.clone());
     let (router, new) = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
-        let fit = move || Ok(steps::transformer_router::fit(&run, &config, &weights, &progress, &flag)?);
+        let fit = move || Ok(transformer_router::fit(&run, &config, &weights, &progress, &flag)?);
         runtime::blocking(fit).await
     }))?;
     let fitted = router.fitted_on();

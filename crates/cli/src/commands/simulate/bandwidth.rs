@@ -1,4 +1,4 @@
-//! `dipaco simulate bandwidth`.
+//! `dipaco simulate bandwidth`: the bandwidth that each synchronisation scheme needs.
 
 use clap::Args;
 use dipaco_plot::{Axis, Line, LineChart};
@@ -7,7 +7,7 @@ use dipaco_telemetry::{Align, Table};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::{Telling, refused};
+use super::report::{ReportOptions, refused};
 use crate::error::CliError;
 
 pub(crate) const EXAMPLES: &str = "\
@@ -16,19 +16,23 @@ Examples:
   dipaco simulate bandwidth --parameters 2e9 --step-seconds 1.5 --inner-steps 50 --fragments 10 --overlap 2
   dipaco simulate bandwidth --sites 8 --latency 0.05 --out pictures --json";
 
-/// Shares of the time that are asked for.
+/// Shares of compute time whose bandwidth is computed.
 const SHARES: [f64; 5] = [0.5, 0.8, 0.9, 0.95, 0.99];
-/// Parameters and seconds of an inner step of arXiv:2501.18512, table 4.
-const PAPER: [(f64, f64); 3] = [(1e9, 0.1), (1e10, 0.8), (1e11, 4.9)];
-/// Where another bandwidth is tried later.
+/// The sizes of arXiv:2501.18512, table 4.
+const PAPER: [ModelSize; 3] = [
+    ModelSize { parameters: 1e9, step_seconds: 0.1 },
+    ModelSize { parameters: 1e10, step_seconds: 0.8 },
+    ModelSize { parameters: 1e11, step_seconds: 4.9 },
+];
+/// A bandwidth in bit/s for a run whose bandwidth is searched.
 const ANY: f64 = 1e9;
-/// Points of a curve.
+/// Number of points of a curve.
 const POINTS: u32 = 60;
 
 /// Options of `dipaco simulate bandwidth`.
 #[derive(Debug, Args)]
 pub(crate) struct BandwidthOptions {
-    /// Parameters that are synchronised; 1e9, 1e10 and 1e11 without it.
+    /// Number of synchronised parameters; may be repeated. The default is 1e9, 1e10 and 1e11.
     #[arg(long, value_name = "N", requires = "step_seconds")]
     parameters: Option<f64>,
     /// Seconds of an inner step at a site.
@@ -37,23 +41,23 @@ pub(crate) struct BandwidthOptions {
     /// H, inner steps between two synchronisations of the same parameters.
     #[arg(long, value_name = "N", default_value_t = 100)]
     inner_steps: u32,
-    /// Fragments that are sent in turn; without it 8 to 40 by the number of parameters, as in the paper.
+    /// Number of fragments, which are sent in turn; the default is 8 to 40 by the number of parameters, as in the paper.
     #[arg(long, value_name = "N")]
     fragments: Option<u32>,
-    /// Inner steps that go on while a fragment travels.
+    /// Number of inner steps during the transfer of a fragment.
     #[arg(long, value_name = "N", default_value_t = 1)]
     overlap: u32,
     /// Bits of a compressed value.
     #[arg(long, value_name = "N", default_value_t = 4.0)]
     bits: f64,
-    /// Sites.
+    /// Number of sites.
     #[arg(long, value_name = "N", default_value_t = 2)]
     sites: u32,
-    /// Seconds that each message takes beside its bits.
+    /// Latency of each message in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     latency: f64,
     #[command(flatten)]
-    telling: Telling,
+    report: ReportOptions,
 }
 
 /// A row of the table.
@@ -63,11 +67,11 @@ struct Row {
     step_seconds: f64,
     scheme: String,
     settings: Scheme,
-    /// Bits per second for each share of [`SHARES`]; nothing where no bandwidth is enough.
+    /// Bits per second for each share of [`SHARES`]; `None` where no bandwidth is enough.
     required: Vec<Option<f64>>,
 }
 
-/// Fragments of a model of so many parameters.
+/// Number of fragments of a model, by its number of parameters.
 fn fragments(parameters: f64) -> u32 {
     match parameters {
         ..=2e9 => 8,
@@ -77,18 +81,26 @@ fn fragments(parameters: f64) -> u32 {
     }
 }
 
+/// The size of a model.
+#[derive(Clone, Copy, Debug)]
+struct ModelSize {
+    parameters: f64,
+    /// Seconds of an inner step.
+    step_seconds: f64,
+}
+
 impl BandwidthOptions {
-    /// Parameters and seconds of an inner step of what is trained.
-    fn sizes(&self) -> Vec<(f64, f64)> {
+    /// The sizes of models that are simulated.
+    fn sizes(&self) -> Vec<ModelSize> {
         match (self.parameters, self.step_seconds) {
-            (Some(parameters), Some(seconds)) => vec![(parameters, seconds)],
+            (Some(parameters), Some(step_seconds)) => vec![ModelSize { parameters, step_seconds }],
             _ => PAPER.to_vec(),
         }
     }
 
-    fn run(&self, (parameters, step_seconds): (f64, f64), scheme: Scheme, bits_per_second: f64) -> LargeRun {
+    fn run(&self, size: ModelSize, scheme: Scheme, bits_per_second: f64) -> LargeRun {
         let link = Some(Link { bits_per_second, latency_seconds: self.latency });
-        LargeRun { link, ..LargeRun::new(self.sites, scheme, parameters, step_seconds) }
+        LargeRun { link, ..LargeRun::new(self.sites, scheme, size.parameters, size.step_seconds) }
     }
 
     fn schemes(&self, parameters: f64) -> Vec<(String, Scheme)> {
@@ -110,11 +122,11 @@ impl BandwidthOptions {
 pub(crate) fn run(options: &BandwidthOptions) -> Result<(), CliError> {
     let mut rows = Vec::new();
     for size in options.sizes() {
-        for (scheme, settings) in options.schemes(size.0) {
+        for (scheme, settings) in options.schemes(size.parameters) {
             let run = options.run(size, settings.clone(), ANY);
             let required = SHARES.into_par_iter().map(|share| required_bandwidth(&run, share));
             let required = required.collect::<Result<_, _>>().map_err(|error| refused(&error))?;
-            let (parameters, step_seconds) = size;
+            let ModelSize { parameters, step_seconds } = size;
             rows.push(Row { parameters, step_seconds, scheme, settings, required });
         }
     }
@@ -128,15 +140,15 @@ pub(crate) fn run(options: &BandwidthOptions) -> Result<(), CliError> {
         table.row(cells);
     }
     let text = format!("Gbit/s between sites that keep compute busy for a share of the time:\n\n{table}");
-    options.telling.tell(&text, &rows, || chart(options))
+    options.report.report(&text, &rows, || chart(options))
 }
 
-/// Utilisation against bandwidth, of the last size.
+/// A chart of utilisation against bandwidth, for the last size.
 fn chart(options: &BandwidthOptions) -> Result<(&'static str, LineChart), CliError> {
     let mut lines = Vec::new();
     let mut title = String::new();
     for size_and_step in options.sizes().into_iter().rev().take(1) {
-        let (parameters, step_seconds) = size_and_step;
+        let ModelSize { parameters, step_seconds } = size_and_step;
         title = format!("{} parameters, {step_seconds} s a step", size(parameters));
         for (colour, (name, scheme)) in options.schemes(parameters).into_iter().enumerate() {
             let point = |point: u32| {

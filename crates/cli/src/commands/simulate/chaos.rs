@@ -1,4 +1,4 @@
-//! `dipaco simulate chaos`.
+//! `dipaco simulate chaos`: small runs with faults, checked against the invariants.
 
 use clap::Args;
 use dipaco_simulate::{Chaos, Violation, chaos};
@@ -15,18 +15,18 @@ Examples:
   dipaco simulate chaos --from 4711 --seeds 1 one of them again
   dipaco simulate chaos --seeds 1000000 --json";
 
-/// Seeds between two looks at the progress.
+/// Number of seeds between two updates of the progress.
 const AT_ONCE: u64 = 256;
-/// Violations that are told; all are counted.
+/// Number of violations that are printed; all are counted.
 const TOLD: usize = 10;
 
 /// Options of `dipaco simulate chaos`.
 #[derive(Debug, Args)]
 pub(crate) struct ChaosOptions {
-    /// How many runs.
+    /// Number of runs.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10_000)]
     seeds: u64,
-    /// The seed of the first.
+    /// Seed of the first run.
     #[arg(long, value_name = "N", default_value_t = 0)]
     from: u64,
     /// Print the results as JSON.
@@ -34,7 +34,7 @@ pub(crate) struct ChaosOptions {
     json: bool,
 }
 
-/// What was found.
+/// The result.
 #[derive(Debug, Default, Serialize)]
 struct Found {
     seeds: u64,

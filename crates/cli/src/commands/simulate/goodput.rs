@@ -1,4 +1,4 @@
-//! `dipaco simulate goodput`.
+//! `dipaco simulate goodput`: the share of the chips' time that remains for training.
 
 use clap::Args;
 use dipaco_plot::{Axis, Line, LineChart};
@@ -7,7 +7,7 @@ use dipaco_telemetry::{Align, Table, human};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::{Telling, refused};
+use super::report::{ReportOptions, refused};
 use crate::error::CliError;
 
 pub(crate) const EXAMPLES: &str = "\
@@ -17,35 +17,35 @@ Examples:
   dipaco simulate goodput --learners 8 --quorum 0      the same learners when everyone waits for everyone
   dipaco simulate goodput --out pictures --json";
 
-/// What learners synchronise; without a link its size does not matter.
+/// Size of the synchronised model. It does not matter here, because links are not simulated.
 const PARAMETERS: f64 = 1e11;
 const DAY: f64 = 86_400.0;
 
 /// Options of `dipaco simulate goodput`.
 #[derive(Debug, Args)]
 pub(crate) struct GoodputOptions {
-    /// Chips in all; may be repeated.
+    /// Number of chips; may be repeated.
     #[arg(long, value_name = "N", default_values_t = [150_000, 300_000, 600_000, 1_200_000, 2_400_000])]
     chips: Vec<u64>,
-    /// Learners that share them, as Decoupled DiLoCo; may be repeated. 1 is data parallel training.
+    /// Number of learners that share the chips (Decoupled DiLoCo); may be repeated. 1 is data parallel training.
     #[arg(long, value_name = "M", default_values_t = [1, 2, 4, 8, 16])]
     learners: Vec<u32>,
     /// Mean time between failures of one chip.
     #[arg(long, value_name = "DAYS", default_value_t = 365.25)]
     chip_failure_days: f64,
-    /// Chips that one failure takes away.
+    /// Number of chips that one failure removes.
     #[arg(long, value_name = "N", default_value_t = 64)]
     slice_chips: u64,
-    /// Time until they are back.
+    /// Time until they return.
     #[arg(long, value_name = "SECONDS", default_value_t = 14_400.0)]
     return_seconds: f64,
-    /// What going on with fewer chips costs an elastic learner, the step that was interrupted included.
+    /// Time that an elastic learner loses when it continues with fewer chips, the interrupted step included.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     downscale_seconds: f64,
-    /// What taking chips back costs an elastic learner.
+    /// Time that an elastic learner loses when chips return.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     upscale_seconds: f64,
-    /// Time until training that is not elastic has been started again after a failure.
+    /// Time to restart training that is not elastic after a failure.
     #[arg(long, value_name = "SECONDS", default_value_t = 75.0)]
     restart_seconds: f64,
     /// Seconds of an inner step of a learner with all its chips.
@@ -54,23 +54,23 @@ pub(crate) struct GoodputOptions {
     /// H, inner steps between two synchronisations of the same parameters.
     #[arg(long, value_name = "N", default_value_t = 24)]
     inner_steps: u32,
-    /// Fragments that are sent in turn.
+    /// Number of fragments, which are sent in turn.
     #[arg(long, value_name = "N", default_value_t = 12)]
     fragments: u32,
-    /// Inner steps that go on while a fragment travels.
+    /// Number of inner steps during the transfer of a fragment.
     #[arg(long, value_name = "N", default_value_t = 2)]
     overlap: u32,
-    /// K, learners that an outer step needs; 0 for all of them, and learners then wait for outer steps too.
+    /// K, the number of learners that an outer step needs. 0 means all learners, and learners then wait for outer steps too.
     #[arg(long, value_name = "K", default_value_t = 1)]
     quorum: u32,
-    /// The longest time that an outer step with its quorum waits for further learners.
+    /// Upper bound on the time that an outer step with its quorum waits for further learners.
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
     grace_seconds: f64,
     /// Seed of the failures.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
-    telling: Telling,
+    report: ReportOptions,
 }
 
 /// A line of the table.
@@ -78,7 +78,7 @@ pub(crate) struct GoodputOptions {
 struct Row {
     learners: u32,
     elastic: bool,
-    /// One for each number of chips.
+    /// A value for each number of chips.
     cells: Vec<Cell>,
 }
 
@@ -123,7 +123,7 @@ impl GoodputOptions {
         LargeRun { chips, seed, ..LargeRun::new(learners, scheme, PARAMETERS, self.step_seconds) }
     }
 
-    /// A table of one number of each cell, in percent.
+    /// A table of one value of each cell, in percent.
     fn table(&self, rows: &[Row], number: impl Fn(&Played) -> f64) -> Table {
         let heads: Vec<String> = self.chips.iter().map(|&chips| human::integer(chips)).collect();
         let mut columns = vec![("chips", Align::Left)];
@@ -157,7 +157,7 @@ pub(crate) fn run(options: &GoodputOptions) -> Result<(), CliError> {
         options.table(&rows, |played| played.goodput),
         options.table(&rows, |played| played.uptime)
     );
-    options.telling.tell(&text, &rows, || {
+    options.report.report(&text, &rows, || {
         let line = |(colour, row): (usize, &Row)| {
             let points = row.cells.iter().map(|cell| (cell.chips as f64, cell.played.goodput * 100.0));
             Line::new(row.name(), points.collect()).in_colour(colour)

@@ -1,4 +1,4 @@
-//! `dipaco simulate speeds`.
+//! `dipaco simulate speeds`: the cost of learners of different speeds.
 
 use clap::Args;
 use dipaco_plot::{Axis, Line, LineChart};
@@ -7,7 +7,7 @@ use dipaco_telemetry::{Align, Table};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::{Telling, refused};
+use super::report::{ReportOptions, refused};
 use crate::error::CliError;
 
 pub(crate) const EXAMPLES: &str = "\
@@ -16,23 +16,23 @@ Examples:
   dipaco simulate speeds --learners 4 --gap 3 --variation 0
   dipaco simulate speeds --inner-steps 50 --fragments 5 --overlap 5 --grace-seconds 20 --out pictures";
 
-/// What learners synchronise; without a link its size does not matter.
+/// Size of the synchronised model. It does not matter here, because links are not simulated.
 const PARAMETERS: f64 = 1e11;
-/// The largest gap of the picture.
+/// The largest gap in the chart.
 const WIDEST: f64 = 1.0;
-/// Points of a curve.
+/// Number of points of a curve.
 const POINTS: u32 = 11;
 
 /// Options of `dipaco simulate speeds`.
 #[derive(Debug, Args)]
 pub(crate) struct SpeedsOptions {
-    /// Learners.
+    /// Number of learners.
     #[arg(long, value_name = "M", default_value_t = 8)]
     learners: u32,
-    /// How much longer every second learner takes for an inner step, as a share.
+    /// Additional time of every second learner for an inner step, as a share.
     #[arg(long, value_name = "SHARE", default_value_t = 0.18)]
     gap: f64,
-    /// The standard deviation of the time of an inner step, as a share of it.
+    /// Standard deviation of the time of an inner step, as a share.
     #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     variation: f64,
     /// Seconds of an inner step of the faster learners.
@@ -41,20 +41,20 @@ pub(crate) struct SpeedsOptions {
     /// H, inner steps between two synchronisations of the same parameters.
     #[arg(long, value_name = "N", default_value_t = 24)]
     inner_steps: u32,
-    /// Fragments that are sent in turn.
+    /// Number of fragments, which are sent in turn.
     #[arg(long, value_name = "N", default_value_t = 24)]
     fragments: u32,
-    /// Inner steps that go on while a fragment travels.
+    /// Number of inner steps during the transfer of a fragment.
     #[arg(long, value_name = "N", default_value_t = 2)]
     overlap: u32,
-    /// The longest time that an outer step with its quorum waits for further learners.
+    /// Upper bound on the time that an outer step with its quorum waits for further learners.
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
     grace_seconds: f64,
     /// Seed of the times of steps.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
-    telling: Telling,
+    report: ReportOptions,
 }
 
 /// A line of the table.
@@ -64,12 +64,12 @@ struct Row {
     run: LargeRun,
     #[serde(flatten)]
     played: Played,
-    /// Outer steps of a fragment in the time in which a learner that does not wait takes H inner steps, in the mean.
+    /// Mean number of outer steps of a fragment in the time in which a learner that never waits takes H inner steps.
     outer_steps_a_round: f64,
 }
 
 impl SpeedsOptions {
-    /// Whom outer steps wait for.
+    /// The learners that outer steps wait for.
     fn runs(&self, gap: f64) -> Vec<(String, LargeRun)> {
         let (h, f, overlap) = (self.inner_steps, self.fragments, self.overlap);
         let run = |name: &str, overlap, quorum, grace_seconds, state_stays| {
@@ -133,10 +133,10 @@ pub(crate) fn run(options: &SpeedsOptions) -> Result<(), CliError> {
         options.gap * 100.0,
         options.variation * 100.0
     );
-    options.telling.tell(&text, &rows, || chart(options))
+    options.report.report(&text, &rows, || chart(options))
 }
 
-/// Goodput against the gap.
+/// A chart of goodput against the gap.
 fn chart(options: &SpeedsOptions) -> Result<(&'static str, LineChart), CliError> {
     let mut lines: Vec<Line> = Vec::new();
     for point in 0..POINTS {

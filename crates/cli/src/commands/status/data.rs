@@ -1,4 +1,4 @@
-//! `dipaco status --data`: how often each path has used its text, and what of it is in the weights.
+//! `dipaco status --data`: the text that each path has used, and its share in the weights.
 
 use dipaco_config::RunConfig;
 use dipaco_store::{PathRecord, TrainingRecord};
@@ -13,23 +13,22 @@ pub(super) struct Accounts {
     wrong: Vec<u32>,
 }
 
-/// What a path has used.
+/// The account of a path.
 #[derive(Debug, Serialize)]
 struct Account {
     path: u32,
     /// Inner steps of complete leases.
     steps: u64,
-    /// Sequences drawn from the shard in this phase: each step takes the next ones, so none is left out or used twice
-    /// before all have been used.
+    /// Sequences drawn from the shard in this phase. They are drawn in turn: every sequence is used once before any is used
+    /// again.
     sequences: u64,
-    /// Inner steps in the outer gradients that count, for the fragment that has the fewest and the one that has the most.
+    /// Inner steps in the outer gradients that count, for the fragment with the fewest and the fragment with the most.
     counted_steps: [u64; 2],
-    /// Inner steps in outer gradients that wait for their outer step, for the fragment with the most.
+    /// Inner steps in outer gradients that wait for an outer step, for the fragment with the most.
     waiting_steps: u64,
     /// Tokens in the outer gradients of the fragment with the most.
     counted_tokens: u64,
-    /// Whether the outer gradients of each fragment hold every step once: all of them at the end of a phase, otherwise
-    /// those that have been sent, which are a round behind at most.
+    /// True if the outer gradients of each fragment hold every inner step once. Within a phase they may be a round behind.
     balanced: bool,
 }
 
@@ -53,7 +52,7 @@ impl Account {
         let mut by_fragment = std::collections::BTreeMap::new();
         waiting
             .for_each(|(level, fragment, steps)| *by_fragment.entry((level, fragment)).or_insert(0) += steps);
-        // What is under way when a lease is out has been trained beyond the last complete one.
+        // A lease that is out may have sent gradients of steps beyond the last complete lease.
         let ahead = config.sync.overlap_steps.max(config.train.inner_steps);
         let at_end = steps == u64::from(training.phase_end()) * training.inner_steps || steps == begin;
         let behind = if at_end { 0 } else { config.train.inner_steps };

@@ -1,0 +1,88 @@
+//! Two prompts for the trained run, completed over HTTP as any client would.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use dipaco_pipeline::RunDirectory;
+use dipaco_pipeline::prepared::tokenizer;
+use dipaco_routing::ShardSet;
+use dipaco_topology::PathId;
+use serde_json::{Value, json};
+
+use crate::error::CliError;
+
+/// Tokens of a prompt: the prefix that the router reads.
+const PROMPT_TOKENS: usize = 32;
+/// Number of documents of each shard that may become prompts.
+const PER_SHARD: usize = 3;
+/// Number of completions, each by another path.
+const WANTED: usize = 2;
+
+/// A prompt and a path's completion of it.
+pub(crate) struct Completion {
+    pub(crate) path: PathId,
+    pub(crate) modules: Vec<String>,
+    pub(crate) prompt: String,
+    pub(crate) text: String,
+}
+
+/// Beginnings of the validation documents nearest to the centre of their shard.
+pub(crate) fn candidates(run: &RunDirectory, phase: u32) -> Result<Vec<String>, CliError> {
+    let tokenizer = tokenizer(run)?;
+    let shards = ShardSet::open(&run.routing(phase).validation())?;
+    let mut prompts = Vec::new();
+    for nearest in 0..PER_SHARD {
+        for shard in shards.shards() {
+            let Some(example) = shard.nearest.get(nearest) else { continue };
+            let document = shards.open_shard(shard.path)?.document(example.document).to_vec();
+            let length = document.len().saturating_sub(1).min(PROMPT_TOKENS);
+            if length > 0 {
+                prompts.push(tokenizer.decode(&document[..length])?);
+            }
+        }
+    }
+    Ok(prompts)
+}
+
+/// Completes prompts until two different paths have answered.
+pub(crate) fn complete(
+    server: SocketAddr,
+    model: &str,
+    prompts: &[String],
+) -> Result<Vec<Completion>, CliError> {
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .timeout_global(Some(Duration::from_secs(60)))
+        .proxy(None)
+        .build()
+        .into();
+    let post = |path: &str, body: &Value| -> Result<Value, CliError> {
+        let url = format!("http://{server}{path}");
+        let failed = |source: ureq::Error| CliError::Request { url: url.clone(), source: Box::new(source) };
+        let mut answer = agent.post(&url).send_json(body).map_err(failed)?;
+        answer.body_mut().read_json().map_err(failed)
+    };
+    let mut completions: Vec<Completion> = Vec::new();
+    for prompt in prompts {
+        let route = post("/v1/route", &json!({ "model": model, "prompt": prompt }))?;
+        let Some(path) = route["path"].as_u64().and_then(|path| u32::try_from(path).ok()).map(PathId) else {
+            return Err(CliError::Answer { what: "/v1/route" });
+        };
+        if completions.iter().any(|completion| completion.path == path) {
+            continue;
+        }
+        let request = json!({
+            "model": model, "prompt": prompt, "max_tokens": 32, "temperature": 0.7, "seed": 1, "return_route": true,
+        });
+        let answer = post("/v1/completions", &request)?;
+        let Some(text) = answer["choices"][0]["text"].as_str() else {
+            return Err(CliError::Answer { what: "/v1/completions" });
+        };
+        let levels = route["levels"].as_array().into_iter().flatten();
+        let modules = levels.map(|level| format!("{}/{}", level["level"], level["module"])).collect();
+        completions.push(Completion { path, modules, prompt: prompt.clone(), text: text.to_owned() });
+        if completions.len() == WANTED {
+            break;
+        }
+    }
+    Ok(completions)
+}

@@ -1,0 +1,13 @@
+//! Charts of runs and of experiments.
+
+mod chart;
+mod curves;
+mod domains;
+mod experiment;
+mod run;
+
+pub use self::chart::Chart;
+pub use self::curves::RunCurves;
+pub use self::domains::domains;
+pub use self::experiment::of_results;
+pub use self::run::of_runs;

@@ -1,0 +1,398 @@
+//! The plan of a training: topology, sizes, memory, traffic and speed, before anything is started.
+
+mod speed;
+
+use dipaco_codec::{Compression, encoded_len};
+use dipaco_config::RunConfig;
+use dipaco_model::{Dtype, ModelConfig, StepMemory, StepShape, level_specs, parameters, step_memory};
+use dipaco_topology::{Part, Topology};
+use serde::Serialize;
+
+pub use self::speed::{Measured, Speed, measured};
+use crate::error::PipelineError;
+use crate::step_speed::shape;
+
+/// Bytes of a number on the wire and in memory.
+const F32: u64 = 4;
+/// Copies of a path's weights that a worker holds besides the trained weights: the fetched weights of the next lease, and
+/// the base of the outer gradient.
+const COPIES: u64 = 2;
+/// Upper bound on a proposed micro-batch.
+const MOST_MICRO_BATCHES: usize = 4096;
+
+/// A level of the topology.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Level {
+    /// K, the number of modules.
+    pub modules: u32,
+    /// The parts of the transformer, as in "embedding, blocks 0..6".
+    pub holds: String,
+    /// Parameters of one module.
+    pub parameters: u64,
+    /// Paths through each module.
+    pub paths_per_module: u32,
+}
+
+/// Numbers of parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Parameters {
+    /// Parameters of a path.
+    pub path: u64,
+    /// Parameters of all modules together.
+    pub all_modules: u64,
+}
+
+/// Memory in bytes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Memory {
+    /// A training step, part by part.
+    pub step: StepMemory,
+    /// Further copies of the weights, for the next lease and the outer gradient.
+    pub round: u64,
+    /// A worker: `step` and `round`.
+    pub worker: u64,
+    /// All workers of this machine.
+    pub all_workers: u64,
+    /// Free memory of this machine; absent where the system does not report it.
+    pub available: Option<u64>,
+    /// True if all workers fit; absent where `available` is.
+    pub fits: Option<bool>,
+    /// Settings that need less memory, when the workers do not fit.
+    pub remedies: Vec<Remedy>,
+}
+
+/// A setting that needs less memory.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Remedy {
+    /// The setting, as in `train.micro_batch=1`.
+    pub set: String,
+    /// Memory of all workers with the setting, in bytes.
+    pub all_workers: u64,
+    /// True if the workers then fit.
+    pub fits: bool,
+}
+
+/// Bytes on the wire for one worker and round. Fetching shards adds to them once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Wire {
+    /// Modules, and the states of paths that another worker trained last.
+    pub to_worker: u64,
+    /// Outer gradients and path states.
+    pub from_worker: u64,
+}
+
+/// Training tokens, padding included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Tokens {
+    /// An inner step of a path.
+    pub step: u64,
+    /// A round of all paths.
+    pub round: u64,
+    /// All rounds of all paths.
+    pub all: u64,
+}
+
+/// The plan of a training.
+#[derive(Clone, Debug, Serialize)]
+pub struct DryRun {
+    /// Name of the run.
+    pub run: String,
+    /// Size of the vocabulary.
+    pub vocab_size: usize,
+    /// Source of the size of the vocabulary, in words.
+    pub vocab_size_from: String,
+    /// Number type of matrix products.
+    pub dtype: Dtype,
+    /// Number of paths.
+    pub paths: u32,
+    /// The levels, in order.
+    pub levels: Vec<Level>,
+    /// Numbers of parameters.
+    pub parameters: Parameters,
+    /// Number of workers.
+    pub workers: usize,
+    /// Threads of each worker.
+    pub threads_per_worker: usize,
+    /// Paths that the busiest worker trains in a round.
+    pub paths_per_worker: u64,
+    /// Memory of the workers.
+    pub memory: Memory,
+    /// Traffic of a worker.
+    pub wire: Wire,
+    /// Training tokens.
+    pub tokens: Tokens,
+    /// Expected speed of a worker; absent when it could not be measured.
+    pub speed: Option<Speed>,
+    /// Method of the measurement, or the reason why there is none.
+    pub speed_from: String,
+    /// Seconds of the inner steps of all rounds.
+    pub seconds: Option<f64>,
+}
+
+impl DryRun {
+    /// The plan without the speed. `config` has its vocabulary; `available` is the free memory of this machine in bytes.
+    ///
+    /// # Errors
+    /// [`PipelineError::Topology`] when the topology does not fit the model.
+    pub fn new(
+        config: &RunConfig,
+        vocab_size_from: String,
+        workers: usize,
+        threads_per_worker: usize,
+        available: Option<u64>,
+    ) -> Result<Self, PipelineError> {
+        let model = &config.model;
+        let topology = Topology::new(&config.topology, model.blocks)?;
+        let levels: Vec<Level> =
+            (0..topology.levels()).map(|level| self::level(model, &topology, level)).collect();
+        let parameters = Parameters {
+            path: levels.iter().map(|level| level.parameters).sum(),
+            all_modules: levels
+                .iter()
+                .map(|level| level.parameters.saturating_mul(level.modules.into()))
+                .fold(0, u64::saturating_add),
+        };
+        let paths_per_worker = u64::from(topology.paths()).div_ceil(workers.max(1) as u64);
+        Ok(Self {
+            run: config.run.name.clone(),
+            vocab_size: model.vocab_size,
+            vocab_size_from,
+            dtype: model.dtype,
+            paths: topology.paths(),
+            levels,
+            parameters,
+            workers,
+            threads_per_worker,
+            paths_per_worker,
+            memory: memory(config, &topology, workers, available),
+            wire: wire(parameters.path, paths_per_worker, config),
+            tokens: tokens(config, topology.paths()),
+            speed: None,
+            speed_from: "not measured".to_owned(),
+            seconds: None,
+        })
+    }
+
+    /// The plan with the result of the measurement.
+    pub fn with_speed(self, config: &RunConfig, measured: Measured) -> Self {
+        let (speed, speed_from) = match measured {
+            Measured::Speed(speed) => (Some(speed), speed.how(&config.model)),
+            Measured::Not { reason } => (None, reason),
+        };
+        let steps = u64::from(config.train.rounds)
+            .saturating_mul(self.paths_per_worker)
+            .saturating_mul(config.train.inner_steps);
+        let seconds = speed.map(|speed| steps as f64 * speed.seconds_per_step);
+        Self { speed, speed_from, seconds, ..self }
+    }
+}
+
+fn level(model: &ModelConfig, topology: &Topology, level: usize) -> Level {
+    let modules = topology.modules_in(level);
+    Level {
+        modules,
+        holds: holds(topology.parts(level)),
+        parameters: parameters(&level_specs(model, topology, level)) as u64,
+        paths_per_module: topology.paths() / modules.max(1),
+    }
+}
+
+/// The parts of a level in the words of the configuration.
+fn holds(parts: &[Part]) -> String {
+    let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
+    for part in parts {
+        let Part::Block(block) = *part else { continue };
+        match ranges.last_mut() {
+            Some(range) if range.end == block => range.end += 1,
+            _ => ranges.push(block..block + 1),
+        }
+    }
+    let blocks: Vec<String> = ranges
+        .iter()
+        .map(|range| if range.len() == 1 { range.start.to_string() } else { format!("{range:?}") })
+        .collect();
+    let mut words = Vec::new();
+    if parts.contains(&Part::Embedding) {
+        words.push("embedding".to_owned());
+    }
+    if !blocks.is_empty() {
+        words.push(format!("blocks {}", blocks.join(", ")));
+    }
+    if parts.contains(&Part::Head) {
+        words.push("head".to_owned());
+    }
+    words.join(", ")
+}
+
+/// Memory of one worker in bytes.
+struct WorkerMemory {
+    step: StepMemory,
+    /// Further copies of the weights.
+    round: u64,
+    all: u64,
+}
+
+fn worker_memory(model: &ModelConfig, shape: &StepShape) -> WorkerMemory {
+    let step = step_memory(model, shape);
+    let round = step.weights.saturating_mul(COPIES);
+    WorkerMemory { all: step.total().saturating_add(round), step, round }
+}
+
+fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Option<u64>) -> Memory {
+    // With fewer paths than workers, some workers are idle and hold nothing.
+    let busy = (workers as u64).min(u64::from(topology.paths()));
+    let all = |model: &ModelConfig, shape: &StepShape| worker_memory(model, shape).all.saturating_mul(busy);
+    let (model, shape) = (&config.model, shape(&config.train));
+    let WorkerMemory { step, round, all: worker } = worker_memory(model, &shape);
+    let all_workers = all(model, &shape);
+    let fits = available.map(|available| all_workers <= available);
+    let remedies = match available {
+        Some(available) if all_workers > available => remedies(
+            model,
+            &shape,
+            available,
+            &|model, shape| all(model, shape),
+            (busy > 1).then_some(worker),
+        ),
+        _ => Vec::new(),
+    };
+    Memory { step, round, worker, all_workers, available, fits, remedies }
+}
+
+/// Settings that need less memory: each by itself, and all together if none is enough. `needs` computes the memory of all
+/// workers. `alone` is the memory of one worker, if there are more.
+fn remedies(
+    model: &ModelConfig,
+    shape: &StepShape,
+    available: u64,
+    needs: &dyn Fn(&ModelConfig, &StepShape) -> u64,
+    alone: Option<u64>,
+) -> Vec<Remedy> {
+    let now = needs(model, shape);
+    let remedy = |set: String, all_workers| Remedy { set, all_workers, fits: all_workers <= available };
+    let mut changes: Vec<(String, ModelConfig, StepShape)> = Vec::new();
+    if shape.at_once() > 1 {
+        // The largest that fits, because small micro-batches are slower.
+        let divisors = (1..shape.at_once().min(MOST_MICRO_BATCHES))
+            .rev()
+            .filter(|part| shape.batch.is_multiple_of(*part));
+        let with = |micro_batch| StepShape { micro_batch, ..*shape };
+        let part = divisors.clone().find(|&part| needs(model, &with(part)) <= available).unwrap_or(1);
+        changes.push((format!("train.micro_batch={part}"), model.clone(), with(part)));
+    }
+    if !shape.activation_checkpointing {
+        let with = StepShape { activation_checkpointing: true, ..*shape };
+        changes.push(("train.activation_checkpointing=true".to_owned(), model.clone(), with));
+    }
+    if model.dtype == Dtype::F32 {
+        let with = ModelConfig { dtype: Dtype::Bf16, ..model.clone() };
+        changes.push(("model.dtype=bf16".to_owned(), with, *shape));
+    }
+    let each = changes.iter().map(|(set, model, shape)| remedy(set.clone(), needs(model, shape)));
+    let mut remedies: Vec<Remedy> = each.filter(|remedy| remedy.all_workers < now).collect();
+    if remedies.len() > 1 && !remedies.iter().any(|remedy| remedy.fits) {
+        let model = changes.last().map_or(model, |(_, model, _)| model);
+        let micro_batch = if shape.at_once() > 1 { 1 } else { shape.micro_batch };
+        let every = StepShape { micro_batch, activation_checkpointing: true, ..*shape };
+        let set: Vec<&str> = changes.iter().map(|(set, _, _)| set.as_str()).collect();
+        remedies.push(remedy(set.join(" "), needs(model, &every)));
+    }
+    remedies.extend(alone.map(|bytes| remedy("--workers 1".to_owned(), bytes)));
+    remedies
+}
+
+/// For each lease a worker fetches the path's modules and uploads outer gradients, and every `train.state_every` leases it
+/// uploads the path's state, which has two moments per weight. A worker that trains more paths than it holds fetches a
+/// state with each lease.
+fn wire(path: u64, paths_per_worker: u64, config: &RunConfig) -> Wire {
+    let moments = path.saturating_mul(F32).saturating_mul(2);
+    let gradients = encoded_len(path, config.outer.compression).unwrap_or(u64::MAX);
+    let held = paths_per_worker <= config.train.held_paths as u64;
+    let fetched = if held { 0 } else { moments };
+    let weights = match config.outer.broadcast {
+        Compression::F32 => path.saturating_mul(F32),
+        broadcast => encoded_len(path, broadcast).unwrap_or(u64::MAX),
+    };
+    let uploaded = moments / u64::from(config.train.state_every.max(1));
+    Wire {
+        to_worker: weights.saturating_add(fetched).saturating_mul(paths_per_worker),
+        from_worker: gradients.saturating_add(uploaded).saturating_mul(paths_per_worker),
+    }
+}
+
+fn tokens(config: &RunConfig, paths: u32) -> Tokens {
+    let train = &config.train;
+    let step = (train.batch as u64).saturating_mul(train.sequence_tokens as u64);
+    let round = step.saturating_mul(train.inner_steps).saturating_mul(u64::from(paths));
+    Tokens { step, round, all: round.saturating_mul(u64::from(train.rounds)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> RunConfig {
+        let mut config = RunConfig::default();
+        config.model.vocab_size = 4096;
+        config
+    }
+
+    #[test]
+    fn parts_are_named_as_in_the_configuration() {
+        let parts =
+            [Part::Embedding, Part::Block(0), Part::Block(5), Part::Block(6), Part::Block(11), Part::Head];
+        assert_eq!(holds(&parts), "embedding, blocks 0, 5..7, 11, head");
+        assert_eq!(holds(&[Part::Head]), "head");
+    }
+
+    #[test]
+    fn a_grid_is_counted() {
+        let plan = DryRun::new(&config(), String::new(), 2, 1, None).unwrap();
+        let (d, f, v) = (256, 704, 4096);
+        let block = 4 * d * d + 3 * f * d + 2 * d;
+        let levels: Vec<_> =
+            plan.levels.iter().map(|l| (l.modules, l.parameters, l.paths_per_module)).collect();
+        assert_eq!(levels, [(2, v * d + 2 * block, 2), (2, v * d + d + 2 * block, 2)]);
+        let path = 2 * v * d + d + 4 * block;
+        assert_eq!(plan.parameters, Parameters { path, all_modules: 2 * path });
+        assert_eq!(plan.paths_per_worker, 2);
+        // Per lease: modules and state to the worker, gradients and state from it.
+        assert_eq!(plan.wire, Wire { to_worker: 2 * 12 * path, from_worker: 2 * (12 * path + 24) });
+        assert_eq!(plan.tokens, Tokens { step: 2048, round: 4 * 30 * 2048, all: 10 * 4 * 30 * 2048 });
+        assert_eq!((plan.memory.fits, plan.memory.remedies.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_worker_for_each_path_keeps_its_state() {
+        let plan = DryRun::new(&config(), String::new(), 4, 1, None).unwrap();
+        assert_eq!(
+            plan.wire,
+            Wire { to_worker: 4 * plan.parameters.path, from_worker: 12 * plan.parameters.path + 24 }
+        );
+        let idle = DryRun::new(&config(), String::new(), 40, 1, None).unwrap();
+        assert_eq!(idle.memory.all_workers, plan.memory.all_workers, "idle workers hold no path");
+    }
+
+    #[test]
+    fn what_does_not_fit_has_remedies_that_lower_it() {
+        let plan = DryRun::new(&config(), String::new(), 2, 1, Some(1 << 20)).unwrap();
+        assert_eq!(plan.memory.fits, Some(false));
+        let sets: Vec<&str> = plan.memory.remedies.iter().map(|remedy| remedy.set.as_str()).collect();
+        assert!(
+            sets.contains(&"train.activation_checkpointing=true") && sets.contains(&"--workers 1"),
+            "{sets:?}"
+        );
+        assert!(plan.memory.remedies.iter().all(|remedy| remedy.all_workers < plan.memory.all_workers));
+        assert!(plan.memory.remedies.iter().all(|remedy| !remedy.fits));
+        let all = "train.micro_batch=1 train.activation_checkpointing=true model.dtype=bf16";
+        assert!(sets.contains(&all), "{sets:?}");
+        // Between what the batch needs in one pass and in two.
+        let half = StepShape { micro_batch: 4, ..shape(&config().train) };
+        let available = 2 * worker_memory(&config().model, &half).all;
+        let plan = DryRun::new(&config(), String::new(), 2, 1, Some(available)).unwrap();
+        let first = &plan.memory.remedies[0];
+        assert_eq!((first.set.as_str(), first.fits), ("train.micro_batch=4", true));
+        let plan = DryRun::new(&config(), String::new(), 2, 1, Some(1 << 40)).unwrap();
+        assert_eq!((plan.memory.fits, plan.memory.remedies.len()), (Some(true), 0));
+    }
+}

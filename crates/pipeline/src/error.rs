@@ -1,0 +1,328 @@
+//! Errors of the steps.
+
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+use dipaco_topology::{ModuleId, PathId};
+use thiserror::Error;
+
+/// Why a step failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PipelineError {
+    /// A step needs prepared text.
+    #[error("there is no prepared text in {}: run `dipaco prepare` with this run first", folder.display())]
+    NotPrepared {
+        /// The folder of prepared text.
+        folder: PathBuf,
+    },
+    /// A command names a run directory that does not exist.
+    #[error("there is no run in {}: check --run, or run `dipaco prepare` with this directory first", folder.display())]
+    NoRun {
+        /// The directory.
+        folder: PathBuf,
+    },
+    /// A step needs a router and shards.
+    #[error("there are no shards in {}: run `dipaco route fit` and `dipaco route assign` with this run first", folder.display())]
+    NotRouted {
+        /// The folder of the phase of routing.
+        folder: PathBuf,
+    },
+    /// The router is damaged or of another version.
+    #[error("{} can't be used: run `dipaco route fit` and `dipaco route assign` again", file.display())]
+    Router {
+        /// The router's file.
+        file: PathBuf,
+        /// The reason.
+        #[source]
+        source: dipaco_routing::RoutingError,
+    },
+    /// The tokenizer is not the one that the run was routed with.
+    #[error(
+        "{} has hash {found}, but this run was routed with the tokenizer {expected}: put that tokenizer.json back, or \
+         route and train again with this one",
+        file.display()
+    )]
+    OtherTokenizer {
+        /// The tokenizer's file.
+        file: PathBuf,
+        /// Its hash.
+        found: String,
+        /// Hash of the tokenizer that the run was routed with.
+        expected: String,
+    },
+    /// A synchronizer needs the join token, which the coordinator writes.
+    #[error(
+        "{} does not exist: start `dipaco coordinator` with this run first; it writes the file",
+        file.display()
+    )]
+    NoCoordinator {
+        /// The file of the join token.
+        file: PathBuf,
+    },
+    /// A step needs the seed.
+    #[error("this run has no finished seed model: run `dipaco seed` first")]
+    NoSeed,
+    /// A step needs trained paths.
+    #[error("the paths of this run have not been trained: run `dipaco train` first")]
+    NotTrained,
+    /// The next router needs reserved documents.
+    #[error("{} holds no reserved documents: set routing.router_share, and run `dipaco route assign` before training begins", file.display())]
+    NoReserved {
+        /// The file of reserved documents.
+        file: PathBuf,
+    },
+    /// The configuration has no further phase of routing.
+    #[error(
+        "the run is in phase {phase} of routing, the last of its configuration: list the next in [[routing.phases]]"
+    )]
+    NoPhase {
+        /// The phase that the run is in.
+        phase: u32,
+    },
+    /// Re-routing needs the transformer router.
+    #[error(
+        "there is no transformer router in {}: run `dipaco route fit-transformer` with this run first",
+        folder.display()
+    )]
+    NoTransformer {
+        /// The folder of the phase of routing.
+        folder: PathBuf,
+    },
+    /// A label file has a line of another form.
+    #[error(
+        "{}, line {line}: this is no label: each line must be a JSON object with the texts `url` and `domain`",
+        file.display()
+    )]
+    Label {
+        /// The label file.
+        file: PathBuf,
+        /// Number of the line, from 1.
+        line: u64,
+        /// The reason.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The text that labels refer to is gone.
+    #[error(
+        "{} was prepared into this run's validation text and no longer exists: give the text with --labelled-text",
+        file.display()
+    )]
+    LabelledText {
+        /// The missing file.
+        file: PathBuf,
+    },
+    /// The label file is of another text.
+    #[error(
+        "{} has labels for {labelled} of the {documents} documents of {}: it is of another text. It has {known} addresses \
+         such as {label}, the text has addresses such as {url}",
+        labels.display(),
+        tokens.display()
+    )]
+    OtherLabels {
+        /// The label file.
+        labels: PathBuf,
+        /// Number of addresses in the label file.
+        known: usize,
+        /// One of them.
+        label: String,
+        /// An address of the text.
+        url: String,
+        /// Number of validation documents.
+        documents: usize,
+        /// Number of validation documents with a label.
+        labelled: usize,
+        /// The validation token file.
+        tokens: PathBuf,
+    },
+    /// A path number outside the topology.
+    #[error("there is no path {path}: this run has paths 0 to {}", paths.saturating_sub(1))]
+    NoSuchPath {
+        /// The path.
+        path: PathId,
+        /// Number of paths of the run.
+        paths: u32,
+    },
+    /// The manifest does not list the weights of a module.
+    #[error(
+        "the run's manifest does not list the weights of module {module}: the run was trained with another topology or \
+         fragments, use the configuration that is saved with the run"
+    )]
+    StoreLacks {
+        /// The module.
+        module: ModuleId,
+    },
+    /// The certificate authority of another run.
+    #[error("{} belongs to run `{run}`, the store to another: remove the file, and give workers the new token", file.display())]
+    OtherAuthority {
+        /// The file of the authority.
+        file: PathBuf,
+        /// The run that it belongs to.
+        run: String,
+    },
+    /// Two processes want to run experiments in one folder.
+    #[error(
+        "another process runs experiments in {}: wait for it, or give another folder with --out",
+        folder.display()
+    )]
+    FolderBusy {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A cell's folder was made with other defaults.
+    #[error(
+        "{} was made by a version of this program with other defaults: remove this folder, and the cell is trained again",
+        folder.display()
+    )]
+    OtherDefaults {
+        /// The cell's folder.
+        folder: PathBuf,
+    },
+    /// The caller asked to stop.
+    #[error("interrupted; finished work is kept")]
+    Interrupted,
+    /// A file or folder.
+    #[error("can't {action} {}", path.display())]
+    Io {
+        /// The attempted action, as a verb.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A worker process can't be started.
+    #[error("worker {name} can't be started")]
+    Worker {
+        /// The worker.
+        name: String,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A worker process fails again and again.
+    #[error("worker {name} keeps failing ({status}); the end of {}:\n{tail}", log.display())]
+    WorkerFailed {
+        /// The worker.
+        name: String,
+        /// Its last exit status.
+        status: ExitStatus,
+        /// Its log.
+        log: PathBuf,
+        /// The last lines of the log.
+        tail: String,
+    },
+    /// Threads can't be started.
+    #[error("can't compute with {threads} threads")]
+    Threads {
+        /// Number of threads.
+        threads: usize,
+        /// The reason.
+        #[source]
+        source: rayon::ThreadPoolBuildError,
+    },
+    /// A task of this program panicked.
+    #[error("internal fault of dipaco: a task of this program panicked; please report it")]
+    Task {
+        /// The panic.
+        #[source]
+        source: tokio::task::JoinError,
+    },
+    /// A state that this program rules out.
+    #[error("internal fault of dipaco: {what}; please report it")]
+    Internal {
+        /// The contradiction.
+        what: &'static str,
+        /// The error that it came with.
+        #[source]
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] dipaco_config::ConfigError),
+    /// Text, tokenizers and token files.
+    #[error(transparent)]
+    Shards(#[from] dipaco_shards::ShardsError),
+    /// Routers and shards.
+    #[error(transparent)]
+    Routing(#[from] dipaco_routing::RoutingError),
+    /// Coordinator, synchronizer, seed and router training.
+    #[error(transparent)]
+    Train(#[from] dipaco_train::TrainError),
+    /// The seed can't be trained.
+    #[error(transparent)]
+    SeedTraining(#[from] dipaco_train::SeedError),
+    /// Documents can't be scored, or a router can't be trained.
+    #[error(transparent)]
+    RouterTraining(#[from] dipaco_train::RouterError),
+    /// The worker fails.
+    #[error(transparent)]
+    Training(#[from] dipaco_train::WorkerError),
+    /// The coordinator fails.
+    #[error(transparent)]
+    Coordinator(#[from] dipaco_train::CoordinatorError),
+    /// The synchronizer fails.
+    #[error(transparent)]
+    Synchronizer(#[from] dipaco_train::SynchronizerError),
+    /// Connections of peers can't be served.
+    #[error(transparent)]
+    Host(#[from] dipaco_train::HostError),
+    /// The trainer of a path.
+    #[error(transparent)]
+    Path(#[from] dipaco_path::PathError),
+    /// The plan of a training.
+    #[error(transparent)]
+    Plan(#[from] dipaco_protocol::PlanError),
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] dipaco_model::ModelError),
+    /// The topology.
+    #[error(transparent)]
+    Topology(#[from] dipaco_topology::TopologyError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] dipaco_store::StoreError),
+    /// Connections and certificates.
+    #[error(transparent)]
+    Net(#[from] dipaco_net::NetError),
+    /// The event file.
+    #[error(transparent)]
+    Events(#[from] dipaco_telemetry::EventsError),
+    /// The run as a model for inference.
+    #[error(transparent)]
+    RunModel(#[from] dipaco_infer::RunModelError),
+    /// The HTTP server.
+    #[error(transparent)]
+    Server(#[from] dipaco_server::ServerError),
+    /// Charts.
+    #[error(transparent)]
+    Plot(#[from] dipaco_plot::PlotError),
+    /// Evaluation.
+    #[error(transparent)]
+    Eval(#[from] dipaco_eval::EvalError),
+    /// Experiments and their results.
+    #[error(transparent)]
+    Experiment(#[from] dipaco_experiment::ExperimentError),
+}
+
+impl PipelineError {
+    /// Returns whether the user's configuration or arguments are the cause.
+    pub fn is_configuration(&self) -> bool {
+        match self {
+            Self::Config(_)
+            | Self::Topology(_)
+            | Self::Path(dipaco_path::PathError::BuiltWithoutCuda)
+            | Self::NoRun { .. }
+            | Self::NoSuchPath { .. }
+            | Self::FolderBusy { .. }
+            | Self::OtherDefaults { .. }
+            | Self::Model(dipaco_model::ModelError::Config { .. })
+            | Self::Routing(dipaco_routing::RoutingError::Config { .. })
+            | Self::Eval(dipaco_eval::EvalError::Config { .. })
+            | Self::Server(dipaco_server::ServerError::Config(_)) => true,
+            Self::Experiment(error) => error.is_configuration(),
+            _ => false,
+        }
+    }
+}

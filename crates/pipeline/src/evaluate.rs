@@ -1,0 +1,106 @@
+//! Perplexity of the models of a run on its validation text.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dipaco_config::RunConfig;
+use dipaco_eval::{
+    Domains, Evaluation, EvaluationProgress, Protocol, Reroute, Stage, evaluate_dense, evaluate_path,
+    evaluate_routed,
+};
+use dipaco_routing::ShardSet;
+use dipaco_telemetry::{Progress, ProgressUnit, Task};
+use dipaco_topology::PathId;
+
+use crate::error::PipelineError;
+use crate::path_source::PathsInTurn;
+use crate::prepared::{token_file, tokenizer};
+use crate::run_directory::RunDirectory;
+use crate::transformer_router;
+use crate::weights::Weights;
+
+/// The model that is evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The routed model: every validation document by the path that the router chooses.
+    Routed,
+    /// The routed model, where the transformer router chooses a path again every so many tokens.
+    Rerouted(usize),
+    /// One path, on all validation documents.
+    Path(PathId),
+    /// The seed, on all validation documents.
+    Seed,
+}
+
+/// Evaluates a model by the paper's protocol, and with `domains` for each domain too. `config` has its vocabulary. Blocks
+/// on the store.
+///
+/// # Errors
+/// When the run is not prepared, trained or routed, when a file can't be read, or when `cancel` was set.
+pub fn evaluate(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    subject: Subject,
+    domains: Option<&Domains>,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<Evaluation, PipelineError> {
+    let bytes = token_bytes(run)?;
+    let protocol = Protocol { config: &config.evaluation, token_bytes: Some(&bytes), domains };
+    let mut task: Option<(Stage, Task)> = None;
+    let mut show = |step: EvaluationProgress| {
+        let name = match step.stage {
+            Stage::Routing => "choose paths",
+            Stage::Scoring => "evaluate",
+        };
+        if task.as_ref().is_some_and(|(stage, _)| *stage != step.stage)
+            && let Some((_, done)) = task.take()
+        {
+            done.finish();
+        }
+        let (_, task) = task.get_or_insert_with(|| {
+            (step.stage, progress.task(name, Some(step.total), ProgressUnit::Count("sequences")))
+        });
+        task.set(step.done);
+        if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let file = || token_file(run, &run.validation_tokens());
+    let result = match subject {
+        Subject::Seed => evaluate_dense(&weights.seed()?, &*file()?, &protocol, &mut show)?,
+        Subject::Path(path) => evaluate_path(path, &weights.path(path)?, &*file()?, &protocol, &mut show)?,
+        Subject::Routed => evaluate_routed(
+            &shards(run, weights)?,
+            &mut PathsInTurn::new(weights),
+            None,
+            &protocol,
+            &mut show,
+        )?,
+        Subject::Rerouted(tokens) => {
+            let router = transformer_router::open(run, weights)?;
+            let reroute = Some(Reroute { router: &router, tokens });
+            let mut paths = PathsInTurn::new(weights);
+            evaluate_routed(&shards(run, weights)?, &mut paths, reroute, &protocol, &mut show)?
+        }
+    };
+    if let Some((_, task)) = task {
+        task.finish();
+    }
+    Ok(result)
+}
+
+/// The validation shards of the current phase.
+fn shards(run: &RunDirectory, weights: &Weights) -> Result<ShardSet, PipelineError> {
+    let folder = run.routing(weights.manifest().phase()).validation();
+    if !folder.exists() {
+        return Err(PipelineError::NotRouted { folder });
+    }
+    Ok(ShardSet::open(&folder)?)
+}
+
+/// Bytes of text of each token of the vocabulary.
+fn token_bytes(run: &RunDirectory) -> Result<Vec<u32>, PipelineError> {
+    let tokenizer = tokenizer(run)?;
+    let length = |id| Ok(u32::try_from(tokenizer.token_bytes(id)?.len()).unwrap_or(u32::MAX));
+    (0..tokenizer.vocab_size()).map(length).collect()
+}

@@ -1,0 +1,218 @@
+//! A cell from its configuration to its results, by the same steps as the commands.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use dipaco_config::RunConfig;
+use dipaco_eval::{Domains, Evaluation};
+use dipaco_experiment::{
+    Cell, CellResult, Facts, Measurement, cell_key, evaluation_key, seed_config, seed_key,
+};
+
+use super::facts::facts;
+use super::folder::{ExperimentFolder, PreparedText};
+use super::record::Record;
+use crate::error::PipelineError;
+use crate::evaluate::{Subject, evaluate};
+use crate::run::save_config;
+use crate::run_directory::RunDirectory;
+use crate::train::{TrainOptions, train};
+use crate::vocabulary::with_vocabulary;
+use crate::weights::{Version, Weights};
+use crate::{device, phases, route, seed, transformer_router};
+
+/// Trains a cell and evaluates it. Finished parts are not repeated.
+pub(super) fn finish(folder: &mut ExperimentFolder, cell: &Cell) -> Result<CellResult, PipelineError> {
+    let text = folder.text(&cell.config)?;
+    let config = prepared(&cell.config, &text, &name(cell))?;
+    let key = cell_key(&config, &text.all);
+    let run = RunDirectory::new(folder.out().join("cells").join(&key)).with_data(Some(&text.folder));
+    let mut record = Record::load(run.root())?;
+    check_defaults(&run, &text, &key)?;
+    let facts = match &record.trained {
+        Some(facts) => facts.clone(),
+        None => {
+            let wire_bytes = train_cell(folder, &run, &config, &text)?;
+            let phase = folder.runtime.block_on(phases::current(&run))?;
+            let facts = Facts { wire_bytes, ..facts(&run, &config, phase)? };
+            record.trained = Some(facts.clone());
+            record.save(run.root())?;
+            facts
+        }
+    };
+    if !folder.options.keep_all {
+        remove_what_only_training_needs(&run)?;
+    }
+    let mut measurements = Vec::new();
+    for evaluation in &cell.evaluations {
+        let config = prepared(&evaluation.config, &text, &config.run.name)?;
+        let key = evaluation_key(&config, evaluation.early_stopping, folder.labels_hash.as_deref());
+        if !record.evaluations.contains_key(&key) {
+            let version = if evaluation.early_stopping { Version::Best } else { Version::Current };
+            let domains = folder.domains(&text)?;
+            let found = measure(folder, &run, &config, version, domains.as_deref())?;
+            record.evaluations.insert(key.clone(), found);
+            record.save(run.root())?;
+        }
+        let found = &record.evaluations[&key];
+        measurements.push(Measurement {
+            evaluation: evaluation.name.clone(),
+            perplexity: found.perplexity,
+            bits_per_byte: found.bits_per_byte,
+            tokens_counted: found.tokens_counted,
+            documents: found.documents,
+            purity: found.agreement.map(|agreement| agreement.purity),
+            nmi: found.agreement.map(|agreement| agreement.nmi),
+        });
+    }
+    if !folder.options.keep_all {
+        remove_scores(&run)?;
+    }
+    let (run, router) = (cell.run.clone(), cell.router.clone());
+    Ok(CellResult { run, router, seed: cell.seed, key, facts, measurements })
+}
+
+/// A configuration with its text, vocabulary and name.
+fn prepared(config: &RunConfig, text: &PreparedText, name: &str) -> Result<RunConfig, PipelineError> {
+    let mut config = config.clone();
+    config.run.name = name.to_owned();
+    config.run.directory = None;
+    config.run.data = Some(text.folder.clone());
+    let run = RunDirectory::new("").with_data(Some(&text.folder));
+    with_vocabulary(&run, &config)
+}
+
+/// The cell's name in the letters that a run's name may have.
+fn name(cell: &Cell) -> String {
+    let parts = [&cell.run, &cell.router, &format!("s{}", cell.seed)];
+    let parts: Vec<String> = parts.iter().filter(|part| !part.is_empty()).map(|part| plain(part)).collect();
+    parts.join("-")
+}
+
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect()
+}
+
+/// Checks that a cell's folder was made with the defaults of this program. A key covers only the differences from the
+/// defaults, so a changed default would give old results a new meaning.
+fn check_defaults(run: &RunDirectory, text: &PreparedText, key: &str) -> Result<(), PipelineError> {
+    let file = run.config();
+    let Ok(saved) = fs::read_to_string(&file) else { return Ok(()) };
+    let made = RunConfig::from_toml(&saved, &file).ok().map(|made| cell_key(&made, &text.all));
+    if made.as_deref() == Some(key) {
+        return Ok(());
+    }
+    Err(PipelineError::OtherDefaults { folder: run.root().to_owned() })
+}
+
+/// Seed, routing and training of a cell. Each step skips finished work, so an interrupted cell continues. Returns the
+/// bytes on the wire if the training was not interrupted.
+fn train_cell(
+    folder: &ExperimentFolder,
+    run: &RunDirectory,
+    config: &RunConfig,
+    text: &PreparedText,
+) -> Result<Option<u64>, PipelineError> {
+    let seed = shared_seed(folder, config, text)?;
+    save_config(run, config)?;
+    folder.runtime.block_on(seed::adopt(run, config, &seed))?;
+    let (progress, cancel) = (&folder.progress, &folder.cancel);
+    let weights = folder.runtime.block_on(Weights::open(run, config, Version::Current))?;
+    route::fit(run, config, &weights, progress, &cancel.flag)?;
+    route::assign(run, 0, &weights, progress, &cancel.flag)?;
+    let how = TrainOptions {
+        workers: folder.options.workers.max(1),
+        program: folder.options.program.clone(),
+        listen: std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
+        advertise: Vec::new(),
+        resume: true,
+        stop_at_phase: false,
+        device: folder.options.device,
+    };
+    let summary = folder.runtime.block_on(train(run, config, &how, progress, cancel.token.clone()))?;
+    if !summary.finished {
+        return Err(PipelineError::Interrupted);
+    }
+    let whole = (summary.new_rounds - f64::from(config.train.rounds)).abs() < 1e-9;
+    Ok(whole.then(|| summary.bytes_sent + summary.bytes_received))
+}
+
+/// The seed model that all cells with these settings share.
+fn shared_seed(
+    folder: &ExperimentFolder,
+    config: &RunConfig,
+    text: &PreparedText,
+) -> Result<RunDirectory, PipelineError> {
+    let key = seed_key(config, &text.train);
+    let run = RunDirectory::new(folder.out().join("seeds").join(key)).with_data(Some(&text.folder));
+    let mut own = seed_config(config);
+    own.seed_model = config.seed_model.clone();
+    own.run.name = format!("seed-{}", config.run.seed);
+    own.run.data = config.run.data.clone();
+    save_config(&run, &own)?;
+    let how = seed::SeedHow { restart: false, device: device::open(folder.options.device)? };
+    let flag = folder.cancel.flag.clone();
+    let summary = folder.runtime.block_on(seed::seed(&run, &own, how, &folder.progress, flag))?;
+    if summary.finished { Ok(run) } else { Err(PipelineError::Interrupted) }
+}
+
+/// Evaluates the routed model of a cell, re-routed if the configuration asks for it.
+fn measure(
+    folder: &ExperimentFolder,
+    run: &RunDirectory,
+    config: &RunConfig,
+    version: Version,
+    domains: Option<&Domains>,
+) -> Result<Evaluation, PipelineError> {
+    let open = |version| folder.runtime.block_on(Weights::open(run, config, version));
+    let (progress, flag) = (&folder.progress, &*folder.cancel.flag);
+    let subject = match config.evaluation.reroute_tokens {
+        0 => Subject::Routed,
+        tokens => {
+            // The router learns from the current weights, whichever version is evaluated.
+            transformer_router::fit(run, config, &open(Version::Current)?, progress, flag)?;
+            Subject::Rerouted(tokens)
+        }
+    };
+    evaluate(run, config, &open(version)?, subject, domains, progress, flag)
+}
+
+/// Removes the paths' scores of the reserved documents. Call it when every router that learns from them is fitted.
+fn remove_scores(run: &RunDirectory) -> Result<(), PipelineError> {
+    for phase in (0..).map(|phase| run.routing(phase)).take_while(|phase| phase.root().exists()) {
+        removed(&phase.scores(), fs::remove_dir_all(phase.scores()))?;
+    }
+    Ok(())
+}
+
+/// Removes training shards and the paths' moments, which take most of a finished run's space. Evaluation, serving and
+/// export do not need them.
+fn remove_what_only_training_needs(run: &RunDirectory) -> Result<(), PipelineError> {
+    for folder in [run.store().join("paths"), run.shard_cache()] {
+        removed(&folder, fs::remove_dir_all(&folder))?;
+    }
+    for phase in (0..).map(|phase| run.routing(phase)).take_while(|phase| phase.root().exists()) {
+        let shards = phase.train();
+        let failed = |source| PipelineError::Io { action: "list", path: shards.clone(), source };
+        for entry in fs::read_dir(&shards).map_err(failed)? {
+            let file = entry.map_err(failed)?.path();
+            let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            // The reserved documents stay: the transformer router is fitted on them.
+            if name.starts_with("path-") {
+                removed(&file, fs::remove_file(&file))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The result of removing `path`, where a missing file is no error.
+fn removed(path: &Path, result: io::Result<()>) -> Result<(), PipelineError> {
+    match result {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(PipelineError::Io { action: "remove", path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}

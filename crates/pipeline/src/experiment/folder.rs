@@ -1,0 +1,138 @@
+//! The folder in which experiments work: prepared text, seed models and cells, each made once.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use dipaco_config::RunConfig;
+use dipaco_eval::Domains;
+use dipaco_experiment::data_key;
+use dipaco_shards::TokenFile;
+use dipaco_telemetry::{Progress, human};
+use tokio::runtime::Handle;
+
+use super::options::{Cancel, ExperimentOptions};
+use crate::error::PipelineError;
+use crate::run_directory::RunDirectory;
+use crate::{labels, prepare};
+
+/// The folder in which experiments work. One process at a time may open it.
+pub struct ExperimentFolder {
+    pub(super) options: ExperimentOptions,
+    pub(super) progress: Progress,
+    pub(super) cancel: Cancel,
+    /// Runs the asynchronous steps.
+    pub(super) runtime: Handle,
+    /// Absolute, because runs name the prepared text by it.
+    out: PathBuf,
+    begun: Instant,
+    prepared: BTreeMap<String, PreparedText>,
+    /// Hash of the label file.
+    pub(super) labels_hash: Option<String>,
+    /// Domains of the validation documents, by folder of prepared text.
+    domains: BTreeMap<PathBuf, Arc<Domains>>,
+    /// Held while this process works in the folder.
+    _lock: File,
+}
+
+/// Prepared text.
+#[derive(Clone, Debug)]
+pub(super) struct PreparedText {
+    /// Its folder.
+    pub(super) folder: PathBuf,
+    /// Content hash of the training text.
+    pub(super) train: String,
+    /// Content hashes of training and validation text.
+    pub(super) all: String,
+}
+
+impl ExperimentFolder {
+    /// Creates or opens the folder `options.out` for this process alone. `runtime` runs the asynchronous steps.
+    ///
+    /// # Errors
+    /// [`PipelineError::FolderBusy`] when another process works in the folder, [`PipelineError::Io`] when the folder or
+    /// the label file can't be opened.
+    pub fn open(
+        options: ExperimentOptions,
+        progress: &Progress,
+        cancel: Cancel,
+        runtime: Handle,
+    ) -> Result<Self, PipelineError> {
+        let folder = &options.out;
+        let failed = |action| move |source| PipelineError::Io { action, path: folder.clone(), source };
+        std::fs::create_dir_all(folder).map_err(failed("create"))?;
+        let out = folder.canonicalize().map_err(failed("find"))?;
+        let lock = File::create(out.join("lock")).map_err(failed("lock"))?;
+        if let Err(std::fs::TryLockError::WouldBlock) = lock.try_lock() {
+            return Err(PipelineError::FolderBusy { folder: folder.clone() });
+        }
+        let labels_hash = match &options.labels {
+            Some(file) => {
+                let failed = |source| PipelineError::Io { action: "read", path: file.clone(), source };
+                let labels = std::fs::read(file).map_err(failed)?;
+                Some(blake3::hash(&labels).to_hex().to_string())
+            }
+            None => None,
+        };
+        Ok(Self {
+            progress: progress.clone(),
+            cancel,
+            runtime,
+            out,
+            begun: Instant::now(),
+            prepared: BTreeMap::new(),
+            labels_hash,
+            domains: BTreeMap::new(),
+            _lock: lock,
+            options,
+        })
+    }
+
+    /// The folder, absolute.
+    pub fn out(&self) -> &Path {
+        &self.out
+    }
+
+    /// The text, prepared as a configuration says.
+    pub(super) fn text(&mut self, config: &RunConfig) -> Result<PreparedText, PipelineError> {
+        let (inputs, validation) = (&self.options.data, &self.options.validation);
+        let key = data_key(config, inputs, validation);
+        if let Some(text) = self.prepared.get(&key) {
+            return Ok(text.clone());
+        }
+        let folder = self.out.join("data").join(&key);
+        let run = RunDirectory::new(&self.out).with_data(Some(&folder));
+        let flag = &self.cancel.flag;
+        let report = prepare::prepare(&run, config, inputs, validation, &self.progress, flag)?;
+        self.progress.line(&prepare::summary(&report));
+        let hash = |file: &Path| Ok::<_, PipelineError>(TokenFile::open(file)?.content_hash().to_owned());
+        let train = hash(&run.train_tokens())?;
+        let all = format!("{train} {}", hash(&run.validation_tokens())?);
+        let text = PreparedText { folder, train, all };
+        self.prepared.insert(key, text.clone());
+        Ok(text)
+    }
+
+    /// The domains of the validation documents; `None` without a label file.
+    pub(super) fn domains(&mut self, text: &PreparedText) -> Result<Option<Arc<Domains>>, PipelineError> {
+        let Some(labels) = &self.options.labels else { return Ok(None) };
+        if let Some(known) = self.domains.get(&text.folder) {
+            return Ok(Some(known.clone()));
+        }
+        let run = RunDirectory::new(&self.out).with_data(Some(&text.folder));
+        let found = Arc::new(labels::domains(&run, labels, &[], &self.progress, &self.cancel.flag)?);
+        self.domains.insert(text.folder.clone(), found.clone());
+        Ok(Some(found))
+    }
+
+    /// Shows a line with the time since the start, or ends the work when it is to stop.
+    pub(super) fn say(&self, text: &str) -> Result<(), PipelineError> {
+        if self.cancel.requested() {
+            return Err(PipelineError::Interrupted);
+        }
+        self.progress.line(&format!("[{:>5}] {text}", human::duration(self.begun.elapsed())));
+        Ok(())
+    }
+}

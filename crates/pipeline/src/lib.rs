@@ -1,0 +1,47 @@
+//! The steps of a run as a library: prepare, seed, route, train, evaluate and serve, and experiments made of them.
+//!
+//! A [`RunDirectory`] names the files of a run. Each step is a module with functions that read the files of the steps
+//! before it and write their own: [`prepare`] makes the tokenizer and the token files, [`seed`] pretrains the dense
+//! path that every path starts from, [`route`] divides the text among the paths, [`train`] trains the paths,
+//! [`phases`] begins the next phase of routing, [`evaluate`] measures perplexity, and [`serve`] answers over HTTP.
+//! [`experiment`] runs all of them for every cell of an experiment. [`Weights`] composes paths from the run's store.
+//!
+//! Every step can be interrupted and repeated: work that is finished is found and kept. Functions that block say so;
+//! call them from a thread that may block, for example with `tokio::task::spawn_blocking`.
+
+mod error;
+mod path_source;
+mod run;
+mod run_directory;
+mod text_codec;
+mod weights;
+mod workers;
+
+pub mod authority;
+pub mod charts;
+pub mod device;
+pub mod dry_run;
+pub mod evaluate;
+pub mod experiment;
+pub mod files;
+pub mod labels;
+pub mod limits;
+pub mod phases;
+pub mod prepare;
+pub mod prepared;
+pub mod product_rate;
+pub mod route;
+pub mod seed;
+pub mod serve;
+pub mod step_speed;
+pub mod store;
+pub mod synchronizer;
+pub mod train;
+pub mod transformer_router;
+pub mod vocabulary;
+
+pub use error::PipelineError;
+pub use run::{Run, save_config};
+pub use run_directory::{RoutingFolder, RunDirectory};
+pub use text_codec::RunTextCodec;
+pub use weights::{ModuleVersion, PathModule, Version, Weights};

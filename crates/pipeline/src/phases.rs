@@ -1,0 +1,280 @@
+//! The steps between two phases of routing: all paths score the reserved documents, a router is fitted on the scores, and
+//! the text is divided anew (arXiv:2403.10616 §2.4.2). An interrupted step continues when it is repeated.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dipaco_config::RunConfig;
+use dipaco_routing::{
+    Likelihoods, PathScores, Router, RoutingError, SampleFeatures, ScoreHeader, ScoredDocuments, TargetsFrom,
+    fit_discriminative, scores_are_there, targets_of,
+};
+use dipaco_shards::{Part, TokenFile};
+use dipaco_store::{ShardRecord, TrainingRecord};
+use dipaco_telemetry::{Progress, ProgressUnit};
+use dipaco_topology::PathId;
+use dipaco_train::{CoordinatorError, Reroute, score_header, small_shards, write_scores};
+
+use crate::error::PipelineError;
+use crate::files;
+use crate::prepared::token_file;
+use crate::route::{assign, origin_of, router, shard_records, shown};
+use crate::run_directory::{RoutingFolder, RunDirectory};
+use crate::store::manifest;
+use crate::weights::{Version, Weights};
+
+/// The current phase of routing of a run.
+///
+/// # Errors
+/// [`PipelineError::Store`] when the manifest can't be read.
+pub async fn current(run: &RunDirectory) -> Result<u32, PipelineError> {
+    Ok(manifest(run).await?.map_or(0, |manifest| manifest.phase()))
+}
+
+/// The result of scoring.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Scored {
+    /// Phase of the paths.
+    pub phase: u32,
+    /// Number of reserved documents.
+    pub documents: u64,
+    /// Tokens of the reserved documents.
+    pub tokens: u64,
+    /// Number of paths that scored in this call.
+    pub new: u32,
+    /// Number of paths of this part whose scores existed already.
+    pub skipped: u32,
+}
+
+/// Lets the paths of `part` score the reserved documents with their current weights, one path after the other, so that one
+/// path is in memory. Blocks on the store.
+///
+/// # Errors
+/// When the run is not trained or has no reserved documents, when a file can't be written, or when `cancel` was set.
+pub fn score(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    part: Part,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<Scored, PipelineError> {
+    let training = training(weights)?;
+    let routing = run.routing(training.phase);
+    let tokens = reserved(run, &routing)?;
+    let paths: Vec<_> = weights.topology().path_ids().filter(|path| part.deals(path.index())).collect();
+    let documents = tokens.documents();
+    let task =
+        progress.task("route score", Some(documents * paths.len() as u64), ProgressUnit::Count("documents"));
+    let mut scored = Scored { phase: training.phase, documents, tokens: tokens.tokens(), new: 0, skipped: 0 };
+    for (number, &path) in (0u64..).zip(&paths) {
+        let header = header(training, config, weights, path, &tokens)?;
+        if scores_are_there(&routing.scores(), &header)? {
+            scored.skipped += 1;
+        } else {
+            let model = weights.path(path)?;
+            weights.keep_only(path);
+            let mut show = |done| {
+                task.set(number * documents + done);
+                if cancel.load(Ordering::Relaxed) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            };
+            let batch = config.evaluation.batch_sequences;
+            write_scores(&routing.scores(), &header, &model, &tokens, batch, &mut show)?;
+            scored.new += 1;
+            tracing::debug!(%path, "the reserved documents are scored");
+        }
+        task.set((number + 1) * documents);
+    }
+    task.finish();
+    Ok(scored)
+}
+
+/// Fits the router of the next phase on the scores. A router of the same scores, seed and settings is left as it is.
+/// Returns the router and true if it is new. Blocks on the store.
+///
+/// # Errors
+/// When the phase is not complete or is the last, when scores are missing, when a file can't be written, or when `cancel`
+/// was set.
+pub fn refit(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<(Router, bool), PipelineError> {
+    let training = next(weights)?;
+    let (old, new) = (run.routing(training.phase), run.routing(training.phase + 1));
+    let tokens = reserved(run, &old)?;
+    let settings = config.routing.of_router();
+    let ReservedScores { scores, hash: scores_hash } = scores(run, config, weights, &tokens)?;
+    let from = TargetsFrom { router_hash: router(&old)?.hash().to_owned(), scores_hash };
+    let seed_hash = weights.seed_hash()?;
+    let origin = origin_of(&tokens, seed_hash);
+    if new.router().exists() {
+        let known = router(&new)?;
+        if known.fitted_on().has_inputs(&origin, &settings, Some(&from)) {
+            return Ok((known, false));
+        }
+    }
+    let seed = weights.seed()?;
+    let features = SampleFeatures::new(&seed, seed_hash, &tokens, &settings, &new.features())?;
+    let paths = weights.topology().paths();
+    let mut likelihoods = Likelihoods::new(features.numbers().to_vec(), paths);
+    for (path, scores) in scores.into_iter().enumerate() {
+        likelihoods.set_path(path, &scores.sums(&tokens)?);
+    }
+    let targets = targets_of(likelihoods.values(), paths)?;
+    let mut show = shown(progress, "route refit", cancel);
+    let points = features.all(&mut show)?;
+    let dimension = weights.model().hidden_size;
+    let documents = ScoredDocuments { features: &points, dimension, targets: &targets, paths };
+    let fitted = fit_discriminative(&documents, origin, from, &settings, &mut show)?;
+    tracing::info!(
+        accuracy = fitted.accuracy,
+        penalty = fitted.penalty,
+        targets = ?fitted.target_sizes,
+        sizes = ?fitted.sizes,
+        uncalibrated = ?fitted.uncalibrated_sizes,
+        "a discriminative router is fitted"
+    );
+    files::write(&new.router(), fitted.router.to_bytes())?;
+    features.remove()?;
+    Ok((fitted.router, true))
+}
+
+/// Takes all steps to the next phase. Returns its shards.
+fn reroute(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<Vec<ShardRecord>, PipelineError> {
+    let training = next(weights)?;
+    let phase = training.phase + 1;
+    let scored = score(run, config, weights, Part::WHOLE, progress, cancel)?;
+    let (router, _) = refit(run, config, weights, progress, cancel)?;
+    tracing::info!(
+        phase,
+        documents = scored.documents,
+        router = router.hash(),
+        "the router of the next phase is fitted"
+    );
+    assign(run, phase, weights, progress, cancel)?;
+    if let Some(warning) = small(run, config, phase)? {
+        tracing::warn!("phase {phase}: {warning}");
+    }
+    shard_records(run, phase)
+}
+
+/// A warning when the shards of a phase are small for the number of rounds that use them.
+///
+/// # Errors
+/// When the shards can't be read.
+pub fn small(run: &RunDirectory, config: &RunConfig, phase: u32) -> Result<Option<String>, PipelineError> {
+    let boundaries: Vec<u32> = config.routing.phases.iter().map(|phase| phase.round).collect();
+    let begin = (phase as usize).checked_sub(1).and_then(|index| boundaries.get(index)).copied().unwrap_or(0);
+    let end = boundaries.get(phase as usize).copied().unwrap_or(config.train.rounds);
+    Ok(small_shards(&shard_records(run, phase)?, config, end.saturating_sub(begin)))
+}
+
+/// Begins a phase for a coordinator on this machine. The work ends soon after the coordinator does.
+pub(crate) fn rerouting(run: &RunDirectory, config: &RunConfig, progress: &Progress) -> Reroute {
+    let (run, config, progress) = (run.clone(), config.clone(), progress.clone());
+    Box::new(move |_| {
+        let (run, config, progress) = (run.clone(), config.clone(), progress.clone());
+        Box::pin(async move {
+            let weights = Weights::open(&run, &config, Version::Current).await?;
+            let stop = StopWhenDropped(Arc::default());
+            let cancel = stop.0.clone();
+            let work = move || reroute(&run, &config, &weights, &progress, &cancel);
+            let shards = tokio::task::spawn_blocking(work).await;
+            Ok(shards.map_err(|source| PipelineError::Task { source })??)
+        })
+    })
+}
+
+/// Asks the work to stop when the future that waits for it is dropped.
+struct StopWhenDropped(Arc<AtomicBool>);
+
+/// The scores of all paths.
+pub(crate) struct ReservedScores {
+    /// In path order.
+    pub(crate) scores: Vec<PathScores>,
+    /// A hash over all of them.
+    pub(crate) hash: String,
+}
+
+impl Drop for StopWhenDropped {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn training(weights: &Weights) -> Result<&TrainingRecord, PipelineError> {
+    weights.manifest().training.as_ref().ok_or(PipelineError::NotTrained)
+}
+
+/// The training of a run whose next phase can begin.
+fn next(weights: &Weights) -> Result<&TrainingRecord, PipelineError> {
+    let training = training(weights)?;
+    if training.phase as usize >= training.boundaries.len() {
+        return Err(PipelineError::NoPhase { phase: training.phase });
+    }
+    if !training.at_boundary() {
+        return Err(CoordinatorError::NotAtBoundary { round: training.phase_end() }.into());
+    }
+    Ok(training)
+}
+
+/// Opens the reserved documents of a phase.
+///
+/// # Errors
+/// [`PipelineError::NoReserved`] when there are none.
+pub(crate) fn reserved(run: &RunDirectory, routing: &RoutingFolder) -> Result<Arc<TokenFile>, PipelineError> {
+    let file = routing.reserved();
+    if !file.exists() {
+        return Err(PipelineError::NoReserved { file });
+    }
+    let tokens = token_file(run, &file)?;
+    if tokens.documents() == 0 {
+        return Err(PipelineError::NoReserved { file });
+    }
+    Ok(tokens)
+}
+
+/// The scores that all paths gave the reserved documents `tokens` with their current weights.
+pub(crate) fn scores(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    tokens: &TokenFile,
+) -> Result<ReservedScores, PipelineError> {
+    let training = training(weights)?;
+    let folder = run.routing(training.phase).scores();
+    let (mut scores, mut hasher) = (Vec::new(), blake3::Hasher::new());
+    for path in weights.topology().path_ids() {
+        let found = PathScores::open(&folder, path, tokens)?;
+        if !header(training, config, weights, path, tokens)?.is_answered_by(found.header()) {
+            return Err(RoutingError::NoScores { path, folder }.into());
+        }
+        hasher.update(found.header().hash.as_bytes());
+        scores.push(found);
+    }
+    Ok(ReservedScores { scores, hash: hasher.finalize().to_hex().to_string() })
+}
+
+fn header(
+    training: &TrainingRecord,
+    config: &RunConfig,
+    weights: &Weights,
+    path: PathId,
+    tokens: &TokenFile,
+) -> Result<ScoreHeader, PipelineError> {
+    Ok(score_header(training, weights.topology(), path, tokens, config.train.sequence_tokens)?)
+}

@@ -1,0 +1,259 @@
+//! Fitting the router of a run and dividing the text among the paths.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dipaco_config::RunConfig;
+use dipaco_routing::{Assignment, Origin, Progress as Step, Router, SampleFeatures, ShardSet};
+use dipaco_shards::{Part, TokenFile};
+use dipaco_store::ShardRecord;
+use dipaco_telemetry::{Progress, ProgressUnit, Task};
+
+use crate::error::PipelineError;
+use crate::files;
+use crate::prepared::{token_file, tokenizer};
+use crate::run_directory::{RoutingFolder, RunDirectory};
+use crate::weights::Weights;
+
+/// Reads the router of a phase.
+///
+/// # Errors
+/// [`PipelineError::NotRouted`] when there is none, [`PipelineError::Router`] when it can't be used.
+pub fn router(routing: &RoutingFolder) -> Result<Router, PipelineError> {
+    let file = routing.router();
+    if !file.exists() {
+        return Err(PipelineError::NotRouted { folder: routing.root().to_owned() });
+    }
+    let failed = |source| PipelineError::Io { action: "read", path: file.clone(), source };
+    let bytes = std::fs::read(&file).map_err(failed)?;
+    Router::from_bytes(&bytes).map_err(|source| PipelineError::Router { file, source })
+}
+
+/// Fits the router of phase 0 on the seed's features of the training text. A router of the same text, seed and settings is
+/// left as it is. Returns the router and true if it is new. Blocks on the store.
+///
+/// # Errors
+/// When the run is not prepared or has no seed, when a file can't be written, or when `cancel` was set.
+pub fn fit(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<(Router, bool), PipelineError> {
+    let file = token_file(run, &run.train_tokens())?;
+    let seed_hash = weights.seed_hash()?;
+    let paths = weights.topology().paths();
+    let routing = run.routing(0);
+    let settings = config.routing.of_router();
+    let origin = origin_of(&file, seed_hash);
+    if routing.router().exists() {
+        let known = router(&routing)?;
+        if known.fitted_on().has_inputs(&origin, &settings, None) && known.paths() == paths {
+            return Ok((known, false));
+        }
+    }
+    let seed = weights.seed()?;
+    let mut show = shown(progress, "features", cancel);
+    let features = SampleFeatures::new(&seed, seed_hash, &file, &settings, &routing.features())?;
+    let points = features.all(&mut show)?;
+    let clusters = weights.topology().radices();
+    let dimension = seed.config().hidden_size;
+    let fitted = dipaco_routing::fit_points(&points, dimension, &clusters, origin, &settings, &mut show)?;
+    files::write(&routing.router(), fitted.router.to_bytes())?;
+    features.remove()?;
+    Ok((fitted.router, true))
+}
+
+/// The origin of a router that is fitted on the documents of `tokens`.
+pub(crate) fn origin_of(tokens: &TokenFile, seed_hash: &str) -> Origin {
+    Origin {
+        tokens_hash: tokens.content_hash().to_owned(),
+        tokenizer_hash: tokens.tokenizer_hash().to_owned(),
+        seed_hash: seed_hash.to_owned(),
+    }
+}
+
+/// The shards of a phase.
+pub struct Division {
+    /// Training shards.
+    pub train: ShardSet,
+    /// Validation shards; absent when the run has no validation text.
+    pub validation: Option<ShardSet>,
+    /// True if all shards existed already.
+    pub skipped: bool,
+}
+
+/// Divides training and validation text among the paths by the router of a phase, and writes one shard per path. A training
+/// document goes to `routing.overlap` shards, or is reserved for the next router; a validation document goes to one shard.
+/// Blocks on the store.
+///
+/// # Errors
+/// As [`fit`].
+pub fn assign(
+    run: &RunDirectory,
+    phase: u32,
+    weights: &Weights,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<Division, PipelineError> {
+    let mut skipped = true;
+    let mut shards = divide(run, phase, weights, |assignment, name| {
+        let assigned = assignment.run(&mut shown(progress, name, cancel))?;
+        skipped &= assigned.skipped;
+        Ok(assigned.shards)
+    })?
+    .into_iter();
+    let Some(train) = shards.next() else { return Err(PipelineError::NotPrepared { folder: run.data() }) };
+    Ok(Division { train, validation: shards.next(), skipped })
+}
+
+/// Decides about a part of the training text and of the validation text, and writes no shard. Returns the number of
+/// documents in each part. Blocks on the store.
+///
+/// # Errors
+/// As [`fit`].
+pub fn assign_part(
+    run: &RunDirectory,
+    phase: u32,
+    weights: &Weights,
+    part: Part,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<Vec<u64>, PipelineError> {
+    divide(run, phase, weights, |assignment, name| {
+        Ok(assignment.part(part, &mut shown(progress, name, cancel))?)
+    })
+}
+
+/// Calls `act` with the assignment of the training text and, if there is any, of the validation text.
+fn divide<T>(
+    run: &RunDirectory,
+    phase: u32,
+    weights: &Weights,
+    mut act: impl FnMut(Assignment<'_>, &str) -> Result<T, PipelineError>,
+) -> Result<Vec<T>, PipelineError> {
+    let routing = run.routing(phase);
+    let router = router(&routing)?;
+    let seed = weights.seed()?;
+    let seed_hash = weights.seed_hash()?;
+    let config = &weights.config().routing;
+    let train = token_file(run, &run.train_tokens())?;
+    let folder = routing.train();
+    let assignment = Assignment::new(&seed, seed_hash, &router, &train, &folder)
+        .overlap(config.overlap)
+        .reserve(config.router_share, config.seed);
+    let mut results = vec![act(assignment, "route train")?];
+    if run.validation_tokens().exists() {
+        let validation = token_file(run, &run.validation_tokens())?;
+        let folder = routing.validation();
+        results.push(act(Assignment::new(&seed, seed_hash, &router, &validation, &folder), "route valid")?);
+    }
+    Ok(results)
+}
+
+/// Computes a part of the features that the router is fitted on. Returns the part's number of documents. Blocks on the
+/// store.
+///
+/// # Errors
+/// As [`fit`].
+pub fn features_part(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    part: Part,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<u64, PipelineError> {
+    let file = token_file(run, &run.train_tokens())?;
+    let (seed, seed_hash) = (weights.seed()?, weights.seed_hash()?);
+    let features = SampleFeatures::new(
+        &seed,
+        seed_hash,
+        &file,
+        &config.routing.of_router(),
+        &run.routing(0).features(),
+    )?;
+    Ok(features.part(part, &mut shown(progress, "features", cancel))?)
+}
+
+/// Checks that a routed run still has the tokenizer that it was routed with. Another tokenizer of the same size would fit
+/// the weights and silently give nonsense.
+///
+/// # Errors
+/// [`PipelineError::OtherTokenizer`], and the errors of reading tokenizer and router.
+pub fn check_tokenizer(run: &RunDirectory) -> Result<(), PipelineError> {
+    let routing = run.routing(0);
+    if routing.router().exists() {
+        let found = tokenizer(run)?;
+        let router = router(&routing)?;
+        let expected = &router.fitted_on().tokenizer_hash;
+        if found.hash() != expected.as_str() {
+            let (file, found, expected) = (run.tokenizer(), found.hash().to_string(), expected.clone());
+            return Err(PipelineError::OtherTokenizer { file, found, expected });
+        }
+    }
+    Ok(())
+}
+
+/// The training shards of a phase as the run's manifest records them. Every shard is opened, so that a damaged one is
+/// reported here and not by one worker after the other.
+///
+/// # Errors
+/// [`PipelineError::NotRouted`] when there are none, [`PipelineError::Routing`] and [`PipelineError::Shards`] when one is
+/// damaged or empty.
+pub fn shard_records(run: &RunDirectory, phase: u32) -> Result<Vec<ShardRecord>, PipelineError> {
+    let folder = run.routing(phase).train();
+    if !folder.exists() {
+        return Err(PipelineError::NotRouted { folder });
+    }
+    let shards = ShardSet::open(&folder)?;
+    shards.check_trainable()?;
+    for shard in shards.shards() {
+        shards.open_shard(shard.path)?;
+    }
+    // With slashes on every system, because workers on other systems read the name.
+    let place = if phase == 0 { "train".to_owned() } else { format!("phase-{phase}/train") };
+    let record = |shard: &dipaco_routing::Shard| ShardRecord {
+        file: format!("{place}/{}", dipaco_routing::shard_file_name(shard.path)),
+        hash: shard.content_hash.clone(),
+        documents: shard.documents,
+        tokens: shard.tokens,
+    };
+    Ok(shards.shards().iter().map(record).collect())
+}
+
+/// Shows the progress of a long routing operation and stops it on request.
+pub(crate) fn shown<'a>(
+    progress: &'a Progress,
+    name: &'a str,
+    cancel: &'a AtomicBool,
+) -> impl FnMut(Step) -> ControlFlow<()> + 'a {
+    let mut tasks: [Option<Task>; 2] = [None, None];
+    let mut show = move |which: usize, name: String, done: u64, total: u64| {
+        let task = tasks[which].get_or_insert_with(|| {
+            let task = progress.task(&name, Some(total), ProgressUnit::Count("documents"));
+            // Documents of an earlier call must not count in the rate of this one.
+            task.resume_at(done);
+            task
+        });
+        task.set(done);
+        if done == total {
+            task.finish();
+        }
+    };
+    move |step| {
+        if cancel.load(Ordering::Relaxed) {
+            return ControlFlow::Break(());
+        }
+        match step {
+            Step::Documents { done, total } => show(0, name.to_owned(), done, total),
+            Step::Shards { done, total } => show(1, format!("{name}: shards"), done, total),
+            Step::KMeans { restart, iteration, inertia } => {
+                tracing::debug!(restart, iteration, inertia, "k-means");
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+}

@@ -1,0 +1,140 @@
+//! The directory of a run.
+
+use std::path::{Path, PathBuf};
+
+/// Names the files of a run. `docs/run-directory.md` describes them.
+#[derive(Clone, Debug)]
+pub struct RunDirectory {
+    root: PathBuf,
+    data: PathBuf,
+}
+
+impl RunDirectory {
+    /// The run in the folder `root`, which need not exist.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        let root = root.into();
+        Self { data: root.join("data"), root }
+    }
+
+    /// The same run with its prepared text in another folder, for several runs on one text (`run.data`).
+    pub fn with_data(self, data: Option<&Path>) -> Self {
+        match data {
+            Some(data) => Self { data: data.to_owned(), ..self },
+            None => self,
+        }
+    }
+
+    /// The folder of the run.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The resolved configuration.
+    pub fn config(&self) -> PathBuf {
+        self.root.join("config.toml")
+    }
+
+    /// The folder of prepared text.
+    pub fn data(&self) -> PathBuf {
+        self.data.clone()
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> PathBuf {
+        self.data().join("tokenizer.json")
+    }
+
+    /// The token file of the training text.
+    pub fn train_tokens(&self) -> PathBuf {
+        self.data().join("train.h5")
+    }
+
+    /// The token file of the validation text. A run without validation text has none.
+    pub fn validation_tokens(&self) -> PathBuf {
+        self.data().join("validation.h5")
+    }
+
+    /// The folder of a phase of routing. `RunManifest::phase` is the current phase.
+    pub fn routing(&self, phase: u32) -> RoutingFolder {
+        let root = self.root.join("routing");
+        RoutingFolder { root: if phase == 0 { root } else { root.join(format!("phase-{phase}")) } }
+    }
+
+    /// The store of weights and manifests.
+    pub fn store(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
+    /// The event file.
+    pub fn events(&self) -> PathBuf {
+        self.root.join("metrics.jsonl")
+    }
+
+    /// Key and certificate of the run's own authority. Only the owner may read the file.
+    pub fn authority(&self) -> PathBuf {
+        self.root.join("authority.pem")
+    }
+
+    /// The join token of the workers. Only the owner may read the file.
+    pub fn join_token(&self) -> PathBuf {
+        self.root.join("join.token")
+    }
+
+    /// The names of revoked tokens.
+    pub fn revoked(&self) -> PathBuf {
+        self.root.join("revoked")
+    }
+
+    /// The folder of shards that a worker on this machine fetched.
+    pub fn shard_cache(&self) -> PathBuf {
+        self.root.join("cache")
+    }
+
+    /// The log of a worker process on this machine.
+    pub fn worker_log(&self, worker: &str) -> PathBuf {
+        self.root.join("logs").join(format!("{worker}.log"))
+    }
+}
+
+/// Names the files of a phase of routing. Phase 0 is the folder `routing`; each later phase has a folder inside it.
+#[derive(Clone, Debug)]
+pub struct RoutingFolder {
+    root: PathBuf,
+}
+
+impl RoutingFolder {
+    /// The folder of the phase.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The prefix router.
+    pub fn router(&self) -> PathBuf {
+        self.root.join("router.bin")
+    }
+
+    /// Features of the documents that the router is fitted on. Removed when it is fitted.
+    pub fn features(&self) -> PathBuf {
+        self.root.join("features")
+    }
+
+    /// The reserved documents: no path is trained on them, and the next router is fitted on them.
+    pub fn reserved(&self) -> PathBuf {
+        self.train().join("router.h5")
+    }
+
+    /// One training shard per path, and the reserved documents.
+    pub fn train(&self) -> PathBuf {
+        self.root.join("train")
+    }
+
+    /// The validation documents by path.
+    pub fn validation(&self) -> PathBuf {
+        self.root.join("validation")
+    }
+
+    /// Scores that the paths of this phase give the reserved documents. The next phase's router is fitted on them.
+    pub fn scores(&self) -> PathBuf {
+        self.root.join("scores")
+    }
+}

@@ -1,0 +1,71 @@
+//! Pretraining the seed, the dense path that every path of a run starts from.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use dipaco_config::RunConfig;
+use dipaco_path::TrainDevice;
+use dipaco_store::RunStore;
+use dipaco_telemetry::{Events, Progress};
+use dipaco_train::{SeedOptions, SeedSummary, adopt_seed, open_run, train_seed};
+
+use crate::error::PipelineError;
+use crate::prepared::token_file;
+use crate::run_directory::RunDirectory;
+use crate::store::open_store;
+
+/// Settings of the pretraining that do not change its weights.
+#[derive(Clone, Debug, Default)]
+pub struct SeedHow {
+    /// Start over when the run has a seed of another configuration or text.
+    pub restart: bool,
+    /// Device to compute on.
+    pub device: TrainDevice,
+}
+
+/// Pretrains the seed or continues its pretraining. A finished seed is left as it is. `config` has its vocabulary.
+///
+/// # Errors
+/// [`PipelineError::NotPrepared`] without prepared text; [`PipelineError::Train`] when the run has a seed of another
+/// configuration or text and `how.restart` is false, or when the store can't be written.
+pub async fn seed(
+    run: &RunDirectory,
+    config: &RunConfig,
+    how: SeedHow,
+    progress: &Progress,
+    cancel: Arc<AtomicBool>,
+) -> Result<SeedSummary, PipelineError> {
+    let train = token_file(run, &run.train_tokens())?;
+    let validation = run.validation_tokens();
+    let validation = if validation.exists() { Some(token_file(run, &validation)?) } else { None };
+    let store = open_store(run)?;
+    let started = open_run(&store, || run_id(&config.run.name)).await?;
+    let events = Arc::new(Events::create(&run.events())?);
+    let SeedHow { restart, device } = how;
+    let options = SeedOptions { config: config.clone(), store, train, validation, restart, device };
+    let (summary, _) = train_seed(options, started, events, progress, cancel).await?;
+    Ok(summary)
+}
+
+/// The identity of a new run: its name, and a suffix that no other run of that name has. Nothing computed depends on it.
+fn run_id(name: &str) -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&now.as_nanos().to_le_bytes()).update(&std::process::id().to_le_bytes());
+    let clean: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' }).take(40).collect();
+    format!("{clean}-{}", &hasher.finalize().to_hex()[..8])
+}
+
+/// Takes over the finished seed of the run `from`. Both runs then start from the same weights and can be compared.
+///
+/// # Errors
+/// [`PipelineError::Store`] when either store can't be used, [`PipelineError::Train`] when `from` has no finished seed or
+/// one of another model.
+pub async fn adopt(run: &RunDirectory, config: &RunConfig, from: &RunDirectory) -> Result<(), PipelineError> {
+    let source = RunStore::open(&from.store().to_string_lossy())?;
+    let store = open_store(run)?;
+    let started = open_run(&store, || run_id(&config.run.name)).await?;
+    adopt_seed(&store, started, &source, &config.model).await?;
+    Ok(())
+}

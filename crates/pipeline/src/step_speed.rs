@@ -1,0 +1,228 @@
+//! Training speed of a path, measured on random tokens. It needs no data and no run.
+
+mod phases;
+
+use std::sync::LazyLock;
+use std::time::Instant;
+
+use dipaco_config::TrainConfig;
+use dipaco_model::{ModelConfig, ModuleWeights, Profile, StepShape, parameters, path_specs};
+use dipaco_path::{InnerConfig, PathState, TrainDevice, Trainer};
+use dipaco_telemetry::Task;
+use dipaco_topology::{PathId, Topology, TopologyConfig};
+
+pub use self::phases::Phases;
+use crate::error::PipelineError;
+
+/// Seed of the weights, so that each measurement computes the same.
+const SEED: u64 = 0;
+
+/// Seconds since the first call.
+pub fn now() -> f64 {
+    static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    BEGIN.elapsed().as_secs_f64()
+}
+
+/// A dense path whose training step is measured.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// Dimensions, with the size of the vocabulary.
+    pub model: ModelConfig,
+    /// Batch, sequence length and optimizer.
+    pub train: TrainConfig,
+}
+
+impl Subject {
+    /// Tokens of a step.
+    pub fn tokens(&self) -> usize {
+        self.train.batch.saturating_mul(self.train.sequence_tokens)
+    }
+
+    /// Floating-point operations of a step by the usual count: 6 per matrix parameter and token, and causal attention as half
+    /// of the full square. Neither the look-up of embeddings nor the second forward pass of checkpointing counts.
+    pub fn flops(&self) -> f64 {
+        let model = &self.model;
+        let embedding = if model.tie_embeddings { 0 } else { model.vocab_size * model.hidden_size };
+        let matrices = (parameters(&path_specs(model)) - embedding) as f64;
+        let attention = (model.blocks * model.attention_size() * self.train.sequence_tokens) as f64;
+        6.0 * (matrices + attention) * self.tokens() as f64
+    }
+}
+
+/// The shape of a training step, which its memory depends on.
+pub fn shape(train: &TrainConfig) -> StepShape {
+    StepShape {
+        batch: train.batch,
+        micro_batch: train.micro_batch,
+        sequence_tokens: train.sequence_tokens,
+        activation_checkpointing: train.activation_checkpointing,
+    }
+}
+
+/// Length of a measurement.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Steps at the beginning that do not count, because they allocate memory.
+    pub warm_up: usize,
+    /// Steps that count, at least 1.
+    pub steps: usize,
+    /// Seconds after which no further step begins. One step is always measured.
+    pub seconds: f64,
+}
+
+/// The result of a measurement.
+#[derive(Clone, Debug)]
+pub struct StepSpeed {
+    /// Seconds of each step, ascending.
+    pub seconds: Vec<f64>,
+    /// Mean seconds of the phases of a step.
+    pub phases: Phases,
+    /// Loss of the last step, in nats per token.
+    pub loss: f32,
+}
+
+impl StepSpeed {
+    /// The median duration of a step in seconds.
+    pub fn median(&self) -> f64 {
+        let middle = self.seconds.len() / 2;
+        match self.seconds.as_slice() {
+            [] => 0.0,
+            seconds if seconds.len().is_multiple_of(2) => f64::midpoint(seconds[middle - 1], seconds[middle]),
+            seconds => seconds[middle],
+        }
+    }
+}
+
+/// Trains a fresh path on random tokens and measures the time of each step. `task` counts the steps. Returns `None` when
+/// `stop` returned true between two steps.
+///
+/// # Errors
+/// The errors of the trainer.
+pub fn measure(
+    device: &TrainDevice,
+    subject: &Subject,
+    effort: Effort,
+    task: &Task,
+    stop: impl Fn() -> bool,
+) -> Result<Option<StepSpeed>, PipelineError> {
+    let begin = Instant::now();
+    let profile = Profile::new(now);
+    let mut trainer = trainer(device, subject, effort)?.with_profile(profile.clone());
+    let Batch { tokens, targets } = batch(subject);
+    let mut seconds = Vec::new();
+    let mut loss = 0.0;
+    for step in 0..effort.warm_up + effort.steps {
+        if stop() {
+            return Ok(None);
+        }
+        if step == effort.warm_up {
+            // The phases of the warm-up do not count.
+            let _ = profile.take();
+        }
+        let at = Instant::now();
+        loss = trainer.step_batch(&tokens, &targets, PathId(0))?.loss;
+        if step >= effort.warm_up {
+            seconds.push(at.elapsed().as_secs_f64());
+        }
+        task.note(format!("loss {loss:.3}"));
+        task.add(1);
+        if !seconds.is_empty() && begin.elapsed().as_secs_f64() > effort.seconds {
+            break;
+        }
+    }
+    let mean = seconds.iter().sum::<f64>() / seconds.len().max(1) as f64;
+    let phases = Phases::per_step(profile.take(), seconds.len(), mean);
+    seconds.sort_by(f64::total_cmp);
+    Ok(Some(StepSpeed { seconds, phases, loss }))
+}
+
+/// A trainer of a dense path with random weights. The copy of the weights that it is made of is freed before the first
+/// step, so that it does not count as memory of the step.
+fn trainer(device: &TrainDevice, subject: &Subject, effort: Effort) -> Result<Trainer, PipelineError> {
+    let model = &subject.model;
+    let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks)?;
+    let weights: ModuleWeights = dipaco_model::init(model, SEED)?;
+    let state = PathState::start(weights.values.len());
+    let inner = InnerConfig::of_path(&subject.train, (effort.warm_up + effort.steps) as u64);
+    Ok(Trainer::new(device, model, &topology, &[weights], state, inner)?)
+}
+
+/// Random tokens and their targets, the next tokens.
+fn batch(subject: &Subject) -> Batch {
+    let length = subject.train.sequence_tokens;
+    let mut random = blake3::Hasher::new_derive_key("dipaco tokens of a measurement").finalize_xof();
+    // The vocabulary is at most 2^24.
+    let vocabulary = u32::try_from(subject.model.vocab_size).unwrap_or(u32::MAX).max(1);
+    let mut token = || {
+        let mut bytes = [0; 4];
+        random.fill(&mut bytes);
+        u32::from_le_bytes(bytes) % vocabulary
+    };
+    let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+    for _ in 0..subject.train.batch {
+        let sequence: Vec<u32> = (0..=length).map(|_| token()).collect();
+        tokens.extend(&sequence[..length]);
+        targets.extend(&sequence[1..]);
+    }
+    Batch { tokens, targets }
+}
+
+/// A batch of sequences.
+struct Batch {
+    /// (B, T).
+    tokens: Vec<u32>,
+    /// The token that follows each of them, (B, T).
+    targets: Vec<u32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_telemetry::{Progress, ProgressUnit};
+
+    use super::*;
+
+    fn subject(tied: bool) -> Subject {
+        let model = ModelConfig {
+            hidden_size: 16,
+            blocks: 1,
+            heads: 2,
+            head_dim: 8,
+            ffn_size: 64,
+            vocab_size: 40,
+            context: 8,
+            tie_embeddings: tied,
+            ..ModelConfig::default()
+        };
+        Subject { model, train: TrainConfig { batch: 2, sequence_tokens: 8, ..TrainConfig::default() } }
+    }
+
+    #[test]
+    fn operations_are_counted_as_in_the_comparison() {
+        // Matrices 4·16·16 + 3·64·16, norms 3·16, head 40·16; attention 1 block · 16 · 8 tokens; 16 tokens.
+        let expected = 6.0 * f64::from(4 * 256 + 3 * 1024 + 48 + 640 + 128) * 16.0;
+        assert_eq!(subject(false).flops(), expected);
+        assert_eq!(subject(true).flops(), expected, "a shared table multiplies as often");
+    }
+
+    #[test]
+    fn steps_are_counted_and_can_be_stopped() {
+        let progress = Progress::hidden();
+        let task = progress.task("measure", None, ProgressUnit::Count("steps"));
+        let effort = Effort { warm_up: 1, steps: 3, seconds: f64::MAX };
+        let found = measure(&TrainDevice::Cpu, &subject(false), effort, &task, || false).unwrap().unwrap();
+        assert_eq!(found.seconds.len(), 3);
+        assert!(found.seconds.is_sorted() && found.median() == found.seconds[1]);
+        let again = measure(&TrainDevice::Cpu, &subject(false), effort, &task, || false).unwrap().unwrap();
+        assert_eq!(found.loss, again.loss, "the same weights and tokens each time");
+        let brief = Effort { seconds: 0.0, ..effort };
+        assert_eq!(
+            measure(&TrainDevice::Cpu, &subject(false), brief, &task, || false)
+                .unwrap()
+                .unwrap()
+                .seconds
+                .len(),
+            1
+        );
+        assert!(measure(&TrainDevice::Cpu, &subject(false), effort, &task, || true).unwrap().is_none());
+    }
+}

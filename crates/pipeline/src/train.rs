@@ -1,0 +1,159 @@
+//! Training the paths of a run: the coordinator in this process, workers in processes of their own.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use dipaco_config::RunConfig;
+use dipaco_net::{JoinToken, Limits, Server};
+use dipaco_path::DeviceChoice;
+use dipaco_protocol::WORKER;
+use dipaco_telemetry::{Events, Progress};
+use dipaco_train::{
+    CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, coordinate, recover, rising_losses,
+    small_shards, start_training, training_origin,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::authority::{TOKEN_LIFETIME, authority};
+use crate::error::PipelineError;
+use crate::limits::raise_open_files;
+use crate::route::shard_records;
+use crate::run_directory::RunDirectory;
+use crate::store::{manifest, open_store};
+use crate::workers::{WorkerSetup, Workers};
+use crate::{files, phases};
+
+/// Settings of a training that do not change its weights.
+#[derive(Clone, Debug)]
+pub struct TrainOptions {
+    /// Worker processes on this machine; 0 when all workers are elsewhere.
+    pub workers: usize,
+    /// The program `dipaco`, which the worker processes run.
+    pub program: PathBuf,
+    /// UDP address that the coordinator listens on.
+    pub listen: SocketAddr,
+    /// `host:port` by which workers elsewhere reach the coordinator; the listening address when empty.
+    pub advertise: Vec<String>,
+    /// Continue a run that has begun.
+    pub resume: bool,
+    /// Stop at the boundary of a phase of routing instead of beginning the next phase.
+    pub stop_at_phase: bool,
+    /// Device of the workers on this machine.
+    pub device: DeviceChoice,
+}
+
+/// Trains until the run is complete or `cancel` is triggered. `config` has its vocabulary.
+///
+/// # Errors
+/// When the run is not routed, has begun and `resume` is false, or has other settings than it began with; when the store
+/// or a file of the run can't be written; when a worker process keeps failing.
+pub async fn train(
+    run: &RunDirectory,
+    config: &RunConfig,
+    options: &TrainOptions,
+    progress: &Progress,
+    cancel: CancellationToken,
+) -> Result<CoordinatorSummary, PipelineError> {
+    let store = open_store(run)?;
+    if options.resume {
+        // First, because a damaged run goes back to a checkpoint and is then no longer complete.
+        recover(&store, progress).await?;
+    }
+    if let Some(summary) = finished(run, config).await? {
+        return Ok(summary);
+    }
+    let phase = phases::current(run).await?;
+    let started = start_training(&store, config, shard_records(run, phase)?, options.resume).await?;
+    if let Some(training) = &started.manifest.training {
+        let rounds = training.phase_end() - training.phase_begin();
+        if let Some(warning) = small_shards(&training.shards, config, rounds) {
+            tracing::warn!("{warning}");
+        }
+    }
+    raise_open_files();
+    let server = listen(run, &started, options)?;
+    let events = Events::create(&run.events())?;
+    let setup = CoordinatorOptions {
+        config: config.clone(),
+        store,
+        started,
+        shards: run.routing(0).root().to_owned(),
+        revocations: Revocations::of(&run.revoked()),
+        reroute: (!options.stop_at_phase).then(|| phases::rerouting(run, config, progress)),
+        events,
+        progress: progress.clone(),
+    };
+    let mut workers = Workers::start(WorkerSetup {
+        run: run.clone(),
+        program: options.program.clone(),
+        workers: options.workers,
+        threads: threads_per_worker(config, options.workers),
+        device: options.device,
+    })?;
+    let result = tokio::select! {
+        result = coordinate(setup, server, cancel) => result.map_err(PipelineError::from),
+        result = workers.watch() => result,
+    };
+    workers.stop().await;
+    let summary = result?;
+    let manifest = manifest(run).await?;
+    if let Some(warning) = manifest.and_then(|manifest| manifest.training.as_ref().and_then(rising_losses)) {
+        tracing::warn!("{warning}");
+    }
+    Ok(summary)
+}
+
+/// The summary of a run that is complete under this configuration; `None` when there is something left to train.
+///
+/// Neither workers nor shards are needed to find out: both may be gone when a run is complete.
+async fn finished(
+    run: &RunDirectory,
+    config: &RunConfig,
+) -> Result<Option<CoordinatorSummary>, PipelineError> {
+    let Some(manifest) = manifest(run).await? else { return Ok(None) };
+    let (Some(seed), Some(training)) = (&manifest.seed, &manifest.training) else { return Ok(None) };
+    // The last lease of a path measures its final weights, so all are merged by then.
+    let complete = !training.paths.is_empty() && training.paths.iter().all(|path| path.measured);
+    if !complete || training.origin != training_origin(config, &seed.weights.hash)? {
+        return Ok(None);
+    }
+    Ok(Some(CoordinatorSummary {
+        finished: true,
+        at_boundary: false,
+        rounds: training.rounds_done(),
+        new_rounds: 0.0,
+        bytes_sent: 0,
+        bytes_received: 0,
+        inner_seconds: 0.0,
+        waited_seconds: 0.0,
+        seconds: 0.0,
+    }))
+}
+
+/// Threads of each of several workers on this machine: `train.threads_per_worker`, or an equal share of the cores.
+pub fn threads_per_worker(config: &RunConfig, workers: usize) -> usize {
+    match config.train.threads_per_worker {
+        0 => {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            (cores / workers.max(1)).max(1)
+        }
+        threads => threads,
+    }
+}
+
+/// Binds the coordinator's socket and writes the join token of the workers.
+fn listen(run: &RunDirectory, started: &OpenRun, options: &TrainOptions) -> Result<Server, PipelineError> {
+    let now = SystemTime::now();
+    let authority = authority(run, &started.manifest.run, now)?;
+    let server = Server::bind(options.listen, &authority.server(now, TOKEN_LIFETIME)?, Limits::default())?;
+    let mut addresses = options.advertise.clone();
+    if addresses.is_empty() {
+        addresses.push(server.local_addr().to_string());
+    }
+    let token: JoinToken = authority.issue(WORKER, WORKER, addresses, now, TOKEN_LIFETIME)?;
+    let file = run.join_token();
+    files::write_private(&file, format!("{token}\n").as_bytes())?;
+    tracing::info!(address = %server.local_addr(), token = %file.display(), "listening for workers");
+    Ok(server)
+}

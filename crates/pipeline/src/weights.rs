@@ -1,0 +1,281 @@
+//! Composing paths from the store of a run: for routing, evaluating, serving and exporting.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use dipaco_config::RunConfig;
+use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, TensorSpec, path_specs};
+use dipaco_path::Layout;
+use dipaco_store::{ObjectRef, RunManifest, RunStore, TrainingRecord};
+use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
+
+use crate::error::PipelineError;
+use crate::run_directory::RunDirectory;
+
+/// Which version of its modules a path is composed of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Version {
+    /// The global weights after the last outer step.
+    #[default]
+    Current,
+    /// The version with the lowest loss on the path's held-out documents (arXiv:2403.10616 §2.7).
+    Best,
+}
+
+/// A version of a module.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ModuleVersion {
+    /// The module.
+    pub module: ModuleId,
+    /// Versions of its fragments, in order.
+    pub fragments: Vec<u32>,
+}
+
+/// A module of a path.
+#[derive(Clone, Debug)]
+pub struct PathModule<'a> {
+    /// The module and its version.
+    pub version: ModuleVersion,
+    /// The weights of its fragments in the store, in order.
+    pub objects: Vec<&'a ObjectRef>,
+}
+
+/// The weights of a run. A module is loaded once, however many paths use it.
+pub struct Weights {
+    config: RunConfig,
+    topology: Topology,
+    layout: Layout,
+    store: RunStore,
+    /// The store's directory.
+    directory: PathBuf,
+    manifest: RunManifest,
+    version: Version,
+    loaded: Mutex<BTreeMap<ModuleVersion, Arc<Module>>>,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Weights {
+    /// Reads the run's manifest. `config` has its vocabulary. Call it on a tokio runtime; the blocking functions below
+    /// read the store on that runtime.
+    ///
+    /// # Errors
+    /// [`PipelineError::NoSeed`] when the run has no store or no manifest, and the errors of store and topology.
+    pub async fn open(
+        run: &RunDirectory,
+        config: &RunConfig,
+        version: Version,
+    ) -> Result<Self, PipelineError> {
+        let directory = run.store();
+        if !directory.exists() {
+            return Err(PipelineError::NoSeed);
+        }
+        let store = RunStore::open(&directory.to_string_lossy())?;
+        let loaded = store.load::<RunManifest>().await?.ok_or(PipelineError::NoSeed)?;
+        for warning in &loaded.warnings {
+            tracing::warn!("{warning}");
+        }
+        let topology = Topology::new(&config.topology, config.model.blocks)?;
+        Ok(Self {
+            layout: Layout::new(&config.model, &topology, &config.sync)?,
+            topology,
+            config: config.clone(),
+            store,
+            directory,
+            manifest: loaded.manifest,
+            version,
+            loaded: Mutex::default(),
+            runtime: tokio::runtime::Handle::current(),
+        })
+    }
+
+    /// The run's configuration.
+    pub fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
+    /// The run's topology.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Dimensions of a path.
+    pub fn model(&self) -> &ModelConfig {
+        &self.config.model
+    }
+
+    /// The manifest as it was when the weights were opened.
+    pub fn manifest(&self) -> &RunManifest {
+        &self.manifest
+    }
+
+    /// The training of the paths.
+    fn training(&self) -> Result<&TrainingRecord, PipelineError> {
+        self.manifest.training.as_ref().ok_or(PipelineError::NotTrained)
+    }
+
+    /// The hash of the seed model's weights.
+    ///
+    /// # Errors
+    /// [`PipelineError::NoSeed`] when the seed is not finished.
+    pub fn seed_hash(&self) -> Result<&str, PipelineError> {
+        let seed = self.manifest.seed.as_ref().filter(|seed| seed.finished());
+        Ok(&seed.ok_or(PipelineError::NoSeed)?.weights.hash)
+    }
+
+    /// The seed model. Blocks on the store.
+    ///
+    /// # Errors
+    /// [`PipelineError::NoSeed`] when the seed is not finished, and the errors of the store.
+    pub fn seed(&self) -> Result<Path, PipelineError> {
+        let seed = self.manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(PipelineError::NoSeed)?;
+        let weights = self.read(&seed.weights, path_specs(&self.config.model))?;
+        let module = Arc::new(Module::load(&weights, &Device::Cpu)?);
+        let dense =
+            Topology::new(&TopologyConfig::dense(self.config.model.blocks), self.config.model.blocks)?;
+        Ok(Path::compose(&self.config.model, &dense, &[module])?)
+    }
+
+    /// A trained path. Blocks on the store.
+    ///
+    /// # Errors
+    /// [`PipelineError::NoSuchPath`], [`PipelineError::NotTrained`], and the errors of the store.
+    pub fn path(&self, path: PathId) -> Result<Path, PipelineError> {
+        let modules = self.modules_of(path)?;
+        let load = |module: PathModule<'_>| self.module(module.version, &module.objects);
+        self.compose(&modules.into_iter().map(load).collect::<Result<Vec<_>, _>>()?)
+    }
+
+    /// The modules of a path, one per level.
+    ///
+    /// # Errors
+    /// [`PipelineError::NoSuchPath`], [`PipelineError::NotTrained`], and [`PipelineError::StoreLacks`] when the manifest
+    /// does not list a module.
+    pub fn modules_of(&self, path: PathId) -> Result<Vec<PathModule<'_>>, PipelineError> {
+        if path.0 >= self.topology.paths() {
+            return Err(PipelineError::NoSuchPath { path, paths: self.topology.paths() });
+        }
+        let training = self.training()?;
+        let best = match self.version {
+            Version::Current => None,
+            Version::Best => training.path(path).and_then(|record| record.best.as_ref()),
+        };
+        let mut slots = 0..;
+        let mut modules = Vec::new();
+        for module in self.topology.modules_of(path) {
+            let lacks = || PipelineError::StoreLacks { module };
+            let record = training.module(module).ok_or_else(lacks)?;
+            let (mut fragments, mut objects) = (Vec::new(), Vec::new());
+            for (fragment, slot) in record.fragments.iter().zip(&mut slots) {
+                let version: Option<u32> = best.and_then(|best| best.versions.get::<usize>(slot).copied());
+                let version = version.unwrap_or(fragment.version);
+                objects.push(fragment.weights_at(version).ok_or_else(lacks)?);
+                fragments.push(version);
+            }
+            modules.push(PathModule { version: ModuleVersion { module, fragments }, objects });
+        }
+        Ok(modules)
+    }
+
+    /// Composes a path of its modules.
+    ///
+    /// # Errors
+    /// [`PipelineError::Model`] when the modules do not fit together.
+    pub fn compose(&self, modules: &[Arc<Module>]) -> Result<Path, PipelineError> {
+        Ok(Path::compose(&self.config.model, &self.topology, modules)?)
+    }
+
+    /// A hash over the current weights of all modules, whatever [`Version`] was opened.
+    ///
+    /// # Errors
+    /// [`PipelineError::NotTrained`] when the paths have not been trained.
+    pub fn modules_hash(&self) -> Result<String, PipelineError> {
+        Ok(hash_of(current(self.training()?)))
+    }
+
+    /// A hash over the weights that the paths are composed of. It equals [`Self::modules_hash`] when every path uses the
+    /// current version of its modules.
+    ///
+    /// # Errors
+    /// As [`Self::modules_of`].
+    pub fn served_hash(&self) -> Result<String, PipelineError> {
+        let served = self.served()?;
+        let current: BTreeSet<_> = current(self.training()?).map(|object| &object.hash).collect();
+        if served.iter().all(|object| current.contains(&object.hash)) {
+            return self.modules_hash();
+        }
+        Ok(hash_of(served.into_iter()))
+    }
+
+    /// The time when the newest of the weights that the paths are composed of was written. `None` when the system does
+    /// not record it.
+    ///
+    /// # Errors
+    /// As [`Self::modules_of`].
+    pub fn served_since(&self) -> Result<Option<SystemTime>, PipelineError> {
+        let written = |object: &ObjectRef| {
+            std::fs::metadata(self.directory.join(&object.name)).and_then(|file| file.modified()).ok()
+        };
+        Ok(self.served()?.into_iter().filter_map(written).max())
+    }
+
+    /// The weights that the paths are composed of, path by path.
+    fn served(&self) -> Result<Vec<&ObjectRef>, PipelineError> {
+        let mut served = Vec::new();
+        for path in self.topology.path_ids() {
+            served.extend(self.modules_of(path)?.into_iter().flat_map(|module| module.objects));
+        }
+        Ok(served)
+    }
+
+    /// Forgets the modules that `path` does not use, for work that takes the paths in turn. Composed paths keep theirs.
+    pub fn keep_only(&self, path: PathId) {
+        let used = self.topology.modules_of(path);
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.retain(|version, _| used.contains(&version.module));
+    }
+
+    fn module(&self, version: ModuleVersion, objects: &[&ObjectRef]) -> Result<Arc<Module>, PipelineError> {
+        // The lock is held while loading: two paths that want the same module at the same time load it once.
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = loaded.get(&version) {
+            return Ok(module.clone());
+        }
+        let weights = self.read_module(version.module, objects)?;
+        loaded.insert(version, weights.clone());
+        Ok(weights)
+    }
+
+    /// Reads a module without remembering it. Blocks on the store.
+    ///
+    /// # Errors
+    /// The errors of the store, and [`PipelineError::Path`] when the fragments do not fit the module.
+    pub fn read_module(
+        &self,
+        module: ModuleId,
+        objects: &[&ObjectRef],
+    ) -> Result<Arc<Module>, PipelineError> {
+        let files = objects.iter().map(|object| self.runtime.block_on(self.store.get(object)));
+        let files = files.collect::<Result<Vec<_>, _>>()?;
+        Ok(Arc::new(Module::load(&self.layout.assemble(module.level, &files)?, &Device::Cpu)?))
+    }
+
+    fn read(&self, object: &ObjectRef, specs: Vec<TensorSpec>) -> Result<ModuleWeights, PipelineError> {
+        let bytes = self.runtime.block_on(self.store.get(object))?;
+        Ok(ModuleWeights::from_safetensors(&bytes, specs.into())?)
+    }
+}
+
+/// The current weights of all fragments.
+fn current(training: &TrainingRecord) -> impl Iterator<Item = &ObjectRef> {
+    training.modules.iter().flat_map(|module| &module.fragments).map(|fragment| &fragment.weights)
+}
+
+fn hash_of<'a>(objects: impl Iterator<Item = &'a ObjectRef>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for object in objects {
+        hasher.update(object.hash.as_bytes());
+    }
+    hasher.finalize().to_hex().to_string()
+}

@@ -1,0 +1,96 @@
+//! The description of served weights: the fingerprint and the time belong to the version that is served.
+#![expect(clippy::unwrap_used, reason = "a test that can't write its store has failed")]
+
+use std::fs::File;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use dipaco_config::RunConfig;
+use dipaco_pipeline::{RunDirectory, Version, Weights, save_config, serve::served_run};
+use dipaco_store::{
+    Best, FragmentRecord, KeptVersion, ModuleRecord, ObjectRef, PathRecord, RunManifest, RunStore, Sequence,
+    TrainingRecord, names,
+};
+use dipaco_topology::{ModuleId, Topology};
+
+/// A run of 2 × 2 paths whose modules have the versions 1 and 2, with placeholders as weights.
+struct TrainedRun {
+    directory: RunDirectory,
+    config: RunConfig,
+    _folder: tempfile::TempDir,
+}
+
+impl TrainedRun {
+    /// A run in which every path was best at version `best`.
+    async fn new(best: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = RunDirectory::new(folder.path().join("run"));
+        let mut config = RunConfig::default();
+        config.model.vocab_size = 64;
+        save_config(&directory, &config).unwrap();
+        let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
+        let store = RunStore::create(&directory.store().to_string_lossy()).unwrap();
+        let mut modules = Vec::new();
+        for module in topology.module_ids() {
+            let kept = put(&store, &directory, module, 1).await;
+            let weights = put(&store, &directory, module, 2).await;
+            let kept = vec![KeptVersion { version: 1, weights: kept }];
+            let fragment = FragmentRecord { version: 2, weights, momentum: None, changes: Vec::new(), kept };
+            modules.push(ModuleRecord { module, fragments: vec![fragment] });
+        }
+        let path = PathRecord {
+            best: Some(Best { round: best, versions: vec![best; topology.levels()], loss: 1.0 }),
+            ..PathRecord::default()
+        };
+        let training = TrainingRecord {
+            origin: String::new(),
+            rounds: 2,
+            inner_steps: 1,
+            boundaries: Vec::new(),
+            phase: 0,
+            shards: Vec::new(),
+            modules,
+            paths: vec![path; topology.paths() as usize],
+        };
+        let manifest = RunManifest { training: Some(training), ..RunManifest::new("run".to_owned()) };
+        store.replace(&manifest, Sequence::NONE).await.unwrap();
+        Self { directory, config, _folder: folder }
+    }
+
+    async fn served(&self, version: Version) -> dipaco_server::ServedRun {
+        let weights = Weights::open(&self.directory, &self.config, version).await.unwrap();
+        served_run(&self.config, &weights).unwrap()
+    }
+}
+
+/// Stores placeholder weights that were written at [`written`].
+async fn put(store: &RunStore, run: &RunDirectory, module: ModuleId, version: u32) -> ObjectRef {
+    let content = format!("module {module}, version {version}");
+    let object = store.put(&names::weights(module, 0, version, 0), content.into()).await.unwrap();
+    let file = File::options().write(true).open(run.store().join(&object.name)).unwrap();
+    file.set_modified(written(module, version)).unwrap();
+    object
+}
+
+/// The time at which a version of a module was written: day `version`, a second later for each module.
+fn written(module: ModuleId, version: u32) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(86_400 * u64::from(version) + u64::from(module.index))
+}
+
+#[tokio::test]
+async fn the_fingerprint_is_of_the_served_version() {
+    let run = TrainedRun::new(1).await;
+    let (current, best) = (run.served(Version::Current).await, run.served(Version::Best).await);
+    assert_ne!(current.fingerprint, best.fingerprint);
+    assert_eq!(best.fingerprint, run.served(Version::Best).await.fingerprint);
+
+    let run = TrainedRun::new(2).await;
+    let (current, best) = (run.served(Version::Current).await, run.served(Version::Best).await);
+    assert_eq!(current.fingerprint, best.fingerprint, "the same weights have the same fingerprint");
+}
+
+#[tokio::test]
+async fn created_is_the_time_of_the_newest_served_weights() {
+    let run = TrainedRun::new(1).await;
+    assert_eq!(run.served(Version::Current).await.created, 2 * 86_400 + 1);
+    assert_eq!(run.served(Version::Best).await.created, 86_400 + 1);
+}
