@@ -168,7 +168,9 @@ async fn states_that_stay_with_workers_stay_there_when_the_run_ends() {
     let run = Run::seeded(config).await;
     run.train(2).await;
     let training = run.manifest().await.training.unwrap();
-    assert!(training.paths.iter().all(|path| path.measured && path.state.is_none() && path.tail.is_empty()));
+    assert!(
+        training.paths.iter().all(|path| path.measured && path.state.is_none() && path.replay.is_empty())
+    );
     assert_eq!(run.store.list("paths").await.unwrap(), []);
 }
 

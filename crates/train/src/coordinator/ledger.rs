@@ -116,7 +116,7 @@ impl Ledger {
         };
         let mut rounds = RunState::new(topology, plan, progress(training), manifest.incarnation)?;
         for (path, record) in (0..).map(PathId).zip(&training.paths) {
-            rounds.bind(path, !record.tail.is_empty());
+            rounds.bind(path, !record.replay.is_empty());
         }
         if let Some(seed) = sampling {
             rounds.sample_shards(seed, shard_tokens(training));
@@ -369,7 +369,7 @@ impl Ledger {
         for path in self.rounds.topology().paths_through(fragment.module) {
             let Some(record) = training.path(path) else { continue };
             needed.extend(record.best.as_ref().and_then(|best| best.versions.get(slot)));
-            needed.extend(record.tail.iter().filter_map(|stretch| stretch.versions.get(slot)));
+            needed.extend(record.replay.iter().filter_map(|stretch| stretch.versions.get(slot)));
         }
         let record = fragment_record(&mut self.manifest, fragment)?;
         let (kept, dropped): (Vec<_>, Vec<_>) =

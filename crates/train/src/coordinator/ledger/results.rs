@@ -141,10 +141,10 @@ impl Ledger {
             let total = self.rounds.schedule().total();
             let record = path_record(&mut self.manifest, path)?;
             record.fence = Some(fence.0);
-            record.tail.push(stretch);
+            record.replay.push(stretch);
             if lease.to == total && !items.contains_key(&Key::State) {
                 // Nobody goes on with a state that has stayed with its worker to the end of the run.
-                record.tail.clear();
+                record.replay.clear();
                 obsolete.extend(record.state.take().map(|object| object.name));
             }
         }
@@ -154,12 +154,12 @@ impl Ledger {
                 Key::OuterGradient(fragment, number) => self.note_gradient(path, fragment, number, object)?,
                 Key::State => {
                     let record = path_record(&mut self.manifest, path)?;
-                    record.tail.clear();
+                    record.replay.clear();
                     obsolete.extend(record.state.replace(object).map(|object| object.name));
                 }
             }
         }
-        let bound = !path_record(&mut self.manifest, path)?.tail.is_empty();
+        let bound = !path_record(&mut self.manifest, path)?.replay.is_empty();
         self.rounds.bind(path, bound);
         let best = self.note_loss(path, &lease, report)?;
         for fragment in self.fragment_ids_of(path) {
@@ -210,7 +210,7 @@ impl Ledger {
         }
         let training = self.training()?;
         let lacks = || TrainError::ManifestLacks { what: format!("path {}", lease.path) };
-        let tail = training.path(lease.path).ok_or_else(lacks)?.tail.len() + 1;
+        let tail = training.path(lease.path).ok_or_else(lacks)?.replay.len() + 1;
         let tail = tail + usize::from(self.before(lease).is_some());
         let phase_ends = training.boundaries.get(training.phase as usize);
         let carried_over = phase_ends.is_some_and(|&end| lease.to == u64::from(end) * training.inner_steps);

@@ -118,8 +118,8 @@ impl CoordinatorRequests {
             };
             fragments.iter().zip(&shares).zip(versions).zip(received).map(of).collect::<Result<Vec<_>, _>>()
         };
-        let mut tail = Vec::with_capacity(path.tail.len());
-        for stretch in &path.tail {
+        let mut tail = Vec::with_capacity(path.replay.len());
+        for stretch in &path.replay {
             tail.push(CompletedLease {
                 from: stretch.from,
                 to: stretch.to,
