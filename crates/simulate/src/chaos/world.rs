@@ -177,7 +177,7 @@ impl<'a> ChaosWorld<'a> {
                     self.after_for(PATIENCE, worker, WorkerEvent::Resend(request_number));
                 }
                 WorkerAction::Train(pause, lease) => {
-                    self.after_for(pause, worker, WorkerEvent::Trained(lease))
+                    self.after_for(pause, worker, WorkerEvent::Trained(lease));
                 }
                 WorkerAction::Beat(pause, lease) => self.after_for(pause, worker, WorkerEvent::Beat(lease)),
                 WorkerAction::AskLater(pause) => self.after_for(pause, worker, WorkerEvent::Ask),
