@@ -1,8 +1,9 @@
-//! A UDP relay that delays, limits and loses datagrams as a long link does, where the kernel can't (`tc netem`).
+//! A UDP relay that delays, limits and loses datagrams like a long link, for machines without `tc netem`.
 //!
-//! `shaped_relay LISTEN TARGET DELAY_MS RATE_MBIT LOSS_PERCENT`: what comes to LISTEN goes to TARGET and back, each way
-//! DELAY_MS later, at RATE_MBIT for each peer and direction, with LOSS_PERCENT of the datagrams lost (the same ones in
-//! every run). What would wait for more than a second is lost too. Runs until it is killed.
+//! `shaped_relay LISTEN TARGET DELAY_MS RATE_MBIT LOSS_PERCENT` forwards datagrams from LISTEN to TARGET and back.
+//! Each direction of each peer adds DELAY_MS, carries RATE_MBIT and loses LOSS_PERCENT of its datagrams (the same
+//! datagrams in every run). It also loses datagrams that would wait for more than a second. It runs until it is
+//! killed.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,29 +14,29 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a link does to datagrams.
+/// Delay, rate and loss of a link.
 #[derive(Clone, Copy)]
 struct Shape {
     delay: Duration,
     /// Bits per second.
     rate: f64,
-    /// The share that is lost, 0 to 1.
+    /// Share of lost datagrams, 0 to 1.
     loss: f64,
 }
 
-/// One direction of a link: datagrams leave it in the order in which they came.
-struct Link {
+/// One direction of a link. Datagrams leave it in the order of their arrival.
+struct Direction {
     shape: Shape,
-    /// When the datagram before has been put on the line.
+    /// Time at which the previous datagram is on the line.
     free: Instant,
-    /// Decides what is lost.
+    /// State of the random generator for losses.
     state: u64,
     out: SyncSender<(Instant, Vec<u8>)>,
 }
 
-impl Link {
+impl Direction {
     fn new(shape: Shape, seed: u64, send: impl Fn(&[u8]) + Send + 'static) -> Self {
-        // More than what a second of the fastest link holds.
+        // More than a second of traffic on the fastest link.
         let (out, waiting) = sync_channel::<(Instant, Vec<u8>)>(200_000);
         thread::spawn(move || {
             for (due, datagram) in waiting {
@@ -56,7 +57,7 @@ impl Link {
             return;
         }
         self.free = begins + Duration::from_secs_f64(datagram.len() as f64 * 8.0 / self.shape.rate);
-        // A full queue loses it, as a router does.
+        // A full queue loses the datagram, as in a router.
         let _ = self.out.try_send((self.free + self.shape.delay, datagram.to_vec()));
     }
 }
@@ -72,11 +73,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         loss: loss.parse::<f64>()? / 100.0,
     };
     let outside = Arc::new(UdpSocket::bind(listen)?);
-    let mut peers: HashMap<SocketAddr, Link> = HashMap::new();
+    let mut peers: HashMap<SocketAddr, Direction> = HashMap::new();
     let mut buffer = vec![0; 65_536];
     loop {
         let (length, peer) = outside.recv_from(&mut buffer)?;
-        let link = match peers.entry(peer) {
+        let direction = match peers.entry(peer) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => {
                 let seed = u64::from(peer.port());
@@ -84,22 +85,22 @@ fn main() -> Result<(), Box<dyn Error>> {
                 inside.connect(target)?;
                 let (answers, back) = (inside.clone(), outside.clone());
                 thread::spawn(move || {
-                    let mut link = Link::new(shape, !seed, move |datagram| {
+                    let mut direction = Direction::new(shape, !seed, move |datagram| {
                         let _ = back.send_to(datagram, peer);
                     });
                     let mut buffer = vec![0; 65_536];
-                    // A refused datagram ends nothing: the target may be on its way back.
+                    // Ignore refused datagrams: the target may be restarting.
                     loop {
                         if let Ok(length) = answers.recv(&mut buffer) {
-                            link.push(&buffer[..length]);
+                            direction.push(&buffer[..length]);
                         }
                     }
                 });
-                place.insert(Link::new(shape, seed, move |datagram| {
+                place.insert(Direction::new(shape, seed, move |datagram| {
                     let _ = inside.send(datagram);
                 }))
             }
         };
-        link.push(&buffer[..length]);
+        direction.push(&buffer[..length]);
     }
 }

@@ -13,33 +13,33 @@ use time::OffsetDateTime;
 use crate::tls::{self, COORDINATOR_NAME};
 use crate::{JoinToken, NetError};
 
-/// Certificates hold from this long before they are issued, for machines whose clock is slow.
+/// Certificates are valid from this long before their issue, for machines with a slow clock.
 const CLOCK_SLACK: Duration = Duration::from_secs(3600);
-/// How long an authority holds, and so the longest that anything it issues can.
+/// Lifetime of an authority, and so the longest lifetime of its certificates.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
 const RUN_LINE: &str = "dipaco run: ";
 
-/// Who may take part in a run: issues the coordinator's certificate and the workers' join tokens.
+/// The certificate authority of a run. It issues the coordinator's certificate and the workers' join tokens.
 ///
-/// It holds a private key. Who has it can join and can pose as the coordinator.
+/// It contains a private key. Anyone with this key can join the run and pose as the coordinator.
 pub struct RunAuthority {
     run_id: String,
     certificate: CertificateDer<'static>,
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// What the coordinator shows to workers: a certificate of the run for [`COORDINATOR_NAME`], and its private key.
+/// The coordinator's identity: a certificate of the run for [`COORDINATOR_NAME`], and its private key.
 pub struct ServerIdentity {
     pub(crate) run_id: String,
     pub(crate) authority: Vec<u8>,
     pub(crate) certificate: Vec<u8>,
     pub(crate) key: Vec<u8>,
-    /// Secret of the run from which stateless resets are made: a coordinator that was killed and started again can
-    /// tell its old peers that their connections are gone, and they need not wait for the idle timeout.
+    /// Secret of the run for stateless resets. With it a restarted coordinator tells its old peers at once that their
+    /// connections are gone, before their idle timeout.
     pub(crate) reset_secret: [u8; 32],
 }
 
-/// A certificate that the authority signed, with its private key (both DER).
+/// A certificate signed by the authority, with its private key (both DER).
 struct Leaf {
     certificate: Vec<u8>,
     key: Vec<u8>,
@@ -59,10 +59,10 @@ impl std::fmt::Debug for ServerIdentity {
 }
 
 impl RunAuthority {
-    /// A new authority with a fresh key from the operating system's random source.
+    /// Creates an authority with a new key from the operating system's random source.
     ///
     /// # Errors
-    /// [`NetError::Setting`] for a run id that is not 1 to 64 letters, digits, `-`, `_` or `.`.
+    /// [`NetError::Setting`] unless the run id has 1 to 64 letters, digits, `-`, `_` or `.`.
     pub fn create(run_id: &str, now: SystemTime) -> Result<Self, NetError> {
         let mut params = authority_params(run_id)?;
         set_validity(&mut params, now, AUTHORITY_LIFETIME)?;
@@ -75,21 +75,17 @@ impl RunAuthority {
         })
     }
 
-    /// The run that this authority is for.
+    /// Identity of the run.
     #[must_use]
     pub fn run_id(&self) -> &str {
         &self.run_id
     }
 
-    /// The authority as text, private key included: write it to a file that only its owner may read.
+    /// Returns the authority as text with its private key. Write it only to a file that nobody but its owner can read.
     #[must_use]
     pub fn to_pem(&self) -> String {
         let encoded = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, &self.certificate);
-        let lines: Vec<&str> = encoded
-            .as_bytes()
-            .chunks(64)
-            .map(|line| std::str::from_utf8(line).expect("base64 is ASCII"))
-            .collect();
+        let lines: Vec<_> = encoded.as_bytes().chunks(64).map(String::from_utf8_lossy).collect();
         format!(
             "{RUN_LINE}{}\n-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n{}",
             self.run_id,
@@ -98,10 +94,10 @@ impl RunAuthority {
         )
     }
 
-    /// Reads what [`RunAuthority::to_pem`] wrote.
+    /// Reads the text of [`RunAuthority::to_pem`].
     ///
     /// # Errors
-    /// [`NetError::Authority`] when a part is missing or damaged, or when key and certificate do not belong together.
+    /// [`NetError::Authority`] if a part is missing or damaged, or if key and certificate do not belong together.
     pub fn from_pem(text: &str) -> Result<Self, NetError> {
         let wrong = |reason: &str| NetError::Authority { reason: reason.to_owned() };
         let run_id = text.lines().find_map(|line| line.strip_prefix(RUN_LINE));
@@ -123,10 +119,10 @@ impl RunAuthority {
         Ok(Self { run_id, certificate, issuer: Issuer::new(params, key) })
     }
 
-    /// The identity of the run's coordinator.
+    /// Issues the identity of the run's coordinator.
     ///
     /// # Errors
-    /// [`NetError::Setting`] for a lifetime over ten years, [`NetError::Identity`] when the certificate can't be made.
+    /// [`NetError::Setting`] for a lifetime over ten years, [`NetError::Identity`] if the signature fails.
     pub fn server(&self, now: SystemTime, lifetime: Duration) -> Result<ServerIdentity, NetError> {
         let usage = ExtendedKeyUsagePurpose::ServerAuth;
         let Leaf { certificate, key, .. } = self.leaf(COORDINATOR_NAME, usage, now, lifetime)?;
@@ -142,13 +138,13 @@ impl RunAuthority {
         })
     }
 
-    /// A token with which `name` may join as `role` for `lifetime`; `addresses` are `host:port` of the coordinator.
+    /// Issues a token: `name` may join as `role` for `lifetime`. `addresses` are `host:port` of the coordinator.
     ///
     /// Several processes may use the same token.
     ///
     /// # Errors
-    /// [`NetError::Setting`] for a role or name that is not 1 to 40 lower-case letters, digits or `-`, and for
-    /// a lifetime over ten years.
+    /// [`NetError::Setting`] unless role and name have 1 to 40 lower-case letters, digits or `-`, and for a lifetime
+    /// over ten years.
     pub fn issue(
         &self,
         role: &str,
@@ -190,7 +186,8 @@ impl RunAuthority {
     }
 }
 
-/// The same for each run id, so that an authority can be read back without taking its certificate apart.
+/// Parameters of an authority's certificate. They depend only on the run id, so [`RunAuthority::from_pem`] need not
+/// parse the certificate for them.
 fn authority_params(run_id: &str) -> Result<CertificateParams, NetError> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if run_id.is_empty() || run_id.len() > 64 || !run_id.chars().all(allowed) {
@@ -208,7 +205,7 @@ fn authority_params(run_id: &str) -> Result<CertificateParams, NetError> {
     Ok(params)
 }
 
-/// Returns the end of the validity.
+/// Sets the validity of a certificate, and returns its end.
 fn set_validity(
     params: &mut CertificateParams,
     now: SystemTime,
@@ -217,7 +214,7 @@ fn set_validity(
     let wrong = |what, value: String, reason| NetError::Setting { what, value, reason };
     if lifetime > AUTHORITY_LIFETIME {
         let value = format!("{} s", lifetime.as_secs());
-        return Err(wrong("lifetime", value, "the run's authority itself holds for ten years"));
+        return Err(wrong("lifetime", value, "the run's authority is valid for ten years"));
     }
     // Calendar dates end with the year 9999.
     let since_1970 = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A worker's end.
+//! The worker's end.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use tokio::time::timeout;
 use crate::tls::COORDINATOR_NAME;
 use crate::traffic::Counters;
 use crate::transport::{self, Accepts, code};
-use crate::wire::{self, Announced, Link, Status, Welcome};
+use crate::wire::{self, PayloadHeader, Status, Transfer, Welcome};
 use crate::{JoinToken, Limits, NetError, Traffic, tls};
 
-/// A verified connection to a run's coordinator. Dropping it closes the connection.
+/// A verified connection to a run's coordinator. A drop closes the connection.
 ///
-/// Calls may run at the same time, each on a stream of its own. It does not reconnect: after [`NetError::Lost`] or
+/// Calls may run concurrently, each on its own stream. A client does not reconnect: after [`NetError::Lost`] or
 /// [`NetError::Closed`] connect again.
 pub struct Client {
     endpoint: Endpoint,
@@ -28,13 +28,27 @@ pub struct Client {
     counters: Counters,
 }
 
+/// Result of an attempt to connect to one address.
+enum Attempt {
+    Connected(Box<Client>),
+    /// The reason to try the next address.
+    Failed(String),
+}
+
+/// The header of a response, and the stream of its payload.
+struct ResponseStart<Resp> {
+    response: Resp,
+    payload: Option<PayloadHeader>,
+    stream: quinn::RecvStream,
+}
+
 impl Client {
-    /// Connects to the first of the token's addresses that answers, and waits until both ends have verified each
-    /// other. Each address has [`Limits::connect_timeout`].
+    /// Connects to the first answering address of the token, and waits until both ends have verified each other. Each
+    /// address has [`Limits::connect_timeout`].
     ///
     /// # Errors
     /// [`NetError::Expired`], [`NetError::WrongToken`], [`NetError::Version`], [`NetError::Busy`] and
-    /// [`NetError::Connect`] (nobody answers).
+    /// [`NetError::Connect`] (no address answers).
     pub async fn connect(token: &JoinToken, now: SystemTime, limits: Limits) -> Result<Self, NetError> {
         token.check(now)?;
         let mut config = quinn::ClientConfig::new(Arc::new(tls::client_config(token)?));
@@ -55,8 +69,8 @@ impl Client {
             };
             for target in targets {
                 match Self::attempt(token, address, target, config.clone(), &limits).await? {
-                    Ok(client) => return Ok(client),
-                    Err(reason) => attempts.push(format!("{address}: {reason}")),
+                    Attempt::Connected(client) => return Ok(*client),
+                    Attempt::Failed(reason) => attempts.push(format!("{address}: {reason}")),
                 }
             }
         }
@@ -66,14 +80,14 @@ impl Client {
         Err(NetError::Connect { run_id: token.run_id.clone(), attempts: attempts.join(", ") })
     }
 
-    /// The inner error is a reason to try the next address, the outer one is final.
+    /// Tries one address. An error is final for all addresses.
     async fn attempt(
         token: &JoinToken,
         address: &str,
         target: SocketAddr,
         config: quinn::ClientConfig,
         limits: &Limits,
-    ) -> Result<Result<Self, String>, NetError> {
+    ) -> Result<Attempt, NetError> {
         let any = if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let mut endpoint_config = EndpointConfig::default();
         transport::set_datagram_size(&mut endpoint_config)?;
@@ -81,38 +95,41 @@ impl Client {
             .and_then(|socket| Endpoint::new(endpoint_config, None, socket, Arc::new(TokioRuntime)));
         let endpoint = match opened {
             Ok(endpoint) => endpoint,
-            Err(error) => return Ok(Err(format!("no UDP socket can be opened ({error})"))),
+            Err(error) => return Ok(Attempt::Failed(format!("no UDP socket can be opened ({error})"))),
         };
         let connecting = match endpoint.connect_with(config, target, COORDINATOR_NAME) {
             Ok(connecting) => connecting,
-            Err(error) => return Ok(Err(error.to_string())),
+            Err(error) => return Ok(Attempt::Failed(error.to_string())),
         };
         let handshake = async {
             let connection = connecting.await?;
-            // The coordinator verifies this end after this end has verified it: only its welcome says that all is well.
+            // In TLS 1.3 the handshake ends here before the coordinator has verified the token's certificate. Only the
+            // welcome shows that the coordinator accepted it.
             let stream = connection.accept_uni().await?;
             Ok::<_, ConnectionError>((connection, stream))
         };
         let (connection, mut stream) = match timeout(limits.connect_timeout, handshake).await {
             Ok(Ok(connected)) => connected,
-            Ok(Err(error)) => return judge(token, address, error).map(Err),
+            Ok(Err(error)) => return judge(token, address, error).map(Attempt::Failed),
             Err(_) => {
-                return Ok(Err(format!("no answer within {} s", limits.connect_timeout.as_secs_f64())));
+                let seconds = limits.connect_timeout.as_secs_f64();
+                return Ok(Attempt::Failed(format!("no answer within {seconds} s")));
             }
         };
         let peer = format!("the coordinator at {address}");
-        let link = Link { peer: &peer, what: "welcome", stall: limits.connect_timeout };
-        let body = link.read_frame(&mut stream, limits.max_header_bytes).await?;
-        let (Welcome { run_id }, _) = link.take(&body)?;
+        let transfer = Transfer { peer: &peer, part: "welcome", stall: limits.connect_timeout };
+        let body = transfer.read_frame(&mut stream, limits.max_header_bytes).await?;
+        let (Welcome { run_id }, _) = transfer.take(&body)?;
         if run_id != token.run_id {
             return Err(wrong_token(token, address, format!("the coordinator leads run `{run_id}`")));
         }
-        Ok(Ok(Self { endpoint, connection, peer, limits: limits.clone(), counters: Counters::default() }))
+        let (limits, counters) = (limits.clone(), Counters::default());
+        Ok(Attempt::Connected(Box::new(Self { endpoint, connection, peer, limits, counters })))
     }
 
-    /// Performs one operation: sends `request` and perhaps a payload, and waits at most `limit` for the response and
-    /// its payload of at most `max_response_payload` bytes. Giving up (a timeout, or dropping the future) tells the
-    /// coordinator.
+    /// Performs an operation: sends `request` and an optional payload, and waits at most `limit` for the response and
+    /// its payload of at most `max_response_payload` bytes. After a timeout or a drop of the future, the coordinator
+    /// learns that this end gave up.
     ///
     /// # Errors
     /// [`NetError::Refused`] with the coordinator's reason, [`NetError::Timeout`], [`NetError::TooLarge`],
@@ -126,21 +143,22 @@ impl Client {
         limit: Duration,
     ) -> Result<(Resp, Option<Bytes>), NetError> {
         self.within(limit, async {
-            let (response, announced, mut receive) = self.ask(request, payload).await?;
-            let Some(announced) = announced else { return Ok((response, None)) };
-            let link = self.link("response payload");
-            let payload = link.read_payload(&mut receive, announced, max_response_payload).await?;
+            let ResponseStart { response, payload, mut stream } = self.ask(request, payload).await?;
+            let Some(header) = payload else { return Ok((response, None)) };
+            let transfer = self.transfer("response payload");
+            let payload = transfer.read_payload(&mut stream, header, max_response_payload).await?;
             self.counters.received(payload.len());
             Ok((response, Some(payload)))
         })
         .await
     }
 
-    /// [`Client::call`] with a response whose payload takes the place of what is in `into`, in the memory that is there:
-    /// parts of a whole arrive where they belong. Without a payload `into` is empty afterwards.
+    /// [`Client::call`] with the response's payload in `into`: it replaces the content and must fit into the capacity,
+    /// so the parts of an object arrive at their final place without a copy. If the response has no payload, `into`
+    /// becomes empty.
     ///
     /// # Errors
-    /// As [`Client::call`]; what is in `into` then is of no use.
+    /// As [`Client::call`]; the content of `into` is then undefined.
     pub async fn call_into<Req: Serialize, Resp: DeserializeOwned>(
         &self,
         request: &Req,
@@ -148,10 +166,10 @@ impl Client {
         limit: Duration,
     ) -> Result<Resp, NetError> {
         self.within(limit, async {
-            let (response, announced, mut receive) = self.ask(request, None).await?;
+            let ResponseStart { response, payload, mut stream } = self.ask(request, None).await?;
             into.clear();
-            if let Some(announced) = announced {
-                self.link("response payload").read_payload_into(&mut receive, announced, into).await?;
+            if let Some(header) = payload {
+                self.transfer("response payload").read_payload_into(&mut stream, header, into).await?;
                 self.counters.received(into.len());
             }
             Ok(response)
@@ -170,32 +188,36 @@ impl Client {
         }
     }
 
-    /// The whole call has a time limit, and the coordinator may think for as long as that.
-    fn link(&self, what: &'static str) -> Link<'_> {
-        Link { peer: &self.peer, what, stall: Duration::MAX }
+    /// A transfer without a stall limit: the call has a time limit as a whole, and the coordinator may use all of it
+    /// for its answer.
+    fn transfer(&self, part: &'static str) -> Transfer<'_> {
+        Transfer { peer: &self.peer, part, stall: Duration::MAX }
     }
 
-    /// Sends a request and reads the response's header.
+    /// Sends a request and its payload, and reads the response's header.
     async fn ask<Req: Serialize, Resp: DeserializeOwned>(
         &self,
         request: &Req,
         payload: Option<Bytes>,
-    ) -> Result<(Resp, Option<Announced>, quinn::RecvStream), NetError> {
-        let announced = payload.as_ref().map(Announced::of);
-        let frame = self.link("request header").frame(&announced, request, self.limits.max_header_bytes)?;
+    ) -> Result<ResponseStart<Resp>, NetError> {
+        let payload_header = payload.as_ref().map(PayloadHeader::of);
+        let frame =
+            self.transfer("request header").frame(&payload_header, request, self.limits.max_header_bytes)?;
         let (mut send, mut receive) =
             self.connection.open_bi().await.map_err(|source| wire::closed(&self.peer, source))?;
         self.counters.exchange();
         match self.send(&mut send, &frame, payload).await {
-            // The coordinator may answer before it has read everything, and then stops reading.
+            // The coordinator may answer and stop reading before the whole request has arrived, so the answer decides.
             Ok(()) | Err(NetError::Abandoned { .. }) => {}
             Err(error) => return Err(error),
         }
 
-        let header = self.link("response header");
+        let header = self.transfer("response header");
         let body = header.read_frame(&mut receive, self.limits.max_header_bytes).await?;
         match header.take(&body)? {
-            (Status::Done(announced), rest) => Ok((header.last(rest)?, announced, receive)),
+            (Status::Done(payload), rest) => {
+                Ok(ResponseStart { response: header.last(rest)?, payload, stream: receive })
+            }
             (Status::Refused(message), _) => Err(NetError::Refused { peer: self.peer.clone(), message }),
         }
     }
@@ -207,13 +229,15 @@ impl Client {
         payload: Option<Bytes>,
     ) -> Result<(), NetError> {
         let stall = self.limits.stall_timeout;
-        Link { peer: &self.peer, what: "request header", stall }.write(stream, frame).await?;
+        Transfer { peer: &self.peer, part: "request header", stall }.write(stream, frame).await?;
         if let Some(payload) = payload {
             let length = payload.len();
-            Link { peer: &self.peer, what: "request payload", stall }.write_payload(stream, payload).await?;
+            Transfer { peer: &self.peer, part: "request payload", stall }
+                .write_payload(stream, payload)
+                .await?;
             self.counters.sent(length);
         }
-        // An error means that the coordinator has stopped reading, which is no failure.
+        // An error means that the coordinator has stopped reading, as it does after an early answer.
         stream.finish().ok();
         Ok(())
     }
@@ -222,11 +246,11 @@ impl Client {
         &self.connection
     }
 
-    pub(crate) fn plain_link(&self) -> Link<'_> {
-        Link { peer: &self.peer, what: "plain bytes", stall: self.limits.stall_timeout }
+    pub(crate) fn plain_transfer(&self) -> Transfer<'_> {
+        Transfer { peer: &self.peer, part: "plain bytes", stall: self.limits.stall_timeout }
     }
 
-    /// What has passed through so far.
+    /// Bytes and operations so far.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         let mut traffic = self.counters.snapshot();
@@ -234,12 +258,13 @@ impl Client {
         traffic
     }
 
-    /// Waits until the connection has ended and says why.
+    /// Waits for the end of the connection and returns the reason.
     pub async fn closed(&self) -> NetError {
         wire::closed(&self.peer, self.connection.closed().await)
     }
 
-    /// Closes the connection with a reason for the coordinator and waits (bounded) until it is told.
+    /// Closes the connection with a reason for the coordinator, and waits at most [`Limits::connect_timeout`] for its
+    /// acknowledgement.
     pub async fn close(&self, reason: &str) {
         self.connection.close(code::DONE, reason.as_bytes());
         if timeout(self.limits.connect_timeout, self.endpoint.wait_idle()).await.is_err() {
@@ -258,7 +283,7 @@ fn wrong_token(token: &JoinToken, address: &str, reason: String) -> NetError {
     NetError::WrongToken { address: address.to_owned(), run_id: token.run_id.clone(), reason }
 }
 
-/// Whether a failed handshake is final for every address (the error) or only for this one (its reason).
+/// Judges a failed handshake: an error if it is final for all addresses, otherwise the reason to try the next address.
 fn judge(token: &JoinToken, address: &str, error: ConnectionError) -> Result<String, NetError> {
     let version = || NetError::Version { address: address.to_owned() };
     match error {
@@ -270,7 +295,7 @@ fn judge(token: &JoinToken, address: &str, error: ConnectionError) -> Result<Str
                 Err(wrong_token(token, address, reason.to_owned()))
             }
             Some(_) => {
-                let reason = format!("its certificate is not one of this run ({})", error.reason);
+                let reason = format!("its certificate is not of this run ({})", error.reason);
                 Err(wrong_token(token, address, reason))
             }
             None => Ok(error.to_string()),

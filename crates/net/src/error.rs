@@ -1,4 +1,4 @@
-//! What can go wrong on the wire.
+//! Errors of the transport.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,68 +7,68 @@ use std::time::Duration;
 
 use crate::tls::PROTOCOL;
 
-/// A failure of the transport; the message names the peer or the address and the remedy.
+/// An error of the transport. The message names the peer or the address, and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetError {
-    /// The address can't be listened on.
+    /// Can't listen on the address.
     #[error("can't listen on UDP {address}: choose another port, or stop the program that uses it")]
     Bind {
         /// The address.
         address: SocketAddr,
-        /// What the operating system said.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// A name or a limit that was given can't be used.
-    #[error("{what} `{value}` can't be used: {reason}")]
+    /// A name or a limit is invalid.
+    #[error("{what} `{value}` is invalid: {reason}")]
     Setting {
-        /// What it is.
+        /// Name of the setting.
         what: &'static str,
         /// The value.
         value: String,
-        /// Why not.
+        /// Reason why it is invalid.
         reason: &'static str,
     },
-    /// A key or a certificate can't be made or used.
+    /// An operation on a key or a certificate failed.
     #[error("can't {what}: {reason}")]
     Identity {
-        /// What was being done.
+        /// The failed operation.
         what: &'static str,
-        /// Why it failed.
+        /// Reason of the failure.
         reason: String,
     },
-    /// The text is no run authority.
+    /// The text is not a run authority.
     #[error(
-        "this is no authority of a run: {reason}; restore the file, or start a new run and issue new tokens"
+        "this is not the authority of a run: {reason}; restore the file, or start a new run and issue new tokens"
     )]
     Authority {
-        /// What is wrong with it.
+        /// Reason why it is invalid.
         reason: String,
     },
-    /// The text is no join token.
+    /// The text is not a join token.
     #[error("this is no join token: {reason}; copy the whole line that the coordinator printed")]
     Token {
-        /// What is wrong with it.
+        /// Reason why it is invalid.
         reason: String,
     },
     /// The file of a join token can't be read.
     #[error("`{}` is neither a join token nor a file with one: give the file join.token of the coordinator's run directory", path.display())]
     TokenFile {
-        /// The text or path that was given.
+        /// The text or path given by the caller.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The join token is past its time.
+    /// The join token has expired.
     #[error(
         "the join token of run `{run_id}` expired on {expired}: ask the coordinator for a new one (and check this machine's clock)"
     )]
     Expired {
-        /// The run of the token.
+        /// Run of the token.
         run_id: String,
-        /// When it expired, in UTC.
+        /// Time of expiry, in UTC.
         expired: String,
     },
     /// The two ends do not belong to the same run.
@@ -76,45 +76,45 @@ pub enum NetError {
         "the coordinator at {address} and this token (run `{run_id}`) do not belong together: {reason}; use a token that this coordinator issued"
     )]
     WrongToken {
-        /// The coordinator's address.
+        /// Address of the coordinator.
         address: String,
-        /// The run of the token.
+        /// Run of the token.
         run_id: String,
-        /// Which end refused, and why.
+        /// The end that refused, and its reason.
         reason: String,
     },
-    /// The other end speaks another version of the protocol.
+    /// The other end has another version of the protocol.
     #[error(
-        "the coordinator at {address} speaks another protocol version than this program ({PROTOCOL}): use the same version of the program on both"
+        "the coordinator at {address} has another protocol version than this program ({PROTOCOL}): use the same version of the program on both ends"
     )]
     Version {
-        /// The coordinator's address.
+        /// Address of the coordinator.
         address: String,
     },
     /// No address of the token answers.
     #[error(
-        "can't connect to the coordinator of run `{run_id}`: {attempts}; check that it runs, that the address is right and that UDP to it is not blocked"
+        "can't connect to the coordinator of run `{run_id}`: {attempts}; check that it runs, that the address is correct and that no firewall blocks UDP"
     )]
     Connect {
-        /// The run of the token.
+        /// Run of the token.
         run_id: String,
-        /// Each address and what happened there.
+        /// All addresses, each with its failure.
         attempts: String,
     },
-    /// The server has as many peers as it takes.
-    #[error("{peer} has as many peers as it takes: stop some workers, or raise its limit")]
+    /// The server has reached its limit of peers.
+    #[error("{peer} has reached its limit of peers: stop some workers, or raise the limit")]
     Busy {
         /// The server.
         peer: String,
     },
-    /// Something took longer than it may.
+    /// A time limit has passed.
     #[error("{peer} took longer than {} s to {what}", after.as_secs_f64())]
     Timeout {
         /// The other end.
         peer: String,
-        /// What did not happen.
+        /// The operation that did not end in time.
         what: &'static str,
-        /// The time it had.
+        /// The time limit.
         after: Duration,
     },
     /// The other end closed the connection in order.
@@ -130,19 +130,19 @@ pub enum NetError {
     Lost {
         /// The other end.
         peer: String,
-        /// What happened.
+        /// Error of the connection.
         #[source]
         source: Box<quinn::ConnectionError>,
     },
-    /// The other end gave up one operation; the connection stands.
+    /// The other end gave up an operation. The connection is intact.
     #[error("{peer} gave up the operation before its {what} was complete")]
     Abandoned {
         /// The other end.
         peer: String,
-        /// What was being transferred.
+        /// The part of the operation in transfer.
         what: &'static str,
     },
-    /// The other end refused the operation and said why.
+    /// The other end refused the operation with a reason.
     #[error("{peer} refused: {message}")]
     Refused {
         /// The other end.
@@ -150,59 +150,61 @@ pub enum NetError {
         /// Its reason.
         message: String,
     },
-    /// A declared or given length is over the limit. Nothing was allocated.
-    #[error("the {what} of {peer} has {bytes} bytes, more than the {limit} that are taken here")]
+    /// A length is over the limit. No memory was allocated for it.
+    #[error("the {what} of {peer} has {bytes} bytes, more than the limit of {limit}")]
     TooLarge {
         /// The other end.
         peer: String,
-        /// What is too large.
+        /// The part that is too large.
         what: &'static str,
         /// Its length in bytes.
         bytes: u64,
         /// The limit in bytes.
         limit: u64,
     },
-    /// The memory for a payload is not there.
-    #[error("there is no memory for the {bytes} bytes that {peer} sends")]
+    /// There is not enough memory for a payload.
+    #[error("there is not enough memory for the {bytes} bytes of a payload from {peer}")]
     Memory {
         /// The other end.
         peer: String,
-        /// The payload's length in bytes.
+        /// Length of the payload in bytes.
         bytes: u64,
     },
-    /// What arrived is not what its checksum says.
-    #[error("the {what} of {peer} arrived damaged: try again, and check that both run the same version")]
+    /// A header does not match its checksum.
+    #[error(
+        "the {what} of {peer} arrived damaged: try again, and check that both ends have the same version"
+    )]
     Damaged {
         /// The other end.
         peer: String,
-        /// What is damaged.
+        /// The damaged part.
         what: &'static str,
     },
-    /// A header is not the message that is expected here.
+    /// A header does not decode as the expected message.
     #[error(
-        "the {what} of {peer} is not a message of this protocol: use the same version of the program on both"
+        "the {what} of {peer} is not a message of this protocol: use the same version of the program on both ends"
     )]
     Message {
         /// The other end.
         peer: String,
-        /// Which header.
+        /// The header.
         what: &'static str,
-        /// What the decoder said.
+        /// Error of the decoder.
         #[source]
         source: postcard::Error,
     },
-    /// A payload was expected and none is announced, or the other way round.
+    /// An expected payload is absent, or the reverse.
     #[error("{peer} sent {found} payload where {expected} is expected")]
     Payload {
         /// The other end.
         peer: String,
-        /// What is there.
+        /// Actual payload.
         found: &'static str,
-        /// What is expected.
+        /// Expected payload.
         expected: &'static str,
     },
-    /// The exchange was answered before, with a refusal for example.
-    #[error("the operation of {peer} was already answered")]
+    /// The operation already has an answer, for example a refusal.
+    #[error("the operation of {peer} has an answer already")]
     Answered {
         /// The other end.
         peer: String,

@@ -1,4 +1,4 @@
-//! One operation, at the end that answers it.
+//! An operation, at the end that answers it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use tokio::time::timeout;
 use crate::NetError;
 use crate::server::Shared;
 use crate::transport::code;
-use crate::wire::{self, Announced, Link, Status};
+use crate::wire::{self, PayloadHeader, Status, Transfer};
 
 const MAX_REFUSAL_BYTES: usize = 2048;
 
-/// The slowest peer that is waited for: what it has not taken is memory here.
+/// Slowest accepted peer. A payload that the peer has not received yet occupies memory here.
 const SLOWEST_BYTES_PER_SECOND: u64 = 8 << 10;
 
-/// One operation that a peer asks for. Dropping it without an answer tells the peer that it was given up.
+/// An operation of a peer. A drop without an answer tells the peer that this end gave up.
 pub struct Exchange {
     peer: Arc<str>,
     shared: Arc<Shared>,
     send: quinn::SendStream,
     receive: quinn::RecvStream,
-    announced: Option<Announced>,
+    payload: Option<PayloadHeader>,
     answered: bool,
 }
 
@@ -41,14 +41,14 @@ impl Exchange {
         send: quinn::SendStream,
         receive: quinn::RecvStream,
     ) -> Self {
-        Self { peer, shared, send, receive, announced: None, answered: false }
+        Self { peer, shared, send, receive, payload: None, answered: false }
     }
 
-    /// The request's header. Must be read before the payload.
+    /// Reads the request's header. Call it before [`Exchange::receive_payload`].
     ///
     /// # Errors
-    /// [`NetError::TooLarge`], [`NetError::Damaged`] and [`NetError::Message`], which the peer is told too;
-    /// [`NetError::Timeout`] and [`NetError::Abandoned`].
+    /// [`NetError::TooLarge`], [`NetError::Damaged`], [`NetError::Message`], [`NetError::Timeout`] and
+    /// [`NetError::Abandoned`]; the peer gets a refusal with the same text.
     pub async fn request<Req: DeserializeOwned>(&mut self) -> Result<Req, NetError> {
         let request = self.read_request().await;
         self.refuse_if_failed(request).await
@@ -56,67 +56,64 @@ impl Exchange {
 
     async fn read_request<Req: DeserializeOwned>(&mut self) -> Result<Req, NetError> {
         let limits = &self.shared.limits;
-        let link = Link { peer: &self.peer, what: "request header", stall: limits.header_timeout };
-        let body = link.read_frame(&mut self.receive, limits.max_header_bytes).await?;
-        let (announced, rest) = link.take(&body)?;
-        self.announced = announced;
-        link.last(rest)
+        let transfer = Transfer { peer: &self.peer, part: "request header", stall: limits.header_timeout };
+        let body = transfer.read_frame(&mut self.receive, limits.max_header_bytes).await?;
+        let (payload, rest) = transfer.take(&body)?;
+        self.payload = payload;
+        transfer.last(rest)
     }
 
-    /// The length in bytes of the payload that the request announces; `None` when it has none.
-    #[must_use]
-    pub fn payload_length(&self) -> Option<u64> {
-        self.announced.map(|announced| announced.length)
-    }
-
-    /// The request's payload, of at most `max_bytes`.
+    /// Reads the request's payload, of at most `max_bytes`.
     ///
     /// # Errors
-    /// [`NetError::TooLarge`], [`NetError::Memory`] and [`NetError::Payload`] (none was announced), which the peer is told too; [`NetError::Timeout`], [`NetError::Abandoned`], [`NetError::Lost`].
+    /// [`NetError::TooLarge`], [`NetError::Memory`], [`NetError::Payload`] (the request has no payload),
+    /// [`NetError::Timeout`] and [`NetError::Abandoned`]; the peer gets a refusal with the same text.
+    /// [`NetError::Lost`].
     pub async fn receive_payload(&mut self, max_bytes: u64) -> Result<Bytes, NetError> {
         let payload = self.read_payload(max_bytes).await;
         self.refuse_if_failed(payload).await
     }
 
     async fn read_payload(&mut self, max_bytes: u64) -> Result<Bytes, NetError> {
-        let Some(announced) = self.announced.take() else {
+        let Some(header) = self.payload.take() else {
             return Err(NetError::Payload { peer: self.peer.to_string(), found: "no", expected: "one" });
         };
         let stall = self.shared.limits.stall_timeout;
-        let link = Link { peer: &self.peer, what: "request payload", stall };
-        let payload = link.read_payload(&mut self.receive, announced, max_bytes).await?;
+        let transfer = Transfer { peer: &self.peer, part: "request payload", stall };
+        let payload = transfer.read_payload(&mut self.receive, header, max_bytes).await?;
         self.shared.counters.received(payload.len());
         Ok(payload)
     }
 
     async fn refuse_if_failed<T>(&mut self, result: Result<T, NetError>) -> Result<T, NetError> {
+        // The peer waits for an answer, so tell it the error, unless its connection is gone or it has an answer already.
         if let Err(error) = &result
             && !matches!(error, NetError::Lost { .. } | NetError::Closed { .. } | NetError::Answered { .. })
             && let Err(refusal) = self.answer(&Status::Refused(shorten(error.to_string())), &(), None).await
         {
-            tracing::debug!(%refusal, "a peer was not told why it was refused");
+            tracing::debug!(%refusal, "the reason of a refusal did not reach the peer");
         }
         result
     }
 
-    /// Answers the request. `Ok` means that the whole answer has reached the peer; it has [`Limits::stall_timeout`] for
-    /// that, and a second for each 8 KiB of the payload.
+    /// Answers the request. `Ok` means that the peer has received the whole answer. The time limit is
+    /// [`Limits::stall_timeout`] plus a second for each 8 KiB of the payload.
     ///
     /// [`Limits::stall_timeout`]: crate::Limits::stall_timeout
     ///
     /// # Errors
-    /// [`NetError::Abandoned`] when the peer gave up, [`NetError::Answered`], [`NetError::TooLarge`],
+    /// [`NetError::Abandoned`] if the peer gave up, [`NetError::Answered`], [`NetError::TooLarge`],
     /// [`NetError::Timeout`], [`NetError::Lost`].
     pub async fn respond<Resp: Serialize>(
         mut self,
         response: &Resp,
         payload: Option<Bytes>,
     ) -> Result<(), NetError> {
-        let announced = payload.as_ref().map(Announced::of);
-        self.answer(&Status::Done(announced), response, payload).await
+        let header = payload.as_ref().map(PayloadHeader::of);
+        self.answer(&Status::Done(header), response, payload).await
     }
 
-    /// Refuses the request with a reason that the peer gets as [`NetError::Refused`] (cut at 2 kB).
+    /// Refuses the request. The peer gets the reason as [`NetError::Refused`] (truncated to 2 kB).
     ///
     /// # Errors
     /// As [`Exchange::respond`].
@@ -124,8 +121,8 @@ impl Exchange {
         self.answer(&Status::Refused(shorten(message.into())), &(), None).await
     }
 
-    /// Waits until the peer is no longer interested: it gave up the operation or its connection ended. For handlers
-    /// that wait for something before they answer.
+    /// Waits until the peer gives up the operation or its connection ends. Use it in handlers that wait before they
+    /// answer.
     pub async fn abandoned(&self) {
         self.send.stopped().await.ok();
     }
@@ -140,29 +137,33 @@ impl Exchange {
             return Err(NetError::Answered { peer: self.peer.to_string() });
         }
         let limits = &self.shared.limits;
-        let mut link = Link { peer: &self.peer, what: "response header", stall: limits.stall_timeout };
-        let frame = link.frame(status, response, limits.max_header_bytes)?;
-        // What the peer still sends of its request has no reader. An error means that all has arrived.
+        let mut transfer =
+            Transfer { peer: &self.peer, part: "response header", stall: limits.stall_timeout };
+        let frame = transfer.frame(status, response, limits.max_header_bytes)?;
+        // From here on nothing reads the rest of the request, so stop the peer. An error means that the request has
+        // arrived completely.
         self.receive.stop(code::ABANDONED).ok();
-        link.write(&mut self.send, &frame).await?;
+        transfer.write(&mut self.send, &frame).await?;
         let mut patience = limits.stall_timeout;
         if let Some(payload) = payload {
             patience += Duration::from_secs(payload.len() as u64 / SLOWEST_BYTES_PER_SECOND);
-            link.what = "response payload";
+            transfer.part = "response payload";
             let length = payload.len();
-            link.write_payload(&mut self.send, payload).await?;
+            transfer.write_payload(&mut self.send, payload).await?;
             self.shared.counters.sent(length);
         }
         let abandoned = || NetError::Abandoned { peer: self.peer.to_string(), what: "response" };
         self.send.finish().map_err(|_| abandoned())?;
         self.answered = true;
+        // `finish` only queues the end of the stream. `stopped` returns after the peer has acknowledged every byte, so
+        // the caller may count the answer as delivered.
         match timeout(patience, self.send.stopped()).await {
             Ok(Ok(None)) => Ok(()),
             Ok(Ok(Some(_))) => Err(abandoned()),
             Ok(Err(quinn::StoppedError::ConnectionLost(source))) => Err(wire::closed(&self.peer, source)),
             Ok(Err(quinn::StoppedError::ZeroRttRejected)) => Err(abandoned()),
             Err(_) => {
-                // What the peer has not taken is not kept for it any longer.
+                // Free the memory of the unreceived part: a slow peer must not hold it for longer than `patience`.
                 self.send.reset(code::ABANDONED).ok();
                 let what = "acknowledge a response";
                 Err(NetError::Timeout { peer: self.peer.to_string(), what, after: patience })
@@ -174,7 +175,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         if !self.answered {
-            // Without a reset the stream would end in order, as if an empty answer had been sent.
+            // Without a reset the stream would end in order, like an empty answer.
             self.send.reset(code::ABANDONED).ok();
         }
     }

@@ -1,14 +1,15 @@
 //! QUIC transport between a run's coordinator and its workers: identities, framing, transfers.
 //!
-//! A run has its own certificate authority ([`RunAuthority`]). The [`Server`] shows a certificate of it, and a worker
-//! joins with a [`JoinToken`]: one line of text with the addresses, the authority's certificate and a certificate of
-//! its own. Both ends verify each other, always, with TLS 1.3.
+//! A run has its own certificate authority ([`RunAuthority`]). The [`Server`] presents a certificate of this
+//! authority. A worker joins with a [`JoinToken`]: a line of text with the addresses, the authority's certificate and
+//! the worker's certificate. Both ends always verify each other, with TLS 1.3.
 //!
-//! Each operation is one bidirectional stream: a request header and perhaps a payload one way, a response header and
-//! perhaps a payload back. A lost packet of one transfer holds up no other, and the response is the acknowledgement.
-//! Headers are any serde types (in postcard); their length is bounded before memory is allocated, and a checksum
-//! covers them. A payload's length stands in the header, and is held against what the receiver is ready for before
-//! anything is allocated. TLS guards it on the way; what it is a part of is verified by who knows the hash of the whole.
+//! Each operation is a bidirectional stream: a request header and an optional payload, then a response header and an
+//! optional payload. A lost packet delays only its own transfer, and the response is the acknowledgement. A header is
+//! any serde type (in postcard). The receiver checks its length before it allocates memory, and verifies its checksum.
+//! The header gives the length of the payload, and the receiver compares it with its limit before it allocates memory.
+//! TLS protects the payload on the way; the receiver verifies the hash of the whole object that the payload belongs
+//! to.
 //!
 //! ```
 //! # use std::time::{Duration, SystemTime};
@@ -39,7 +40,7 @@
 //! # }
 //! ```
 //!
-//! This package knows no model and no protocol of rounds, keeps nothing, and never reconnects by itself.
+//! This package knows no model and no messages of training, stores nothing, and never reconnects by itself.
 
 mod authority;
 mod client;

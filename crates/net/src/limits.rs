@@ -1,34 +1,35 @@
-//! What one end takes from the other.
+//! Limits of one end.
 
 use std::time::Duration;
 
 use crate::NetError;
 
-/// Bounds on memory and time; the defaults suit links from loopback to a continent.
+/// Limits on memory and time. The defaults suit links from loopback to intercontinental.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Longest header in bytes. Default 1 MiB. A larger one is refused before it is read.
+    /// Longest header in bytes. Default 1 MiB. A longer header is an error before its body is read.
     pub max_header_bytes: u32,
-    /// Peers that a server keeps at a time. Default 1024. More are refused and told so.
+    /// Concurrent peers of a server. Default 1024. Further peers get [`NetError::Busy`].
     pub max_peers: usize,
-    /// Handshakes that a server has in progress at a time. Default 64. More are turned away.
+    /// Concurrent handshakes of a server. Default 64. The server refuses further handshakes.
     pub max_handshakes: usize,
-    /// Operations that one peer may have open at a time. Default 64. Further ones wait at the peer.
+    /// Concurrent operations of a peer. Default 64. Further operations wait at the peer.
     pub max_exchanges_per_peer: u32,
-    /// Bytes that one transfer may have in flight, and so the memory that it takes before it is read: throughput is
-    /// at most this per round trip. Default 16 MiB (160 MB/s at 100 ms).
+    /// Bytes in flight of a transfer, and so its memory before the reader takes them. Throughput is at most this per
+    /// round trip. Default 16 MiB (160 MB/s at 100 ms).
     pub stream_window_bytes: u32,
-    /// As `stream_window_bytes`, over all transfers of one connection. Default 64 MiB.
+    /// As `stream_window_bytes`, for all transfers of a connection together. Default 64 MiB.
     pub connection_window_bytes: u32,
-    /// Time for one address to answer and for both ends to verify each other. Default 10 s.
+    /// Time for an address to answer and for both ends to verify each other. Default 10 s.
     pub connect_timeout: Duration,
-    /// Time for a request's header to arrive once its stream is open. Default 10 s.
+    /// Time from the opening of a stream to the arrival of its request header. Default 10 s.
     pub header_timeout: Duration,
-    /// Time in which a transfer must make some progress. Default 30 s.
+    /// Longest time of a transfer without progress. Default 30 s.
     pub stall_timeout: Duration,
-    /// Silence after which the other end counts as gone. Default 20 s. Must exceed `keep_alive`.
+    /// Silence after which the other end counts as dead. Default 20 s. It must exceed `keep_alive`.
     pub idle_timeout: Duration,
-    /// A silent connection sends a sign of life this often. Default 5 s. Home routers forget silent ones in 30 s.
+    /// Interval between keep-alive packets of a silent connection. Default 5 s. Home routers drop silent connections
+    /// after 30 s.
     pub keep_alive: Duration,
 }
 
@@ -51,10 +52,10 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Whether the values can work together.
+    /// Checks that the values are valid together.
     ///
     /// # Errors
-    /// [`NetError::Setting`] with the name of the value that can't.
+    /// [`NetError::Setting`] with the name of the first invalid value.
     pub fn check(&self) -> Result<(), NetError> {
         let counts = [
             ("max_header_bytes", u64::from(self.max_header_bytes)),
@@ -65,7 +66,7 @@ impl Limits {
             ("connection_window_bytes", self.connection_window_bytes.into()),
         ];
         for (what, value) in counts {
-            // More would not be a bound any more.
+            // A larger value would not limit anything.
             if !(1..1 << 30).contains(&value) {
                 let reason = "it must be positive and below 2^30";
                 return Err(NetError::Setting { what, value: value.to_string(), reason });
@@ -76,7 +77,7 @@ impl Limits {
             return Err(NetError::Setting {
                 what: "idle_timeout",
                 value,
-                reason: "it must be longer than keep_alive, or live connections count as gone",
+                reason: "it must be longer than keep_alive, or live connections count as dead",
             });
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The coordinator's end.
+//! The server's end: admission of peers, and their connections.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,13 +13,13 @@ use tokio::time::timeout;
 
 use crate::traffic::Counters;
 use crate::transport::{self, Accepts, code};
-use crate::wire::{self, Link, Welcome};
+use crate::wire::{self, Transfer, Welcome};
 use crate::{Exchange, Limits, NetError, ServerIdentity, Traffic, tls};
 
-/// Peers that are verified and wait for [`Server::accept`]; more wait in their handshake.
+/// Verified peers that may wait for [`Server::accept`]. Further peers wait in their handshake.
 const WAITING_PEERS: usize = 16;
 
-/// Listens for the peers of one run. Dropping it closes all connections.
+/// Listens for the peers of a run. A drop closes all connections.
 pub struct Server {
     endpoint: Endpoint,
     address: SocketAddr,
@@ -42,7 +42,7 @@ struct Connections {
     ended: Traffic,
 }
 
-/// One verified peer of the run. Dropping it closes its connection.
+/// A verified peer of the run. A drop closes its connection.
 pub struct PeerConnection {
     role: String,
     name: String,
@@ -52,10 +52,10 @@ pub struct PeerConnection {
 }
 
 impl Server {
-    /// Listens on the UDP address (port 0 for any free port). Must be called inside a tokio runtime.
+    /// Listens on the UDP address (port 0 for any free port). Call it inside a tokio runtime.
     ///
     /// # Errors
-    /// [`NetError::Bind`] when the port is in use, [`NetError::Setting`] for limits that can't work.
+    /// [`NetError::Bind`] if the port is in use, [`NetError::Setting`] for invalid limits.
     pub fn bind(address: SocketAddr, identity: &ServerIdentity, limits: Limits) -> Result<Self, NetError> {
         let mut config = quinn::ServerConfig::with_crypto(Arc::new(tls::server_config(identity)?));
         config.transport_config(transport::transport(&limits, Accepts::Exchanges)?);
@@ -87,18 +87,18 @@ impl Server {
         Ok(Self { endpoint, address, peers: peers.into(), shared, listener })
     }
 
-    /// The address that is listened on, with the port that was chosen.
+    /// Address of the socket, with the actual port.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// The next peer that joined; `None` after [`Server::close`].
+    /// Waits for the next peer; `None` after [`Server::close`].
     pub async fn accept(&self) -> Option<PeerConnection> {
         self.peers.lock().await.recv().await
     }
 
-    /// What has passed through so far, of peers that left too.
+    /// Bytes and operations so far, including all ended connections.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         let connections = self.shared.connections();
@@ -110,12 +110,13 @@ impl Server {
         traffic
     }
 
-    /// Closes all connections with a reason for the peers and waits (bounded) until they are told.
+    /// Closes all connections with a reason for the peers, and waits at most [`Limits::connect_timeout`] for their
+    /// acknowledgements.
     pub async fn close(&self, reason: &str) {
         self.endpoint.close(code::DONE, reason.as_bytes());
-        // A peer that is gone does not acknowledge; it is not waited for longer than a live one needs.
+        // A dead peer never acknowledges, so wait only as long as a live peer needs.
         if timeout(self.shared.limits.connect_timeout, self.endpoint.wait_idle()).await.is_err() {
-            tracing::debug!("closed without the acknowledgement of every peer");
+            tracing::debug!("closed without the acknowledgement of all peers");
         }
     }
 }
@@ -145,14 +146,16 @@ impl Shared {
     }
 }
 
+/// Accepts handshakes. It bounds their number, because unverified peers cost memory and signatures.
 async fn listen(endpoint: Endpoint, shared: Arc<Shared>, waiting: mpsc::Sender<PeerConnection>) {
     let handshakes = Arc::new(Semaphore::new(shared.limits.max_handshakes));
     while let Some(incoming) = endpoint.accept().await {
-        // Many handshakes at a time may be forged: from then on an address must prove that it can receive.
+        // A forged source address costs its sender nothing, but a handshake here costs signatures and memory. At half
+        // of the limit every address must prove that it receives datagrams (QUIC Retry) before a handshake starts.
         let crowded = handshakes.available_permits() <= shared.limits.max_handshakes / 2;
         if crowded && incoming.may_retry() && !incoming.remote_address_validated() {
             if let Err(error) = incoming.retry() {
-                tracing::debug!(%error, "an address could not be asked to prove itself");
+                tracing::debug!(%error, "can't ask an address for a QUIC retry");
             }
             continue;
         }
@@ -160,26 +163,29 @@ async fn listen(endpoint: Endpoint, shared: Arc<Shared>, waiting: mpsc::Sender<P
             incoming.refuse();
             continue;
         };
+        // Each handshake has its own task: a silent peer must not delay the handshakes after it.
         let (shared, waiting) = (Arc::clone(&shared), waiting.clone());
         tokio::spawn(async move {
             let address = incoming.remote_address();
             let limit = shared.limits.connect_timeout;
             match timeout(limit, admit(incoming, shared, waiting)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(%address, %error, "a peer was not let in"),
-                Err(_) => tracing::warn!(%address, "a peer did not end its handshake in time"),
+                Ok(Err(error)) => tracing::warn!(%address, %error, "a peer was not admitted"),
+                Err(_) => tracing::warn!(%address, "the handshake of a peer took too long"),
             }
             drop(permit);
         });
     }
 }
 
+/// Completes the handshake of a peer, and hands its connection to [`Server::accept`].
 async fn admit(
     incoming: Incoming,
     shared: Arc<Shared>,
     waiting: mpsc::Sender<PeerConnection>,
 ) -> Result<(), quinn::ConnectionError> {
     let connection = incoming.accept()?.await?;
+    // The place is taken after the handshake, so a peer without a certificate of the run cannot occupy one.
     let Ok(place) = Arc::clone(&shared.places).try_acquire_owned() else {
         connection.close(code::BUSY, b"too many peers");
         return Ok(());
@@ -193,19 +199,20 @@ async fn admit(
         return Ok(());
     };
     let address = connection.remote_address();
+    // Before the welcome: the place must become free again however the connection ends.
     watch(connection.clone(), Arc::clone(&shared), place);
     let shown: Arc<str> = format!("{role} `{name}` at {address}").into();
     let peer = PeerConnection { role, name, shown, connection, shared };
     if let Err(error) = peer.welcome().await {
-        tracing::warn!(%error, "a peer left before it was welcomed");
+        tracing::warn!(%error, "a peer left before its welcome");
         return Ok(());
     }
-    // An error means that the server was dropped, and the peer is closed with it.
+    // An error means that the server was dropped. The drop of the peer closes its connection.
     waiting.send(peer).await.ok();
     Ok(())
 }
 
-/// Counts a connection among the live ones until it ends.
+/// Registers a live connection, and unregisters it at its end.
 fn watch(connection: Connection, shared: Arc<Shared>, place: OwnedSemaphorePermit) {
     let id = connection.stable_id();
     shared.connections().live.insert(id, connection.clone());
@@ -219,19 +226,19 @@ fn watch(connection: Connection, shared: Arc<Shared>, place: OwnedSemaphorePermi
 }
 
 impl PeerConnection {
-    /// The role in the peer's certificate, such as `worker`.
+    /// Role in the peer's certificate, such as `worker`.
     #[must_use]
     pub fn role(&self) -> &str {
         &self.role
     }
 
-    /// The name in the peer's certificate. Peers that share a token share the name.
+    /// Name in the peer's certificate. Processes with the same token have the same name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The address that the peer has now.
+    /// Current address of the peer.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.connection.remote_address()
@@ -241,15 +248,15 @@ impl PeerConnection {
         &self.connection
     }
 
-    /// The peer's next operation; `None` when the connection has ended. Operations of one peer may be handled at the
-    /// same time.
+    /// Waits for the peer's next operation; `None` after the end of the connection. A caller may handle several
+    /// operations of a peer concurrently.
     pub async fn accept_exchange(&self) -> Option<Exchange> {
         let (send, receive) = self.connection.accept_bi().await.ok()?;
         self.shared.counters.exchange();
         Some(Exchange::new(Arc::clone(&self.shown), Arc::clone(&self.shared), send, receive))
     }
 
-    /// Waits until the connection has ended and says why.
+    /// Waits for the end of the connection and returns the reason.
     pub async fn closed(&self) -> NetError {
         wire::closed(&self.shown, self.connection.closed().await)
     }
@@ -261,12 +268,12 @@ impl PeerConnection {
 
     async fn welcome(&self) -> Result<(), NetError> {
         let limits = &self.shared.limits;
-        let link = Link { peer: &self.shown, what: "welcome", stall: limits.header_timeout };
+        let transfer = Transfer { peer: &self.shown, part: "welcome", stall: limits.header_timeout };
         let welcome = Welcome { run_id: self.shared.run_id.clone() };
-        let frame = link.frame(&welcome, &(), limits.max_header_bytes)?;
+        let frame = transfer.frame(&welcome, &(), limits.max_header_bytes)?;
         let mut stream =
             self.connection.open_uni().await.map_err(|source| wire::closed(&self.shown, source))?;
-        link.write(&mut stream, &frame).await
+        transfer.write(&mut stream, &frame).await
     }
 }
 
@@ -278,6 +285,6 @@ impl std::fmt::Display for PeerConnection {
 
 impl Drop for PeerConnection {
     fn drop(&mut self) {
-        self.connection.close(code::DONE, b"the coordinator has no more use for the connection");
+        self.connection.close(code::DONE, b"the coordinator needs this connection no more");
     }
 }

@@ -1,4 +1,4 @@
-//! Both ends' TLS: version 1.3 only, certificates of the run's authority only.
+//! TLS of both ends: only version 1.3, only certificates of the run's authority.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 
 use crate::{JoinToken, NetError, ServerIdentity};
 
-/// The protocol and its version, as both ends negotiate it (ALPN). Ends of different versions do not connect.
+/// Protocol and version for ALPN. Ends with different versions do not connect.
 pub const PROTOCOL: &str = "dipaco/7";
 
-/// The name that the coordinator's certificate holds. Workers verify it and not the address, which may change.
+/// Name in the coordinator's certificate. Workers verify this name and not the address, which may change.
 pub const COORDINATOR_NAME: &str = "dipaco-coordinator";
 
 const PEER_DOMAIN: &str = ".dipaco";
 
-/// Explicit, since the process may have another one for HTTP or none.
+/// The provider is explicit, because the process may have another provider for HTTP or none.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
@@ -70,7 +70,7 @@ fn failed(what: &'static str) -> impl Fn(rustls::Error) -> NetError {
     move |error| NetError::Identity { what, reason: error.to_string() }
 }
 
-/// The name in a joining certificate: `<name>.<role>.dipaco`.
+/// Name in a worker's certificate: `<name>.<role>.dipaco`.
 pub(crate) fn peer_name(role: &str, name: &str) -> Result<String, NetError> {
     for (what, value) in [("role", role), ("name", name)] {
         let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -84,7 +84,7 @@ pub(crate) fn peer_name(role: &str, name: &str) -> Result<String, NetError> {
     Ok(full)
 }
 
-/// The role and the name in a verified joining certificate.
+/// Role and name in a verified certificate of a peer.
 pub(crate) fn role_and_name(certificate: &CertificateDer<'_>) -> Option<(String, String)> {
     let parsed = webpki::EndEntityCert::try_from(certificate).ok()?;
     let subject = parsed.valid_dns_names().find_map(|name| name.strip_suffix(PEER_DOMAIN))?;

@@ -1,4 +1,4 @@
-//! Join tokens: all that a worker needs to find and to be let into a run, as one line of text.
+//! Join tokens: all data that a worker needs to find and to join a run, as a line of text.
 
 use std::fmt;
 use std::fs::File;
@@ -19,30 +19,31 @@ const PREFIX: &str = "dipaco1.";
 const MAX_TEXT_BYTES: usize = 64 << 10;
 const CHECKSUM_BYTES: usize = 4;
 
-/// Lets its holder join a run until it expires. It holds a private key: keep it like a password.
+/// A join token lets its holder join a run until it expires. It contains a private key: keep it like a password.
 ///
-/// Written as one line, `dipaco1.` and base64url with a checksum, so that a mistyped or cut token is told as such.
+/// Its text is a line of `dipaco1.` and base64url with a checksum, so a mistyped or truncated token gets a clear
+/// error.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinToken {
-    /// The run that it is for.
+    /// Identity of the run.
     pub run_id: String,
-    /// Where the coordinator may be reached, as `host:port`, tried in this order.
+    /// Addresses of the coordinator as `host:port`, in the order of attempts.
     pub addresses: Vec<String>,
-    /// The certificate of the run's authority (DER).
+    /// Certificate of the run's authority (DER).
     pub authority: Vec<u8>,
-    /// The holder's certificate (DER).
+    /// Certificate of the holder (DER).
     pub certificate: Vec<u8>,
-    /// The holder's private key (PKCS #8, DER).
+    /// Private key of the holder (PKCS #8, DER).
     pub key: Vec<u8>,
-    /// When it expires, in seconds since 1970-01-01 UTC.
+    /// Time of expiry, in seconds since 1970-01-01 UTC.
     pub expires: u64,
 }
 
 impl JoinToken {
-    /// Reads a token from `text` itself, or, when that is none, from the file of that name.
+    /// Reads a token from `text`, or from the file named `text`.
     ///
     /// # Errors
-    /// [`NetError::Token`] when the token is damaged, [`NetError::TokenFile`] when there is no such file.
+    /// [`NetError::Token`] if the token is damaged, [`NetError::TokenFile`] if there is no such file.
     pub fn read_from(text: &str) -> Result<Self, NetError> {
         if text.trim_start().starts_with("dipaco") && text.contains('.') && !Path::new(text).exists() {
             return text.parse();
@@ -56,7 +57,7 @@ impl JoinToken {
         content.parse()
     }
 
-    /// Whether the token still holds at `now`.
+    /// Checks that the token is valid at `now`.
     ///
     /// # Errors
     /// [`NetError::Expired`].
@@ -106,7 +107,7 @@ impl FromStr for JoinToken {
         if text.len() > MAX_TEXT_BYTES {
             return Err(wrong("it is far too long"));
         }
-        // Terminals and mail programs break long lines.
+        // Terminals and mail programs wrap long lines.
         let text: String = text.split_whitespace().collect();
         if text.is_empty() {
             return Err(wrong("it is empty"));

@@ -1,14 +1,14 @@
-//! Counting bytes.
+//! Counters of bytes and operations.
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use quinn::ConnectionStats;
 
-/// Bytes and operations of one end so far.
+/// Bytes and operations of one end since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Operations that were begun.
+    /// Started operations.
     pub exchanges: u64,
     /// Bytes of payloads sent.
     pub payload_sent: u64,
@@ -37,7 +37,7 @@ impl Traffic {
     }
 }
 
-/// What the streams of an end count; datagrams are counted by the connections.
+/// Counters of the streams of an end. The connections count datagrams.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     exchanges: AtomicU64,

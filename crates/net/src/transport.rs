@@ -9,23 +9,24 @@ use quinn::{EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
 
 use crate::{Limits, NetError};
 
-/// Large datagrams halve the CPU time per byte where the path takes them (loopback, jumbo frames); the path's size is
-/// probed. Above about 6,500 bytes segmentation offload, which is worth more, stops working.
+/// Large datagrams halve the CPU time per byte on network paths that carry them (loopback, jumbo frames); quinn probes
+/// the size. Above about 6,500 bytes segmentation offload stops working, which would cost more than large datagrams
+/// gain.
 const MAX_DATAGRAM_BYTES: u16 = 6400;
 
 /// Keeps the kernel from dropping bursts between two polls of the socket.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 
-/// Which streams this end takes from the other.
+/// Streams that this end accepts from the other end.
 #[derive(Clone, Copy)]
 pub(crate) enum Accepts {
-    /// The server: operations.
+    /// A server accepts operations.
     Exchanges,
-    /// The client: the welcome.
+    /// A client accepts the welcome.
     Welcome,
 }
 
-/// Codes with which one end closes a connection or a stream.
+/// Codes of closed connections and reset streams.
 pub(crate) mod code {
     use quinn::VarInt;
 
@@ -67,7 +68,7 @@ pub(crate) fn set_datagram_size(config: &mut EndpointConfig) -> Result<(), NetEr
     set.map(|_| ()).map_err(|error| NetError::Identity { what: "set up QUIC", reason: error.to_string() })
 }
 
-/// A socket with large buffers; the kernel may grant less than is asked for.
+/// Opens a socket with large buffers; the kernel may grant smaller buffers.
 pub(crate) fn socket(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(address)?;
     let state = UdpSocketState::new(UdpSockRef::from(&socket))?;

@@ -1,8 +1,9 @@
 //! Frames and payloads on a stream.
 //!
 //! A *frame* is `length: u32 LE | checksum: 4 bytes | body`: the length counts the body, the checksum is the start of
-//! the body's BLAKE3 hash, the body is postcard. A *payload* follows the frame that announces its length, as it is: what
-//! happens to it on the way TLS finds, and who needs to know more has the hash of the whole that it is a part of.
+//! the body's BLAKE3 hash, the body is postcard. A *payload* follows a frame that gives its length. It is raw bytes
+//! without a checksum of its own: TLS detects changes on the way, and the receiver verifies the hash of the whole
+//! object that the payload belongs to.
 
 use std::io;
 use std::time::Duration;
@@ -18,49 +19,50 @@ use crate::NetError;
 const PREAMBLE_BYTES: usize = 8;
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// What a header says about the payload behind it.
+/// The part of a header that describes the payload behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Announced {
+pub(crate) struct PayloadHeader {
     pub(crate) length: u64,
 }
 
-/// The first thing that a server sends.
+/// The first message of a server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Welcome {
     pub(crate) run_id: String,
 }
 
-/// How an operation ended; the response follows when it was done.
+/// Result of an operation. After `Done` the response follows.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Status {
-    Done(Option<Announced>),
+    Done(Option<PayloadHeader>),
     Refused(String),
 }
 
-/// One end of a stream in messages, and how long it may stand still.
-pub(crate) struct Link<'a> {
+/// A transfer of frames and payloads on a stream: names for its errors, and its time limit.
+pub(crate) struct Transfer<'a> {
     pub(crate) peer: &'a str,
-    pub(crate) what: &'static str,
+    pub(crate) part: &'static str,
     pub(crate) stall: Duration,
 }
 
-impl Announced {
+impl PayloadHeader {
     pub(crate) fn of(payload: &Bytes) -> Self {
         Self { length: payload.len() as u64 }
     }
 }
 
-impl Link<'_> {
-    /// A frame with `head` and then `body`.
+impl Transfer<'_> {
+    /// Encodes a frame with `head` and then `body`.
     pub(crate) fn frame<H: Serialize, B: Serialize>(
         &self,
         head: &H,
         body: &B,
         max_bytes: u32,
     ) -> Result<Vec<u8>, NetError> {
-        let failed = |source| NetError::Message { peer: self.peer.to_owned(), what: self.what, source };
+        let failed = |source| NetError::Message { peer: self.peer.to_owned(), what: self.part, source };
         let frame = postcard::to_extend(head, vec![0; PREAMBLE_BYTES]).map_err(failed)?;
         let mut frame = postcard::to_extend(body, frame).map_err(failed)?;
+        // The length and the checksum are known only now: they fill the gap at the start of the buffer.
         let bytes = frame.len() - PREAMBLE_BYTES;
         let length = u32::try_from(bytes).ok().filter(|&length| length <= max_bytes);
         let length = length.ok_or_else(|| self.too_large(bytes as u64, max_bytes.into()))?;
@@ -70,7 +72,7 @@ impl Link<'_> {
         Ok(frame)
     }
 
-    /// The body of the next frame; its length is held against `max_bytes` before memory is taken for it.
+    /// Reads the next frame and returns its body. Compares the length with `max_bytes` before it allocates memory.
     pub(crate) async fn read_frame(
         &self,
         stream: &mut (impl AsyncRead + Unpin),
@@ -80,23 +82,24 @@ impl Link<'_> {
         self.moving(stream.read_exact(&mut preamble)).await?;
         let [a, b, c, d, expected @ ..] = preamble;
         let length = u32::from_le_bytes([a, b, c, d]);
+        // The length comes from the peer: without this check four bytes could make this end allocate 4 GiB.
         if length > max_bytes {
             return Err(self.too_large(length.into(), max_bytes.into()));
         }
         let mut body = vec![0; length as usize];
         self.moving(stream.read_exact(&mut body)).await?;
         if checksum(&body) != expected {
-            return Err(NetError::Damaged { peer: self.peer.to_owned(), what: self.what });
+            return Err(NetError::Damaged { peer: self.peer.to_owned(), what: self.part });
         }
         Ok(body)
     }
 
-    /// Takes one value off the start of a frame's body.
+    /// Decodes a value at the start of a frame's body; returns the value and the rest.
     pub(crate) fn take<'b, T: Deserialize<'b>>(&self, body: &'b [u8]) -> Result<(T, &'b [u8]), NetError> {
         postcard::take_from_bytes(body).map_err(|source| self.not_a_message(source))
     }
 
-    /// Reads the rest of a frame's body as one value, all of it.
+    /// Decodes the rest of a frame's body as one value. Bytes after the value are an error.
     pub(crate) fn last<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, NetError> {
         let (value, rest) = self.take(body)?;
         if rest.is_empty() {
@@ -107,14 +110,14 @@ impl Link<'_> {
     }
 
     fn not_a_message(&self, source: postcard::Error) -> NetError {
-        NetError::Message { peer: self.peer.to_owned(), what: self.what, source }
+        NetError::Message { peer: self.peer.to_owned(), what: self.part, source }
     }
 
-    /// The announced payload; its length is held against `max_bytes` before memory is taken for it.
+    /// Reads a payload. Compares the length in its header with `max_bytes` before it allocates memory.
     pub(crate) async fn read_payload(
         &self,
         stream: &mut (impl AsyncRead + Unpin),
-        Announced { length }: Announced,
+        PayloadHeader { length }: PayloadHeader,
         max_bytes: u64,
     ) -> Result<Bytes, NetError> {
         if length > max_bytes {
@@ -122,17 +125,18 @@ impl Link<'_> {
         }
         let memory = |_| NetError::Memory { peer: self.peer.to_owned(), bytes: length };
         let bytes = usize::try_from(length).map_err(|_| self.too_large(length, usize::MAX as u64))?;
+        // A payload can be larger than the free memory: report it to the peer instead of ending the process.
         let mut payload = Vec::new();
         payload.try_reserve_exact(bytes).map_err(memory)?;
         self.fill(stream, &mut (&mut payload).limit(bytes)).await?;
         Ok(payload.into())
     }
 
-    /// The announced payload, in the place of what is in `into`; it must fit into the memory that is there.
+    /// Reads a payload in place of the content of `into`. It must fit into the capacity of `into`.
     pub(crate) async fn read_payload_into(
         &self,
         stream: &mut (impl AsyncRead + Unpin),
-        Announced { length }: Announced,
+        PayloadHeader { length }: PayloadHeader,
         into: &mut BytesMut,
     ) -> Result<(), NetError> {
         let room = into.capacity();
@@ -142,7 +146,7 @@ impl Link<'_> {
         self.fill(stream, &mut into.limit(bytes)).await
     }
 
-    /// Reads until there is no more room.
+    /// Reads until `into` is full.
     async fn fill(
         &self,
         stream: &mut (impl AsyncRead + Unpin),
@@ -156,6 +160,7 @@ impl Link<'_> {
         Ok(())
     }
 
+    /// Writes bytes in chunks. Each chunk has the time limit for stalls, so a slow transfer that moves is no error.
     pub(crate) async fn write(
         &self,
         stream: &mut (impl AsyncWrite + Unpin),
@@ -167,7 +172,7 @@ impl Link<'_> {
         Ok(())
     }
 
-    /// Writes a payload without a copy of it.
+    /// Writes a payload without copying it.
     pub(crate) async fn write_payload(
         &self,
         stream: &mut quinn::SendStream,
@@ -181,31 +186,31 @@ impl Link<'_> {
         Ok(())
     }
 
-    /// A step of a transfer, which must end before the transfer counts as stalled.
+    /// Runs a step of a transfer within the time limit for stalls.
     async fn moving<T>(&self, step: impl Future<Output = io::Result<T>>) -> Result<T, NetError> {
         match timeout(self.stall, step).await {
             Ok(done) => done.map_err(|error| self.broken(&error)),
             Err(_) => {
-                let what = "go on with a transfer";
+                let what = "continue a transfer";
                 Err(NetError::Timeout { peer: self.peer.to_owned(), what, after: self.stall })
             }
         }
     }
 
-    /// The two kinds of failure of a stream: with its connection or alone.
+    /// The error of a broken stream: the connection was lost, or the peer gave up this stream only.
     pub(crate) fn broken(&self, error: &io::Error) -> NetError {
         match connection_error(error) {
             Some(source) => closed(self.peer, source),
-            None => NetError::Abandoned { peer: self.peer.to_owned(), what: self.what },
+            None => NetError::Abandoned { peer: self.peer.to_owned(), what: self.part },
         }
     }
 
     fn too_large(&self, bytes: u64, limit: u64) -> NetError {
-        NetError::TooLarge { peer: self.peer.to_owned(), what: self.what, bytes, limit }
+        NetError::TooLarge { peer: self.peer.to_owned(), what: self.part, bytes, limit }
     }
 }
 
-/// The error for operations on a connection that ended.
+/// The error of operations on an ended connection.
 pub(crate) fn closed(peer: &str, source: quinn::ConnectionError) -> NetError {
     let peer = peer.to_owned();
     match source {
@@ -218,7 +223,7 @@ pub(crate) fn closed(peer: &str, source: quinn::ConnectionError) -> NetError {
             NetError::Closed { peer, reason: String::from_utf8_lossy(&close.reason).into_owned() }
         }
         quinn::ConnectionError::LocallyClosed => {
-            NetError::Closed { peer, reason: "this end closed it".to_owned() }
+            NetError::Closed { peer, reason: "this end closed the connection".to_owned() }
         }
         source => NetError::Lost { peer, source: Box::new(source) },
     }
@@ -252,13 +257,14 @@ mod tests {
 
     use super::*;
 
-    const LINK: Link<'static> = Link { peer: "the test", what: "header", stall: Duration::from_secs(60) };
+    const TRANSFER: Transfer<'static> =
+        Transfer { peer: "the test", part: "header", stall: Duration::from_secs(60) };
 
     fn run<T>(future: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
     }
 
-    /// Gives what it has and fails the test when more is read.
+    /// Returns its bytes, and fails the test at a read beyond them.
     struct OnlyThis<'a>(&'a [u8]);
 
     impl AsyncRead for OnlyThis<'_> {
@@ -277,8 +283,8 @@ mod tests {
 
     #[test]
     fn the_format_of_a_frame_is_as_documented() {
-        let frame = LINK.frame(&None::<Announced>, &"round", 100).unwrap();
-        let body = b"\x00\x05round"; // none announced; a string of five bytes
+        let frame = TRANSFER.frame(&None::<PayloadHeader>, &"round", 100).unwrap();
+        let body = b"\x00\x05round"; // no payload; a string of five bytes
         assert_eq!(frame[..4], [7, 0, 0, 0]);
         assert_eq!(frame[4..8], blake3::hash(body).as_bytes()[..4]);
         assert_eq!(&frame[8..], body);
@@ -288,72 +294,76 @@ mod tests {
     fn a_header_over_the_limit_is_refused_by_both_ends_before_its_body() {
         let text = "x".repeat(100);
         assert!(matches!(
-            LINK.frame(&(), &text, 100),
+            TRANSFER.frame(&(), &text, 100),
             Err(NetError::TooLarge { bytes: 101, limit: 100, .. })
         ));
-        let frame = LINK.frame(&(), &text, 101).unwrap();
-        let error = run(LINK.read_frame(&mut OnlyThis(&frame[..8]), 100)).unwrap_err();
+        let frame = TRANSFER.frame(&(), &text, 101).unwrap();
+        let error = run(TRANSFER.read_frame(&mut OnlyThis(&frame[..8]), 100)).unwrap_err();
         assert!(matches!(error, NetError::TooLarge { bytes: 101, limit: 100, .. }), "{error}");
-        let error = run(LINK.read_frame(&mut OnlyThis(&[0xff; 8]), 1 << 20)).unwrap_err();
+        let error = run(TRANSFER.read_frame(&mut OnlyThis(&[0xff; 8]), 1 << 20)).unwrap_err();
         assert!(matches!(error, NetError::TooLarge { bytes: 0xffff_ffff, .. }), "{error}");
     }
 
     #[test]
     fn a_payload_over_the_limit_or_the_memory_is_refused_before_it_is_read() {
-        let announced = |length| Announced { length };
-        let read = |length, max| run(LINK.read_payload(&mut OnlyThis(&[]), announced(length), max));
+        let header = |length| PayloadHeader { length };
+        let read = |length, max| run(TRANSFER.read_payload(&mut OnlyThis(&[]), header(length), max));
         assert!(matches!(read(11, 10), Err(NetError::TooLarge { bytes: 11, limit: 10, .. })));
         assert!(matches!(read(u64::MAX, u64::MAX), Err(NetError::Memory { .. } | NetError::TooLarge { .. })));
     }
 
     #[test]
-    fn text_that_claims_to_be_longer_than_its_frame_is_no_message() {
+    fn a_text_length_beyond_the_frame_is_no_message() {
         // A string of 2^32 - 1 bytes in a frame of 7.
-        let error = LINK.last::<String>(b"\xff\xff\xff\xff\x0fab").unwrap_err();
+        let error = TRANSFER.last::<String>(b"\xff\xff\xff\xff\x0fab").unwrap_err();
         assert!(matches!(error, NetError::Message { .. }), "{error}");
-        let error = LINK.last::<Vec<u64>>(b"\xff\xff\xff\xff\x0fab").unwrap_err();
+        let error = TRANSFER.last::<Vec<u64>>(b"\xff\xff\xff\xff\x0fab").unwrap_err();
         assert!(matches!(error, NetError::Message { .. }), "{error}");
-        assert!(matches!(LINK.last::<u8>(b"ab"), Err(NetError::Message { .. })), "rest after the message");
+        assert!(
+            matches!(TRANSFER.last::<u8>(b"ab"), Err(NetError::Message { .. })),
+            "rest after the message"
+        );
     }
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_are_never_taken_for_a_frame(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            // Four bytes of checksum let one in 2^32 through; an empty body with its checksum is not among the inputs.
-            prop_assert!(run(LINK.read_frame(&mut bytes.as_slice(), 128)).is_err());
+        fn arbitrary_bytes_are_no_frame(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            // A checksum of four bytes accepts one in 2^32 inputs; an empty body with its checksum is not among the
+            // inputs.
+            prop_assert!(run(TRANSFER.read_frame(&mut bytes.as_slice(), 128)).is_err());
         }
 
         #[test]
         fn arbitrary_bodies_decode_or_fail(body in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = LINK.take::<Option<Announced>>(&body);
-            let _ = LINK.take::<Status>(&body);
-            let _ = LINK.take::<Welcome>(&body);
-            let _ = LINK.last::<Vec<(u64, String, Option<Vec<u8>>)>>(&body);
+            let _ = TRANSFER.take::<Option<PayloadHeader>>(&body);
+            let _ = TRANSFER.take::<Status>(&body);
+            let _ = TRANSFER.take::<Welcome>(&body);
+            let _ = TRANSFER.last::<Vec<(u64, String, Option<Vec<u8>>)>>(&body);
         }
 
         #[test]
         fn frames_come_back_and_any_flipped_bit_or_cut_is_found(
             message: (u64, String), at: prop::sample::Index, bit in 0..8_u8,
         ) {
-            let frame = LINK.frame(&None::<Announced>, &message, 1 << 20).unwrap();
-            let body = run(LINK.read_frame(&mut frame.as_slice(), 1 << 20)).unwrap();
-            let (announced, rest) = LINK.take::<Option<Announced>>(&body).unwrap();
-            prop_assert_eq!(announced, None);
-            prop_assert_eq!(LINK.last::<(u64, String)>(rest).unwrap(), message);
+            let frame = TRANSFER.frame(&None::<PayloadHeader>, &message, 1 << 20).unwrap();
+            let body = run(TRANSFER.read_frame(&mut frame.as_slice(), 1 << 20)).unwrap();
+            let (payload, rest) = TRANSFER.take::<Option<PayloadHeader>>(&body).unwrap();
+            prop_assert_eq!(payload, None);
+            prop_assert_eq!(TRANSFER.last::<(u64, String)>(rest).unwrap(), message);
 
             let at = at.index(frame.len());
-            prop_assert!(run(LINK.read_frame(&mut &frame[..at], 1 << 20)).is_err());
+            prop_assert!(run(TRANSFER.read_frame(&mut &frame[..at], 1 << 20)).is_err());
             let mut damaged = frame;
             damaged[at] ^= 1 << bit;
-            prop_assert!(run(LINK.read_frame(&mut damaged.as_slice(), 1 << 20)).is_err());
+            prop_assert!(run(TRANSFER.read_frame(&mut damaged.as_slice(), 1 << 20)).is_err());
         }
 
         #[test]
         fn payloads_come_back_and_a_cut_is_found(
             payload in prop::collection::vec(any::<u8>(), 1..2000), at: prop::sample::Index, room in 0..4000_usize,
         ) {
-            let announced = Announced { length: payload.len() as u64 };
-            let read = |bytes: &[u8]| run(LINK.read_payload(&mut &*bytes, announced, 2000));
+            let header = PayloadHeader { length: payload.len() as u64 };
+            let read = |bytes: &[u8]| run(TRANSFER.read_payload(&mut &*bytes, header, 2000));
             prop_assert_eq!(&read(&payload).unwrap()[..], &payload[..]);
             let at = at.index(payload.len());
             let cut = matches!(read(&payload[..at]), Err(NetError::Abandoned { .. }));
@@ -363,7 +373,7 @@ mod tests {
             let room = into.capacity();
             into.resize(room / 2, 7);
             let memory = into.as_ptr();
-            let read = run(LINK.read_payload_into(&mut payload.as_slice(), announced, &mut into));
+            let read = run(TRANSFER.read_payload_into(&mut payload.as_slice(), header, &mut into));
             if payload.len() > room {
                 let refused = matches!(read, Err(NetError::TooLarge { .. }));
                 prop_assert!(refused);

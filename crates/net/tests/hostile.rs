@@ -1,4 +1,4 @@
-//! Peers that are not let in, and peers that misbehave once they are.
+//! Peers without admission, and admitted peers that misbehave.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -13,7 +13,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
 const DAY: Duration = Duration::from_secs(86_400);
-/// An upper bound: nothing waits for it to pass.
+/// An upper bound; no test waits for its end.
 const LONG: Duration = Duration::from_secs(60);
 
 fn loopback() -> SocketAddr {
@@ -50,11 +50,11 @@ impl Run {
         authority.issue("worker", "a", addresses, now, DAY).unwrap()
     }
 
-    /// Whatever happened before, an honest worker is served.
+    /// An honest worker gets an answer, whatever happened before.
     async fn still_serves(&self) {
         let client = connect(&self.token()).await.unwrap();
         let serve = async {
-            // Peers that came and left are still in the queue.
+            // Peers that have left are still in the queue.
             let (peer, mut exchange) = loop {
                 let peer = self.server.accept().await.unwrap();
                 if let Some(exchange) = peer.accept_exchange().await {
@@ -74,7 +74,7 @@ async fn connect(token: &JoinToken) -> Result<Client, NetError> {
     Client::connect(token, SystemTime::now(), Limits::default()).await
 }
 
-/// A client with any protocol and any certificate or none.
+/// A client with any protocol, and with any certificate or none.
 fn raw_client(authority: &[u8], protocol: &str, identity: Option<&JoinToken>) -> Endpoint {
     let mut roots = RootCertStore::empty();
     roots.add(authority.to_vec().into()).unwrap();
@@ -95,7 +95,7 @@ fn raw_client(authority: &[u8], protocol: &str, identity: Option<&JoinToken>) ->
     endpoint
 }
 
-/// A server that shows the certificate of `identity` and speaks `protocol`.
+/// A server with the certificate of `identity` and any protocol.
 fn raw_server(identity: &JoinToken, protocol: &str) -> Endpoint {
     let mut config = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -118,7 +118,7 @@ fn raw_server(identity: &JoinToken, protocol: &str) -> Endpoint {
 async fn rejection(client: &Endpoint, server: &Server) -> ConnectionError {
     let connecting = client.connect(server.local_addr(), "dipaco-coordinator").unwrap();
     match connecting.await {
-        // In TLS 1.3 the client is done before the server has seen its certificate.
+        // In TLS 1.3 the client's handshake ends before the server has seen its certificate.
         Ok(connection) => connection.closed().await,
         Err(error) => error,
     }
@@ -141,7 +141,7 @@ async fn garbage_on_the_port_harms_nobody() {
 }
 
 #[tokio::test]
-async fn a_client_without_a_certificate_is_not_let_in() {
+async fn a_client_without_a_certificate_is_not_admitted() {
     let run = Run::new(Limits::default());
     let client = raw_client(&run.token().authority, PROTOCOL, None);
     let error = rejection(&client, &run.server).await;
@@ -150,7 +150,7 @@ async fn a_client_without_a_certificate_is_not_let_in() {
 }
 
 #[tokio::test]
-async fn a_client_of_another_protocol_version_is_not_let_in() {
+async fn a_client_of_another_protocol_version_is_not_admitted() {
     let run = Run::new(Limits::default());
     let token = run.token();
     let client = raw_client(&token.authority, "dipaco/999", Some(&token));
@@ -181,7 +181,7 @@ async fn a_worker_can_not_pose_as_the_coordinator() {
 }
 
 #[tokio::test]
-async fn a_token_of_another_run_is_refused_by_whichever_end_sees_it_first() {
+async fn the_first_end_that_sees_a_token_of_another_run_refuses_it() {
     let run = Run::new(Limits::default());
     let other = RunAuthority::create("other-run", SystemTime::now()).unwrap();
     let foreign = run.token_of(&other, SystemTime::now());
@@ -206,7 +206,7 @@ async fn expired_certificates_are_refused_by_both_ends() {
     let past = SystemTime::now() - 3 * DAY;
     let expired = run.token_of(&run.authority, past);
     assert!(matches!(connect(&expired).await, Err(NetError::Expired { .. })));
-    // The token's date is a courtesy; what counts is the certificate.
+    // The date in the token only improves the error text; the certificate decides.
     let edited = JoinToken { expires: u64::MAX, ..expired };
     assert!(matches!(connect(&edited).await, Err(NetError::Expired { .. })));
 
@@ -219,7 +219,7 @@ async fn expired_certificates_are_refused_by_both_ends() {
 }
 
 #[tokio::test]
-async fn nobody_at_the_address_is_told_with_the_address() {
+async fn the_error_of_a_silent_address_names_it() {
     let run = Run::new(Limits::default());
     let silent = UdpSocket::bind(loopback()).unwrap();
     let address = silent.local_addr().unwrap().to_string();
@@ -237,7 +237,7 @@ async fn nobody_at_the_address_is_told_with_the_address() {
 }
 
 #[tokio::test]
-async fn one_peer_too_many_is_told_and_gets_the_place_of_one_that_left() {
+async fn a_peer_over_the_limit_gets_busy_and_later_the_place_of_a_peer_that_left() {
     let run = Run::new(Limits { max_peers: 1, ..Limits::default() });
     let first = connect(&run.token()).await.unwrap();
     let peer = run.server.accept().await.unwrap();
@@ -249,7 +249,7 @@ async fn one_peer_too_many_is_told_and_gets_the_place_of_one_that_left() {
 }
 
 #[tokio::test]
-async fn frames_that_lie_are_refused_and_the_connection_stands() {
+async fn invalid_frames_are_refused_and_the_connection_stands() {
     let run = Run::new(Limits { max_header_bytes: 1000, ..Limits::default() });
     let token = run.token();
     let client = raw_client(&token.authority, PROTOCOL, Some(&token));
@@ -265,13 +265,13 @@ async fn frames_that_lie_are_refused_and_the_connection_stands() {
     let huge_payload = [&[1][..], &[0xff; 9], &[1], &[3]].concat(); // u64::MAX bytes follow, it says
     let cut_payload = [&frame(&[1, 3, 3]), &b"ab"[..]].concat();
     let cases: Vec<(&str, Vec<u8>)> = vec![
-        ("more than the 1000 that are taken", vec![0xff; 8]),
+        ("more than the limit of 1000", vec![0xff; 8]),
         ("arrived damaged", [&[3, 0, 0, 0, 9, 9, 9, 9][..], b"abc"].concat()),
         ("gave up the operation", vec![3, 0, 0]),
         ("gave up the operation", Vec::new()),
         ("not a message", frame(&[7, 7, 7])),
         ("not a message", frame(&[])),
-        ("18446744073709551615 bytes, more than the 16", frame(&huge_payload)),
+        ("18446744073709551615 bytes, more than the limit of 16", frame(&huge_payload)),
         ("gave up the operation", cut_payload),
     ];
     for (expected, bytes) in cases {
@@ -291,7 +291,7 @@ async fn frames_that_lie_are_refused_and_the_connection_stands() {
         let (answer, served) = tokio::join!(lie, serve);
         let error = served.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
-        // The peer is told the same, in a frame.
+        // The peer gets the same text, in a frame.
         assert!(String::from_utf8_lossy(&answer).contains(expected), "{expected}: {answer:?}");
     }
     drop((connection, peer));
@@ -299,7 +299,7 @@ async fn frames_that_lie_are_refused_and_the_connection_stands() {
 }
 
 #[tokio::test]
-async fn a_request_that_never_comes_is_given_up() {
+async fn a_request_that_never_comes_times_out() {
     let run = Run::new(Limits { header_timeout: Duration::from_millis(50), ..Limits::default() });
     let token = run.token();
     let client = raw_client(&token.authority, PROTOCOL, Some(&token));

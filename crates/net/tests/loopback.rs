@@ -12,11 +12,12 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, mpsc};
 
 const DAY: Duration = Duration::from_secs(86_400);
-/// An upper bound: nothing waits for it to pass.
+/// An upper bound; no test waits for its end.
 const LONG: Duration = Duration::from_secs(60);
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 enum Request {
+    Ping,
     Echo,
     Wait,
     Release,
@@ -38,11 +39,11 @@ fn token(authority: &RunAuthority, server: &Server) -> JoinToken {
 struct Run {
     server: Arc<Server>,
     token: JoinToken,
-    /// What a waiting handler reports: first that it waits, then how its wait ended.
+    /// Reports of a waiting handler: the start of its wait, then the end.
     waits: mpsc::UnboundedReceiver<&'static str>,
 }
 
-/// A server that does what the requests say, each in a task of its own.
+/// A server that handles each request in its own task.
 fn run() -> Run {
     let now = SystemTime::now();
     let authority = RunAuthority::create("run", now).unwrap();
@@ -71,13 +72,10 @@ async fn handle(
     report: mpsc::UnboundedSender<&'static str>,
 ) -> Result<(), NetError> {
     match exchange.request().await? {
+        Request::Ping => exchange.respond(&None::<u64>, None).await,
         Request::Echo => {
-            let length = exchange.payload_length();
-            let payload = match length {
-                Some(_) => Some(exchange.receive_payload(64 << 20).await?),
-                None => None,
-            };
-            exchange.respond(&length, payload).await
+            let payload = exchange.receive_payload(64 << 20).await?;
+            exchange.respond(&Some(payload.len() as u64), Some(payload)).await
         }
         Request::Wait => {
             report.send("waits").unwrap();
@@ -115,7 +113,7 @@ fn weights(bytes: usize) -> Bytes {
 async fn a_request_without_a_payload_gets_its_response() {
     let run = run();
     let client = connect(&run).await;
-    let (length, payload) = client.call::<_, Option<u64>>(&Request::Echo, None, 0, LONG).await.unwrap();
+    let (length, payload) = client.call::<_, Option<u64>>(&Request::Ping, None, 0, LONG).await.unwrap();
     assert_eq!((length, payload), (None, None));
 }
 
@@ -177,7 +175,7 @@ async fn a_handler_learns_that_the_caller_gave_up_and_the_connection_stands() {
         }
     }
     assert_eq!(run.waits.recv().await, Some("abandoned"));
-    client.call::<_, Option<u64>>(&Request::Echo, None, 0, LONG).await.unwrap();
+    client.call::<_, Option<u64>>(&Request::Ping, None, 0, LONG).await.unwrap();
 }
 
 #[tokio::test]
@@ -199,12 +197,12 @@ async fn a_handler_learns_that_the_peer_left() {
 async fn a_payload_over_the_servers_limit_is_refused_while_it_is_sent() {
     let run = run();
     let client = connect(&run).await;
-    // More than the windows hold, so that the client is still sending when the answer comes.
+    // More than the windows hold, so the client still sends when the answer comes.
     let payload = weights(40 << 20);
     let error =
         client.call::<_, usize>(&Request::TakeAtMost(1000), Some(payload), 0, LONG).await.unwrap_err();
     let NetError::Refused { message, .. } = &error else { panic!("{error}") };
-    assert!(message.contains("41943040 bytes, more than the 1000"), "{message}");
+    assert!(message.contains("41943040 bytes, more than the limit of 1000"), "{message}");
     let taken = client.call::<_, usize>(&Request::TakeAtMost(1000), Some(weights(1000)), 0, LONG).await;
     assert_eq!(taken.unwrap().0, 1000);
 }
@@ -219,7 +217,7 @@ async fn a_response_over_the_clients_limit_is_refused() {
 }
 
 #[tokio::test]
-async fn refusals_and_dropped_operations_are_told_and_the_connection_stands() {
+async fn the_caller_learns_of_refusals_and_drops_and_the_connection_stands() {
     let run = run();
     let client = connect(&run).await;
     let error = client.call::<_, ()>(&Request::Refuse, None, 0, LONG).await.unwrap_err();
@@ -228,7 +226,7 @@ async fn refusals_and_dropped_operations_are_told_and_the_connection_stands() {
     assert!(matches!(error, NetError::Abandoned { .. }), "{error}");
     let error = client.call::<_, usize>(&Request::TakeAtMost(9), None, 0, LONG).await.unwrap_err();
     assert!(error.to_string().contains("no payload where one is expected"), "{error}");
-    client.call::<_, Option<u64>>(&Request::Echo, None, 0, LONG).await.unwrap();
+    client.call::<_, Option<u64>>(&Request::Ping, None, 0, LONG).await.unwrap();
 }
 
 #[tokio::test]
@@ -280,7 +278,7 @@ async fn the_last_response_arrives_although_the_server_closes_at_once() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_told_with_its_address() {
+async fn the_error_of_a_port_in_use_names_the_address() {
     let now = SystemTime::now();
     let identity = RunAuthority::create("run", now).unwrap().server(now, DAY).unwrap();
     let server = Server::bind(loopback(), &identity, Limits::default()).unwrap();
@@ -314,7 +312,7 @@ fn a_coordinator_that_was_killed_and_started_again_frees_its_old_peers_at_once()
 
     let server = doomed.block_on(async { Server::bind(loopback(), &identity, Limits::default()).unwrap() });
     let token = token(&authority, &server);
-    // Nothing but a reset can end this connection within the test's time.
+    // Only a reset can end this connection within the test's time.
     let limits = Limits { idle_timeout: 10 * LONG, ..Limits::default() };
     let client = here.block_on(Client::connect(&token, now, limits)).unwrap();
     drop(doomed); // as a killed process: its tasks are gone and no farewell is sent

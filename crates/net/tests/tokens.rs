@@ -40,7 +40,7 @@ fn a_token_is_one_line_and_survives_a_terminal_that_wraps_it() {
 }
 
 #[test]
-fn what_is_no_token_is_told_apart() {
+fn errors_of_invalid_tokens_differ() {
     let line = token().to_string();
     assert!(reason("").contains("empty"));
     assert!(reason("hello").contains("does not start with `dipaco1.`"));
@@ -67,7 +67,7 @@ fn a_token_is_read_from_its_text_or_from_a_file() {
 }
 
 #[test]
-fn a_token_expires_and_says_when() {
+fn an_expired_token_names_its_date() {
     let token = token();
     token.check(now()).unwrap();
     token.check(now() + DAY - Duration::from_secs(1)).unwrap();
@@ -85,7 +85,7 @@ fn secrets_are_not_in_debug_output() {
 }
 
 #[test]
-fn an_authority_is_read_back_and_issues_on() {
+fn an_authority_read_from_its_text_issues_tokens() {
     let authority = RunAuthority::create("run", now()).unwrap();
     let read = RunAuthority::from_pem(&authority.to_pem()).unwrap();
     assert_eq!((read.run_id(), read.to_pem()), ("run", authority.to_pem()));
@@ -94,7 +94,7 @@ fn an_authority_is_read_back_and_issues_on() {
 }
 
 #[test]
-fn a_damaged_authority_is_told() {
+fn errors_of_damaged_authorities_differ() {
     let pem = RunAuthority::create("run", now()).unwrap().to_pem();
     let other = RunAuthority::create("run", now()).unwrap().to_pem();
     let key_at = pem.find("-----BEGIN PRIVATE").unwrap();

@@ -1,21 +1,21 @@
-//! What link it takes to keep compute busy (arXiv:2501.18512 §3.1).
+//! The slowest link that keeps compute busy (arXiv:2501.18512 §3.1).
 
 use crate::{LargeRun, Link, SimulateError, play};
 
-/// Bandwidths that are tried: this many to a factor of 10,000, evenly in their logarithm, as in the paper's tables.
+/// Number of tried bandwidths per factor of 10,000, evenly spaced in their logarithm, as in the paper's tables.
 const NOTCHES: u32 = 49;
-/// The least bandwidth that is tried in bits per second.
+/// Smallest tried bandwidth in bits per second.
 const LEAST: f64 = 1e8;
-/// The largest bandwidth that is tried, in notches above the least: a factor of a billion.
+/// Largest tried bandwidth, in notches above the smallest: a factor of a billion.
 const MOST_NOTCHES: u32 = NOTCHES * 9 / 4;
 
-/// The least bandwidth, in bits per second, at which learners train for at least `share` of the time: the first that is
-/// enough of 50 from 0.1 to 1,000 Gbit/s and as many more as it takes, evenly in their logarithm. `None` when none is
-/// enough. The link of the run says how long a bucket takes beside its bits.
+/// Returns the smallest bandwidth, in bits per second, at which learners train for at least `share` of the time. The
+/// search tries 50 bandwidths from 0.1 to 1,000 Gbit/s and further ones above, evenly spaced in their logarithm.
+/// Returns `None` if no bandwidth is sufficient. The latency of a bucket is that of the run's link.
 ///
 /// # Errors
 ///
-/// [`SimulateError`] for a run that can't be played.
+/// [`SimulateError`] if a setting is invalid or the run does not end.
 pub fn required_bandwidth(run: &LargeRun, share: f64) -> Result<Option<f64>, SimulateError> {
     let bandwidth = |notch: u32| LEAST * 10f64.powf(4.0 * f64::from(notch) / f64::from(NOTCHES));
     let latency_seconds = run.link.map_or(0.0, |link| link.latency_seconds);
@@ -23,7 +23,7 @@ pub fn required_bandwidth(run: &LargeRun, share: f64) -> Result<Option<f64>, Sim
         let link = Some(Link { bits_per_second: bandwidth(notch), latency_seconds });
         Ok::<_, SimulateError>(play(&LargeRun { link, ..run.clone() })?.utilisation >= share)
     };
-    // More bandwidth never makes a wait longer: the first that is enough is found by halving.
+    // More bandwidth never makes a wait longer, so bisection finds the smallest sufficient bandwidth.
     let (mut low, mut high) = (0, MOST_NOTCHES + 1);
     while low < high {
         let middle = low.midpoint(high);
@@ -107,8 +107,8 @@ mod tests {
                 }
             }
         }
-        // What is off is data parallel training of the smallest model at 99 %, where details of the paper's graph of
-        // operations decide that it does not publish.
+        // The outlier is data parallel training of the smallest model at 99 %. It depends on details of the paper's
+        // graph of operations, which are unpublished.
         assert!(near >= 74, "{near} of 75 cells are within 1.5 times; others: {off:?}");
     }
 

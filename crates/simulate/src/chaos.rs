@@ -1,14 +1,18 @@
-//! The core of synchronisation under faults, in virtual time.
+//! Tests of the synchronisation core under faults, in virtual time.
 //!
-//! A seed stands for a small run (topology, schedule, scheme) and for what happens to it: processes die and come back,
-//! stop and go on, messages are lost, delayed, doubled and overtaken, answers come twice with another content, clocks
-//! run apart, disks are slow. Leases, contributions, merging, outer steps and what paths make of the weights are the
-//! product's own code ([`dipaco_sync`], [`dipaco_optim`]); network, disk and the training are stand-ins.
+//! A seed selects a small run (topology, schedule, scheme) and its faults: processes die and restart, pause and
+//! continue; messages are lost, delayed, duplicated and reordered; requests are repeated with different content;
+//! clocks drift; disks are slow. Leases, contributions, merging, outer steps, sends and receives are production code
+//! ([`dipaco_sync`], [`dipaco_optim`]). Network, disk and training are stand-ins.
 //!
-//! What must hold is checked on everything that reaches the disk: no contribution counts twice or is lost, versions rise
-//! by one, no outer step is taken from a base that is not the one that was given out, every inner step is in the weights
-//! exactly once, the run ends once the faults do, and the weights of a synchronous run are those of the undisturbed one
-//! bit for bit.
+//! An audit checks these invariants on every write to the disk and at the end:
+//!
+//! - No contribution counts twice or is lost.
+//! - Versions rise by one.
+//! - Every outer gradient was made from the version that the core gave to its path.
+//! - Every inner step is in the weights exactly once.
+//! - The run ends after the last fault.
+//! - A synchronous run ends with the weights of the undisturbed run, bit for bit.
 
 mod audit;
 mod case;
@@ -22,56 +26,57 @@ use thiserror::Error;
 
 use self::audit::Audit;
 use self::case::Case;
-use self::world::World;
+use self::world::ChaosWorld;
 
-/// A fault of the program that is planted, to see whether it is found.
+/// A bug planted into the program, to test the audit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
     /// A contribution is merged twice.
     DoubleCount,
-    /// A worker trains on weights that it has kept from before.
+    /// A worker trains on old weights from its memory.
     StaleBase,
-    /// A coordinator that takes over begins with a momentum of zero.
+    /// A coordinator that takes over resets the momentum to zero.
     LostMomentum,
 }
 
-/// What was played.
+/// Summary of a simulated run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Chaos {
     /// Crashes, pauses and partitions.
     pub faults: u64,
     /// Messages sent.
     pub messages: u64,
-    /// Events in all.
+    /// All events.
     pub events: u64,
-    /// How long the run took, in virtual seconds.
+    /// Duration of the run in virtual seconds.
     pub virtual_seconds: f64,
 }
 
-/// What did not hold.
+/// The violated invariant.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("seed {seed}: {what}\n  the case: {case}")]
 pub struct Violation {
-    /// The seed, which plays the same again.
+    /// Seed. It repeats the run exactly.
     pub seed: u64,
-    /// What did not hold, and when.
+    /// The violated invariant and its virtual time.
     pub what: String,
-    /// What the seed stands for.
+    /// Description of the run that the seed selects.
     pub case: String,
 }
 
-/// Plays the case of a seed.
+/// Plays the run that a seed selects.
 ///
 /// # Errors
-/// When something does not hold that must hold.
+/// If an invariant is violated.
 pub fn chaos(seed: u64, bug: Option<Bug>) -> Result<Chaos, Violation> {
-    let of_case = |what, case: &Case| Violation { seed, what, case: case.describe() };
+    let violation = |what, case: &Case| Violation { seed, what, case: case.describe() };
     let case = Case::of_seed(seed).map_err(|what| Violation { seed, what, case: "none".to_owned() })?;
-    let (disk, told) = World::new(&case, seed, bug).play().map_err(|what| of_case(what, &case))?;
+    let (disk, summary) = ChaosWorld::new(&case, seed, bug).play().map_err(|what| violation(what, &case))?;
     if case.scheme.waits() {
         let calm = case.undisturbed();
-        let (undisturbed, _) = World::new(&calm, seed, None).play().map_err(|what| of_case(what, &calm))?;
-        Audit::same_weights(&case, &disk, &undisturbed).map_err(|what| of_case(what, &case))?;
+        let (undisturbed, _) =
+            ChaosWorld::new(&calm, seed, None).play().map_err(|what| violation(what, &calm))?;
+        Audit::same_weights(&case, &disk, &undisturbed).map_err(|what| violation(what, &case))?;
     }
-    Ok(told)
+    Ok(summary)
 }

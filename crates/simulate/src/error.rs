@@ -1,69 +1,69 @@
-//! Why something can't be simulated.
+//! Errors of a simulation.
 
 use dipaco_sync::{ProgressError, ScheduleError};
 use thiserror::Error;
 
-/// Why a run can't be simulated.
+/// Reasons why a simulation of a run is impossible.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SimulateError {
-    /// A setting that can't be.
+    /// A setting is out of range.
     #[error("{what} = {value}: {problem}")]
     Setting {
-        /// The setting.
+        /// Name of the setting.
         what: &'static str,
-        /// Its value.
+        /// Value of the setting.
         value: f64,
-        /// What is wrong with it.
+        /// Reason why it is invalid.
         problem: &'static str,
     },
-    /// A setting of the synchronisation that can't be.
+    /// A setting of the synchronisation is invalid.
     #[error("sync.{key} {problem}")]
     Sync {
-        /// The key of section `[sync]`.
+        /// Key in section `[sync]`.
         key: &'static str,
-        /// What is wrong with it.
+        /// Reason why it is invalid.
         problem: String,
     },
-    /// A schedule that can't be.
+    /// The settings do not make a schedule.
     #[error("inner steps, fragments and overlap do not fit together: {0}")]
     Schedule(#[from] ScheduleError),
-    /// Learners that the core can't have.
-    #[error("{learners} learners can't be: {problem}")]
+    /// The core does not support this number of learners.
+    #[error("{learners} learners are not supported: {problem}")]
     Learners {
         /// M.
         learners: u32,
-        /// What is wrong with them.
+        /// Reason of the core.
         problem: String,
     },
-    /// The core does not begin a run like this.
-    #[error("the core does not begin this run: {0}")]
+    /// The core refuses to start the run.
+    #[error("the core refuses to start this run: {0}")]
     Progress(String),
-    /// The core refuses what a learner brings.
-    #[error("after {seconds} s the core refuses learner {learner}: {problem}")]
+    /// The core refuses a result of a learner.
+    #[error("after {seconds} s the core refuses a result of learner {learner}: {problem}")]
     Refused {
         /// Virtual time.
         seconds: f64,
-        /// Who is refused.
+        /// Number of the learner.
         learner: usize,
-        /// Why.
+        /// Reason of the core.
         problem: String,
     },
-    /// Nothing happens any more.
+    /// The simulation has no further event.
     #[error(
-        "nothing happens any more after {seconds} s: a transfer or a stop takes longer than time is counted"
+        "the simulation has no further event after {seconds} s: the end of a transfer or of a pause is beyond representable time"
     )]
     Stuck {
         /// Virtual time.
         seconds: f64,
     },
-    /// More events than are played.
+    /// The run has more events than the limit.
     #[error(
-        "{events} events are played and the run is not over: take longer inner steps, fewer learners or fragments, or a \
-         shorter time"
+        "the run is not over after {events} events: take longer inner steps, fewer learners or fragments, or a shorter \
+         time"
     )]
     TooLong {
-        /// Events that were played.
+        /// Number of simulated events.
         events: u64,
     },
 }
@@ -75,7 +75,7 @@ impl From<ProgressError> for SimulateError {
 }
 
 impl SimulateError {
-    /// Checks that a number is finite and more than 0.
+    /// Checks that a number is finite and above 0.
     pub(crate) fn positive(what: &'static str, value: f64) -> Result<(), Self> {
         if value.is_finite() && value > 0.0 {
             Ok(())

@@ -1,10 +1,9 @@
-//! What large runs would do, in virtual time: how much of its time compute is busy, what link that takes, and what
-//! failures cost.
+//! Simulations of large runs in virtual time: utilisation of compute, required links, and the cost of failures.
 //!
-//! Nothing here trains. [`play()`] lets learners ask the core of synchronisation ([`dipaco_sync`]), the same that runs in
-//! production, for work, and plays what their links, their chips and their speeds make of it; [`required_bandwidth()`] asks
-//! it which link is enough. [`chaos()`] plays small runs to the last bit, to see whether the core holds what it promises.
-//! All are functions of their arguments: the same seed gives the same numbers.
+//! Nothing here trains. In [`play()`] learners ask the production core of synchronisation ([`dipaco_sync`]) for
+//! leases, with simulated links, chips and speeds. [`required_bandwidth()`] searches for the slowest sufficient link.
+//! [`chaos()`] plays small runs under faults and checks the guarantees of the core bit for bit. All are functions of
+//! their arguments: the same seed gives the same numbers.
 
 mod bandwidth;
 mod chaos;

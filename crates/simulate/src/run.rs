@@ -1,8 +1,8 @@
-//! A large run in virtual time.
+//! Simulation of a large run in virtual time.
 //!
-//! Learners are the paths through one module. Each asks the core for leases, trains with the chips that it has, sends what
-//! the lease asks for over its link, and completes it; the core ([`dipaco_sync`]) says who trains what from where to where,
-//! which outer step is due and who waits. What happens to chips and links is played; nothing is trained.
+//! Learners are the paths through one module. Each learner asks the core for leases, trains with its available chips,
+//! sends the scheduled fragments over its link, and completes the lease. The core ([`dipaco_sync`]) grants leases and
+//! decides about outer steps and waits. Chips and links are simulated; nothing is trained.
 
 mod chips;
 mod learner;
@@ -16,51 +16,51 @@ use serde::Serialize;
 
 pub use self::chips::Chips;
 pub use self::link::Link;
-use self::world::{End, World};
+use self::world::{RunEnd, RunWorld};
 use crate::{Scheme, SimulateError};
 
-/// The most learners.
+/// Largest number of learners.
 const MOST_LEARNERS: u32 = 4096;
-/// Inner steps of each learner that are played at least when no chips fail.
+/// Fewest inner steps of each learner in a simulation without chip failures.
 const STEPS: u64 = 2000;
-/// Failures that are played at least, for each learner that fails on its own, when nothing else says how long to play.
+/// Fewest chip failures in a simulation, divided by the number of learners, if the run gives no duration.
 const FAILURES: f64 = 4000.0;
-/// And how often chips must have returned.
+/// Fewest returns of chips, under the same condition.
 const RETURNS: f64 = 2.0;
 
 /// A large run. Times are in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LargeRun {
-    /// M, learners; 1 is data parallel training.
+    /// M: number of learners; 1 is data parallel training.
     pub learners: u32,
-    /// What they send when, and who waits for whom.
+    /// Synchronisation scheme.
     pub scheme: Scheme,
-    /// Parameters that are synchronised.
+    /// Number of synchronised parameters.
     pub parameters: f64,
-    /// Time of an inner step of a learner with all its chips.
+    /// Seconds of an inner step of a learner with all its chips.
     pub step_seconds: f64,
-    /// How much longer the steps of every second learner take, as a share.
+    /// Additional time of the inner steps of every second learner, as a share.
     pub speed_gap: f64,
-    /// The standard deviation of the time of a step, as a share of it.
+    /// Standard deviation of the time of an inner step, as a share of the mean.
     pub step_variation: f64,
-    /// Time of an outer step.
+    /// Seconds of an outer step.
     pub outer_seconds: f64,
-    /// Whether the state of a path (moments, data) stays with the learner that trains it, as `train.state_every` and
-    /// `train.held_paths` have it: then the path waits for it while it is around. Otherwise whoever is free takes the path
-    /// that is furthest behind.
+    /// True if the state of a path (moments, data) stays with its learner, as with `train.state_every` and
+    /// `train.held_paths`: then the path waits for this learner while it is alive. Otherwise any free learner gets the
+    /// path that is furthest behind.
     pub state_stays: bool,
-    /// The link of each learner; without one, nothing that is sent takes time.
+    /// Link of each learner; without a link, sends take no time.
     pub link: Option<Link>,
-    /// The chips; without them, nothing fails.
+    /// Chips; without chips, nothing fails.
     pub chips: Option<Chips>,
-    /// Virtual time that is measured; 0 takes as long as it takes for the numbers to settle.
+    /// Measured virtual time; 0 chooses a duration that makes the numbers stable.
     pub seconds: f64,
-    /// Seed of what happens.
+    /// Seed of all random events.
     pub seed: u64,
 }
 
 impl LargeRun {
-    /// Learners that nothing happens to.
+    /// A run without failures, links or variation.
     #[must_use]
     pub fn new(learners: u32, scheme: Scheme, parameters: f64, step_seconds: f64) -> Self {
         Self {
@@ -79,8 +79,8 @@ impl LargeRun {
         }
     }
 
-    /// Bits that the link of a learner carries for each fragment: in a ring it sends and receives everything but its own
-    /// part, twice.
+    /// Bits on the link of a learner for each fragment: in a ring reduction a learner sends and receives all parts but
+    /// its own, twice.
     fn fragment_bits(&self) -> f64 {
         let ring = 2.0 * (1.0 - 1.0 / f64::from(self.learners));
         self.parameters * self.scheme.value_bits * ring / f64::from(self.scheme.sync.fragments)
@@ -110,14 +110,14 @@ impl LargeRun {
         self.chips.iter().try_for_each(|chips| chips.check(self.learners))
     }
 
-    /// From when on it is measured, and until when it is played.
-    fn time(&self) -> Result<(Duration, End), SimulateError> {
+    /// Start of the measurement, and end of the simulation.
+    fn time(&self) -> Result<(Duration, RunEnd), SimulateError> {
         let time = |what, seconds| {
-            let problem = "time is not counted for so long";
+            let problem = "must be a representable time";
             let error = SimulateError::Setting { what, value: seconds, problem };
             Duration::try_from_secs_f64(seconds).map_err(|_| error)
         };
-        // From then on as many chips are away as ever.
+        // The number of absent chips becomes stationary at this time, so measure from here.
         let from = self.chips.filter(|chips| chips.elastic).map_or(0.0, |chips| chips.return_seconds);
         let seconds = match self.chips {
             _ if self.seconds > 0.0 => self.seconds,
@@ -127,20 +127,20 @@ impl LargeRun {
             }
             None => {
                 let cycle = u64::from(self.scheme.inner_steps);
-                return Ok((Duration::ZERO, End::Step(STEPS.div_ceil(cycle).max(10) * cycle)));
+                return Ok((Duration::ZERO, RunEnd::Step(STEPS.div_ceil(cycle).max(10) * cycle)));
             }
         };
         let end = time("seconds to play", from + seconds)?;
-        Ok((time("seconds until chips return", from)?, End::At(end)))
+        Ok((time("seconds until chips return", from)?, RunEnd::At(end)))
     }
 }
 
-/// What came of it.
+/// Results of a simulated run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Played {
-    /// Share of all chips' time that is spent on training that counts, from 0 to 1.
+    /// Share of the chips' time in accepted training, from 0 to 1.
     pub goodput: f64,
-    /// Share of the time in which a learner trains, with however many chips, from 0 to 1.
+    /// Share of the time in which a learner trains, with any number of chips, from 0 to 1.
     pub utilisation: f64,
     /// Share of the time in which at least one learner trains, from 0 to 1.
     pub uptime: f64,
@@ -148,21 +148,21 @@ pub struct Played {
     pub failures: u64,
     /// Outer steps of fragments.
     pub outer_steps: u64,
-    /// Learners that an outer step takes something from, in the mean.
+    /// Mean number of contributing learners per outer step.
     pub contributors: f64,
-    /// Virtual seconds that were measured.
+    /// Measured virtual seconds.
     pub seconds: f64,
 }
 
-/// Plays a run. It is a function of its arguments: the same seed gives the same numbers.
+/// Simulates a run. The result is a function of the arguments: the same seed gives the same numbers.
 ///
 /// # Errors
 ///
-/// [`SimulateError`] for a run that can't be played.
+/// [`SimulateError`] if a setting is invalid or the run does not end.
 pub fn play(run: &LargeRun) -> Result<Played, SimulateError> {
     run.check()?;
     let (from, end) = run.time()?;
-    World::new(run, from, end)?.play()
+    RunWorld::new(run, from, end)?.play()
 }
 
 #[cfg(test)]

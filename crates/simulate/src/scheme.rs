@@ -1,23 +1,23 @@
-//! What is sent when, and who waits for whom.
+//! Synchronisation schemes: the schedule of sends, and the contributions for which an outer step waits.
 
 use dipaco_sync::{Schedule, SyncConfig};
 use serde::Serialize;
 
 use crate::SimulateError;
 
-/// The most inner steps between two synchronisations of a fragment.
+/// Largest number of inner steps between two synchronisations of a fragment.
 const MOST_STEPS: u32 = 1 << 16;
-/// Inner steps of a path in a run whose end is not played.
+/// Inner steps of a path; no simulation reaches this end.
 const ENDLESS: u64 = 1 << 40;
 
-/// A synchronisation scheme: section `[sync]` of a run, its H, and how long its values are.
+/// A synchronisation scheme: section `[sync]` of a run, its H, and the length of its values.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Scheme {
     /// H, inner steps between two synchronisations of the same parameters; 1 sends gradients in every step.
     pub inner_steps: u32,
     /// Bits of each value on the wire.
     pub value_bits: f64,
-    /// F, τ, K and the grace period, as production has them.
+    /// F, τ, K and the grace period, as in production.
     pub sync: SyncConfig,
 }
 
@@ -28,13 +28,14 @@ impl Scheme {
         Self::diloco(1)
     }
 
-    /// DiLoCo (arXiv:2311.08105): everything every `inner_steps`, 16 bits.
+    /// DiLoCo (arXiv:2311.08105): whole modules every `inner_steps`, 16 bits.
     #[must_use]
     pub fn diloco(inner_steps: u32) -> Self {
         Self { inner_steps, value_bits: 16.0, sync: SyncConfig::default() }
     }
 
-    /// Streaming DiLoCo (arXiv:2501.18512): fragments in turn while `overlap_steps` inner steps go on.
+    /// Streaming DiLoCo (arXiv:2501.18512): one fragment after another, with `overlap_steps` inner steps between send
+    /// and receive.
     #[must_use]
     pub fn streaming(inner_steps: u32, fragments: u32, overlap_steps: u32, value_bits: f64) -> Self {
         let overlap_steps = u64::from(overlap_steps);
@@ -42,15 +43,15 @@ impl Scheme {
         Self { inner_steps, value_bits, sync }
     }
 
-    /// Decoupled DiLoCo (arXiv:2604.21428): the same without waiting; an outer step takes what is there once one learner
-    /// has contributed and a grace period of at most `grace_seconds` is over.
+    /// Decoupled DiLoCo (arXiv:2604.21428): streaming without waiting. An outer step merges the existing contributions
+    /// after the first contribution and a grace period of at most `grace_seconds`.
     #[must_use]
     pub fn decoupled(inner_steps: u32, fragments: u32, overlap_steps: u32, grace_seconds: f64) -> Self {
         let streaming = Self::streaming(inner_steps, fragments, overlap_steps, 16.0);
         Self { sync: SyncConfig { quorum: 1, grace_seconds, ..streaming.sync }, ..streaming }
     }
 
-    /// When a path sends and receives, in a run that goes on for longer than anyone plays.
+    /// Schedule of sends and receives, in a run without a reachable end.
     pub(crate) fn schedule(&self) -> Result<Schedule, SimulateError> {
         let (steps, fragments) = (self.inner_steps, self.sync.fragments);
         for (what, value) in [("inner steps", steps), ("fragments", fragments)] {
@@ -60,7 +61,7 @@ impl Scheme {
             }
         }
         if fragments > steps {
-            let problem = "there can't be more than inner steps, for one is sent at the end of a step";
+            let problem = "must be at most the number of inner steps, because each fragment is sent after a different step";
             return Err(SimulateError::Setting { what: "fragments", value: f64::from(fragments), problem });
         }
         SimulateError::positive("bits of a value", self.value_bits)?;
@@ -92,12 +93,12 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_a_schedule_is_refused_by_name() {
-        let told = |scheme: Scheme| scheme.schedule().unwrap_err().to_string();
-        assert!(told(Scheme::diloco(0)).starts_with("inner steps = 0:"));
-        assert!(told(Scheme::streaming(10, 11, 0, 16.0)).starts_with("fragments = 11:"));
-        assert!(told(Scheme::streaming(10, 5, 11, 16.0)).contains("an overlap of 11 steps"));
-        assert!(told(Scheme::streaming(10, 5, 0, -1.0)).starts_with("bits of a value = -1:"));
-        assert!(told(Scheme::decoupled(10, 5, 2, -1.0)).starts_with("sync.grace_seconds is -1:"));
+    fn invalid_schedules_are_refused_by_name() {
+        let error = |scheme: Scheme| scheme.schedule().unwrap_err().to_string();
+        assert!(error(Scheme::diloco(0)).starts_with("inner steps = 0:"));
+        assert!(error(Scheme::streaming(10, 11, 0, 16.0)).starts_with("fragments = 11:"));
+        assert!(error(Scheme::streaming(10, 5, 11, 16.0)).contains("an overlap of 11 steps"));
+        assert!(error(Scheme::streaming(10, 5, 0, -1.0)).starts_with("bits of a value = -1:"));
+        assert!(error(Scheme::decoupled(10, 5, 2, -1.0)).starts_with("sync.grace_seconds is -1:"));
     }
 }

@@ -1,9 +1,9 @@
-//! The core under faults: thousands of seeds, and planted bugs.
+//! The core under faults: a thousand seeds, and planted bugs.
 #![allow(clippy::unwrap_used)]
 
 use dipaco_simulate::{Bug, Violation, chaos};
 
-/// The first violation among so many seeds from the first.
+/// The first violation among the seeds.
 fn first_violation(seeds: std::ops::Range<u64>, bug: Option<Bug>) -> Option<Violation> {
     seeds.into_iter().find_map(|seed| chaos(seed, bug).err())
 }
@@ -16,7 +16,7 @@ fn nothing_is_violated() {
 }
 
 #[test]
-fn a_seed_plays_the_same_again() {
+fn a_seed_repeats_the_run() {
     for seed in 0..20 {
         assert_eq!(chaos(seed, None).unwrap(), chaos(seed, None).unwrap());
     }

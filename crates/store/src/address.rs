@@ -1,4 +1,4 @@
-//! From an address to an object store.
+//! Opens the object store at an address.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,14 +10,15 @@ use url::Url;
 
 use crate::StoreError;
 
-/// How a run store is opened.
+/// Options for opening a run store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreOptions {
-    /// Whether a directory's files reach the disk before a write counts as done, so that a power failure loses
-    /// nothing that was acknowledged. Default true; false is faster and survives killed processes only.
+    /// True if a write to a directory returns only after its files are on the disk. Then a power failure loses no
+    /// acknowledged write. Default true; false is faster and survives killed processes only.
     pub durable: bool,
-    /// Settings of a cloud store as `(key, value)`, such as `("aws_region", "eu-west-1")`; keys that the store does
-    /// not know are ignored, so the process environment with lower-case names can be given. Default none.
+    /// Settings of a cloud store as `(key, value)`, such as `("aws_region", "eu-west-1")`. The store ignores unknown
+    /// keys, so a caller may pass the process environment with lower-case names. Default none. Only the feature
+    /// `cloud` reads them.
     pub settings: Vec<(String, String)>,
 }
 
@@ -27,20 +28,18 @@ impl Default for StoreOptions {
     }
 }
 
-/// Whether the directory of a local address is made when it is not there.
+/// Treatment of a local address without a directory: an error, or a new directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Open {
     Existing,
     Create,
 }
 
-/// An object store at an address.
+/// An opened object store.
 pub(crate) struct Resolved {
     pub(crate) objects: Arc<dyn ObjectStore>,
-    /// The address as messages show it.
+    /// Address for messages.
     pub(crate) address: String,
-    /// The directory, when it is one.
-    pub(crate) directory: Option<PathBuf>,
 }
 
 pub(crate) fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Resolved, StoreError> {
@@ -54,11 +53,11 @@ pub(crate) fn resolve(address: &str, options: &StoreOptions, open: Open) -> Resu
     let url = Url::parse(address).map_err(|error| wrong(&error.to_string()))?;
     match url.scheme() {
         "file" => {
-            let path = url.to_file_path().map_err(|()| wrong("it names no file of this machine"))?;
+            let path = url.to_file_path().map_err(|()| wrong("it is not a local path"))?;
             local(path, options, open)
         }
         "s3" | "s3a" | "gs" | "az" | "adl" | "azure" | "abfs" | "abfss" => cloud(address, &url, options),
-        scheme => Err(wrong(&format!("the scheme {scheme}:// is not known"))),
+        scheme => Err(wrong(&format!("the scheme {scheme}:// is unknown"))),
     }
 }
 
@@ -81,7 +80,7 @@ fn local(path: PathBuf, options: &StoreOptions, open: Open) -> Result<Resolved, 
     }
     let store = LocalFileSystem::new_with_prefix(&path)
         .map_err(|error| StoreError::Address { address: address.clone(), reason: error.to_string() })?;
-    Ok(Resolved { objects: Arc::new(store.with_fsync(options.durable)), address, directory: Some(path) })
+    Ok(Resolved { objects: Arc::new(store.with_fsync(options.durable)), address })
 }
 
 #[cfg(feature = "cloud")]
@@ -90,7 +89,7 @@ fn cloud(address: &str, url: &Url, options: &StoreOptions) -> Result<Resolved, S
     let (store, prefix) = object_store::parse_url_opts(url, settings)
         .map_err(|error| StoreError::Address { address: address.to_owned(), reason: error.to_string() })?;
     let objects = Arc::new(object_store::prefix::PrefixStore::new(store, prefix));
-    Ok(Resolved { objects, address: address.to_owned(), directory: None })
+    Ok(Resolved { objects, address: address.to_owned() })
 }
 
 #[cfg(not(feature = "cloud"))]

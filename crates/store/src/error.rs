@@ -1,135 +1,132 @@
-//! What can go wrong with a run store.
+//! Errors of the run store.
 
 use std::error::Error;
 use std::io;
 
-/// A failure of the run store; the message names the object, the store and the remedy.
+/// An error of the run store. The message names the object, the store and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The address is no directory and no URL that can be read.
-    #[error(
-        "`{address}` is no address of a run store: {reason}; give a directory, file:///path, s3://, gs:// or az://"
-    )]
+    /// The address is neither a directory nor a valid URL.
+    #[error("`{address}` is not a valid address of a run store: {reason}; give a directory or file:///path")]
     Address {
-        /// The address as it was given.
+        /// The address given by the caller.
         address: String,
-        /// Why it can't be used.
+        /// Reason why it is unusable.
         reason: String,
     },
-    /// The address needs a scheme that was not built in.
+    /// The address needs the feature `cloud`, and this build lacks it.
     #[error(
-        "this build can't use `{address}`: rebuild with `--features cloud` for {scheme}:// addresses, or use a directory"
+        "this program is built without support for {scheme}:// addresses and can't open `{address}`: use a directory \
+         (a program of your own can enable the feature `cloud` of the package dipaco-store)"
     )]
     SchemeNotBuilt {
-        /// The address as it was given.
+        /// The address given by the caller.
         address: String,
         /// The scheme of the address.
         scheme: String,
     },
-    /// There is no directory at the address.
+    /// The address has no directory.
     #[error("there is no run store at `{address}`: check the path, or create the run first")]
     NoStore {
-        /// The directory that was looked for.
+        /// Address of the absent directory.
         address: String,
-        /// What the operating system said.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// An object's name can't be used.
-    #[error("`{name}` is no object name: {reason}")]
+    /// The name of an object is invalid.
+    #[error("`{name}` is not a valid object name: {reason}")]
     Name {
-        /// The name as it was given.
+        /// The name given by the caller.
         name: String,
-        /// Why it can't be used.
+        /// Reason why it is unusable.
         reason: String,
     },
-    /// An object that something refers to is not there.
+    /// A referenced object is absent.
     #[error(
         "object `{object}` is missing in {store}: restore it from a copy of the store, or go back to an earlier round with `dipaco train --resume`"
     )]
     Missing {
-        /// The object's name.
+        /// Name of the object.
         object: String,
         /// The store's address.
         store: String,
     },
-    /// An object is shorter than its reference says.
+    /// An object is shorter than its reference.
     #[error(
-        "object `{object}` in {store} is cut: {found} of {expected} bytes; restore it from a copy, or go back to an earlier round with `dipaco train --resume`"
+        "object `{object}` in {store} is truncated: it has {found} of {expected} bytes; restore it from a copy, or go back to an earlier round with `dipaco train --resume`"
     )]
     Cut {
-        /// The object's name.
+        /// Name of the object.
         object: String,
         /// The store's address.
         store: String,
-        /// Bytes that the reference promises.
+        /// Length in the reference, in bytes.
         expected: u64,
-        /// Bytes that are there.
+        /// Length of the object, in bytes.
         found: u64,
     },
-    /// An object's content is not what its reference says.
+    /// The content of an object does not match its reference.
     #[error(
-        "object `{object}` in {store} is damaged: its {found_bytes} bytes have BLAKE3 {found}, expected {expected_bytes} bytes with {expected}; restore it from a copy, or go back to an earlier round with `dipaco train --resume`"
+        "object `{object}` in {store} is damaged: it has {found_bytes} bytes with BLAKE3 hash {found}, its reference {expected_bytes} bytes with {expected}; restore it from a copy, or go back to an earlier round with `dipaco train --resume`"
     )]
     Damaged {
-        /// The object's name.
+        /// Name of the object.
         object: String,
         /// The store's address.
         store: String,
-        /// The hash that the reference promises.
+        /// Hash in the reference.
         expected: String,
-        /// The bytes that the reference promises.
+        /// Length in the reference, in bytes.
         expected_bytes: u64,
-        /// The hash of what is there, or `not read` when the length was already wrong.
+        /// Hash of the content, or `not read` if the length was already wrong.
         found: String,
-        /// The bytes that are there.
+        /// Length of the object, in bytes.
         found_bytes: u64,
     },
-    /// An object of this name exists with other content.
+    /// An object of this name exists with different content.
     #[error(
-        "object `{object}` exists in {store} with other content, and objects are immutable: use another name, or replace it if nothing refers to it"
+        "object `{object}` exists in {store} with different content, and objects are immutable: use another name"
     )]
     Exists {
-        /// The object's name.
+        /// Name of the object.
         object: String,
         /// The store's address.
         store: String,
     },
     /// The disk or the quota is full. Nothing was published.
-    #[error(
-        "no space left in {store} while writing `{object}`: free some space and resume; nothing was lost"
-    )]
+    #[error("no space left in {store} while writing `{object}`: free some space and resume; no data is lost")]
     Full {
-        /// The object's name.
+        /// Name of the object.
         object: String,
         /// The store's address.
         store: String,
-        /// What the store said.
+        /// Error of the underlying store.
         #[source]
         source: Box<object_store::Error>,
     },
     /// Another writer replaced the manifest first.
     #[error(
-        "the manifest of {store} was replaced by another writer: expected {expected} to be current, but it is {current}; only one coordinator may own a run"
+        "the manifest of {store} was replaced by another writer: this writer started from sequence {expected}, the current sequence is {current}; stop all coordinators of the run but one"
     )]
     Conflict {
         /// The store's address.
         store: String,
-        /// The sequence number that the writer started from.
+        /// Sequence number from which the writer started.
         expected: u64,
-        /// The sequence number that is current now.
+        /// Current sequence number.
         current: u64,
     },
-    /// No manifest that is kept can be read.
+    /// All kept manifests are damaged.
     #[error("every manifest of {store} is damaged ({reasons}): restore `manifest/` from a copy of the store")]
     ManifestDamaged {
         /// The store's address.
         store: String,
-        /// What is wrong with each, the newest first.
+        /// The damage of each manifest, the newest first.
         reasons: String,
     },
-    /// The manifest was written in a format that this program does not know.
+    /// The manifest has a format that this program does not know.
     #[error(
         "manifest `{object}` of {store} has format {found}, this program reads format {known}: use the program that wrote it"
     )]
@@ -138,12 +135,12 @@ pub enum StoreError {
         object: String,
         /// The store's address.
         store: String,
-        /// The format that was found.
+        /// Format of the file.
         found: u32,
-        /// The format that is known.
+        /// Format that this program reads.
         known: u32,
     },
-    /// The manifest is intact but of another schema or version.
+    /// The manifest is intact, but has another schema or version.
     #[error(
         "manifest `{object}` of {store} is {found_schema} version {found_version}, this program reads {schema} version {version}: use the program that wrote it, or start a new run"
     )]
@@ -152,40 +149,40 @@ pub enum StoreError {
         object: String,
         /// The store's address.
         store: String,
-        /// The schema that was asked for.
+        /// Schema requested by the caller.
         schema: &'static str,
-        /// The version that was asked for.
+        /// Version requested by the caller.
         version: u32,
-        /// The schema that was found.
+        /// Schema of the file.
         found_schema: String,
-        /// The version that was found.
+        /// Version of the file.
         found_version: u32,
     },
-    /// The manifest's payload can't be turned into the type asked for, or the value can't be written as JSON.
+    /// The payload of the manifest does not fit the requested type, or the value has no JSON form.
     #[error("manifest `{object}` of {store} does not fit its schema {schema}")]
     ManifestPayload {
         /// The manifest's name.
         object: String,
         /// The store's address.
         store: String,
-        /// The schema that was asked for.
+        /// Schema requested by the caller.
         schema: &'static str,
-        /// Which field, and why.
+        /// The field and the reason.
         #[source]
         source: serde_json::Error,
     },
-    /// The underlying store failed in another way: permissions, network, a broken disk.
+    /// Another error of the underlying store: permissions, network, a broken disk.
     #[error(
-        "can't {what} `{object}` in {store}: check its permissions and the free disk space, then repeat the command"
+        "can't {what} `{object}` in {store}: check the permissions and the free disk space, then repeat the command"
     )]
     Io {
-        /// What was being done.
+        /// The failed operation.
         what: &'static str,
-        /// The object's name.
+        /// Name of the object.
         object: String,
         /// The store's address.
         store: String,
-        /// What the store said.
+        /// Error of the underlying store.
         #[source]
         source: Box<object_store::Error>,
     },
@@ -202,7 +199,7 @@ impl StoreError {
     }
 }
 
-/// Whether the disk or the quota is the cause: object_store wraps the operating system's error some levels deep.
+/// True if the cause is a full disk or quota. object_store wraps the operating system's error several levels deep.
 fn is_full(error: &object_store::Error) -> bool {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {

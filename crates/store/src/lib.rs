@@ -1,19 +1,19 @@
-//! The run store: everything that a run keeps, at one address.
+//! The run store: all durable data of a run, at one address.
 //!
-//! *Objects* are immutable and named by what they are ([`names`]); [`RunStore::put`] publishes one atomically and
-//! returns an [`ObjectRef`] (name, BLAKE3 hash, length), and [`RunStore::get`] verifies both, so that a cut or damaged
-//! object is told and never read. What is current is said by one *manifest* ([`RunStore::load`],
-//! [`RunStore::replace`]), replaced by compare-and-swap: of two writers that start from the same manifest exactly one
-//! wins, and the other learns of it.
+//! *Objects* are immutable, and their names describe their content ([`names`]). [`RunStore::put`] publishes an object
+//! atomically and returns an [`ObjectRef`] (name, BLAKE3 hash, length). [`RunStore::get`] verifies hash and length, so
+//! a truncated or damaged object is an error and never data. One *manifest* ([`RunStore::load`],
+//! [`RunStore::replace`]) records the current objects. Compare-and-swap replaces it: of two writers that start from
+//! the same manifest exactly one wins, and the other gets an error.
 //!
 //! ```
 //! use dipaco_store::{ManifestSchema, RunStore, Sequence, names};
 //! use serde::{Deserialize, Serialize};
 //!
 //! #[derive(Serialize, Deserialize)]
-//! struct Progress { round: u64 }
-//! impl ManifestSchema for Progress {
-//!     const SCHEMA: &'static str = "progress";
+//! struct RoundManifest { round: u64 }
+//! impl ManifestSchema for RoundManifest {
+//!     const SCHEMA: &'static str = "round";
 //!     const VERSION: u32 = 1;
 //! }
 //!
@@ -22,21 +22,20 @@
 //! let module = store.put(&names::router(0), "weights".into()).await?;
 //! assert_eq!(store.get(&module).await?, "weights");
 //!
-//! let first = store.replace(&Progress { round: 1 }, Sequence::NONE).await?;
-//! assert!(store.replace(&Progress { round: 9 }, Sequence::NONE).await.is_err());
-//! assert_eq!(store.load::<Progress>().await?.map(|m| m.sequence), Some(first));
+//! let first = store.replace(&RoundManifest { round: 1 }, Sequence::NONE).await?;
+//! assert!(store.replace(&RoundManifest { round: 9 }, Sequence::NONE).await.is_err());
+//! assert_eq!(store.load::<RoundManifest>().await?.map(|m| m.sequence), Some(first));
 //! # Ok::<(), dipaco_store::StoreError>(())
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The manifest of a training run is [`RunManifest`]; the mechanism takes any [`ManifestSchema`].
+//! The manifest of a training run is [`RunManifest`]; the mechanism works with any [`ManifestSchema`].
 //!
-//! This package knows no tensors, holds no caches and never decides what may be deleted.
+//! This package knows no tensors and has no caches. The caller decides about deletions.
 
 mod address;
 mod error;
-mod interrupted;
 mod manifest;
 pub mod names;
 mod object;

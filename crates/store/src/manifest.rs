@@ -1,8 +1,8 @@
-//! The manifest: what is current, replaced by compare-and-swap.
+//! The manifest: the record of a run's current objects, replaced by compare-and-swap.
 //!
-//! Each manifest is an object of its own, `manifest/<20-digit sequence>.json`, created exclusively, and the highest
-//! sequence is the current one. Create-if-absent is the one conditional write that every object store has, local
-//! directories included, so it is the compare-and-swap: of all who replace the same manifest one creates the next.
+//! Each manifest is an object of its own, `manifest/<20-digit sequence>.json`, and the highest sequence is the current
+//! manifest. Create-if-absent is the only conditional write that every object store has, local directories included.
+//! It serves as the compare-and-swap: of all writers that replace the same manifest one creates the next.
 
 use std::fmt;
 
@@ -15,27 +15,27 @@ use serde_json::value::RawValue;
 
 use crate::{RunStore, StoreError};
 
-/// How many manifests are kept: the current one and those before it, for the case that it is damaged.
+/// Number of kept manifests: the current manifest and its predecessors, which replace it if it is damaged.
 pub const KEPT_MANIFESTS: u64 = 8;
 
 const PREFIX: &str = "manifest";
 const FORMAT: u32 = 1;
 
-/// A type that can be a run's manifest.
+/// A type of manifest.
 pub trait ManifestSchema: Serialize + DeserializeOwned {
-    /// The schema's name; a manifest of another name is refused.
+    /// Name of the schema; a manifest with another name is an error.
     const SCHEMA: &'static str;
-    /// The schema's version; a manifest of another version is refused.
+    /// Version of the schema; a manifest with another version is an error.
     const VERSION: u32;
 }
 
-/// The place of a manifest in the order of all that a run had, counted from 1.
+/// Sequence number of a manifest among all manifests of the run, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Sequence(pub u64);
 
 impl Sequence {
-    /// No manifest yet: what the first [`RunStore::replace`] of a run expects.
+    /// No manifest yet; the first [`RunStore::replace`] of a run expects it.
     pub const NONE: Self = Self(0);
 }
 
@@ -48,18 +48,19 @@ impl fmt::Display for Sequence {
 /// The current manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded<M> {
-    /// The manifest's content.
+    /// Content of the manifest.
     pub manifest: M,
-    /// What [`RunStore::replace`] must expect. It is the highest sequence that is present, damaged ones included.
+    /// The sequence for the next [`RunStore::replace`] to expect: the highest sequence in the store, damaged manifests
+    /// included.
     pub sequence: Sequence,
-    /// Newer manifests that are damaged and were passed over, one sentence each; empty in a healthy store. Work that
-    /// only they recorded is done again.
+    /// Newer manifests that are damaged and were skipped, one sentence each; empty in a healthy store. The run repeats
+    /// the work that only they recorded.
     pub warnings: Vec<String>,
 }
 
-/// What stands before the payload.
+/// The fields before the payload.
 #[derive(Serialize)]
-struct Head<'a> {
+struct ManifestHeader<'a> {
     format: u32,
     schema: &'a str,
     version: u32,
@@ -67,8 +68,9 @@ struct Head<'a> {
     payload_blake3: String,
 }
 
+/// A manifest file of the known format.
 #[derive(Deserialize)]
-struct Read<'a> {
+struct StoredManifest<'a> {
     schema: String,
     version: u32,
     sequence: u64,
@@ -78,15 +80,16 @@ struct Read<'a> {
 }
 
 impl RunStore {
-    /// The current manifest, or `None` when the run has none yet.
+    /// Loads the current manifest; `None` if the run has no manifest yet.
     ///
-    /// One that is damaged is passed over in favour of the one before it, with a warning in the result.
+    /// Skips a damaged manifest in favour of its predecessor, and adds a warning to the result.
     ///
     /// # Errors
-    /// [`StoreError::ManifestDamaged`] when none is intact, [`StoreError::ManifestSchema`] and
-    /// [`StoreError::ManifestPayload`] when the current one is intact but not an `M`.
+    /// [`StoreError::ManifestDamaged`] if all manifests are damaged, [`StoreError::ManifestSchema`] and
+    /// [`StoreError::ManifestPayload`] if the current manifest is intact but not an `M`.
     pub async fn load<M: ManifestSchema>(&self) -> Result<Option<Loaded<M>>, StoreError> {
-        // A manifest that is pruned between the listing and the reading means that newer ones are there.
+        // Another writer may prune a manifest between the listing and the read. Then newer manifests exist, so list
+        // again.
         loop {
             let sequences = self.sequences().await?;
             let Some(&newest) = sequences.last() else { return Ok(None) };
@@ -103,10 +106,12 @@ impl RunStore {
                     Err(error) => return Err(error),
                 };
                 match self.decode(&name, sequence, &content)? {
-                    Ok(manifest) => {
+                    Decoded::Intact(manifest) => {
+                        // Not the sequence of this manifest: the next replacement must not reuse the number of a
+                        // damaged newer manifest.
                         return Ok(Some(Loaded { manifest, sequence: Sequence(newest), warnings }));
                     }
-                    Err(reason) => warnings.push(format!("`{name}` is damaged: {reason}")),
+                    Decoded::Damaged(reason) => warnings.push(format!("`{name}` is damaged: {reason}")),
                 }
             }
             if !pruned {
@@ -116,18 +121,20 @@ impl RunStore {
         }
     }
 
-    /// Makes `manifest` the current one, if `expected` still is; returns its sequence and prunes old ones.
+    /// Replaces the manifest if `expected` is still the current sequence. Returns the new sequence and prunes old
+    /// manifests.
     ///
-    /// Write the objects that it refers to before. A retry inside a cloud store's client may report a conflict for a
-    /// write that succeeded: load and look whose manifest is current.
+    /// Write all objects that the manifest refers to first. A retry inside a cloud store's client may report a
+    /// conflict for a successful write: load the current manifest and check whose it is.
     ///
     /// # Errors
-    /// [`StoreError::Conflict`] when another writer was first, [`StoreError::Full`] when the disk is full.
+    /// [`StoreError::Conflict`] if another writer was first, [`StoreError::Full`] if the disk is full.
     pub async fn replace<M: ManifestSchema>(
         &self,
         manifest: &M,
         expected: Sequence,
     ) -> Result<Sequence, StoreError> {
+        // A stale writer stops here without a write. The conditional write below decides between writers that pass.
         let current = self.newest().await?;
         let sequence = match expected.0.checked_add(1) {
             Some(sequence) if current == expected.0 => sequence,
@@ -144,8 +151,8 @@ impl RunStore {
             }
             Err(source) => return Err(self.failed("write", &name, source)),
         }
-        // A writer that slept since it listed may create a number that others have used and pruned. It finds that
-        // out here: numbers are pruned only when they are this far behind.
+        // A writer that paused after its listing may create a number that other writers have used and pruned. The
+        // second listing detects this: only numbers at least `KEPT_MANIFESTS` behind the newest are pruned.
         let sequences = self.sequences().await?;
         let newest = sequences.last().copied().unwrap_or(sequence);
         if newest >= sequence.saturating_add(KEPT_MANIFESTS) {
@@ -162,7 +169,7 @@ impl RunStore {
         Ok(self.sequences().await?.last().copied().unwrap_or(Sequence::NONE.0))
     }
 
-    /// The sequences of all manifests present, ascending.
+    /// Sequences of all manifests in the store, ascending.
     async fn sequences(&self) -> Result<Vec<u64>, StoreError> {
         let listed = self.list_under(Some(&Path::from(PREFIX))).await?;
         let mut sequences: Vec<u64> = listed.iter().filter_map(|object| parse_name(&object.name)).collect();
@@ -179,33 +186,33 @@ impl RunStore {
         StoreError::ManifestPayload { object, store, schema: M::SCHEMA, source }
     }
 
-    /// The outer result is for an intact manifest of another schema, the inner one for a damaged one.
+    /// Decodes a manifest. An intact manifest with another schema is an error.
     fn decode<M: ManifestSchema>(
         &self,
         name: &str,
         sequence: u64,
         content: &[u8],
-    ) -> Result<Result<M, String>, StoreError> {
-        let read = match parse(sequence, content) {
-            Ok(read) => read,
-            Err(Unread::Damaged(reason)) => return Ok(Err(reason)),
-            Err(Unread::Format(found)) => {
+    ) -> Result<Decoded<M>, StoreError> {
+        let stored = match parse(sequence, content) {
+            Ok(stored) => stored,
+            Err(Unreadable::Damaged(reason)) => return Ok(Decoded::Damaged(reason)),
+            Err(Unreadable::Format(found)) => {
                 let (object, store) = (name.to_owned(), self.address().to_owned());
                 return Err(StoreError::ManifestFormat { object, store, found, known: FORMAT });
             }
         };
-        if (read.schema.as_str(), read.version) != (M::SCHEMA, M::VERSION) {
+        if (stored.schema.as_str(), stored.version) != (M::SCHEMA, M::VERSION) {
             return Err(StoreError::ManifestSchema {
                 object: name.to_owned(),
                 store: self.address().to_owned(),
                 schema: M::SCHEMA,
                 version: M::VERSION,
-                found_schema: read.schema,
-                found_version: read.version,
+                found_schema: stored.schema,
+                found_version: stored.version,
             });
         }
-        let manifest = serde_json::from_str(read.payload.get());
-        manifest.map(Ok).map_err(|source| self.payload_error::<M>(name, source))
+        let manifest = serde_json::from_str(stored.payload.get());
+        manifest.map(Decoded::Intact).map_err(|source| self.payload_error::<M>(name, source))
     }
 }
 
@@ -224,14 +231,15 @@ fn parse_name(object: &str) -> Option<u64> {
 
 fn encode<M: ManifestSchema>(manifest: &M, sequence: u64) -> Result<Bytes, serde_json::Error> {
     let payload = serde_json::to_string_pretty(manifest)?;
-    let head = Head {
+    let head = ManifestHeader {
         format: FORMAT,
         schema: M::SCHEMA,
         version: M::VERSION,
         sequence,
         payload_blake3: checksum(M::SCHEMA, M::VERSION, sequence, &payload),
     };
-    // The payload is JSON already: a run of thousands of paths writes megabytes of it again and again.
+    // Append the payload as text. A run of thousands of paths rewrites megabytes of JSON often, and a second
+    // serialization of it would double the cost.
     let mut content = serde_json::to_vec(&head)?;
     content.pop();
     content.reserve(payload.len() + 16);
@@ -241,37 +249,44 @@ fn encode<M: ManifestSchema>(manifest: &M, sequence: u64) -> Result<Bytes, serde
     Ok(content.into())
 }
 
-/// Why a manifest was not read.
-#[derive(Debug)]
-enum Unread {
+/// An intact manifest, or the reason why it is damaged.
+enum Decoded<M> {
+    Intact(M),
     Damaged(String),
-    /// Not passed over like a damaged one: an older program must not fall back behind a newer one's manifest.
+}
+
+/// Reasons why a manifest is unreadable.
+#[derive(Debug)]
+enum Unreadable {
+    Damaged(String),
+    /// Not skipped like a damaged manifest: an older program must not go back to a state before a newer program's
+    /// manifest.
     Format(u32),
 }
 
-fn parse(sequence: u64, content: &[u8]) -> Result<Read<'_>, Unread> {
+fn parse(sequence: u64, content: &[u8]) -> Result<StoredManifest<'_>, Unreadable> {
     #[derive(Deserialize)]
     struct AnyFormat {
         format: u32,
     }
     let not_json =
-        |error| Unread::Damaged(format!("its {} bytes are not a manifest ({error})", content.len()));
+        |error| Unreadable::Damaged(format!("its {} bytes are not a manifest ({error})", content.len()));
     let AnyFormat { format } = serde_json::from_slice(content).map_err(not_json)?;
     if format != FORMAT {
-        return Err(Unread::Format(format));
+        return Err(Unreadable::Format(format));
     }
-    let read: Read<'_> = serde_json::from_slice(content).map_err(not_json)?;
-    let expected = checksum(&read.schema, read.version, read.sequence, read.payload.get());
-    if expected != read.payload_blake3 {
-        return Err(Unread::Damaged("its checksum does not match its content".to_owned()));
+    let stored: StoredManifest<'_> = serde_json::from_slice(content).map_err(not_json)?;
+    let expected = checksum(&stored.schema, stored.version, stored.sequence, stored.payload.get());
+    if expected != stored.payload_blake3 {
+        return Err(Unreadable::Damaged("its checksum does not match its content".to_owned()));
     }
-    if read.sequence != sequence {
-        return Err(Unread::Damaged(format!("it is the manifest of sequence {}", read.sequence)));
+    if stored.sequence != sequence {
+        return Err(Unreadable::Damaged(format!("it is the manifest of sequence {}", stored.sequence)));
     }
-    Ok(read)
+    Ok(stored)
 }
 
-/// Covers the payload as it stands in the file, and what says how to read it.
+/// Hash of the payload as it stands in the file, and of the fields that identify it.
 fn checksum(schema: &str, version: u32, sequence: u64, payload: &str) -> String {
     let mut hasher = blake3::Hasher::new();
     hasher.update(format!("{schema}\n{version}\n{sequence}\n").as_bytes()).update(payload.as_bytes());
@@ -285,12 +300,12 @@ mod tests {
     use super::*;
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
-    struct Progress {
+    struct RoundManifest {
         round: u64,
     }
 
-    impl ManifestSchema for Progress {
-        const SCHEMA: &'static str = "progress";
+    impl ManifestSchema for RoundManifest {
+        const SCHEMA: &'static str = "round";
         const VERSION: u32 = 1;
     }
 
@@ -311,7 +326,7 @@ mod tests {
 
         #[test]
         fn any_flipped_bit_and_any_cut_is_found(round: u64, at: prop::sample::Index, bit in 0..8_u8) {
-            let whole = encode(&Progress { round }, 7).unwrap();
+            let whole = encode(&RoundManifest { round }, 7).unwrap();
             prop_assert!(parse(7, &whole).is_ok());
             let at = at.index(whole.len() - 1); // the last byte is the line's end
             prop_assert!(parse(7, &whole[..at]).is_err());

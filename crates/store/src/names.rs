@@ -1,22 +1,22 @@
-//! The names of a run's objects: each says what the object is.
+//! Names of a run's objects. Each name describes its object.
 
 use dipaco_topology::{ModuleId, PathId};
 
-/// Where module weights are.
+/// Prefix of module weights.
 pub const MODULES: &str = "modules";
-/// Where the outer optimizer's momenta are.
+/// Prefix of the outer optimizer's momenta.
 pub const MOMENTA: &str = "momenta";
-/// Where the changes of module weights are.
+/// Prefix of changes of module weights.
 pub const CHANGES: &str = "changes";
-/// Where path states are.
+/// Prefix of path states.
 pub const PATHS: &str = "paths";
-/// Where outer gradients wait for the outer step of their module.
+/// Prefix of outer gradients that wait for an outer step.
 pub const OUTER_GRADIENTS: &str = "outer-gradients";
 
-/// Where checkpoints of the training are.
+/// Prefix of checkpoints of the training.
 pub const CHECKPOINTS: &str = "checkpoints";
 
-/// The checkpoint of the training that a coordinator took after `round` rounds: `checkpoints/<round>-<incarnation>`.
+/// A coordinator's checkpoint of the training after `round` rounds: `checkpoints/<round>-<incarnation>`.
 #[must_use]
 pub fn checkpoint(round: u32, incarnation: u32) -> String {
     format!("{CHECKPOINTS}/{round}-{incarnation}")
@@ -24,8 +24,8 @@ pub fn checkpoint(round: u32, incarnation: u32) -> String {
 
 /// A fragment's weights after `version` outer steps: `modules/<level>/<index>/<fragment>/<version>-<fence>`.
 ///
-/// `fence` is the fencing number of the synchronizer that took the step, so that one that has lost the module can't write
-/// over what its successor makes; 0 for the weights before the first step.
+/// `fence` is the fencing number of the synchronizer that took the step, so a synchronizer that has lost the module
+/// cannot overwrite the weights of its successor; 0 for the weights before the first step.
 #[must_use]
 pub fn weights(module: ModuleId, fragment: u32, version: u32, fence: u64) -> String {
     format!("{MODULES}/{module}/{fragment}/{version}-{fence}")
@@ -46,15 +46,15 @@ pub fn change(module: ModuleId, fragment: u32, version: u32, fence: u64) -> Stri
 
 /// The state of a path after `step` inner steps: `paths/<id>/<step>-<fence>`.
 ///
-/// `fence` is the fencing number of the lease under which it was computed, so that a worker that lost its lease can't
-/// write over what its successor brings.
+/// `fence` is the fencing number of the lease that computed the state, so a worker without a current lease cannot
+/// overwrite the state of its successor.
 #[must_use]
 pub fn path_state(path: PathId, step: u64, fence: u64) -> String {
     format!("{PATHS}/{path}/{step}-{fence}")
 }
 
-/// A path's outer gradient of a fragment, the `number`-th of the path to it:
-/// `outer-gradients/<level>/<index>/<fragment>/<number>/<path>-<fence>`.
+/// A path's outer gradient of a fragment: `outer-gradients/<level>/<index>/<fragment>/<number>/<path>-<fence>`.
+/// `number` is the sequence number of the path's contributions to the fragment.
 #[must_use]
 pub fn outer_gradient(module: ModuleId, fragment: u32, number: u32, path: PathId, fence: u64) -> String {
     format!("{OUTER_GRADIENTS}/{module}/{fragment}/{number}/{path}-{fence}")
@@ -66,7 +66,7 @@ pub fn seed_weights(step: u64) -> String {
     format!("seed/{step}/weights")
 }
 
-/// What the seed model needs to continue after `step` inner steps: `seed/<step>/state`.
+/// The state from which the seed model continues after `step` inner steps: `seed/<step>/state`.
 #[must_use]
 pub fn seed_state(step: u64) -> String {
     format!("seed/{step}/state")

@@ -1,22 +1,22 @@
-//! References to objects, and their verification.
+//! References to objects, and hashes of content.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Names one immutable object and says what its content must be.
+/// Name of an immutable object, with length and hash of its content.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectRef {
     /// The object's name in the store (see [`crate::names`]).
     pub name: String,
-    /// The BLAKE3 hash of its content, 64 lower-case hexadecimal digits.
+    /// BLAKE3 hash of the content, 64 lower-case hexadecimal digits.
     pub hash: String,
-    /// The length of its content in bytes.
+    /// Length of the content in bytes.
     pub bytes: u64,
 }
 
 impl ObjectRef {
-    /// The reference that `content` under `name` has, whether or not it is stored.
+    /// The reference of `content` under `name`; nothing is stored.
     #[must_use]
     pub fn of(name: impl Into<String>, content: &[u8]) -> Self {
         Self {
@@ -27,8 +27,8 @@ impl ObjectRef {
     }
 }
 
-/// The BLAKE3 hash of `content` in hexadecimal digits. Large content is hashed beside the async threads: at a few
-/// GB/s a module of some hundred megabytes would hold up everything else that the thread serves.
+/// The BLAKE3 hash of `content` in hexadecimal digits. A blocking thread hashes large content: at a few GB/s a module
+/// of some hundred megabytes would delay every other task of an async thread.
 pub(crate) async fn hash(content: &Bytes) -> String {
     const INLINE: usize = 256 << 10;
     if content.len() > INLINE {

@@ -1,7 +1,7 @@
-//! What is current in a run: the content of the manifest.
+//! The record of a run's current objects: the content of the manifest.
 //!
-//! Everything else in the store is immutable; this one record says which objects make up the run now. Readers that
-//! serve or evaluate need nothing else, and a coordinator that continues the run needs nothing else either.
+//! All other objects of the store are immutable; this record lists the objects that make up the run now. It is
+//! sufficient for serving, for evaluation, and for a coordinator that continues the run.
 
 use dipaco_topology::{ModuleId, PathId};
 use serde::{Deserialize, Serialize};
@@ -12,23 +12,23 @@ use crate::{ManifestSchema, ObjectRef};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunManifest {
-    /// The run's identity: made once, at its start.
+    /// Identity of the run, drawn at its start.
     pub run: String,
-    /// How often a coordinator has taken the run over. Makes the fencing numbers of each one new.
+    /// Number of coordinators that the run has had. It makes the fencing numbers of each coordinator unique.
     pub incarnation: u32,
-    /// The dense path that every path starts from, once its pretraining has begun.
+    /// The dense path from which every path starts; absent before its pretraining begins.
     pub seed: Option<SeedRecord>,
-    /// The training of the paths, once it has begun.
+    /// The training of the paths; absent before it begins.
     pub training: Option<TrainingRecord>,
-    /// What the training has been before, the newest at the end: it goes back there when something of it is damaged.
+    /// Checkpoints of the training, the newest last. A run with a damaged object goes back to a checkpoint.
     pub checkpoints: Vec<CheckpointRecord>,
 }
 
-/// The training as it was at some time. All objects that it refers to are kept.
+/// A checkpoint of the training. The store keeps all objects that it refers to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointRecord {
-    /// Rounds that every path had been trained for.
+    /// Rounds that every path had completed.
     pub round: u32,
     /// The [`TrainingRecord`] as JSON.
     pub object: ObjectRef,
@@ -40,39 +40,39 @@ impl ManifestSchema for RunManifest {
 }
 
 impl RunManifest {
-    /// A run in which nothing has happened yet.
+    /// A run before its first step.
     #[must_use]
     pub fn new(run: String) -> Self {
         Self { run, incarnation: 0, seed: None, training: None, checkpoints: Vec::new() }
     }
 
-    /// The phase of routing that the run is in, counted from 0: which router and which shards are its own.
+    /// Current phase of routing, from 0. It selects the router and the shards.
     #[must_use]
     pub fn phase(&self) -> u32 {
         self.training.as_ref().map_or(0, |training| training.phase)
     }
 }
 
-/// The seed model and how far its pretraining is.
+/// The seed model and the progress of its pretraining.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SeedRecord {
-    /// Hash of the part of the configuration that its weights depend on, and of its training data.
+    /// Hash of the training data and of all configuration that the weights depend on.
     pub origin: String,
     /// Inner steps taken.
     pub step: u64,
     /// Inner steps planned.
     pub steps: u64,
-    /// The weights of the whole path.
+    /// Weights of the whole path.
     pub weights: ObjectRef,
-    /// What it needs to continue; absent in a seed that was taken over from another run.
+    /// State from which pretraining continues; absent in a seed from another run.
     pub state: Option<ObjectRef>,
     /// Mean loss on the validation data at this step, in nats per token.
     pub validation_loss: Option<f64>,
 }
 
 impl SeedRecord {
-    /// Whether pretraining is complete.
+    /// True if pretraining is complete.
     #[must_use]
     pub fn finished(&self) -> bool {
         self.step >= self.steps
@@ -83,22 +83,22 @@ impl SeedRecord {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainingRecord {
-    /// Hash of everything that the weights depend on besides the shards: configuration and seed.
+    /// Hash of the configuration and the seed, on which the weights depend besides the shards.
     pub origin: String,
-    /// Rounds of H inner steps that each path takes in all.
+    /// Rounds of the whole run, of H inner steps of each path.
     pub rounds: u32,
-    /// H, the inner steps of a round.
+    /// H: inner steps of a path in a round.
     pub inner_steps: u64,
-    /// The rounds after which the text is divided anew, ascending: phase k + 1 begins after `boundaries[k]` rounds of
+    /// Rounds after which a new router divides the text, ascending: phase k + 1 begins after `boundaries[k]` rounds of
     /// every path.
     pub boundaries: Vec<u32>,
-    /// The phase that the run is in, counted from 0.
+    /// Current phase, from 0.
     pub phase: u32,
-    /// The shard of each path in this phase, in path order.
+    /// Shard of each path in this phase, in path order.
     pub shards: Vec<ShardRecord>,
-    /// Every module, level by level.
+    /// All modules, level by level.
     pub modules: Vec<ModuleRecord>,
-    /// Every path, in order.
+    /// All paths, in order.
     pub paths: Vec<PathRecord>,
 }
 
@@ -106,57 +106,57 @@ pub struct TrainingRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardRecord {
-    /// The token file's place in the run's routing folder, as in `phase-1/train/path-000.h5`.
+    /// Path of the token file in the run's routing folder, such as `phase-1/train/path-000.h5`.
     pub file: String,
-    /// The token file's content hash.
+    /// Content hash of the token file.
     pub hash: String,
-    /// Documents in it.
+    /// Documents in the shard.
     pub documents: u64,
-    /// Tokens in it: what outer gradients are weighted by.
+    /// Tokens in the shard: the weight of the path's outer gradients.
     pub tokens: u64,
 }
 
-/// A module's current state: that of each of its fragments, of which an uncut module has one.
+/// Current state of a module, by fragment. An uncut module has one fragment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModuleRecord {
-    /// Which module.
+    /// The module.
     pub module: ModuleId,
     /// Its fragments, in order.
     pub fragments: Vec<FragmentRecord>,
 }
 
-/// A fragment's current version.
+/// Current version of a fragment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FragmentRecord {
     /// Outer steps taken.
     pub version: u32,
-    /// The global weights at this version.
+    /// Global weights at this version.
     pub weights: ObjectRef,
-    /// What the outer optimizer remembers: momentum, and what its configuration needs besides; absent before the first
-    /// outer step.
+    /// State of the outer optimizer: momentum, and further buffers that its configuration needs; absent before the
+    /// first outer step.
     pub momentum: Option<ObjectRef>,
-    /// How the weights came to be what they are, as far as that is shorter than they are, the newest at the end.
+    /// The last changes of the weights, the newest last. Together they are shorter than the weights.
     pub changes: Vec<ChangeRecord>,
-    /// Earlier versions that some path still needs: to train on, or as its early-stopping best.
+    /// Earlier versions that a path still needs: for training, or as its early-stopping best.
     pub kept: Vec<KeptVersion>,
 }
 
-/// The change of a fragment's weights from one version to the next.
+/// Change of a fragment's weights from one version to the next.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeRecord {
-    /// Content hash of the weights that it is added to.
+    /// Content hash of the weights before the change.
     pub from: String,
-    /// The version that it makes.
+    /// Version after the change.
     pub version: u32,
     /// The change.
     pub object: ObjectRef,
 }
 
 impl FragmentRecord {
-    /// The weights at a version that is still kept.
+    /// Weights at a kept version.
     #[must_use]
     pub fn weights_at(&self, version: u32) -> Option<&ObjectRef> {
         if self.version == version {
@@ -172,60 +172,60 @@ impl FragmentRecord {
 pub struct KeptVersion {
     /// Outer steps taken at this version.
     pub version: u32,
-    /// The global weights at this version.
+    /// Global weights at this version.
     pub weights: ObjectRef,
 }
 
-/// How far a path is. Lists are over the path's fragments, level by level.
+/// Progress of a path. Lists have an entry for each fragment of the path, level by level.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PathRecord {
-    /// Inner steps taken, up to the end of the path's last complete lease.
+    /// Inner steps taken, up to the end of the path's last completed lease.
     pub steps: u64,
-    /// Whether its final weights have been measured on its held-out documents.
+    /// True if the final weights are measured on the path's held-out documents.
     pub measured: bool,
-    /// How many of its outer gradients count, for each fragment.
+    /// Number of accepted contributions, per fragment.
     pub sent: Vec<u32>,
-    /// The version that it took over last, of each fragment.
+    /// Version that the path received last, per fragment.
     pub adopted: Vec<u32>,
-    /// What the outer gradients that count hold together, for each fragment.
+    /// Steps and tokens of all accepted contributions together, per fragment.
     pub counted: Vec<CountRecord>,
-    /// What it needs to train on besides global weights; absent before its first lease is complete.
+    /// State that the next lease needs besides global weights; absent before the first completed lease.
     pub state: Option<ObjectRef>,
-    /// The fencing number of its last complete lease, under which what its worker holds of it was made.
+    /// Fencing number of the last completed lease. It identifies the state that the lease's worker holds.
     pub fence: Option<u64>,
-    /// Complete leases since `state`. A worker that takes the path over without their state trains them again.
+    /// Completed leases since `state`. A worker without the newest state replays them from `state`.
     #[serde(rename = "tail")]
     pub replay: Vec<CompletedLeaseRecord>,
-    /// The versions of its fragments with the lowest loss on its held-out documents in this phase.
+    /// Versions of the fragments with the lowest loss on the path's held-out documents in this phase.
     pub best: Option<Best>,
-    /// The versions that were measured last in this phase.
+    /// Versions of the last measurement in this phase.
     pub last: Option<Best>,
-    /// Outer gradients that wait for the outer step of their fragment.
+    /// Outer gradients that wait for an outer step of their fragment.
     pub gradients: Vec<GradientRecord>,
 }
 
-/// What outer gradients hold.
+/// Content of outer gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CountRecord {
     /// Inner steps.
     pub steps: u64,
-    /// Tokens trained on, padding not counted.
+    /// Tokens, without padding.
     pub tokens: u64,
 }
 
-/// A complete lease of a path. Lists are over the path's fragments, level by level.
+/// A completed lease of a path. Lists have an entry for each fragment of the path, level by level.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompletedLeaseRecord {
-    /// Inner steps that the path had taken before it.
+    /// Inner steps of the path before the lease.
     pub from: u64,
-    /// Inner steps that it had taken after it.
+    /// Inner steps of the path after the lease.
     pub to: u64,
-    /// The version of each fragment that the path had taken over.
+    /// Version that the path had received, per fragment.
     pub versions: Vec<u32>,
-    /// Whether it took the fragment over when the lease began.
+    /// True if the path received the fragment at the start of the lease, per fragment.
     pub received: Vec<bool>,
 }
 
@@ -233,68 +233,68 @@ pub struct CompletedLeaseRecord {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
-    /// The round of the path that began with these weights, counted from 0.
+    /// Round of the path that began with these weights, from 0.
     pub round: u32,
-    /// The versions of the path's fragments, level by level.
+    /// Versions of the path's fragments, level by level.
     pub versions: Vec<u32>,
     /// Mean loss on the path's held-out documents, in nats per token.
     pub loss: f64,
 }
 
-/// A fragment's outer gradient from one path.
+/// A path's outer gradient of a fragment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GradientRecord {
-    /// Which module.
+    /// The module.
     pub module: ModuleId,
-    /// Which fragment of it.
+    /// Index of the fragment in the module.
     pub fragment: u32,
-    /// The how manieth it is of the path to this fragment, from 1.
+    /// Sequence number of the path's contributions to the fragment, from 1.
     pub number: u32,
-    /// The version of the fragment that the path had taken over.
+    /// Version of the fragment that the path had received.
     pub base: u32,
-    /// Inner steps in it.
+    /// Inner steps in the gradient.
     pub steps: u64,
-    /// Tokens in it.
+    /// Tokens in the gradient.
     pub tokens: u64,
     /// The gradient.
     pub object: ObjectRef,
 }
 
 impl TrainingRecord {
-    /// The round with which the current phase began.
+    /// First round of the current phase.
     #[must_use]
     pub fn phase_begin(&self) -> u32 {
         let before = self.phase.checked_sub(1).and_then(|index| self.boundaries.get(index as usize));
         before.copied().unwrap_or(0)
     }
 
-    /// The round with which the current phase ends: the next boundary, or the end of the run.
+    /// End of the current phase in rounds: the next boundary, or the end of the run.
     #[must_use]
     pub fn phase_end(&self) -> u32 {
         self.boundaries.get(self.phase as usize).copied().unwrap_or(self.rounds)
     }
 
-    /// Inner steps of a path with which the current phase began.
+    /// Inner steps of a path at the start of the current phase.
     #[must_use]
     pub fn phase_begin_step(&self) -> u64 {
         u64::from(self.phase_begin()) * self.inner_steps
     }
 
-    /// Rounds that a path has been trained for to their end.
+    /// Complete rounds of a path.
     #[must_use]
     pub fn rounds_of(&self, path: &PathRecord) -> u32 {
         u32::try_from(path.steps / self.inner_steps.max(1)).unwrap_or(u32::MAX)
     }
 
-    /// Rounds that every path has been trained for to their end.
+    /// Rounds that every path has completed.
     #[must_use]
     pub fn rounds_done(&self) -> u32 {
         self.paths.iter().map(|path| self.rounds_of(path)).min().unwrap_or(0)
     }
 
-    /// Whether the current phase is over and another one is to begin: all paths have been trained to its end, and what
-    /// they contributed has been merged.
+    /// True if the current phase is over and another phase follows: all paths have reached its end, and all their
+    /// contributions are merged.
     #[must_use]
     pub fn at_boundary(&self) -> bool {
         let end = u64::from(self.phase_end()) * self.inner_steps;
@@ -302,7 +302,7 @@ impl TrainingRecord {
             && self.paths.iter().all(|path| path.steps == end && path.gradients.is_empty())
     }
 
-    /// Every object that the training refers to.
+    /// All objects that the training refers to.
     pub fn objects(&self) -> impl Iterator<Item = &ObjectRef> {
         let fragments = self.modules.iter().flat_map(|module| &module.fragments);
         let of_fragments = fragments.flat_map(|fragment| {
@@ -333,5 +333,21 @@ impl TrainingRecord {
     #[must_use]
     pub fn path(&self, path: PathId) -> Option<&PathRecord> {
         self.paths.get(path.index())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_leases_to_replay_keep_their_json_key() {
+        let lease =
+            CompletedLeaseRecord { from: 3, to: 6, versions: vec![1, 2], received: vec![true, false] };
+        let record = PathRecord { replay: vec![lease], ..PathRecord::default() };
+        let json = serde_json::to_value(&record).unwrap();
+        assert_eq!(json["tail"][0]["from"], 3);
+        assert_eq!(json.get("replay"), None);
+        assert_eq!(serde_json::from_value::<PathRecord>(json).unwrap(), record);
     }
 }

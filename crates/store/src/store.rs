@@ -13,21 +13,20 @@ use crate::address::{self, Open, Resolved, StoreOptions};
 use crate::object::{self, ObjectRef};
 use crate::{StoreError, manifest};
 
-/// An object that is present, as [`RunStore::list`] tells it.
+/// An object in the list of [`RunStore::list`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StoredObject {
-    /// The object's name.
+    /// Name of the object.
     pub name: String,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// Everything that a run keeps, at one address. Cheap to clone; all clones share the connection.
+/// All durable data of a run, at one address. Cheap to clone; all clones share the connection.
 #[derive(Clone)]
 pub struct RunStore {
     objects: Arc<dyn ObjectStore>,
     address: Arc<str>,
-    pub(crate) directory: Option<Arc<std::path::Path>>,
 }
 
 impl fmt::Debug for RunStore {
@@ -37,7 +36,7 @@ impl fmt::Debug for RunStore {
 }
 
 impl RunStore {
-    /// Opens the store at `address`: a directory that exists, `file:///path`, or with the feature `cloud` `s3://`,
+    /// Opens the store at `address`: an existing directory, `file:///path`, or with the feature `cloud` `s3://`,
     /// `gs://` and `az://`.
     ///
     /// # Errors
@@ -54,7 +53,7 @@ impl RunStore {
         Self::resolve(address, options, Open::Existing)
     }
 
-    /// Opens the store at `address`, and makes its directory when there is none.
+    /// Opens the store at `address`, and creates its directory if absent.
     ///
     /// # Errors
     /// [`StoreError::Address`] and [`StoreError::SchemeNotBuilt`].
@@ -70,37 +69,35 @@ impl RunStore {
         Self::resolve(address, options, Open::Create)
     }
 
-    /// A store that lives as long as its clones, for tests and simulations.
+    /// A store in memory, for tests and simulations. It lives as long as its clones.
     #[must_use]
     pub fn in_memory() -> Self {
-        Self {
-            objects: Arc::new(object_store::memory::InMemory::new()),
-            address: "memory".into(),
-            directory: None,
-        }
+        Self { objects: Arc::new(object_store::memory::InMemory::new()), address: "memory".into() }
     }
 
     fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Self, StoreError> {
-        let Resolved { objects, address, directory } = address::resolve(address, options, open)?;
-        Ok(Self { objects, address: address.into(), directory: directory.map(Into::into) })
+        let Resolved { objects, address } = address::resolve(address, options, open)?;
+        Ok(Self { objects, address: address.into() })
     }
 
-    /// The address, as messages show it.
+    /// Address of the store, for messages.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Publishes `content` under `name`, atomically: a reader sees all of it or nothing, also when the writer dies.
+    /// Publishes `content` under `name` atomically: a reader sees all of it or nothing, also if the writer dies.
     ///
-    /// Putting the same content again is no error, so work that is repeated after a crash may publish again.
+    /// Publishing the same content again is no error, so a process may repeat its work after a crash.
     ///
     /// # Errors
-    /// [`StoreError::Exists`] when the name is taken by other content, [`StoreError::Full`] when the disk is, and
-    /// [`StoreError::Name`] for a name that can't be used.
+    /// [`StoreError::Exists`] if the name has different content, [`StoreError::Full`] if the disk is full, and
+    /// [`StoreError::Name`] for an invalid name.
     pub async fn put(&self, name: &str, content: Bytes) -> Result<ObjectRef, StoreError> {
         let path = object_path(name)?;
         let reference = reference(name, &content).await;
+        // Only a conditional write is safe here: a look-up before the write would leave a gap in which another writer
+        // publishes the name.
         match self.write(&path, [content], PutMode::Create).await {
             Ok(()) => Ok(reference),
             Err(Error::AlreadyExists { .. }) => match self.get(&reference).await {
@@ -114,21 +111,21 @@ impl RunStore {
         }
     }
 
-    /// Publishes `content` under `name` in place of whatever is there, atomically.
+    /// Publishes `content` under `name` atomically, in place of any old content.
     ///
-    /// Only for names that nothing refers to, such as what a dead writer left: a reference to the old content finds
-    /// it damaged afterwards.
+    /// Use it only for names without references, such as leftovers of a dead writer: a reference to the old content
+    /// becomes invalid.
     ///
     /// # Errors
-    /// [`StoreError::Full`] when the disk is, and [`StoreError::Name`] for a name that can't be used.
+    /// [`StoreError::Full`] if the disk is full, and [`StoreError::Name`] for an invalid name.
     pub async fn put_replacing(&self, name: &str, content: Bytes) -> Result<ObjectRef, StoreError> {
         let reference = reference(name, &content).await;
         self.put_referenced(&reference, [content]).await?;
         Ok(reference)
     }
 
-    /// [`RunStore::put_replacing`] for content whose reference the caller has made of it. The content may lie in several
-    /// parts of memory.
+    /// [`RunStore::put_replacing`] for content with a known reference. The content may lie in several parts of memory.
+    /// The caller is responsible for the hash in the reference.
     ///
     /// # Errors
     /// As [`RunStore::put_replacing`].
@@ -142,7 +139,7 @@ impl RunStore {
         written.map_err(|source| self.failed("write", &reference.name, source))
     }
 
-    /// The content of an object, verified by length and hash.
+    /// Reads an object and verifies its length and hash.
     ///
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::Cut`] and [`StoreError::Damaged`].
@@ -155,7 +152,7 @@ impl RunStore {
         Ok(content)
     }
 
-    /// A part of an object. Only the object's length is verified: whoever puts the parts together verifies the hash.
+    /// Reads a part of an object. Verifies only the object's length; the caller verifies the hash of the whole.
     ///
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::Cut`] and [`StoreError::Damaged`].
@@ -172,13 +169,13 @@ impl RunStore {
         Ok(part)
     }
 
-    /// Reads what is asked for of an object that has the right length.
+    /// Reads the requested part of an object, if the object has the length in its reference.
     async fn read_object(&self, reference: &ObjectRef, options: GetOptions) -> Result<Bytes, StoreError> {
         let name = reference.name.as_str();
         let failed = |source| self.failed("read", name, source);
         let found = self.objects.get_opts(&object_path(name)?, options).await.map_err(failed)?;
         let (expected, size) = (reference.bytes, found.meta.size);
-        // The length comes first, so that a wrong one costs no memory.
+        // Check the length before the read, so a wrong length costs no memory.
         if size < expected {
             let (object, store) = (name.to_owned(), self.address.to_string());
             return Err(StoreError::Cut { object, store, expected, found: size });
@@ -200,7 +197,7 @@ impl RunStore {
         }
     }
 
-    /// Whether an object of this name is present; its content is not read.
+    /// Returns whether an object of this name exists, without reading its content.
     ///
     /// # Errors
     /// [`StoreError::Name`] and [`StoreError::Io`].
@@ -208,11 +205,11 @@ impl RunStore {
         match self.objects.head(&object_path(name)?).await {
             Ok(_) => Ok(true),
             Err(Error::NotFound { .. }) => Ok(false),
-            Err(source) => Err(self.failed("look for", name, source)),
+            Err(source) => Err(self.failed("look up", name, source)),
         }
     }
 
-    /// Deletes an object; one that is not there is no error, so a deletion may be repeated.
+    /// Deletes an object. An absent object is no error, so a caller may repeat a deletion.
     ///
     /// # Errors
     /// [`StoreError::Name`] and [`StoreError::Io`].
@@ -220,8 +217,8 @@ impl RunStore {
         self.remove(&object_path(name)?).await
     }
 
-    /// The objects whose name starts with the segments of `prefix` (`""` for all), sorted by name. Manifests and
-    /// writes that never ended are not among them.
+    /// Lists the objects whose name starts with the segments of `prefix` (`""` for all), sorted by name. Manifests and
+    /// interrupted writes are excluded.
     ///
     /// # Errors
     /// [`StoreError::Name`] and [`StoreError::Io`].
@@ -279,13 +276,13 @@ fn object_path(name: &str) -> Result<Path, StoreError> {
     let wrong = |reason: &str| StoreError::Name { name: name.to_owned(), reason: reason.to_owned() };
     let path = parse_path(name)?;
     if name.is_empty() || name.starts_with('/') || name.ends_with('/') {
-        return Err(wrong("write segments between slashes, as in modules/0/3/17"));
+        return Err(wrong("separate segments by single slashes, as in modules/0/3/17"));
     }
     if manifest::is_manifest(name) {
-        return Err(wrong("manifests are read and replaced with `load` and `replace`"));
+        return Err(wrong("manifests have the functions `load` and `replace`"));
     }
     if name.contains('#') {
-        return Err(wrong("`#` marks writes that have not ended"));
+        return Err(wrong("`#` marks unfinished writes"));
     }
     Ok(path)
 }

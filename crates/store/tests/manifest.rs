@@ -9,28 +9,28 @@ use dipaco_store::{KEPT_MANIFESTS, ManifestSchema, RunStore, Sequence, StoreErro
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Progress {
+struct RoundManifest {
     round: u64,
     coordinator: String,
 }
 
-impl ManifestSchema for Progress {
-    const SCHEMA: &'static str = "progress";
+impl ManifestSchema for RoundManifest {
+    const SCHEMA: &'static str = "round";
     const VERSION: u32 = 1;
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Later {
+struct NextVersion {
     round: u64,
 }
 
-impl ManifestSchema for Later {
-    const SCHEMA: &'static str = "progress";
+impl ManifestSchema for NextVersion {
+    const SCHEMA: &'static str = "round";
     const VERSION: u32 = 2;
 }
 
-fn progress(round: u64) -> Progress {
-    Progress { round, coordinator: "first".to_owned() }
+fn manifest_of(round: u64) -> RoundManifest {
+    RoundManifest { round, coordinator: "first".to_owned() }
 }
 
 struct Run {
@@ -45,11 +45,11 @@ impl Run {
         Self { directory, store }
     }
 
-    /// Replaces the manifest so often that `rounds` is the highest sequence.
+    /// Replaces the manifest `rounds` times, so `rounds` is the highest sequence.
     async fn with_rounds(rounds: u64) -> Self {
         let run = Self::new();
         for round in 1..=rounds {
-            run.store.replace(&progress(round), Sequence(round - 1)).await.unwrap();
+            run.store.replace(&manifest_of(round), Sequence(round - 1)).await.unwrap();
         }
         run
     }
@@ -62,21 +62,21 @@ impl Run {
 #[tokio::test]
 async fn a_run_starts_without_a_manifest_and_the_last_one_is_current() {
     let run = Run::new();
-    assert_eq!(run.store.load::<Progress>().await.unwrap(), None);
-    assert_eq!(run.store.replace(&progress(1), Sequence::NONE).await.unwrap(), Sequence(1));
-    assert_eq!(run.store.replace(&progress(2), Sequence(1)).await.unwrap(), Sequence(2));
-    let loaded = run.store.load::<Progress>().await.unwrap().unwrap();
-    assert_eq!((loaded.manifest, loaded.sequence), (progress(2), Sequence(2)));
+    assert_eq!(run.store.load::<RoundManifest>().await.unwrap(), None);
+    assert_eq!(run.store.replace(&manifest_of(1), Sequence::NONE).await.unwrap(), Sequence(1));
+    assert_eq!(run.store.replace(&manifest_of(2), Sequence(1)).await.unwrap(), Sequence(2));
+    let loaded = run.store.load::<RoundManifest>().await.unwrap().unwrap();
+    assert_eq!((loaded.manifest, loaded.sequence), (manifest_of(2), Sequence(2)));
     assert!(loaded.warnings.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_many_writers_exactly_one_wins_each_time() {
+async fn exactly_one_of_many_writers_wins_each_time() {
     let run = Run::new();
     for expected in 0..10 {
         let writers = (0..8).map(|writer| {
             let store = run.store.clone();
-            let manifest = Progress { round: expected, coordinator: format!("writer {writer}") };
+            let manifest = RoundManifest { round: expected, coordinator: format!("writer {writer}") };
             tokio::spawn(async move {
                 store.replace(&manifest, Sequence(expected)).await.map(|_| manifest.coordinator)
             })
@@ -89,7 +89,7 @@ async fn of_many_writers_exactly_one_wins_each_time() {
                 Err(error) => panic!("{error}"),
             }
         }
-        let current = run.store.load::<Progress>().await.unwrap().unwrap();
+        let current = run.store.load::<RoundManifest>().await.unwrap().unwrap();
         assert_eq!(winners, [current.manifest.coordinator]);
         assert_eq!(current.sequence, Sequence(expected + 1));
     }
@@ -99,10 +99,10 @@ async fn of_many_writers_exactly_one_wins_each_time() {
 async fn a_writer_that_lost_its_place_is_refused_however_far_behind_it_is() {
     let run = Run::with_rounds(30).await;
     for stale in [0, 3, 25, 29, 31, u64::MAX] {
-        let error = run.store.replace(&progress(99), Sequence(stale)).await.unwrap_err();
+        let error = run.store.replace(&manifest_of(99), Sequence(stale)).await.unwrap_err();
         assert!(matches!(error, StoreError::Conflict { current: 30, .. }), "{error}");
     }
-    assert_eq!(run.store.load::<Progress>().await.unwrap().unwrap().manifest, progress(30));
+    assert_eq!(run.store.load::<RoundManifest>().await.unwrap().unwrap().manifest, manifest_of(30));
 }
 
 #[tokio::test]
@@ -114,13 +114,13 @@ async fn only_the_last_manifests_are_kept() {
 }
 
 #[tokio::test]
-async fn a_torn_manifest_is_passed_over_with_a_warning_and_the_run_goes_on() {
+async fn a_torn_manifest_is_skipped_with_a_warning_and_the_run_continues() {
     let run = Run::with_rounds(3).await;
     let whole = fs::read(run.manifest(3)).unwrap();
     for torn in [&whole[..0], &whole[..whole.len() / 2], &vec![0; whole.len()][..]] {
         fs::write(run.manifest(3), torn).unwrap();
-        let loaded = run.store.load::<Progress>().await.unwrap().unwrap();
-        assert_eq!((loaded.manifest, loaded.sequence), (progress(2), Sequence(3)));
+        let loaded = run.store.load::<RoundManifest>().await.unwrap().unwrap();
+        assert_eq!((loaded.manifest, loaded.sequence), (manifest_of(2), Sequence(3)));
         assert_eq!(loaded.warnings.len(), 1);
         assert!(
             loaded.warnings[0].contains("00000000000000000003.json` is damaged"),
@@ -128,16 +128,16 @@ async fn a_torn_manifest_is_passed_over_with_a_warning_and_the_run_goes_on() {
             loaded.warnings
         );
     }
-    assert_eq!(run.store.replace(&progress(3), Sequence(3)).await.unwrap(), Sequence(4));
-    assert!(run.store.load::<Progress>().await.unwrap().unwrap().warnings.is_empty());
+    assert_eq!(run.store.replace(&manifest_of(3), Sequence(3)).await.unwrap(), Sequence(4));
+    assert!(run.store.load::<RoundManifest>().await.unwrap().unwrap().warnings.is_empty());
 }
 
 #[tokio::test]
 async fn a_manifest_under_another_number_does_not_count() {
     let run = Run::with_rounds(2).await;
     fs::copy(run.manifest(1), run.manifest(3)).unwrap();
-    let loaded = run.store.load::<Progress>().await.unwrap().unwrap();
-    assert_eq!(loaded.manifest, progress(2));
+    let loaded = run.store.load::<RoundManifest>().await.unwrap().unwrap();
+    assert_eq!(loaded.manifest, manifest_of(2));
     assert!(loaded.warnings[0].contains("manifest of sequence 1"), "{:?}", loaded.warnings);
 }
 
@@ -147,19 +147,19 @@ async fn without_an_intact_manifest_the_run_does_not_start_over() {
     for sequence in [1, 2] {
         fs::write(run.manifest(sequence), "{").unwrap();
     }
-    let error = run.store.load::<Progress>().await.unwrap_err();
+    let error = run.store.load::<RoundManifest>().await.unwrap_err();
     assert!(matches!(error, StoreError::ManifestDamaged { .. }));
     assert!(error.to_string().contains("00000000000000000001.json"), "{error}");
 }
 
 #[tokio::test]
-async fn a_manifest_of_another_version_is_refused_and_not_passed_over() {
+async fn a_manifest_of_another_version_is_refused_and_not_skipped() {
     let run = Run::with_rounds(2).await;
-    run.store.replace(&Later { round: 3 }, Sequence(2)).await.unwrap();
-    let error = run.store.load::<Progress>().await.unwrap_err();
+    run.store.replace(&NextVersion { round: 3 }, Sequence(2)).await.unwrap();
+    let error = run.store.load::<RoundManifest>().await.unwrap_err();
     assert!(matches!(error, StoreError::ManifestSchema { version: 1, found_version: 2, .. }), "{error}");
     fs::write(run.manifest(3), r#"{"format":2,"anything":0}"#).unwrap();
-    let error = run.store.load::<Progress>().await.unwrap_err();
+    let error = run.store.load::<RoundManifest>().await.unwrap_err();
     assert!(matches!(error, StoreError::ManifestFormat { found: 2, .. }), "{error}");
 }
 
@@ -169,6 +169,6 @@ async fn other_files_beside_the_manifests_are_ignored() {
     for name in ["00000000000000000002.json#1", "notes.txt", "2.json"] {
         fs::write(run.directory.path().join("manifest").join(name), "x").unwrap();
     }
-    assert_eq!(run.store.load::<Progress>().await.unwrap().unwrap().manifest, progress(1));
-    assert_eq!(run.store.replace(&progress(2), Sequence(1)).await.unwrap(), Sequence(2));
+    assert_eq!(run.store.load::<RoundManifest>().await.unwrap().unwrap().manifest, manifest_of(1));
+    assert_eq!(run.store.replace(&manifest_of(2), Sequence(1)).await.unwrap(), Sequence(2));
 }

@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use bytes::Bytes;
 use dipaco_store::{ObjectRef, RunStore, StoreError, StoreOptions, StoredObject, names};
@@ -35,7 +34,7 @@ async fn an_object_is_read_back_verified_also_by_another_process() {
 }
 
 #[tokio::test]
-async fn the_same_content_may_be_put_again_other_content_may_not() {
+async fn the_same_content_may_be_put_again_different_content_may_not() {
     let (_directory, on_disk) = directory();
     for store in [on_disk, RunStore::in_memory()] {
         let name = names::weights(MODULE, 0, 1, 0);
@@ -61,7 +60,7 @@ async fn an_empty_object_is_an_object() {
 }
 
 #[tokio::test]
-async fn cut_damaged_longer_and_missing_objects_are_told_with_name_and_remedy() {
+async fn errors_of_truncated_damaged_longer_and_missing_objects_name_object_and_remedy() {
     let (directory, store) = directory();
     let reference = store.put("modules/0/3/1", "0123456789".into()).await.unwrap();
     let path = file(&directory, "modules/0/3/1");
@@ -88,7 +87,7 @@ async fn cut_damaged_longer_and_missing_objects_are_told_with_name_and_remedy() 
 }
 
 #[tokio::test]
-async fn parts_of_an_object_are_its_bytes_and_are_held_against_its_length() {
+async fn ranges_of_an_object_are_its_bytes_and_its_length_is_verified() {
     let (directory, store) = directory();
     let reference = store.put("modules/0/3/1", "0123456789".into()).await.unwrap();
     for (range, part) in [(0..4, "0123"), (4..8, "4567"), (8..12, "89"), (10..12, "")] {
@@ -104,33 +103,16 @@ async fn parts_of_an_object_are_its_bytes_and_are_held_against_its_length() {
 }
 
 #[tokio::test]
-async fn what_an_interrupted_put_leaves_is_not_visible_and_in_nobodys_way() {
+async fn leftovers_of_an_interrupted_put_are_invisible_and_harmless() {
     let (directory, store) = directory();
     fs::create_dir_all(file(&directory, "modules/0/3")).unwrap();
-    // A writer that is killed leaves its staging file, which is linked to its name only when it is complete.
+    // A killed writer leaves its staging file; only a complete staging file gets its name.
     fs::write(file(&directory, "modules/0/3/1#1"), "half of the wei").unwrap();
     assert!(!store.contains("modules/0/3/1").await.unwrap());
     assert_eq!(store.list("").await.unwrap(), []);
     let reference = store.put("modules/0/3/1", "all of the weights".into()).await.unwrap();
     assert_eq!(store.get(&reference).await.unwrap(), "all of the weights");
     assert_eq!(store.list("modules").await.unwrap(), [StoredObject { name: reference.name, bytes: 18 }]);
-}
-
-#[tokio::test]
-async fn old_interrupted_writes_are_removed_and_nothing_else() {
-    let (directory, store) = directory();
-    let reference = store.put("modules/0/3/1", "weights".into()).await.unwrap();
-    for name in ["modules/0/3/2#1", "modules/0/3/2#17", "manifest#1", "notes#a", "#"] {
-        fs::write(file(&directory, name), "half").unwrap();
-    }
-    let started = fs::metadata(file(&directory, "notes#a")).unwrap().modified().unwrap();
-    let hour = Duration::from_secs(3600);
-    assert_eq!(store.remove_interrupted(started - hour).await.unwrap(), 0);
-    assert_eq!(store.remove_interrupted(started + hour).await.unwrap(), 12);
-    assert_eq!(store.get(&reference).await.unwrap(), "weights");
-    assert!(file(&directory, "notes#a").exists() && file(&directory, "#").exists());
-    assert!(!file(&directory, "modules/0/3/2#1").exists());
-    assert_eq!(RunStore::in_memory().remove_interrupted(started).await.unwrap(), 0);
 }
 
 #[tokio::test]
@@ -160,7 +142,7 @@ async fn names_that_leave_the_store_or_hide_in_it_are_refused() {
 }
 
 #[test]
-fn addresses_that_can_not_be_used_say_why() {
+fn errors_of_invalid_addresses_give_the_reason() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing");
     let a_file = directory.path().join("file");
@@ -168,7 +150,7 @@ fn addresses_that_can_not_be_used_say_why() {
     let message = |address: &Path| RunStore::open(address.to_str().unwrap()).unwrap_err().to_string();
     assert!(message(&missing).contains("there is no run store at"));
     assert!(message(&a_file).contains("not a directory"));
-    assert!(message(Path::new("ftp://host/x")).contains("scheme ftp:// is not known"));
+    assert!(message(Path::new("ftp://host/x")).contains("scheme ftp:// is unknown"));
     assert!(message(Path::new("")).contains("it is empty"));
     assert!(RunStore::create(a_file.join("below").to_str().unwrap()).is_err());
 
@@ -178,10 +160,10 @@ fn addresses_that_can_not_be_used_say_why() {
 
 #[test]
 #[cfg(not(feature = "cloud"))]
-fn a_cloud_address_names_the_feature_that_it_needs() {
+fn the_error_of_a_cloud_address_names_the_feature() {
     let error = RunStore::open("s3://bucket/run").unwrap_err();
     assert!(matches!(error, StoreError::SchemeNotBuilt { .. }));
-    assert!(error.to_string().contains("--features cloud"), "{error}");
+    assert!(error.to_string().contains("the feature `cloud`"), "{error}");
 }
 
 #[test]

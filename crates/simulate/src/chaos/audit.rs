@@ -1,39 +1,40 @@
-//! What must hold whatever happens, checked from outside on everything that reaches the disk.
+//! Checks of the invariants on every write to the disk, independent of the core's code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dipaco_sync::{Contribution, FragmentId, OuterStep, Scheme, fragment_ids, fragment_ids_of};
+use dipaco_sync::{Contribution, FragmentId, Scheme, fragment_ids, fragment_ids_of};
 use dipaco_topology::PathId;
 
 use super::case::Case;
-use super::coordinator::Disk;
-use super::toy::{Gradient, sends};
+use super::coordinator::{MergedStep, SimulatedDisk};
+use super::toy::{ToyGradient, sends};
 
-/// What was merged into the global weights, over the whole run.
+/// All merged contributions of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Audit {
-    merged: BTreeMap<(FragmentId, PathId), Vec<(Contribution, Gradient)>>,
+    merged: BTreeMap<(FragmentId, PathId), Vec<(Contribution, ToyGradient)>>,
     known: BTreeSet<(FragmentId, PathId, u32)>,
 }
 
 impl Audit {
-    /// Looks at a write: what the disk holds before and after, and the outer step that it writes down.
+    /// Checks a write: the disk before and after it, and the outer step in it.
     ///
     /// # Errors
-    /// What does not hold.
+    /// The violated invariant.
     pub(crate) fn written(
         &mut self,
         case: &Case,
-        before: &Disk,
-        after: &Disk,
-        step: Option<&(OuterStep, Vec<Gradient>)>,
+        before: &SimulatedDisk,
+        after: &SimulatedDisk,
+        merged: Option<&MergedStep>,
     ) -> Result<(), String> {
         for (fragment, &version) in &before.progress.versions {
             let next = after.progress.versions[fragment];
-            let expected = version + u32::from(step.is_some_and(|(step, _)| step.fragment == *fragment));
+            let expected =
+                version + u32::from(merged.is_some_and(|merged| merged.step.fragment == *fragment));
             if next != expected {
                 return Err(format!(
-                    "unit {fragment} goes from version {version} to {next}, not to {expected}"
+                    "fragment {fragment} goes from version {version} to {next}, not to {expected}"
                 ));
             }
         }
@@ -43,7 +44,7 @@ impl Audit {
                 return Err(format!("path {index} goes back from {old:?} to {new:?}"));
             }
         }
-        let Some((step, gradients)) = step else { return Ok(()) };
+        let Some(MergedStep { step, gradients }) = merged else { return Ok(()) };
         for (contribution, gradient) in step.contributions.iter().zip(gradients) {
             let Contribution { path, number, base, .. } = *contribution;
             let fragment = step.fragment;
@@ -52,10 +53,12 @@ impl Audit {
             }
             if gradient.seen != base {
                 return Err(format!(
-                    "outer gradient {number} of path {path} to {fragment} was made from version {}, and counts as from {base}",
+                    "outer gradient {number} of path {path} to {fragment} was made from version {}, and counts with base {base}",
                     gradient.seen
                 ));
             }
+            // A path may be one version behind, because it trains while the previous outer step runs. A dropped outer
+            // gradient leaves its path further behind.
             if case.scheme == Scheme::Synchronous && !case.schedule.drops().any() && base + 2 < step.version {
                 return Err(format!(
                     "{fragment} steps to version {} with an outer gradient of version {base}",
@@ -67,10 +70,10 @@ impl Audit {
         Ok(())
     }
 
-    /// Looks at a run that has ended: every inner step of every path is in the weights of each of its units once.
+    /// Checks a finished run: every inner step of every path is in the weights of each of its fragments exactly once.
     ///
     /// # Errors
-    /// What does not hold.
+    /// The violated invariant.
     pub(crate) fn ended(mut self, case: &Case) -> Result<(), String> {
         let (fragments, total) = (case.schedule.fragments(), case.schedule.total());
         for path in case.topology.path_ids() {
@@ -85,14 +88,14 @@ impl Audit {
                     if contribution.number != number {
                         return Err(format!("outer gradient {number} of path {path} to {fragment} is lost"));
                     }
-                    let steps = gradient.data.1 - gradient.data.0;
-                    if gradient.data.0 != trained || contribution.steps != steps {
+                    let steps = gradient.steps.end - gradient.steps.start;
+                    if gradient.steps.start != trained || contribution.steps != steps {
                         return Err(format!(
-                            "outer gradient {number} of path {path} to {fragment} holds the steps after {} up to {}, counted as {}, where those after {trained} are next",
-                            gradient.data.0, gradient.data.1, contribution.steps
+                            "outer gradient {number} of path {path} to {fragment} holds inner steps {} to {}, counted as {} steps, but step {trained} is next",
+                            gradient.steps.start, gradient.steps.end, contribution.steps
                         ));
                     }
-                    trained = gradient.data.1;
+                    trained = gradient.steps.end;
                 }
                 if trained != total || expected.is_some_and(|expected| expected.len() != merged.len()) {
                     return Err(format!(
@@ -105,16 +108,20 @@ impl Audit {
         Ok(())
     }
 
-    /// Whether the weights are those of the undisturbed run, bit for bit.
+    /// Checks that the weights are equal to those of the undisturbed run, bit for bit.
     ///
     /// # Errors
-    /// Where they differ.
-    pub(crate) fn same_weights(case: &Case, disk: &Disk, undisturbed: &Disk) -> Result<(), String> {
+    /// The first difference.
+    pub(crate) fn same_weights(
+        case: &Case,
+        disk: &SimulatedDisk,
+        undisturbed: &SimulatedDisk,
+    ) -> Result<(), String> {
         for fragment in fragment_ids(&case.topology, case.schedule.fragments()) {
-            let bits = |disk: &Disk| disk.weights[&fragment].map(f32::to_bits);
+            let bits = |disk: &SimulatedDisk| disk.weights[&fragment].map(f32::to_bits);
             if bits(disk) != bits(undisturbed) {
                 return Err(format!(
-                    "the weights of {fragment} are {:?}, those of the undisturbed run {:?}",
+                    "the weights of {fragment} are {:?}, but {:?} in the undisturbed run",
                     disk.weights[&fragment], undisturbed.weights[&fragment]
                 ));
             }

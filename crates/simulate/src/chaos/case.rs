@@ -1,4 +1,4 @@
-//! What a seed stands for: a small run and the faults that happen to it.
+//! The run that a seed selects: settings and faults of a small run.
 
 use std::time::Duration;
 
@@ -10,56 +10,56 @@ use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// A small run.
+/// Settings of a small run.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) topology: Topology,
     pub(crate) schedule: Schedule,
     pub(crate) scheme: Scheme,
     pub(crate) blend: Blend,
-    /// Whether paths take over delayed weights with eager updates.
+    /// True if paths use eager updates.
     pub(crate) eager: bool,
-    /// The seed of shard sampling, when paths are drawn.
+    /// Seed of shard sampling; absent without sampling.
     pub(crate) sampling: Option<u64>,
-    pub(crate) workers: Vec<Worker>,
+    pub(crate) workers: Vec<Machine>,
     pub(crate) faults: Faults,
 }
 
-/// A machine that trains.
+/// A machine of a worker.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Worker {
-    /// The time of an inner step.
+pub(crate) struct Machine {
+    /// Time of an inner step.
     pub(crate) step: Duration,
-    /// How fast its clock runs.
+    /// Speed of its clock, 1 for a correct clock.
     pub(crate) clock: f64,
 }
 
-/// What goes wrong, and until when. Times are means between two faults of a kind.
+/// Faults of a run. Durations named after a fault are means between two faults of the kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Faults {
-    /// The share of messages that never arrive.
+    /// Share of lost messages.
     pub(crate) lost: f64,
-    /// The share of messages that arrive twice.
+    /// Share of duplicated messages.
     pub(crate) doubled: f64,
-    /// The longest time that a message takes.
+    /// Longest delay of a message.
     pub(crate) delay: Duration,
-    /// The share of answered requests that come again, with another content.
-    pub(crate) lies: f64,
+    /// Share of answered requests that are repeated with different content.
+    pub(crate) forged: f64,
     pub(crate) worker_crash: Duration,
     pub(crate) worker_pause: Duration,
     pub(crate) partition: Duration,
     pub(crate) coordinator_crash: Duration,
-    /// The longest time that a write to the disk takes.
+    /// Longest duration of a write to the disk.
     pub(crate) disk: Duration,
-    /// From here on nothing goes wrong, so that the run can end.
+    /// End of all faults, so the run can end.
     pub(crate) until: Duration,
 }
 
-/// The outer step of every case.
+/// Rescaling and optimizer of outer steps, in every case.
 pub(crate) const RESCALE: Rescale = Rescale::SqrtPaths;
 pub(crate) const RULE: OuterRule = OuterRule { learning_rate: 0.5, momentum: 0.8 };
 
-/// How long a lease lasts without a heartbeat.
+/// Duration of a lease without a heartbeat.
 pub(crate) const LEASE: Duration = Duration::from_millis(2000);
 
 impl Case {
@@ -102,7 +102,7 @@ impl Case {
         };
         let blend =
             Blend { own: if eager || random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) } };
-        let worker = |random: &mut ChaCha8Rng| Worker {
+        let worker = |random: &mut ChaCha8Rng| Machine {
             step: Duration::from_micros(random.random_range(1_000..60_000)),
             clock: random.random_range(0.7..1.4),
         };
@@ -110,14 +110,14 @@ impl Case {
         Ok(Self { topology, schedule, scheme, blend, eager, sampling, workers, faults: faults(random) })
     }
 
-    /// The same training by one worker to whom nothing happens.
+    /// The same training by one worker, without faults.
     pub(crate) fn undisturbed(&self) -> Self {
         let never = Duration::from_secs(1 << 30);
         let faults = Faults {
             lost: 0.0,
             doubled: 0.0,
             delay: Duration::from_millis(1),
-            lies: 0.0,
+            forged: 0.0,
             worker_crash: never,
             worker_pause: never,
             partition: never,
@@ -125,7 +125,7 @@ impl Case {
             disk: Duration::from_millis(1),
             until: Duration::ZERO,
         };
-        let workers = vec![Worker { step: Duration::from_millis(1), clock: 1.0 }];
+        let workers = vec![Machine { step: Duration::from_millis(1), clock: 1.0 }];
         Self { faults, workers, ..self.clone() }
     }
 
@@ -138,7 +138,7 @@ impl Case {
         100 + 10 * u64::from(path.0)
     }
 
-    /// A path's factor in the merged outer gradient of a unit when all its learners contribute once.
+    /// A path's factor in the merged outer gradient of a fragment if each learner contributes once.
     pub(crate) fn share(&self, fragment: FragmentId, path: PathId) -> f32 {
         let learners: Vec<_> =
             self.topology.paths_through(fragment.module).map(|path| (path, Self::shard(path))).collect();
@@ -147,7 +147,7 @@ impl Case {
         own * RESCALE.factor(learners.len())
     }
 
-    /// A line about the case.
+    /// Description of the case in a line.
     pub(crate) fn describe(&self) -> String {
         let Faults { lost, doubled, worker_crash, coordinator_crash, .. } = self.faults;
         let scheme = match self.scheme {
@@ -214,7 +214,7 @@ fn topology(random: &mut ChaCha8Rng) -> Result<Topology, String> {
 }
 
 fn faults(random: &mut ChaCha8Rng) -> Faults {
-    // Each kind is absent in a part of the cases, so that one does not hide what another would find.
+    // Each kind of fault is absent in a part of the cases, so no fault hides the bugs that another would reveal.
     let share = |random: &mut ChaCha8Rng, most: f64| {
         if random.random_bool(0.4) { 0.0 } else { random.random_range(0.0..most) }
     };
@@ -226,7 +226,7 @@ fn faults(random: &mut ChaCha8Rng) -> Faults {
         lost: share(random, 0.3),
         doubled: share(random, 0.3),
         delay: Duration::from_millis(random.random_range(1..400)),
-        lies: share(random, 0.3),
+        forged: share(random, 0.3),
         worker_crash: every(random, 300, 6_000),
         worker_pause: every(random, 300, 6_000),
         partition: every(random, 500, 6_000),

@@ -13,27 +13,27 @@ use dipaco_topology::PathId;
 
 use super::Bug;
 use super::case::{Case, RESCALE, RULE};
-use super::toy::{Gradient, PathState, VALUES, Values, seed};
+use super::toy::{ToyGradient, ToyPathState, VALUES, Values, seed};
 
-/// What survives the coordinator.
+/// The durable data of a simulated run.
 #[derive(Clone, Debug)]
-pub(crate) struct Disk {
+pub(crate) struct SimulatedDisk {
     pub(crate) incarnation: u32,
     pub(crate) phase: usize,
     pub(crate) progress: TrainingProgress,
     pub(crate) weights: BTreeMap<FragmentId, Values>,
     momentum: BTreeMap<FragmentId, Values>,
-    /// Earlier versions that some path still needs.
+    /// Earlier versions that a path still needs.
     kept: BTreeMap<(FragmentId, u32), Values>,
-    states: BTreeMap<PathId, PathState>,
-    gradients: BTreeMap<(FragmentId, PathId, u32), Gradient>,
+    states: BTreeMap<PathId, ToyPathState>,
+    gradients: BTreeMap<(FragmentId, PathId, u32), ToyGradient>,
 }
 
-impl Disk {
+impl SimulatedDisk {
     pub(crate) fn new(case: &Case) -> Self {
         let fragments = case.schedule.fragments();
         let all: Vec<FragmentId> = fragment_ids(&case.topology, fragments).collect();
-        let start = |path| (path, PathState::start(&fragment_ids_of(&case.topology, fragments, path)));
+        let start = |path| (path, ToyPathState::start(&fragment_ids_of(&case.topology, fragments, path)));
         Self {
             incarnation: 0,
             phase: 0,
@@ -47,9 +47,9 @@ impl Disk {
     }
 }
 
-/// What a worker asks.
+/// A request of a worker.
 #[derive(Clone, Debug)]
-pub(crate) enum Request {
+pub(crate) enum ChaosRequest {
     Ask,
     Follow {
         path: PathId,
@@ -63,21 +63,21 @@ pub(crate) enum Request {
         path: PathId,
         fence: Fence,
         send: ScheduledSend,
-        gradient: Gradient,
+        gradient: ToyGradient,
     },
     Complete {
         path: PathId,
         fence: Fence,
-        last: Vec<(ScheduledSend, Gradient)>,
-        state: Box<PathState>,
+        last: Vec<(ScheduledSend, ToyGradient)>,
+        state: Box<ToyPathState>,
         done: LeaseOutcome,
     },
 }
 
-/// What it is told.
+/// An answer of the coordinator.
 #[derive(Clone, Debug)]
-pub(crate) enum Reply {
-    Work(Box<Work>),
+pub(crate) enum ChaosReply {
+    Lease(Box<GrantedLease>),
     Wait,
     Finished,
     Done,
@@ -85,55 +85,92 @@ pub(crate) enum Reply {
     Refused(String),
 }
 
-/// A lease with what it begins with.
+/// A lease with its inputs.
 #[derive(Clone, Debug)]
-pub(crate) struct Work {
+pub(crate) struct GrantedLease {
     pub(crate) lease: Lease,
-    pub(crate) state: PathState,
+    pub(crate) state: ToyPathState,
     pub(crate) globals: Vec<(ScheduledReceive, Values)>,
 }
 
-/// Who asked: worker, its incarnation, and its number for the request.
-pub(crate) type Asker = (usize, u32, u64);
+/// Sender of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Requester {
+    pub(crate) worker: usize,
+    pub(crate) incarnation: u32,
+    /// Number of the request at the worker.
+    pub(crate) request: u64,
+}
 
-/// One thing to do.
+/// An answer with its recipient.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub(crate) to: Requester,
+    pub(crate) reply: ChaosReply,
+}
+
+/// An outer step with the merged outer gradients.
+#[derive(Clone, Debug)]
+pub(crate) struct MergedStep {
+    pub(crate) step: OuterStep,
+    /// One outer gradient for each contribution.
+    pub(crate) gradients: Vec<ToyGradient>,
+}
+
+/// A merged outer step with its results.
+#[derive(Clone, Debug)]
+pub(crate) struct ComputedStep {
+    merged: MergedStep,
+    weights: Values,
+    momentum: Values,
+}
+
+/// A task of the coordinator.
 #[derive(Clone, Debug)]
 pub(crate) enum Operation {
-    Answer(Asker, Request),
-    Step(OuterStep, Values, Values, Vec<Gradient>),
+    Answer(Requester, ChaosRequest),
+    Step(Box<ComputedStep>),
     BeginPhase,
 }
 
-/// A change on its way to the disk.
+/// An unfinished write to the disk.
 #[derive(Debug)]
-pub(crate) struct Writing {
-    pub(crate) disk: Disk,
-    pub(crate) step: Option<(OuterStep, Vec<Gradient>)>,
-    pub(crate) reply: Option<(Asker, Reply)>,
+pub(crate) struct DiskWrite {
+    pub(crate) disk: SimulatedDisk,
+    pub(crate) merged: Option<MergedStep>,
+    /// The answer to send after the write.
+    pub(crate) answer: Option<Answer>,
+}
+
+/// Effect of an operation outside the coordinator's memory.
+pub(crate) enum Effect {
+    Write(Box<DiskWrite>),
+    Answer(Answer),
+    Nothing,
 }
 
 /// A running coordinator.
 #[derive(Debug)]
-pub(crate) struct Coordinator {
-    pub(crate) rounds: RunState,
-    /// The disk as it will be when everything has been written.
-    disk: Disk,
+pub(crate) struct SimulatedCoordinator {
+    pub(crate) run_state: RunState,
+    /// The disk after all pending writes.
+    disk: SimulatedDisk,
     pub(crate) queue: VecDeque<Operation>,
-    pub(crate) writing: Option<Writing>,
-    /// Outer steps that are being computed or wait to be written.
+    pub(crate) writing: Option<Box<DiskWrite>>,
+    /// Fragments with an outer step in computation or in an unfinished write.
     computing: BTreeSet<FragmentId>,
     boundary: bool,
     bug: Option<Bug>,
 }
 
-impl Coordinator {
-    /// Takes the run over from the disk.
-    pub(crate) fn take_over(case: &Case, disk: &mut Disk, bug: Option<Bug>) -> Result<Self, String> {
+impl SimulatedCoordinator {
+    /// Continues the run from the disk.
+    pub(crate) fn take_over(case: &Case, disk: &mut SimulatedDisk, bug: Option<Bug>) -> Result<Self, String> {
         disk.incarnation += 1;
         if bug == Some(Bug::LostMomentum) && disk.incarnation > 1 {
             disk.momentum.values_mut().for_each(|momentum| *momentum = [0.0; VALUES]);
         }
-        let mut rounds = RunState::new(
+        let mut run_state = RunState::new(
             case.topology.clone(),
             case.plan(disk.phase),
             disk.progress.clone(),
@@ -141,10 +178,10 @@ impl Coordinator {
         )
         .map_err(|error| error.to_string())?;
         if let Some(seed) = case.sampling {
-            rounds.sample_shards(seed, case.topology.path_ids().map(Case::shard).collect());
+            run_state.sample_shards(seed, case.topology.path_ids().map(Case::shard).collect());
         }
         Ok(Self {
-            rounds,
+            run_state,
             disk: disk.clone(),
             queue: VecDeque::new(),
             writing: None,
@@ -154,14 +191,14 @@ impl Coordinator {
         })
     }
 
-    /// Ends leases, and returns the outer steps whose computation begins now.
+    /// Expires leases, and returns the outer steps whose computation begins now.
     pub(crate) fn look(&mut self, now: Duration) -> Result<Vec<Operation>, String> {
-        self.rounds.expire(now);
-        if self.rounds.at_boundary() && !self.boundary {
+        self.run_state.expire(now);
+        if self.run_state.at_boundary() && !self.boundary {
             self.boundary = true;
             self.queue.push_back(Operation::BeginPhase);
         }
-        let due = self.rounds.due(now).into_iter();
+        let due = self.run_state.due(now).into_iter();
         let due: Vec<_> = due.filter(|step| !self.computing.contains(&step.fragment)).collect();
         due.into_iter()
             .map(|step| {
@@ -171,7 +208,7 @@ impl Coordinator {
             .collect()
     }
 
-    /// The new weights of an outer step, with the product's own merging and momentum.
+    /// Computes the new weights of an outer step with production's merging and momentum.
     fn compute(&self, mut step: OuterStep) -> Result<Operation, String> {
         let fragment = step.fragment;
         if self.bug == Some(Bug::DoubleCount) && step.contributions.len() > 1 && step.version == 2 {
@@ -181,19 +218,21 @@ impl Coordinator {
         let gradient = |c: &dipaco_sync::Contribution| {
             self.disk.gradients.get(&(fragment, c.path, c.number)).cloned().ok_or_else(|| {
                 format!(
-                    "outer gradient {} of path {} to {fragment} counts and is not on the disk",
+                    "outer gradient {} of path {} to {fragment} counts, but is not on the disk",
                     c.number, c.path
                 )
             })
         };
-        let gradients: Vec<Gradient> = step.contributions.iter().map(gradient).collect::<Result<_, _>>()?;
-        // A path that contributed twice to one step is two learners of half the weight here.
+        let gradients: Vec<ToyGradient> =
+            step.contributions.iter().map(gradient).collect::<Result<_, _>>()?;
+        // Each contribution is its own learner here, so a path with two contributions to the step counts twice.
         let learners: Vec<_> = (0..).map(PathId).zip(&step.contributions).collect();
         let sizes: Vec<_> = learners.iter().map(|&(place, c)| (place, Case::shard(c.path))).collect();
         let failed = |error: dipaco_sync::FoldError| format!("{fragment}: {error}");
         let (mut weights, mut momentum) = (self.disk.weights[&fragment], self.disk.momentum[&fragment]);
         if sizes.is_empty() {
-            return Ok(Operation::Step(step, weights, momentum, gradients));
+            let merged = MergedStep { step, gradients };
+            return Ok(Operation::Step(Box::new(ComputedStep { merged, weights, momentum })));
         }
         let mut fold =
             Fold::new(VALUES, merge_weights(Weighting::ShardSize, &sizes).map_err(failed)?, RESCALE);
@@ -205,27 +244,27 @@ impl Coordinator {
         let OuterRule { learning_rate, momentum: mu } = RULE;
         let config = NesterovConfig { learning_rate: learning_rate.into(), momentum: mu.into() };
         nesterov_step(&mut weights, &merged, &mut momentum, &config);
-        Ok(Operation::Step(step, weights, momentum, gradients))
+        let outer_step = MergedStep { step, gradients };
+        Ok(Operation::Step(Box::new(ComputedStep { merged: outer_step, weights, momentum })))
     }
 
-    /// Does one thing: changes memory, and says what is to be written before anyone is told.
-    pub(crate) fn operate(
-        &mut self,
-        now: Duration,
-        operation: Operation,
-    ) -> Result<Writing, Option<(Asker, Reply)>> {
+    /// Carries out an operation in memory. If it changes durable data, the answer must wait for the returned write.
+    pub(crate) fn operate(&mut self, now: Duration, operation: Operation) -> Effect {
         match operation {
-            Operation::Answer(asker, request) => match self.answer(now, request) {
-                (reply, true) => Ok(self.write(None, Some((asker, reply)))),
-                (reply, false) => Err(Some((asker, reply))),
+            Operation::Answer(to, request) => match self.answer(now, request) {
+                (reply, true) => self.write(None, Some(Answer { to, reply })),
+                (reply, false) => Effect::Answer(Answer { to, reply }),
             },
-            Operation::Step(step, weights, momentum, gradients) => {
+            Operation::Step(computed) => {
+                let ComputedStep { merged, weights, momentum } = *computed;
+                let step = &merged.step;
                 let fragment = step.fragment;
                 self.computing.remove(&fragment);
+                // The planted bug repeats a contribution. The core must not see it: the audit has to find it.
                 let mut core = step.clone();
                 core.contributions.dedup();
-                if !self.rounds.stepped(&core, Duration::from_millis(1)) {
-                    return Err(None);
+                if !self.run_state.stepped(&core, Duration::from_millis(1)) {
+                    return Effect::Nothing;
                 }
                 let before = std::mem::replace(self.disk.weights.entry(fragment).or_default(), weights);
                 self.disk.kept.insert((fragment, step.version - 1), before);
@@ -233,59 +272,59 @@ impl Coordinator {
                 for contribution in &step.contributions {
                     self.disk.gradients.remove(&(fragment, contribution.path, contribution.number));
                 }
-                let needed = self.rounds.needed_versions(fragment);
+                let needed = self.run_state.needed_versions(fragment);
                 self.disk.kept.retain(|(kept, version), _| *kept != fragment || needed.contains(version));
-                Ok(self.write(Some((step, gradients)), None))
+                self.write(Some(merged), None)
             }
             Operation::BeginPhase => {
                 self.disk.phase += 1;
-                self.rounds.go_on(self.disk.phase);
+                self.run_state.go_on(self.disk.phase);
                 self.boundary = false;
-                Ok(self.write(None, None))
+                self.write(None, None)
             }
         }
     }
 
-    fn write(&mut self, step: Option<(OuterStep, Vec<Gradient>)>, reply: Option<(Asker, Reply)>) -> Writing {
-        self.disk.progress = self.rounds.progress().clone();
-        Writing { disk: self.disk.clone(), step, reply }
+    fn write(&mut self, merged: Option<MergedStep>, answer: Option<Answer>) -> Effect {
+        self.disk.progress = self.run_state.progress().clone();
+        Effect::Write(Box::new(DiskWrite { disk: self.disk.clone(), merged, answer }))
     }
 
-    /// The answer to a request, and whether the disk has to know before it is given.
-    fn answer(&mut self, now: Duration, request: Request) -> (Reply, bool) {
+    /// Answers a request. The second value is true if the disk must have the change before the worker gets the answer.
+    fn answer(&mut self, now: Duration, request: ChaosRequest) -> (ChaosReply, bool) {
         match request {
-            Request::Ask => match self.rounds.grant(now, "w", &[]) {
-                Grant::Finished => (Reply::Finished, false),
-                Grant::Wait(_) => (Reply::Wait, false),
-                Grant::Lease(lease) => (self.work(lease), false),
+            ChaosRequest::Ask => match self.run_state.grant(now, "w", &[]) {
+                Grant::Finished => (ChaosReply::Finished, false),
+                Grant::Wait(_) => (ChaosReply::Wait, false),
+                Grant::Lease(lease) => (self.granted(lease), false),
             },
-            Request::Follow { path, fence } => match self.rounds.follow(now, path, fence) {
-                Ok(Grant::Lease(lease)) => (self.work(lease), false),
-                Ok(Grant::Wait(_)) => (Reply::Wait, false),
-                // Nothing follows.
-                Ok(Grant::Finished) => (Reply::Done, false),
+            ChaosRequest::Follow { path, fence } => match self.run_state.follow(now, path, fence) {
+                Ok(Grant::Lease(lease)) => (self.granted(lease), false),
+                Ok(Grant::Wait(_)) => (ChaosReply::Wait, false),
+                // No lease follows.
+                Ok(Grant::Finished) => (ChaosReply::Done, false),
                 Err(error) => (refused(&error), false),
             },
-            Request::Heartbeat { path, fence } => {
-                let renewed = self.rounds.heartbeat(now, path, fence);
-                (if renewed.is_ok() { Reply::Done } else { Reply::Lost }, false)
+            ChaosRequest::Heartbeat { path, fence } => {
+                let renewed = self.run_state.heartbeat(now, path, fence);
+                (if renewed.is_ok() { ChaosReply::Done } else { ChaosReply::Lost }, false)
             }
-            Request::Contribute { path, fence, send, gradient } => {
-                match self.rounds.contribute(path, fence, send.fragment, send.number, 1) {
+            ChaosRequest::Contribute { path, fence, send, gradient } => {
+                match self.run_state.contribute(path, fence, send.fragment, send.number, 1) {
                     Commit::Accepted(_) => {
                         self.disk.gradients.insert((send.fragment, path, send.number), gradient);
-                        (Reply::Done, true)
+                        (ChaosReply::Done, true)
                     }
-                    Commit::Duplicate => (Reply::Done, false),
+                    Commit::Duplicate => (ChaosReply::Done, false),
                     Commit::Refused(error) => (refused(&error), false),
                 }
             }
-            Request::Complete { path, fence, last, state, done } => {
-                let wanted: Vec<ScheduledSend> = match self.rounds.check(path, fence) {
+            ChaosRequest::Complete { path, fence, last, state, done } => {
+                let wanted: Vec<ScheduledSend> = match self.run_state.check(path, fence) {
                     Ok(lease) => lease.sends.iter().filter(|s| s.step == lease.to).copied().collect(),
                     Err(_) => Vec::new(),
                 };
-                match self.rounds.commit(path, fence, &done) {
+                match self.run_state.commit(path, fence, &done) {
                     Commit::Accepted(_) => {
                         for (send, gradient) in last {
                             if wanted.contains(&send) {
@@ -293,19 +332,19 @@ impl Coordinator {
                             }
                         }
                         self.disk.states.insert(path, *state);
-                        (Reply::Done, true)
+                        (ChaosReply::Done, true)
                     }
-                    Commit::Duplicate => (Reply::Done, false),
+                    Commit::Duplicate => (ChaosReply::Done, false),
                     Commit::Refused(error) => (refused(&error), false),
                 }
             }
         }
     }
 
-    fn work(&self, lease: Lease) -> Reply {
+    fn granted(&self, lease: Lease) -> ChaosReply {
         let values = |receive: &ScheduledReceive| {
             let ScheduledReceive { fragment, version } = *receive;
-            let newest = self.rounds.progress().versions[&fragment];
+            let newest = self.run_state.progress().versions[&fragment];
             let found = if version == newest {
                 self.disk.weights.get(&fragment)
             } else {
@@ -316,18 +355,18 @@ impl Coordinator {
         match lease.receives.iter().map(values).collect() {
             Ok(globals) => {
                 let state = self.disk.states[&lease.path].clone();
-                Reply::Work(Box::new(Work { lease, state, globals }))
+                ChaosReply::Lease(Box::new(GrantedLease { lease, state, globals }))
             }
             Err((fragment, version)) => {
-                Reply::Refused(format!("version {version} of {fragment} is needed and gone"))
+                ChaosReply::Refused(format!("version {version} of {fragment} is needed, but deleted"))
             }
         }
     }
 }
 
-fn refused(error: &dipaco_sync::LeaseError) -> Reply {
+fn refused(error: &dipaco_sync::LeaseError) -> ChaosReply {
     match error {
-        dipaco_sync::LeaseError::Lost { .. } => Reply::Lost,
-        error => Reply::Refused(error.to_string()),
+        dipaco_sync::LeaseError::Lost { .. } => ChaosReply::Lost,
+        error => ChaosReply::Refused(error.to_string()),
     }
 }

@@ -1,4 +1,7 @@
-//! The training that chaos disturbs: a few values a fragment, drawn to targets that each inner step reads from its data.
+//! The toy training of chaos runs: a few values per fragment. Each inner step moves them towards targets from its
+//! data.
+
+use std::ops::Range;
 
 use dipaco_sync::{Ahead, FragmentId, Lease, LeaseTask, ScheduledReceive, learner};
 use dipaco_topology::PathId;
@@ -11,50 +14,51 @@ pub(crate) const VALUES: usize = 3;
 /// The weights of a fragment.
 pub(crate) type Values = [f32; VALUES];
 
-/// Everything of a path that a worker carries from lease to lease: all per unit, in the order of the path's units.
+/// State of a path that a worker keeps between leases. Lists have an entry for each fragment, in the order of the
+/// path's fragments.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PathState {
+pub(crate) struct ToyPathState {
     pub(crate) step: u64,
     pub(crate) local: Vec<Values>,
     pub(crate) base: Vec<Values>,
     moment: Vec<Values>,
-    /// The version that each base comes from, as the worker believes.
+    /// Version of each base, according to the worker.
     pub(crate) seen: Vec<u32>,
-    /// How far each unit is ahead with eager updates.
+    /// Lead over the global weights of each fragment, with eager updates.
     ahead: Vec<Ahead>,
-    /// The step after which the path sent last, by unit: what is sent next begins behind it.
+    /// Inner steps of the path at its last send, per fragment: the next outer gradient begins after them.
     sent_at: Vec<u64>,
 }
 
-/// An outer gradient with where it comes from, as its worker says.
+/// An outer gradient with its origin, according to its worker.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Gradient {
+pub(crate) struct ToyGradient {
     pub(crate) values: Values,
-    /// The version of the weights that the path had taken over.
+    /// Version of the weights that the path had received.
     pub(crate) seen: u32,
-    /// The inner steps in it: after the first number, up to the second.
-    pub(crate) data: (u64, u64),
+    /// Inner steps in it.
+    pub(crate) steps: Range<u64>,
 }
 
-/// A number between -1 and 1 that the arguments decide.
+/// A hash of the words, as a number between -1 and 1.
 fn datum(words: [u64; 4]) -> f32 {
     let mut hash = 0x9E37_79B9_7F4A_7C15u64;
     for word in words {
         hash = (hash ^ word).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         hash ^= hash >> 29;
     }
-    // 24 bits fit an f32.
+    // The upper 24 bits, because an f32 has 24 bits of precision.
     (hash >> 40) as f32 / (1u32 << 23) as f32 - 1.0
 }
 
-/// The global weights of a unit before its first outer step: those of a seed, alike in all modules of a level.
+/// Global weights of a fragment before its first outer step: a seed's weights, equal in all modules of a level.
 pub(crate) fn seed(fragment: FragmentId) -> Values {
     std::array::from_fn(|i| {
         datum([u64::from(fragment.module.level), u64::from(fragment.index), 77, i as u64])
     })
 }
 
-impl PathState {
+impl ToyPathState {
     pub(crate) fn start(fragments: &[FragmentId]) -> Self {
         let seeds: Vec<Values> = fragments.iter().map(|&fragment| seed(fragment)).collect();
         Self {
@@ -68,7 +72,7 @@ impl PathState {
         }
     }
 
-    /// Takes over what a lease begins with.
+    /// Receives the global weights at the start of a lease.
     pub(crate) fn take_over(
         &mut self,
         case: &Case,
@@ -77,7 +81,7 @@ impl PathState {
         globals: &[(ScheduledReceive, Values)],
     ) {
         let begins = lease.from == case.schedule.begin(case.schedule.phase_at(lease.from));
-        // A phase begins with the global weights alone.
+        // A phase begins with the global weights only, without a share of the path's own weights.
         let blend =
             if begins || lease.task == LeaseTask::Measure { learner::Blend::default() } else { case.blend };
         for (receive, values) in globals {
@@ -100,7 +104,7 @@ impl PathState {
     /// Trains up to a step.
     pub(crate) fn train(&mut self, path: PathId, to: u64) {
         while self.step < to {
-            // What a step does to a unit depends on all units, as in a network.
+            // The update of a fragment depends on all fragments, as in a network.
             let mean = self.local.iter().flatten().sum::<f32>() / (self.local.len() * VALUES) as f32;
             for (slot, (local, moment)) in self.local.iter_mut().zip(&mut self.moment).enumerate() {
                 for (i, (value, moment)) in local.iter_mut().zip(moment).enumerate() {
@@ -113,18 +117,24 @@ impl PathState {
         }
     }
 
-    /// What the path sends of a unit where it is.
-    pub(crate) fn send(&mut self, case: &Case, path: PathId, fragment: FragmentId, slot: usize) -> Gradient {
+    /// The outer gradient of a fragment at the path's current step.
+    pub(crate) fn send(
+        &mut self,
+        case: &Case,
+        path: PathId,
+        fragment: FragmentId,
+        slot: usize,
+    ) -> ToyGradient {
         let gradient = learner::send(&mut self.base[slot], &self.local[slot]);
         if case.eager {
             self.ahead[slot].send(&gradient, case.share(fragment, path), RULE);
         }
-        let data = (std::mem::replace(&mut self.sent_at[slot], self.step), self.step);
-        Gradient { values: std::array::from_fn(|i| gradient[i]), seen: self.seen[slot], data }
+        let steps = std::mem::replace(&mut self.sent_at[slot], self.step)..self.step;
+        ToyGradient { values: std::array::from_fn(|i| gradient[i]), seen: self.seen[slot], steps }
     }
 }
 
-/// The numbers of the outer gradients of a fragment that a path sends in all; `None` when that depends on time.
+/// Sequence numbers of all outer gradients of a path to a fragment; `None` if they depend on time.
 pub(crate) fn sends(case: &Case, path: PathId, fragment: u32) -> Option<Vec<u32>> {
     let schedule = &case.schedule;
     let numbers = 1..=schedule.sent_through(fragment, schedule.total());

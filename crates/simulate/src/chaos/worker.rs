@@ -7,171 +7,193 @@ use dipaco_sync::{FragmentId, LeaseOutcome, LeaseTask, ScheduledReceive, Schedul
 
 use super::Bug;
 use super::case::Case;
-use super::coordinator::{Reply, Request, Work};
-use super::toy::{Gradient, PathState, Values};
+use super::coordinator::{ChaosReply, ChaosRequest, GrantedLease};
+use super::toy::{ToyGradient, ToyPathState, Values};
 
-/// What a worker holds in memory.
+/// Memory of a worker.
 #[derive(Debug, Default)]
-pub(crate) struct Worker {
-    /// Tells a process from its successor.
+pub(crate) struct SimulatedWorker {
+    /// Number of the process. A restart increases it.
     pub(crate) incarnation: u32,
     pub(crate) alive: bool,
     pub(crate) finished: bool,
     pub(crate) paused_until: Duration,
     pub(crate) cut_off_until: Duration,
-    /// Requests without an answer yet.
-    pub(crate) open: BTreeMap<u64, Request>,
+    /// Requests without an answer.
+    pub(crate) open: BTreeMap<u64, ChaosRequest>,
     next: u64,
-    /// A lease whose training is done, and which is not complete.
-    before: Option<Job>,
-    /// What is trained.
-    job: Option<Job>,
-    /// The weights that it has seen last, which only a worker with a bug uses.
+    /// The previous lease: trained, but not completed.
+    previous: Option<LeaseInTraining>,
+    /// The lease in training.
+    current: Option<LeaseInTraining>,
+    /// The last received weights; only a worker with a bug uses them.
     seen: BTreeMap<FragmentId, (u32, Values)>,
 }
 
 #[derive(Debug)]
-struct Job {
-    work: Work,
+struct LeaseInTraining {
+    granted: GrantedLease,
     fragments: Vec<FragmentId>,
-    state: PathState,
+    state: ToyPathState,
     begun: Duration,
-    /// Outer gradients that have been sent and not been acknowledged.
+    /// Requests of sent outer gradients without an acknowledgement.
     open: BTreeSet<u64>,
-    /// Outer gradients that wait until the lease before is complete.
-    waiting: Vec<Request>,
-    /// What is sent at the end, when the training is done.
-    last: Option<Vec<(ScheduledSend, Gradient)>>,
-    /// The lease that follows.
-    following: Option<Work>,
+    /// Outer gradients that wait for the completion of the previous lease.
+    waiting: Vec<ChaosRequest>,
+    /// Outer gradients of the lease's last step; absent before the end of the training.
+    last: Option<Vec<(ScheduledSend, ToyGradient)>>,
+    /// The following lease.
+    following: Option<GrantedLease>,
     completing: bool,
-    /// Which job of its worker it is: events of an earlier one are stale.
+    /// Number of the lease at its worker. Events of earlier leases are stale.
     serial: u64,
 }
 
-/// What a worker does next.
+/// An action of a worker.
 #[derive(Debug)]
-pub(crate) enum Act {
-    /// Sends a request, under its number, and again until it is answered.
-    Call(u64, Request),
-    /// Trains on for this long.
+pub(crate) enum WorkerAction {
+    /// Sends a request under its number, and repeats it until the answer.
+    Call(u64, ChaosRequest),
+    /// Trains for this long.
     Train(Duration, u64),
     /// Sends a heartbeat after this long.
     Beat(Duration, u64),
-    /// Asks for work after this long.
+    /// Asks for a lease after this long.
     AskLater(Duration),
-    /// Asks for the lease that follows after this long.
+    /// Asks for the following lease after this long.
     FollowLater(Duration, u64),
 }
 
-impl Worker {
-    /// A process that has just started.
+impl SimulatedWorker {
+    /// A process at its start.
     pub(crate) fn started(incarnation: u32) -> Self {
         Self { incarnation, alive: true, ..Self::default() }
     }
 
-    fn call(&mut self, request: Request) -> Act {
+    fn call(&mut self, request: ChaosRequest) -> WorkerAction {
         self.next += 1;
         self.open.insert(self.next, request.clone());
-        Act::Call(self.next, request)
+        WorkerAction::Call(self.next, request)
     }
 
-    pub(crate) fn ask(&mut self) -> Vec<Act> {
-        let asks = self.open.values().any(|request| matches!(request, Request::Ask));
-        if self.job.is_some() || asks || self.finished { Vec::new() } else { vec![self.call(Request::Ask)] }
+    pub(crate) fn ask(&mut self) -> Vec<WorkerAction> {
+        let asks = self.open.values().any(|request| matches!(request, ChaosRequest::Ask));
+        if self.current.is_some() || asks || self.finished {
+            Vec::new()
+        } else {
+            vec![self.call(ChaosRequest::Ask)]
+        }
     }
 
-    fn drop_job(&mut self) -> Vec<Act> {
-        (self.job, self.before) = (None, None);
-        self.open.retain(|_, request| matches!(request, Request::Ask));
+    fn drop_leases(&mut self) -> Vec<WorkerAction> {
+        (self.current, self.previous) = (None, None);
+        self.open.retain(|_, request| matches!(request, ChaosRequest::Ask));
         self.ask()
     }
 
-    /// Takes the answer to a request.
+    /// Processes the answer to a request.
     ///
     /// # Errors
-    /// When a request that was right is refused.
-    pub(crate) fn hear(
+    /// If the coordinator refuses a valid request.
+    pub(crate) fn receive_reply(
         &mut self,
         now: Duration,
         case: &Case,
         who: usize,
         id: u64,
-        reply: Reply,
+        reply: ChaosReply,
         bug: Option<Bug>,
-    ) -> Result<Vec<Act>, String> {
+    ) -> Result<Vec<WorkerAction>, String> {
         let Some(request) = self.open.remove(&id) else { return Ok(Vec::new()) };
         Ok(match (request, reply) {
-            (_, Reply::Refused(why)) => return Err(format!("a worker is refused: {why}")),
-            (Request::Ask, Reply::Work(work)) => self.begin(now, case, who, *work, bug),
-            (Request::Ask, Reply::Finished) => {
+            (_, ChaosReply::Refused(why)) => {
+                return Err(format!("a valid request of a worker is refused: {why}"));
+            }
+            (ChaosRequest::Ask, ChaosReply::Lease(granted)) => self.begin(now, case, who, *granted, bug),
+            (ChaosRequest::Ask, ChaosReply::Finished) => {
                 self.finished = true;
                 Vec::new()
             }
-            (Request::Ask, _) => vec![Act::AskLater(Duration::from_millis(40))],
-            (_, Reply::Lost) => self.drop_job(),
-            (Request::Heartbeat { .. }, _) => Vec::new(),
-            (Request::Follow { fence, .. }, reply) => match (&mut self.job, reply) {
-                (Some(job), Reply::Work(work)) if job.work.lease.fence == fence => {
-                    job.following = Some(*work);
+            (ChaosRequest::Ask, _) => vec![WorkerAction::AskLater(Duration::from_millis(40))],
+            (_, ChaosReply::Lost) => self.drop_leases(),
+            (ChaosRequest::Heartbeat { .. }, _) => Vec::new(),
+            (ChaosRequest::Follow { fence, .. }, reply) => match (&mut self.current, reply) {
+                (Some(training), ChaosReply::Lease(granted)) if training.granted.lease.fence == fence => {
+                    training.following = Some(*granted);
                     self.go_on(now, case, who, bug)
                 }
-                (Some(job), Reply::Wait) if job.work.lease.fence == fence => {
-                    vec![Act::FollowLater(Duration::from_millis(15), job.serial)]
+                (Some(training), ChaosReply::Wait) if training.granted.lease.fence == fence => {
+                    vec![WorkerAction::FollowLater(Duration::from_millis(15), training.serial)]
                 }
                 _ => Vec::new(),
             },
-            (Request::Contribute { .. }, _) => {
-                for job in self.before.iter_mut().chain(&mut self.job) {
-                    job.open.remove(&id);
+            (ChaosRequest::Contribute { .. }, _) => {
+                for training in self.previous.iter_mut().chain(&mut self.current) {
+                    training.open.remove(&id);
                 }
                 self.complete(now)
             }
-            (Request::Complete { .. }, _) if self.before.take().is_some() => {
-                let waiting =
-                    self.job.as_mut().map(|job| std::mem::take(&mut job.waiting)).unwrap_or_default();
-                let mut acts = self.contribute(waiting);
-                acts.extend(self.complete(now));
-                acts.extend(self.go_on(now, case, who, bug));
-                acts
+            (ChaosRequest::Complete { .. }, _) if self.previous.take().is_some() => {
+                let waiting = self
+                    .current
+                    .as_mut()
+                    .map(|training| std::mem::take(&mut training.waiting))
+                    .unwrap_or_default();
+                let mut actions = self.contribute(waiting);
+                actions.extend(self.complete(now));
+                actions.extend(self.go_on(now, case, who, bug));
+                actions
             }
-            (Request::Complete { .. }, _) => self.drop_job(),
+            (ChaosRequest::Complete { .. }, _) => self.drop_leases(),
         })
     }
 
-    /// Begins the lease that follows one whose training is done.
-    fn go_on(&mut self, now: Duration, case: &Case, who: usize, bug: Option<Bug>) -> Vec<Act> {
-        if self.before.is_some() || self.job.as_ref().is_none_or(|job| job.last.is_none()) {
+    /// Begins the following lease if the training of the current lease is done.
+    fn go_on(&mut self, now: Duration, case: &Case, who: usize, bug: Option<Bug>) -> Vec<WorkerAction> {
+        if self.previous.is_some() || self.current.as_ref().is_none_or(|training| training.last.is_none()) {
             return Vec::new();
         }
-        let Some(work) = self.job.as_mut().and_then(|job| job.following.take()) else { return Vec::new() };
-        self.before = self.job.take();
-        let state = self.before.as_ref().map(|job| job.state.clone());
-        let work = Work { state: state.unwrap_or_else(|| work.state.clone()), ..work };
-        self.begin(now, case, who, work, bug)
+        let Some(granted) = self.current.as_mut().and_then(|training| training.following.take()) else {
+            return Vec::new();
+        };
+        self.previous = self.current.take();
+        let state = self.previous.as_ref().map(|training| training.state.clone());
+        let granted = GrantedLease { state: state.unwrap_or_else(|| granted.state.clone()), ..granted };
+        self.begin(now, case, who, granted, bug)
     }
 
-    pub(crate) fn follow(&mut self, serial: u64) -> Vec<Act> {
-        let Some(job) = self.job.as_ref().filter(|job| job.serial == serial) else { return Vec::new() };
-        let (path, fence) = (job.work.lease.path, job.work.lease.fence);
-        if job.completing { Vec::new() } else { vec![self.call(Request::Follow { path, fence })] }
+    pub(crate) fn follow(&mut self, serial: u64) -> Vec<WorkerAction> {
+        let Some(training) = self.current.as_ref().filter(|training| training.serial == serial) else {
+            return Vec::new();
+        };
+        let (path, fence) = (training.granted.lease.path, training.granted.lease.fence);
+        if training.completing { Vec::new() } else { vec![self.call(ChaosRequest::Follow { path, fence })] }
     }
 
-    /// Sends outer gradients of the lease that is trained.
-    fn contribute(&mut self, gradients: Vec<Request>) -> Vec<Act> {
-        let acts: Vec<Act> = gradients.into_iter().map(|request| self.call(request)).collect();
-        if let Some(job) = &mut self.job {
-            job.open.extend(
-                acts.iter().filter_map(|act| if let Act::Call(id, _) = act { Some(*id) } else { None }),
+    /// Sends outer gradients of the lease in training.
+    fn contribute(&mut self, gradients: Vec<ChaosRequest>) -> Vec<WorkerAction> {
+        let actions: Vec<WorkerAction> = gradients.into_iter().map(|request| self.call(request)).collect();
+        if let Some(training) = &mut self.current {
+            training.open.extend(
+                actions.iter().filter_map(|action| {
+                    if let WorkerAction::Call(id, _) = action { Some(*id) } else { None }
+                }),
             );
         }
-        acts
+        actions
     }
 
-    fn begin(&mut self, now: Duration, case: &Case, who: usize, work: Work, bug: Option<Bug>) -> Vec<Act> {
-        let fragments = fragment_ids_of(&case.topology, case.schedule.fragments(), work.lease.path);
-        let mut state = work.state.clone();
-        let mut globals = work.globals.clone();
+    fn begin(
+        &mut self,
+        now: Duration,
+        case: &Case,
+        who: usize,
+        granted: GrantedLease,
+        bug: Option<Bug>,
+    ) -> Vec<WorkerAction> {
+        let fragments = fragment_ids_of(&case.topology, case.schedule.fragments(), granted.lease.path);
+        let mut state = granted.state.clone();
+        let mut globals = granted.globals.clone();
         for (receive, values) in &mut globals {
             let fresh = (receive.version, *values);
             if let (Some(Bug::StaleBase), Some(old)) = (bug, self.seen.insert(receive.fragment, fresh)) {
@@ -179,11 +201,11 @@ impl Worker {
                 *values = old.1;
             }
         }
-        state.take_over(case, &work.lease, &fragments, &globals);
+        state.take_over(case, &granted.lease, &fragments, &globals);
         self.next += 1;
         let serial = self.next;
-        let job = Job {
-            work,
+        let training = LeaseInTraining {
+            granted,
             fragments,
             state,
             begun: now,
@@ -194,32 +216,35 @@ impl Worker {
             completing: false,
             serial,
         };
-        let measures = job.work.lease.task == LeaseTask::Measure;
-        self.job = Some(job);
+        let measures = training.granted.lease.task == LeaseTask::Measure;
+        self.current = Some(training);
         let pause = Duration::from_millis(500).div_f64(case.workers[who].clock);
-        let mut acts = vec![Act::Beat(pause, serial)];
+        let mut actions = vec![WorkerAction::Beat(pause, serial)];
         if measures {
-            acts.extend(self.end(now, case));
+            actions.extend(self.end(now, case));
         } else {
-            acts.extend(self.until_next(case, who));
+            actions.extend(self.until_next(case, who));
             if case.schedule.overlap() > 0 {
-                acts.push(Act::FollowLater(Duration::from_millis(5), serial));
+                actions.push(WorkerAction::FollowLater(Duration::from_millis(5), serial));
             }
         }
-        acts
+        actions
     }
 
-    /// How long the worker trains until its path sends something, or its lease ends.
-    fn until_next(&self, case: &Case, who: usize) -> Option<Act> {
-        let job = self.job.as_ref()?;
-        let at = job.state.step;
-        let next = job.work.lease.sends.iter().map(|send| send.step).filter(|&step| step > at).min();
-        let steps = next.unwrap_or(job.work.lease.to).min(job.work.lease.to) - at;
-        // Leases of the cases are a few steps long.
-        Some(Act::Train(case.workers[who].step * u32::try_from(steps).unwrap_or(u32::MAX), job.serial))
+    /// Trains until the next send of the path or the end of the lease.
+    fn until_next(&self, case: &Case, who: usize) -> Option<WorkerAction> {
+        let training = self.current.as_ref()?;
+        let at = training.state.step;
+        let next = training.granted.lease.sends.iter().map(|send| send.step).filter(|&step| step > at).min();
+        let steps = next.unwrap_or(training.granted.lease.to).min(training.granted.lease.to) - at;
+        // Leases of the cases have few steps, so the conversion never saturates.
+        Some(WorkerAction::Train(
+            case.workers[who].step * u32::try_from(steps).unwrap_or(u32::MAX),
+            training.serial,
+        ))
     }
 
-    /// The training up to the next send is done.
+    /// Handles the end of the training up to the next send.
     pub(crate) fn trained(
         &mut self,
         now: Duration,
@@ -227,19 +252,21 @@ impl Worker {
         who: usize,
         serial: u64,
         bug: Option<Bug>,
-    ) -> Vec<Act> {
-        let Some(job) = self.job.as_mut().filter(|job| job.serial == serial) else { return Vec::new() };
-        let lease = job.work.lease.clone();
-        let at = job.state.step;
+    ) -> Vec<WorkerAction> {
+        let Some(training) = self.current.as_mut().filter(|training| training.serial == serial) else {
+            return Vec::new();
+        };
+        let lease = training.granted.lease.clone();
+        let at = training.state.step;
         let next = lease.sends.iter().map(|send| send.step).filter(|&step| step > at).min();
         let to = next.unwrap_or(lease.to).min(lease.to);
         let path = lease.path;
-        job.state.train(path, to);
+        training.state.train(path, to);
         let mut sent = Vec::new();
         for send in lease.sends.iter().filter(|send| send.step == to && to < lease.to) {
-            if let Some(slot) = job.fragments.iter().position(|fragment| *fragment == send.fragment) {
-                let gradient = job.state.send(case, path, send.fragment, slot);
-                sent.push(Request::Contribute {
+            if let Some(slot) = training.fragments.iter().position(|fragment| *fragment == send.fragment) {
+                let gradient = training.state.send(case, path, send.fragment, slot);
+                sent.push(ChaosRequest::Contribute {
                     path: lease.path,
                     fence: lease.fence,
                     send: *send,
@@ -247,54 +274,56 @@ impl Worker {
                 });
             }
         }
-        let mut acts = match (&self.before, &mut self.job) {
-            (Some(_), Some(job)) => {
-                job.waiting.extend(sent);
+        let mut actions = match (&self.previous, &mut self.current) {
+            (Some(_), Some(training)) => {
+                training.waiting.extend(sent);
                 Vec::new()
             }
             _ => self.contribute(sent),
         };
         if to == lease.to {
-            acts.extend(self.end(now, case));
-            acts.extend(self.go_on(now, case, who, bug));
+            actions.extend(self.end(now, case));
+            actions.extend(self.go_on(now, case, who, bug));
         } else {
-            acts.extend(self.until_next(case, who));
+            actions.extend(self.until_next(case, who));
         }
-        acts
+        actions
     }
 
-    /// The training of the lease is done.
-    fn end(&mut self, now: Duration, case: &Case) -> Vec<Act> {
-        let Some(job) = &mut self.job else { return Vec::new() };
-        let (path, to) = (job.work.lease.path, job.work.lease.to);
+    /// Handles the end of the lease's training.
+    fn end(&mut self, now: Duration, case: &Case) -> Vec<WorkerAction> {
+        let Some(training) = &mut self.current else { return Vec::new() };
+        let (path, to) = (training.granted.lease.path, training.granted.lease.to);
         let mut last = Vec::new();
-        for send in job.work.lease.sends.iter().filter(|send| send.step == to) {
-            if let Some(slot) = job.fragments.iter().position(|fragment| *fragment == send.fragment) {
-                last.push((*send, job.state.send(case, path, send.fragment, slot)));
+        for send in training.granted.lease.sends.iter().filter(|send| send.step == to) {
+            if let Some(slot) = training.fragments.iter().position(|fragment| *fragment == send.fragment) {
+                last.push((*send, training.state.send(case, path, send.fragment, slot)));
             }
         }
-        job.last = Some(last);
+        training.last = Some(last);
         self.complete(now)
     }
 
-    /// Completes the older lease once everything that it sent early is acknowledged.
-    fn complete(&mut self, now: Duration) -> Vec<Act> {
-        let Some(job) = self.before.as_mut().or(self.job.as_mut()) else { return Vec::new() };
-        let Some(last) = &job.last else { return Vec::new() };
-        if job.completing || !job.open.is_empty() || !job.waiting.is_empty() {
+    /// Completes the older lease after the acknowledgement of all its earlier outer gradients.
+    fn complete(&mut self, now: Duration) -> Vec<WorkerAction> {
+        let Some(training) = self.previous.as_mut().or(self.current.as_mut()) else { return Vec::new() };
+        let Some(last) = &training.last else { return Vec::new() };
+        if training.completing || !training.open.is_empty() || !training.waiting.is_empty() {
             return Vec::new();
         }
-        job.completing = true;
-        let done = LeaseOutcome { seconds: (now - job.begun).as_secs_f64(), ..LeaseOutcome::default() };
-        let (path, fence) = (job.work.lease.path, job.work.lease.fence);
-        let (last, state) = (last.clone(), Box::new(job.state.clone()));
-        vec![self.call(Request::Complete { path, fence, last, state, done })]
+        training.completing = true;
+        let done = LeaseOutcome { seconds: (now - training.begun).as_secs_f64(), ..LeaseOutcome::default() };
+        let (path, fence) = (training.granted.lease.path, training.granted.lease.fence);
+        let (last, state) = (last.clone(), Box::new(training.state.clone()));
+        vec![self.call(ChaosRequest::Complete { path, fence, last, state, done })]
     }
 
-    pub(crate) fn beat(&mut self, case: &Case, who: usize, serial: u64) -> Vec<Act> {
-        let Some(job) = self.job.as_ref().filter(|job| job.serial == serial) else { return Vec::new() };
-        let (path, fence) = (job.work.lease.path, job.work.lease.fence);
+    pub(crate) fn beat(&mut self, case: &Case, who: usize, serial: u64) -> Vec<WorkerAction> {
+        let Some(training) = self.current.as_ref().filter(|training| training.serial == serial) else {
+            return Vec::new();
+        };
+        let (path, fence) = (training.granted.lease.path, training.granted.lease.fence);
         let pause = Duration::from_millis(500).div_f64(case.workers[who].clock);
-        vec![self.call(Request::Heartbeat { path, fence }), Act::Beat(pause, serial)]
+        vec![self.call(ChaosRequest::Heartbeat { path, fence }), WorkerAction::Beat(pause, serial)]
     }
 }

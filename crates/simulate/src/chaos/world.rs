@@ -1,4 +1,4 @@
-//! Time, the network and everything that goes wrong.
+//! Virtual time, the network and the faults of a chaos run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,30 +8,48 @@ use rand_chacha::ChaCha8Rng;
 
 use super::audit::Audit;
 use super::case::Case;
-use super::coordinator::{Asker, Coordinator, Disk, Operation, Reply, Request};
-use super::worker::{Act, Worker};
+use super::coordinator::{
+    Answer, ChaosReply, ChaosRequest, DiskWrite, Effect, Operation, Requester, SimulatedCoordinator,
+    SimulatedDisk,
+};
+use super::worker::{SimulatedWorker, WorkerAction};
 use super::{Bug, Chaos};
 
-/// A request that has not been answered for this long is sent again.
+/// Time without an answer after which a worker repeats a request.
 const PATIENCE: Duration = Duration::from_millis(600);
-/// A run that has not ended by then, long after the last fault, is stuck.
+/// Longest duration of a run, long after the last fault. A longer run is stuck.
 const LONGEST: Duration = Duration::from_secs(3_000);
 
 #[derive(Debug)]
-enum Event {
-    ToCoordinator(Asker, Request),
-    ToWorker(Asker, Reply),
-    Resend(usize, u32, u64),
-    Ask(usize, u32),
-    Trained(usize, u32, u64),
-    Beat(usize, u32, u64),
-    Follow(usize, u32, u64),
+enum ChaosEvent {
+    /// A request arrives at the coordinator.
+    ToCoordinator(Requester, ChaosRequest),
+    /// An event of a worker's process.
+    OfWorker {
+        worker: usize,
+        incarnation: u32,
+        event: WorkerEvent,
+    },
+    /// The write of a coordinator has reached the disk.
     Written(u32),
+    /// A coordinator has computed an outer step.
     Computed(u32, Operation),
+    /// The deadline of a coordinator has passed.
     Timer(u32),
     Fault(Fault),
     WorkerStarts(usize),
     CoordinatorStarts,
+}
+
+/// An event of a worker's process. Requests and leases have numbers at their worker.
+#[derive(Debug)]
+enum WorkerEvent {
+    Reply(u64, ChaosReply),
+    Resend(u64),
+    Ask,
+    Trained(u64),
+    Beat(u64),
+    Follow(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -42,22 +60,22 @@ enum Fault {
     CoordinatorDies,
 }
 
-/// A run and what happens to it.
-pub(crate) struct World<'a> {
+/// A run and its pending events.
+pub(crate) struct ChaosWorld<'a> {
     case: &'a Case,
     bug: Option<Bug>,
     random: ChaCha8Rng,
     now: Duration,
-    events: BTreeMap<(Duration, u64), Event>,
+    events: BTreeMap<(Duration, u64), ChaosEvent>,
     serial: u64,
-    disk: Disk,
-    coordinator: Option<Coordinator>,
-    workers: Vec<Worker>,
+    disk: SimulatedDisk,
+    coordinator: Option<SimulatedCoordinator>,
+    workers: Vec<SimulatedWorker>,
     audit: Audit,
-    told: Chaos,
+    summary: Chaos,
 }
 
-impl<'a> World<'a> {
+impl<'a> ChaosWorld<'a> {
     pub(crate) fn new(case: &'a Case, seed: u64, bug: Option<Bug>) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(1);
@@ -68,43 +86,43 @@ impl<'a> World<'a> {
             now: Duration::ZERO,
             events: BTreeMap::new(),
             serial: 0,
-            disk: Disk::new(case),
+            disk: SimulatedDisk::new(case),
             coordinator: None,
-            workers: case.workers.iter().map(|_| Worker::default()).collect(),
+            workers: case.workers.iter().map(|_| SimulatedWorker::default()).collect(),
             audit: Audit::default(),
-            told: Chaos::default(),
+            summary: Chaos::default(),
         }
     }
 
     /// Plays the run to its end.
     ///
     /// # Errors
-    /// What did not hold, and when.
-    pub(crate) fn play(mut self) -> Result<(Disk, Chaos), String> {
-        self.after(Duration::ZERO, Event::CoordinatorStarts);
+    /// The violated invariant and its virtual time.
+    pub(crate) fn play(mut self) -> Result<(SimulatedDisk, Chaos), String> {
+        self.after(Duration::ZERO, ChaosEvent::CoordinatorStarts);
         for worker in 0..self.workers.len() {
-            self.after(Duration::ZERO, Event::WorkerStarts(worker));
+            self.after(Duration::ZERO, ChaosEvent::WorkerStarts(worker));
         }
         for fault in [Fault::WorkerDies, Fault::WorkerPauses, Fault::Partition, Fault::CoordinatorDies] {
             self.next_fault(fault);
         }
         while let Some(((now, _), event)) = self.events.pop_first() {
             self.now = now;
-            self.told.events += 1;
+            self.summary.events += 1;
             if now > LONGEST {
                 return Err(format!("the run does not end: {:?}", self.disk.progress));
             }
-            self.happen(event).map_err(|why| format!("at {:.3} s: {why}", now.as_secs_f64()))?;
+            self.handle(event).map_err(|why| format!("at {:.3} s: {why}", now.as_secs_f64()))?;
             if self.disk.progress.paths.iter().all(|path| path.measured) {
-                self.told.virtual_seconds = now.as_secs_f64();
+                self.summary.virtual_seconds = now.as_secs_f64();
                 self.audit.ended(self.case)?;
-                return Ok((self.disk, self.told));
+                return Ok((self.disk, self.summary));
             }
         }
-        Err("nothing happens any more".to_owned())
+        Err("the simulation has no further event, and the run has not ended".to_owned())
     }
 
-    fn after(&mut self, pause: Duration, event: Event) {
+    fn after(&mut self, pause: Duration, event: ChaosEvent) {
         self.serial += 1;
         self.events.insert((self.now + pause, self.serial), event);
     }
@@ -132,13 +150,13 @@ impl<'a> World<'a> {
         };
         let pause = self.between(1, mean * 2);
         if self.now + pause < self.case.faults.until {
-            self.after(pause, Event::Fault(fault));
+            self.after(pause, ChaosEvent::Fault(fault));
         }
     }
 
-    /// Puts a message on its way, if it gets there: once or twice, each time after a time of its own.
-    fn transmit(&mut self, worker: usize, event: impl Fn() -> Event) {
-        self.told.messages += 1;
+    /// Sends a message: it is lost, or it arrives once or twice, each time with its own delay.
+    fn transmit(&mut self, worker: usize, event: impl Fn() -> ChaosEvent) {
+        self.summary.messages += 1;
         if self.now < self.workers[worker].cut_off_until || self.chance(self.case.faults.lost) {
             return;
         }
@@ -149,181 +167,204 @@ impl<'a> World<'a> {
         }
     }
 
-    fn act(&mut self, worker: usize, acts: Vec<Act>) {
+    fn perform(&mut self, worker: usize, actions: Vec<WorkerAction>) {
         let incarnation = self.workers[worker].incarnation;
-        for act in acts {
-            match act {
-                Act::Call(id, request) => {
-                    self.transmit(worker, || {
-                        Event::ToCoordinator((worker, incarnation, id), request.clone())
-                    });
-                    self.after(PATIENCE, Event::Resend(worker, incarnation, id));
+        for action in actions {
+            match action {
+                WorkerAction::Call(request_number, request) => {
+                    let requester = Requester { worker, incarnation, request: request_number };
+                    self.transmit(worker, || ChaosEvent::ToCoordinator(requester, request.clone()));
+                    self.after_for(PATIENCE, worker, WorkerEvent::Resend(request_number));
                 }
-                Act::Train(pause, serial) => self.after(pause, Event::Trained(worker, incarnation, serial)),
-                Act::Beat(pause, serial) => self.after(pause, Event::Beat(worker, incarnation, serial)),
-                Act::AskLater(pause) => self.after(pause, Event::Ask(worker, incarnation)),
-                Act::FollowLater(pause, serial) => {
-                    self.after(pause, Event::Follow(worker, incarnation, serial));
+                WorkerAction::Train(pause, lease) => {
+                    self.after_for(pause, worker, WorkerEvent::Trained(lease));
+                }
+                WorkerAction::Beat(pause, lease) => self.after_for(pause, worker, WorkerEvent::Beat(lease)),
+                WorkerAction::AskLater(pause) => self.after_for(pause, worker, WorkerEvent::Ask),
+                WorkerAction::FollowLater(pause, lease) => {
+                    self.after_for(pause, worker, WorkerEvent::Follow(lease));
                 }
             }
         }
     }
 
-    /// Whether an event of a worker is for the process that runs; one of a stopped process waits until it goes on.
-    fn reaches(&mut self, worker: usize, incarnation: u32) -> Option<Duration> {
+    /// Schedules an event of a worker's current process.
+    fn after_for(&mut self, pause: Duration, worker: usize, event: WorkerEvent) {
+        let incarnation = self.workers[worker].incarnation;
+        self.after(pause, ChaosEvent::OfWorker { worker, incarnation, event });
+    }
+
+    /// Returns the end of the worker's pause if the event is for its current process; `None` for a dead process.
+    fn paused_until(&self, worker: usize, incarnation: u32) -> Option<Duration> {
         let state = &self.workers[worker];
         (state.alive && state.incarnation == incarnation).then_some(state.paused_until)
     }
 
-    fn happen(&mut self, event: Event) -> Result<(), String> {
-        if let Event::ToWorker((worker, incarnation, _), _)
-        | Event::Resend(worker, incarnation, _)
-        | Event::Ask(worker, incarnation)
-        | Event::Trained(worker, incarnation, _)
-        | Event::Follow(worker, incarnation, _)
-        | Event::Beat(worker, incarnation, _) = &event
-        {
-            match self.reaches(*worker, *incarnation) {
-                None => return Ok(()),
-                Some(until) if until > self.now => {
-                    self.after(until - self.now, event);
-                    return Ok(());
-                }
-                Some(_) => {}
-            }
-        }
-        let (case, now) = (self.case, self.now);
+    fn handle(&mut self, event: ChaosEvent) -> Result<(), String> {
         match event {
-            Event::ToCoordinator(asker, request) => {
-                if let Some(coordinator) = &mut self.coordinator {
-                    coordinator.queue.push_back(Operation::Answer(asker, request));
-                }
-                return self.work_off();
-            }
-            Event::ToWorker((worker, _, id), reply) => {
-                let lie = self.lie(worker, id, &reply);
-                let heard = self.workers[worker].hear(now, case, worker, id, reply, self.bug)?;
-                self.act(worker, heard);
-                if let Some(request) = lie {
-                    let asker = (worker, self.workers[worker].incarnation, u64::MAX);
-                    self.transmit(worker, || Event::ToCoordinator(asker, request.clone()));
-                }
-            }
-            Event::Resend(worker, _, id) => {
-                if let Some(request) = self.workers[worker].open.get(&id).cloned() {
-                    self.act(worker, vec![Act::Call(id, request)]);
-                }
-            }
-            Event::Ask(worker, _) => {
-                let acts = self.workers[worker].ask();
-                self.act(worker, acts);
-            }
-            Event::Trained(worker, _, serial) => {
-                let acts = self.workers[worker].trained(now, case, worker, serial, self.bug);
-                self.act(worker, acts);
-            }
-            Event::Follow(worker, _, serial) => {
-                let acts = self.workers[worker].follow(serial);
-                self.act(worker, acts);
-            }
-            Event::Beat(worker, _, serial) => {
-                let acts = self.workers[worker].beat(case, worker, serial);
-                self.act(worker, acts);
-            }
-            Event::Written(incarnation) if incarnation == self.disk.incarnation => {
-                if let Some(writing) = self.coordinator.as_mut().and_then(|c| c.writing.take()) {
-                    self.audit.written(case, &self.disk, &writing.disk, writing.step.as_ref())?;
-                    self.disk = writing.disk;
-                    if let Some((asker, reply)) = writing.reply {
-                        self.transmit(asker.0, || Event::ToWorker(asker, reply.clone()));
+            ChaosEvent::OfWorker { worker, incarnation, event } => {
+                match self.paused_until(worker, incarnation) {
+                    None => {}
+                    Some(until) if until > self.now => {
+                        self.after(until - self.now, ChaosEvent::OfWorker { worker, incarnation, event });
                     }
+                    Some(_) => self.handle_of_worker(worker, event)?,
                 }
-                return self.work_off();
+                Ok(())
             }
-            Event::Computed(incarnation, operation) if incarnation == self.disk.incarnation => {
+            ChaosEvent::ToCoordinator(requester, request) => {
+                if let Some(coordinator) = &mut self.coordinator {
+                    coordinator.queue.push_back(Operation::Answer(requester, request));
+                }
+                self.run_coordinator()
+            }
+            ChaosEvent::Written(incarnation) if incarnation == self.disk.incarnation => {
+                if let Some(write) = self.coordinator.as_mut().and_then(|c| c.writing.take())
+                    && let Some(answer) = self.write(*write)?
+                {
+                    self.send(&answer);
+                }
+                self.run_coordinator()
+            }
+            ChaosEvent::Computed(incarnation, operation) if incarnation == self.disk.incarnation => {
                 if let Some(coordinator) = &mut self.coordinator {
                     coordinator.queue.push_back(operation);
                 }
-                return self.work_off();
+                self.run_coordinator()
             }
-            Event::Timer(incarnation) if incarnation == self.disk.incarnation => return self.work_off(),
-            // Of a coordinator that is gone.
-            Event::Written(_) | Event::Computed(..) | Event::Timer(_) => {}
-            Event::Fault(fault) => self.strike(fault)?,
-            Event::WorkerStarts(worker) => {
+            ChaosEvent::Timer(incarnation) if incarnation == self.disk.incarnation => self.run_coordinator(),
+            // Events of an earlier coordinator.
+            ChaosEvent::Written(_) | ChaosEvent::Computed(..) | ChaosEvent::Timer(_) => Ok(()),
+            ChaosEvent::Fault(fault) => self.inject(fault),
+            ChaosEvent::WorkerStarts(worker) => {
                 let incarnation = self.workers[worker].incarnation + 1;
-                self.workers[worker] = Worker::started(incarnation);
-                let acts = self.workers[worker].ask();
-                self.act(worker, acts);
+                self.workers[worker] = SimulatedWorker::started(incarnation);
+                let actions = self.workers[worker].ask();
+                self.perform(worker, actions);
+                Ok(())
             }
-            Event::CoordinatorStarts => {
-                self.coordinator = Some(Coordinator::take_over(case, &mut self.disk, self.bug)?);
-                return self.work_off();
+            ChaosEvent::CoordinatorStarts => {
+                let coordinator = SimulatedCoordinator::take_over(self.case, &mut self.disk, self.bug)?;
+                self.coordinator = Some(coordinator);
+                self.run_coordinator()
+            }
+        }
+    }
+
+    /// Handles an event of a worker that is alive and not paused.
+    fn handle_of_worker(&mut self, worker: usize, event: WorkerEvent) -> Result<(), String> {
+        let (case, now, bug) = (self.case, self.now, self.bug);
+        match event {
+            WorkerEvent::Reply(number, reply) => {
+                // Before the worker forgets its request.
+                let forged = self.forged_repeat(worker, number, &reply);
+                let actions = self.workers[worker].receive_reply(now, case, worker, number, reply, bug)?;
+                self.perform(worker, actions);
+                if let Some(request) = forged {
+                    let incarnation = self.workers[worker].incarnation;
+                    let requester = Requester { worker, incarnation, request: u64::MAX };
+                    self.transmit(worker, || ChaosEvent::ToCoordinator(requester, request.clone()));
+                }
+            }
+            WorkerEvent::Resend(number) => {
+                if let Some(request) = self.workers[worker].open.get(&number).cloned() {
+                    self.perform(worker, vec![WorkerAction::Call(number, request)]);
+                }
+            }
+            WorkerEvent::Ask => {
+                let actions = self.workers[worker].ask();
+                self.perform(worker, actions);
+            }
+            WorkerEvent::Trained(lease) => {
+                let actions = self.workers[worker].trained(now, case, worker, lease, bug);
+                self.perform(worker, actions);
+            }
+            WorkerEvent::Follow(lease) => {
+                let actions = self.workers[worker].follow(lease);
+                self.perform(worker, actions);
+            }
+            WorkerEvent::Beat(lease) => {
+                let actions = self.workers[worker].beat(case, worker, lease);
+                self.perform(worker, actions);
             }
         }
         Ok(())
     }
 
-    /// The request that an answer belongs to, once more and with another content: what was answered must stand.
-    fn lie(&mut self, worker: usize, id: u64, reply: &Reply) -> Option<Request> {
-        if !matches!(reply, Reply::Done) || !self.chance(self.case.faults.lies) {
+    /// Audits a write, and makes it durable. Returns the answer that waited for it.
+    fn write(&mut self, write: DiskWrite) -> Result<Option<Answer>, String> {
+        self.audit.written(self.case, &self.disk, &write.disk, write.merged.as_ref())?;
+        self.disk = write.disk;
+        Ok(write.answer)
+    }
+
+    /// Sends an answer to its worker.
+    fn send(&mut self, answer: &Answer) {
+        let Requester { worker, incarnation, request } = answer.to;
+        self.transmit(worker, || {
+            let event = WorkerEvent::Reply(request, answer.reply.clone());
+            ChaosEvent::OfWorker { worker, incarnation, event }
+        });
+    }
+
+    /// Repeats an answered request with different content. The answered request must keep its effect.
+    fn forged_repeat(&mut self, worker: usize, number: u64, reply: &ChaosReply) -> Option<ChaosRequest> {
+        if !matches!(reply, ChaosReply::Done) || !self.chance(self.case.faults.forged) {
             return None;
         }
-        let mut request = self.workers[worker].open.get(&id)?.clone();
+        let mut request = self.workers[worker].open.get(&number)?.clone();
         match &mut request {
-            Request::Contribute { gradient, .. } => gradient.values = [1e9; 3],
-            Request::Complete { last, state, .. } => {
+            ChaosRequest::Contribute { gradient, .. } => gradient.values = [1e9; 3],
+            ChaosRequest::Complete { last, state, .. } => {
                 last.iter_mut().for_each(|(_, gradient)| gradient.values = [1e9; 3]);
                 state.local.iter_mut().for_each(|values| *values = [1e9; 3]);
             }
-            Request::Ask | Request::Follow { .. } | Request::Heartbeat { .. } => return None,
+            ChaosRequest::Ask | ChaosRequest::Follow { .. } | ChaosRequest::Heartbeat { .. } => return None,
         }
         Some(request)
     }
 
-    /// Lets the coordinator do what it has to do, until it writes or nothing is left.
-    fn work_off(&mut self) -> Result<(), String> {
+    /// Runs the coordinator until it writes or its queue is empty.
+    fn run_coordinator(&mut self) -> Result<(), String> {
         let now = self.now;
         loop {
             let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
             let begun = coordinator.look(now)?;
-            let deadline = coordinator.rounds.next_deadline();
+            let deadline = coordinator.run_state.next_deadline();
             let next = if coordinator.writing.is_none() { coordinator.queue.pop_front() } else { None };
-            let done = next.map(|operation| coordinator.operate(now, operation));
+            let effect = next.map(|operation| coordinator.operate(now, operation));
             let incarnation = self.disk.incarnation;
             for operation in begun {
                 let pause = self.between(100, Duration::from_millis(20));
-                self.after(pause, Event::Computed(incarnation, operation));
+                self.after(pause, ChaosEvent::Computed(incarnation, operation));
             }
             if let Some(deadline) = deadline.filter(|deadline| *deadline > now) {
-                self.after(deadline - now, Event::Timer(incarnation));
+                self.after(deadline - now, ChaosEvent::Timer(incarnation));
             }
-            match done {
+            match effect {
                 None => return Ok(()),
-                Some(Ok(writing)) => {
+                Some(Effect::Write(write)) => {
                     let pause = self.between(100, self.case.faults.disk);
                     if let Some(coordinator) = &mut self.coordinator {
-                        coordinator.writing = Some(writing);
+                        coordinator.writing = Some(write);
                     }
-                    self.after(pause, Event::Written(incarnation));
+                    self.after(pause, ChaosEvent::Written(incarnation));
                 }
-                Some(Err(Some((asker, reply)))) => {
-                    self.transmit(asker.0, || Event::ToWorker(asker, reply.clone()));
-                }
-                Some(Err(None)) => {}
+                Some(Effect::Answer(answer)) => self.send(&answer),
+                Some(Effect::Nothing) => {}
             }
         }
     }
 
-    fn strike(&mut self, fault: Fault) -> Result<(), String> {
-        self.told.faults += 1;
+    fn inject(&mut self, fault: Fault) -> Result<(), String> {
+        self.summary.faults += 1;
         let worker = self.random.random_range(0..self.workers.len());
         match fault {
             Fault::WorkerDies => {
                 if self.workers[worker].alive {
                     self.workers[worker].alive = false;
                     let pause = self.between(1_000, Duration::from_millis(1_500));
-                    self.after(pause, Event::WorkerStarts(worker));
+                    self.after(pause, ChaosEvent::WorkerStarts(worker));
                 }
             }
             Fault::WorkerPauses => {
@@ -334,15 +375,14 @@ impl<'a> World<'a> {
             }
             Fault::CoordinatorDies => {
                 if let Some(coordinator) = self.coordinator.take() {
-                    // What was being written is there or is not; nobody has been told.
-                    if let Some(writing) = coordinator.writing
+                    // An unfinished write may have reached the disk or not. In both cases no worker has an answer.
+                    if let Some(write) = coordinator.writing
                         && self.random.random_bool(0.5)
                     {
-                        self.audit.written(self.case, &self.disk, &writing.disk, writing.step.as_ref())?;
-                        self.disk = writing.disk;
+                        self.write(*write)?;
                     }
                     let pause = self.between(1_000, Duration::from_millis(1_500));
-                    self.after(pause, Event::CoordinatorStarts);
+                    self.after(pause, ChaosEvent::CoordinatorStarts);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The chips of a learner, and how they fail.
+//! The chips of a learner, and their failures.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,27 +9,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::SimulateError;
 
-/// Chips, how they fail, and what is done about it (arXiv:2604.21428, the failure simulation). Each fails at random,
+/// Chips, their failures and the recovery (arXiv:2604.21428, the failure simulation). Each chip fails at random,
 /// independently of the others. Times are in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Chips {
-    /// Chips of all learners together, divided among them evenly.
+    /// Chips of all learners together, divided evenly.
     pub count: u64,
-    /// Whether a learner goes on with the chips that are left. One that is not dies with any of its chips.
+    /// True if a learner continues with its remaining chips. Otherwise it dies with any of its chips.
     pub elastic: bool,
     /// Mean time between failures of one chip; default one year.
     pub failure_seconds: f64,
-    /// Chips that one failure takes away: those that share its host and its network; default 64.
+    /// Chips lost by a failure: all chips that share a host and a network; default 64.
     pub slice: u64,
-    /// Time until they are back; default 4 hours.
+    /// Time until lost chips return; default 4 hours.
     pub return_seconds: f64,
-    /// How long an elastic learner stops to go on without them, the step that was interrupted included; default 10 s.
+    /// Pause of an elastic learner after a failure, including the interrupted step; default 10 s.
     pub downscale_seconds: f64,
-    /// How long it stops to take them back; default 10 s.
+    /// Pause of an elastic learner to take chips back; default 10 s.
     pub upscale_seconds: f64,
-    /// How long it takes until a learner that is not elastic has been started again, on spare chips; default 75 s. What
-    /// it had not brought when it died comes on top.
+    /// Time until a learner that is not elastic has restarted on spare chips; default 75 s. The repeated training of
+    /// its lost lease comes in addition.
     pub restart_seconds: f64,
 }
 
@@ -53,7 +53,7 @@ impl Chips {
         SimulateError::positive("chips", self.count as f64)?;
         SimulateError::positive("chips of a slice", self.slice as f64)?;
         if self.count < u64::from(learners) {
-            let problem = "there must be a chip for each learner at least";
+            let problem = "must be at least the number of learners";
             return Err(SimulateError::Setting { what: "chips", value: self.count as f64, problem });
         }
         SimulateError::positive("seconds between failures of a chip", self.failure_seconds)?;
@@ -69,26 +69,26 @@ impl Chips {
     }
 }
 
-/// What happens to the chips of a learner.
+/// An event of a learner's chips.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Incident {
-    /// It goes on with other chips after so many seconds.
+pub(crate) enum ChipEvent {
+    /// The learner pauses for so many seconds and continues with a different number of chips.
     Stops(f64),
-    /// It is gone, and is there again after so many seconds.
+    /// The learner dies and restarts after so many seconds.
     Dies(f64),
-    /// It is gone, and stays so until chips return.
+    /// The learner has lost all chips. It restarts when chips return.
     Gone,
 }
 
-/// The chips of one learner.
+/// Chips of a learner.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnChips {
     chips: Chips,
-    /// How many it has when all are there.
+    /// Number of chips without failures.
     all: f64,
     slice: f64,
     alive: f64,
-    /// When slices return. The bits of a number above 0 are in its order.
+    /// Return times of lost slices, as bits: the bits of positive floats have the order of the floats.
     away: BinaryHeap<Reverse<u64>>,
     failure: f64,
     failures: u64,
@@ -104,50 +104,54 @@ impl OwnChips {
         own
     }
 
-    /// Draws when the next of the chips that are there fails.
+    /// Draws the time of the next failure among the available chips.
     fn draw(&mut self, now: f64, random: &mut ChaCha8Rng) {
-        let fragment: f64 = random.random();
-        self.failure = now - (1.0 - fragment).ln() * self.chips.failure_seconds / self.alive;
+        let uniform: f64 = random.random();
+        self.failure = now - (1.0 - uniform).ln() * self.chips.failure_seconds / self.alive;
     }
 
     fn back(&self) -> f64 {
         self.away.peek().map_or(f64::INFINITY, |&Reverse(bits)| f64::from_bits(bits))
     }
 
-    /// When something happens to them next.
+    /// Time of the next event.
     pub(crate) fn next(&self) -> f64 {
         self.failure.min(self.back())
     }
 
-    /// Failures up to now.
+    /// Failures so far.
     pub(crate) fn failures(&self) -> u64 {
         self.failures
     }
 
-    /// The share of them that is there.
+    /// Share of available chips.
     pub(crate) fn share(&self) -> f64 {
         self.alive / self.all
     }
 
-    /// Lets happen what happens [next](Self::next).
-    pub(crate) fn happen(&mut self, random: &mut ChaCha8Rng) -> Incident {
+    /// Carries out the [next](Self::next) event.
+    pub(crate) fn advance(&mut self, random: &mut ChaCha8Rng) -> ChipEvent {
         let now = self.next();
-        let incident = if self.back() <= self.failure {
+        let event = if self.back() <= self.failure {
             self.away.pop();
             self.alive = (self.alive + self.slice).min(self.all);
-            Incident::Stops(self.chips.upscale_seconds)
+            ChipEvent::Stops(self.chips.upscale_seconds)
         } else {
             self.failures += 1;
             if self.chips.elastic {
                 self.alive = (self.alive - self.slice).max(0.0);
                 self.away.push(Reverse((now + self.chips.return_seconds).to_bits()));
-                if self.alive > 0.0 { Incident::Stops(self.chips.downscale_seconds) } else { Incident::Gone }
+                if self.alive > 0.0 {
+                    ChipEvent::Stops(self.chips.downscale_seconds)
+                } else {
+                    ChipEvent::Gone
+                }
             } else {
-                Incident::Dies(self.chips.restart_seconds)
+                ChipEvent::Dies(self.chips.restart_seconds)
             }
         };
         self.draw(now, random);
-        incident
+        event
     }
 }
 
@@ -157,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// Half of two chips fails; it is away for its time, and chips that are not there do not fail.
+    /// One of two chips fails and returns after its time; absent chips do not fail.
     #[test]
     fn chips_go_and_return() {
         let mut random = ChaCha8Rng::seed_from_u64(0);
@@ -167,18 +171,18 @@ mod tests {
         let mut last = 0.0;
         for _ in 0..10 {
             let fails = own.next();
-            assert_eq!((own.happen(&mut random), own.share()), (Incident::Stops(10.0), 0.5));
+            assert_eq!((own.advance(&mut random), own.share()), (ChipEvent::Stops(10.0), 0.5));
             assert_eq!(own.next(), fails + 1.0);
-            assert_eq!((own.happen(&mut random), own.share()), (Incident::Stops(10.0), 1.0));
+            assert_eq!((own.advance(&mut random), own.share()), (ChipEvent::Stops(10.0), 1.0));
             assert!(own.next() > fails && fails > last);
             last = fails;
         }
         assert_eq!(own.failures, 10);
-        // About 5 × 10⁵ s between two failures of either.
+        // About 5 × 10⁵ s between two failures of any chip.
         assert!((1e6..2e7).contains(&last), "{last}");
         let mut alone = OwnChips::new(Chips { count: 1, ..chips }, 1, &mut random);
-        assert_eq!((alone.happen(&mut random), alone.share()), (Incident::Gone, 0.0));
+        assert_eq!((alone.advance(&mut random), alone.share()), (ChipEvent::Gone, 0.0));
         let mut brittle = OwnChips::new(Chips { elastic: false, ..chips }, 1, &mut random);
-        assert_eq!((brittle.happen(&mut random), brittle.share()), (Incident::Dies(75.0), 1.0));
+        assert_eq!((brittle.advance(&mut random), brittle.share()), (ChipEvent::Dies(75.0), 1.0));
     }
 }

@@ -1,4 +1,4 @@
-//! A learner: what it trains, how far it is, and whether it can.
+//! A learner: its lease, its progress and its availability.
 
 use std::time::Duration;
 
@@ -10,59 +10,59 @@ use rand_chacha::ChaCha8Rng;
 use super::LargeRun;
 use super::chips::OwnChips;
 
-/// No step is shorter than this share of the mean, however much steps vary.
+/// Shortest inner step, as a share of the mean.
 const SHORTEST: f64 = 0.1;
 
-/// A learner.
+/// A learner of a simulated run.
 #[derive(Debug)]
 pub(crate) struct Learner {
     pub(crate) name: String,
     pub(crate) random: ChaCha8Rng,
     pub(crate) chips: Option<OwnChips>,
-    /// Seconds of an inner step with all its chips, in the mean.
+    /// Mean seconds of an inner step with all chips.
     step_seconds: f64,
-    /// The standard deviation of the time of a step, as a share of it.
+    /// Standard deviation of the time of an inner step, as a share of the mean.
     variation: f64,
-    /// Whether its process runs.
+    /// True if the learner's process runs.
     pub(crate) alive: bool,
-    /// Whether it stands still, to go on with other chips.
+    /// True during a pause for a change of chips.
     pub(crate) stopped: bool,
-    pub(crate) job: Option<Job>,
-    /// The path that it has trained last, whose state it holds.
+    pub(crate) current: Option<LearnerLease>,
+    /// The path that the learner trained last; the learner holds its state.
     pub(crate) held: Vec<PathId>,
-    /// The lease that it held when it died.
+    /// The learner's lease at its death.
     pub(crate) left: Option<(PathId, Fence)>,
-    /// When its link has carried everything, in seconds.
+    /// Time at which the link becomes free, in seconds.
     pub(crate) link_free: f64,
-    /// Tells what it does now from what it did before: what was to happen then does not.
+    /// Number of the current activity. Events of an earlier activity are stale.
     pub(crate) serial: u64,
-    /// Tells a process from its successor.
+    /// Number of the process. A restart increases it.
     pub(crate) process: u32,
-    /// Since when it trains.
+    /// Time since which the learner trains.
     since: Option<Duration>,
-    /// Seconds in which it trained.
+    /// Seconds of training.
     pub(crate) trained: f64,
-    /// Seconds of training that count, those with fewer chips in proportion.
+    /// Seconds of accepted training, in proportion to the available chips.
     pub(crate) good: f64,
 }
 
-/// A lease and how far it is.
+/// A lease and its progress.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct LearnerLease {
     pub(crate) lease: Lease,
-    /// Inner steps that the path has taken.
+    /// Inner steps of the path so far.
     pub(crate) at: u64,
-    /// Up to where it trains before it sends something or ends.
+    /// Inner step of the next send, or the end of the lease.
     pub(crate) next: u64,
-    /// Seconds of training with all chips that are left up to there.
+    /// Remaining seconds of training until `next`, with all chips.
     left: f64,
-    /// Those of the last step up to there.
+    /// Seconds of the last step before `next`, with all chips.
     last: f64,
-    /// Seconds that it has trained.
+    /// Seconds of training in the lease.
     pub(crate) seconds: f64,
-    /// Seconds of training with all chips in it, as far as they are measured.
+    /// Measured seconds of training in the lease, in proportion to the available chips.
     work: f64,
-    /// When everything that it has sent has arrived, in seconds.
+    /// Arrival time of the last sent data, in seconds.
     pub(crate) arrived: f64,
 }
 
@@ -80,7 +80,7 @@ impl Learner {
             variation: run.step_variation,
             alive: true,
             stopped: false,
-            job: None,
+            current: None,
             held: Vec::new(),
             left: None,
             link_free: 0.0,
@@ -92,9 +92,9 @@ impl Learner {
         }
     }
 
-    /// Whether it can ask for work.
+    /// True if the learner can ask for a lease.
     pub(crate) fn is_free(&self) -> bool {
-        self.alive && !self.stopped && self.job.is_none()
+        self.alive && !self.stopped && self.current.is_none()
     }
 
     fn share(&self) -> f64 {
@@ -105,81 +105,83 @@ impl Learner {
         self.held = vec![lease.path];
         let at = lease.from;
         let (left, last) = (0.0, 0.0);
-        self.job = Some(Job { lease, at, next: at, left, last, seconds: 0.0, work: 0.0, arrived: 0.0 });
+        self.current =
+            Some(LearnerLease { lease, at, next: at, left, last, seconds: 0.0, work: 0.0, arrived: 0.0 });
         self.aim();
     }
 
-    /// Sets out for the next step at which something is sent, or for the end of the lease.
+    /// Sets the target to the next step with a send, or to the end of the lease.
     pub(crate) fn aim(&mut self) {
-        let Some(job) = &mut self.job else { return };
-        let sends = job.lease.sends.iter().map(|send| send.step).filter(|&step| step > job.at);
-        job.next = sends.min().unwrap_or(job.lease.to).min(job.lease.to);
+        let Some(current) = &mut self.current else { return };
+        let sends = current.lease.sends.iter().map(|send| send.step).filter(|&step| step > current.at);
+        current.next = sends.min().unwrap_or(current.lease.to).min(current.lease.to);
         if self.variation == 0.0 {
-            job.left = (job.next - job.at) as f64 * self.step_seconds;
-            job.last = self.step_seconds;
+            current.left = (current.next - current.at) as f64 * self.step_seconds;
+            current.last = self.step_seconds;
             return;
         }
-        for _ in job.at..job.next {
-            // A normal deviate by the method of Box and Muller.
+        for _ in current.at..current.next {
+            // A normally distributed number (Box-Muller).
             let (radius, angle): (f64, f64) = (self.random.random(), self.random.random());
             let normal = (-2.0 * (1.0 - radius).ln()).sqrt() * (std::f64::consts::TAU * angle).cos();
-            job.last = self.step_seconds * (1.0 + self.variation * normal).max(SHORTEST);
-            job.left += job.last;
+            current.last = self.step_seconds * (1.0 + self.variation * normal).max(SHORTEST);
+            current.left += current.last;
         }
     }
 
-    /// Writes down what has been trained up to now, as far as it is after `from`.
+    /// Accounts for the training up to `now`. Measurements begin at `from`.
     pub(crate) fn account(&mut self, now: Duration, from: Duration) {
         let share = self.share();
-        let (Some(since), Some(job)) = (self.since, &mut self.job) else { return };
+        let (Some(since), Some(current)) = (self.since, &mut self.current) else { return };
         let seconds = now.saturating_sub(since).as_secs_f64();
         let measured = now.saturating_sub(since.max(from)).as_secs_f64();
-        job.left -= seconds * share;
-        job.seconds += seconds;
-        job.work += measured * share;
+        current.left -= seconds * share;
+        current.seconds += seconds;
+        current.work += measured * share;
         self.trained += measured;
         self.since = Some(now);
     }
 
-    /// Trains, if it can; returns in how many seconds it is where it aims at.
+    /// Starts or stops training. Returns the seconds until the target, or `None` if the learner can't train.
     pub(crate) fn go(&mut self, now: Duration) -> Option<f64> {
         self.serial += 1;
         let can = self.alive && !self.stopped;
-        let job = self.job.as_ref().filter(|job| can && job.at < job.next);
-        let pause = job.map(|job| job.left.max(0.0) / self.share());
+        let current = self.current.as_ref().filter(|current| can && current.at < current.next);
+        let pause = current.map(|current| current.left.max(0.0) / self.share());
         self.since = pause.map(|_| now);
         pause
     }
 
-    /// Whether it trains.
+    /// True if the learner trains.
     pub(crate) fn trains(&self) -> bool {
         self.since.is_some()
     }
 
-    /// It is where it aimed at; returns how long its last step took.
+    /// Reaches the target. Returns the seconds of the last step.
     pub(crate) fn reach(&mut self) -> f64 {
         let share = self.share();
-        let Some(job) = &mut self.job else { return 0.0 };
-        job.at = job.next;
-        job.left = 0.0;
-        job.last / share
+        let Some(current) = &mut self.current else { return 0.0 };
+        current.at = current.next;
+        current.left = 0.0;
+        current.last / share
     }
 
-    /// The lease counts.
+    /// The core has accepted the lease.
     pub(crate) fn done(&mut self) {
-        self.good += self.job.take().map_or(0.0, |job| job.work);
+        self.good += self.current.take().map_or(0.0, |current| current.work);
     }
 
-    /// Its process dies, with everything that it had not brought.
+    /// The process dies, and the uncommitted results of its lease are lost.
     pub(crate) fn die(&mut self) {
         self.alive = false;
         self.stopped = false;
         self.process += 1;
-        self.left = self.job.take().map(|job| (job.lease.path, job.lease.fence)).or(self.left);
+        self.left =
+            self.current.take().map(|current| (current.lease.path, current.lease.fence)).or(self.left);
     }
 
-    /// Seconds of training that count, those of the lease that it works on included.
+    /// Seconds of accepted training, including the current lease.
     pub(crate) fn good(&self) -> f64 {
-        self.good + self.job.as_ref().map_or(0.0, |job| job.work)
+        self.good + self.current.as_ref().map_or(0.0, |current| current.work)
     }
 }

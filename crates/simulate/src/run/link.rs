@@ -4,18 +4,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::SimulateError;
 
-/// Buckets of what is sent at once.
+/// Number of buckets of a send.
 const BUCKETS: f64 = 128.0;
-/// The share of a step in which the buckets become ready: the backward pass takes twice as long as the forward pass.
+/// Share of a step in which the buckets become ready: the backward pass takes twice as long as the forward pass.
 const BACKWARD: f64 = 2.0 / 3.0;
 
-/// The link between a learner and the others.
+/// Link between a learner and the other learners.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
     /// Bits per second.
     pub bits_per_second: f64,
-    /// Seconds that each bucket takes beside its bits.
+    /// Latency of each bucket in seconds, in addition to the time of its bits.
     pub latency_seconds: f64,
 }
 
@@ -25,13 +25,13 @@ impl Link {
         SimulateError::not_negative("seconds of latency", self.latency_seconds)
     }
 
-    /// When what a step sends has arrived (arXiv:2501.18512 §3.1). It is cut into equal buckets, which become ready one
-    /// after another in the backward pass of the step, and the link, which is `free` from some time on, carries them in
-    /// their order. Times are in seconds.
+    /// Arrival time of a step's send (arXiv:2501.18512 §3.1). The send consists of equal buckets, which become ready
+    /// one after another in the backward pass of the step. The link carries them in order, from time `free` on. Times
+    /// are in seconds.
     pub(crate) fn arrival(&self, free: f64, step_end: f64, step_seconds: f64, bits: f64) -> f64 {
         let each = self.latency_seconds + bits / BUCKETS / self.bits_per_second;
-        // As buckets are ready at equal distances, the last one has waited for the link from the first on, from its own
-        // readiness on, or for what came before.
+        // Buckets become ready at equal intervals. So either the link is busy from the first bucket on, or it was busy
+        // with an earlier send, or the last bucket leaves as soon as it is ready: the latest of these times counts.
         let first = step_end - BACKWARD * step_seconds * (1.0 - 1.0 / BUCKETS);
         (free.max(first) + BUCKETS * each).max(step_end + each)
     }
@@ -41,7 +41,7 @@ impl Link {
 mod tests {
     use super::*;
 
-    /// Bucket by bucket.
+    /// Reference: simulates each bucket.
     fn played(link: &Link, mut free: f64, end: f64, step: f64, bits: f64) -> f64 {
         for bucket in 1..=128 {
             let ready = end - step + (1.0 / 3.0 + f64::from(bucket) / 128.0 * 2.0 / 3.0) * step;

@@ -1,4 +1,4 @@
-//! What is counted while a run is played.
+//! Measurements of a simulated run.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use super::Played;
 use super::chips::OwnChips;
 use super::learner::Learner;
 
-/// What is counted from some time on.
+/// Measurements from a start time on.
 #[derive(Debug)]
 pub(crate) struct Tally {
-    /// From when on.
+    /// Start of the measurement.
     pub(crate) from: Duration,
-    /// Learners that train, and since when any does.
+    /// Number of learners that train.
     training: usize,
     up_since: Duration,
-    /// Seconds in which any did before.
+    /// Seconds of earlier intervals in which at least one learner trained.
     up: f64,
     outer_steps: u64,
     contributors: u64,
@@ -29,7 +29,7 @@ impl Tally {
         Self { from, training: 0, up_since: Duration::ZERO, up: 0.0, outer_steps: 0, contributors: 0 }
     }
 
-    /// A learner begins to train or ends.
+    /// Counts a learner that starts or stops training.
     pub(crate) fn trains(&mut self, now: Duration, before: bool, after: bool) {
         let any = self.training > 0;
         self.training = self.training + usize::from(after) - usize::from(before);
@@ -52,8 +52,8 @@ impl Tally {
         }
     }
 
-    /// What came of it, of learners that have [accounted](Learner::account) for their time.
-    pub(crate) fn tell(&self, now: Duration, learners: &[Learner]) -> Played {
+    /// Results of the run. All learners must have [accounted](Learner::account) for their time.
+    pub(crate) fn results(&self, now: Duration, learners: &[Learner]) -> Played {
         let up = self.up + if self.training > 0 { self.since_up(now) } else { 0.0 };
         let seconds = now.saturating_sub(self.from).as_secs_f64();
         let all = seconds * learners.len() as f64;

@@ -2,11 +2,11 @@ use super::*;
 
 const CHIPS: [u64; 5] = [150_000, 300_000, 600_000, 1_200_000, 2_400_000];
 
-/// Data parallel training for one learner, Decoupled DiLoCo for more; failures as they come by default.
+/// Data parallel training for one learner, Decoupled DiLoCo for more; default failures.
 fn run(count: u64, learners: u32, elastic: bool) -> LargeRun {
     let scheme = if learners == 1 { Scheme::data_parallel() } else { Scheme::decoupled(24, 12, 2, 5.0) };
     let chips = Some(Chips { count, elastic, ..Chips::default() });
-    // An elastic learner loses time, not steps: theirs may be longer here, so that fewer are played.
+    // An elastic learner loses time but no steps, so longer steps give the same result with fewer events.
     let step_seconds = if elastic { 10.0 } else { 1.0 };
     let seconds = 600.0 / f64::from(learners) * (365.25 * 86_400.0) / count as f64;
     LargeRun { chips, seconds: seconds.max(14_400.0), ..LargeRun::new(learners, scheme, 1e11, step_seconds) }
@@ -34,7 +34,7 @@ fn the_papers_table_comes_out() {
     }
 }
 
-/// The paper's rule: the goodput of M learners is that of one elastic learner on as many chips as each of them has.
+/// The paper's rule: M learners have the goodput of one elastic learner with the chips of one of them.
 #[test]
 fn learners_are_as_good_as_one_on_their_chips() {
     for learners in [2, 4, 8] {
@@ -61,10 +61,10 @@ fn the_same_seed_gives_the_same_numbers_and_no_failures_cost_nothing() {
     assert!((found.goodput - 1.0).abs() < 1e-6 && found.failures == 0, "{found:?}");
 }
 
-/// One chip in all, which dies every 1,000 s in the mean and is back at once. A lease of L steps of a second ends without
-/// a failure with probability exp(-L/1000): of what is trained, (L/1000) / (exp(L/1000) - 1) counts.
+/// One chip, which dies every 1,000 s on average and returns at once. A lease of L steps of a second ends without a
+/// failure with probability exp(-L/1000), so a share of (L/1000) / (exp(L/1000) - 1) of the training is accepted.
 #[test]
-fn a_learner_that_dies_trains_again_what_it_had_not_brought() {
+fn a_dead_learner_repeats_its_lost_lease() {
     let chips = Chips {
         count: 1,
         slice: 1,
@@ -76,7 +76,7 @@ fn a_learner_that_dies_trains_again_what_it_had_not_brought() {
     for (inner_steps, expected) in [(1, 0.9995), (500, 0.7707), (1000, 0.5820)] {
         let scheme = Scheme::diloco(inner_steps);
         let run = LargeRun { chips: Some(chips), seconds: 2e7, ..LargeRun::new(1, scheme, 1.0, 1.0) };
-        // As little is brought only as often as it takes to see it.
+        // Short leases show the share in less time, and less time keeps the number of events small.
         let run = if inner_steps == 1 { LargeRun { seconds: 1e5, ..run } } else { run };
         let found = play(&run).unwrap();
         assert!((found.utilisation - 1.0).abs() < 1e-6, "{found:?}");
@@ -84,52 +84,52 @@ fn a_learner_that_dies_trains_again_what_it_had_not_brought() {
     }
 }
 
-/// Two learners, one of them of half the speed.
+/// Two learners, one with half the speed.
 #[test]
-fn who_waits_for_a_slower_learner_has_its_speed_and_who_does_not_has_his_own() {
+fn synchronous_learners_have_the_slowest_speed_and_others_their_own() {
     let scheme = Scheme::streaming(24, 12, 2, 16.0);
     let waits = LargeRun { speed_gap: 1.0, ..LargeRun::new(2, scheme, 1e9, 1.0) };
-    // The slower one trains all the time, the other half of it.
+    // The slower learner trains all the time, the other learner half of it.
     let found = play(&waits).unwrap();
     assert!((found.goodput - 0.75).abs() < 0.01, "{found:?}");
     assert_eq!(found.contributors, 2.0);
     let quorum = |grace| LargeRun { scheme: Scheme::decoupled(24, 12, 0, grace), ..waits.clone() };
     let alone = play(&quorum(0.0)).unwrap();
     assert!((alone.goodput - 1.0).abs() < 1e-9, "{alone:?}");
-    // A grace period takes nothing from the learners, and outer steps take from more of them.
+    // A grace period costs the learners nothing, and more of them contribute to outer steps.
     let patient = play(&quorum(30.0)).unwrap();
     assert!((patient.goodput - 1.0).abs() < 1e-9, "{patient:?}");
     assert!(patient.contributors > alone.contributors + 0.3, "{patient:?} {alone:?}");
 }
 
-/// Of four paths and four learners, two of which are slow: where states move, whoever is free helps out.
+/// Four paths and four learners, two of them slow: if states move, any free learner helps.
 #[test]
-fn paths_whose_state_can_move_keep_everyone_busy() {
+fn paths_with_movable_state_keep_all_learners_busy() {
     let stays = LargeRun { speed_gap: 0.5, ..LargeRun::new(4, Scheme::streaming(24, 12, 2, 16.0), 1e9, 1.0) };
     let moves = LargeRun { state_stays: false, ..stays.clone() };
     let (stays, moves) = (play(&stays).unwrap().utilisation, play(&moves).unwrap().utilisation);
     assert!(stays < 0.87 && moves > 0.93, "{stays} {moves}");
 }
 
-/// The core completes a lease when everything that it sends has arrived: with H = 24 and τ = 2 eight fragments leave each
-/// two of three steps to travel in, of twelve each is sent at the end of a lease.
+/// The core completes a lease after the arrival of all its outer gradients. With H = 24 and τ = 2, eight fragments
+/// leave each send two of three steps for its transfer; with twelve fragments each send is at the end of a lease.
 #[test]
-fn what_is_sent_at_the_end_of_a_lease_is_waited_for() {
+fn a_learner_waits_for_sends_at_the_end_of_its_lease() {
     let utilisation = |fragments| {
-        // A fragment takes a second.
+        // The transfer of a fragment takes a second.
         let link = Some(Link { bits_per_second: 1e9 / f64::from(fragments), latency_seconds: 0.0 });
         let scheme = Scheme::streaming(24, fragments, 2, 1.0);
         play(&LargeRun { link, ..LargeRun::new(2, scheme, 1e9, 1.0) }).unwrap().utilisation
     };
     assert!((utilisation(8) - 1.0).abs() < 1e-9);
-    // Each lease of two steps waits for what the last step's backward pass has not hidden.
+    // Each lease of two steps waits for the part of the transfer that the last backward pass does not hide.
     let hidden = 2.0 / 3.0 * (1.0 - 1.0 / 128.0);
-    // The first lease has four steps, for at step 2 nothing has been sent.
+    // The first lease has four steps, because nothing is sent at step 2.
     assert!((utilisation(12) - 2.0 / (2.0 + 1.0 - hidden)).abs() < 2e-4, "{}", utilisation(12));
 }
 
 #[test]
-fn what_can_not_be_played_is_refused() {
+fn invalid_runs_are_refused() {
     let fine = run(150_000, 2, true);
     let chips = |chips: Chips| LargeRun { chips: Some(chips), ..fine.clone() };
     let link = |bits_per_second| LargeRun {
@@ -154,7 +154,7 @@ fn what_can_not_be_played_is_refused() {
         let told = play(&bad).unwrap_err().to_string();
         assert!(told.contains(why), "{told} for {why}");
     }
-    // A transfer that ends after the end of time.
+    // A transfer that ends beyond representable time.
     let endless = LargeRun { chips: None, seconds: 0.0, ..link(1e-30) };
     assert!(matches!(play(&endless), Err(SimulateError::Stuck { .. })), "{:?}", play(&endless));
 }

@@ -1,4 +1,4 @@
-//! Virtual time: what happens when, and what the core makes of it.
+//! Virtual time: the events of a simulated run, and their effects on the core.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,68 +9,68 @@ use dipaco_sync::{
 };
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 
-use super::chips::{Incident, OwnChips};
+use super::chips::{ChipEvent, OwnChips};
 use super::learner::Learner;
 use super::tally::Tally;
 use super::{LargeRun, Played};
 use crate::SimulateError;
 
-/// The most events that are played.
+/// Largest number of events.
 const MOST_EVENTS: u64 = 200_000_000;
-/// How long a lease lasts without a heartbeat, in seconds: production's default.
+/// Duration of a lease without a heartbeat, in seconds: production's default.
 const LEASE: f64 = 60.0;
-/// Inner steps without a heartbeat that a lease lasts at least.
+/// Shortest duration of a lease without a heartbeat, in inner steps.
 const LEASE_STEPS: f64 = 10.0;
 
 #[derive(Debug)]
-enum Event {
-    /// A learner is where it aimed at.
+enum RunEvent {
+    /// A learner has reached its target.
     Reached(usize, u64),
-    /// What it sent early has arrived.
+    /// An outer gradient sent before the end of the lease has arrived.
     Arrived(usize, Fence, ScheduledSend),
-    /// Everything of a lease has arrived.
+    /// All results of a lease have arrived.
     Finished(usize, Fence),
-    /// Something happens to its chips.
+    /// Chips of a learner fail or return.
     Chips(usize),
-    /// It goes on after a stop.
+    /// A learner continues after a pause.
     GoesOn(usize, u32),
-    /// It is there again.
+    /// A learner has restarted.
     Returns(usize, u32),
     /// An outer step has been taken.
     Stepped(OuterStep),
-    /// The core has asked to be looked at.
+    /// The deadline of the core has passed.
     Timer,
 }
 
-/// When it has been played for long enough.
+/// RunEnd of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum End {
-    /// After this time.
+pub(crate) enum RunEnd {
+    /// At this time.
     At(Duration),
-    /// When every learner has begun a lease from this step on.
+    /// When every learner has begun a lease at this inner step or later.
     Step(u64),
 }
 
-/// A run in virtual time.
+/// A simulated run and its pending events.
 #[derive(Debug)]
-pub(crate) struct World<'a> {
+pub(crate) struct RunWorld<'a> {
     run: &'a LargeRun,
-    rounds: RunState,
+    run_state: RunState,
     learners: Vec<Learner>,
     now: Duration,
-    events: BTreeMap<(Duration, u64), Event>,
+    events: BTreeMap<(Duration, u64), RunEvent>,
     serial: u64,
     timer: Option<Duration>,
     computing: BTreeSet<FragmentId>,
-    end: End,
-    /// Learners that have not begun a lease from the step of the end on.
+    end: RunEnd,
+    /// Learners without a lease at the step of the end or later.
     before_end: BTreeSet<usize>,
     tally: Tally,
 }
 
-impl<'a> World<'a> {
-    /// `from` says from when on it is measured.
-    pub(crate) fn new(run: &'a LargeRun, from: Duration, end: End) -> Result<Self, SimulateError> {
+impl<'a> RunWorld<'a> {
+    /// Measurements begin at `from`.
+    pub(crate) fn new(run: &'a LargeRun, from: Duration, end: RunEnd) -> Result<Self, SimulateError> {
         let refused = |problem| SimulateError::Learners { learners: run.learners, problem };
         let config = TopologyConfig { replicas: run.learners, ..TopologyConfig::dense(1) };
         let topology = Topology::new(&config, 1).map_err(|error| refused(error.to_string()))?;
@@ -80,11 +80,11 @@ impl<'a> World<'a> {
         let lease = lease.map_err(|error| refused(error.to_string()))?;
         let plan = RunPlan { schedule, scheme: run.scheme.sync.scheme(), phase: 0, lease };
         let paths = topology.path_ids();
-        let mut rounds = RunState::new(topology, plan, progress, 0)?;
-        paths.for_each(|path| rounds.bind(path, run.state_stays));
+        let mut run_state = RunState::new(topology, plan, progress, 0)?;
+        paths.for_each(|path| run_state.bind(path, run.state_stays));
         Ok(Self {
             run,
-            rounds,
+            run_state,
             learners: (0..run.learners).map(|number| Learner::new(run, number)).collect(),
             now: Duration::ZERO,
             events: BTreeMap::new(),
@@ -98,14 +98,14 @@ impl<'a> World<'a> {
     }
 
     pub(crate) fn play(mut self) -> Result<Played, SimulateError> {
-        for who in 0..self.learners.len() {
-            self.await_chips(who);
-            self.ask(who);
+        for number in 0..self.learners.len() {
+            self.await_chips(number);
+            self.ask(number);
         }
         let mut played = 0u64;
         while !self.ended() {
             let next = self.events.pop_first();
-            let end = if let End::At(end) = self.end { Some(end) } else { None };
+            let end = if let RunEnd::At(end) = self.end { Some(end) } else { None };
             let ((now, _), event) = match (next, end) {
                 (Some(((now, _), _)), Some(end)) if now >= end => break,
                 (None, Some(_)) => break,
@@ -116,29 +116,30 @@ impl<'a> World<'a> {
             if played > MOST_EVENTS {
                 return Err(SimulateError::TooLong { events: MOST_EVENTS });
             }
-            let looked = matches!(event, Event::Timer);
+            let timer = matches!(event, RunEvent::Timer);
             self.now = now;
-            self.happen(event)?;
-            // Where nothing else is to happen, heartbeats change nothing any more.
-            if !looked || !self.events.is_empty() {
-                self.wind();
+            self.handle(event)?;
+            // If no other event is left, heartbeats can't change anything: without this rule they would keep a stuck
+            // run going forever.
+            if !timer || !self.events.is_empty() {
+                self.schedule_timer();
             }
         }
-        if let End::At(end) = self.end {
+        if let RunEnd::At(end) = self.end {
             self.now = end;
         }
         for learner in &mut self.learners {
             learner.account(self.now, self.tally.from);
         }
-        Ok(self.tally.tell(self.now, &self.learners))
+        Ok(self.tally.results(self.now, &self.learners))
     }
 
     fn ended(&self) -> bool {
-        matches!(self.end, End::Step(_)) && self.before_end.is_empty()
+        matches!(self.end, RunEnd::Step(_)) && self.before_end.is_empty()
     }
 
-    /// Lets something happen so many seconds from now; never, when time is not counted for so long.
-    fn after(&mut self, seconds: f64, event: Event) {
+    /// Schedules an event in so many seconds; drops it if the time is not representable.
+    fn after(&mut self, seconds: f64, event: RunEvent) {
         let at =
             Duration::try_from_secs_f64(seconds.max(0.0)).ok().and_then(|pause| self.now.checked_add(pause));
         if let Some(at) = at {
@@ -147,54 +148,54 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The core is looked at when it has said so.
-    fn wind(&mut self) {
-        let Some(deadline) = self.rounds.next_deadline() else { return };
+    /// Schedules a timer for the next deadline of the core.
+    fn schedule_timer(&mut self) {
+        let Some(deadline) = self.run_state.next_deadline() else { return };
         if self.timer.is_none_or(|timer| deadline < timer) {
             self.serial += 1;
-            self.events.insert((deadline, self.serial), Event::Timer);
+            self.events.insert((deadline, self.serial), RunEvent::Timer);
             self.timer = Some(deadline);
         }
     }
 
-    fn happen(&mut self, event: Event) -> Result<(), SimulateError> {
+    fn handle(&mut self, event: RunEvent) -> Result<(), SimulateError> {
         match event {
-            Event::Reached(who, serial) => {
-                if self.learners[who].serial == serial {
-                    self.reached(who)?;
+            RunEvent::Reached(number, serial) => {
+                if self.learners[number].serial == serial {
+                    self.reached(number)?;
                 }
             }
-            Event::Arrived(who, fence, send) => self.contribute(who, fence, send)?,
-            Event::Finished(who, fence) => self.complete(who, fence)?,
-            Event::Chips(who) => self.chips(who),
-            Event::GoesOn(who, process) => {
-                if self.learners[who].process == process {
-                    self.learners[who].stopped = false;
-                    self.go(who);
-                    self.ask(who);
+            RunEvent::Arrived(number, fence, send) => self.contribute(number, fence, send)?,
+            RunEvent::Finished(number, fence) => self.complete(number, fence)?,
+            RunEvent::Chips(number) => self.chips(number),
+            RunEvent::GoesOn(number, process) => {
+                if self.learners[number].process == process {
+                    self.learners[number].stopped = false;
+                    self.go(number);
+                    self.ask(number);
                 }
             }
-            Event::Returns(who, process) => {
-                if self.learners[who].process == process {
-                    self.learners[who].alive = true;
-                    // Leases of an earlier process of a name are free: that process is gone.
-                    if let Some((path, fence)) = self.learners[who].left.take() {
-                        self.rounds.release(path, fence);
+            RunEvent::Returns(number, process) => {
+                if self.learners[number].process == process {
+                    self.learners[number].alive = true;
+                    // The earlier process is dead, so its lease is free, as in production.
+                    if let Some((path, fence)) = self.learners[number].left.take() {
+                        self.run_state.release(path, fence);
                     }
-                    self.ask(who);
+                    self.ask(number);
                     self.wake();
                 }
             }
-            Event::Stepped(step) => {
+            RunEvent::Stepped(step) => {
                 self.stepped(&step);
                 self.step();
             }
-            // Another one has been set for an earlier time since.
-            Event::Timer if self.timer != Some(self.now) => {}
-            Event::Timer => {
+            // A stale timer: a later one was set for an earlier time.
+            RunEvent::Timer if self.timer != Some(self.now) => {}
+            RunEvent::Timer => {
                 self.timer = None;
                 self.beat();
-                if !self.rounds.expire(self.now).is_empty() {
+                if !self.run_state.expire(self.now).is_empty() {
                     self.wake();
                 }
                 self.step();
@@ -203,61 +204,63 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Everyone who lives says so.
+    /// All living learners send heartbeats.
     fn beat(&mut self) {
         for learner in self.learners.iter().filter(|learner| learner.alive) {
-            if let Some(job) = &learner.job {
-                // Whoever has lost its lease learns so when it brings something.
-                let _lost = self.rounds.heartbeat(self.now, job.lease.path, job.lease.fence);
+            if let Some(current) = &learner.current {
+                // A learner with a lost lease notices it at its next result.
+                let _lost = self.run_state.heartbeat(self.now, current.lease.path, current.lease.fence);
             }
         }
     }
 
-    /// A learner asks for work, if it can do any.
-    fn ask(&mut self, who: usize) {
-        let learner = &mut self.learners[who];
+    /// A learner asks for a lease, if it is free.
+    fn ask(&mut self, number: usize) {
+        let learner = &mut self.learners[number];
         if !learner.is_free() {
             return;
         }
-        let Grant::Lease(lease) = self.rounds.grant(self.now, &learner.name, &learner.held) else { return };
-        if let End::Step(step) = self.end
+        let Grant::Lease(lease) = self.run_state.grant(self.now, &learner.name, &learner.held) else {
+            return;
+        };
+        if let RunEnd::Step(step) = self.end
             && lease.from >= step
         {
-            self.before_end.remove(&who);
+            self.before_end.remove(&number);
         }
         learner.begin(lease);
-        self.go(who);
+        self.go(number);
     }
 
-    /// Those who wait for work ask again.
+    /// All free learners ask for a lease.
     fn wake(&mut self) {
-        for who in 0..self.learners.len() {
-            self.ask(who);
+        for number in 0..self.learners.len() {
+            self.ask(number);
         }
     }
 
-    /// Lets a learner train, if it can.
-    fn go(&mut self, who: usize) {
-        let learner = &mut self.learners[who];
+    /// Starts or stops the training of a learner.
+    fn go(&mut self, number: usize) {
+        let learner = &mut self.learners[number];
         let trained = learner.trains();
         let pause = learner.go(self.now);
         let serial = learner.serial;
         self.tally.trains(self.now, trained, pause.is_some());
         if let Some(pause) = pause {
-            self.after(pause, Event::Reached(who, serial));
+            self.after(pause, RunEvent::Reached(number, serial));
         }
     }
 
-    fn reached(&mut self, who: usize) -> Result<(), SimulateError> {
+    fn reached(&mut self, number: usize) -> Result<(), SimulateError> {
         let (now, run) = (self.now, self.run);
-        let learner = &mut self.learners[who];
+        let learner = &mut self.learners[number];
         learner.account(now, self.tally.from);
         let step_seconds = learner.reach();
-        let Some(job) = &mut learner.job else { return Ok(()) };
-        let (at, to, fence) = (job.at, job.lease.to, job.lease.fence);
+        let Some(current) = &mut learner.current else { return Ok(()) };
+        let (at, to, fence) = (current.at, current.lease.to, current.lease.fence);
         let mut early = Vec::new();
-        job.arrived = job.arrived.max(now.as_secs_f64());
-        for send in job.lease.sends.iter().filter(|send| send.step == at) {
+        current.arrived = current.arrived.max(now.as_secs_f64());
+        for send in current.lease.sends.iter().filter(|send| send.step == at) {
             let mut arrival = now.as_secs_f64();
             if let (Some(link), bits) = (&run.link, run.fragment_bits())
                 && bits > 0.0
@@ -265,61 +268,66 @@ impl<'a> World<'a> {
                 arrival = link.arrival(learner.link_free, arrival, step_seconds, bits);
                 learner.link_free = arrival;
             }
-            job.arrived = job.arrived.max(arrival);
+            current.arrived = current.arrived.max(arrival);
             if at < to {
                 early.push((*send, arrival));
             }
         }
-        let arrived = job.arrived;
+        let arrived = current.arrived;
         if at < to {
             learner.aim();
         }
-        self.go(who);
+        self.go(number);
         for (send, arrival) in early {
-            self.after(arrival - now.as_secs_f64(), Event::Arrived(who, fence, send));
+            self.after(arrival - now.as_secs_f64(), RunEvent::Arrived(number, fence, send));
         }
         if at == to {
-            self.after(arrived - now.as_secs_f64(), Event::Finished(who, fence));
+            self.after(arrived - now.as_secs_f64(), RunEvent::Finished(number, fence));
         }
         Ok(())
     }
 
-    /// The lease of a learner, unless it has another by now.
-    fn path(&self, who: usize, fence: Fence) -> Option<PathId> {
-        let lease = &self.learners[who].job.as_ref()?.lease;
+    /// Path of a learner's lease, if the lease is still current.
+    fn path(&self, number: usize, fence: Fence) -> Option<PathId> {
+        let lease = &self.learners[number].current.as_ref()?.lease;
         (lease.fence == fence).then_some(lease.path)
     }
 
-    fn refused(&self, who: usize, error: &LeaseError) -> SimulateError {
-        SimulateError::Refused { seconds: self.now.as_secs_f64(), learner: who, problem: error.to_string() }
+    fn refused(&self, number: usize, error: &LeaseError) -> SimulateError {
+        SimulateError::Refused {
+            seconds: self.now.as_secs_f64(),
+            learner: number,
+            problem: error.to_string(),
+        }
     }
 
-    fn contribute(&mut self, who: usize, fence: Fence, send: ScheduledSend) -> Result<(), SimulateError> {
-        let Some(path) = self.path(who, fence) else { return Ok(()) };
-        if let Commit::Refused(error) = self.rounds.contribute(path, fence, send.fragment, send.number, 0) {
-            return Err(self.refused(who, &error));
+    fn contribute(&mut self, number: usize, fence: Fence, send: ScheduledSend) -> Result<(), SimulateError> {
+        let Some(path) = self.path(number, fence) else { return Ok(()) };
+        if let Commit::Refused(error) = self.run_state.contribute(path, fence, send.fragment, send.number, 0)
+        {
+            return Err(self.refused(number, &error));
         }
         self.step();
         Ok(())
     }
 
-    fn complete(&mut self, who: usize, fence: Fence) -> Result<(), SimulateError> {
-        let Some(path) = self.path(who, fence) else { return Ok(()) };
-        let seconds = self.learners[who].job.as_ref().map_or(0.0, |job| job.seconds);
+    fn complete(&mut self, number: usize, fence: Fence) -> Result<(), SimulateError> {
+        let Some(path) = self.path(number, fence) else { return Ok(()) };
+        let seconds = self.learners[number].current.as_ref().map_or(0.0, |current| current.seconds);
         let done = LeaseOutcome { seconds, ..LeaseOutcome::default() };
-        if let Commit::Refused(error) = self.rounds.commit(path, fence, &done) {
-            return Err(self.refused(who, &error));
+        if let Commit::Refused(error) = self.run_state.commit(path, fence, &done) {
+            return Err(self.refused(number, &error));
         }
-        self.learners[who].done();
+        self.learners[number].done();
         self.step();
-        self.ask(who);
+        self.ask(number);
         Ok(())
     }
 
-    /// Takes the outer steps that are due.
+    /// Starts all due outer steps.
     fn step(&mut self) {
         loop {
-            let due = self.rounds.due(self.now).into_iter();
+            let due = self.run_state.due(self.now).into_iter();
             let due: Vec<_> = due.filter(|step| !self.computing.contains(&step.fragment)).collect();
             if due.is_empty() {
                 return;
@@ -327,7 +335,7 @@ impl<'a> World<'a> {
             for step in due {
                 self.computing.insert(step.fragment);
                 if self.run.outer_seconds > 0.0 {
-                    self.after(self.run.outer_seconds, Event::Stepped(step));
+                    self.after(self.run.outer_seconds, RunEvent::Stepped(step));
                 } else {
                     self.stepped(&step);
                 }
@@ -338,50 +346,50 @@ impl<'a> World<'a> {
     fn stepped(&mut self, step: &OuterStep) {
         self.computing.remove(&step.fragment);
         let took = Duration::try_from_secs_f64(self.run.outer_seconds).unwrap_or(Duration::MAX);
-        if self.rounds.stepped(step, took) {
+        if self.run_state.stepped(step, took) {
             self.tally.stepped(self.now, step);
         }
         self.wake();
     }
 
-    /// Waits for what happens to a learner's chips next.
-    fn await_chips(&mut self, who: usize) {
-        let next = self.learners[who].chips.as_ref().map(OwnChips::next);
+    /// Schedules the next event of a learner's chips.
+    fn await_chips(&mut self, number: usize) {
+        let next = self.learners[number].chips.as_ref().map(OwnChips::next);
         if let Some(next) = next {
-            self.after(next - self.now.as_secs_f64(), Event::Chips(who));
+            self.after(next - self.now.as_secs_f64(), RunEvent::Chips(number));
         }
     }
 
-    fn chips(&mut self, who: usize) {
-        let learner = &mut self.learners[who];
+    fn chips(&mut self, number: usize) {
+        let learner = &mut self.learners[number];
         learner.account(self.now, self.tally.from);
         let Some(chips) = &mut learner.chips else { return };
-        let incident = chips.happen(&mut learner.random);
-        match (incident, learner.alive) {
-            (Incident::Stops(seconds), true) => {
-                // What happens in the middle of a stop is dealt with in the same stop.
+        let event = chips.advance(&mut learner.random);
+        match (event, learner.alive) {
+            (ChipEvent::Stops(seconds), true) => {
+                // Events during a pause are part of the same pause.
                 if !learner.stopped {
                     learner.stopped = true;
                     let process = learner.process;
-                    self.after(seconds, Event::GoesOn(who, process));
+                    self.after(seconds, RunEvent::GoesOn(number, process));
                 }
-                self.go(who);
+                self.go(number);
             }
-            (Incident::Dies(seconds), true) | (Incident::Stops(seconds), false) => {
+            (ChipEvent::Dies(seconds), true) | (ChipEvent::Stops(seconds), false) => {
                 if learner.alive {
                     learner.die();
                 }
                 let process = learner.process;
-                self.after(seconds, Event::Returns(who, process));
-                self.go(who);
+                self.after(seconds, RunEvent::Returns(number, process));
+                self.go(number);
             }
-            (Incident::Gone, _) => {
+            (ChipEvent::Gone, _) => {
                 learner.die();
-                self.go(who);
+                self.go(number);
             }
-            // It is being started already.
-            (Incident::Dies(_), false) => {}
+            // The learner restarts already.
+            (ChipEvent::Dies(_), false) => {}
         }
-        self.await_chips(who);
+        self.await_chips(number);
     }
 }
