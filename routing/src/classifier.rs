@@ -10,7 +10,7 @@ use self::lbfgs::Minimum;
 use self::objective::{Objective, Scaling};
 use crate::config::ClassifierConfig;
 use crate::fit::{Origin, warn_of_dominance};
-use crate::progress::{Progress, ProgressFn, report};
+use crate::progress::{ProgressFn, RoutingProgress, report};
 use crate::router::{FittedOn, Router, TargetsFrom};
 use crate::{RouterConfig, RoutingError, calibrate};
 
@@ -179,7 +179,7 @@ impl Fitter<'_, '_> {
         let start = vec![0.0; objective.parameters()];
         lbfgs::minimise(start, settings.iterations, settings.tolerance, &mut |place, gradient| {
             let loss = objective.evaluate(place, penalty, chosen, Some(gradient));
-            report(progress, Progress::Classifier { penalty, evaluation, loss })?;
+            report(progress, RoutingProgress::Classifier { penalty, evaluation, loss })?;
             evaluation += 1;
             Ok(loss)
         })

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use dipaco_shards::TokenFile;
 
-use crate::progress::{Progress, ProgressFn, report};
+use crate::progress::{ProgressFn, RoutingProgress, report};
 use crate::{RoutingError, Source};
 
 /// The model that turns the beginning of a document into a point. It is always the seed: training does not change the
@@ -46,13 +46,13 @@ impl Featurizer<'_> {
         self.check()?;
         let mut documents = documents.peekable();
         let mut done = 0;
-        report(progress, Progress::Documents { done, total })?;
+        report(progress, RoutingProgress::Documents { done, total })?;
         while documents.peek().is_some() {
             let batch: Vec<u64> = documents.by_ref().take(self.batch_documents).collect();
             let features = self.batch(file, &batch)?;
             visit(&batch, &features)?;
             done += batch.len() as u64;
-            report(progress, Progress::Documents { done, total })?;
+            report(progress, RoutingProgress::Documents { done, total })?;
         }
         Ok(())
     }
@@ -117,6 +117,6 @@ impl Featurizer<'_> {
 }
 
 /// A progress callback that ignores all steps and never stops.
-pub fn silent(_: Progress) -> ControlFlow<()> {
+pub fn silent(_: RoutingProgress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }

@@ -15,7 +15,7 @@ use rayon::prelude::*;
 
 pub(crate) use self::nearest::squared_distance;
 use self::nearest::{Assigned, CentroidSearch, add};
-use crate::progress::{Progress, ProgressFn, report};
+use crate::progress::{ProgressFn, RoutingProgress, report};
 use crate::{RouterConfig, RoutingError};
 
 /// The best clustering of all starts.
@@ -73,7 +73,7 @@ pub fn kmeans(
         let mut random = ChaCha8Rng::seed_from_u64(config.seed);
         random.set_stream(restart as u64);
         let centroids = seeding::plus_plus(points, dimension, clusters, &mut random, &mut || {
-            report(progress, Progress::KMeans { restart, iteration: 0, inertia: f64::INFINITY })
+            report(progress, RoutingProgress::KMeans { restart, iteration: 0, inertia: f64::INFINITY })
         })?;
         let (state, iterations) = search.run(centroids, restart, progress)?;
         if best.as_ref().is_none_or(|(known, _)| state.inertia < known.inertia) {
@@ -158,7 +158,7 @@ impl Lloyd<'_> {
         progress: &mut ProgressFn<'_>,
     ) -> Result<(State, usize), RoutingError> {
         let mut state = self.assign(centroids);
-        report(progress, Progress::KMeans { restart, iteration: 0, inertia: state.inertia })?;
+        report(progress, RoutingProgress::KMeans { restart, iteration: 0, inertia: state.inertia })?;
         for iteration in 1..=self.config.iterations {
             let next = self.assign(next_centroids(self.points, self.dimension, &state));
             // Rounding of centroids to f32 can raise the inertia in the last bits once nothing is left to gain.
@@ -167,7 +167,7 @@ impl Lloyd<'_> {
             }
             let gain = (state.inertia - next.inertia) / state.inertia;
             state = next;
-            report(progress, Progress::KMeans { restart, iteration, inertia: state.inertia })?;
+            report(progress, RoutingProgress::KMeans { restart, iteration, inertia: state.inertia })?;
             // An empty cluster still has a point to gain in the next iteration, however small this gain was.
             let empty = state.assigned.sizes.contains(&0);
             if gain <= self.config.tolerance && !empty {

@@ -43,7 +43,7 @@ pub use fit::{Fit, Origin, fit, fit_points};
 pub use inputs::Likelihoods;
 pub use kmeans::{Clustering, kmeans, kmeans_from};
 pub use phase::{PhaseConfig, PhaseKind};
-pub use progress::{Progress, ProgressFn};
+pub use progress::{ProgressFn, RoutingProgress};
 pub use quality::Contingency;
 pub use reserve::is_router_document;
 pub use router::{FittedOn, ROUTER_FORMAT_VERSION, Route, Router, TargetsFrom};

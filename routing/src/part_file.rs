@@ -14,7 +14,7 @@ use dipaco_shards::Part;
 use serde::{Deserialize, Serialize};
 
 use crate::RoutingError;
-use crate::progress::{Progress, ProgressFn, report};
+use crate::progress::{ProgressFn, RoutingProgress, report};
 
 const MAGIC: &[u8; 8] = b"DIPACOPF";
 const VERSION: u32 = 1;
@@ -220,7 +220,7 @@ impl PartFiles {
         let total = range.end - range.start;
         loop {
             let frame = writer.next_frame();
-            report(progress, Progress::Documents { done: frame.start - range.start, total })?;
+            report(progress, RoutingProgress::Documents { done: frame.start - range.start, total })?;
             if frame.is_empty() {
                 writer.sync()?;
                 return Ok(total);

@@ -7,7 +7,7 @@ use crate::RoutingError;
 /// A step of a long operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Progress {
+pub enum RoutingProgress {
     /// Features of documents are being computed.
     Documents {
         /// Finished documents.
@@ -43,10 +43,10 @@ pub enum Progress {
 }
 
 /// Receives each step. `Break` stops the operation with [`RoutingError::Cancelled`] before it publishes a result.
-pub type ProgressFn<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
+pub type ProgressFn<'a> = dyn FnMut(RoutingProgress) -> ControlFlow<()> + 'a;
 
 /// Reports a step.
-pub(crate) fn report(progress: &mut ProgressFn<'_>, step: Progress) -> Result<(), RoutingError> {
+pub(crate) fn report(progress: &mut ProgressFn<'_>, step: RoutingProgress) -> Result<(), RoutingError> {
     match progress(step) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(()) => Err(RoutingError::Cancelled),

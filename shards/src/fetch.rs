@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Progress, ShardsError};
+use crate::{PrepareProgress, ShardsError};
 use download::Downloader;
 
 /// A split of C4.
@@ -133,7 +133,7 @@ pub struct FetchedFile {
 pub fn fetch_c4(
     config: &FetchConfig,
     out: &Path,
-    progress: &dyn Progress,
+    progress: &dyn PrepareProgress,
     cancel: &AtomicBool,
     sleep: &dyn Fn(Duration),
 ) -> Result<FetchReport, ShardsError> {

@@ -43,10 +43,10 @@ pub use part::Part;
 pub use prepare::{
     FileReport, PrepareConfig, PrepareReport, PrepareWork, SplitReport, TokenizerReport, prepare,
 };
-pub use progress::{NoProgress, Progress};
+pub use progress::{NoProgress, PrepareProgress};
 pub use readers::{
-    FileEnd, InputFile, InputList, ReadLimits, Record, Refusal, Refusals, Refused, Skipped, crate_sources,
-    list_inputs, read_documents, read_lines,
+    FileEnd, InputFile, InputList, ReadLimits, ReadRecord, Refusal, Refusals, Refused, Skipped,
+    crate_sources, list_inputs, read_documents, read_lines,
 };
 pub use sampler::{Batch, IGNORE, Permutation, Sampler, SamplerConfig, WindowPlace};
 pub use token_file::{

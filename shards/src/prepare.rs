@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use crate::progress::Watch;
 use crate::readers::InputList;
-use crate::{Part, Progress, ShardsError, TokenFile, Tokenizer, list_inputs};
+use crate::{Part, PrepareProgress, ShardsError, TokenFile, Tokenizer, list_inputs};
 use manifest::Manifest;
 use pieces::{FinishedPiece, Inputs, Piece};
 use pipeline::Split;
@@ -69,7 +69,7 @@ pub fn prepare(
     validation_inputs: &[PathBuf],
     work: PrepareWork,
     out: &Path,
-    progress: &dyn Progress,
+    progress: &dyn PrepareProgress,
     cancel: &AtomicBool,
 ) -> Result<PrepareReport, ShardsError> {
     let start = Instant::now();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::ShardsError;
 
 /// Receives the progress of a long step, from several threads.
-pub trait Progress: Sync {
+pub trait PrepareProgress: Sync {
     /// A step begins. `total_bytes` is the sum of the bytes that [`Self::advance`] will report, 0 if it is unknown.
     fn begin(&self, step: &str, total_bytes: u64);
     /// Work was done: bytes of the step's input (as stored, compressed), and documents.
@@ -18,7 +18,7 @@ pub trait Progress: Sync {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProgress;
 
-impl Progress for NoProgress {
+impl PrepareProgress for NoProgress {
     fn begin(&self, _: &str, _: u64) {}
     fn advance(&self, _: u64, _: u64) {}
     fn end(&self) {}
@@ -27,7 +27,7 @@ impl Progress for NoProgress {
 /// The caller's view of a long step: it hears of progress and may cancel.
 #[derive(Clone, Copy)]
 pub(crate) struct Watch<'a> {
-    pub(crate) progress: &'a dyn Progress,
+    pub(crate) progress: &'a dyn PrepareProgress,
     pub(crate) cancel: &'a AtomicBool,
 }
 

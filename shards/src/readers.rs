@@ -20,7 +20,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{NoProgress, Progress, ShardsError};
+use crate::{NoProgress, PrepareProgress, ShardsError};
 use compression::Content;
 use lines::{Line, Lines};
 
@@ -80,7 +80,7 @@ impl std::fmt::Display for Refusal {
 
 /// A finding of a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Record {
+pub enum ReadRecord {
     /// A document.
     Document {
         /// Its text.
@@ -117,8 +117,8 @@ pub struct FileEnd {
 pub fn read_documents(
     file: &InputFile,
     limits: &ReadLimits,
-    progress: &dyn Progress,
-    sink: &mut dyn FnMut(Record) -> ControlFlow<()>,
+    progress: &dyn PrepareProgress,
+    sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
 ) -> FileEnd {
     let mut end = FileEnd { bytes: 0, hash: None, lines: 0, damage: None, skipped: None };
     let mut content = match Content::open(file, progress) {
@@ -129,7 +129,7 @@ pub fn read_documents(
         }
     };
     let mut records = 0u64;
-    let sink = &mut |record: Record| {
+    let sink = &mut |record: ReadRecord| {
         records += 1;
         sink(record)
     };
@@ -205,7 +205,7 @@ type Flow = std::io::Result<ControlFlow<()>>;
 
 fn read_json<R: BufRead>(
     lines: &mut Lines<R>,
-    sink: &mut dyn FnMut(Record) -> ControlFlow<()>,
+    sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
     end: &mut FileEnd,
 ) -> Flow {
     while let Some(line) = lines.next()? {
@@ -216,8 +216,8 @@ fn read_json<R: BufRead>(
             Line::Whole(bytes) => json::text_of(bytes),
         };
         let record = match parsed {
-            Ok(text) => Record::Document { text, line: end.lines },
-            Err(reason) => Record::Refused { reason, line: end.lines },
+            Ok(text) => ReadRecord::Document { text, line: end.lines },
+            Err(reason) => ReadRecord::Refused { reason, line: end.lines },
         };
         if sink(record).is_break() {
             return Ok(ControlFlow::Break(()));
@@ -229,7 +229,7 @@ fn read_json<R: BufRead>(
 fn read_text<R: BufRead>(
     lines: &mut Lines<R>,
     limit: usize,
-    sink: &mut dyn FnMut(Record) -> ControlFlow<()>,
+    sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
     end: &mut FileEnd,
 ) -> Flow {
     let mut text: Vec<u8> = Vec::new();
@@ -257,7 +257,7 @@ fn read_text<R: BufRead>(
             None => return Ok(ControlFlow::Continue(())),
             Some(Line::TooLong) => {
                 end.lines += 1;
-                if sink(Record::Refused { reason: Refusal::LineTooLong, line: end.lines }).is_break() {
+                if sink(ReadRecord::Refused { reason: Refusal::LineTooLong, line: end.lines }).is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
             }
@@ -275,12 +275,12 @@ fn read_text<R: BufRead>(
 fn emit_text(
     text: &mut Vec<u8>,
     line: u64,
-    sink: &mut dyn FnMut(Record) -> ControlFlow<()>,
+    sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
 ) -> ControlFlow<()> {
     match String::from_utf8(std::mem::take(text)) {
         Ok(text) if json::is_blank(&text) => ControlFlow::Continue(()),
-        Ok(text) => sink(Record::Document { text, line }),
-        Err(_) => sink(Record::Refused { reason: Refusal::NotUtf8, line }),
+        Ok(text) => sink(ReadRecord::Document { text, line }),
+        Err(_) => sink(ReadRecord::Refused { reason: Refusal::NotUtf8, line }),
     }
 }
 

@@ -78,7 +78,7 @@ impl TrialServer {
                 let piece = self.store.get_range(&object, offset..offset.saturating_add(PIECE_BYTES)).await?;
                 (Response::Piece { total: object.bytes }, Some(piece))
             }
-            Request::Submit { path, fence, item, whole: digest, offset } => {
+            Request::Submit { path, fence, item, digest, offset } => {
                 let piece = exchange.receive_payload(PIECE_BYTES).await?;
                 // Every trial has a higher fence, so the results of earlier trials are over.
                 self.uploads.retain(|_, earlier| earlier >= fence);

@@ -42,22 +42,22 @@ pub(crate) enum Command {
     FetchC4(commands::fetch_c4::FetchOptions),
     /// Pretrain the dense path that every path starts from.
     #[command(after_help = commands::seed::EXAMPLES)]
-    Seed(commands::seed::SeedOptions),
+    Seed(commands::seed::SeedArguments),
     /// Fit the router, and divide the text among the paths.
     #[command(subcommand)]
     Route(commands::route::RouteCommand),
     /// Train the paths: coordinator and workers on this machine.
     #[command(after_help = commands::train::TRAIN_EXAMPLES)]
-    Train(commands::train::TrainOptions),
+    Train(commands::train::TrainArguments),
     /// Coordinate the training of workers on other machines.
     #[command(after_help = commands::train::COORDINATOR_EXAMPLES)]
-    Coordinator(commands::train::CoordinatorOptions),
+    Coordinator(commands::train::CoordinatorArguments),
     /// Take the outer steps of some modules in a process of its own.
     #[command(after_help = commands::synchronizer::EXAMPLES)]
-    Synchronizer(commands::synchronizer::SynchronizerOptions),
+    Synchronizer(commands::synchronizer::SynchronizerArguments),
     /// Train paths for a coordinator.
     #[command(after_help = commands::worker::EXAMPLES)]
-    Worker(commands::worker::WorkerOptions),
+    Worker(commands::worker::WorkerArguments),
     /// Issue and revoke the tokens with which workers join a run.
     #[command(subcommand)]
     Token(commands::token::TokenCommand),

@@ -4,7 +4,7 @@ use dipaco_settings::SettingError;
 use dipaco_topology::PathId;
 
 /// Error of another package, kept as the source of an [`EvalError`].
-pub type Source = Box<dyn std::error::Error + Send + Sync>;
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why an evaluation failed.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +20,7 @@ pub enum EvalError {
         path: PathId,
         /// Error of the source of paths.
         #[source]
-        source: Source,
+        source: BoxError,
     },
     /// The validation shard of a path could not be used.
     #[error("the validation shard of path {path} can't be used")]
@@ -40,7 +40,7 @@ pub enum EvalError {
         document: u64,
         /// The model's error.
         #[source]
-        source: Source,
+        source: BoxError,
     },
     /// The model returned a log-probability that is not finite.
     #[error(
@@ -64,7 +64,7 @@ pub enum EvalError {
         document: u64,
         /// The router's error.
         #[source]
-        source: Source,
+        source: BoxError,
     },
     /// The router returned a score that is not a number.
     #[error(

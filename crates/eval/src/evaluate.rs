@@ -13,7 +13,7 @@ use crate::domains::UNLABELLED;
 use crate::evaluation::{Agreement, DomainEvaluation, Evaluation, Rerouted, Totals};
 use crate::score::{Score, Scorer};
 use crate::sequences::{Piece, Plan, Text, longest_first};
-use crate::{Domains, EvalError, EvaluationConfig, LanguageModel, PathSource, Reroute, Source};
+use crate::{BoxError, Domains, EvalError, EvaluationConfig, LanguageModel, PathSource, Reroute};
 
 /// Protocol of scoring. Must be the same for all models of a comparison.
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +131,7 @@ impl<'a> PathSource for One<'a> {
 
     fn expect(&mut self, _: &[PathId]) {}
 
-    fn load(&mut self, _: PathId) -> Result<Self::Model, Source> {
+    fn load(&mut self, _: PathId) -> Result<Self::Model, BoxError> {
         Ok(self.0)
     }
 }

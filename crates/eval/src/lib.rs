@@ -26,7 +26,7 @@ mod sequences;
 pub use comparison::Comparison;
 pub use dipaco_settings::EvaluationConfig;
 pub use domains::{Domains, UNLABELLED};
-pub use error::{EvalError, Source};
+pub use error::{BoxError, EvalError};
 pub use evaluate::{
     EvaluationProgress, ProgressFn, Protocol, Stage, evaluate_dense, evaluate_path, evaluate_routed,
 };

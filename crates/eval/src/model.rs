@@ -2,7 +2,7 @@
 
 use dipaco_topology::PathId;
 
-use crate::Source;
+use crate::BoxError;
 
 /// A model that scores tokens. Several threads use it at the same time.
 pub trait LanguageModel: Sync {
@@ -15,7 +15,7 @@ pub trait LanguageModel: Sync {
     /// # Errors
     ///
     /// When a token is outside of the vocabulary, a shape does not fit, or the device fails.
-    fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, Source>;
+    fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, BoxError>;
 }
 
 impl LanguageModel for dipaco_model::Path {
@@ -23,7 +23,7 @@ impl LanguageModel for dipaco_model::Path {
         self.config().context
     }
 
-    fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, Source> {
+    fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, BoxError> {
         Ok(Self::token_log_probs(self, tokens, targets, batch)?)
     }
 }
@@ -45,7 +45,7 @@ pub trait PathSource {
     /// # Errors
     ///
     /// When the path can't be loaded.
-    fn load(&mut self, path: PathId) -> Result<Self::Model, Source>;
+    fn load(&mut self, path: PathId) -> Result<Self::Model, BoxError>;
 }
 
 impl<M: LanguageModel + ?Sized> LanguageModel for &M {
@@ -53,7 +53,7 @@ impl<M: LanguageModel + ?Sized> LanguageModel for &M {
         (**self).context()
     }
 
-    fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, Source> {
+    fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, BoxError> {
         (**self).token_log_probs(tokens, targets, batch)
     }
 }

@@ -4,7 +4,7 @@ use dipaco_topology::PathId;
 use rayon::prelude::*;
 
 use crate::sequences::{Plan, Sequence, longest_first};
-use crate::{EvalError, Source};
+use crate::{BoxError, EvalError};
 
 /// A router that scores paths at any token of a text. Several threads use it at the same time.
 pub trait TokenRouter: Sync {
@@ -21,7 +21,7 @@ pub trait TokenRouter: Sync {
     /// # Errors
     ///
     /// When a token is outside of the vocabulary, a shape does not fit, or the device fails.
-    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, Source>;
+    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, BoxError>;
 }
 
 /// Rerouting: how paths are chosen within a text.
@@ -130,7 +130,7 @@ impl TokenRouter for dipaco_routing::TransformerRouter {
         self.context()
     }
 
-    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, Source> {
+    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
         self.scores(tokens, batch, positions)
     }
 }

@@ -14,12 +14,12 @@ pub struct Cell {
     /// Configuration of the training. The size of the vocabulary is not known yet.
     pub config: RunConfig,
     /// Evaluations, at least one.
-    pub evaluations: Vec<Evaluation>,
+    pub evaluations: Vec<CellEvaluation>,
 }
 
 /// A way to evaluate a trained cell.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Evaluation {
+pub struct CellEvaluation {
     /// Name of the evaluation; empty if the experiment lists no evaluations.
     pub name: String,
     /// Uses each path at its best version on the held-out documents, not at its last version.

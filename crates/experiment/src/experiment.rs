@@ -7,7 +7,7 @@ use dipaco_config::RunConfig;
 use dipaco_topology::Topology;
 use toml::Table;
 
-use crate::cell::{Cell, Evaluation};
+use crate::cell::{Cell, CellEvaluation};
 use crate::error::ExperimentError;
 use crate::file::{EvaluationEntry, File, Run, Variant};
 use crate::merge::merge;
@@ -120,7 +120,7 @@ impl Experiment {
         };
         for router in routers {
             let evaluation = |entry: Option<&&EvaluationEntry>| {
-                Ok::<_, ExperimentError>(Evaluation {
+                Ok::<_, ExperimentError>(CellEvaluation {
                     name: entry.map_or_else(String::new, |entry| entry.name.clone()),
                     early_stopping: entry.is_some_and(|entry| entry.early_stopping),
                     config: self.config(run, router, entry.copied(), seed)?,

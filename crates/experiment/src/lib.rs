@@ -34,10 +34,10 @@ mod results;
 mod spread;
 mod table;
 
-pub use cell::{Cell, Evaluation};
+pub use cell::{Cell, CellEvaluation};
 pub use error::ExperimentError;
 pub use experiment::Experiment;
 pub use key::{cell_key, data_key, evaluation_key, seed_config, seed_key};
 pub use results::{CellResult, Facts, Heldout, Measurement, Results, Shards};
 pub use spread::Spread;
-pub use table::{Table, TableRow};
+pub use table::{ExperimentTable, TableRow};

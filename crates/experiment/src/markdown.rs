@@ -3,7 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use crate::spread::Spread;
-use crate::table::{Table, TableRow};
+use crate::table::{ExperimentTable, TableRow};
 
 /// Title of a column, whether its cells are numbers, and the cell of a row. A column without text in any row is left out.
 type Column = (&'static str, bool, fn(&TableRow) -> String);
@@ -61,7 +61,7 @@ fn escape(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
 
-impl fmt::Display for Table {
+impl fmt::Display for ExperimentTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "## {}\n", self.title)?;
         let shown: Vec<&Column> = COLUMNS

@@ -7,7 +7,7 @@ use crate::spread::Spread;
 
 /// A table with one row for each run, router and evaluation, in the order of their first results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Table {
+pub struct ExperimentTable {
     /// Name of the experiment.
     pub name: String,
     /// Line above the table.
@@ -22,7 +22,7 @@ pub struct Table {
     pub missing: Vec<String>,
 }
 
-/// A row of a [`Table`].
+/// A row of a [`ExperimentTable`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableRow {
     /// Name of the run.
@@ -49,7 +49,7 @@ pub struct TableRow {
     pub warnings: Vec<String>,
 }
 
-impl Table {
+impl ExperimentTable {
     /// The table of all finished cells.
     #[must_use]
     pub fn of(results: &Results) -> Self {

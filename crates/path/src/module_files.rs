@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, parameters};
-use dipaco_optim::squared_norm;
 use dipaco_topology::{ModuleId, PathId, Topology};
 
 use crate::PathError;
@@ -34,19 +33,6 @@ pub fn decode_gradient(
         path,
         why,
     })
-}
-
-/// Euclidean norm of a path's outer gradient of a module, whose bytes lie in several parts of memory. Checks the
-/// values like [`decode_gradient`].
-pub fn gradient_norm<'a>(
-    path: PathId,
-    module: ModuleId,
-    specs: &[TensorSpec],
-    parts: impl Iterator<Item = &'a [u8]> + Clone,
-) -> Result<f64, PathError> {
-    let mut sum = 0.0;
-    let checked = dipaco_codec::decode_parts(parts, parameters(specs), |values| sum += squared_norm(values));
-    checked.map(|()| sum.sqrt()).map_err(|why| PathError::OuterGradient { module, path, why })
 }
 
 /// Checks a path's state: tensors, shapes, and that every moment is finite.

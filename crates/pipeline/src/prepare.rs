@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_shards::{PrepareReport, PrepareWork, Progress as Watcher};
+use dipaco_shards::{PrepareProgress, PrepareReport, PrepareWork};
 use dipaco_telemetry::{Progress, ProgressUnit, Task, human};
 
 use crate::error::PipelineError;
@@ -71,7 +71,7 @@ impl FileProgress {
     }
 }
 
-impl Watcher for FileProgress {
+impl PrepareProgress for FileProgress {
     fn begin(&self, step: &str, total_bytes: u64) {
         self.documents.store(0, Ordering::Relaxed);
         let total = (total_bytes > 0).then_some(total_bytes);

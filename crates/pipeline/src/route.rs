@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_routing::{Assignment, Origin, Progress as Step, Router, SampleFeatures, ShardSet};
+use dipaco_routing::{Assignment, Origin, Router, RoutingProgress, SampleFeatures, ShardSet};
 use dipaco_shards::{Part, TokenFile};
 use dipaco_store::ShardRecord;
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
@@ -228,7 +228,7 @@ pub(crate) fn shown<'a>(
     progress: &'a Progress,
     name: &'a str,
     cancel: &'a AtomicBool,
-) -> impl FnMut(Step) -> ControlFlow<()> + 'a {
+) -> impl FnMut(RoutingProgress) -> ControlFlow<()> + 'a {
     let mut tasks: [Option<Task>; 2] = [None, None];
     let mut show = move |which: usize, name: String, done: u64, total: u64| {
         let task = tasks[which].get_or_insert_with(|| {
@@ -247,9 +247,9 @@ pub(crate) fn shown<'a>(
             return ControlFlow::Break(());
         }
         match step {
-            Step::Documents { done, total } => show(0, name.to_owned(), done, total),
-            Step::Shards { done, total } => show(1, format!("{name}: shards"), done, total),
-            Step::KMeans { restart, iteration, inertia } => {
+            RoutingProgress::Documents { done, total } => show(0, name.to_owned(), done, total),
+            RoutingProgress::Shards { done, total } => show(1, format!("{name}: shards"), done, total),
+            RoutingProgress::KMeans { restart, iteration, inertia } => {
                 tracing::debug!(restart, iteration, inertia, "k-means");
             }
             _ => {}

@@ -76,7 +76,7 @@ pub struct StepSpeed {
     /// Seconds of each step, ascending.
     pub seconds: Vec<f64>,
     /// Mean seconds of the phases of a step.
-    pub phases: Phases,
+    pub phases: PhaseTimes,
     /// Loss of the last step, in nats per token.
     pub loss: f32,
 }
@@ -131,7 +131,7 @@ pub fn measure(
         }
     }
     let mean = seconds.iter().sum::<f64>() / seconds.len().max(1) as f64;
-    let phases = Phases::per_step(profile.take(), seconds.len(), mean);
+    let phases = PhaseTimes::per_step(profile.take(), seconds.len(), mean);
     seconds.sort_by(f64::total_cmp);
     Ok(Some(StepSpeed { seconds, phases, loss }))
 }

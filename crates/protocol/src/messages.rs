@@ -89,7 +89,7 @@ pub enum Request {
         /// The result.
         item: LeaseResult,
         /// Hash and length of the whole result.
-        whole: ContentDigest,
+        digest: ContentDigest,
         /// Offset of the piece in bytes, a multiple of [`PIECE_BYTES`].
         offset: u64,
     },

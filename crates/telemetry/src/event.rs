@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 /// One line of the event file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub struct EventRecord {
     /// Time of day in UTC, RFC 3339 with milliseconds.
     pub time: String,
     /// The event. Its fields stand beside `time`, its kind in the field `event`.

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use thiserror::Error;
 use time::OffsetDateTime;
 
-use crate::{Clock, Event, Record, SystemClock};
+use crate::{Clock, Event, EventRecord, SystemClock};
 
 /// Errors of the event file.
 #[derive(Debug, Error)]
@@ -84,7 +84,7 @@ impl Events {
         let Some(sink) = &self.sink else { return Ok(()) };
         let io = |source| EventsError::Io { path: sink.path.clone(), source };
         let time = rfc3339(sink.clock.now());
-        let mut line = serde_json::to_vec(&Record { time, event }).map_err(|error| io(error.into()))?;
+        let mut line = serde_json::to_vec(&EventRecord { time, event }).map_err(|error| io(error.into()))?;
         line.push(b'\n');
         sink.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line).map_err(io)
     }
@@ -115,7 +115,7 @@ fn end_torn_line(file: &mut File) -> io::Result<()> {
 /// When the file can't be opened. Each item can be an error of its own.
 pub fn read_events(
     path: &Path,
-) -> Result<impl Iterator<Item = Result<Record, EventsError>> + use<>, EventsError> {
+) -> Result<impl Iterator<Item = Result<EventRecord, EventsError>> + use<>, EventsError> {
     let path = path.to_owned();
     let file = File::open(&path).map_err(|source| EventsError::Io { path: path.clone(), source })?;
     let lines = io::BufReader::new(file).split(b'\n').enumerate();

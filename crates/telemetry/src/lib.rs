@@ -25,7 +25,7 @@ mod stderr;
 mod table;
 
 pub use clock::{Clock, SystemClock};
-pub use event::{Event, Record};
+pub use event::{Event, EventRecord};
 pub use events::{Events, EventsError, read_events};
 pub use logs::{LogFormat, LogOptions, LogsError, init_logs};
 pub use progress::{Progress, ProgressUnit, Task};

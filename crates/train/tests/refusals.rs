@@ -95,7 +95,7 @@ async fn wrong_results_are_refused_and_the_run_goes_on() {
     for (whole, offset, why) in
         [(other, 0, "BLAKE3"), (whole.clone(), 1, "has no piece"), (whole, 2 << 20, "has no piece")]
     {
-        let request = Request::Submit { path: work.path, fence: work.fence, item, whole, offset };
+        let request = Request::Submit { path: work.path, fence: work.fence, item, digest: whole, offset };
         let answer = puppet.ask(&request, Some(gradient.clone())).await.unwrap().0;
         assert!(matches!(&answer, Response::Refused { reason } if reason.contains(why)), "{answer:?}");
     }

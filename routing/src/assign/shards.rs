@@ -8,7 +8,7 @@ use dipaco_topology::PathId;
 
 use crate::RoutingError;
 use crate::decisions::{Decision, Decisions};
-use crate::progress::{Progress, ProgressFn, report};
+use crate::progress::{ProgressFn, RoutingProgress, report};
 use crate::shard_set::{ROUTER_DOCUMENTS, shard_file_name};
 
 /// Shards that are written at once: each holds two files and two buffers.
@@ -76,7 +76,7 @@ impl ShardWriting<'_> {
         let total = self.file.documents() * passes;
         for (pass, targets) in (0..).zip(left.chunks(WRITERS)) {
             let before = pass * self.file.documents();
-            let mut told = |at| report(progress, Progress::Shards { done: before + at, total });
+            let mut told = |at| report(progress, RoutingProgress::Shards { done: before + at, total });
             self.pass(targets, &mut done, &mut told)?;
         }
         let router_documents = done.remove(&Target::Router);

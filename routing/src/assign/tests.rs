@@ -3,7 +3,7 @@ use std::ops::ControlFlow;
 
 use super::*;
 use crate::features::silent;
-use crate::progress::Progress;
+use crate::progress::RoutingProgress;
 use crate::testing::{Histogram, TOPICS, corpus};
 use crate::{RouterConfig, fit, inspect, shard_file_name};
 
@@ -131,8 +131,10 @@ fn a_stopped_run_publishes_nothing() {
     let out = folder.path().join("train");
     for stage in [0, 1, 2] {
         let mut stop = |step| match (stage, step) {
-            (0, Progress::Documents { .. }) | (1, Progress::Shards { done: 0, .. }) => ControlFlow::Break(()),
-            (2, Progress::Shards { done, total }) if done == total => ControlFlow::Break(()),
+            (0, RoutingProgress::Documents { .. }) | (1, RoutingProgress::Shards { done: 0, .. }) => {
+                ControlFlow::Break(())
+            }
+            (2, RoutingProgress::Shards { done, total }) if done == total => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
         };
         let error = assign(&Histogram, "seed", &router, &file, &out, &mut stop).unwrap_err();
@@ -306,10 +308,10 @@ fn a_stopped_assignment_goes_on_where_it_stopped() {
     loop {
         let mut first = None;
         let outcome = assign(&Histogram, "seed", &router, &file, &out, &mut |step| match step {
-            Progress::Documents { done, .. } if done >= *first.get_or_insert(done) + 80 => {
+            RoutingProgress::Documents { done, .. } if done >= *first.get_or_insert(done) + 80 => {
                 ControlFlow::Break(())
             }
-            Progress::Shards { done, total } if done == total && begun.len() < 4 => {
+            RoutingProgress::Shards { done, total } if done == total && begun.len() < 4 => {
                 begun.push(u64::MAX);
                 ControlFlow::Break(())
             }

@@ -5,7 +5,7 @@ use rand::Rng;
 
 use super::*;
 
-fn quiet(_: Progress) -> ControlFlow<()> {
+fn quiet(_: RoutingProgress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
@@ -44,7 +44,7 @@ fn inertia_never_rises() {
     let mut last = (usize::MAX, f64::INFINITY);
     let mut steps = 0;
     let found = kmeans(&points, 7, 20, &config, &mut |step| {
-        if let Progress::KMeans { restart, inertia, .. } = step
+        if let RoutingProgress::KMeans { restart, inertia, .. } = step
             && inertia.is_finite()
         {
             assert!(restart != last.0 || inertia < last.1, "{inertia} after {last:?}");

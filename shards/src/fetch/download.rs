@@ -13,7 +13,7 @@ use ureq::{Agent, Body};
 
 use super::FetchConfig;
 use crate::progress::Watch;
-use crate::{Progress, ShardsError};
+use crate::{PrepareProgress, ShardsError};
 
 /// An attempt that receives this many bytes is progress: the count of failures starts again.
 const PROGRESS_BYTES: u64 = 1 << 20;
@@ -59,7 +59,7 @@ fn passing(reason: impl Into<String>) -> Failure {
 impl<'a> Downloader<'a> {
     pub(super) fn new(
         config: &FetchConfig,
-        progress: &'a dyn Progress,
+        progress: &'a dyn PrepareProgress,
         cancel: &'a AtomicBool,
         sleep: &'a dyn Fn(Duration),
     ) -> Self {

@@ -91,7 +91,7 @@ pub(super) struct Piece {
 
 /// The record of a finished piece, written after its token files.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Record {
+pub(super) struct PieceRecord {
     /// See [`Piece::key`].
     key: String,
     /// The part that made the piece.
@@ -103,7 +103,7 @@ pub(super) struct Record {
 /// A piece whose token files and record are there.
 pub(super) struct FinishedPiece<'a> {
     pub(super) piece: &'a Piece,
-    pub(super) record: Record,
+    pub(super) record: PieceRecord,
 }
 
 impl Piece {
@@ -163,15 +163,15 @@ impl Piece {
         config: &PrepareConfig,
         tokenizer: &Tokenizer,
         folder: &Path,
-    ) -> Option<Record> {
-        let record: Record = read(&self.record_file(folder))?;
+    ) -> Option<PieceRecord> {
+        let record: PieceRecord = read(&self.record_file(folder))?;
         (record.key == self.key(config, tokenizer)).then_some(record)
     }
 
     /// True if the token files of a recorded piece are whole and its input files have not changed.
     pub(super) fn is_done(
         &self,
-        record: &Record,
+        record: &PieceRecord,
         folder: &Path,
         watch: Watch<'_>,
     ) -> Result<bool, ShardsError> {
@@ -194,7 +194,7 @@ impl Piece {
         part: Part,
         folder: &Path,
         watch: Watch<'_>,
-    ) -> Result<Record, ShardsError> {
+    ) -> Result<PieceRecord, ShardsError> {
         remove_stale(&self.record_file(folder))?;
         let start = Instant::now();
         let writer = |file: Option<PathBuf>| {
@@ -217,13 +217,13 @@ impl Piece {
             split.content_hash = writer.finish()?.content_hash;
         }
         report.tokenising_seconds = start.elapsed().as_secs_f64();
-        let record = Record { key: self.key(config, tokenizer), part, report };
+        let record = PieceRecord { key: self.key(config, tokenizer), part, report };
         write_json(&self.record_file(folder), &record)?;
         Ok(record)
     }
 }
 
-impl Record {
+impl PieceRecord {
     pub(super) fn part(&self) -> Part {
         self.part
     }

@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::{FileReport, PrepareConfig, PrepareReport};
 use crate::progress::Watch;
 use crate::readers::InputList;
-use crate::{Record, Refusal, ShardsError, TokenFileWriter, Tokenizer, read_documents};
+use crate::{ReadRecord, Refusal, ShardsError, TokenFileWriter, Tokenizer, read_documents};
 
 /// A batch is passed on once it has this many bytes of text.
 const BATCH_BYTES: usize = 256 * 1024;
@@ -188,14 +188,14 @@ impl Reader<'_> {
             let (mut documents, mut refused) = (0, 0);
             let end = read_documents(file, &config.limits(), watch.progress, &mut |record| {
                 match record {
-                    Record::Document { text, line } => {
+                    ReadRecord::Document { text, line } => {
                         documents += 1;
                         bytes += text.len();
                         let validation = split.is_validation(text_key(&text).split);
                         let text_bytes = text.len();
                         items.push(Item { content: text, text_bytes, validation, file: index, line });
                     }
-                    Record::Refused { reason, line } => {
+                    ReadRecord::Refused { reason, line } => {
                         refused += 1;
                         report.refused.add(reason, file, line);
                     }

@@ -6,7 +6,7 @@ use super::PrepareConfig;
 use super::pipeline::{Split, text_key};
 use crate::progress::Watch;
 use crate::readers::{InputFile, InputList};
-use crate::{Record, ShardsError, Tokenizer, TokenizerTrainer, read_documents};
+use crate::{ReadRecord, ShardsError, Tokenizer, TokenizerTrainer, read_documents};
 
 /// Limit of the text that is read to find the sample, as a multiple of the sample: enough to spread over the files
 /// without reading a corpus of terabytes twice.
@@ -39,7 +39,7 @@ pub(super) fn train_tokenizer(
         let most = trainer.bytes() + (4.0 * share) as u64 + config.text_document_bytes as u64;
         let mut failed = None;
         read_documents(file, &config.limits(), watch.progress, &mut |record| {
-            if let Record::Document { text, .. } = record {
+            if let ReadRecord::Document { text, .. } = record {
                 let key = text_key(&text);
                 let in_sample = (key.sample as f64) < fraction * u64::MAX as f64;
                 if in_sample && !split.is_validation(key.split) {

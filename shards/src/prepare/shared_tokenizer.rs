@@ -20,7 +20,7 @@ const RECORD: &str = "tokenizer-record.json";
 const VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct TokenizerRecord {
     key: String,
     hash: String,
     trained_on_bytes: u64,
@@ -48,7 +48,7 @@ pub(super) fn tokenizer(
         return Ok((tokenizer, report));
     }
     let (file, key) = (folder.join(TOKENIZER), key(config, inputs));
-    let known = read::<Record>(&folder.join(RECORD));
+    let known = read::<TokenizerRecord>(&folder.join(RECORD));
     let exists = known.is_some() && file.exists();
     if let Some(record) = known.filter(|record| record.key == key)
         && let Ok(tokenizer) = Tokenizer::from_file(&file, Some(END_OF_TEXT))
@@ -66,7 +66,10 @@ pub(super) fn tokenizer(
     let report = of(&tokenizer, sample_bytes, start.elapsed().as_secs_f64());
     dipaco_files::publish(&file, tokenizer.to_json())?;
     let (hash, seconds) = (report.hash.clone(), report.seconds);
-    write_json(&folder.join(RECORD), &Record { key, hash, trained_on_bytes: sample_bytes, seconds })?;
+    write_json(
+        &folder.join(RECORD),
+        &TokenizerRecord { key, hash, trained_on_bytes: sample_bytes, seconds },
+    )?;
     Ok((tokenizer, report))
 }
 

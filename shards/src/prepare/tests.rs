@@ -207,7 +207,7 @@ impl<'a> CancelAt<'a> {
     }
 }
 
-impl Progress for CancelAt<'_> {
+impl PrepareProgress for CancelAt<'_> {
     fn begin(&self, step: &str, _: u64) {
         self.steps.lock().unwrap().push(step.to_owned());
         if step == self.step {

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use flate2::bufread::MultiGzDecoder;
 
 use super::list::{Compression, InputFile};
-use crate::Progress;
+use crate::PrepareProgress;
 
 const BUFFER_BYTES: usize = 128 * 1024;
 
@@ -18,7 +18,7 @@ pub(super) struct Stored<'a> {
     file: File,
     hasher: blake3::Hasher,
     bytes: u64,
-    progress: &'a dyn Progress,
+    progress: &'a dyn PrepareProgress,
 }
 
 impl Read for Stored<'_> {
@@ -40,7 +40,7 @@ pub(super) enum Content<'a> {
 
 impl<'a> Content<'a> {
     /// Opens a file; the error describes the problem.
-    pub(super) fn open(file: &InputFile, progress: &'a dyn Progress) -> Result<Self, String> {
+    pub(super) fn open(file: &InputFile, progress: &'a dyn PrepareProgress) -> Result<Self, String> {
         let opened = File::open(&file.path).map_err(|error| format!("cannot open it: {error}"))?;
         let stored = Stored { file: opened, hasher: blake3::Hasher::new(), bytes: 0, progress };
         let mut stored = BufReader::with_capacity(BUFFER_BYTES, stored);

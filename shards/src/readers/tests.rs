@@ -30,8 +30,8 @@ fn read(file: &InputFile) -> (Vec<String>, Vec<(Refusal, u64)>, FileEnd) {
     let (mut texts, mut refused) = (Vec::new(), Vec::new());
     let end = read_documents(file, &LIMITS, &NoProgress, &mut |record| {
         match record {
-            Record::Document { text, .. } => texts.push(text),
-            Record::Refused { reason, line } => refused.push((reason, line)),
+            ReadRecord::Document { text, .. } => texts.push(text),
+            ReadRecord::Refused { reason, line } => refused.push((reason, line)),
         }
         ControlFlow::Continue(())
     });
@@ -192,8 +192,8 @@ fn the_dirty_corpus_is_read_as_its_readme_demands() {
     let (mut kept, mut refused) = (Vec::new(), Vec::new());
     let end = read_documents(&file, &limits, &NoProgress, &mut |record| {
         match record {
-            Record::Document { line, .. } => kept.push(line),
-            Record::Refused { line, .. } => refused.push(line),
+            ReadRecord::Document { line, .. } => kept.push(line),
+            ReadRecord::Refused { line, .. } => refused.push(line),
         }
         ControlFlow::Continue(())
     });

@@ -19,7 +19,7 @@ use crate::interrupt::Interrupt;
 use crate::{memory, output};
 use dipaco_pipeline::limits;
 use dipaco_pipeline::product_rate::product_rate;
-use dipaco_pipeline::step_speed::{Effort, Phases, StepSpeed, Subject, measure, shape};
+use dipaco_pipeline::step_speed::{Effort, PhaseTimes, StepSpeed, Subject, measure, shape};
 use dipaco_pipeline::vocabulary;
 
 /// Steps before the measured steps.
@@ -183,7 +183,7 @@ struct Report {
     /// `gflops` over `product_gflops`.
     share: Option<f64>,
     /// Milliseconds per step. On a GPU all of them are in `rest`.
-    phases: Phases,
+    phases: PhaseTimes,
     /// Peak memory during the steps; absent where the system does not report it.
     peak_mib: Option<u64>,
     loss: f32,

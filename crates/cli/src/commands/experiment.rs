@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use dipaco_experiment::{Cell, Experiment, Results, Table};
+use dipaco_experiment::{Cell, Experiment, ExperimentTable, Results};
 use dipaco_model::{parameters, path_specs};
 use dipaco_telemetry::{Align, Progress, human};
 use dipaco_topology::Topology;
@@ -132,7 +132,7 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
             let outcome = experiment::run(&mut folder, experiment, cells)?;
             failed += outcome.failed;
             of += cells.len();
-            tables.push(Table::of(&outcome.results));
+            tables.push(ExperimentTable::of(&outcome.results));
         }
         Ok((tables, failed, of))
     };
@@ -197,12 +197,12 @@ fn show(options: &TableOptions) -> Result<(), CliError> {
         } else {
             file.clone()
         };
-        tables.push(Table::of(&Results::load(&results)?));
+        tables.push(ExperimentTable::of(&Results::load(&results)?));
     }
     print_tables(&tables, options.json)
 }
 
-fn print_tables(tables: &[Table], json: bool) -> Result<(), CliError> {
+fn print_tables(tables: &[ExperimentTable], json: bool) -> Result<(), CliError> {
     if json {
         return output::print_json(&tables);
     }

@@ -16,7 +16,7 @@ Examples:
   dipaco seed --run runs/other --from runs/tiny        use the seed of another run";
 
 #[derive(Debug, Args)]
-pub(crate) struct SeedOptions {
+pub(crate) struct SeedArguments {
     #[command(flatten)]
     run: RunOptions,
     /// Start over, even if the run has a seed of another configuration or text.
@@ -32,7 +32,7 @@ pub(crate) struct SeedOptions {
     json: bool,
 }
 
-pub(crate) fn run(options: &SeedOptions, progress: &Progress) -> Result<(), CliError> {
+pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_prepared()?;
     if let Some(from) = &options.from {

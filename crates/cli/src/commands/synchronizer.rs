@@ -23,7 +23,7 @@ The coordinator takes the outer steps of all other modules, and of the modules o
 
 /// Options of `dipaco synchronizer`.
 #[derive(Debug, Args)]
-pub(crate) struct SynchronizerOptions {
+pub(crate) struct SynchronizerArguments {
     #[command(flatten)]
     run: RunOptions,
     /// Modules whose outer steps it takes: LEVEL, LEVEL/INDEX or LEVEL/FROM..END, separated by commas.
@@ -101,7 +101,7 @@ fn select(topology: &Topology, named: &[Modules]) -> Result<Vec<ModuleId>, CliEr
     Ok(modules)
 }
 
-pub(crate) fn run(options: &SynchronizerOptions) -> Result<(), CliError> {
+pub(crate) fn run(options: &SynchronizerArguments) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
     let topology = Topology::new(&config.topology, config.model.blocks).map_err(|error| CliError::Usage {

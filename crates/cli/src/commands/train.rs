@@ -14,7 +14,7 @@ use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
-use dipaco_pipeline::train::{TrainOptions as Options, train};
+use dipaco_pipeline::train::{TrainOptions, train};
 
 pub(crate) const TRAIN_EXAMPLES: &str = "\
 Examples:
@@ -28,7 +28,7 @@ Examples:
 
 /// Options of `dipaco train`.
 #[derive(Debug, Args)]
-pub(crate) struct TrainOptions {
+pub(crate) struct TrainArguments {
     #[command(flatten)]
     run: RunOptions,
     /// Number of worker processes on this machine. They share its cores.
@@ -56,7 +56,7 @@ pub(crate) struct TrainOptions {
 
 /// Options of `dipaco coordinator`.
 #[derive(Debug, Args)]
-pub(crate) struct CoordinatorOptions {
+pub(crate) struct CoordinatorArguments {
     #[command(flatten)]
     run: RunOptions,
     /// UDP address to listen on.
@@ -76,7 +76,7 @@ pub(crate) struct CoordinatorOptions {
     json: bool,
 }
 
-pub(crate) fn run(options: &TrainOptions, progress: &Progress) -> Result<(), CliError> {
+pub(crate) fn run(options: &TrainArguments, progress: &Progress) -> Result<(), CliError> {
     if options.workers == 0 {
         return Err(CliError::Usage {
             message: "--workers 0 starts no worker".into(),
@@ -90,7 +90,7 @@ pub(crate) fn run(options: &TrainOptions, progress: &Progress) -> Result<(), Cli
         // A missing device is reported here instead of by each worker. The workers open it themselves.
         let _ = options.device.open()?;
     }
-    let how = Options {
+    let how = TrainOptions {
         workers: options.workers,
         program: runtime::program()?,
         listen: options.listen,
@@ -102,14 +102,14 @@ pub(crate) fn run(options: &TrainOptions, progress: &Progress) -> Result<(), Cli
     lead(&options.run, &how, options.json, progress)
 }
 
-pub(crate) fn run_coordinator(options: &CoordinatorOptions, progress: &Progress) -> Result<(), CliError> {
+pub(crate) fn run_coordinator(options: &CoordinatorArguments, progress: &Progress) -> Result<(), CliError> {
     if options.advertise.is_empty() && options.listen.ip().is_unspecified() {
         tracing::warn!(
             "workers on other machines can't join by {}: give the address of this machine with --advertise",
             options.listen
         );
     }
-    let how = Options {
+    let how = TrainOptions {
         workers: 0,
         program: runtime::program()?,
         listen: options.listen,
@@ -121,7 +121,7 @@ pub(crate) fn run_coordinator(options: &CoordinatorOptions, progress: &Progress)
     lead(&options.run, &how, options.json, progress)
 }
 
-fn lead(run: &RunOptions, how: &Options, json: bool, progress: &Progress) -> Result<(), CliError> {
+fn lead(run: &RunOptions, how: &TrainOptions, json: bool, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = run.open_prepared()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use dipaco_net::JoinToken;
-use dipaco_train::{WorkerOptions as Setup, WorkerSummary, work};
+use dipaco_train::{WorkerOptions, WorkerSummary, work};
 use tokio_util::sync::CancellationToken;
 
 use crate::device::DeviceOptions;
@@ -23,7 +23,7 @@ Examples:
 
 /// Options of `dipaco worker`.
 #[derive(Debug, Args)]
-pub(crate) struct WorkerOptions {
+pub(crate) struct WorkerArguments {
     /// Join token of the run, or its file. The coordinator writes the file join.token.
     #[arg(long, env = "DIPACO_JOIN", value_name = "TOKEN|FILE", hide_env_values = true)]
     join: String,
@@ -55,10 +55,10 @@ pub(crate) struct WorkerOptions {
     json: bool,
 }
 
-pub(crate) fn run(options: &WorkerOptions) -> Result<(), CliError> {
+pub(crate) fn run(options: &WorkerArguments) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     limits::threads(options.threads)?;
-    let setup = Setup {
+    let setup = WorkerOptions {
         token: JoinToken::read_from(&options.join)?,
         name: options.name.clone().unwrap_or_else(default_name),
         shards: options.shards.clone(),

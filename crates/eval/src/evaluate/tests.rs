@@ -88,13 +88,13 @@ struct Made<F> {
     loaded: Vec<PathId>,
 }
 
-impl<F: FnMut(PathId) -> Result<Path, Source>> Made<F> {
+impl<F: FnMut(PathId) -> Result<Path, BoxError>> Made<F> {
     fn by(make: F) -> Self {
         Self { make, expected: Vec::new(), loaded: Vec::new() }
     }
 }
 
-impl<F: FnMut(PathId) -> Result<Path, Source>> PathSource for Made<F> {
+impl<F: FnMut(PathId) -> Result<Path, BoxError>> PathSource for Made<F> {
     type Model = Path;
 
     fn context(&self) -> usize {
@@ -105,7 +105,7 @@ impl<F: FnMut(PathId) -> Result<Path, Source>> PathSource for Made<F> {
         self.expected = paths.to_vec();
     }
 
-    fn load(&mut self, path: PathId) -> Result<Path, Source> {
+    fn load(&mut self, path: PathId) -> Result<Path, BoxError> {
         self.loaded.push(path);
         (self.make)(path)
     }
@@ -276,7 +276,7 @@ impl LanguageModel for Constant {
         CONTEXT
     }
 
-    fn token_log_probs(&self, _: &[u32], targets: &[u32], _: usize) -> Result<Vec<f32>, Source> {
+    fn token_log_probs(&self, _: &[u32], targets: &[u32], _: usize) -> Result<Vec<f32>, BoxError> {
         Ok(vec![self.0; targets.len()])
     }
 }

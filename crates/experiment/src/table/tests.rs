@@ -43,7 +43,7 @@ fn results() -> Results {
 
 #[test]
 fn changes_are_against_the_baseline_of_the_same_seed() {
-    let table = Table::of(&results());
+    let table = ExperimentTable::of(&results());
     let [dense, once, best] = &table.rows[..] else { panic!("three lines") };
     assert!((dense.perplexity.mean - 105.0).abs() < 1e-12);
     let change = once.change.unwrap();
@@ -53,7 +53,7 @@ fn changes_are_against_the_baseline_of_the_same_seed() {
 
 #[test]
 fn the_table_in_markdown() {
-    let text = Table::of(&results()).to_string();
+    let text = ExperimentTable::of(&results()).to_string();
     let line = "| 2x2 | k-means | once | 2 | 1.30M | 0.00M | 100 | 89.00 ± 1.41 | 90.00 / 88.00 | \
                 -15.0 % (-20.0 to -10.0) | 2.000 |";
     assert!(text.contains(line), "{text}");
@@ -67,7 +67,7 @@ fn little_data_per_path_is_reported() {
     let facts = &mut results.cells[1].facts;
     facts.shards = Some(Shards { documents: vec![1, 1], tokens: vec![100, 500] });
     facts.heldout = Some(Heldout { best: vec![4.0, 4.0], last: vec![4.1, 4.01] });
-    let text = Table::of(&results).to_string();
+    let text = ExperimentTable::of(&results).to_string();
     assert!(text.contains("- 2x2 · k-means, seed 1: training reads the smallest shard 10.0 times"), "{text}");
     assert!(text.contains("the held-out loss of 1 of 2 paths"), "{text}");
 }

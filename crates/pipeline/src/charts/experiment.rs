@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_experiment::{Results, Table, TableRow};
+use dipaco_experiment::{ExperimentTable, Results, TableRow};
 use dipaco_plot::{Axis, DotChart, DotRow, Line, LineChart};
 
 use super::chart::Chart;
@@ -10,7 +10,7 @@ use super::chart::Chart;
 /// Charts of an experiment: the perplexities of all rows of its table, and perplexity against the number of paths if it
 /// varies.
 pub fn of_results(results: &Results) -> Vec<Chart> {
-    let table = Table::of(results);
+    let table = ExperimentTable::of(results);
     let mut charts = Vec::new();
     if !table.rows.is_empty() {
         charts.push(Chart::dots(&table.name, &dots(&table)));
@@ -26,7 +26,7 @@ fn label(row: &TableRow) -> String {
     parts.into_iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(" · ")
 }
 
-fn dots(table: &Table) -> DotChart {
+fn dots(table: &ExperimentTable) -> DotChart {
     let mut runs: Vec<&str> = Vec::new();
     for row in &table.rows {
         if !runs.contains(&row.run.as_str()) {
@@ -46,7 +46,7 @@ fn dots(table: &Table) -> DotChart {
 }
 
 /// A line for each router and evaluation that was measured with several numbers of paths.
-fn against_paths(table: &Table) -> Option<LineChart> {
+fn against_paths(table: &ExperimentTable) -> Option<LineChart> {
     let mut kinds: Vec<(&str, &str)> = Vec::new();
     for row in table.rows.iter().filter(|row| row.facts.paths > 1) {
         if !kinds.contains(&(&row.router, &row.evaluation)) {

@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
 
-use dipaco_experiment::{Cell, CellResult, Experiment, Measurement, Results, Table};
+use dipaco_experiment::{Cell, CellResult, Experiment, ExperimentTable, Measurement, Results};
 
 use super::cell;
 use super::folder::ExperimentFolder;
@@ -79,7 +79,7 @@ pub fn results_file(out: &Path, experiment: &str) -> PathBuf {
 fn publish(out: &Path, results: &Results) -> Result<(), PipelineError> {
     let file = results_file(out, &results.name);
     write_json(&file, results)?;
-    files::write(&file.with_extension("md"), Table::of(results).to_string().as_bytes())
+    files::write(&file.with_extension("md"), ExperimentTable::of(results).to_string().as_bytes())
 }
 
 /// The command that makes an experiment's results, without the paths of this machine.

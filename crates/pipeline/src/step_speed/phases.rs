@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// Seconds of each kind of computation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Phases {
+pub struct PhaseTimes {
     /// Matrix products of the blocks.
     pub products: f64,
     /// Attention.
@@ -17,7 +17,7 @@ pub struct Phases {
     pub rest: f64,
 }
 
-impl Phases {
+impl PhaseTimes {
     /// The mean phases of a step, from the sums over `steps` steps. `rest` is the remainder of `seconds`, the duration of a
     /// step.
     pub fn per_step(sums: dipaco_model::Phases, steps: usize, seconds: f64) -> Self {
@@ -63,8 +63,8 @@ mod tests {
     #[test]
     fn phases_add_up_to_the_step() {
         let sums = dipaco_model::Phases { products: 4.0, attention: 1.0, head: 0.5, optimizer: 0.5 };
-        let phases = Phases::per_step(sums, 2, 4.0);
-        let expected = Phases { products: 2.0, attention: 0.5, head: 0.25, optimizer: 0.25, rest: 1.0 };
+        let phases = PhaseTimes::per_step(sums, 2, 4.0);
+        let expected = PhaseTimes { products: 2.0, attention: 0.5, head: 0.25, optimizer: 0.25, rest: 1.0 };
         assert_eq!(phases, expected);
         assert_eq!(phases.named().iter().map(|(_, seconds)| seconds).sum::<f64>(), 4.0);
     }

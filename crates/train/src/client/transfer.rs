@@ -285,7 +285,7 @@ impl Transfer {
     async fn submit(&self, upload: Upload, offset: u64, piece: Bytes) -> Result<bool, ClientError> {
         let Upload { session, lease: LeaseKey { path, fence }, item, digest } = upload;
         let _slot = self.begin(&self.outgoing, piece.len() as u64).await?;
-        let request = Request::Submit { path, fence, item, whole: digest, offset };
+        let request = Request::Submit { path, fence, item, digest, offset };
         match session.call(&request, Some(piece), LONG_CALL_TIMEOUT).await? {
             Response::PieceStored => Ok(false),
             answer => expect_done(answer, "submit").map(|()| true),

@@ -228,7 +228,7 @@ async fn handle<H: RequestHandler>(
     // Held until the answer has arrived. `acquire` fails only on a closed semaphore, and this one is never closed.
     let _piece = if request.moves_a_piece() { pieces.acquire().await.ok() } else { None };
     let (response, payload) = match request {
-        Request::Submit { path, fence, item, whole: digest, offset } => {
+        Request::Submit { path, fence, item, digest, offset } => {
             let piece = UploadedPiece { path, fence, item, digest, offset };
             match results::receive(&mut exchange, host, peer, piece).await? {
                 Some(response) => (response, None),

@@ -332,7 +332,7 @@ impl Puppet {
         content: Bytes,
     ) -> Result<Response, NetError> {
         let (path, fence, whole) = (work.path, work.fence, ContentDigest::of(&content));
-        let request = Request::Submit { path, fence, item, whole, offset: 0 };
+        let request = Request::Submit { path, fence, item, digest: whole, offset: 0 };
         self.ask(&request, Some(content)).await.map(|(answer, _)| answer)
     }
 

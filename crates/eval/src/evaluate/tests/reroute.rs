@@ -21,7 +21,7 @@ impl TokenRouter for Transformer {
         CONTEXT
     }
 
-    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, Source> {
+    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
         let mut scores = Vec::new();
         for row in tokens.chunks_exact(tokens.len() / batch) {
             let logits = self.model.decode(row, &mut self.model.new_cache(), true)?;
@@ -176,7 +176,7 @@ impl TokenRouter for Flat {
         CONTEXT / 2
     }
 
-    fn scores(&self, _: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, Source> {
+    fn scores(&self, _: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
         Ok(vec![self.score; batch * positions.len() * self.paths as usize])
     }
 }

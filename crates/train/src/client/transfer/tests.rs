@@ -58,7 +58,7 @@ impl Script {
                 let total = self.object.len() as u64;
                 (Response::Piece { total }, Some(piece.into()), Some(offset))
             }
-            Request::Submit { offset, item, whole: digest, .. } => {
+            Request::Submit { offset, item, digest, .. } => {
                 let piece = exchange.receive_payload(PIECE_BYTES).await.unwrap();
                 assert_eq!(Some(piece.len() as u64), digest.piece(offset));
                 let mut uploaded = lock(&self.uploaded);
