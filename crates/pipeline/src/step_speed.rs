@@ -11,7 +11,7 @@ use dipaco_path::{InnerConfig, PathState, TrainDevice, Trainer};
 use dipaco_telemetry::Task;
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 
-pub use self::phases::Phases;
+pub use self::phases::PhaseTimes;
 use crate::error::PipelineError;
 
 /// Seed of the weights, so that each measurement computes the same.

@@ -258,8 +258,7 @@ impl Quickstart<'_> {
             let stop = tokio_util::sync::CancellationToken::new();
             let server = tokio::spawn(dipaco_server::serve(listener, state, stop.clone()));
             let model = config.run.name.clone();
-            let completions =
-                runtime::blocking(move || Ok(prompts::complete(bound, &model, &prompts)?)).await;
+            let completions = runtime::blocking(move || prompts::complete(bound, &model, &prompts)).await;
             stop.cancel();
             server.await.map_err(|source| dipaco_pipeline::PipelineError::Task { source })??;
             completions

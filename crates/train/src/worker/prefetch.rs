@@ -86,7 +86,7 @@ impl Prefetch {
             match self.session.ask(&ask).await {
                 Ok(LeaseOffer::Lease(next)) => return self.inputs(*next, Some(fence)).await.map(Some),
                 Ok(LeaseOffer::Wait(reason)) => {
-                    tracing::debug!(%path, reason, "the following lease has to wait")
+                    tracing::debug!(%path, reason, "the following lease has to wait");
                 }
                 // The uploads of a lost lease get the same answer, and they report it.
                 Ok(LeaseOffer::Finished) | Err(ClientError::LeaseLost { .. }) => return Ok(None),
