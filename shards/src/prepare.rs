@@ -1,6 +1,7 @@
 //! Preparation: from text to a tokenizer and token files.
 
 mod config;
+mod inputs;
 mod manifest;
 mod merge;
 mod pieces;

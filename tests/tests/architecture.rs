@@ -246,6 +246,55 @@ fn the_core_knows_no_io_and_no_clock() {
     }
 }
 
+#[test]
+fn training_reaches_no_service_and_a_path_no_network() {
+    let metadata = metadata();
+    let packages = metadata.workspace_packages();
+    let direct = |name: &str| -> BTreeSet<String> {
+        let package = packages.iter().find(|package| package.name.as_str() == name);
+        let package = package.unwrap_or_else(|| panic!("no package {name}"));
+        let normal = package.dependencies.iter().filter(|found| found.kind == DependencyKind::Normal);
+        normal.map(|found| found.name.clone()).collect()
+    };
+    let reached = |name: &str| {
+        let (mut reached, mut next) = (BTreeSet::new(), vec![name.to_owned()]);
+        while let Some(name) = next.pop() {
+            for used in direct(&name) {
+                if used.starts_with("dipaco-") && reached.insert(used.clone()) {
+                    next.push(used);
+                } else {
+                    reached.insert(used);
+                }
+            }
+        }
+        reached
+    };
+    for (package, forbidden) in [
+        ("dipaco-config", ["dipaco-server", "dipaco-infer", "dipaco-eval"].as_slice()),
+        ("dipaco-train", &["dipaco-server", "dipaco-infer", "dipaco-eval"]),
+        ("dipaco-server", &["dipaco-train", "dipaco-routing", "dipaco-shards", "hdf5"]),
+    ] {
+        let reached = reached(package);
+        let wrong: Vec<_> = forbidden.iter().filter(|name| reached.contains(**name)).collect();
+        assert!(wrong.is_empty(), "{package} reaches {wrong:?}");
+    }
+    let path = direct("dipaco-path");
+    assert!(!["tokio", "quinn", "dipaco-net"].iter().any(|name| path.contains(*name)), "{path:?}");
+}
+
+#[test]
+fn every_place_that_architecture_names_exists() {
+    let text = page("docs/ARCHITECTURE.md");
+    let rows = table(section(&text, "## Where to look"), ["question", "place"]);
+    for [question, places] in rows {
+        let named: Vec<&str> = places.split('`').skip(1).step_by(2).collect();
+        assert!(!named.is_empty(), "{question} has no place");
+        for place in named {
+            assert!(root().join(place).exists(), "{question} {place} does not exist");
+        }
+    }
+}
+
 /// Folders and files that hold unsafe code: tensor kernels, calls of the driver of a GPU and of a stand-in that tests
 /// load, and the memory maps of token files.
 const UNSAFE: [&str; 5] = [

@@ -7,8 +7,7 @@ use crate::arena::{Arena, REPORT, segments};
 use crate::batch::{BatchOffsets, PackedBatch, check, check_targets};
 use crate::device::{Address, Argument, Grid, KernelDevice, Launch};
 use crate::layout::Layout;
-use crate::projection::{Destination, Projection};
-use crate::update::Step;
+use crate::operands::{Destination, Projection, Step};
 use crate::{CudaError, CudaOptions, CudaStep, PathUpload};
 
 /// A path on a device.

@@ -21,6 +21,7 @@ mod host;
 mod kernels;
 mod layout;
 mod nvidia;
+mod operands;
 mod passes;
 mod path;
 mod projection;

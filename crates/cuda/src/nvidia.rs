@@ -1,6 +1,7 @@
 //! An NVIDIA GPU as the device of a step.
 
 mod compile;
+mod memory;
 mod products;
 mod timer;
 
@@ -11,6 +12,7 @@ use cudarc::driver::{CudaFunction, CudaStream, DriverError, LaunchConfig, PushKe
 
 use crate::device::{Address, Argument, KernelDevice, Launch, Product};
 use crate::gpu::driver;
+use crate::nvidia::memory::Memory;
 use crate::nvidia::products::Products;
 use crate::nvidia::timer::KernelTimer;
 use crate::{CudaError, Gpu, KernelTime, kernels};
@@ -23,41 +25,6 @@ pub(crate) struct Nvidia {
     arena: Memory,
     /// While it is set, every run is timed.
     timer: Option<KernelTimer>,
-}
-
-/// An allocation on the GPU.
-pub(crate) struct Memory {
-    address: Address,
-    stream: Arc<CudaStream>,
-}
-
-impl Memory {
-    /// Allocates `bytes` of the GPU's memory, uninitialised.
-    fn new(gpu: &Gpu, stream: &Arc<CudaStream>, bytes: usize) -> Result<Self, CudaError> {
-        gpu.context().bind_to_thread().map_err(driver("binding the GPU to the thread"))?;
-        // SAFETY: the GPU's context is current; only kernels and copies get the memory, and they accept any bytes.
-        let address = unsafe { result::malloc_sync(bytes) };
-        match address {
-            Ok(address) => Ok(Self { address: Address(address), stream: stream.clone() }),
-            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
-                let info = gpu.info()?;
-                let [needed, free, total] = [bytes, info.free, info.total].map(|bytes| bytes >> 20);
-                Err(CudaError::Memory { needed, free, total })
-            }
-            Err(error) => Err(driver("taking memory")(error)),
-        }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // A drop can't return an error, so the context reports it at its next use.
-        let context = self.stream.context();
-        context.record_err(context.bind_to_thread());
-        context.record_err(self.stream.synchronize());
-        // SAFETY: the address came from `malloc_sync` and is freed once; the stream has finished all work on it.
-        context.record_err(unsafe { result::free_sync(self.address.0) });
-    }
 }
 
 impl Nvidia {

@@ -12,7 +12,7 @@ use crate::batch::BatchOffsets;
 use crate::device::{Address, Grid, KernelDevice};
 use crate::engine::{Engine, Rows};
 use crate::kernels::attention_rows;
-use crate::projection::{Destination, Projection};
+use crate::operands::{Destination, Projection};
 
 /// Threads of a block of a kernel that gives each row to one warp.
 const ROW_THREADS: usize = 256;

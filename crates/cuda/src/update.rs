@@ -7,14 +7,7 @@ use crate::CudaError;
 use crate::device::{Address, Grid, KernelDevice};
 use crate::engine::Engine;
 use crate::kernels::SQUARES_CHUNK;
-
-/// Numbers of one AdamW step that are not in its configuration.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
-    /// Number of the step, from 1.
-    pub(crate) number: u64,
-    pub(crate) learning_rate: f64,
-}
+use crate::operands::Step;
 
 impl<D: KernelDevice> Engine<D> {
     /// Clips the gradient and takes a step. If the loss or the gradient is not finite, the kernels change nothing.

@@ -12,9 +12,9 @@ use self::cpu::CpuPath;
 use self::gpu::GpuPath;
 use crate::PathError;
 use crate::device::TrainDevice;
+use crate::inner_step::{InnerConfig, StepReport};
 use crate::layout::FragmentLayout;
 use crate::state::PathState;
-use crate::trainer::{InnerConfig, StepReport};
 
 /// A path on a device.
 pub(crate) enum Compute {

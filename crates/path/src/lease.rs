@@ -11,8 +11,9 @@ use dipaco_topology::PathId;
 
 use crate::PathError;
 use crate::device::TrainDevice;
+use crate::inner_step::InnerConfig;
 use crate::state::PathState;
-use crate::trainer::{InnerConfig, Trainer};
+use crate::trainer::Trainer;
 use crate::weights::PathWeights;
 use dipaco_protocol::LeaseReport;
 use dipaco_protocol::WorkerPlan;

@@ -9,6 +9,7 @@
 mod compute;
 mod device;
 mod error;
+mod inner_step;
 mod layout;
 mod lease;
 pub mod module_files;
@@ -19,11 +20,12 @@ mod weights;
 
 pub use device::{DeviceChoice, TrainDevice};
 pub use error::PathError;
+pub use inner_step::{InnerConfig, StepReport};
 pub use layout::{FragmentLayout, Layout};
 pub use lease::{
     LeaseTraining, LeaseWatch, OuterGradient, PathData, TrainedLease, mean_loss, open_shard, train_lease,
 };
 pub use outer_step::{Merged, OuterState};
 pub use state::{FRAGMENT_STATE_PARTS, FragmentState, PathState};
-pub use trainer::{InnerConfig, StepReport, Trainer};
+pub use trainer::Trainer;
 pub use weights::{GlobalFragment, PathWeights};

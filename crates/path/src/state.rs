@@ -124,7 +124,7 @@ impl PathState {
         let mut values = [self.first.as_slice(), self.second.as_slice()].concat();
         for (&place, kept) in &self.kept {
             for (name, part) in kept.parts() {
-                specs.push(kept_spec(name, place, part.len()));
+                specs.push(kept_spec(name, place.0, place.1, part.len()));
                 values.extend(part);
             }
         }
@@ -161,7 +161,7 @@ impl PathState {
             }
         }
         for (&place, parts) in &places {
-            specs.extend(parts.iter().map(|&(part, length)| kept_spec(part, place, length)));
+            specs.extend(parts.iter().map(|&(part, length)| kept_spec(part, place.0, place.1, length)));
         }
         let mut values = ModuleWeights::from_safetensors(bytes, specs.into())?.values.into_iter();
         let mut take = |count| values.by_ref().take(count).collect::<Vec<f32>>();
@@ -185,7 +185,7 @@ fn moment_specs(model: &ModelConfig) -> Vec<TensorSpec> {
 }
 
 /// The tensor of one part of a fragment's state.
-fn kept_spec(part: &str, (level, fragment): (u16, u32), values: usize) -> TensorSpec {
+fn kept_spec(part: &str, level: u16, fragment: u32, values: usize) -> TensorSpec {
     TensorSpec {
         name: format!("{part}/{level}/{fragment}"),
         shape: vec![values],

@@ -10,9 +10,10 @@ use dipaco_topology::{PathId, Topology};
 
 use crate::PathError;
 use crate::device::TrainDevice;
+use crate::inner_step::InnerConfig;
 use crate::layout::{FragmentLayout, Layout};
 use crate::state::{FragmentState, PathState};
-use crate::trainer::{InnerConfig, Trainer};
+use crate::trainer::Trainer;
 
 /// The weights of a path at the start of a lease.
 #[derive(Clone, Debug)]

@@ -17,7 +17,7 @@ use dipaco_infer::{EngineError, GenerateRequest};
 
 use crate::ServerState;
 use crate::error::ApiError;
-use crate::router::RequestId;
+use crate::request_id::RequestId;
 use crate::settings;
 use crate::tokenize::{encode, fields};
 

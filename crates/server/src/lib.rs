@@ -16,6 +16,7 @@ mod info;
 mod metrics;
 mod models;
 mod random;
+mod request_id;
 mod route;
 mod router;
 mod serve;

@@ -10,13 +10,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use crate::error::ApiError;
+use crate::request_id::RequestId;
 use crate::{ServerState, completions, info, models, route, tokenize};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Id of a request: from its header, or random.
-#[derive(Clone, Debug)]
-pub(crate) struct RequestId(pub(crate) String);
 
 pub(crate) fn router(state: Arc<ServerState>) -> Router {
     Router::new()

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use super::inputs::Inputs;
 use super::manifest::{comparable, read, same_content};
 use super::pipeline::{Outputs, Pipeline, Split};
 use super::{PrepareConfig, PrepareReport, list_some, remove_stale, token_file_is_whole, write_json};
@@ -27,25 +28,7 @@ const PIECE_BYTES: u64 = 2 << 20;
 /// Version of the records; part of [`Piece::key`].
 const VERSION: u32 = 1;
 
-/// The files to read.
-pub(super) struct Inputs {
-    pub(super) train: InputList,
-    /// Files of the separate validation inputs, if there are any.
-    pub(super) validation: Option<InputList>,
-}
-
 impl Inputs {
-    pub(super) fn list(train: &[PathBuf], validation: &[PathBuf]) -> Result<Self, ShardsError> {
-        let own = if validation.is_empty() { None } else { Some(list_some(validation)?) };
-        Ok(Self { train: list_some(train)?, validation: own })
-    }
-
-    /// All files, each with true if it is a validation input.
-    pub(super) fn files(&self) -> impl Iterator<Item = (&InputFile, bool)> {
-        let validation = self.validation.iter().flat_map(|list| &list.files);
-        self.train.files.iter().map(|file| (file, false)).chain(validation.map(|file| (file, true)))
-    }
-
     /// The pieces, in the order in which they are merged.
     pub(super) fn pieces(&self, config: &PrepareConfig) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::new();

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use super::inputs::Inputs;
 use super::manifest::read;
-use super::pieces::Inputs;
 use super::pipeline::Split;
 use super::sample::TrainedTokenizer;
 use super::{PrepareConfig, TOKENIZER, TokenizerReport, sample, write_json};

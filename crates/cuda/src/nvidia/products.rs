@@ -14,7 +14,7 @@ use cudarc::cublaslt::sys;
 use cudarc::driver::CudaStream;
 use dipaco_model::Dtype;
 
-use super::Memory;
+use super::memory::Memory;
 use crate::CudaError;
 use crate::device::{Address, Product};
 

@@ -7,9 +7,9 @@ use dipaco_optim::{AdamWMoments, AdamWStep, adamw_step, clip_scale, squared_norm
 use dipaco_topology::Topology;
 
 use crate::PathError;
+use crate::inner_step::{InnerConfig, StepReport};
 use crate::layout::FragmentLayout;
 use crate::state::PathState;
-use crate::trainer::{InnerConfig, StepReport};
 
 /// A path and its modules.
 pub(crate) struct CpuPath {

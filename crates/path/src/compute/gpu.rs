@@ -7,8 +7,8 @@ use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, join, split};
 use dipaco_topology::Topology;
 
 use crate::PathError;
+use crate::inner_step::{InnerConfig, StepReport};
 use crate::state::PathState;
-use crate::trainer::{InnerConfig, StepReport};
 
 /// A path on the GPU, with the shape and the topology that cut its weights into modules.
 pub(crate) struct GpuPath {
