@@ -17,8 +17,9 @@ use std::time::Instant;
 use crate::progress::Watch;
 use crate::readers::InputList;
 use crate::{Part, PrepareProgress, ShardsError, TokenFile, Tokenizer, list_inputs};
+use inputs::Inputs;
 use manifest::Manifest;
-use pieces::{FinishedPiece, Inputs, Piece};
+use pieces::{FinishedPiece, Piece};
 use pipeline::Split;
 
 pub use config::PrepareConfig;

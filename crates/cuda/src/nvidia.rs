@@ -8,7 +8,7 @@ mod timer;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg as _, result, sys};
+use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg as _, result};
 
 use crate::device::{Address, Argument, KernelDevice, Launch, Product};
 use crate::gpu::driver;

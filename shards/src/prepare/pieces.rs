@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::inputs::Inputs;
 use super::manifest::{comparable, read, same_content};
 use super::pipeline::{Outputs, Pipeline, Split};
-use super::{PrepareConfig, PrepareReport, list_some, remove_stale, token_file_is_whole, write_json};
+use super::{PrepareConfig, PrepareReport, remove_stale, token_file_is_whole, write_json};
 use crate::progress::Watch;
 use crate::readers::InputList;
 use crate::{InputFile, Part, ShardsError, TokenFileInfo, TokenFileWriter, Tokenizer};
