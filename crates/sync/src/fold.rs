@@ -1,4 +1,4 @@
-//! Merging the outer gradients of one module (arXiv:2403.10616 §2.7).
+//! Merging the outer gradients of one fragment (arXiv:2403.10616 §2.7).
 
 use std::collections::BTreeSet;
 
