@@ -217,12 +217,12 @@ fn the_documented_protocol_and_token_are_those_of_the_code() {
 #[test]
 fn the_documented_formats_are_those_of_the_code() {
     let text = page("docs/token-files.md");
-    for (heading, place) in [
-        ("## Router (`router.bin`)\n", "routing/src/router"),
-        ("## Outer gradients\n", "crates/codec/src/format.rs"),
+    for (heading, place, version) in [
+        ("## Router (`router.bin`)\n", "routing/src/router", "ROUTER_FORMAT_VERSION"),
+        ("## Outer gradients\n", "crates/codec/src/format.rs", "VERSION"),
     ] {
         let section = section(&text, heading);
-        assert_eq!(documented_version(section, heading), constant(place, "VERSION", "u32"), "{heading}");
+        assert_eq!(documented_version(section, heading), constant(place, version, "u32"), "{heading}");
         let magic = constant(place, "MAGIC", "&[u8; 8]");
         assert!(section.contains(&format!("`{magic}`")), "{heading} does not name `{magic}`");
     }

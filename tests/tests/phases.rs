@@ -55,7 +55,7 @@ fn two_workers_give_the_bits_of_one_and_commands_use_the_last_phase() {
     assert_eq!(inspected["router_hash"], shards["router_hash"]);
     let _ = run.dipaco("evaluate").succeeded();
     // No step is left to be done again.
-    let _ = run.dipaco("train --resume").succeeded().says("3 of 3 rounds");
+    let _ = run.dipaco("train --resume").succeeded().says("all 3 rounds");
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_run_killed_at_any_step_between_phases_resumes_to_the_same_bits() {
         "the text is divided among the paths anew",
         "the reserved documents are scored",
         "a discriminative router is fitted",
-        "the paths chose their router",
+        "the router of the next phase is fitted",
     ] {
         let run = untrained();
         let mut process = train(&run, "--workers 2");
@@ -91,7 +91,7 @@ fn the_steps_can_be_taken_by_hand_and_in_parts() {
 
     let _ = train(&run, "--workers 2 --resume").finish().succeeded();
     assert_undisturbed(&run);
-    let _ = run.dipaco("route refit").failed(1, &["no later one"]);
+    let _ = run.dipaco("route refit").failed(1, &["the last of its configuration"]);
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn planted_bugs_are_found() {
     for (bug, says) in [
         (Bug::DoubleCount, "counts twice"),
         (Bug::StaleBase, "was made from version"),
-        (Bug::LostMomentum, "those of the undisturbed run"),
+        (Bug::LostMomentum, "in the undisturbed run"),
     ] {
         let found = first_violation(0..200, Some(bug)).unwrap_or_else(|| panic!("{bug:?} is not found"));
         assert!(found.what.contains(says), "{bug:?}: {found}");

@@ -85,7 +85,7 @@ async fn wrong_results_are_refused_and_the_run_goes_on() {
     refusal(submit(&puppet, &work, of(FragmentId { module, index: 1 }, 1), gradient.clone()).await);
     for number in [0, 2, u32::MAX] {
         let asked = refusal(submit(&puppet, &work, of(fragment, number), gradient.clone()).await);
-        assert!(asked.contains("asks for no outer gradient"), "{asked}");
+        assert!(asked.contains("expects no outer gradient"), "{asked}");
     }
     let nowhere = GrantedLease { path: PathId(99), ..work.clone() };
     refusal(submit(&puppet, &nowhere, item, gradient.clone()).await);
