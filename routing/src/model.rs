@@ -1,5 +1,7 @@
 //! The transformer as a source of features.
 
+use dipaco_shards::TokenRows;
+
 use crate::{FeatureExtractor, Source};
 
 impl FeatureExtractor for dipaco_model::Path {
@@ -11,7 +13,7 @@ impl FeatureExtractor for dipaco_model::Path {
         self.config().context
     }
 
-    fn features(&self, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, Source> {
-        Ok(Self::features(self, tokens, lengths, lengths.len())?)
+    fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, Source> {
+        Ok(Self::features(self, tokens, lengths)?)
     }
 }

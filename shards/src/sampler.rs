@@ -5,12 +5,9 @@ mod permutation;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{ShardsError, TokenFile};
+use crate::{IGNORE, ShardsError, TokenBatch, TokenFile};
 
 pub use permutation::Permutation;
-
-/// A target that the loss ignores: padding behind the end of a document.
-pub const IGNORE: u32 = u32::MAX;
 
 /// Sums of window counts are kept for every `STRIDE`-th document; the documents between are counted on demand.
 const STRIDE: u64 = 1024;
@@ -25,19 +22,6 @@ pub struct SamplerConfig {
     /// True lets sequences run across document borders, without padding. False gives each sequence tokens of one
     /// document.
     pub packing: bool,
-}
-
-/// Sequences of a batch, row by row. All tokens and targets except [`IGNORE`] are in the vocabulary of the token file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch {
-    /// Input tokens, (B, T). Padding is the end-of-text token.
-    pub tokens: Vec<u32>,
-    /// The token that follows each input token, (B, T); [`IGNORE`] where there is none.
-    pub targets: Vec<u32>,
-    /// Number of sequences (B).
-    pub batch: usize,
-    /// Tokens of a sequence (T).
-    pub sequence_length: usize,
 }
 
 /// Place of a sequence in the token file.
@@ -55,7 +39,8 @@ pub struct WindowPlace {
 /// the last window is padded. An epoch draws every sequence once, in an order that depends on seed and epoch.
 /// [`Self::batch`] is a pure function of the position, so a checkpoint needs to keep only the position.
 ///
-/// Batches are read with [`TokenFile::read`], the check of training data against the vocabulary.
+/// In a batch, padding is the end-of-text token. The target of a token is the token that follows it; [`IGNORE`] where there
+/// is none. [`TokenFile::batch`] checks both against the vocabulary of the file.
 pub struct Sampler {
     file: Arc<TokenFile>,
     documents: Range<u64>,
@@ -136,8 +121,8 @@ impl Sampler {
     /// Sequences `position` to `position + batch`, counted from the start of the run, in shuffled order.
     ///
     /// # Errors
-    /// A token is not in the vocabulary.
-    pub fn batch(&self, position: u64, batch: usize) -> Result<Batch, ShardsError> {
+    /// A token is not in the vocabulary, or `batch` is 0.
+    pub fn batch(&self, position: u64, batch: usize) -> Result<TokenBatch, ShardsError> {
         let mut order: Option<(u64, Permutation)> = None;
         let rows = (0..batch as u64).map(|row| {
             let drawn = position.wrapping_add(row);
@@ -155,15 +140,15 @@ impl Sampler {
     /// cut.
     ///
     /// # Errors
-    /// A token is not in the vocabulary.
-    pub fn window_batch(&self, first: u64, batch: usize) -> Result<Batch, ShardsError> {
+    /// A token is not in the vocabulary, or the range has no sequence.
+    pub fn window_batch(&self, first: u64, batch: usize) -> Result<TokenBatch, ShardsError> {
         let end = first.saturating_add(batch as u64).min(self.sequences);
         let first = first.min(end);
         self.rows(first..end, (end - first) as usize)
     }
 
     /// All sequences once, in the order of the file, in batches of `batch`; the last batch may be smaller.
-    pub fn windows(&self, batch: usize) -> impl Iterator<Item = Result<Batch, ShardsError>> + '_ {
+    pub fn windows(&self, batch: usize) -> impl Iterator<Item = Result<TokenBatch, ShardsError>> + '_ {
         let batch = batch.max(1);
         (0..self.sequences).step_by(batch).map(move |first| self.window_batch(first, batch))
     }
@@ -189,7 +174,7 @@ impl Sampler {
         WindowPlace { document, start: (window - before) * length_t }
     }
 
-    fn rows(&self, windows: impl Iterator<Item = u64>, batch: usize) -> Result<Batch, ShardsError> {
+    fn rows(&self, windows: impl Iterator<Item = u64>, batch: usize) -> Result<TokenBatch, ShardsError> {
         let length_t = self.config.sequence_length;
         let mut tokens = Vec::with_capacity(batch * length_t);
         let mut targets = Vec::with_capacity(batch * length_t);
@@ -202,14 +187,14 @@ impl Sampler {
             };
             let start = range.start + place.start;
             let end = (start + length_t as u64 + 1).min(range.end);
-            let own = self.file.read(start..end)?;
+            let own = self.file.slice(start..end);
             let counted = own.len().saturating_sub(1);
             tokens.extend(own.iter().take(counted));
             targets.extend(own.iter().skip(1));
             tokens.extend(std::iter::repeat_n(self.file.end_of_text(), length_t - counted));
             targets.extend(std::iter::repeat_n(IGNORE, length_t - counted));
         }
-        Ok(Batch { tokens, targets, batch, sequence_length: length_t })
+        self.file.batch(tokens, targets, batch)
     }
 }
 

@@ -31,6 +31,9 @@ pub enum EvalError {
         #[source]
         source: dipaco_routing::RoutingError,
     },
+    /// A token file holds an id outside of its vocabulary.
+    #[error(transparent)]
+    Tokens(#[from] dipaco_shards::ShardsError),
     /// The model failed on a sequence.
     #[error("{file}: the model failed to score a batch of sequences that starts in document {document}")]
     Model {

@@ -48,7 +48,10 @@ impl Scorer<'_> {
         };
         let file = |text: u32| self.plan.texts[text as usize].file.path().display().to_string();
         let failed = |source| EvalError::Model { file: file(first.text), document: first.document, source };
-        let log_probs = self.model.token_log_probs(&tokens, &targets, rows.len()).map_err(failed)?;
+        // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
+        let batch = self.plan.texts[first.text as usize].file.batch(tokens, targets, rows.len())?;
+        let targets = batch.targets();
+        let log_probs = self.model.token_log_probs(&batch).map_err(failed)?;
         if log_probs.len() != targets.len() {
             return Err(EvalError::Shape { expected: targets.len(), actual: log_probs.len() });
         }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dipaco_model::{KvCache, ModelConfig, ModelError, Path};
+use dipaco_model::{KvCache, ModelConfig, ModelError, Path, TokenRows};
 use dipaco_topology::{PathId, Topology};
 use thiserror::Error;
 
@@ -147,7 +147,8 @@ impl RoutedModel for RunModel {
         let Some(router) = &self.router else {
             return Ok(Route { path: PathId(0), distances: Vec::new(), prefix_tokens: 0 });
         };
-        let features = router.seed.features(prefix, &[prefix.len()], 1)?;
+        let tokens = TokenRows::new(prefix, 1, self.config.vocab_size).map_err(ModelError::from)?;
+        let features = router.seed.features(&tokens, &[prefix.len()])?;
         let (path, distances) = (router.route)(&features)?;
         let paths = self.topology.paths();
         if path.0 >= paths {

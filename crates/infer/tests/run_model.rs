@@ -8,10 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use dipaco_infer::{
-    BoxError, Engine, EngineConfig, Event, GenerateRequest, NoObserver, PrefixRouter, RoutedModel, RunModel,
-    Sampling,
+    BoxError, Engine, EngineConfig, EngineError, Event, GenerateRequest, NoObserver, PrefixRouter,
+    RoutedModel, RunModel, Sampling,
 };
-use dipaco_model::{Device, ModelConfig, Module, Path, init, split};
+use dipaco_model::{
+    Device, ModelConfig, ModelError, Module, Path, TokenBatch, TokenError, TokenRows, init, split,
+};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 use fake::{Bytes, Fake, VOCAB};
 
@@ -103,7 +105,10 @@ async fn scores_are_those_of_the_composed_path_and_paths_are_loaded_once() {
         assert_eq!(model.route(&tokens[..32]).unwrap().path, PathId(path));
         let count = tokens.len() - 1;
         let path = model.path(PathId(path)).unwrap();
-        let whole = path.token_log_probs(&tokens[..count], &tokens[1..], 1).unwrap();
+        let vocabulary = path.config().vocab_size;
+        let inputs = TokenRows::new(&tokens[..count], 1, vocabulary).unwrap();
+        let batch = TokenBatch::new(inputs, &tokens[1..], vocabulary).unwrap();
+        let whole = path.token_log_probs(&batch).unwrap();
         for (position, (one, all)) in scores[1..].iter().zip(&whole).enumerate() {
             assert!((one.1.unwrap() - all).abs() < 1e-4, "{number} {position}: {one:?} {all}");
         }
@@ -141,4 +146,18 @@ fn a_missing_router_or_path_is_named() {
     assert_eq!(error.to_string(), "path 0 can't be loaded");
     assert_eq!(error.source().unwrap().to_string(), "the disk is gone");
     assert!(model.begin(PathId(1)).is_err());
+}
+
+#[test]
+fn a_prefix_with_a_token_outside_of_the_vocabulary_gets_no_path() {
+    let (model, _) = run();
+    let vocabulary = VOCAB as u32;
+    for prefix in [&[vocabulary][..], &[1, u32::MAX, 2]] {
+        let refused = model.route(prefix).unwrap_err();
+        let refused = refused.downcast::<ModelError>().unwrap();
+        assert!(matches!(*refused, ModelError::Tokens(TokenError::Outside { vocabulary: VOCAB, .. })));
+        // The same ids are refused where a request enters.
+        let engine = engine(&model, 1).submit(vec![GenerateRequest::new(prefix.to_vec())]);
+        assert!(matches!(engine.err(), Some(EngineError::Token { vocab_size: VOCAB, .. })));
+    }
 }

@@ -7,6 +7,7 @@
 //! This package has no runtime, no network and no run store: functions compute on the thread of their caller.
 
 mod compute;
+mod data;
 mod device;
 mod error;
 mod inner_step;
@@ -18,13 +19,12 @@ mod state;
 mod trainer;
 mod weights;
 
+pub use data::{PathData, mean_loss};
 pub use device::{DeviceChoice, TrainDevice};
 pub use error::PathError;
 pub use inner_step::{InnerConfig, StepReport};
 pub use layout::{FragmentLayout, Layout};
-pub use lease::{
-    LeaseTraining, LeaseWatch, OuterGradient, PathData, TrainedLease, mean_loss, open_shard, train_lease,
-};
+pub use lease::{LeaseTraining, LeaseWatch, OuterGradient, TrainedLease, train_lease};
 pub use outer_step::{Merged, OuterState};
 pub use state::{FRAGMENT_STATE_PARTS, FragmentState, PathState};
 pub use trainer::Trainer;

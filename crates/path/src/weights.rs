@@ -9,8 +9,6 @@ use dipaco_sync::{Ahead, FragmentId, OuterRule};
 use dipaco_topology::{PathId, Topology};
 
 use crate::PathError;
-use crate::device::TrainDevice;
-use crate::inner_step::InnerConfig;
 use crate::layout::{FragmentLayout, Layout};
 use crate::state::{FragmentState, PathState};
 use crate::trainer::Trainer;
@@ -18,10 +16,10 @@ use crate::trainer::Trainer;
 /// The weights of a path at the start of a lease.
 #[derive(Clone, Debug)]
 pub struct PathWeights {
-    topology: Topology,
+    pub(crate) topology: Topology,
     layout: Layout,
     /// The weights to train, one module per level. The trainer takes them.
-    local: Vec<ModuleWeights>,
+    pub(crate) local: Vec<ModuleWeights>,
     /// The path's fragments, by level and fragment.
     fragments: BTreeMap<(u16, u32), TrainedFragment>,
     /// True if the path starts from unchanged global weights.
@@ -97,18 +95,6 @@ impl PathWeights {
             fragments.insert((level, index), trained);
         }
         Ok(Self { topology, layout, local, fragments, global: unchanged })
-    }
-
-    /// A trainer of the path.
-    pub(crate) fn trainer(
-        &mut self,
-        device: &TrainDevice,
-        plan: &WorkerPlan,
-        state: PathState,
-        config: InnerConfig,
-    ) -> Result<Trainer, PathError> {
-        let local = std::mem::take(&mut self.local);
-        Trainer::new(device, &plan.model, &self.topology, &local, state, config)
     }
 
     /// Encodes the outer gradient of a fragment, and makes the trainer's weights the base of the next one.

@@ -6,7 +6,9 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use dipaco_config::TrainConfig;
-use dipaco_model::{ModelConfig, ModuleWeights, Profile, StepShape, parameters, path_specs};
+use dipaco_model::{
+    ModelConfig, ModelError, ModuleWeights, Profile, StepShape, TokenBatch, TokenRows, parameters, path_specs,
+};
 use dipaco_path::{InnerConfig, PathState, TrainDevice, Trainer};
 use dipaco_telemetry::Task;
 use dipaco_topology::{PathId, Topology, TopologyConfig};
@@ -108,7 +110,7 @@ pub fn measure(
     let begin = Instant::now();
     let profile = Profile::new(now);
     let mut trainer = trainer(device, subject, effort)?.with_profile(profile.clone());
-    let Batch { tokens, targets } = batch(subject);
+    let batch = batch(subject)?;
     let mut seconds = Vec::new();
     let mut loss = 0.0;
     for step in 0..effort.warm_up + effort.steps {
@@ -120,7 +122,7 @@ pub fn measure(
             let _ = profile.take();
         }
         let at = Instant::now();
-        loss = trainer.step_batch(&tokens, &targets, PathId(0))?.loss;
+        loss = trainer.step(&batch, PathId(0))?.loss;
         if step >= effort.warm_up {
             seconds.push(at.elapsed().as_secs_f64());
         }
@@ -148,7 +150,7 @@ fn trainer(device: &TrainDevice, subject: &Subject, effort: Effort) -> Result<Tr
 }
 
 /// Random tokens and their targets, the next tokens.
-fn batch(subject: &Subject) -> Batch {
+fn batch(subject: &Subject) -> Result<TokenBatch, ModelError> {
     let length = subject.train.sequence_tokens;
     let mut random = blake3::Hasher::new_derive_key("dipaco tokens of a measurement").finalize_xof();
     // The vocabulary is at most 2^24.
@@ -164,15 +166,9 @@ fn batch(subject: &Subject) -> Batch {
         tokens.extend(&sequence[..length]);
         targets.extend(&sequence[1..]);
     }
-    Batch { tokens, targets }
-}
-
-/// A batch of sequences.
-struct Batch {
-    /// (B, T).
-    tokens: Vec<u32>,
-    /// The token that follows each of them, (B, T).
-    targets: Vec<u32>,
+    let (rows, vocabulary) = (subject.train.batch, subject.model.vocab_size);
+    let tokens = TokenRows::new(tokens, rows, vocabulary)?;
+    Ok(TokenBatch::new(tokens, targets, vocabulary)?)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use dipaco_codec::Compression;
 use dipaco_config::RunConfig;
 use dipaco_path::PathData;
 use dipaco_protocol::WorkerPlan;
+use dipaco_shards::TokenFile;
 use dipaco_sync::{SyncConfig, Weighting};
 use dipaco_topology::PathId;
 use support::{Run, config, tokens};
@@ -286,10 +287,17 @@ fn a_shard_of_one_document_is_trained_on_with_nothing_held_out() {
     let folder = tempfile::tempdir().unwrap();
     let plan = WorkerPlan::new(&config());
     let one = tokens(&folder.path().join("one.h5"), 0, 1);
-    assert!(PathData::open(one, PathId(0), &plan).is_ok());
+    let open = |name: &str, hash: &str, path| {
+        PathData::new(TokenFile::open(folder.path().join(name)).unwrap(), hash, path, &plan)
+    };
+    assert!(open("one.h5", one.content_hash(), PathId(0)).is_ok());
+    assert!(matches!(
+        open("one.h5", "another hash", PathId(0)),
+        Err(dipaco_path::PathError::WrongShard { .. })
+    ));
     let none = tokens(&folder.path().join("none.h5"), 0, 0);
     assert!(matches!(
-        PathData::open(none, PathId(3), &plan),
+        open("none.h5", none.content_hash(), PathId(3)),
         Err(dipaco_path::PathError::EmptyShard { path: PathId(3) })
     ));
 }

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_model::{ModuleWeights, path_specs, split};
+use dipaco_model::{ModelError, ModuleWeights, OpsError, path_specs, split};
 use dipaco_path::{
-    GlobalFragment, LeaseTraining, LeaseWatch, PathData, PathState, PathWeights, TrainDevice, train_lease,
+    GlobalFragment, LeaseTraining, LeaseWatch, PathData, PathError, PathState, PathWeights, TrainDevice,
+    train_lease,
 };
 use dipaco_protocol::WorkerPlan;
-use dipaco_shards::TokenFile;
+use dipaco_shards::{ShardsError, TokenFile};
 use dipaco_store::RunStore;
 use dipaco_sync::{FragmentId, ScheduledSend};
 use dipaco_telemetry::{Events, Progress};
@@ -20,7 +21,7 @@ use dipaco_topology::{LevelConfig, ModuleId, Modules, PathId, TopologyConfig};
 use dipaco_train::{CoordinatorError, SeedError, SeedOptions, SeedSummary, open_run, train_seed};
 use tokio_util::sync::CancellationToken;
 
-use support::{Run, config};
+use support::{Run, config, tokens};
 
 /// Trains the seed in a store in its own folder until it is complete or `stop` is triggered.
 async fn seed(
@@ -53,7 +54,7 @@ async fn an_interrupted_seed_goes_on_to_the_same_weights() {
     let run = Run::seeded(config()).await;
     let whole = run.manifest().await.seed.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let train = support::tokens(&run.folder.path().join("train.h5"), 0, 60);
+    let train = tokens(&run.folder.path().join("train.h5"), 0, 60);
     let reached = CancellationToken::new();
     let first =
         seed(folder.path(), config(), train.clone(), Some((run.events_until(1, &reached), reached))).await;
@@ -79,8 +80,8 @@ async fn a_seed_is_validated_as_often_as_configured_and_at_the_end() {
         config.seed_model.validate_every = every;
         let store = RunStore::create(&folder.path().join("store").to_string_lossy()).unwrap();
         let started = open_run(&store, || "test-run".to_owned()).await.unwrap();
-        let train = support::tokens(&folder.path().join("train.h5"), 0, 60);
-        let validation = Some(support::tokens(&folder.path().join("validation.h5"), 0, 10));
+        let train = tokens(&folder.path().join("train.h5"), 0, 60);
+        let validation = Some(tokens(&folder.path().join("validation.h5"), 0, 10));
         let options =
             SeedOptions { config, store, train, validation, restart: false, device: TrainDevice::Cpu };
         let log = folder.path().join("metrics.jsonl");
@@ -136,8 +137,9 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     let start = ModuleWeights::from_safetensors(&start, specs.clone()).unwrap();
     let plan = WorkerPlan::new(&config);
     let topology = plan.topology().unwrap();
-    let file = Arc::new(TokenFile::open(run.folder.path().join("path-000.h5")).unwrap());
-    let data = PathData::open(file, PathId(0), &plan).unwrap();
+    let file = TokenFile::open(run.folder.path().join("path-000.h5")).unwrap();
+    let hash = file.content_hash().to_owned();
+    let data = PathData::new(file, &hash, PathId(0), &plan).unwrap();
     let mut state = PathState::start(start.values.len());
     // All three rounds as one.
     let modules = split(&config.model, &topology, &start).unwrap();
@@ -194,4 +196,65 @@ async fn replicas_and_path_specific_modules_do_not_depend_on_the_workers() {
         }
         assert_eq!(bits[0], bits[1]);
     }
+}
+
+/// A run of one path whose shard is `file`: its first lease.
+fn first_lease(config: &RunConfig, file: TokenFile) -> Result<(), PathError> {
+    let plan = WorkerPlan::new(config);
+    let start = dipaco_model::init(&config.model, 1).unwrap();
+    let modules = split(&config.model, &plan.topology().unwrap(), &start).unwrap();
+    let fragment = FragmentId { module: ModuleId { level: 0, index: 0 }, index: 0 };
+    let global = GlobalFragment { fragment, values: &modules[0].values, received: true, share: 1.0 };
+    let mut state = PathState::start(start.values.len());
+    let weights = PathWeights::new(&plan, PathId(0), &[global], &mut state, true).unwrap();
+    let hash = file.content_hash().to_owned();
+    let data = PathData::new(file, &hash, PathId(0), &plan)?;
+    let lease = LeaseTraining {
+        device: &TrainDevice::Cpu,
+        plan: &plan,
+        path: PathId(0),
+        data: &data,
+        phase_step: 0,
+        to: 12,
+        sends: &[],
+    };
+    train_lease(lease, weights, state, &LeaseWatch::default(), drop).map(drop)
+}
+
+#[test]
+fn tokens_outside_of_the_vocabulary_end_the_training_of_a_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config();
+    config.topology = TopologyConfig { replicas: 1, levels: vec![dense_level()] };
+    let path = folder.path().join("shard.h5");
+    let file = tokens(&path, 0, 30);
+    first_lease(&config, TokenFile::open(&path).unwrap()).unwrap();
+
+    // A file of the same text for a larger vocabulary than that of the model.
+    let mut smaller = config.clone();
+    smaller.model.vocab_size = 39;
+    let refused = first_lease(&smaller, TokenFile::open(&path).unwrap());
+    assert!(
+        matches!(
+            refused,
+            Err(PathError::Model(ModelError::Operation(OpsError::Vocabulary { ids: 40, entries: 39, .. })))
+        ),
+        "{refused:?}"
+    );
+
+    // The file's third token, of two bytes, is damaged where it lies.
+    let mut bytes = std::fs::read(&path).unwrap();
+    let first: Vec<u8> = file.document(0).iter().take(8).flat_map(|id| (id as u16).to_le_bytes()).collect();
+    let at = bytes.windows(first.len()).position(|window| window == first).unwrap();
+    bytes[at + 4] = 40;
+    drop(file);
+    std::fs::write(&path, bytes).unwrap();
+    let refused = first_lease(&config, TokenFile::open(&path).unwrap());
+    assert!(
+        matches!(
+            &refused,
+            Err(PathError::Shards(ShardsError::TokenOutOfVocabulary { token: 40, place, .. })) if place == "place 2"
+        ),
+        "{refused:?}"
+    );
 }

@@ -28,9 +28,9 @@ fn windows_cover_each_document_and_never_mix_two() {
     let sampler = Sampler::new(file, 0..4, config(3, false)).unwrap();
     assert_eq!(sampler.sequences(), 4);
     let all = sampler.window_batch(0, 99).unwrap();
-    assert_eq!(all.batch, 4);
-    assert_eq!(all.tokens, [1, 2, 3, 4, 5, 0, 6, 0, 0, 7, 8, 0]);
-    assert_eq!(all.targets, [2, 3, 4, 5, 0, IGNORE, 0, IGNORE, IGNORE, 8, 0, IGNORE]);
+    assert_eq!(all.rows(), 4);
+    assert_eq!(all.tokens().ids(), [1, 2, 3, 4, 5, 0, 6, 0, 0, 7, 8, 0]);
+    assert_eq!(all.targets(), [2, 3, 4, 5, 0, IGNORE, 0, IGNORE, IGNORE, 8, 0, IGNORE]);
     let places: Vec<_> =
         (0..4).map(|window| sampler.place(window)).map(|place| (place.document, place.start)).collect();
     assert_eq!(places, [(0, 0), (0, 3), (2, 0), (3, 0)]);
@@ -43,8 +43,8 @@ fn packing_runs_across_documents_without_padding() {
     let sampler = Sampler::new(file, 0..3, config(4, true)).unwrap();
     assert_eq!(sampler.sequences(), 2);
     let all = sampler.window_batch(0, 2).unwrap();
-    assert_eq!(all.tokens, [1, 2, 3, 4, 5, 0, 0, 6]);
-    assert_eq!(all.targets, [2, 3, 4, 5, 0, 0, 6, 0]);
+    assert_eq!(all.tokens().ids(), [1, 2, 3, 4, 5, 0, 0, 6]);
+    assert_eq!(all.targets(), [2, 3, 4, 5, 0, 0, 6, 0]);
 }
 
 #[test]
@@ -54,8 +54,9 @@ fn an_epoch_draws_every_sequence_once_and_epochs_differ() {
     let file = file(&folder, &lengths);
     let sampler = Sampler::new(file, 100..2400, config(4, false)).unwrap();
     let n = sampler.sequences() as usize;
-    let rows = |batch: &Batch| {
-        batch.tokens.chunks(4).zip(batch.targets.chunks(4)).map(|(a, b)| [a, b].concat()).collect::<Vec<_>>()
+    let rows = |batch: &TokenBatch| {
+        let rows = batch.tokens().ids().chunks(4).zip(batch.targets().chunks(4));
+        rows.map(|(a, b)| [a, b].concat()).collect::<Vec<_>>()
     };
     let mut in_order = rows(&sampler.window_batch(0, n).unwrap());
     let epochs = [0, 1].map(|epoch| rows(&sampler.batch(epoch * n as u64, n).unwrap()));
@@ -67,8 +68,7 @@ fn an_epoch_draws_every_sequence_once_and_epochs_differ() {
     }
     // Every counted target of the range once.
     let targets: usize = lengths[100..2400].iter().map(|&length| length as usize - 1).sum();
-    let counted =
-        sampler.windows(64).map(|batch| batch.unwrap().targets.iter().filter(|&&t| t != IGNORE).count());
+    let counted = sampler.windows(64).map(|batch| batch.unwrap().counted());
     assert_eq!(counted.sum::<usize>(), targets);
 }
 
@@ -80,8 +80,8 @@ fn resuming_at_a_position_continues_the_same_order() {
     let whole = sampler.batch(0, 60).unwrap();
     let resumed = Sampler::new(file, 0..11, config(3, false)).unwrap();
     let pieces = [(0, 7), (7, 1), (8, 40), (48, 12)]
-        .map(|(position, batch)| resumed.batch(position, batch).unwrap().tokens);
-    assert_eq!(pieces.concat(), whole.tokens);
+        .map(|(position, batch)| resumed.batch(position, batch).unwrap().tokens().ids().to_vec());
+    assert_eq!(pieces.concat(), whole.tokens().ids());
 }
 
 #[test]

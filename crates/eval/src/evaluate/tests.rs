@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, init, split};
 use dipaco_routing::{RouterConfig, assign, fit, silent};
-use dipaco_shards::{TokenFileInfo, TokenFileWriter};
+use dipaco_shards::{ShardsError, TokenBatch, TokenFileInfo, TokenFileWriter};
 use dipaco_topology::{Topology, TopologyConfig};
 
 use super::*;
@@ -142,7 +142,8 @@ fn the_prefix_of_every_sequence_is_read_but_not_counted() {
             if inputs.is_empty() {
                 continue;
             }
-            let log_probs = Path::token_log_probs(&model, inputs, targets, 1).unwrap();
+            let batch = file.batch(inputs.to_vec(), targets.to_vec(), 1).unwrap();
+            let log_probs = Path::token_log_probs(&model, &batch).unwrap();
             let counted = log_probs.iter().skip(31);
             sequences += u64::from(counted.len() > 0);
             tokens += counted.len() as u64;
@@ -276,9 +277,41 @@ impl LanguageModel for Constant {
         CONTEXT
     }
 
-    fn token_log_probs(&self, _: &[u32], targets: &[u32], _: usize) -> Result<Vec<f32>, BoxError> {
-        Ok(vec![self.0; targets.len()])
+    fn token_log_probs(&self, batch: &TokenBatch) -> Result<Vec<f32>, BoxError> {
+        Ok(vec![self.0; batch.targets().len()])
     }
+}
+
+#[test]
+fn a_token_outside_of_the_vocabulary_is_not_evaluated() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &[40, 60]);
+    let path = file.path().to_owned();
+    let second: Vec<u8> = file.document(1).iter().flat_map(|id| (id as u16).to_le_bytes()).collect();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(second.len()).position(|window| window == second).unwrap();
+    bytes[at + 2 * 3] = VOCABULARY as u8;
+    drop(file);
+    std::fs::write(&path, bytes).unwrap();
+    let file = TokenFile::open(&path).unwrap();
+    let config = EvaluationConfig::default();
+    let refused = evaluate_dense(&tiny(1), &file, &plain(&config), &mut quiet);
+    assert!(
+        matches!(
+            &refused,
+            Err(EvalError::Tokens(ShardsError::TokenOutOfVocabulary { token: 64, place, .. })) if place == "place 43"
+        ),
+        "{refused:?}"
+    );
+    // A router that chooses paths within the text reads the same tokens.
+    let texts = [Text { file: &file, path: PathId(0), documents: file.documents() }];
+    let mut plan = Plan::new(&texts, CONTEXT, 4, 8);
+    let router = reroute::Flat { score: 0.0, paths: 1 };
+    let refused = plan.reroute(&router, 2, &mut |_| Ok(()));
+    assert!(
+        matches!(refused, Err(EvalError::Tokens(ShardsError::TokenOutOfVocabulary { .. }))),
+        "{refused:?}"
+    );
 }
 
 #[test]

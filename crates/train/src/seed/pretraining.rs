@@ -103,7 +103,8 @@ impl Pretraining {
         let until = self.next_snapshot();
         while self.step() < until && !self.cancelled() {
             let begun = Instant::now();
-            let report = self.trainer.step(&self.sampler, PathId(0))?;
+            let batch = self.sampler.batch(self.trainer.position(), self.config.seed_model.batch)?;
+            let report = self.trainer.step(&batch, PathId(0))?;
             self.tokens += report.tokens;
             self.note(&report, begun.elapsed().as_secs_f64())?;
         }

@@ -34,7 +34,7 @@ pub enum WorkerError {
 }
 
 through_train_error!(WorkerError);
-through_train_error!(WorkerError: dipaco_shards::ShardsError);
+through_train_error!(WorkerError: dipaco_files::FileError, dipaco_shards::ShardsError);
 
 impl From<ClientError> for WorkerError {
     fn from(error: ClientError) -> Self {

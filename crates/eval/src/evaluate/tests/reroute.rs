@@ -1,5 +1,6 @@
 //! Tests of choosing paths within a text.
 
+use dipaco_shards::TokenRows;
 use proptest::prelude::*;
 
 use super::*;
@@ -21,9 +22,9 @@ impl TokenRouter for Transformer {
         CONTEXT
     }
 
-    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
+    fn scores(&self, tokens: &TokenRows, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
         let mut scores = Vec::new();
-        for row in tokens.chunks_exact(tokens.len() / batch) {
+        for row in tokens.ids().chunks_exact(tokens.time()) {
             let logits = self.model.decode(row, &mut self.model.new_cache(), true)?;
             for &position in positions {
                 scores.extend_from_slice(&logits[position * VOCABULARY..][..self.paths as usize]);
@@ -126,7 +127,9 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
                 for place in 10..sequence.len() {
                     let chunk = place / 8 * 8;
                     if chunk > 0 && (place == chunk || place == 10) {
-                        let scores = router.scores(&sequence[..chunk], 1, &[chunk - 1]).unwrap();
+                        let scores = router
+                            .scores(&file.rows(sequence[..chunk].to_vec(), 1).unwrap(), &[chunk - 1])
+                            .unwrap();
                         let best = (0..3).max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap();
                         choices += 1;
                         switches += u64::from(best != path);
@@ -134,8 +137,8 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
                     }
                     let mut targets = vec![u32::MAX; place];
                     targets[place - 1] = sequence[place];
-                    let log_probs =
-                        Path::token_log_probs(&models[path], &sequence[..place], &targets, 1).unwrap();
+                    let batch = file.batch(sequence[..place].to_vec(), targets, 1).unwrap();
+                    let log_probs = Path::token_log_probs(&models[path], &batch).unwrap();
                     nll[path] -= f64::from(log_probs[place - 1]);
                     tokens[path] += 1;
                 }
@@ -162,9 +165,9 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
 }
 
 /// A router that gives every path this score.
-struct Flat {
-    score: f32,
-    paths: u32,
+pub(super) struct Flat {
+    pub(super) score: f32,
+    pub(super) paths: u32,
 }
 
 impl TokenRouter for Flat {
@@ -176,8 +179,8 @@ impl TokenRouter for Flat {
         CONTEXT / 2
     }
 
-    fn scores(&self, _: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
-        Ok(vec![self.score; batch * positions.len() * self.paths as usize])
+    fn scores(&self, tokens: &TokenRows, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
+        Ok(vec![self.score; tokens.rows() * positions.len() * self.paths as usize])
     }
 }
 
