@@ -332,7 +332,7 @@ pub struct GrantedLease {
     /// The path's state at the end of an earlier lease; absent until a lease uploads one.
     pub state: Option<ObjectRef>,
     /// The completed leases since that state. A worker without their results trains them again.
-    pub tail: Vec<CompletedLease>,
+    pub replay: Vec<CompletedLease>,
     /// The lease that trained the path up to `from`. The worker of that lease may still hold the path's state.
     pub made_by: Option<Fence>,
     /// True if the lease must upload the path's state.

@@ -15,4 +15,4 @@ pub use bandwidth::required_bandwidth;
 pub use chaos::{Bug, Chaos, Violation, chaos};
 pub use error::SimulateError;
 pub use run::{Chips, LargeRun, Link, Played, play};
-pub use scheme::Scheme;
+pub use scheme::SimulatedScheme;

@@ -198,9 +198,9 @@ pub struct PathRecord {
     #[serde(rename = "tail")]
     pub replay: Vec<CompletedLeaseRecord>,
     /// Versions of the fragments with the lowest loss on the path's held-out documents in this phase.
-    pub best: Option<Best>,
+    pub best: Option<EarlyStoppingBest>,
     /// Versions of the last measurement in this phase.
-    pub last: Option<Best>,
+    pub last: Option<EarlyStoppingBest>,
     /// Outer gradients that wait for an outer step of their fragment.
     pub gradients: Vec<GradientRecord>,
 }
@@ -232,7 +232,7 @@ pub struct CompletedLeaseRecord {
 /// A loss on a path's held-out documents; the lowest is its early-stopping best (arXiv:2403.10616 §2.7).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Best {
+pub struct EarlyStoppingBest {
     /// Round of the path that began with these weights, from 0.
     pub round: u32,
     /// Versions of the path's fragments, level by level.

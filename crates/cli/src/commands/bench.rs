@@ -159,7 +159,7 @@ impl Size {
 
 /// The measurement, as JSON.
 #[derive(Debug, Serialize)]
-struct Report {
+struct SpeedReport {
     what: String,
     size: String,
     params: usize,
@@ -279,11 +279,11 @@ fn report(
     found: &StepSpeed,
     product_rate: Option<f64>,
     peak: Option<u64>,
-) -> Report {
+) -> SpeedReport {
     let Subject { model, train } = subject;
     let median = found.median();
     let rate = subject.flops() / median;
-    Report {
+    SpeedReport {
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
         size,
         params: parameters(&path_specs(model)),
@@ -308,7 +308,7 @@ fn report(
     }
 }
 
-fn describe(report: &Report, subject: &Subject) -> String {
+fn describe(report: &SpeedReport, subject: &Subject) -> String {
     let Subject { model, train } = subject;
     let passes = match train.micro_batch {
         0 => String::new(),

@@ -77,7 +77,7 @@ pub(crate) enum ChaosRequest {
 /// An answer of the coordinator.
 #[derive(Clone, Debug)]
 pub(crate) enum ChaosReply {
-    Lease(Box<GrantedLease>),
+    Lease(Box<ChaosLease>),
     Wait,
     Finished,
     Done,
@@ -87,7 +87,7 @@ pub(crate) enum ChaosReply {
 
 /// A lease with its inputs.
 #[derive(Clone, Debug)]
-pub(crate) struct GrantedLease {
+pub(crate) struct ChaosLease {
     pub(crate) lease: Lease,
     pub(crate) state: ToyPathState,
     pub(crate) globals: Vec<(ScheduledReceive, Values)>,
@@ -104,7 +104,7 @@ pub(crate) struct Requester {
 
 /// An answer with its recipient.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ChaosAnswer {
     pub(crate) to: Requester,
     pub(crate) reply: ChaosReply,
 }
@@ -139,13 +139,13 @@ pub(crate) struct DiskWrite {
     pub(crate) disk: SimulatedDisk,
     pub(crate) merged: Option<MergedStep>,
     /// The answer to send after the write.
-    pub(crate) answer: Option<Answer>,
+    pub(crate) answer: Option<ChaosAnswer>,
 }
 
 /// Effect of an operation outside the coordinator's memory.
 pub(crate) enum Effect {
     Write(Box<DiskWrite>),
-    Answer(Answer),
+    Answer(ChaosAnswer),
     Nothing,
 }
 
@@ -252,8 +252,8 @@ impl SimulatedCoordinator {
     pub(crate) fn operate(&mut self, now: Duration, operation: Operation) -> Effect {
         match operation {
             Operation::Answer(to, request) => match self.answer(now, request) {
-                (reply, true) => self.write(None, Some(Answer { to, reply })),
-                (reply, false) => Effect::Answer(Answer { to, reply }),
+                (reply, true) => self.write(None, Some(ChaosAnswer { to, reply })),
+                (reply, false) => Effect::Answer(ChaosAnswer { to, reply }),
             },
             Operation::Step(computed) => {
                 let ComputedStep { merged, weights, momentum } = *computed;
@@ -285,7 +285,7 @@ impl SimulatedCoordinator {
         }
     }
 
-    fn write(&mut self, merged: Option<MergedStep>, answer: Option<Answer>) -> Effect {
+    fn write(&mut self, merged: Option<MergedStep>, answer: Option<ChaosAnswer>) -> Effect {
         self.disk.progress = self.run_state.progress().clone();
         Effect::Write(Box::new(DiskWrite { disk: self.disk.clone(), merged, answer }))
     }
@@ -355,7 +355,7 @@ impl SimulatedCoordinator {
         match lease.receives.iter().map(values).collect() {
             Ok(globals) => {
                 let state = self.disk.states[&lease.path].clone();
-                ChaosReply::Lease(Box::new(GrantedLease { lease, state, globals }))
+                ChaosReply::Lease(Box::new(ChaosLease { lease, state, globals }))
             }
             Err((fragment, version)) => {
                 ChaosReply::Refused(format!("version {version} of {fragment} is needed, but deleted"))

@@ -7,12 +7,12 @@ use dipaco_sync::{FragmentId, LeaseOutcome, LeaseTask, ScheduledReceive, Schedul
 
 use super::Bug;
 use super::case::Case;
-use super::coordinator::{ChaosReply, ChaosRequest, GrantedLease};
+use super::coordinator::{ChaosLease, ChaosReply, ChaosRequest};
 use super::toy::{ToyGradient, ToyPathState, Values};
 
 /// Memory of a worker.
 #[derive(Debug, Default)]
-pub(crate) struct SimulatedWorker {
+pub(crate) struct ChaosWorker {
     /// Number of the process. A restart increases it.
     pub(crate) incarnation: u32,
     pub(crate) alive: bool,
@@ -32,7 +32,7 @@ pub(crate) struct SimulatedWorker {
 
 #[derive(Debug)]
 struct LeaseInTraining {
-    granted: GrantedLease,
+    granted: ChaosLease,
     fragments: Vec<FragmentId>,
     state: ToyPathState,
     begun: Duration,
@@ -43,7 +43,7 @@ struct LeaseInTraining {
     /// Outer gradients of the lease's last step; absent before the end of the training.
     last: Option<Vec<(ScheduledSend, ToyGradient)>>,
     /// The following lease.
-    following: Option<GrantedLease>,
+    following: Option<ChaosLease>,
     completing: bool,
     /// Number of the lease at its worker. Events of earlier leases are stale.
     serial: u64,
@@ -64,7 +64,7 @@ pub(crate) enum WorkerAction {
     FollowLater(Duration, u64),
 }
 
-impl SimulatedWorker {
+impl ChaosWorker {
     /// A process at its start.
     pub(crate) fn started(incarnation: u32) -> Self {
         Self { incarnation, alive: true, ..Self::default() }
@@ -158,7 +158,7 @@ impl SimulatedWorker {
         };
         self.previous = self.current.take();
         let state = self.previous.as_ref().map(|training| training.state.clone());
-        let granted = GrantedLease { state: state.unwrap_or_else(|| granted.state.clone()), ..granted };
+        let granted = ChaosLease { state: state.unwrap_or_else(|| granted.state.clone()), ..granted };
         self.begin(now, case, who, granted, bug)
     }
 
@@ -188,7 +188,7 @@ impl SimulatedWorker {
         now: Duration,
         case: &Case,
         who: usize,
-        granted: GrantedLease,
+        granted: ChaosLease,
         bug: Option<Bug>,
     ) -> Vec<WorkerAction> {
         let fragments = fragment_ids_of(&case.topology, case.schedule.fragments(), granted.lease.path);

@@ -9,10 +9,10 @@ use rand_chacha::ChaCha8Rng;
 use super::audit::Audit;
 use super::case::Case;
 use super::coordinator::{
-    Answer, ChaosReply, ChaosRequest, DiskWrite, Effect, Operation, Requester, SimulatedCoordinator,
+    ChaosAnswer, ChaosReply, ChaosRequest, DiskWrite, Effect, Operation, Requester, SimulatedCoordinator,
     SimulatedDisk,
 };
-use super::worker::{SimulatedWorker, WorkerAction};
+use super::worker::{ChaosWorker, WorkerAction};
 use super::{Bug, Chaos};
 
 /// Time without an answer after which a worker repeats a request.
@@ -70,7 +70,7 @@ pub(crate) struct ChaosWorld<'a> {
     serial: u64,
     disk: SimulatedDisk,
     coordinator: Option<SimulatedCoordinator>,
-    workers: Vec<SimulatedWorker>,
+    workers: Vec<ChaosWorker>,
     audit: Audit,
     summary: Chaos,
 }
@@ -88,7 +88,7 @@ impl<'a> ChaosWorld<'a> {
             serial: 0,
             disk: SimulatedDisk::new(case),
             coordinator: None,
-            workers: case.workers.iter().map(|_| SimulatedWorker::default()).collect(),
+            workers: case.workers.iter().map(|_| ChaosWorker::default()).collect(),
             audit: Audit::default(),
             summary: Chaos::default(),
         }
@@ -238,7 +238,7 @@ impl<'a> ChaosWorld<'a> {
             ChaosEvent::Fault(fault) => self.inject(fault),
             ChaosEvent::WorkerStarts(worker) => {
                 let incarnation = self.workers[worker].incarnation + 1;
-                self.workers[worker] = SimulatedWorker::started(incarnation);
+                self.workers[worker] = ChaosWorker::started(incarnation);
                 let actions = self.workers[worker].ask();
                 self.perform(worker, actions);
                 Ok(())
@@ -292,14 +292,14 @@ impl<'a> ChaosWorld<'a> {
     }
 
     /// Audits a write, and makes it durable. Returns the answer that waited for it.
-    fn write(&mut self, write: DiskWrite) -> Result<Option<Answer>, String> {
+    fn write(&mut self, write: DiskWrite) -> Result<Option<ChaosAnswer>, String> {
         self.audit.written(self.case, &self.disk, &write.disk, write.merged.as_ref())?;
         self.disk = write.disk;
         Ok(write.answer)
     }
 
     /// Sends an answer to its worker.
-    fn send(&mut self, answer: &Answer) {
+    fn send(&mut self, answer: &ChaosAnswer) {
         let Requester { worker, incarnation, request } = answer.to;
         self.transmit(worker, || {
             let event = WorkerEvent::Reply(request, answer.reply.clone());

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_store::{
-    ChangeRecord, GradientRecord, KeptVersion, ObjectRef, RunManifest, RunStore, Sequence, ShardRecord,
-    TrainingRecord,
+    ChangeRecord, GradientRecord, KeptVersion, ManifestSequence, ObjectRef, RunManifest, RunStore,
+    ShardRecord, TrainingRecord,
 };
 use dipaco_sync::{
     Fence, FragmentId, Grant, Lease, LeaseError, OuterStep, RunPlan, RunState, fragment_ids_of,
@@ -99,12 +99,12 @@ impl Ledger {
     pub(crate) async fn take_over(
         store: &RunStore,
         mut manifest: RunManifest,
-        sequence: Sequence,
+        sequence: ManifestSequence,
         topology: Topology,
         plan: &WorkerPlan,
         lease: Duration,
         changed: Arc<Notify>,
-    ) -> Result<(Self, Sequence), CoordinatorError> {
+    ) -> Result<(Self, ManifestSequence), CoordinatorError> {
         manifest.incarnation += 1;
         let training = manifest.training.as_ref().ok_or(CoordinatorError::NotStarted)?;
         let (state_every, kept) = (plan.train.state_every, plan.train.checkpoints);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dipaco_store::{RunStore, Sequence};
+use dipaco_store::{ManifestSequence, RunStore};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -20,7 +20,7 @@ pub(crate) struct ManifestWriter {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) store: RunStore,
     /// Sequence number of the manifest on the disk.
-    pub(crate) sequence: Sequence,
+    pub(crate) sequence: ManifestSequence,
     /// Notified by every change of the ledger.
     pub(crate) changed: Arc<Notify>,
     /// Number of the last change that is on the disk.

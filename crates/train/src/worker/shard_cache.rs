@@ -170,7 +170,7 @@ mod tests {
             weights: Vec::new(),
             sends: Vec::new(),
             state: None,
-            tail: Vec::new(),
+            replay: Vec::new(),
             made_by: None,
             uploads_state: false,
             shard: ShardRecord { file, hash, documents, tokens },

@@ -97,7 +97,7 @@ pub(crate) struct WorkersOptions {
 
 /// The measurement, as JSON.
 #[derive(Debug, Serialize)]
-struct Found {
+struct CoordinatorLoad {
     what: String,
     workers: u32,
     seconds: u32,
@@ -146,7 +146,7 @@ pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), C
         percentile(&milliseconds(&mut seen.leases.iter().filter(|(at, _)| within.contains(at))), 0.99)
     };
     let per_second = seen.completed as f64 / f64::from(options.seconds);
-    let found = Found {
+    let found = CoordinatorLoad {
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
         workers: options.workers,
         seconds: options.seconds,
@@ -169,7 +169,7 @@ pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), C
     if options.json { output::print_json(&found) } else { output::print(&describe(&found)) }
 }
 
-fn describe(found: &Found) -> String {
+fn describe(found: &CoordinatorLoad) -> String {
     let mut table = Table::new(&[
         ("minute", Align::Right),
         ("p99 of a lease, ms", Align::Right),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_store::{Best, CompletedLeaseRecord, GradientRecord, ObjectRef};
+use dipaco_store::{CompletedLeaseRecord, EarlyStoppingBest, GradientRecord, ObjectRef};
 use dipaco_sync::{
     Commit, Contribution, Fence, FragmentId, Lease, LeaseError, LeaseOutcome, LeaseTask, PathProgress,
 };
@@ -290,7 +290,7 @@ impl Ledger {
         let round = lease.from / self.state.schedule().inner_steps();
         let record = path_record(&mut self.manifest, path)?;
         let versions = lease.receives.iter().map(|receive| receive.version).collect();
-        let measured = Best { round: u32::try_from(round).unwrap_or(u32::MAX), versions, loss };
+        let measured = EarlyStoppingBest { round: u32::try_from(round).unwrap_or(u32::MAX), versions, loss };
         let best = record.best.as_ref().is_none_or(|best| loss < best.loss);
         if best {
             record.best = Some(measured.clone());

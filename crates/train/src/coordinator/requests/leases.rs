@@ -166,7 +166,7 @@ impl CoordinatorRequests {
             weights: fragments.weights(&record, true)?,
             sends: lease.sends.clone(),
             state: path.state.clone(),
-            tail: replay,
+            replay,
             made_by: path.fence.map(Fence),
             uploads_state: ledger.needs_state(lease)?,
             shard: self.shard(ledger, lease.path)?.clone(),
