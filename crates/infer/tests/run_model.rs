@@ -6,10 +6,11 @@ mod fake;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use dipaco_infer::{
     BoxError, Engine, EngineConfig, Event, GenerateRequest, NoObserver, PrefixRouter, RoutedModel, RunModel,
-    Sampling,
+    SamplingParams, SequenceEvent,
 };
 use dipaco_model::{Device, ModelConfig, Module, Path, init, split};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
@@ -63,19 +64,16 @@ fn engine(model: &Arc<RunModel>, slots: usize) -> Engine {
 }
 
 async fn scores(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<(u32, Vec<(u32, Option<f32>)>)> {
-    let mut all = Vec::new();
-    for mut generation in engine.submit(requests).unwrap() {
-        let (mut path, mut scores) = (u32::MAX, Vec::new());
-        while let Some(event) = generation.next().await {
-            match event {
-                Event::Started { path: started, .. } => path = started.0,
-                Event::Prompt(prompt) => scores.extend(prompt.into_iter().map(|s| (s.token, s.log_prob))),
-                Event::Token { token, score, .. } => scores.push((token, score.unwrap().log_prob)),
-                Event::Finished(_) => {}
-                Event::Failed(error) => panic!("{error}"),
-            }
+    let mut all = vec![(u32::MAX, Vec::new()); requests.len()];
+    let mut submission = engine.submit(requests, Duration::from_secs(600)).unwrap();
+    while let Some(SequenceEvent { sequence, event }) = submission.next().await.unwrap() {
+        let (path, scores) = &mut all[sequence];
+        match event {
+            Event::Started { path: started, .. } => *path = started.0,
+            Event::Prompt(prompt) => scores.extend(prompt.into_iter().map(|s| (s.token, s.log_prob))),
+            Event::Token { token, score, .. } => scores.push((token, score.unwrap().log_prob)),
+            Event::Finished(_) => {}
         }
-        all.push((path, scores));
     }
     all
 }
@@ -87,7 +85,7 @@ fn request(number: u32) -> GenerateRequest {
         ignore_eos: true,
         log_probs: Some(1),
         score_prompt: true,
-        sampling: Sampling { seed: number.into(), ..Sampling::default() },
+        sampling: SamplingParams { seed: number.into(), ..SamplingParams::default() },
         ..GenerateRequest::new(prompt)
     }
 }

@@ -1,13 +1,21 @@
 //! Typed fields of a JSON object, with errors that name the field.
 
+use axum::extract::Request;
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+use crate::{ServerState, body, settings};
 
 /// The fields of a request that are not taken yet. A field with the value `null` counts as absent.
 pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
+    /// Reads the JSON body of a request.
+    pub(crate) async fn read(state: &ServerState, request: Request) -> Result<Self, ApiError> {
+        let timeout = settings::seconds(state.config.read_timeout);
+        Self::new(body::json(request, state.config.body_limit, timeout).await?)
+    }
+
     pub(crate) fn new(body: Value) -> Result<Self, ApiError> {
         match body {
             Value::Object(mut fields) => {

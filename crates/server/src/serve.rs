@@ -58,7 +58,10 @@ pub async fn serve(
     }
 
     state.drain();
-    tracing::info!(running = state.engine.load().running, "shutting down: waiting for running requests");
+    match state.engine.load().running {
+        0 => tracing::info!("shutting down"),
+        running => tracing::info!(running, "shutting down: waiting for running requests"),
+    }
     let late = async {
         // The listener stays open so that load balancers and health checks see the 503.
         let mut late = JoinSet::new();
@@ -91,7 +94,7 @@ async fn finish(state: &ServerState, connections: &mut JoinSet<()>) {
             "the drain timeout is over: cancelling the running requests"
         );
     }
-    state.abort.cancel();
+    // Streams end with an error event.
     state.engine.abort();
     if !drained && tokio::time::timeout(LAST_EVENT_TIME, all(connections)).await.is_err() {
         connections.shutdown().await;

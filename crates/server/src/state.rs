@@ -9,7 +9,6 @@ use dipaco_infer::{Engine, RoutedModel, TextCodec};
 use dipaco_settings::SettingError;
 use dipaco_topology::PathId;
 use thiserror::Error;
-use tokio_util::sync::CancellationToken;
 
 use crate::blocking::Blocking;
 use crate::error::ApiError;
@@ -86,8 +85,6 @@ pub struct ServerState {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) blocking: Blocking,
     pub(crate) random: Random,
-    /// Cancelled after `serve.drain_timeout`. Streams then end with an error.
-    pub(crate) abort: CancellationToken,
     draining: AtomicBool,
 }
 
@@ -119,7 +116,6 @@ impl ServerState {
             keys,
             metrics,
             random: Random::default(),
-            abort: CancellationToken::new(),
             draining: AtomicBool::new(false),
         }))
     }
