@@ -10,8 +10,8 @@ use dipaco_path::DeviceChoice;
 use dipaco_protocol::WORKER;
 use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, coordinate, recover, rising_losses,
-    small_shards, start_training, training_origin,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, coordinate, recover,
+    rising_losses, small_shards, start_training, training_origin,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -84,6 +84,7 @@ pub async fn train(
         events,
         progress: progress.clone(),
     };
+    // After the socket and the join token, which the worker processes look for at once.
     let mut workers = Workers::start(WorkerSetup {
         run: run.clone(),
         program: options.program.clone(),
@@ -102,6 +103,21 @@ pub async fn train(
         tracing::warn!("{warning}");
     }
     Ok(summary)
+}
+
+/// Checks that a run whose training has begun keeps the settings that its weights depend on. Call it before the
+/// configuration is saved, so that a refused command leaves the saved one.
+///
+/// # Errors
+/// [`PipelineError::Coordinator`] when the training began with other settings, and when the store can't be read.
+pub async fn check_settings(run: &RunDirectory, config: &RunConfig) -> Result<(), PipelineError> {
+    let Some(manifest) = manifest(run).await? else { return Ok(()) };
+    let (Some(seed), Some(training)) = (&manifest.seed, &manifest.training) else { return Ok(()) };
+    if training.origin == training_origin(config, &seed.weights.hash)? {
+        Ok(())
+    } else {
+        Err(CoordinatorError::OtherTraining.into())
+    }
 }
 
 /// The summary of a run that is complete under this configuration; `None` when there is something left to train.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use dipaco_config::RunConfig;
+use dipaco_config::{RunConfig, Sources};
 use dipaco_net::{Client, JoinToken, Limits, NetError, RunAuthority, Server};
 use dipaco_path::TrainDevice;
 use dipaco_protocol::{ContentDigest, GrantedLease, LeaseResult, Request, Response, SYNCHRONIZER};
@@ -28,47 +28,35 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const VOCABULARY: u32 = 40;
 const LIFETIME: Duration = Duration::from_secs(3600);
 
+/// Settings beside `tests/fixtures/tiny.toml`: documents of 20 tokens, and the rates and the held-out documents that the
+/// tests of this package were written for.
+const SETTINGS: [&str; 18] = [
+    "model.hidden_size=16",
+    "model.head_dim=8",
+    "model.ffn_size=24",
+    "model.context=16",
+    "seed_model.steps=4",
+    "seed_model.sequence_tokens=16",
+    "seed_model.checkpoint_every=2",
+    "seed_model.validate_every=100",
+    "seed_model.validation_sequences=32",
+    "seed_model.adamw.learning_rate=0.0004",
+    "seed_model.schedule.warmup_steps=50",
+    "train.inner_steps=4",
+    "train.sequence_tokens=16",
+    "train.schedule.warmup_steps=50",
+    "train.holdout_sequences=16",
+    "train.holdout_fraction=0.1",
+    "routing.prefix_tokens=8",
+    "evaluation.prefix_tokens=8",
+];
+
 /// A 2 × 2 run that trains in a moment.
 pub(crate) fn config() -> RunConfig {
-    let text = r#"
-        [model]
-        hidden_size = 16
-        blocks = 2
-        heads = 2
-        head_dim = 8
-        ffn_size = 24
-        context = 16
-
-        [[topology.levels]]
-        modules = 2
-        blocks = "0"
-        embedding = true
-
-        [[topology.levels]]
-        modules = 2
-        blocks = "1"
-        head = true
-
-        [seed_model]
-        steps = 4
-        batch = 4
-        sequence_tokens = 16
-        checkpoint_every = 2
-
-        [train]
-        rounds = 3
-        inner_steps = 4
-        batch = 4
-        sequence_tokens = 16
-        holdout_fraction = 0.1
-
-        [routing]
-        prefix_tokens = 8
-
-        [evaluation]
-        prefix_tokens = 8
-    "#;
-    let mut config = RunConfig::from_toml(text, Path::new("test.toml")).unwrap();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny.toml");
+    let overrides = SETTINGS.map(ToOwned::to_owned).to_vec();
+    let sources = Sources { file: Some(file.into()), environment: Vec::new(), overrides };
+    let mut config = RunConfig::load(&sources).unwrap().config;
     config.model.vocab_size = VOCABULARY as usize;
     config
 }

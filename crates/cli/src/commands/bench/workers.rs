@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use dipaco_bench::{LoadTestOptions, LoadTestReport, load_test};
-use dipaco_config::RunConfig;
+use dipaco_config::{RunConfig, Sources};
 use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
 use dipaco_path::TrainDevice;
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
@@ -33,46 +33,29 @@ const LIFETIME: Duration = Duration::from_secs(86_400);
 /// Interval of memory measurements.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// 2,048 paths of a tiny model. Moments stay with the workers for four leases.
-const CONFIG: &str = r#"
-[model]
-hidden_size = 16
-blocks = 2
-heads = 2
-head_dim = 8
-ffn_size = 24
-context = 16
-
-[[topology.levels]]
-modules = 64
-blocks = "0"
-embedding = true
-
-[[topology.levels]]
-modules = 32
-blocks = "1"
-head = true
-
-[seed_model]
-steps = 1
-batch = 2
-sequence_tokens = 16
-
-[train]
-rounds = 100000
-inner_steps = 4
-batch = 2
-sequence_tokens = 16
-state_every = 4
-held_paths = 4
-lease_seconds = 60
-
-[routing]
-prefix_tokens = 8
-
-[evaluation]
-prefix_tokens = 8
-"#;
+/// Settings of the load test beside the defaults: 2,048 paths of a tiny model. Moments stay with the workers for four
+/// leases.
+const SETTINGS: [&str; 19] = [
+    "model.hidden_size=16",
+    "model.blocks=2",
+    "model.heads=2",
+    "model.head_dim=8",
+    "model.ffn_size=24",
+    "model.context=16",
+    r#"topology.levels=[{ modules = 64, blocks = "0", embedding = true }, { modules = 32, blocks = "1", head = true }]"#,
+    "seed_model.steps=1",
+    "seed_model.batch=2",
+    "seed_model.sequence_tokens=16",
+    "train.rounds=100000",
+    "train.inner_steps=4",
+    "train.batch=2",
+    "train.sequence_tokens=16",
+    "train.state_every=4",
+    "train.held_paths=4",
+    "train.lease_seconds=60",
+    "routing.prefix_tokens=8",
+    "evaluation.prefix_tokens=8",
+];
 const VOCABULARY: u32 = 40;
 
 /// Options of `dipaco bench workers`.
@@ -248,10 +231,16 @@ async fn measure(
     Ok((seen, held))
 }
 
+/// The configuration of the load test. The environment does not change it, so that measurements can be compared.
+fn config() -> Result<RunConfig, CliError> {
+    let overrides = SETTINGS.map(ToOwned::to_owned).to_vec();
+    Ok(RunConfig::load(&Sources { file: None, environment: Vec::new(), overrides })?.config)
+}
+
 /// The coordinator's side: coordinates a run until the end of standard input.
 async fn lead() -> Result<(), CliError> {
     let folder = tempfile::tempdir().map_err(io("create", "a temporary folder"))?;
-    let mut config = RunConfig::from_toml(CONFIG, Path::new("bench workers"))?;
+    let mut config = config()?;
     config.model.vocab_size = VOCABULARY as usize;
     let (tokens, shard) = tokens(folder.path()).map_err(step)?;
     let store = RunStore::create(&folder.path().join("store").to_string_lossy()).map_err(step)?;
@@ -325,6 +314,13 @@ fn tokens(folder: &Path) -> Result<(Arc<TokenFile>, ShardRecord), dipaco_shards:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_load_test_has_2048_paths() {
+        let config = config().unwrap();
+        let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
+        assert_eq!((topology.paths(), config.train.rounds, config.train.state_every), (2048, 100_000, 4));
+    }
 
     #[test]
     fn a_percentile_is_a_value_that_was_measured() {
