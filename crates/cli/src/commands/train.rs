@@ -150,7 +150,7 @@ pub(crate) fn describe(summary: &CoordinatorSummary, config: &RunConfig) -> Stri
     if summary.new_rounds > 0.0 {
         let per_round = ((summary.bytes_sent + summary.bytes_received) as f64 / summary.new_rounds) as u64;
         text += &format!(
-            "; on the wire {} per round ({} to the workers, {} from them in all)",
+            "; on the wire {} per round (in all {} to the workers and {} from them)",
             human::bytes(per_round),
             human::bytes(summary.bytes_sent),
             human::bytes(summary.bytes_received)
