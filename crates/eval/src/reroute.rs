@@ -51,6 +51,7 @@ impl Plan<'_> {
             order.chunks(batch).map(|places| places.iter().map(|&place| several[place]).collect()).collect();
         let mut done = 0;
         report(done)?;
+        // A few batches per thread: enough to keep all threads busy, and few enough to show progress and to stop soon.
         for group in batches.chunks(rayon::current_num_threads() * 4) {
             let chosen: Vec<Vec<PathId>> =
                 group.par_iter().map(|rows| choose(self, router, rows)).collect::<Result<_, _>>()?;

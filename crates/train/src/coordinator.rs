@@ -182,6 +182,7 @@ impl RunningCoordinator {
         let lease = Duration::from_secs(config.train.lease_seconds);
         let plan = WorkerPlan::new(&config);
         let to_write = Arc::new(Notify::new());
+        // First of all: from the new incarnation on an older coordinator can't write, so nothing below races with it.
         let (ledger, sequence) = Ledger::take_over(
             &store,
             started.manifest,

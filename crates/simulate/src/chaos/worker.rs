@@ -104,6 +104,7 @@ impl ChaosWorker {
         reply: ChaosReply,
         bug: Option<Bug>,
     ) -> Result<Vec<WorkerAction>, String> {
+        // A doubled reply, or a reply to a request that the worker gave up with its leases.
         let Some(request) = self.open.remove(&id) else { return Ok(Vec::new()) };
         Ok(match (request, reply) {
             (_, ChaosReply::Refused(why)) => {
@@ -134,6 +135,7 @@ impl ChaosWorker {
                 self.complete(now)
             }
             (ChaosRequest::Complete { .. }, _) if self.previous.take().is_some() => {
+                // The current lease counts from here on, so its outer gradients may go.
                 let waiting = self
                     .current
                     .as_mut()

@@ -74,6 +74,7 @@ impl RunState {
             Err(_) if self.committed.get(&path) == Some(&fence) => return Commit::Duplicate,
             Err(error) => return Commit::Refused(error),
         };
+        // The outer gradients of the end count with this call. Without an earlier one the path's numbers would have a gap.
         let early = lease.sends.iter().filter(|send| send.step < lease.to);
         for send in early {
             if self.path(path).sent[self.slot(send.fragment)] < send.number {
@@ -110,6 +111,7 @@ impl RunState {
         }
         self.leases.remove(&path);
         if let Some(following) = self.following.remove(&path) {
+            // The worker's heartbeats named the lease that ends here, so the next one begins with the time they gave.
             self.leases.insert(path, Lease { deadline: lease.deadline, ..following });
             self.followed.insert(path, fence);
         }

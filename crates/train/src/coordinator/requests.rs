@@ -308,6 +308,7 @@ impl CoordinatorRequests {
         report: LeaseReport,
     ) -> Result<Answer, CoordinatorError> {
         let completed = self.ledger().complete_lease(path, fence, &report)?;
+        // A duplicate waits too: the write of its first request may still be under way.
         self.on_disk().await?;
         match completed {
             LeaseCompletion::Closed => {

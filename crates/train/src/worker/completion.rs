@@ -47,6 +47,7 @@ impl Worker {
             // The queue has room for all sends of the lease. It is closed only after a failed upload, which reports itself.
             drop(queue.try_send(gradient));
         }
+        // The upload of the gradients ends when the closed queue is empty.
         drop(queue);
         let uploads_state = active.lease.trains() && active.lease.uploads_state;
         let (state, encoded) = if uploads_state { self.encode(state).await? } else { (state, None) };

@@ -115,8 +115,10 @@ impl Ledger {
         if self.closed {
             return Ok(LeaseCompletion::Closed);
         }
+        // Cloned, because the core forgets the lease when it commits.
         let lease = self.state.check(path, fence).ok().cloned();
         let mut uploaded = UploadedResults::default();
+        // Checked before the commit, which can't be taken back. The worker still has the lease and uploads the rest.
         if let Some(lease) = lease.as_ref().filter(|lease| lease.task == LeaseTask::Train) {
             uploaded = self.uploaded_results(lease);
             if let Some(missing) = self.missing_result(lease, &uploaded)? {

@@ -167,7 +167,9 @@ impl CoordinatorRequests {
         let deadline = Instant::now() + wait;
         let mut contributed = self.contributed.subscribe();
         loop {
+            // Marked as seen before the orders are made, so that a contribution from now on ends the wait below.
             contributed.borrow_and_update();
+            // A newer process of this name may have claimed the modules during the wait.
             if self.owners().fence(modules[0]) != fence {
                 let reason = "another process of the same name has the modules".to_owned();
                 return Ok((Response::Lost { reason }, None));
