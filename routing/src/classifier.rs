@@ -125,6 +125,7 @@ pub fn fit_discriminative(
         seed_hash: origin.seed_hash,
         documents: count as u64,
         loss: objective.evaluate(&found.place, 0.0, &|_| true, None),
+        separation: None,
         targets: Some(from),
         config: config.clone(),
     };

@@ -21,6 +21,9 @@ pub enum RouterKind {
     /// parts together name the path (arXiv:2403.10616 §7.3). Written `"product-kmeans"`.
     #[serde(rename = "product-kmeans")]
     ProductKMeans,
+    /// A hash of the document's first tokens, so every path gets about an equal share of every kind of text. It is the
+    /// control for all other rules. Written `"random"`.
+    Random,
     /// A linear classifier of the path that scores a document best (arXiv:2403.10616 §2.4.2). It needs trained paths, so no
     /// run starts with it. Written `"discriminative"`.
     Discriminative,
@@ -30,12 +33,17 @@ pub enum RouterKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterConfig {
-    /// The rule at the start of a run: `"kmeans"`, the default, or `"product-kmeans"`.
+    /// The rule at the start of a run: `"kmeans"`, the default, `"product-kmeans"` or `"random"`.
     pub kind: RouterKind,
     /// Tokens at the start of a document that the router reads; default 32, as in the paper. A shorter document is routed
     /// by all its tokens. A longer prefix is slower and must be known before the first token can be generated; a very
     /// short prefix tells little about the document. At most the model's context.
     pub prefix_tokens: usize,
+    /// The seed's block whose output gives the features, counted from 0; by default the last. A lower block is cheaper.
+    pub feature_block: Option<usize>,
+    /// True divides each component of a feature by its standard deviation over the documents of the fit, for k-means and
+    /// product k-means; default false. Otherwise the components with the largest variance decide.
+    pub standardise: bool,
     /// Documents to fit the router on, drawn evenly from the training text; default 100,000. Memory while fitting is this
     /// times the model's width times 4 bytes. All documents are used if there are fewer.
     pub sample_documents: usize,
@@ -75,6 +83,8 @@ impl Default for RouterConfig {
         Self {
             kind: RouterKind::KMeans,
             prefix_tokens: 32,
+            feature_block: None,
+            standardise: false,
             sample_documents: 100_000,
             restarts: 4,
             iterations: 100,
@@ -225,6 +235,7 @@ mod tests {
         for (name, kind) in [
             ("kmeans", RouterKind::KMeans),
             ("product-kmeans", RouterKind::ProductKMeans),
+            ("random", RouterKind::Random),
             ("discriminative", RouterKind::Discriminative),
         ] {
             assert_eq!(serde_json::to_value(kind).unwrap(), name);

@@ -27,6 +27,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod document_hash;
+mod document_set;
 mod error;
 mod fetch;
 mod part;
@@ -37,6 +39,8 @@ mod sampler;
 mod token_file;
 mod tokenizer;
 
+pub use document_hash::document_number;
+pub use document_set::DocumentSet;
 pub use error::ShardsError;
 pub use fetch::{C4Split, FetchConfig, FetchReport, FetchedFile, fetch_c4};
 pub use part::Part;

@@ -10,7 +10,7 @@ use dipaco_optim::{AdamWConfig, DelayedNesterovConfig, NesterovConfig, ScheduleC
 use dipaco_routing::RouterConfig;
 use dipaco_settings::{EvaluationConfig, ServeConfig};
 use dipaco_shards::PrepareConfig;
-use dipaco_sync::{Rescale, SyncConfig, Weighting};
+use dipaco_sync::{EmbeddingMean, FoldRule, Rescale, SyncConfig, Weighting};
 use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 use serde::{Deserialize, Serialize};
 
@@ -258,7 +258,7 @@ impl Default for TrainConfig {
             micro_batch: 0,
             activation_checkpointing: false,
             holdout_fraction: 0.02,
-            holdout_sequences: 16,
+            holdout_sequences: 128,
             packing: false,
             lease_seconds: 60,
             state_every: 1,
@@ -306,6 +306,8 @@ pub struct OuterConfig {
     pub weighting: Weighting,
     /// Key `outer.rescale`.
     pub rescale: Rescale,
+    /// Key `outer.embedding_mean`.
+    pub embedding_mean: EmbeddingMean,
     /// Key `outer.compression`.
     pub compression: Compression,
     /// Key `outer.error_feedback`.
@@ -318,6 +320,8 @@ pub struct OuterConfig {
     pub delay: u32,
     /// Key `outer.delay_share`.
     pub delay_share: f64,
+    /// Key `outer.level_learning_rates`.
+    pub level_learning_rates: Vec<f64>,
     /// Section `[outer.nesterov]`.
     pub nesterov: NesterovConfig,
 }
@@ -327,18 +331,36 @@ impl Default for OuterConfig {
         Self {
             weighting: Weighting::default(),
             rescale: Rescale::default(),
+            embedding_mean: EmbeddingMean::default(),
             compression: Compression::default(),
             error_feedback: 0.0,
             guard: 100.0,
             broadcast: Compression::default(),
             delay: 0,
             delay_share: 0.0,
+            level_learning_rates: Vec::new(),
             nesterov: NesterovConfig::default(),
         }
     }
 }
 
 impl OuterConfig {
+    /// The rules for the modules of a level, whose outer learning rate is `nesterov.learning_rate` of the result.
+    #[must_use]
+    pub fn of_level(&self, level: u16) -> Self {
+        let mut outer = self.clone();
+        if let Some(&rate) = self.level_learning_rates.get(usize::from(level)) {
+            outer.nesterov.learning_rate = rate;
+        }
+        outer
+    }
+
+    /// How outer gradients are merged.
+    #[must_use]
+    pub fn fold_rule(&self) -> FoldRule {
+        FoldRule { rescale: self.rescale, embedding_mean: self.embedding_mean }
+    }
+
     /// The parameters of delayed Nesterov momentum; `None` if `outer.delay` is 0.
     #[must_use]
     pub fn delayed(&self) -> Option<DelayedNesterovConfig> {

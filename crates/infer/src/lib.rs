@@ -30,7 +30,7 @@ pub use model::{Route, RoutedModel, Sequence};
 pub use observer::{NoObserver, Observer, Outcome, Summary};
 pub use params::{GenerateRequest, Sampling};
 pub use queue::Load;
-pub use run_model::{LoadPath, PrefixRouter, RouteFeatures, RunModel, RunModelError};
+pub use run_model::{LoadPath, PrefixRouter, RoutePrefix, RunModel, RunModelError};
 pub use sampler::Sampler;
 pub use score::{LOWEST_LOG_PROB, TokenScore, score};
 pub use stop::{Stop, StopMatcher};

@@ -38,10 +38,11 @@ fn run() -> (Arc<RunModel>, Loads) {
     let seed = Arc::new(Module::load(&init(&config(), 9).unwrap(), &Device::Cpu).unwrap());
     let seed = Path::compose(&config(), &dense, &[seed]).unwrap();
     // The signs of two components of the features give the path.
-    let route = |features: &[f32]| -> Result<(PathId, Vec<f32>), BoxError> {
+    let route = move |prefix: &[u32]| -> Result<(PathId, Vec<f32>), BoxError> {
+        let features = seed.features(prefix, &[prefix.len()], 1)?;
         Ok((PathId(u32::from(features[0] > 0.0) * 2 + u32::from(features[1] > 0.0)), features[..4].to_vec()))
     };
-    let router = PrefixRouter { seed, prefix_tokens: 32, route: Box::new(route) };
+    let router = PrefixRouter { prefix_tokens: 32, route: Box::new(route) };
     let (loads, levels) = (Loads::default(), topology.clone());
     let counted = Arc::clone(&loads);
     let load = move |id: PathId| {

@@ -121,13 +121,32 @@ impl Path {
         self.logits(&ops::with_slice(&x, gather)?)
     }
 
-    /// Returns the features of the router (arXiv:2403.10616 §2.4), (B, D), row-major: the mean of the last block's
-    /// output, before the final norm, over the first `lengths` tokens of each row. `tokens` is (B, T), rows padded on
-    /// the right.
+    /// Returns the features of the router (arXiv:2403.10616 §2.4): [`Path::block_features`] of the last block.
     ///
     /// # Errors
-    /// The lengths do not fit, a length is 0 or over T, T is over the context, or an id is outside of the vocabulary.
+    /// As [`Path::block_features`].
     pub fn features(&self, tokens: &[u32], lengths: &[usize], batch: usize) -> Result<Vec<f32>, ModelError> {
+        self.block_features(self.config.blocks - 1, tokens, lengths, batch)
+    }
+
+    /// Returns features from the block with the index `block`, (B, D), row-major: the mean of its output, before the final
+    /// norm, over the first `lengths` tokens of each row. `tokens` is (B, T), rows padded on the right. Later blocks are
+    /// not computed.
+    ///
+    /// # Errors
+    /// There is no such block, the lengths do not fit, a length is 0 or over T, T is over the context, or an id is outside
+    /// of the vocabulary.
+    pub fn block_features(
+        &self,
+        block: usize,
+        tokens: &[u32],
+        lengths: &[usize],
+        batch: usize,
+    ) -> Result<Vec<f32>, ModelError> {
+        if block >= self.config.blocks {
+            let problem = format!("{block} is not below {}", self.config.blocks);
+            return Err(ModelError::Batch { what: "the block of features", problem });
+        }
         let time = self.check_batch(tokens, batch)?;
         let wrong = |problem: String| Err(ModelError::Batch { what: "lengths", problem });
         if lengths.len() != batch {
@@ -137,7 +156,7 @@ impl Path {
             return wrong(format!("{length} is not from 1 to {time}"));
         }
         let width = self.config.hidden_size;
-        let x = self.stream(tokens, batch, None)?;
+        let x = self.stream_after(block + 1, tokens, batch, None)?;
         let mean = |x: &[f32]| {
             let mut features = vec![0.0; batch * width];
             let rows = x.chunks_exact(time * width).zip(features.chunks_exact_mut(width)).zip(lengths);
@@ -165,6 +184,17 @@ impl Path {
         batch: usize,
         slots: Option<&[GradientSlot]>,
     ) -> Result<Tensor, ModelError> {
+        self.stream_after(self.config.blocks, tokens, batch, slots)
+    }
+
+    /// Returns the output (B, T, D) of the first `blocks` blocks, as [`Self::stream`] does for all of them.
+    fn stream_after(
+        &self,
+        blocks: usize,
+        tokens: &[u32],
+        batch: usize,
+        slots: Option<&[GradientSlot]>,
+    ) -> Result<Tensor, ModelError> {
         let (vocabulary, width) = (self.config.vocab_size, self.config.hidden_size);
         let embedding = self.embedding();
         let place = EmbeddingPlace { at: embedding.at, vocabulary, width };
@@ -177,7 +207,8 @@ impl Path {
         let mut first = 0;
         // Blocks with consecutive parameters are one operation.
         let follows = |a: &Place, b: &Place| a.flat.id() == b.flat.id() && b.at == a.at + a.parameters;
-        for run in self.blocks().chunk_by(follows) {
+        let own = self.blocks();
+        for run in own[..blocks.min(own.len())].chunk_by(follows) {
             let slots = slots.map(|slots| &slots[1 + first..][..run.len()]);
             x = ops::blocks(&x, &run[0].flat, run[0].at, run.len(), &self.stack, slots)?;
             first += run.len();

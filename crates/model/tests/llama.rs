@@ -333,6 +333,19 @@ fn features_are_of_the_first_tokens_only() {
 }
 
 #[test]
+fn features_of_a_lower_block_are_those_of_a_shorter_model() {
+    let config = config(false);
+    let path = compose(&config, &dense(), &weights(&config), false);
+    let (tokens, lengths) = (tokens(), [TIME, 5]);
+    let last = path.features(&tokens, &lengths, BATCH).unwrap();
+    assert_eq!(path.block_features(config.blocks - 1, &tokens, &lengths, BATCH).unwrap(), last);
+    let first = path.block_features(0, &tokens, &lengths, BATCH).unwrap();
+    assert_eq!(first.len(), last.len());
+    assert_ne!(first, last);
+    assert!(path.block_features(config.blocks, &tokens, &lengths, BATCH).is_err());
+}
+
+#[test]
 fn initial_weights_follow_the_seed_and_the_recipe() {
     let config = ModelConfig { hidden_size: 128, ffn_size: 256, ..config(false) };
     let weights = init(&config, 1).unwrap();
@@ -353,6 +366,8 @@ fn initial_weights_follow_the_seed_and_the_recipe() {
             false => assert!(values.iter().all(|&x| x == 1.0), "{}", spec.name),
         }
     }
+    let embedding_stays = init(&ModelConfig { embedding_decay: false, ..config }, 1).unwrap();
+    assert_eq!(embedding_stays.values, weights.values, "weight decay does not change the start");
     let deeper = init(&ModelConfig { blocks: 3, ..config }, 1).unwrap();
     assert_eq!(
         deeper.values[..64 * 128],

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-use dipaco_shards::{Sampler, SamplerConfig, ShardsError, TokenFile};
+use dipaco_shards::{DocumentSet, Sampler, SamplerConfig, ShardsError, TokenFile};
 use dipaco_sync::ScheduledSend;
 use dipaco_topology::PathId;
 
 use crate::PathError;
 use crate::device::TrainDevice;
+use crate::held_out::held_out_documents;
 use crate::inner_step::InnerConfig;
 use crate::state::PathState;
 use crate::trainer::Trainer;
@@ -52,35 +53,37 @@ pub struct PathData {
     train: Sampler,
     held_out: Option<Sampler>,
     sequences: u64,
+    /// Tokens at the start of a held-out sequence that are read and not counted, as in an evaluation.
+    prefix: usize,
 }
 
 impl PathData {
-    /// Opens a path's shard. The last `train.holdout_fraction` of its documents is held out for early stopping.
+    /// Opens a path's shard. A share `train.holdout_fraction` of its documents is held out for early stopping.
     ///
     /// # Errors
     /// When the file can't be read, or holds no document to train on.
     pub fn open(file: Arc<TokenFile>, path: PathId, plan: &WorkerPlan) -> Result<Self, PathError> {
-        let documents = file.documents();
-        let held_out = held_out_documents(documents, plan.train.holdout_fraction);
+        let held_out = held_out_documents(&file, plan.train.holdout_fraction, plan.seed);
+        let trained = DocumentSet::of(file.documents(), |document| !held_out.contains(document));
         let length = plan.train.sequence_tokens;
-        let border = documents - held_out;
         let order = SamplerConfig {
             sequence_length: length,
             seed: data_seed(plan.seed, path),
             packing: plan.train.packing,
         };
-        let train = match Sampler::new(file.clone(), 0..border, order) {
+        let train = match Sampler::selected(file.clone(), trained, order) {
             Err(ShardsError::NoSequences { .. }) => return Err(PathError::EmptyShard { path }),
             opened => opened?,
         };
         let in_turn = SamplerConfig { sequence_length: length, seed: 0, packing: false };
-        let held_out = match Sampler::new(file, border..documents, in_turn) {
-            // A shard of one document can spare none, and a document of one token has no target.
+        let held_out = match Sampler::selected(file, held_out, in_turn) {
+            // A small shard may have none, and a document of one token has no target.
             Err(ShardsError::NoSequences { .. }) => None,
             opened => Some(opened?),
         };
         let sequences = held_out.as_ref().map_or(0, Sampler::sequences).min(plan.train.holdout_sequences);
-        Ok(Self { train, held_out: held_out.filter(|_| sequences > 0), sequences })
+        let held_out = held_out.filter(|_| sequences > 0);
+        Ok(Self { train, held_out, sequences, prefix: plan.uncounted_tokens })
     }
 
     /// Mean loss of a path on the held-out documents, in nats per token; `None` if the shard has none.
@@ -89,16 +92,18 @@ impl PathData {
     /// When the data can't be read, or the device fails.
     pub fn held_out_loss(&self, trainer: &mut Trainer, batch: usize) -> Result<Option<f64>, PathError> {
         let Some(sampler) = &self.held_out else { return Ok(None) };
-        mean_loss(trainer, sampler, self.sequences, batch)
+        mean_loss(trainer, sampler, self.sequences, batch, self.prefix)
     }
 }
 
-/// Mean loss over the first `sequences` sequences of a sampler, in nats per token; `None` if they hold no target.
+/// Mean loss over the first `sequences` sequences of a sampler, in nats per token; `None` if they hold no target. The first
+/// `prefix` tokens of a sequence are read and not counted.
 pub fn mean_loss(
     trainer: &mut Trainer,
     sampler: &Sampler,
     sequences: u64,
     batch: usize,
+    prefix: usize,
 ) -> Result<Option<f64>, PathError> {
     let (mut sum, mut counted) = (0.0, 0u64);
     let mut position = 0;
@@ -106,25 +111,21 @@ pub fn mean_loss(
         let rows = usize::try_from(sequences - position).unwrap_or(usize::MAX).min(batch);
         let drawn = sampler.batch(position, rows)?;
         let log_probs = trainer.token_log_probs(&drawn.tokens, &drawn.targets, rows)?;
-        for (log_prob, _) in
-            log_probs.iter().zip(&drawn.targets).filter(|&(_, &t)| t != dipaco_shards::IGNORE)
-        {
-            sum -= f64::from(*log_prob);
-            counted += 1;
+        // The target of position t is token t + 1.
+        let first = prefix.max(1) - 1;
+        let log_probs = log_probs.chunks_exact(drawn.sequence_length);
+        for (log_probs, targets) in log_probs.zip(drawn.targets.chunks_exact(drawn.sequence_length)) {
+            let counts =
+                log_probs.iter().zip(targets).skip(first).filter(|(_, t)| **t != dipaco_shards::IGNORE);
+            for (log_prob, _) in counts {
+                sum -= f64::from(*log_prob);
+                counted += 1;
+            }
         }
         position += rows as u64;
     }
 
     Ok((counted > 0).then(|| sum / counted as f64))
-}
-
-/// Number of held-out documents of a shard: at least one if the fraction is positive, and at most half of the shard.
-fn held_out_documents(documents: u64, fraction: f64) -> u64 {
-    if fraction <= 0.0 {
-        return 0;
-    }
-    let asked = (documents as f64 * fraction).round() as u64;
-    asked.clamp(1, (documents / 2).max(1)).min(documents / 2)
 }
 
 /// The seed of a path's data order. It differs between paths: otherwise paths with equal shards would see equal
@@ -253,15 +254,6 @@ pub fn open_shard(file: &FilePath, hash: &str) -> Result<Arc<TokenFile>, PathErr
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_part_of_every_shard_that_can_spare_it_is_held_out() {
-        assert_eq!(held_out_documents(1000, 0.02), 20);
-        assert_eq!(held_out_documents(10, 0.02), 1);
-        assert_eq!(held_out_documents(2, 0.9), 1);
-        assert_eq!(held_out_documents(1, 0.02), 0);
-        assert_eq!(held_out_documents(1000, 0.0), 0);
-    }
 
     #[test]
     fn paths_draw_their_data_in_orders_of_their_own() {

@@ -9,6 +9,7 @@
 mod compute;
 mod device;
 mod error;
+mod held_out;
 mod inner_step;
 mod layout;
 mod lease;

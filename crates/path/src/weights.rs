@@ -126,7 +126,7 @@ impl PathWeights {
         let state = self.fragments.get_mut(&(level, index)).ok_or_else(lacks)?;
         let mut gradient = learner::send(&mut state.base, &local);
         state.under_way = true;
-        let outer = &plan.outer;
+        let outer = &plan.outer.of_level(level);
         // arXiv:2508.15706: the loss of earlier encodings joins this outer gradient, and the loss of this one is kept.
         for (value, residual) in gradient.iter_mut().zip(state.residual.iter().flatten()) {
             *value += outer.error_feedback * residual;

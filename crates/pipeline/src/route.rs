@@ -4,7 +4,9 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_routing::{Assignment, Origin, Router, RoutingProgress, SampleFeatures, ShardSet};
+use dipaco_routing::{
+    Assignment, FeatureExtractor, Origin, Router, RouterFeatures, RoutingProgress, SampleFeatures, ShardSet,
+};
 use dipaco_shards::{Part, TokenFile};
 use dipaco_store::ShardRecord;
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
@@ -53,12 +55,12 @@ pub fn fit(
             return Ok((known, false));
         }
     }
-    let seed = weights.seed()?;
+    let model = RouterFeatures::new(weights.seed()?, settings.kind, &settings)?;
     let mut show = shown(progress, "features", cancel);
-    let features = SampleFeatures::new(&seed, seed_hash, &file, &settings, &routing.features())?;
+    let features = SampleFeatures::new(&model, seed_hash, &file, &settings, &routing.features())?;
     let points = features.all(&mut show)?;
     let clusters = weights.topology().radices();
-    let dimension = seed.config().hidden_size;
+    let dimension = model.dimension();
     let fitted = dipaco_routing::fit_points(&points, dimension, &clusters, origin, &settings, &mut show)?;
     files::write(&routing.router(), fitted.router.to_bytes())?;
     features.remove()?;
@@ -135,19 +137,19 @@ fn divide<T>(
 ) -> Result<Vec<T>, PipelineError> {
     let routing = run.routing(phase);
     let router = router(&routing)?;
-    let seed = weights.seed()?;
+    let model = RouterFeatures::new(weights.seed()?, router.kind(), &router.fitted_on().config)?;
     let seed_hash = weights.seed_hash()?;
     let config = &weights.config().routing;
     let train = token_file(run, &run.train_tokens())?;
     let folder = routing.train();
-    let assignment = Assignment::new(&seed, seed_hash, &router, &train, &folder)
+    let assignment = Assignment::new(&model, seed_hash, &router, &train, &folder)
         .overlap(config.overlap)
         .reserve(config.router_share, config.seed);
     let mut results = vec![act(assignment, "route train")?];
     if run.validation_tokens().exists() {
         let validation = token_file(run, &run.validation_tokens())?;
         let folder = routing.validation();
-        results.push(act(Assignment::new(&seed, seed_hash, &router, &validation, &folder), "route valid")?);
+        results.push(act(Assignment::new(&model, seed_hash, &router, &validation, &folder), "route valid")?);
     }
     Ok(results)
 }
@@ -166,14 +168,10 @@ pub fn features_part(
     cancel: &AtomicBool,
 ) -> Result<u64, PipelineError> {
     let file = token_file(run, &run.train_tokens())?;
-    let (seed, seed_hash) = (weights.seed()?, weights.seed_hash()?);
-    let features = SampleFeatures::new(
-        &seed,
-        seed_hash,
-        &file,
-        &config.routing.of_router(),
-        &run.routing(0).features(),
-    )?;
+    let settings = config.routing.of_router();
+    let model = RouterFeatures::new(weights.seed()?, settings.kind, &settings)?;
+    let features =
+        SampleFeatures::new(&model, weights.seed_hash()?, &file, &settings, &run.routing(0).features())?;
     Ok(features.part(part, &mut shown(progress, "features", cancel))?)
 }
 

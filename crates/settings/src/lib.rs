@@ -19,5 +19,5 @@ mod evaluation;
 mod serve;
 
 pub use error::SettingError;
-pub use evaluation::EvaluationConfig;
+pub use evaluation::{EvaluationConfig, RouteUnit};
 pub use serve::ServeConfig;

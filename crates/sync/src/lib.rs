@@ -28,6 +28,7 @@ mod lease;
 mod progress;
 mod ready;
 mod reason;
+mod rescale;
 mod run_state;
 mod sampling;
 mod schedule;
@@ -36,7 +37,9 @@ mod scheme;
 pub use config::SyncConfig;
 pub use drops::Drops;
 pub use eager::{Ahead, OuterRule};
-pub use fold::{Fold, FoldError, Rescale, Weighting, check_contribution, merge_weights};
+pub use fold::{
+    EmbeddingMean, Fold, FoldError, FoldRule, FoldTensor, Weighting, check_contribution, merge_weights,
+};
 pub use fragment_id::{FragmentId, fragment_ids, fragment_ids_of};
 pub use fragments::{FragmentsError, Pattern, TensorSize, cut};
 pub use grace::Grace;
@@ -44,6 +47,7 @@ pub use guard::{Guard, OutOfProportion};
 pub use lease::{Fence, Lease, LeaseError, LeaseTask, ScheduledReceive, ScheduledSend};
 pub use progress::{Contribution, PathProgress, ProgressError, TrainingProgress};
 pub use reason::Reason;
+pub use rescale::Rescale;
 pub use run_state::{Commit, Grant, LeaseOutcome, OuterStep, RunPlan, RunState};
 pub use schedule::{Schedule, ScheduleError, SchedulePoint};
 pub use scheme::{Quorum, Scheme, dynamic_steps};

@@ -8,8 +8,8 @@ use std::time::Duration;
 use dipaco_optim::{NesterovConfig, nesterov_step};
 use dipaco_sync::learner::{self, Blend};
 use dipaco_sync::{
-    Commit, Fold, FragmentId, Grant, LeaseOutcome, Rescale, RunPlan, RunState, Schedule, Scheme,
-    TrainingProgress, Weighting, fragment_ids_of, merge_weights,
+    Commit, Fold, FoldRule, FoldTensor, FragmentId, Grant, LeaseOutcome, Rescale, RunPlan, RunState,
+    Schedule, Scheme, TrainingProgress, Weighting, fragment_ids_of, merge_weights,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 
@@ -108,7 +108,8 @@ impl Replicas {
         for step in self.rounds.due(Duration::ZERO) {
             let sizes: Vec<_> = step.contributions.iter().map(|c| (c.path, 1)).collect();
             let weights = merge_weights(Weighting::Uniform, &sizes).unwrap();
-            let mut fold = Fold::new(1, weights, Rescale::None);
+            let rule = FoldRule { rescale: Rescale::NONE, ..FoldRule::default() };
+            let mut fold = Fold::new(vec![FoldTensor::plain(1)], weights, rule);
             for c in &step.contributions {
                 fold.announce(c.path).unwrap();
                 fold.merge(c.path, &[self.sent[&(step.fragment, c.path, c.number)]]).unwrap();

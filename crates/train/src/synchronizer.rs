@@ -93,7 +93,8 @@ impl Synchronizer {
             Some(folding) => folding,
             None => {
                 let weights = places().map(|(place, share)| (place, share.weight)).collect();
-                let fold = Fold::new(self.fragment(fragment)?.values(), weights, self.outer.rescale);
+                let fold =
+                    Fold::new(self.fragment(fragment)?.fold_tensors(), weights, self.outer.fold_rule());
                 Folding { version, fence, fold, announced: BTreeMap::new() }
             }
         };
@@ -158,7 +159,7 @@ impl Synchronizer {
         let specs = self.fragment(fragment)?.specs.clone();
         let store = &self.store;
         let mut weights = read_module(store, &order.weights, specs.clone()).await?;
-        let outer = self.outer.clone();
+        let outer = self.outer.of_level(module.level);
         let mut state = match &order.momentum {
             Some(object) => OuterState::decode(&outer, &specs, &store.get(object).await?)?,
             None => OuterState::start(&outer, weights.values.len()),

@@ -12,7 +12,8 @@ use dipaco_path::{
     GlobalFragment, LeaseTraining, LeaseWatch, PathData, PathState, PathWeights, TrainDevice, train_lease,
 };
 use dipaco_protocol::WorkerPlan;
-use dipaco_shards::TokenFile;
+use dipaco_routing::is_router_document;
+use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::RunStore;
 use dipaco_sync::{FragmentId, ScheduledSend};
 use dipaco_telemetry::{Events, Progress};
@@ -93,6 +94,54 @@ async fn a_seed_is_validated_as_often_as_configured_and_at_the_end() {
         assert_eq!(at, steps);
         assert_eq!(validated.last().unwrap()["loss"].as_f64(), summary.validation_loss);
     }
+}
+
+/// Hash of the seed's weights in the store of a folder.
+async fn seed_weights(folder: &std::path::Path) -> String {
+    let store = RunStore::create(&folder.join("store").to_string_lossy()).unwrap();
+    open_run(&store, String::new).await.unwrap().manifest.seed.unwrap().weights.hash
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_seed_does_not_train_on_documents_that_are_reserved_for_routers() {
+    let (with, without) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let all = support::tokens(&with.path().join("train.h5"), 0, 60);
+    let mut reserving = config();
+    reserving.routing.router_share = 0.3;
+    seed(with.path(), reserving.clone(), all.clone(), None).await.unwrap();
+
+    let rest = without.path().join("train.h5");
+    let info = TokenFileInfo {
+        tokenizer_hash: "test".into(),
+        vocab_size: support::VOCABULARY,
+        ..TokenFileInfo::default()
+    };
+    let mut writer = TokenFileWriter::create(&rest, info).unwrap();
+    let documents = (0..all.documents()).map(|document| all.document(document).to_vec());
+    let routing = &reserving.routing;
+    let kept = documents.filter(|tokens| !is_router_document(tokens, routing.seed, routing.router_share));
+    kept.for_each(|tokens| writer.push_document(&tokens).unwrap());
+    writer.finish().unwrap();
+    let rest = Arc::new(TokenFile::open(&rest).unwrap());
+    assert!(rest.documents() < 60);
+    seed(without.path(), config(), rest, None).await.unwrap();
+    assert_eq!(seed_weights(with.path()).await, seed_weights(without.path()).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seed_without_steps_is_its_initial_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config();
+    config.seed_model.steps = 0;
+    let train = support::tokens(&folder.path().join("train.h5"), 0, 60);
+    let summary = seed(folder.path(), config.clone(), train.clone(), None).await.unwrap();
+    assert!(summary.finished && summary.new_steps == 0);
+    let store = RunStore::create(&folder.path().join("store").to_string_lossy()).unwrap();
+    let record = open_run(&store, String::new).await.unwrap().manifest.seed.unwrap();
+    let bytes = store.get(&record.weights).await.unwrap();
+    let saved = ModuleWeights::from_safetensors(&bytes, path_specs(&config.model).into()).unwrap();
+    assert_eq!(saved, dipaco_model::init(&config.model, config.run.seed).unwrap());
+    assert!(seed(folder.path(), config, train, None).await.unwrap().finished);
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ fn fitted_on() -> FittedOn {
         seed_hash: "cc".into(),
         documents: 7,
         loss: 0.25,
+        separation: None,
         targets: None,
         config: RouterConfig::default(),
     }

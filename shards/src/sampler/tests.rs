@@ -110,3 +110,35 @@ fn a_token_outside_the_vocabulary_is_refused_at_use() {
     let sampler = Sampler::new(Arc::new(TokenFile::open(path).unwrap()), 0..1, config(2, false)).unwrap();
     assert!(matches!(sampler.batch(0, 1), Err(ShardsError::TokenOutOfVocabulary { token: 200, .. })));
 }
+
+#[test]
+fn a_selection_leaves_the_other_documents_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = file(&folder, &[6, 1, 2, 3, 4]);
+    let without = |left_out: u64, config| {
+        let selected = DocumentSet::of(5, |document| document != left_out);
+        Sampler::selected(file.clone(), selected, config).unwrap()
+    };
+    let all = without(2, config(3, false)).window_batch(0, 99).unwrap();
+    assert_eq!(all.tokens, [1, 2, 3, 4, 5, 0, 7, 8, 0, 9, 10, 11]);
+    // Packed: 1 to 5, 0, 0, 7, 8, 0, 9, 10, 11, 0.
+    let all = without(2, config(4, true)).window_batch(0, 99).unwrap();
+    assert_eq!(all.tokens, [1, 2, 3, 4, 5, 0, 0, 7, 8, 0, 9, 10, 11, 0, 0, 0]);
+    assert_eq!(all.targets, [2, 3, 4, 5, 0, 0, 7, 8, 0, 9, 10, 11, 0, IGNORE, IGNORE, IGNORE]);
+    let nothing = Sampler::selected(file.clone(), DocumentSet::default(), config(3, false));
+    assert!(matches!(nothing.err().unwrap(), ShardsError::NoSequences { .. }));
+}
+
+#[test]
+fn a_selection_of_all_documents_draws_what_the_whole_range_draws() {
+    let folder = tempfile::tempdir().unwrap();
+    let lengths: Vec<u32> = (0..2500).map(|at| 1 + at % 9).collect();
+    let file = file(&folder, &lengths);
+    for packing in [false, true] {
+        let whole = Sampler::new(file.clone(), 0..2500, config(4, packing)).unwrap();
+        let every = DocumentSet::of(2500, |_| true);
+        let selected = Sampler::selected(file.clone(), every, config(4, packing)).unwrap();
+        assert_eq!(selected.sequences(), whole.sequences());
+        assert_eq!(selected.batch(3, 2000).unwrap(), whole.batch(3, 2000).unwrap());
+    }
+}

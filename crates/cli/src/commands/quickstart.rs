@@ -210,7 +210,7 @@ impl Quickstart<'_> {
         config.run.data = Some(self.run.data());
         config.topology = TopologyConfig::dense(config.model.blocks);
         config.outer.nesterov = NesterovConfig { learning_rate: 1.0, momentum: 0.0 };
-        config.outer.rescale = Rescale::None;
+        config.outer.rescale = Rescale::NONE;
         let run = RunDirectory::new(self.run.root().join("dense")).with_data(Some(&self.run.data()));
         save_config(&run, &config)?;
         runtime::run(async { Ok(dipaco_pipeline::seed::adopt(&run, &config, &self.run).await?) })?;

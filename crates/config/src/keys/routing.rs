@@ -8,7 +8,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "name",
         "First router of the run. \"kmeans\" chooses the nearest of as many centroids as there are paths. \
          \"product-kmeans\" cuts the feature into one part per level; the nearest centroids of all parts together give \
-         the path.",
+         the path. \"random\" takes a hash of the document's first tokens: the control that shows the gain of every other rule.",
     ),
     key(
         "routing.prefix_tokens",
@@ -17,10 +17,23 @@ pub(super) const KEYS: &[KeyDoc] = &[
          the document. A server needs all of them before it can generate the first token.",
     ),
     key(
+        "routing.feature_block",
+        "block",
+        "Block of the seed whose mean output over the prefix is the feature, counted from 0. Not set: the last block, as in \
+         the paper. A lower block is cheaper.",
+    ),
+    key(
+        "routing.standardise",
+        "true or false",
+        "Divides each component of a feature by its standard deviation over the sampled documents, for \"kmeans\" and \
+         \"product-kmeans\". Otherwise the components with the largest variance decide. A discriminative router always \
+         standardises.",
+    ),
+    key(
         "routing.sample_documents",
         "documents",
-        "Documents that the router is fitted on. Fitting takes this number times `model.hidden_size` times 4 bytes of \
-         memory.",
+        "Documents that the router is fitted on. Fitting takes up to three times this number times `model.hidden_size` times \
+         4 bytes of memory.",
     ),
     key(
         "routing.restarts",

@@ -24,12 +24,14 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "train.holdout_fraction",
         "share",
-        "Share of each shard's documents that is held out for early stopping, at least 0 and below 1.",
+        "Share of the documents that is held out for early stopping, at least 0 and below 1. A hash of a document's first \
+         tokens decides, so no path trains on a held-out document of another path.",
     ),
     key(
         "train.holdout_sequences",
         "sequences",
-        "Held-out sequences that are measured after each round; 0 turns early stopping off.",
+        "Held-out sequences of a path that are measured after each round; 0 turns early stopping off. The first \
+         `evaluation.prefix_tokens` tokens of each are read and not counted.",
     ),
     key(
         "train.packing",

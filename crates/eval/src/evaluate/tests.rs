@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, init, split};
-use dipaco_routing::{RouterConfig, assign, fit, silent};
+use dipaco_routing::{RouterConfig, RouterFeatures, assign, fit, silent};
 use dipaco_shards::{TokenFileInfo, TokenFileWriter};
 use dipaco_topology::{Topology, TopologyConfig};
 
@@ -76,7 +76,8 @@ fn run(model: &dyn LanguageModel, file: &TokenFile, config: &EvaluationConfig) -
 }
 
 fn shards(folder: &std::path::Path, file: &TokenFile, paths: u32) -> ShardSet {
-    let seed = tiny(5);
+    let config = RouterConfig::default();
+    let seed = RouterFeatures::new(tiny(5), config.kind, &config).unwrap();
     let fitted = fit(&seed, "seed", file, &[paths], &RouterConfig::default(), &mut silent).unwrap();
     assign(&seed, "seed", &fitted.router, file, &folder.join("shards"), &mut silent).unwrap().shards
 }
@@ -199,7 +200,8 @@ fn a_routed_model_is_the_sum_of_its_shards() {
         ControlFlow::Continue(())
     };
     let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
-    let routed = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut progress).unwrap();
+    let routed =
+        evaluate_routed(&shards, &mut source, Choice::Document, &plain(&config), &mut progress).unwrap();
     assert!(done.is_sorted() && done.last() == Some(&sequences), "{done:?}");
     assert_eq!(source.loaded, [PathId(0), PathId(1), PathId(2)]);
     assert_eq!(source.expected, source.loaded);
@@ -216,7 +218,7 @@ fn a_routed_model_is_the_sum_of_its_shards() {
 
     // With the same weights on every path the routed model is the dense model.
     let mut source = Made::by(|_| Ok(tiny(7)));
-    let same = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap();
+    let same = evaluate_routed(&shards, &mut source, Choice::Document, &plain(&config), &mut quiet).unwrap();
     let dense = run(&tiny(7), &file, &config);
     assert_eq!(same.tokens_counted, dense.tokens_counted);
     assert!((same.nll_sum - dense.nll_sum).abs() < 1e-5 * dense.nll_sum);
@@ -237,11 +239,13 @@ fn a_path_that_can_not_be_loaded_is_named() {
     let shards = shards(folder.path(), &file, 2);
     let config = EvaluationConfig::default();
     let mut gone = Made::by(|_| Err("gone".into()));
-    let error = evaluate_routed(&shards, &mut gone, None, &plain(&config), &mut quiet).unwrap_err();
+    let error =
+        evaluate_routed(&shards, &mut gone, Choice::Document, &plain(&config), &mut quiet).unwrap_err();
     assert!(matches!(error, EvalError::Load { path: PathId(0), .. }), "{error}");
     std::fs::write(shards.file(PathId(1)), b"").unwrap();
     let mut source = Made::by(|_| Ok(tiny(5)));
-    let error = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap_err();
+    let error =
+        evaluate_routed(&shards, &mut source, Choice::Document, &plain(&config), &mut quiet).unwrap_err();
     assert!(matches!(error, EvalError::Shard { path: PathId(1), .. }), "{error}");
 }
 
@@ -306,7 +310,7 @@ fn the_number_of_paths_in_memory_changes_no_bit() {
     let run = |parallel_paths| {
         let config = EvaluationConfig { parallel_paths, batch_sequences: 2, ..Default::default() };
         let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
-        evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap()
+        evaluate_routed(&shards, &mut source, Choice::Document, &plain(&config), &mut quiet).unwrap()
     };
     assert_eq!(run(1), run(2));
     assert_eq!(run(1), run(0));
@@ -330,7 +334,7 @@ fn domains_divide_the_documents() {
     let bytes = vec![3; VOCABULARY];
     let protocol = Protocol { config: &config, token_bytes: Some(&bytes), domains: Some(&domains) };
     let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
-    let found = evaluate_routed(&shards, &mut source, None, &protocol, &mut quiet).unwrap();
+    let found = evaluate_routed(&shards, &mut source, Choice::Document, &protocol, &mut quiet).unwrap();
     let names: Vec<_> = found.per_domain.iter().map(|row| (row.domain.as_str(), row.documents)).collect();
     assert_eq!(names, [(UNLABELLED, 6), ("first", 12), ("second", 18)]);
     let sum = |of: fn(&DomainEvaluation) -> f64| found.per_domain.iter().map(of).sum::<f64>();
@@ -356,3 +360,4 @@ fn domains_divide_the_documents() {
 }
 
 mod reroute;
+mod windows;

@@ -56,7 +56,7 @@ pub(crate) struct Faults {
 }
 
 /// Rescaling and optimizer of outer steps, in every case.
-pub(crate) const RESCALE: Rescale = Rescale::SqrtPaths;
+pub(crate) const RESCALE: Rescale = Rescale::SQRT_PATHS;
 pub(crate) const RULE: OuterRule = OuterRule { learning_rate: 0.5, momentum: 0.8 };
 
 /// Duration of a lease without a heartbeat.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use dipaco_optim::{NesterovConfig, nesterov_step};
 use dipaco_sync::{
-    Commit, Fence, Fold, FragmentId, Grant, Lease, LeaseOutcome, OuterRule, OuterStep, RunState,
-    ScheduledReceive, ScheduledSend, TrainingProgress, Weighting, fragment_ids, fragment_ids_of,
+    Commit, Fence, Fold, FoldRule, FoldTensor, FragmentId, Grant, Lease, LeaseOutcome, OuterRule, OuterStep,
+    RunState, ScheduledReceive, ScheduledSend, TrainingProgress, Weighting, fragment_ids, fragment_ids_of,
     merge_weights,
 };
 use dipaco_topology::PathId;
@@ -234,8 +234,9 @@ impl SimulatedCoordinator {
             let merged = MergedStep { step, gradients };
             return Ok(Operation::Step(Box::new(ComputedStep { merged, weights, momentum })));
         }
-        let mut fold =
-            Fold::new(VALUES, merge_weights(Weighting::ShardSize, &sizes).map_err(failed)?, RESCALE);
+        let shares = merge_weights(Weighting::ShardSize, &sizes).map_err(failed)?;
+        let rule = FoldRule { rescale: RESCALE, ..FoldRule::default() };
+        let mut fold = Fold::new(vec![FoldTensor::plain(VALUES)], shares, rule);
         for (&(place, _), gradient) in learners.iter().zip(&gradients) {
             fold.announce(place).map_err(failed)?;
             fold.merge(place, &gradient.values).map_err(failed)?;

@@ -34,7 +34,7 @@ impl TokenRouter for Transformer {
 }
 
 /// A token file of these documents.
-fn file_of(folder: &std::path::Path, documents: &[Vec<u32>]) -> TokenFile {
+pub(super) fn file_of(folder: &std::path::Path, documents: &[Vec<u32>]) -> TokenFile {
     let path = folder.join("documents.h5");
     let info = TokenFileInfo {
         tokenizer_hash: "tokenizer".into(),
@@ -58,7 +58,7 @@ fn chosen(documents: &[Vec<u32>], router: &dyn TokenRouter, chunk: usize, batch:
 }
 
 /// A document that ends with the end-of-text token.
-fn document(length: usize, seed: u32) -> Vec<u32> {
+pub(super) fn document(length: usize, seed: u32) -> Vec<u32> {
     let mut state = seed;
     let token = |_| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -112,7 +112,7 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
     let router = Transformer { model: tiny(9), paths: 3 };
     let config = EvaluationConfig { prefix_tokens: 10, batch_sequences: 3, ..Default::default() };
     let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
-    let reroute = Some(Reroute { router: &router, tokens: 8 });
+    let reroute = Choice::Chunks(Reroute { router: &router, tokens: 8 });
     let found = evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet).unwrap();
 
     // The expected value follows the definition, one sequence at a time.
@@ -154,8 +154,8 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
 
     // With a chunk as long as a sequence there is no choice.
     let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
-    let once = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap();
-    let reroute = Some(Reroute { router: &router, tokens: CONTEXT });
+    let once = evaluate_routed(&shards, &mut source, Choice::Document, &plain(&config), &mut quiet).unwrap();
+    let reroute = Choice::Chunks(Reroute { router: &router, tokens: CONTEXT });
     let long = evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet).unwrap();
     assert_eq!(long.reroute, Some(Rerouted { tokens: CONTEXT, choices: 0, switches: 0 }));
     assert_eq!(Evaluation { reroute: None, ..long }, once);
@@ -190,7 +190,7 @@ fn a_router_that_does_not_fit_is_refused() {
         let config = EvaluationConfig { prefix_tokens: 4, sequence_tokens, ..Default::default() };
         let mut source = Made::by(|_| Ok(tiny(5)));
         let router = Flat { score, paths };
-        let reroute = Some(Reroute { router: &router, tokens });
+        let reroute = Choice::Chunks(Reroute { router: &router, tokens });
         evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet)
     };
     run(0.0, 3, 8, 24).unwrap();
