@@ -123,6 +123,7 @@ pub fn fit_discriminative(
         tokens_hash: origin.tokens_hash,
         tokenizer_hash: origin.tokenizer_hash,
         seed_hash: origin.seed_hash,
+        labels_hash: None,
         documents: count as u64,
         loss: objective.evaluate(&found.place, 0.0, &|_| true, None),
         separation: None,

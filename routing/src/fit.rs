@@ -26,6 +26,8 @@ pub struct Origin {
     pub tokenizer_hash: String,
     /// Hash of the seed model that gives the features.
     pub seed_hash: String,
+    /// Hash of the label file, for a router of labels.
+    pub labels_hash: Option<String>,
 }
 
 /// A fitted router and the quality of the fit.
@@ -76,6 +78,7 @@ pub fn fit(
         tokens_hash: file.content_hash().to_owned(),
         tokenizer_hash: file.tokenizer_hash().to_owned(),
         seed_hash: seed_hash.to_owned(),
+        labels_hash: None,
     };
     fit_points(&points, dimension, clusters, origin, config, progress)
 }
@@ -113,14 +116,15 @@ pub fn fit_points(
         tokens_hash: origin.tokens_hash,
         tokenizer_hash: origin.tokenizer_hash,
         seed_hash: origin.seed_hash,
+        labels_hash: origin.labels_hash,
         documents: documents as u64,
         loss: 0.0,
         separation: None,
         targets: None,
         config: config.clone(),
     };
-    if config.kind == RouterKind::Random {
-        let router = Router::random(paths, fitted_on)?;
+    if matches!(config.kind, RouterKind::Random | RouterKind::Labels) {
+        let router = Router::equal_parts(paths, fitted_on)?;
         let sizes = histogram(choices(&router, points)?.into_iter(), paths);
         return Ok(Fit { router, sizes, iterations: 0 });
     }

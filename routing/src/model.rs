@@ -1,27 +1,31 @@
 //! The source of the features that a router reads.
 
+use std::sync::Arc;
+
 use dipaco_model::Path;
 use dipaco_shards::document_number;
 
-use crate::{FeatureExtractor, RouterConfig, RouterKind, RoutingError, Source};
+use crate::{FeatureExtractor, PrefixLabels, RouterConfig, RouterKind, RoutingError, Source};
 
 /// Key context that separates this use of BLAKE3 from all others.
 const RANDOM: &str = "dipaco 2026 random paths of documents";
 
 /// Features for a kind of router: the mean output of a block of the seed, or for random routing a number from 0 to below 1
-/// that is a hash of the tokens.
+/// that is a hash of the tokens or follows from a label.
 #[derive(Clone, Debug)]
 pub struct RouterFeatures {
     seed: Path,
     source: Feature,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Feature {
     /// Output of this block.
     Block(usize),
     /// Hash with this seed.
     Hash(u64),
+    /// Labels, for this number of paths.
+    Label(Arc<PrefixLabels>, u32),
 }
 
 impl RouterFeatures {
@@ -29,11 +33,18 @@ impl RouterFeatures {
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Config`] if the seed has no such block.
+    /// [`RoutingError::Config`] if the seed has no such block, or the router needs labels ([`Self::labelled`]).
     pub fn new(seed: Path, kind: RouterKind, config: &RouterConfig) -> Result<Self, RoutingError> {
         let blocks = seed.config().blocks;
         let source = match (kind, config.feature_block) {
             (RouterKind::Random, _) => Feature::Hash(config.seed),
+            (RouterKind::Labels, _) => {
+                return Err(RoutingError::Config {
+                    key: "kind",
+                    value: "\"labels\"".into(),
+                    problem: "routes only the run's own text: serve and evaluate.route = \"window\" need another kind",
+                });
+            }
             (_, None) => Feature::Block(blocks.saturating_sub(1)),
             (_, Some(block)) if block < blocks => Feature::Block(block),
             (_, Some(block)) => {
@@ -46,13 +57,29 @@ impl RouterFeatures {
         };
         Ok(Self { seed, source })
     }
+
+    /// The features for a router of labels with this number of paths. Label i goes to path i modulo P.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Config`] if there are fewer labels than paths.
+    pub fn labelled(seed: Path, labels: PrefixLabels, paths: u32) -> Result<Self, RoutingError> {
+        if labels.names() < paths as usize {
+            return Err(RoutingError::Config {
+                key: "labels",
+                value: format!("{} labels", labels.names()),
+                problem: "must be at least as many as paths: some paths would get no document",
+            });
+        }
+        Ok(Self { seed, source: Feature::Label(Arc::new(labels), paths) })
+    }
 }
 
 impl FeatureExtractor for RouterFeatures {
     fn dimension(&self) -> usize {
         match self.source {
             Feature::Block(_) => self.seed.config().hidden_size,
-            Feature::Hash(_) => 1,
+            Feature::Hash(_) | Feature::Label(..) => 1,
         }
     }
 
@@ -61,14 +88,17 @@ impl FeatureExtractor for RouterFeatures {
     }
 
     fn features(&self, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, Source> {
-        match self.source {
-            Feature::Block(block) => Ok(self.seed.block_features(block, tokens, lengths, lengths.len())?),
-            Feature::Hash(seed) => {
-                let width = tokens.len().checked_div(lengths.len()).unwrap_or(0).max(1);
-                let number = |(row, &length): (&[u32], &usize)| {
-                    document_number(RANDOM, seed, row.get(..length).unwrap_or(row)) as f32
-                };
-                Ok(tokens.chunks_exact(width).zip(lengths).map(number).collect())
+        let width = tokens.len().checked_div(lengths.len()).unwrap_or(0).max(1);
+        let rows =
+            || tokens.chunks_exact(width).zip(lengths).map(|(row, &length)| row.get(..length).unwrap_or(row));
+        match &self.source {
+            Feature::Block(block) => Ok(self.seed.block_features(*block, tokens, lengths, lengths.len())?),
+            Feature::Hash(seed) => Ok(rows().map(|row| document_number(RANDOM, *seed, row) as f32).collect()),
+            Feature::Label(labels, paths) => {
+                let path = |row| labels.number(row).map(|number| f64::from(number % paths));
+                let centre = |path: f64| ((path + 0.5) / f64::from(*paths)) as f32;
+                let unlabelled = || "a document has no label: label all text of the run".into();
+                rows().map(|row| path(row).map(centre).ok_or_else(unlabelled)).collect()
             }
         }
     }

@@ -21,6 +21,9 @@ pub struct FittedOn {
     pub tokenizer_hash: String,
     /// Hash of the seed model's weights, in the caller's form.
     pub seed_hash: String,
+    /// Hash of the label file of a router of labels, in the caller's form; none for other routers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels_hash: Option<String>,
     /// Number of documents of the fit.
     pub documents: u64,
     /// Loss of the fit: the mean squared distance of the documents to their centroids, or for a discriminative router the
@@ -145,15 +148,16 @@ impl Router {
     }
 
     /// A router that cuts the numbers from 0 to 1 into P equal parts, one for each path. The feature (1) of a document is a
-    /// hash of its first tokens ([`crate::RouterFeatures`]).
+    /// hash of its first tokens, or follows from its label ([`crate::RouterFeatures`]); `fitted_on.config.kind` says which.
     ///
     /// # Errors
     ///
     /// As [`Self::kmeans`].
-    pub fn random(paths: u32, fitted_on: FittedOn) -> Result<Self, RoutingError> {
+    pub fn equal_parts(paths: u32, fitted_on: FittedOn) -> Result<Self, RoutingError> {
+        let kind = fitted_on.config.kind;
         let centre = |path: u32| ((f64::from(path) + 0.5) / f64::from(paths)) as f32;
         let centres = (0..paths).map(centre).collect();
-        Self::new(RouterKind::Random, vec![paths], 1, centres, &vec![0.0; paths as usize], fitted_on)
+        Self::new(kind, vec![paths], 1, centres, &vec![0.0; paths as usize], fitted_on)
     }
 
     /// The same router for features that are multiplied by `factors` (D) first.

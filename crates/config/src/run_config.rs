@@ -228,6 +228,10 @@ pub struct TrainConfig {
     pub holdout_fraction: f64,
     /// Key `train.holdout_sequences`.
     pub holdout_sequences: u64,
+    /// Key `train.validate_every`.
+    pub validate_every: u32,
+    /// Key `train.validation_documents`.
+    pub validation_documents: u64,
     /// Key `train.packing`.
     pub packing: bool,
     /// Key `train.lease_seconds`.
@@ -259,6 +263,8 @@ impl Default for TrainConfig {
             activation_checkpointing: false,
             holdout_fraction: 0.02,
             holdout_sequences: 128,
+            validate_every: 0,
+            validation_documents: 32,
             packing: false,
             lease_seconds: 60,
             state_every: 1,
@@ -278,6 +284,8 @@ impl TrainConfig {
     #[must_use]
     pub fn of_weights(&self) -> Self {
         let Self {
+            validate_every,
+            validation_documents,
             lease_seconds,
             state_every,
             held_paths,
@@ -287,6 +295,8 @@ impl TrainConfig {
             ..
         } = Self::default();
         Self {
+            validate_every,
+            validation_documents,
             lease_seconds,
             state_every,
             held_paths,

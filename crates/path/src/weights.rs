@@ -77,7 +77,13 @@ impl PathWeights {
             let values = vec![0.0; dipaco_model::parameters(&specs)];
             local.push(ModuleWeights { specs, values });
         }
-        let blend = if begins { Blend::default() } else { Blend { own: plan.sync.blend } };
+        let schedule = plan.schedule()?;
+        let step = state.step;
+        let blend = |fragment: u32| match (begins, schedule.keeps_own(path, fragment, step)) {
+            (true, _) => Blend::default(),
+            (false, true) => Blend { own: 1.0 },
+            (false, false) => Blend { own: plan.sync.blend },
+        };
         let mut fragments = BTreeMap::new();
         let mut unchanged = true;
         for global in globals {
@@ -92,7 +98,7 @@ impl PathWeights {
             // The global weights at the start of a phase contain everything that the path sent before it.
             kept.ahead = kept.ahead.filter(|_| !begins);
             let target = &mut local[usize::from(level)].values;
-            let (trained, is_global) = start_fragment(global, kept, blend, fragment_layout, target);
+            let (trained, is_global) = start_fragment(global, kept, blend(index), fragment_layout, target);
             unchanged &= is_global;
             fragments.insert((level, index), trained);
         }
@@ -166,11 +172,12 @@ impl PathWeights {
             return Ok(kept);
         }
         let begins = step == schedule.begin(schedule.phase_at(step));
-        let receives: BTreeMap<u32, u64> = schedule.receives(path, step).into_iter().collect();
+        let receives: BTreeMap<u32, u64> = schedule.receives(step).into_iter().collect();
         for ((level, index), fragment) in std::mem::take(&mut self.fragments) {
             // Global weights that the next lease takes over unblended replace the path's own.
             let replaced = plan.sync.dynamic_steps || receives.contains_key(&index);
-            let keeps_weights = !replaced || !begins && plan.sync.blend > 0.0;
+            let blended = plan.sync.blend > 0.0 || schedule.keeps_own(path, index, step);
+            let keeps_weights = !replaced || !begins && blended;
             let fragment_layout = self.layout.fragment(level, index)?;
             let weights = if keeps_weights { trainer.fragment(level.into(), fragment_layout)? } else { None };
             let base = (fragment.under_way && !replaced).then_some(fragment.base);

@@ -14,6 +14,7 @@ mod path_source;
 mod run;
 mod run_directory;
 mod text_codec;
+mod validation;
 mod weights;
 mod workers;
 

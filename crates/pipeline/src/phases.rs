@@ -200,7 +200,7 @@ pub(crate) fn rerouting(run: &RunDirectory, config: &RunConfig, progress: &Progr
 }
 
 /// Asks the work to stop when the future that waits for it is dropped.
-struct StopWhenDropped(Arc<AtomicBool>);
+pub(crate) struct StopWhenDropped(pub(crate) Arc<AtomicBool>);
 
 /// The scores of all paths.
 pub(crate) struct ReservedScores {

@@ -21,6 +21,7 @@ use crate::limits::raise_open_files;
 use crate::route::shard_records;
 use crate::run_directory::RunDirectory;
 use crate::store::{manifest, open_store};
+use crate::validation::validate_in_turn;
 use crate::workers::{WorkerSetup, Workers};
 use crate::{files, phases};
 
@@ -91,9 +92,11 @@ pub async fn train(
         threads: threads_per_worker(config, options.workers),
         device: options.device,
     })?;
+    let validates = config.train.validate_every > 0 && run.validation_tokens().exists();
     let result = tokio::select! {
         result = coordinate(setup, server, cancel) => result.map_err(PipelineError::from),
         result = workers.watch() => result,
+        Err(error) = validate_in_turn(run, config), if validates => Err(error),
     };
     workers.stop().await;
     let summary = result?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dipaco_optim::{NesterovConfig, nesterov_step};
 use dipaco_sync::learner::{self, Blend};
 use dipaco_sync::{
-    Commit, Fold, FoldRule, FoldTensor, FragmentId, Grant, LeaseOutcome, Rescale, RunPlan, RunState,
+    Commit, Drops, Fold, FoldRule, FoldTensor, FragmentId, Grant, LeaseOutcome, Rescale, RunPlan, RunState,
     Schedule, Scheme, TrainingProgress, Weighting, fragment_ids_of, merge_weights,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
@@ -16,6 +16,7 @@ use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 /// `replicas` of one module of scalars, one a fragment, all of which begin at 1.
 struct Replicas {
     rounds: RunState,
+    schedule: Schedule,
     blend: Blend,
     outer: NesterovConfig,
     fragments: Vec<FragmentId>,
@@ -37,11 +38,16 @@ impl Replicas {
         let fragments = schedule.fragments();
         let fragments = fragment_ids_of(&topology, fragments, PathId(0));
         let progress = TrainingProgress::start(&topology, schedule.fragments());
-        let plan =
-            RunPlan { schedule, scheme: Scheme::Synchronous, phase: 0, lease: Duration::from_secs(60) };
+        let plan = RunPlan {
+            schedule: schedule.clone(),
+            scheme: Scheme::Synchronous,
+            phase: 0,
+            lease: Duration::from_secs(60),
+        };
         let ones = vec![vec![1.0; fragments.len()]; replicas as usize];
         Self {
             rounds: RunState::new(topology, plan, progress, 1).unwrap(),
+            schedule,
             blend: Blend { own },
             outer,
             global: fragments.iter().map(|&fragment| (fragment, (1.0, 0.0))).collect(),
@@ -71,7 +77,11 @@ impl Replicas {
                     std::slice::from_mut(base),
                     std::slice::from_mut(local),
                     &[global],
-                    if lease.from == 0 { Blend::default() } else { self.blend },
+                    match (lease.from, self.schedule.keeps_own(path, receive.fragment.index, lease.from)) {
+                        (0, _) => Blend::default(),
+                        (_, true) => Blend { own: 1.0 },
+                        (_, false) => self.blend,
+                    },
                 );
                 if path == PathId(0) && lease.from > 0 {
                     // What is received after a step belongs to the step.
@@ -200,6 +210,39 @@ fn diloco_averages_and_nesterov_overshoots() {
     let nesterov = NesterovConfig { learning_rate: 0.7, momentum: 0.9 };
     let history = Replicas::new(2, plain, 0.0, nesterov).run(down);
     assert!((history[0][5] - (1.0 - 1.33 * 15.0)).abs() < 1e-5, "{}", history[0][5]);
+}
+
+/// DiLoCo with dropped communication (arXiv:2311.08105, figure 8), written out: a replica whose outer gradient is dropped
+/// goes on from its own weights, and its next outer gradient is the global weights of that time minus its own.
+#[test]
+fn a_dropped_replica_goes_on_from_its_own_weights() {
+    let schedule = Schedule::new(2, 1, 0, vec![24]).unwrap().without(Drops::new(3, 0.4));
+    let down = |path: PathId, step: u64| -f32::from(path.0 as u8 + 1) - f32::from((step % 5) as u8);
+    let (mut global, mut local) = (1.0f32, [1.0f32; 3]);
+    let mut expected = Vec::new();
+    let mut drops = 0;
+    for round in 1..=12 {
+        for (path, local) in (0..).map(PathId).zip(&mut local) {
+            *local += down(path, 2 * round - 1);
+            *local += down(path, 2 * round);
+        }
+        let sent: Vec<PathId> =
+            (0..3).map(PathId).filter(|&path| !schedule.dropped(path, 0, round)).collect();
+        drops += 3 - sent.len();
+        if !sent.is_empty() {
+            let sum: f32 = sent.iter().map(|path| global - local[path.index()]).sum();
+            global -= 0.5 * sum / sent.len() as f32;
+        }
+        sent.iter().for_each(|path| local[path.index()] = global);
+        expected.push(local[0]);
+    }
+    assert!(drops > 8, "{drops}");
+    let history = Replicas::new(3, schedule, 0.0, sgd(0.5)).run(down);
+    let found: Vec<f32> = history[0].iter().skip(2).step_by(2).copied().collect();
+    // The history ends with the replica's own weights, before the last outer step.
+    for (round, (found, expected)) in found.iter().zip(&expected).enumerate().take(11) {
+        assert!((found - expected).abs() < 1e-3, "round {round}: {found} for {expected}");
+    }
 }
 
 /// Single-worker DiLoCo (Lookahead): one replica, the outer step alone makes the difference.

@@ -7,6 +7,7 @@ fn fitted_on() -> FittedOn {
         tokens_hash: "aa".into(),
         tokenizer_hash: "bb".into(),
         seed_hash: "cc".into(),
+        labels_hash: None,
         documents: 7,
         loss: 0.25,
         separation: None,

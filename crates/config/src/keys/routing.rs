@@ -8,13 +8,21 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "name",
         "First router of the run. \"kmeans\" chooses the nearest of as many centroids as there are paths. \
          \"product-kmeans\" cuts the feature into one part per level; the nearest centroids of all parts together give \
-         the path. \"random\" takes a hash of the document's first tokens: the control that shows the gain of every other rule.",
+         the path. \"random\" takes a hash of the document's first tokens: the control that shows the gain of every other rule. \
+         \"labels\" takes the document's label from the file `routing.labels`: the control with the true kinds of text, \
+         which can't route prompts.",
     ),
     key(
         "routing.prefix_tokens",
         "tokens",
         "Tokens at the start of a document that the router reads, at most `model.context`. Few tokens tell little about \
          the document. A server needs all of them before it can generate the first token.",
+    ),
+    key(
+        "routing.labels",
+        "file",
+        "Label file for the kind \"labels\": a JSON object with `url` and `domain` on each line, as for `evaluate --labels`. It \
+         must label every document of the run.",
     ),
     key(
         "routing.feature_block",

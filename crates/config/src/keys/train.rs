@@ -33,6 +33,18 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "Held-out sequences of a path that are measured after each round; 0 turns early stopping off. The first \
          `evaluation.prefix_tokens` tokens of each are read and not counted.",
     ),
+    free(
+        "train.validate_every",
+        "rounds",
+        "Rounds between two measurements of the routed model on validation text during training; 0 measures nothing. One \
+         thread of the coordinator's process measures, and training goes on meanwhile. `metrics.jsonl`, `status` and `plot` \
+         have the results.",
+    ),
+    free(
+        "train.validation_documents",
+        "documents",
+        "Validation documents of each path in such a measurement; 0 takes all.",
+    ),
     key(
         "train.packing",
         "true or false",

@@ -15,7 +15,7 @@ impl RunState {
         let due: BTreeMap<u32, u64> = if task == LeaseTask::Measure || self.plan.scheme.dynamic_steps() {
             all.collect()
         } else {
-            schedule.receives(path, from).into_iter().collect()
+            schedule.receives(from).into_iter().collect()
         };
         let fragments = self.fragment_ids_of(path).into_iter();
         fragments
