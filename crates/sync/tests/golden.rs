@@ -117,6 +117,12 @@ impl Replicas {
     fn step(&mut self) {
         for step in self.rounds.due(Duration::ZERO) {
             let sizes: Vec<_> = step.contributions.iter().map(|c| (c.path, 1)).collect();
+            if sizes.is_empty() {
+                // All outer gradients are dropped: a new version with the same weights.
+                self.versions.insert((step.fragment, step.version), self.global[&step.fragment].0);
+                assert!(self.rounds.stepped(&step, Duration::ZERO));
+                continue;
+            }
             let weights = merge_weights(Weighting::Uniform, &sizes).unwrap();
             let rule = FoldRule { rescale: Rescale::NONE, ..FoldRule::default() };
             let mut fold = Fold::new(vec![FoldTensor::plain(1)], weights, rule);

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dipaco_config::RunConfig;
 use dipaco_model::{ModuleWeights, path_specs, split};
 use dipaco_path::{
-    GlobalFragment, LeaseTraining, LeaseWatch, PathData, PathState, PathWeights, TrainDevice, train_lease,
+    GlobalFragment, InnerConfig, LeaseTraining, LeaseWatch, PathData, PathState, PathWeights, TrainDevice,
+    Trainer, train_lease,
 };
 use dipaco_protocol::WorkerPlan;
 use dipaco_routing::is_router_document;
@@ -217,6 +218,41 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     for (here, there) in trained.values.iter().zip(ends) {
         assert!((here - there).abs() <= 1e-6, "{here} {there}");
     }
+}
+
+#[test]
+fn the_held_out_loss_does_not_count_the_prefix() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = support::tokens(&folder.path().join("shard.h5"), 1, 200);
+    let mut config = config();
+    config.topology = TopologyConfig { replicas: 1, levels: vec![dense_level()] };
+    let weights = dipaco_model::init(&config.model, 1).unwrap();
+    let loss = |prefix: usize| {
+        let mut plan = WorkerPlan::new(&config);
+        plan.uncounted_tokens = prefix;
+        let inner = InnerConfig {
+            adamw: plan.train.adamw.clone(),
+            schedule: plan.train.schedule.clone(),
+            first_step: 0,
+            total_steps: 1,
+            batch: 4,
+            micro_batch: 0,
+            activation_checkpointing: false,
+        };
+        let (topology, state) = (plan.topology().unwrap(), PathState::start(weights.values.len()));
+        let start = [weights.clone()];
+        let mut trainer =
+            Trainer::new(&TrainDevice::Cpu, &plan.model, &topology, &start, state, inner).unwrap();
+        let data = PathData::open(file.clone(), PathId(0), &plan).unwrap();
+        data.held_out_loss(&mut trainer, 4).unwrap()
+    };
+    // Nothing predicts the first token of a sequence, so a prefix of one token leaves out nothing.
+    assert!(loss(0).is_some());
+    assert_eq!(loss(0), loss(1));
+    assert_ne!(loss(1), loss(8));
+    // A sequence of 16 inputs predicts 16 tokens: after a prefix of 16 one is left, after 17 none.
+    assert!(loss(16).is_some());
+    assert_eq!(loss(17), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -183,7 +183,7 @@ fn a_component_that_never_changes_does_not_count() {
 #[test]
 fn random_routing_gives_every_path_an_equal_share() {
     let config = RouterConfig { kind: RouterKind::Random, ..RouterConfig::default() };
-    let points: Vec<f32> = (0u16..1000).map(|i| f32::from(i) / 1000.0).collect();
+    let points: Vec<f32> = (0u16..1000).map(|i| (f32::from(i) + 0.5) / 1000.0).collect();
     let fit = fit_points(&points, 1, &[2, 2], origin(), &config, &mut silent).unwrap();
     assert_eq!(fit.sizes, [250; 4]);
     assert_eq!((fit.router.kind(), fit.router.fitted_on().separation), (RouterKind::Random, None));
