@@ -131,13 +131,6 @@ impl RouterConfig {
                           with \"kmeans\" or \"product-kmeans\", and re-route later",
             });
         }
-        if self.kind == RouterKind::Labels && self.labels.is_none() {
-            return Err(RoutingError::Config {
-                key: "kind",
-                value: "\"labels\"".into(),
-                problem: "needs a label file: set routing.labels",
-            });
-        }
         Ok(())
     }
 

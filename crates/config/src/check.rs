@@ -1,5 +1,6 @@
 //! Checks that the values of a configuration are in range and fit together.
 
+use dipaco_routing::RouterKind;
 use dipaco_sync::{EmbeddingMean, Rescale, ScheduleError, Weighting};
 use dipaco_topology::Topology;
 
@@ -225,6 +226,9 @@ impl RunConfig {
         }
         let context = self.model.context;
         problems.at_most_context("routing.prefix_tokens", self.routing.prefix_tokens, context);
+        if self.routing.kind == RouterKind::Labels && self.routing.labels.is_none() {
+            problems.add("routing.kind is \"labels\" but routing.labels names no label file".to_owned());
+        }
         if let Some(block) = self.routing.feature_block.filter(|&block| block >= self.model.blocks) {
             problems.add(format!(
                 "routing.feature_block is {block} but model.blocks is {}: blocks are counted from 0",
