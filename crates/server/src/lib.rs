@@ -23,6 +23,7 @@ mod serve;
 mod settings;
 mod state;
 mod tokenize;
+mod write_limit;
 
 pub use auth::ApiKeys;
 pub use dipaco_settings::ServeConfig;

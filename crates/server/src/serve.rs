@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::router::router;
+use crate::write_limit::WriteLimit;
 use crate::{ServerError, ServerState, settings};
 
 /// Time that cancelled streams have to write their last event.
@@ -128,7 +129,7 @@ async fn connection(stream: TcpStream, app: Router, timeout: Duration, shutdown:
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(timeout)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(WriteLimit::new(stream, timeout)), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

@@ -21,7 +21,7 @@ pub(crate) fn encode(state: &ServerState, field: &str, text: &str) -> Result<Vec
 /// The fields of a request's JSON body.
 pub(crate) async fn fields(state: &ServerState, request: Request) -> Result<Fields, ApiError> {
     let timeout = settings::seconds(state.config.read_timeout);
-    Fields::new(body::json(request, state.config.body_limit, timeout).await?)
+    Fields::of_body(body::json(request, &state.bodies, timeout).await?)
 }
 
 pub(crate) async fn tokenize(
