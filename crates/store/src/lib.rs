@@ -39,8 +39,10 @@ mod error;
 mod manifest;
 pub mod names;
 mod object;
+mod pins;
 mod run_manifest;
 mod store;
+mod sweep;
 
 pub use address::StoreOptions;
 pub use error::StoreError;
