@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dipaco_net::JoinToken;
+use dipaco_net::{Clock, JoinToken};
 use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -112,6 +112,8 @@ impl SimulatedWorker {
             worker: format!("load-test-{number}"),
             instance: number.into(),
             patience: Duration::from_secs(60),
+            clock: Clock::system(),
+            server: None,
         };
         let session = Arc::new(Session::open(identity, cancel).await?);
         // Spread evenly from a half to one and a half, so that the workers do not keep step.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dipaco_config::RunConfig;
-use dipaco_net::{Exchange, JoinToken, PeerConnection, Server};
+use dipaco_net::{Clock, Exchange, JoinToken, PeerConnection, Server};
 use dipaco_store::{ObjectRef, RunStore};
 use dipaco_sync::{Fence, FragmentId};
 use dipaco_topology::{ModuleId, PathId};
@@ -127,7 +127,14 @@ impl TrialWorker {
     /// When the server can't be reached.
     pub async fn open(token: JoinToken) -> Result<Self, BenchError> {
         let patience = Duration::from_secs(10);
-        let identity = Identity { token, worker: "trial".to_owned(), instance: 0, patience };
+        let identity = Identity {
+            token,
+            worker: "trial".to_owned(),
+            instance: 0,
+            patience,
+            clock: Clock::system(),
+            server: None,
+        };
         let session = Arc::new(Session::open(identity, CancellationToken::new()).await?);
         Ok(Self { transfer: Arc::new(Transfer::new(session.clone(), 0)), session, fence: 0 })
     }

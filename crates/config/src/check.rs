@@ -144,6 +144,9 @@ impl RunConfig {
         if !(1..=86_400).contains(&train.lease_seconds) {
             problems.add(format!("train.lease_seconds is {}: use 1 to 86400", train.lease_seconds));
         }
+        if !(1..=100_000).contains(&train.max_workers) {
+            problems.add(format!("train.max_workers is {}: use 1 to 100000", train.max_workers));
+        }
         problems.at_most_context("train.sequence_tokens", train.sequence_tokens, self.model.context);
         if !(0.0..1.0).contains(&train.holdout_fraction) {
             problems.add(format!(

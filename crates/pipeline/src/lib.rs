@@ -11,6 +11,7 @@
 
 mod error;
 mod path_source;
+mod pinned;
 mod run;
 mod run_directory;
 mod text_codec;

@@ -135,6 +135,8 @@ pub enum Request {
     },
     /// Reports a finished outer step.
     Stepped(Box<OuterStepDone>),
+    /// Asks for a token of the same name and role that is valid for longer.
+    Renew,
 }
 
 impl Request {
@@ -143,9 +145,9 @@ impl Request {
         matches!(self, Self::Orders { .. } | Self::Expected { .. } | Self::Stored { .. } | Self::Stepped(_))
     }
 
-    /// True if the request or its response carries a piece.
+    /// True if the request or its response carries a piece, or reads an object as long as many pieces.
     pub fn moves_a_piece(&self) -> bool {
-        matches!(self, Self::Fetch { .. } | Self::Submit { .. })
+        matches!(self, Self::Fetch { .. } | Self::Submit { .. } | Self::Check { .. })
     }
 }
 
@@ -307,6 +309,11 @@ pub enum Response {
     Refused {
         /// The reason, and the remedy.
         reason: String,
+    },
+    /// Answers [`Request::Renew`].
+    Renewed {
+        /// The token's line of text, without addresses.
+        token: String,
     },
 }
 

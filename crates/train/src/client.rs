@@ -8,5 +8,5 @@ pub(crate) mod transfer;
 
 pub use error::ClientError;
 pub(crate) use session::{GOODBYE_TIMEOUT, instance};
-pub use session::{Identity, LONG_CALL_TIMEOUT, LeaseOffer, SHORT_CALL_TIMEOUT, Session};
+pub use session::{Identity, LONG_CALL_TIMEOUT, LeaseOffer, NextIdentity, SHORT_CALL_TIMEOUT, Session};
 pub use transfer::{LeaseKey, Transfer, expect_done};

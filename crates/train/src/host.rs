@@ -3,6 +3,7 @@
 mod connections;
 mod error;
 mod peer;
+mod reception;
 mod results;
 mod revocations;
 mod uploads;

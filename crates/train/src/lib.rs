@@ -20,8 +20,8 @@ mod synchronizer;
 mod worker;
 
 pub use coordinator::{
-    CoordinatorError, CoordinatorOptions, CoordinatorSummary, Reroute, Rerouting, coordinate, recover,
-    start_training, training_origin,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, RenewToken, Reroute, Rerouting, coordinate,
+    recover, start_training, training_origin,
 };
 pub use error::TrainError;
 pub use host::{HostError, Revocations};

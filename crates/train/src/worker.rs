@@ -62,7 +62,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dipaco_net::JoinToken;
+use dipaco_net::{Clock, JoinToken};
 use dipaco_topology::Topology;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -118,6 +118,8 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
         worker: options.name.clone(),
         instance: instance(),
         patience: options.patience,
+        clock: Clock::system(),
+        server: None,
     };
     let session = match Session::open(identity, cancel.clone()).await {
         Ok(session) => Arc::new(session),

@@ -3,9 +3,12 @@
 
 mod support;
 
+use std::time::SystemTime;
+
 use bytes::Bytes;
 use dipaco_codec::{Compression, encode};
 use dipaco_model::{level_specs, parameters};
+use dipaco_net::{Client, Limits, NetError};
 use dipaco_protocol::{
     ContentDigest, FetchSource, GrantedLease, LeaseReport, LeaseResult, Request, Response,
 };
@@ -171,19 +174,29 @@ async fn an_exchanged_shard_is_refused_and_leaves_no_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_revoked_token_is_refused_from_its_next_request_on() {
+async fn a_revoked_token_loses_its_connection_and_its_lease() {
     let run = Run::seeded(config()).await;
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let own = run.token_of("gpu-3", &token);
-    let puppet = Puppet::welcome(&own, "puppet").await;
-    let lease = puppet.lease().await;
+    // One holder asks nothing any more, the other asks at once.
+    let (silent, asking) = (Puppet::welcome(&own, "silent").await, Puppet::welcome(&own, "asking").await);
+    let (lease, _) = (silent.lease().await, asking.lease().await);
     Revocations::of(&run.folder.path().join("revoked")).revoke("gpu-3").unwrap();
     let beat = Request::Heartbeat { path: lease.path, fence: lease.fence, step: 1, loss: None };
-    let refused = refusal(puppet.ask(&beat, None).await.unwrap().0);
-    assert!(refused.contains("\"gpu-3\" has been revoked"), "{refused}");
-    let again = Puppet::silent(&own).await.hello("other", env!("CARGO_PKG_VERSION")).await;
-    assert!(refusal(again).contains("revoked"));
-    // Its lease is free at once, and other tokens stay valid.
+    match asking.ask(&beat, None).await {
+        Ok((answer, _)) => {
+            let refused = refusal(answer);
+            assert!(refused.contains("\"gpu-3\" has been revoked"), "{refused}");
+        }
+        Err(error) => assert!(matches!(error, NetError::Revoked { .. }), "{error}"),
+    }
+    for puppet in [silent, asking] {
+        let ended = puppet.closed().await;
+        assert!(matches!(ended, NetError::Revoked { .. }), "{ended}");
+    }
+    let again = Client::connect(&own, SystemTime::now(), Limits::default()).await.unwrap_err();
+    assert!(matches!(again, NetError::Revoked { .. }), "{again}");
+    // Its leases are free at once, and other tokens stay valid.
     let worker = run.spawn_worker(&token, "worker");
     assert!(coordinator.await.unwrap().unwrap().finished);
     assert_eq!(worker.await.unwrap().unwrap().leases, 4 * 3);

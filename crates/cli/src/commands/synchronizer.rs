@@ -26,6 +26,9 @@ The coordinator takes the outer steps of all other modules, and of the modules o
 pub(crate) struct SynchronizerArguments {
     #[command(flatten)]
     run: RunOptions,
+    /// File of the synchronizer's token; the default is secrets/synchronizer.token of the run.
+    #[arg(long, env = "DIPACO_JOIN", value_name = "FILE")]
+    join: Option<std::path::PathBuf>,
     /// Modules whose outer steps it takes: LEVEL, LEVEL/INDEX or LEVEL/FROM..END, separated by commas.
     #[arg(long, env = "DIPACO_MODULES", value_name = "MODULES", value_delimiter = ',', required = true, value_parser = parse)]
     modules: Vec<Modules>,
@@ -109,6 +112,8 @@ pub(crate) fn run(options: &SynchronizerArguments) -> Result<(), CliError> {
         remedy: "name the run whose modules these are with --run".into(),
     })?;
     let how = Options {
+        join: options.join.clone(),
+        max_workers: config.train.max_workers,
         modules: select(&topology, &options.modules)?,
         listen: options.listen,
         advertise: options.advertise.clone(),

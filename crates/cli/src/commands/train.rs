@@ -24,7 +24,7 @@ Examples:
 pub(crate) const COORDINATOR_EXAMPLES: &str = "\
 Examples:
   dipaco coordinator --run runs/big --listen 0.0.0.0:7440 --advertise host.example:7440
-  dipaco worker --join join.token                      on each other machine, with the file runs/big/join.token";
+  dipaco worker --join join.token                      on each other machine, with the file runs/big/secrets/join.token";
 
 /// Options of `dipaco train`.
 #[derive(Debug, Args)]

@@ -44,6 +44,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
          slow network, a long time waits for workers that are gone.",
     ),
     free(
+        "train.max_workers",
+        "workers",
+        "Workers with one token that coordinator and synchronizers serve at a time, 1 to 100000. Further workers wait. An \
+         eighth more may connect with other tokens.",
+    ),
+    free(
         "train.state_every",
         "leases",
         "Leases of a path between two uploads of its state (moments, data position), which is twice the size of the \

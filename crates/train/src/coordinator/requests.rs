@@ -11,6 +11,8 @@ use dipaco_topology::PathId;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use crate::blocking::joined;
+use crate::coordinator::RenewToken;
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::ledger::{LeaseCompletion, Ledger, Recording};
 use crate::coordinator::owners::ModuleOwners;
@@ -47,6 +49,8 @@ pub(crate) struct CoordinatorRequests {
     pub(crate) written: watch::Receiver<u64>,
     /// Tokens that are no longer valid.
     pub(crate) revocations: Revocations,
+    /// Renews the tokens of connected peers.
+    pub(crate) renew: Option<RenewToken>,
     /// Counts events that may make an outer step due: contributions, ended grace periods, changed owners of modules.
     pub(crate) contributed: watch::Sender<u64>,
     /// Start of the coordinator. The times of leases are relative to it.
@@ -85,11 +89,15 @@ impl RequestHandler for CoordinatorRequests {
         &self.revocations
     }
 
+    fn is_broken(&self) -> bool {
+        self.ledger.is_poisoned() || self.owners.is_poisoned()
+    }
+
     /// Welcomes a process. Releases the leases of an earlier process under its name, because that process is gone.
     async fn welcome(&self, peer: &Peer, returning: bool) -> Result<Answer, CoordinatorError> {
         if !returning && peer.role == Role::Worker {
             self.expel(peer).await?;
-            self.progress.event(Event::WorkerJoined { worker: peer.worker.clone() })?;
+            self.progress.event_of_peer(Event::WorkerJoined { worker: peer.worker.clone() })?;
         }
         let run = self.ledger().run().to_owned();
         Ok(self.intake.welcome(run)?)
@@ -98,6 +106,7 @@ impl RequestHandler for CoordinatorRequests {
     async fn answer(self: &Arc<Self>, peer: &Peer, request: Request) -> Result<Answer, CoordinatorError> {
         match request {
             Request::Hello { .. } => Ok(refused("this connection has said hello before")),
+            Request::Renew => Ok(self.renew_token(peer)),
             request if request.is_of_a_synchronizer() != (peer.role == Role::Synchronizer) => {
                 Ok(refused(OTHER_ROLE))
             }
@@ -158,7 +167,7 @@ impl RequestHandler for CoordinatorRequests {
     async fn left(&self, peer: &Peer, reason: String) -> Result<(), CoordinatorError> {
         match peer.role {
             Role::Worker => {
-                Ok(self.progress.event(Event::WorkerLeft { worker: peer.worker.clone(), reason })?)
+                Ok(self.progress.event_of_peer(Event::WorkerLeft { worker: peer.worker.clone(), reason })?)
             }
             Role::Synchronizer => {
                 self.take_modules_back(peer, &reason);
@@ -169,6 +178,15 @@ impl RequestHandler for CoordinatorRequests {
 }
 
 impl CoordinatorRequests {
+    /// A new token for a peer, of the role and the name in its certificate.
+    fn renew_token(&self, peer: &Peer) -> Answer {
+        let Some(renew) = &self.renew else { return refused("this coordinator renews no tokens") };
+        match renew(peer.role.name(), &peer.token) {
+            Ok(token) => (Response::Renewed { token }, None),
+            Err(error) => refused(format!("the token can't be renewed: {error}")),
+        }
+    }
+
     /// Time since the start of the coordinator.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
@@ -194,7 +212,7 @@ impl CoordinatorRequests {
         F: Future<Output = Result<T, CoordinatorError>> + Send + 'static,
         T: Send + 'static,
     {
-        tokio::spawn(change(self.clone())).await?
+        joined(tokio::spawn(change(self.clone())).await)?
     }
 
     /// Waits until all changes of the ledger up to now are on the disk.
@@ -316,7 +334,7 @@ impl CoordinatorRequests {
             LeaseCompletion::Duplicate => Ok((Response::Done, None)),
             LeaseCompletion::Lost(error) => {
                 let (worker, reason) = (peer.worker.clone(), error.to_string());
-                self.progress.event(Event::ResultRefused {
+                self.progress.event_of_peer(Event::ResultRefused {
                     path,
                     round: self.round(error.step().unwrap_or(0)),
                     worker,

@@ -40,6 +40,14 @@ pub(crate) enum Role {
 }
 
 impl Role {
+    /// The role's name in certificates.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Worker => WORKER,
+            Self::Synchronizer => SYNCHRONIZER,
+        }
+    }
+
     /// The role that a certificate names.
     pub(super) fn of(name: &str) -> Option<Self> {
         match name {

@@ -12,7 +12,7 @@ use dipaco_sync::{FragmentId, Guard};
 use dipaco_topology::{PathId, Topology};
 
 use crate::TrainError;
-use crate::blocking::blocking;
+use crate::blocking::{blocking, joined};
 use crate::host::HostError;
 use crate::host::peer::{Answer, Peer};
 use crate::host::uploads::{CompleteUpload, PieceOutcome, ReceivedContent, UploadedPiece, Uploads};
@@ -77,7 +77,7 @@ pub(crate) async fn receive<R: ResultReceiver>(
         limit => match exchange.receive_payload(limit).await {
             Ok(payload) => payload,
             Err(error) => {
-                tracing::warn!(worker = peer.worker, %error, "the payload of a request did not arrive");
+                tracing::debug!(worker = peer.worker, %error, "the payload of a request did not arrive");
                 return Ok(None);
             }
         },
@@ -85,7 +85,7 @@ pub(crate) async fn receive<R: ResultReceiver>(
     // A task of its own, which goes on when the connection breaks: a result that is stored must also be recorded.
     let (host, peer) = (host.clone(), peer.clone());
     let accepted = tokio::spawn(async move { accept(&*host, &peer, piece, payload).await });
-    Ok(Some(accepted.await.map_err(TrainError::from)??))
+    Ok(Some(joined(accepted.await)??))
 }
 
 /// Adds a piece to its upload. Checks, stores and records the result when its last piece has arrived.

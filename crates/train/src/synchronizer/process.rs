@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_config::OuterConfig;
-use dipaco_net::{JoinToken, Server};
+use dipaco_net::{Clock, JoinToken, Server};
 use dipaco_store::{ObjectRef, RunStore, names};
 use dipaco_sync::Guard;
 use dipaco_topology::ModuleId;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Identity, LONG_CALL_TIMEOUT, SHORT_CALL_TIMEOUT, Session, instance};
+use crate::client::{Identity, LONG_CALL_TIMEOUT, NextIdentity, SHORT_CALL_TIMEOUT, Session, instance};
 use crate::host::{
     Admission, Answer, ObjectPiece, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations,
     UploadedPiece, Uploads, VerifiedGradients, read_piece, refused, serve_peers,
@@ -50,6 +50,8 @@ pub struct SynchronizerOptions {
     pub revocations: Revocations,
     /// Time for which connecting is tried again when the coordinator can't be reached.
     pub patience: Duration,
+    /// Takes the next identity of the synchronizer's server when the coordinator has renewed it.
+    pub next_identity: NextIdentity,
 }
 
 /// Counters of a synchronizer.
@@ -75,10 +77,21 @@ pub async fn synchronize(
     server: Server,
     cancel: CancellationToken,
 ) -> Result<SynchronizerSummary, SynchronizerError> {
-    let SynchronizerOptions { token, name, modules, address, store, collect, revocations, patience } =
-        options;
+    let SynchronizerOptions {
+        token,
+        name,
+        modules,
+        address,
+        store,
+        collect,
+        revocations,
+        patience,
+        next_identity,
+    } = options;
     let run = token.run_id.clone();
-    let identity = Identity { token, worker: name, instance: instance(), patience };
+    let clock = Clock::system();
+    let identity =
+        Identity { token, worker: name, instance: instance(), patience, clock, server: Some(next_identity) };
     let session = Arc::new(Session::open(identity, cancel).await?);
     let plan = session.plan().clone();
     let topology = plan.topology()?;

@@ -98,7 +98,7 @@ pub(crate) struct Run {
     pub(crate) config: RunConfig,
     pub(crate) store: RunStore,
     pub(crate) shards: Vec<ShardRecord>,
-    authority: RunAuthority,
+    pub(crate) authority: Arc<RunAuthority>,
 }
 
 impl Run {
@@ -132,7 +132,7 @@ impl Run {
         let (events, never) = (Arc::new(Events::off()), Arc::new(AtomicBool::new(false)));
         let (summary, _) = train_seed(options, started, events, &Progress::hidden(), never).await.unwrap();
         assert!(summary.finished);
-        let authority = RunAuthority::create("test-run", SystemTime::now()).unwrap();
+        let authority = Arc::new(RunAuthority::create("test-run", SystemTime::now()).unwrap());
         Self { folder, config, store, shards, authority }
     }
 
@@ -180,6 +180,8 @@ impl Run {
             shards: self.folder.path().to_owned(),
             reroute: None,
             revocations: Revocations::of(&self.folder.path().join("revoked")),
+            renew: None,
+            clock: dipaco_net::Clock::system(),
             events,
             progress: Progress::hidden(),
         }
@@ -236,7 +238,8 @@ impl Run {
         token: &JoinToken,
         modules: &[ModuleId],
     ) -> Synchronizing {
-        let (server, _) = self.server().await;
+        let identity = self.authority.helper(SystemTime::now(), LIFETIME).unwrap();
+        let server = Server::bind(([127, 0, 0, 1], 0).into(), &identity, Limits::default()).unwrap();
         let options = SynchronizerOptions {
             token: self.token_as(SYNCHRONIZER, token),
             name: name.to_owned(),
@@ -246,6 +249,7 @@ impl Run {
             collect: self.folder.path().to_owned(),
             revocations: Revocations::none(),
             patience: Duration::from_secs(20),
+            next_identity: Arc::default(),
         };
         tokio::spawn(synchronize(options, server, CancellationToken::new()))
     }
@@ -313,6 +317,11 @@ impl Puppet {
     pub(crate) async fn hello(&self, name: &str, version: &str) -> Response {
         let request = Request::Hello { worker: name.to_owned(), instance: 1, version: version.to_owned() };
         self.ask(&request, None).await.unwrap().0
+    }
+
+    /// Waits for the end of the connection and returns the reason.
+    pub(crate) async fn closed(&self) -> NetError {
+        self.0.closed().await
     }
 
     /// Sends any request.

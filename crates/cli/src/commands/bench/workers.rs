@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 use dipaco_bench::{LoadTestOptions, LoadTestReport, load_test};
 use dipaco_config::RunConfig;
-use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
+use dipaco_net::{Clock, JoinToken, Limits, RunAuthority, Server};
 use dipaco_path::TrainDevice;
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunStore, ShardRecord};
@@ -289,6 +289,8 @@ async fn lead() -> Result<(), CliError> {
         shards: folder.path().to_owned(),
         reroute: None,
         revocations: Revocations::of(&folder.path().join("revoked")),
+        renew: None,
+        clock: Clock::system(),
         events: Events::off(),
         progress: Progress::hidden(),
     };

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use dipaco_config::RunConfig;
-use dipaco_net::{Exchange, Limits, NetError, RunAuthority, Server};
+use dipaco_net::{Clock, Exchange, Limits, NetError, RunAuthority, Server};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
@@ -112,7 +112,14 @@ async fn connect_at(script: &Arc<Script>, megabits_per_second: u32) -> (Arc<Serv
             peer.close("cut");
         }
     });
-    let identity = Identity { token, worker: "w".into(), instance: 1, patience: HOUR };
+    let identity = Identity {
+        token,
+        worker: "w".into(),
+        instance: 1,
+        patience: HOUR,
+        clock: Clock::system(),
+        server: None,
+    };
     let session = Session::open(identity, CancellationToken::new()).await.unwrap();
     (server, Arc::new(Transfer::new(Arc::new(session), megabits_per_second)))
 }
