@@ -8,6 +8,8 @@
 //! Routing is hard (one path per document), offline and by document. This package trains no model and knows no text:
 //! documents are token ids, and the model is any [`FeatureExtractor`].
 
+#![forbid(unsafe_code)]
+
 mod assign;
 mod calibrate;
 mod classifier;

@@ -306,6 +306,23 @@ const UNSAFE: [&str; 5] = [
 ];
 
 #[test]
+fn packages_without_unsafe_code_forbid_it() {
+    let mut wrong = Vec::new();
+    for package in metadata().workspace_packages() {
+        let folder = package.manifest_path.parent().unwrap();
+        let holds_unsafe = UNSAFE.iter().any(|place| root().join(place).starts_with(folder));
+        for file in ["src/lib.rs", "src/main.rs"].map(|file| folder.join(file)) {
+            let Ok(text) = fs::read_to_string(&file) else { continue };
+            let forbids = text.lines().any(|line| line == "#![forbid(unsafe_code)]");
+            if forbids == holds_unsafe {
+                wrong.push(format!("{file}: forbids is {forbids}, holds is {holds_unsafe}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[test]
 fn unsafe_code_has_its_places() {
     let files = all_rust_files();
     let is_unsafe = |file: &&String| code(file).iter().any(|line| has_word(&without_strings(line), "unsafe"));

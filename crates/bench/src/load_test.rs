@@ -113,6 +113,7 @@ impl SimulatedWorker {
             instance: number.into(),
             patience: Duration::from_secs(60),
             clock: Clock::system(),
+            numerics: "load-test".to_owned(),
             server: None,
         };
         let session = Arc::new(Session::open(identity, cancel).await?);

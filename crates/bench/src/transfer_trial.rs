@@ -133,6 +133,7 @@ impl TrialWorker {
             instance: 0,
             patience,
             clock: Clock::system(),
+            numerics: "trial".to_owned(),
             server: None,
         };
         let session = Arc::new(Session::open(identity, CancellationToken::new()).await?);

@@ -234,6 +234,8 @@ pub struct TrainConfig {
     pub lease_seconds: u64,
     /// Key `train.max_workers`.
     pub max_workers: usize,
+    /// Key `train.numerics`.
+    pub numerics: Numerics,
     /// Key `train.state_every`.
     pub state_every: u32,
     /// Key `train.held_paths`.
@@ -264,6 +266,7 @@ impl Default for TrainConfig {
             packing: false,
             lease_seconds: 60,
             max_workers: 1024,
+            numerics: Numerics::default(),
             state_every: 1,
             held_paths: 1,
             checkpoints: 2,
@@ -283,6 +286,7 @@ impl TrainConfig {
         let Self {
             lease_seconds,
             max_workers,
+            numerics,
             state_every,
             held_paths,
             checkpoints,
@@ -293,6 +297,7 @@ impl TrainConfig {
         Self {
             lease_seconds,
             max_workers,
+            numerics,
             state_every,
             held_paths,
             checkpoints,
@@ -301,6 +306,17 @@ impl TrainConfig {
             ..self.clone()
         }
     }
+}
+
+/// Whether all workers must compute the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Numerics {
+    /// A worker whose device computes other bits than that of the first worker is refused.
+    #[default]
+    Same,
+    /// Every device may join. The event file names the fingerprint of each worker's device.
+    Any,
 }
 
 /// Section `[outer]`: the outer step of a module from the outer gradients of its paths (arXiv:2403.10616 §2.7).

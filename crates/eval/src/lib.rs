@@ -13,6 +13,8 @@
 //! Sums are taken in f64, path by path and in the order of the documents. So the result depends neither on the number of
 //! threads nor on the number of paths in memory.
 
+#![forbid(unsafe_code)]
+
 mod comparison;
 mod domains;
 mod error;

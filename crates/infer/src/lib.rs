@@ -9,6 +9,8 @@
 //! is the model made of a run's modules. The engine knows no HTTP, reads no files, and does not batch several sequences
 //! into one matrix product.
 
+#![forbid(unsafe_code)]
+
 mod codec;
 mod engine;
 mod error;

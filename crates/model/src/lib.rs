@@ -30,6 +30,8 @@
 //!
 //! This package starts no threads, logs nothing and reads no files. It has no optimizer and no tokenizer.
 
+#![forbid(unsafe_code)]
+
 mod cache;
 mod config;
 mod decode;

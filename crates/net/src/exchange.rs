@@ -133,15 +133,19 @@ impl Exchange {
     /// [`Limits::stall_timeout`]: crate::Limits::stall_timeout
     ///
     /// # Errors
-    /// [`NetError::Abandoned`] if the peer gave up, [`NetError::Answered`], [`NetError::TooLarge`],
-    /// [`NetError::Timeout`], [`NetError::Lost`].
+    /// [`NetError::Abandoned`] if the peer gave up, [`NetError::Answered`], [`NetError::TooLarge`] (the peer gets a refusal
+    /// with the same text), [`NetError::Timeout`], [`NetError::Lost`].
     pub async fn respond<Resp: Serialize>(
         mut self,
         response: &Resp,
         payload: Option<Bytes>,
     ) -> Result<(), NetError> {
         let header = payload.as_ref().map(PayloadHeader::of);
-        self.answer(&Status::Done(header), response, payload).await
+        match self.answer(&Status::Done(header), response, payload).await {
+            // Nothing was sent. Without an answer the peer would ask again and again.
+            Err(error @ NetError::TooLarge { .. }) => self.refuse_if_failed(Err(error)).await,
+            answered => answered,
+        }
     }
 
     /// Refuses the request. The peer gets the reason as [`NetError::Refused`] (truncated to 2 kB).

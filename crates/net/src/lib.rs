@@ -42,6 +42,8 @@
 //!
 //! This package knows no model and no messages of training, stores nothing, and never reconnects by itself.
 
+#![forbid(unsafe_code)]
+
 mod admission;
 mod authority;
 mod certificate;

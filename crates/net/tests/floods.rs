@@ -170,3 +170,23 @@ async fn a_payload_that_trickles_is_given_up() {
     let ((), error) = tokio::join!(bring, serve);
     assert!(matches!(error, NetError::Timeout { .. }), "{error}");
 }
+
+#[tokio::test]
+async fn an_answer_that_outgrows_a_frame_is_a_refusal_with_the_reason() {
+    let run = Run::new(Limits { max_header_bytes: 1000, ..Limits::default() });
+    let client = connect(&run.token("a")).await.unwrap();
+    let peer = run.server.accept().await.unwrap();
+    let serve = async {
+        let mut exchange = peer.accept_exchange().await.unwrap();
+        assert_eq!(exchange.request::<u8>().await.unwrap(), 3);
+        exchange.respond(&"x".repeat(2000), None).await.unwrap_err()
+    };
+    let (answer, error) = tokio::join!(client.call::<u8, String>(&3, None, 0, DAY), serve);
+    assert!(matches!(error, NetError::TooLarge { .. }), "{error}");
+    match answer.unwrap_err() {
+        NetError::Refused { message, .. } => {
+            assert!(message.contains("more than the limit of 1000"), "{message}")
+        }
+        other => panic!("{other}"),
+    }
+}

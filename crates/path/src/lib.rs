@@ -6,6 +6,8 @@
 //!
 //! This package has no runtime, no network and no run store: functions compute on the thread of their caller.
 
+#![forbid(unsafe_code)]
+
 mod compute;
 mod device;
 mod error;
@@ -13,6 +15,7 @@ mod inner_step;
 mod layout;
 mod lease;
 pub mod module_files;
+mod numerics;
 mod outer_step;
 mod state;
 mod trainer;
@@ -25,6 +28,7 @@ pub use layout::{FragmentLayout, Layout};
 pub use lease::{
     LeaseTraining, LeaseWatch, OuterGradient, PathData, TrainedLease, mean_loss, open_shard, train_lease,
 };
+pub use numerics::numerics;
 pub use outer_step::{Merged, OuterState};
 pub use state::{FRAGMENT_STATE_PARTS, FragmentState, PathState};
 pub use trainer::Trainer;

@@ -37,8 +37,10 @@ pub enum Request {
         worker: String,
         /// Random number of the process. A new process under an old name holds no leases.
         instance: u64,
-        /// Version of the program.
+        /// Version of the program, and hash of its sources.
         version: String,
+        /// Fingerprint of the arithmetic of the device that trains.
+        numerics: String,
     },
     /// Asks for a lease.
     Lease {

@@ -5,6 +5,8 @@
 //! computes; this package reads requests, limits them, and writes answers. It knows nothing of training and opens no
 //! run. It reads one file, the API keys.
 
+#![forbid(unsafe_code)]
+
 mod auth;
 mod blocking;
 mod body;

@@ -5,6 +5,8 @@
 //! [`chaos()`] plays small runs under faults and checks the guarantees of the core bit for bit. All are functions of
 //! their arguments: the same seed gives the same numbers.
 
+#![forbid(unsafe_code)]
+
 mod bandwidth;
 mod chaos;
 mod error;

@@ -34,6 +34,8 @@
 //!
 //! This package knows no tensors and has no caches. The caller decides about deletions.
 
+#![forbid(unsafe_code)]
+
 mod address;
 mod error;
 mod manifest;

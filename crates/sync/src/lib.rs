@@ -14,6 +14,8 @@
 //! (arXiv:2401.09135) and Decoupled DiLoCo (arXiv:2604.21428). There is no barrier across modules: a path continues as
 //! soon as the fragments that it receives have stepped.
 
+#![forbid(unsafe_code)]
+
 mod config;
 mod drops;
 mod eager;

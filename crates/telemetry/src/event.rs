@@ -47,6 +47,9 @@ pub enum Event {
     WorkerJoined {
         /// Name of the worker.
         worker: String,
+        /// Fingerprint of the arithmetic of its device. Results of different fingerprints have different bits.
+        #[serde(default)]
+        numerics: String,
     },
     /// A worker left or lost its connection.
     WorkerLeft {

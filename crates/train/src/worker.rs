@@ -71,7 +71,7 @@ use crate::TrainError;
 use crate::client::{ClientError, GOODBYE_TIMEOUT, Identity, Session, Transfer, instance};
 use background::{Background, nothing};
 use carry_out::CarriedOut;
-use dipaco_path::{Layout, TrainDevice};
+use dipaco_path::{Layout, TrainDevice, numerics};
 use dipaco_protocol::{Request, Response};
 pub use error::WorkerError;
 use fragment_cache::FragmentCache;
@@ -119,6 +119,7 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
         instance: instance(),
         patience: options.patience,
         clock: Clock::system(),
+        numerics: numerics(&options.device)?,
         server: None,
     };
     let session = match Session::open(identity, cancel.clone()).await {

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use dipaco_codec::{Compression, encode};
+use dipaco_config::Numerics;
 use dipaco_model::{level_specs, parameters};
 use dipaco_net::{Client, Limits, NetError};
 use dipaco_protocol::{
@@ -32,8 +33,8 @@ async fn peers_of_another_version_or_without_a_hello_are_turned_away() {
     let run = Run::seeded(config()).await;
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let reason = refusal(Puppet::silent(&token).await.hello("old", "0.0.0-other").await);
-    assert!(reason.contains("0.0.0-other") && reason.contains(env!("CARGO_PKG_VERSION")), "{reason}");
-    let reason = refusal(Puppet::silent(&token).await.hello("a\nb", env!("CARGO_PKG_VERSION")).await);
+    assert!(reason.contains("0.0.0-other") && reason.contains(dipaco_train::BUILD), "{reason}");
+    let reason = refusal(Puppet::silent(&token).await.hello("a\nb", dipaco_train::BUILD).await);
     assert!(reason.contains("--name"), "{reason}");
     let ask = Request::Lease { held: Vec::new(), wait_ms: 0 };
     let reason = refusal(Puppet::silent(&token).await.ask(&ask, None).await.unwrap().0);
@@ -200,4 +201,28 @@ async fn a_revoked_token_loses_its_connection_and_its_lease() {
     let worker = run.spawn_worker(&token, "worker");
     assert!(coordinator.await.unwrap().unwrap().finished);
     assert_eq!(worker.await.unwrap().unwrap().leases, 4 * 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_compute_other_bits_are_refused_or_recorded() {
+    for (numerics, joins) in [(Numerics::Same, false), (Numerics::Any, true)] {
+        let mut config = config();
+        config.train.numerics = numerics;
+        let run = Run::seeded(config).await;
+        let stop = CancellationToken::new();
+        let file = run.folder.path().join("metrics.jsonl");
+        let (coordinator, token) = run.coordinator(Events::create(&file).unwrap(), stop.clone()).await;
+        let _first = Puppet::welcome(&token, "first").await;
+        let other = Puppet::silent(&token).await.with_numerics("cpu-0123456789abcdef");
+        match other.hello("other", dipaco_train::BUILD).await {
+            Response::Refused { reason } => {
+                assert!(!joins && reason.contains("train.numerics"), "{reason}");
+            }
+            answer => assert!(joins && matches!(answer, Response::Welcome { .. }), "{answer:?}"),
+        }
+        stop.cancel();
+        coordinator.await.unwrap().unwrap();
+        let events = std::fs::read_to_string(file).unwrap();
+        assert_eq!(events.contains("cpu-0123456789abcdef"), joins, "{events}");
+    }
 }

@@ -49,6 +49,7 @@ async fn a_connected_worker_can_connect_again_after_91_days() {
         instance: 1,
         patience: Duration::from_secs(20),
         clock: clock.clone(),
+        numerics: "test".to_owned(),
         server: None,
     };
     let session = Session::open(identity, CancellationToken::new()).await.unwrap();

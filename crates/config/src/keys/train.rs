@@ -50,6 +50,13 @@ pub(super) const KEYS: &[KeyDoc] = &[
          eighth more may connect with other tokens.",
     ),
     free(
+        "train.numerics",
+        "\"same\" or \"any\"",
+        "Devices that may train together. \"same\" refuses a worker whose device computes other bits than that of the first \
+         worker, so that a repeated lease has the same result. \"any\" takes every device, such as processors of several \
+         makers, and records the fingerprint of each in the event file. The run is then as good, but no run repeats its bits.",
+    ),
+    free(
         "train.state_every",
         "leases",
         "Leases of a path between two uploads of its state (moments, data position), which is twice the size of the \

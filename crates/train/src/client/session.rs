@@ -36,6 +36,8 @@ pub struct Identity {
     pub patience: Duration,
     /// The time of day, for the token's life.
     pub clock: Clock,
+    /// Fingerprint of the arithmetic of the device that trains.
+    pub numerics: String,
     /// For a process that is itself a server: where its next identity as a server goes.
     pub server: Option<NextIdentity>,
 }
@@ -266,7 +268,8 @@ async fn connect(
             let hello = Request::Hello {
                 worker: identity.worker.clone(),
                 instance: identity.instance,
-                version: env!("CARGO_PKG_VERSION").to_owned(),
+                version: crate::BUILD.to_owned(),
+                numerics: identity.numerics.clone(),
             };
             let (answer, _) = client.call(&hello, None, 0, SHORT_CALL_TIMEOUT).await?;
             Ok::<(Client, Response), NetError>((client, answer))

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dipaco_config::Numerics;
 use dipaco_store::{ObjectRef, ShardRecord};
 use dipaco_sync::{Fence, LeaseError, LeaseTask, Schedule};
 use dipaco_telemetry::Event;
@@ -89,6 +90,10 @@ impl RequestHandler for CoordinatorRequests {
         &self.revocations
     }
 
+    fn takes_any_numerics(&self) -> bool {
+        self.intake.plan.train.numerics == Numerics::Any
+    }
+
     fn is_broken(&self) -> bool {
         self.ledger.is_poisoned() || self.owners.is_poisoned()
     }
@@ -97,7 +102,10 @@ impl RequestHandler for CoordinatorRequests {
     async fn welcome(&self, peer: &Peer, returning: bool) -> Result<Answer, CoordinatorError> {
         if !returning && peer.role == Role::Worker {
             self.expel(peer).await?;
-            self.progress.event_of_peer(Event::WorkerJoined { worker: peer.worker.clone() })?;
+            self.progress.event_of_peer(Event::WorkerJoined {
+                worker: peer.worker.clone(),
+                numerics: peer.numerics.clone(),
+            })?;
         }
         let run = self.ledger().run().to_owned();
         Ok(self.intake.welcome(run)?)

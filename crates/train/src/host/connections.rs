@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use dipaco_net::{Exchange, PeerConnection, Server};
+use dipaco_net::{Exchange, NetError, PeerConnection, Server};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +27,11 @@ const SYNCHRONIZER_EXCHANGES: u32 = 64;
 pub(crate) trait RequestHandler: ResultReceiver {
     /// Tokens that are no longer valid.
     fn revocations(&self) -> &Revocations;
+
+    /// True if workers need not compute the same bits.
+    fn takes_any_numerics(&self) -> bool {
+        true
+    }
 
     /// True if a panic has left the state of this process half changed. Nothing may be answered from such a state.
     fn is_broken(&self) -> bool {
@@ -178,6 +183,10 @@ async fn greet<H: RequestHandler>(
         respond(exchange, &Response::Refused { reason }, None).await;
         return Ok(None);
     }
+    if let Some(reason) = reception.other_numerics(&peer, host.takes_any_numerics()) {
+        respond(exchange, &Response::Refused { reason }, None).await;
+        return Ok(None);
+    }
     // Registered before the welcome: the welcome ends leases of earlier processes under this name, and their
     // connections must not ask for new ones afterwards.
     let Registration { returning, replaced } = reception.register(&peer);
@@ -188,10 +197,10 @@ async fn greet<H: RequestHandler>(
 
 /// The peer that a hello introduces, or the reason to refuse it.
 fn identify(request: Request, connection: &PeerConnection) -> Result<Peer, String> {
-    let Request::Hello { worker, instance, version } = request else {
+    let Request::Hello { worker, instance, version, numerics } = request else {
         return Err("the first request of a connection must be a hello".to_owned());
     };
-    let own = env!("CARGO_PKG_VERSION");
+    let own = crate::BUILD;
     if version != own {
         return Err(format!(
             "the worker is dipaco {version}, the coordinator {own}: copy the coordinator's program to the worker's machine"
@@ -205,7 +214,10 @@ fn identify(request: Request, connection: &PeerConnection) -> Result<Peer, Strin
     let role = Role::of(connection.role()).ok_or_else(|| {
         format!("nobody joins as {:?}: ask the operator of the run for a token", connection.role())
     })?;
-    Ok(Peer { worker, instance, token: connection.name().to_owned(), role })
+    if numerics.len() > NAME_BYTES || numerics.chars().any(char::is_control) {
+        return Err("the fingerprint of the worker's device is no fingerprint".to_owned());
+    }
+    Ok(Peer { worker, instance, token: connection.name().to_owned(), role, numerics })
 }
 
 /// The end of a request.
@@ -282,8 +294,12 @@ fn revoked<H: RequestHandler>(host: &H, token: &str) -> Result<Option<String>, H
 /// Sends an answer. A worker that is gone asks again when it is back, because every request may be repeated. An error
 /// does not prove that the answer was lost: the worker may have read it before it acknowledged the end of the stream.
 async fn respond(exchange: Exchange, response: &Response, payload: Option<Bytes>) {
-    if let Err(error) = exchange.respond(response, payload).await {
-        tracing::trace!(%error, "the end of an answer was not acknowledged");
+    match exchange.respond(response, payload).await {
+        Ok(()) => {}
+        Err(error @ NetError::TooLarge { .. }) => {
+            tracing::error!(%error, "an answer is too long to be sent; its request is refused");
+        }
+        Err(error) => tracing::trace!(%error, "the end of an answer was not acknowledged"),
     }
 }
 
@@ -291,7 +307,7 @@ async fn respond(exchange: Exchange, response: &Response, payload: Option<Bytes>
 mod tests {
     use std::time::SystemTime;
 
-    use dipaco_net::{Client, Limits, NetError, RunAuthority};
+    use dipaco_net::{Client, Limits, RunAuthority};
     use dipaco_store::ObjectRef;
 
     use super::*;
@@ -356,7 +372,8 @@ mod tests {
         let hello = Request::Hello {
             worker: name.to_owned(),
             instance: 1,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: crate::BUILD.to_owned(),
+            numerics: "test".to_owned(),
         };
         let (answer, _) = client.call::<_, Response>(&hello, None, 0, LONG).await.unwrap();
         assert_eq!(answer, Response::Done);

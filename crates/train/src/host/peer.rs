@@ -14,6 +14,8 @@ pub(crate) struct Peer {
     pub(crate) token: String,
     /// Role that the token grants.
     pub(crate) role: Role,
+    /// Fingerprint of the arithmetic of the process's device.
+    pub(crate) numerics: String,
 }
 
 impl Peer {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use dipaco_net::RareWarning;
 use tokio::task::JoinError;
@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::host::HostError;
 use crate::host::connections::RequestHandler;
-use crate::host::peer::{Peer, ProcessId};
+use crate::host::peer::{Peer, ProcessId, Role};
 
 /// Number of remembered processes from which on a process is forgotten when its connection ends. A forgotten process that
 /// comes back is a new one: it gets new leases.
@@ -23,6 +23,8 @@ pub(crate) struct Reception {
     /// Warnings that a peer can cause.
     pub(crate) warnings: RareWarning,
     bugs: AtomicU64,
+    /// Fingerprint of the first worker's device.
+    numerics: OnceLock<String>,
 }
 
 /// The outcome of registering a connection.
@@ -54,6 +56,31 @@ impl Reception {
                 .for_each(|(_, earlier)| earlier.cancel());
         }
         Registration { returning: before.is_some(), replaced }
+    }
+
+    /// The refusal of a worker whose device computes other bits than that of the first worker; `None` if it may join.
+    pub(crate) fn other_numerics(&self, peer: &Peer, any: bool) -> Option<String> {
+        if peer.role != Role::Worker {
+            return None;
+        }
+        let first = self.numerics.get_or_init(|| peer.numerics.clone());
+        if peer.numerics == *first {
+            return None;
+        }
+        let (worker, numerics) = (&peer.worker, &peer.numerics);
+        if any {
+            tracing::warn!(
+                worker,
+                numerics,
+                first,
+                "the results of this worker have other bits than those of the first worker"
+            );
+            return None;
+        }
+        Some(format!(
+            "this device computes other bits ({numerics}) than the device of the first worker ({first}): use the same kind of \
+             processor for all workers, or start the coordinator with train.numerics = \"any\""
+        ))
     }
 
     /// Forgets a process whose connection has ended, if too many are remembered.

@@ -22,7 +22,7 @@ use crate::host::{
     UploadedPiece, Uploads, VerifiedGradients, read_piece, refused, serve_peers,
 };
 use crate::synchronizer::{Synchronizer, SynchronizerError};
-use dipaco_path::Layout;
+use dipaco_path::{Layout, TrainDevice, numerics};
 use dipaco_protocol::{FetchSource, LeaseResult, RUN_COMPLETE, Request, Response};
 
 /// Time for which the coordinator keeps a request for outer steps open, in milliseconds.
@@ -90,8 +90,16 @@ pub async fn synchronize(
     } = options;
     let run = token.run_id.clone();
     let clock = Clock::system();
-    let identity =
-        Identity { token, worker: name, instance: instance(), patience, clock, server: Some(next_identity) };
+    let numerics = numerics(&TrainDevice::Cpu)?;
+    let identity = Identity {
+        token,
+        worker: name,
+        instance: instance(),
+        patience,
+        clock,
+        numerics,
+        server: Some(next_identity),
+    };
     let session = Arc::new(Session::open(identity, cancel).await?);
     let plan = session.plan().clone();
     let topology = plan.topology()?;

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use dipaco_config::RunConfig;
-use dipaco_net::{Client, JoinToken, Limits, NetError, RunAuthority, Server};
+use dipaco_net::{Client, JoinToken, Limits, NetError, RunAuthority, Server, Service};
 use dipaco_path::TrainDevice;
 use dipaco_protocol::{ContentDigest, GrantedLease, LeaseResult, Request, Response, SYNCHRONIZER};
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
@@ -298,24 +298,47 @@ impl Clock for Counting {
 }
 
 /// A worker whose requests the test writes.
-pub(crate) struct Puppet(Client);
+pub(crate) struct Puppet(Client, String);
 
 impl Puppet {
     /// Connects without a hello.
     pub(crate) async fn silent(token: &JoinToken) -> Self {
-        Self(Client::connect(token, SystemTime::now(), Limits::default()).await.unwrap())
+        // As an honest worker on this machine.
+        let numerics = dipaco_path::numerics(&TrainDevice::Cpu).unwrap();
+        Self(Client::connect(token, SystemTime::now(), Limits::default()).await.unwrap(), numerics)
+    }
+
+    /// The same puppet with a device of other arithmetic.
+    pub(crate) fn with_numerics(self, numerics: &str) -> Self {
+        Self(self.0, numerics.to_owned())
+    }
+
+    /// Connects to a synchronizer and is welcomed.
+    pub(crate) async fn welcome_at_synchronizer(token: &JoinToken, name: &str) -> Self {
+        let numerics = dipaco_path::numerics(&TrainDevice::Cpu).unwrap();
+        let connected =
+            Client::connect_to(Service::Helper, token, SystemTime::now(), Limits::default()).await;
+        let puppet = Self(connected.unwrap(), numerics);
+        let answer = puppet.hello(name, dipaco_train::BUILD).await;
+        assert!(matches!(answer, Response::Welcome { .. }), "{answer:?}");
+        puppet
     }
 
     /// Connects and is welcomed.
     pub(crate) async fn welcome(token: &JoinToken, name: &str) -> Self {
         let puppet = Self::silent(token).await;
-        let answer = puppet.hello(name, env!("CARGO_PKG_VERSION")).await;
+        let answer = puppet.hello(name, dipaco_train::BUILD).await;
         assert!(matches!(answer, Response::Welcome { .. }), "{answer:?}");
         puppet
     }
 
     pub(crate) async fn hello(&self, name: &str, version: &str) -> Response {
-        let request = Request::Hello { worker: name.to_owned(), instance: 1, version: version.to_owned() };
+        let request = Request::Hello {
+            worker: name.to_owned(),
+            instance: 1,
+            version: version.to_owned(),
+            numerics: self.1.clone(),
+        };
         self.ask(&request, None).await.unwrap().0
     }
 

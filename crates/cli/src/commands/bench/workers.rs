@@ -66,6 +66,7 @@ sequence_tokens = 16
 state_every = 4
 held_paths = 4
 lease_seconds = 60
+max_workers = 10000
 
 [routing]
 prefix_tokens = 8
@@ -79,7 +80,7 @@ const VOCABULARY: u32 = 40;
 #[derive(Debug, Args)]
 pub(crate) struct WorkersOptions {
     /// Number of workers, each with a connection of its own.
-    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     workers: u32,
     /// Length of the load test in seconds.
     #[arg(long, default_value_t = 60, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=86_400))]
@@ -274,7 +275,8 @@ async fn lead() -> Result<(), CliError> {
     let now = SystemTime::now();
     let authority = RunAuthority::create("bench", now).map_err(step)?;
     let identity = authority.server(now, LIFETIME).map_err(step)?;
-    let server = Server::bind(([127, 0, 0, 1], 0).into(), &identity, Limits::default()).map_err(step)?;
+    let limits = Limits::for_peers(config.train.max_workers);
+    let server = Server::bind(([127, 0, 0, 1], 0).into(), &identity, limits).map_err(step)?;
     let address = server.local_addr().to_string();
     let token = authority.issue("worker", "bench", vec![address], now, LIFETIME).map_err(step)?;
     let token =

@@ -118,6 +118,7 @@ async fn connect_at(script: &Arc<Script>, megabits_per_second: u32) -> (Arc<Serv
         instance: 1,
         patience: HOUR,
         clock: Clock::system(),
+        numerics: "test".to_owned(),
         server: None,
     };
     let session = Session::open(identity, CancellationToken::new()).await.unwrap();
