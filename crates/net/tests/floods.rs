@@ -185,7 +185,7 @@ async fn an_answer_that_outgrows_a_frame_is_a_refusal_with_the_reason() {
     assert!(matches!(error, NetError::TooLarge { .. }), "{error}");
     match answer.unwrap_err() {
         NetError::Refused { message, .. } => {
-            assert!(message.contains("more than the limit of 1000"), "{message}")
+            assert!(message.contains("more than the limit of 1000"), "{message}");
         }
         other => panic!("{other}"),
     }

@@ -3,7 +3,11 @@
 //! The server runs in a process of its own, so that its memory can be measured apart from its attackers' memory.
 //! `DIPACO_ATTACKERS` sets the number of connections.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a program of its own, whose output is its result"
+)]
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
