@@ -144,6 +144,12 @@ impl RunConfig {
         if !(1..=86_400).contains(&train.lease_seconds) {
             problems.add(format!("train.lease_seconds is {}: use 1 to 86400", train.lease_seconds));
         }
+        if !(train.lease_seconds..=86_400).contains(&train.standstill_seconds) {
+            problems.add(format!(
+                "train.standstill_seconds is {}: use train.lease_seconds ({}) to 86400",
+                train.standstill_seconds, train.lease_seconds
+            ));
+        }
         problems.at_most_context("train.sequence_tokens", train.sequence_tokens, self.model.context);
         if !(0.0..1.0).contains(&train.holdout_fraction) {
             problems.add(format!(

@@ -232,6 +232,8 @@ pub struct TrainConfig {
     pub packing: bool,
     /// Key `train.lease_seconds`.
     pub lease_seconds: u64,
+    /// Key `train.standstill_seconds`.
+    pub standstill_seconds: u64,
     /// Key `train.state_every`.
     pub state_every: u32,
     /// Key `train.held_paths`.
@@ -261,6 +263,7 @@ impl Default for TrainConfig {
             holdout_sequences: 16,
             packing: false,
             lease_seconds: 60,
+            standstill_seconds: 1800,
             state_every: 1,
             held_paths: 1,
             checkpoints: 2,
@@ -279,6 +282,7 @@ impl TrainConfig {
     pub fn of_weights(&self) -> Self {
         let Self {
             lease_seconds,
+            standstill_seconds,
             state_every,
             held_paths,
             checkpoints,
@@ -288,6 +292,7 @@ impl TrainConfig {
         } = Self::default();
         Self {
             lease_seconds,
+            standstill_seconds,
             state_every,
             held_paths,
             checkpoints,

@@ -12,7 +12,7 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use crate::{JoinToken, NetError, ServerIdentity};
 
 /// Protocol and version for ALPN. Ends with different versions do not connect.
-pub const PROTOCOL: &str = "dipaco/7";
+pub const PROTOCOL: &str = "dipaco/8";
 
 /// Name in the coordinator's certificate. Workers verify this name and not the address, which may change.
 pub const COORDINATOR_NAME: &str = "dipaco-coordinator";

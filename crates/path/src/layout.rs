@@ -63,6 +63,12 @@ impl FragmentLayout {
 }
 
 impl Layout {
+    /// Number of levels.
+    #[must_use]
+    pub fn levels(&self) -> usize {
+        self.levels.len()
+    }
+
     /// The layout of a model's modules under a scheme of synchronisation.
     ///
     /// # Errors

@@ -25,6 +25,8 @@ pub struct LeaseWatch {
     /// Bits of the last loss; 0 before the first step.
     loss: AtomicU32,
     cancelled: AtomicBool,
+    /// Inner steps of repeated leases.
+    repeated: AtomicU64,
 }
 
 impl LeaseWatch {
@@ -39,6 +41,17 @@ impl LeaseWatch {
     pub(crate) fn note(&self, steps: u64, loss: f32) {
         self.loss.store(loss.to_bits(), Ordering::Relaxed);
         self.steps.store(steps, Ordering::Relaxed);
+    }
+
+    /// Number of inner steps of earlier leases that were repeated.
+    #[must_use]
+    pub fn repeated(&self) -> u64 {
+        self.repeated.load(Ordering::Relaxed)
+    }
+
+    /// Ends the repetition of an earlier lease: the steps so far are not steps of this lease.
+    pub fn end_repetition(&self) {
+        self.repeated.fetch_add(self.steps.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Asks the training to stop after the current step.

@@ -10,6 +10,7 @@ mod compute;
 mod device;
 mod error;
 mod inner_step;
+mod kept_parts;
 mod layout;
 mod lease;
 pub mod module_files;
@@ -21,6 +22,7 @@ mod weights;
 pub use device::{DeviceChoice, TrainDevice};
 pub use error::PathError;
 pub use inner_step::{InnerConfig, StepReport};
+pub use kept_parts::KeptParts;
 pub use layout::{FragmentLayout, Layout};
 pub use lease::{
     LeaseTraining, LeaseWatch, OuterGradient, PathData, TrainedLease, mean_loss, open_shard, train_lease,

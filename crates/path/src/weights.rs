@@ -11,6 +11,7 @@ use dipaco_topology::{PathId, Topology};
 use crate::PathError;
 use crate::device::TrainDevice;
 use crate::inner_step::InnerConfig;
+use crate::kept_parts::KeptParts;
 use crate::layout::{FragmentLayout, Layout};
 use crate::state::{FragmentState, PathState};
 use crate::trainer::Trainer;
@@ -165,16 +166,12 @@ impl PathWeights {
         if step >= schedule.total() {
             return Ok(kept);
         }
-        let begins = step == schedule.begin(schedule.phase_at(step));
-        let receives: BTreeMap<u32, u64> = schedule.receives(path, step).into_iter().collect();
         for ((level, index), fragment) in std::mem::take(&mut self.fragments) {
-            // Global weights that the next lease takes over unblended replace the path's own.
-            let replaced = plan.sync.dynamic_steps || receives.contains_key(&index);
-            let keeps_weights = !replaced || !begins && plan.sync.blend > 0.0;
+            let parts = KeptParts::of(plan, &schedule, path, step, index);
             let fragment_layout = self.layout.fragment(level, index)?;
-            let weights = if keeps_weights { trainer.fragment(level.into(), fragment_layout)? } else { None };
-            let base = (fragment.under_way && !replaced).then_some(fragment.base);
-            let ahead = fragment.ahead.filter(|_| !begins);
+            let weights = if parts.own { trainer.fragment(level.into(), fragment_layout)? } else { None };
+            let base = (fragment.under_way && parts.base).then_some(fragment.base);
+            let ahead = fragment.ahead.filter(|_| parts.ahead);
             let state = FragmentState { weights, base, residual: fragment.residual, ahead };
             if state != FragmentState::default() {
                 kept.insert((level, index), state);

@@ -47,7 +47,8 @@ pub use error::StoreError;
 pub use manifest::{KEPT_MANIFESTS, Loaded, ManifestSchema, Sequence};
 pub use object::ObjectRef;
 pub use run_manifest::{
-    Best, ChangeRecord, CheckpointRecord, CompletedLeaseRecord, CountRecord, FragmentRecord, GradientRecord,
-    KeptVersion, ModuleRecord, PathRecord, RunManifest, SeedRecord, ShardRecord, TrainingRecord,
+    Best, ChangeRecord, CheckpointRecord, CompletedLeaseRecord, ContributorRecord, CountRecord,
+    FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, PathRecord, RunManifest, SeedRecord,
+    ShardRecord, TrainingRecord,
 };
 pub use store::{RunStore, StoredObject};

@@ -60,16 +60,6 @@ pub enum FoldError {
         /// The contribution's length in values.
         found: usize,
     },
-    /// A contribution with a NaN or an infinity.
-    #[error(
-        "path {path} contributes a value that is not finite at position {position}: its training diverged"
-    )]
-    NotFinite {
-        /// The path at fault.
-        path: PathId,
-        /// Position of the first such value.
-        position: usize,
-    },
     /// A path that does not go through the module, or is already merged.
     #[error("path {path} is not expected: it does not go through this module or has been merged already")]
     Unexpected {
@@ -82,26 +72,31 @@ pub enum FoldError {
         /// The first path that is missing.
         path: PathId,
     },
-    /// All weights are zero.
-    #[error("the shards of all paths through this module are empty")]
-    NoWeight,
+    /// There is nothing to merge.
+    #[error("a mean of no contributions was asked for")]
+    NoContribution,
 }
 
 /// The weight of each path through a module, in path order; the weights sum to 1.
 ///
 /// `sizes` are tokens of shards, or amounts ([`Contribution::amount`](crate::Contribution::amount)). Normalising
-/// within the module keeps the outer steps of all modules on one scale, for any number of paths.
+/// within the module keeps the outer steps of all modules on one scale, for any number of paths. Sizes that are all 0
+/// give equal weights.
 ///
 /// # Errors
-/// When there are no paths or all shards are empty.
+/// When there are no paths.
 pub fn merge_weights(weighting: Weighting, sizes: &[(PathId, u64)]) -> Result<Vec<(PathId, f32)>, FoldError> {
     let size = |tokens: u64| match weighting {
         Weighting::ShardSize | Weighting::Tokens => tokens,
         Weighting::Uniform => 1,
     };
-    let total: u64 = sizes.iter().map(|&(_, tokens)| size(tokens)).sum();
+    if sizes.is_empty() {
+        return Err(FoldError::NoContribution);
+    }
+    // Wider than the sizes: workers state their tokens themselves, and a sum must not wrap.
+    let total: u128 = sizes.iter().map(|&(_, tokens)| u128::from(size(tokens))).sum();
     if total == 0 {
-        return Err(FoldError::NoWeight);
+        return merge_weights(Weighting::Uniform, sizes);
     }
     // The error of rounding a token count to f64 and a weight to f32 is far below the noise of the gradients.
     let share = |tokens: u64| (size(tokens) as f64 / total as f64) as f32;
@@ -159,15 +154,18 @@ impl Fold {
         self.weights.get(self.merged).map(|&(path, _)| path).filter(|path| self.waiting.contains(path))
     }
 
-    /// Merges the contribution of the path returned by [`next`](Self::next).
+    /// Merges the contribution of the path returned by [`next`](Self::next). Its values are finite: a decoder refuses
+    /// all others.
     ///
     /// # Errors
-    /// When it is not this path's turn, or the values do not fit or are not finite. The fold is unchanged then.
+    /// When it is not this path's turn, or the number of values is wrong. The fold is unchanged then.
     pub fn merge(&mut self, path: PathId, outer_gradient: &[f32]) -> Result<(), FoldError> {
         if self.next() != Some(path) {
             return Err(FoldError::Unexpected { path });
         }
-        check_contribution(path, self.sum.len(), outer_gradient)?;
+        if outer_gradient.len() != self.sum.len() {
+            return Err(FoldError::Length { path, expected: self.sum.len(), found: outer_gradient.len() });
+        }
         let (_, weight) = self.weights[self.merged];
         let norm = norm(outer_gradient);
         let scale = match self.rescale {
@@ -228,20 +226,6 @@ fn norm(values: &[f32]) -> f64 {
     values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Checks one contribution: its length, and that every value is finite.
-///
-/// # Errors
-/// When the length is wrong or a value is not finite.
-pub fn check_contribution(path: PathId, expected: usize, values: &[f32]) -> Result<(), FoldError> {
-    if values.len() != expected {
-        return Err(FoldError::Length { path, expected, found: values.len() });
-    }
-    match values.iter().position(|value| !value.is_finite()) {
-        Some(position) => Err(FoldError::NotFinite { path, position }),
-        None => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -258,7 +242,15 @@ mod tests {
         assert_eq!(weights, [(PathId(0), 0.25), (PathId(1), 0.75)]);
         let weights = merge_weights(Weighting::Uniform, &shards(&[100, 300])).unwrap();
         assert_eq!(weights, [(PathId(0), 0.5), (PathId(1), 0.5)]);
-        assert_eq!(merge_weights(Weighting::ShardSize, &shards(&[0, 0])).unwrap_err(), FoldError::NoWeight);
+        let none = merge_weights(Weighting::Uniform, &[]).unwrap_err();
+        assert_eq!(none, FoldError::NoContribution);
+        // No size, and sizes whose sum is larger than any size can be.
+        for size in [0, u64::MAX] {
+            for weighting in [Weighting::ShardSize, Weighting::Tokens] {
+                let weights = merge_weights(weighting, &shards(&[size, size])).unwrap();
+                assert_eq!(weights, [(PathId(0), 0.5), (PathId(1), 0.5)]);
+            }
+        }
     }
 
     /// arXiv:2403.10616 §2.7: 16 paths through a module of a 16 × 16 grid make a factor of 4, a path-specific one 1.
@@ -277,10 +269,6 @@ mod tests {
         fold.announce(PathId(0)).unwrap();
         assert_eq!(fold.announce(PathId(0)).unwrap_err(), FoldError::Unexpected { path: PathId(0) });
         assert!(matches!(fold.merge(PathId(0), &[1.0]).unwrap_err(), FoldError::Length { found: 1, .. }));
-        assert!(matches!(
-            fold.merge(PathId(0), &[1.0, f32::NAN]).unwrap_err(),
-            FoldError::NotFinite { position: 1, .. }
-        ));
         fold.merge(PathId(0), &[2.0, 4.0]).unwrap();
         assert_eq!(fold.next(), None);
         fold.announce(PathId(1)).unwrap();

@@ -8,8 +8,9 @@ use std::time::Duration;
 use dipaco_optim::{NesterovConfig, nesterov_step};
 use dipaco_sync::learner::{self, Blend};
 use dipaco_sync::{
-    Commit, Fold, FragmentId, Grant, LeaseOutcome, Rescale, RunPlan, RunState, Schedule, Scheme,
-    TrainingProgress, Weighting, fragment_ids_of, merge_weights,
+    Commit, Fold, FragmentId, Grant, LeaseLimits, LeaseOutcome, LeaseRequest, LeaseSecret, ProcessId,
+    Rescale, RunPlan, RunState, Schedule, Scheme, TrainingProgress, Weighting, fragment_ids_of,
+    merge_weights,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 
@@ -37,8 +38,8 @@ impl Replicas {
         let fragments = schedule.fragments();
         let fragments = fragment_ids_of(&topology, fragments, PathId(0));
         let progress = TrainingProgress::start(&topology, schedule.fragments());
-        let plan =
-            RunPlan { schedule, scheme: Scheme::Synchronous, phase: 0, lease: Duration::from_secs(60) };
+        let limits = LeaseLimits::of_silence(Duration::from_secs(60));
+        let plan = RunPlan { schedule, scheme: Scheme::Synchronous, phase: 0, limits };
         let ones = vec![vec![1.0; fragments.len()]; replicas as usize];
         Self {
             rounds: RunState::new(topology, plan, progress, 1).unwrap(),
@@ -57,7 +58,9 @@ impl Replicas {
     /// Trains to the end; `inner` is what an inner step adds to the fragments of a replica.
     fn run(mut self, inner: impl Fn(PathId, u64) -> f32) -> Vec<Vec<f32>> {
         loop {
-            let lease = match self.rounds.grant(Duration::ZERO, "w", &[]) {
+            let worker = ProcessId::local("w");
+            let request = LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default() };
+            let lease = match self.rounds.grant(Duration::ZERO, &request) {
                 Grant::Lease(lease) => lease,
                 Grant::Finished => return self.history,
                 Grant::Wait(reason) => panic!("{reason}"),
@@ -90,14 +93,13 @@ impl Replicas {
                     let gradient = learner::send(base, &self.local[i][slot..=slot])[0];
                     self.sent.insert((send.fragment, path, send.number), gradient);
                     if step < lease.to {
-                        let counted =
-                            self.rounds.contribute(path, lease.fence, send.fragment, send.number, 0);
+                        let counted = self.rounds.contribute(&lease.claim(), send.fragment, send.number, 0);
                         assert!(matches!(counted, Commit::Accepted(_)));
                     }
                 }
                 self.step();
             }
-            let committed = self.rounds.commit(path, lease.fence, &LeaseOutcome::default());
+            let committed = self.rounds.commit(Duration::ZERO, &lease.claim(), &LeaseOutcome::default());
             assert!(matches!(committed, Commit::Accepted(_)));
             self.step();
         }

@@ -25,7 +25,6 @@ use std::time::Duration;
 use dipaco_config::RunConfig;
 use dipaco_net::Server;
 use dipaco_store::{RunStore, ShardRecord};
-use dipaco_sync::Guard;
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
 use serde::Serialize;
@@ -179,7 +178,6 @@ impl RunningCoordinator {
             options;
         let begun = Instant::now();
         let topology = Topology::new(&config.topology, config.model.blocks)?;
-        let lease = Duration::from_secs(config.train.lease_seconds);
         let plan = WorkerPlan::new(&config);
         let to_write = Arc::new(Notify::new());
         let (ledger, sequence) = Ledger::take_over(
@@ -188,7 +186,6 @@ impl RunningCoordinator {
             started.sequence,
             topology.clone(),
             &plan,
-            lease,
             to_write.clone(),
         )
         .await?;
@@ -212,21 +209,15 @@ impl RunningCoordinator {
         let gradients = VerifiedGradients::default();
         let synchronizer =
             Synchronizer::new(store.clone(), layout.clone(), config.outer.clone(), gradients.clone());
-        let intake = ResultIntake {
-            store,
-            plan,
-            topology,
-            layout,
-            uploads: Uploads::new(shards.clone()),
-            guard: Mutex::new(Guard::new(config.outer.guard)),
-            gradients,
-        };
+        let intake =
+            ResultIntake { store, plan, topology, layout, uploads: Uploads::new(shards.clone()), gradients };
         let requests = Arc::new(CoordinatorRequests {
             ledger,
             intake: Arc::new(intake),
             schedule,
             owners: Mutex::new(ModuleOwners::new(incarnation)),
-            lease,
+            lease: Duration::from_secs(config.train.lease_seconds),
+            standstill: Duration::from_secs(config.train.standstill_seconds),
             shards,
             changed: Arc::new(Notify::new()),
             deadlines: Arc::new(Notify::new()),
@@ -331,7 +322,7 @@ async fn lead_phases(
 async fn watch_leases(requests: &CoordinatorRequests) -> Result<(), CoordinatorError> {
     loop {
         // A statement of its own, so that the ledger is not locked during the wait.
-        let deadline = requests.ledger().state().next_deadline();
+        let deadline = requests.next_deadline();
         match deadline {
             Some(deadline) => {
                 tokio::select! {

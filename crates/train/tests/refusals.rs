@@ -95,7 +95,7 @@ async fn wrong_results_are_refused_and_the_run_goes_on() {
     for (whole, offset, why) in
         [(other, 0, "BLAKE3"), (whole.clone(), 1, "has no piece"), (whole, 2 << 20, "has no piece")]
     {
-        let request = Request::Submit { path: work.path, fence: work.fence, item, digest: whole, offset };
+        let request = Request::Submit { lease: work.key(), item, digest: whole, offset };
         let answer = puppet.ask(&request, Some(gradient.clone())).await.unwrap().0;
         assert!(matches!(&answer, Response::Refused { reason } if reason.contains(why)), "{answer:?}");
     }
@@ -103,18 +103,8 @@ async fn wrong_results_are_refused_and_the_run_goes_on() {
     let huge = Bytes::from(vec![0; 64 << 20]);
     assert!(refusal(submit(&puppet, &work, item, huge).await).contains("at most"));
 
-    // Far larger than earlier outer gradients.
-    for number in 0..4u8 {
-        let value = 0.5 + f32::from(number) / 64.0;
-        let gradient = dipaco_codec::encode(&vec![value; values], Compression::F32).unwrap();
-        assert_eq!(submit(&puppet, &work, item, gradient.into()).await, Response::Done);
-    }
-    let broken = Bytes::from(dipaco_codec::encode(&vec![1e6; values], Compression::F32).unwrap());
-    assert!(refusal(submit(&puppet, &work, item, broken).await).contains("outer.guard"));
-
     let complete = Request::Complete {
-        path: work.path,
-        fence: work.fence,
+        lease: work.key(),
         report: LeaseReport { loss: Some(f64::NAN), held_out_loss: Some(f64::NAN), ..LeaseReport::default() },
     };
     assert!(refusal(puppet.ask(&complete, None).await.unwrap().0).contains("missing"));
@@ -127,8 +117,8 @@ async fn wrong_results_are_refused_and_the_run_goes_on() {
     }
     let source = FetchSource::Shard { path: PathId(99), hash: String::new() };
     refusal(puppet.ask(&Request::Fetch { source, offset: 0 }, None).await.unwrap().0);
-    let beat =
-        Request::Heartbeat { path: work.path, fence: work.fence, step: u64::MAX, loss: Some(f32::NAN) };
+    let (lease, loss) = (work.key(), Some(f32::NAN));
+    let beat = Request::Heartbeat { lease, step: u64::MAX, repeated: u64::MAX, loss };
     assert_eq!(puppet.ask(&beat, None).await.unwrap().0, Response::Done);
     puppet.ask(&Request::Release, None).await.unwrap();
     drop(puppet);
@@ -178,7 +168,7 @@ async fn a_revoked_token_is_refused_from_its_next_request_on() {
     let puppet = Puppet::welcome(&own, "puppet").await;
     let lease = puppet.lease().await;
     Revocations::of(&run.folder.path().join("revoked")).revoke("gpu-3").unwrap();
-    let beat = Request::Heartbeat { path: lease.path, fence: lease.fence, step: 1, loss: None };
+    let beat = Request::Heartbeat { lease: lease.key(), step: 1, repeated: 0, loss: None };
     let refused = refusal(puppet.ask(&beat, None).await.unwrap().0);
     assert!(refused.contains("\"gpu-3\" has been revoked"), "{refused}");
     let again = Puppet::silent(&own).await.hello("other", env!("CARGO_PKG_VERSION")).await;

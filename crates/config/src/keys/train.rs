@@ -44,6 +44,13 @@ pub(super) const KEYS: &[KeyDoc] = &[
          slow network, a long time waits for workers that are gone.",
     ),
     free(
+        "train.standstill_seconds",
+        "seconds",
+        "Time without an inner step after which a worker loses its path although it is connected, and a synchronizer its \
+         modules without an outer step. It covers the downloads before the first step and the uploads after the last one. \
+         At least `train.lease_seconds`.",
+    ),
+    free(
         "train.state_every",
         "leases",
         "Leases of a path between two uploads of its state (moments, data position), which is twice the size of the \

@@ -79,6 +79,7 @@ pub async fn start_training(
                 let name = names::weights(record.module, number, 0, 0);
                 let weights = store.put_replacing(&name, file.clone()).await?;
                 record.fragments.push(FragmentRecord {
+                    norms: Vec::new(),
                     version: 0,
                     weights,
                     momentum: None,

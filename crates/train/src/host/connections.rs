@@ -11,11 +11,12 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::host::HostError;
-use crate::host::peer::{Answer, Peer, ProcessId, Role};
+use crate::host::peer::{Answer, Peer, Role};
 use crate::host::results::{self, ResultReceiver};
 use crate::host::revocations::Revocations;
 use crate::host::uploads::UploadedPiece;
 use dipaco_protocol::{PIECES_AT_ONCE, Request, Response};
+use dipaco_sync::ProcessId;
 
 /// Time after connecting within which a peer must send its hello.
 const HELLO: Duration = Duration::from_secs(10);
@@ -88,7 +89,7 @@ struct Registration {
 }
 
 /// Registers a process and ends the connections that this one succeeds: the process's own, and those of earlier
-/// processes under its name. An earlier process may be long dead before the network notices.
+/// processes under its token and name. An earlier process may be long dead before the network notices.
 async fn register(known: &KnownProcesses, peer: &Peer) -> Registration {
     let mut known = known.lock().await;
     let replaced = CancellationToken::new();
@@ -98,7 +99,7 @@ async fn register(known: &KnownProcesses, peer: &Peer) -> Registration {
     } else {
         known
             .iter()
-            .filter(|(process, _)| process.name == peer.worker && process.instance != peer.instance)
+            .filter(|(process, _)| peer.process().replaces(process))
             .for_each(|(_, earlier)| earlier.cancel());
     }
     Registration { returning: before.is_some(), replaced }
@@ -228,8 +229,8 @@ async fn handle<H: RequestHandler>(
     // Held until the answer has arrived. `acquire` fails only on a closed semaphore, and this one is never closed.
     let _piece = if request.moves_a_piece() { pieces.acquire().await.ok() } else { None };
     let (response, payload) = match request {
-        Request::Submit { path, fence, item, digest, offset } => {
-            let piece = UploadedPiece { path, fence, item, digest, offset };
+        Request::Submit { lease, item, digest, offset } => {
+            let piece = UploadedPiece { claim: peer.claim(lease), item, digest, offset };
             match results::receive(&mut exchange, host, peer, piece).await? {
                 Some(response) => (response, None),
                 None => return Ok(()),

@@ -102,8 +102,7 @@ impl Results {
             Ok(())
         };
         tokio::try_join!(gradients, uploading_state)?;
-        let LeaseKey { path, fence } = lease;
-        let request = Request::Complete { path, fence, report };
+        let request = Request::Complete { lease, report };
         expect_done(prefetch.session.call(&request, None, LONG_CALL_TIMEOUT).await?, "complete")?;
         // Not earlier: the lease must stay alive until the coordinator has recorded its end.
         drop(heartbeat);

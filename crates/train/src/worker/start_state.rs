@@ -93,6 +93,7 @@ impl Worker {
                 return Err(WorkerError::cancelled());
             }
         };
+        active.watch.end_repetition();
         Ok(trained.ok_or_else(WorkerError::training_cancelled)?.state)
     }
 

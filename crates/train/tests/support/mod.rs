@@ -12,8 +12,10 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use dipaco_config::RunConfig;
 use dipaco_net::{Client, JoinToken, Limits, NetError, RunAuthority, Server};
-use dipaco_path::TrainDevice;
-use dipaco_protocol::{ContentDigest, GrantedLease, LeaseResult, Request, Response, SYNCHRONIZER};
+use dipaco_path::{Layout, PathState, TrainDevice};
+use dipaco_protocol::{
+    ContentDigest, GrantedLease, LeaseReport, LeaseResult, Request, Response, SYNCHRONIZER, WorkerPlan,
+};
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_telemetry::{Clock, Events, Progress};
@@ -331,9 +333,59 @@ impl Puppet {
         item: LeaseResult,
         content: Bytes,
     ) -> Result<Response, NetError> {
-        let (path, fence, whole) = (work.path, work.fence, ContentDigest::of(&content));
-        let request = Request::Submit { path, fence, item, digest: whole, offset: 0 };
+        let digest = ContentDigest::of(&content);
+        let request = Request::Submit { lease: work.key(), item, digest, offset: 0 };
         self.ask(&request, Some(content)).await.map(|(answer, _)| answer)
+    }
+
+    /// Uploads an outer gradient of equal values.
+    pub(crate) async fn submit_gradient(
+        &self,
+        work: &GrantedLease,
+        item: LeaseResult,
+        gradient: (usize, f32),
+    ) -> Response {
+        let (values, value) = gradient;
+        let encoded = dipaco_codec::encode(&vec![value; values], dipaco_codec::Compression::F32).unwrap();
+        self.submit(work, item, encoded.into()).await.unwrap()
+    }
+
+    /// Completes a lease with outer gradients of equal values and a state of zeros.
+    pub(crate) async fn carry_out(&self, run: &Run, work: &GrantedLease, value: f32) {
+        let plan = WorkerPlan::new(&run.config);
+        let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
+        for send in &work.sends {
+            let values = layout.fragment(send.fragment.module.level, send.fragment.index).unwrap().values();
+            let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 };
+            assert_eq!(self.submit_gradient(work, item, (values, value)).await, Response::Done);
+        }
+        if work.uploads_state {
+            let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&plan.model));
+            let position = (work.to - work.phase_step) * plan.train.batch as u64;
+            let state = PathState { step: work.to, position, ..PathState::start(parameters) };
+            let encoded = state.encode(&plan.model).unwrap();
+            let stored = self.submit(work, LeaseResult::State, encoded.into()).await.unwrap();
+            assert_eq!(stored, Response::Done);
+        }
+        assert_eq!(self.complete(work, LeaseReport::default()).await, Response::Done);
+    }
+
+    /// Sends a heartbeat.
+    pub(crate) async fn beat(&self, work: &GrantedLease, step: u64) -> Response {
+        let beat = Request::Heartbeat { lease: work.key(), step, repeated: 0, loss: None };
+        self.ask(&beat, None).await.unwrap().0
+    }
+
+    /// Asks for the lease that follows.
+    pub(crate) async fn follow(&self, work: &GrantedLease) -> Response {
+        let follow = Request::Follow { lease: work.key(), wait_ms: 0 };
+        self.ask(&follow, None).await.unwrap().0
+    }
+
+    /// Completes a lease.
+    pub(crate) async fn complete(&self, work: &GrantedLease, report: LeaseReport) -> Response {
+        let complete = Request::Complete { lease: work.key(), report };
+        self.ask(&complete, None).await.unwrap().0
     }
 
     /// Takes the next lease.
