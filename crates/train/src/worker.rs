@@ -183,21 +183,14 @@ impl Worker {
     async fn run(&mut self) -> Result<(), WorkerError> {
         let (mut next, mut uploading) = (None, nothing());
         loop {
-            let prefetched = match next.take() {
-                Some(prefetched) => prefetched,
-                None => match self.first_lease(&mut uploading).await? {
-                    Some(prefetched) => prefetched,
-                    // No lease is left, but the results of the last one may still be on their way.
-                    None => return uploading.await,
-                },
-            };
-            let path = prefetched.active.lease.path;
-            match self.carry_out(prefetched, uploading).await {
-                Ok(CarriedOut { next: following, uploading: results }) => {
+            // Every stage of a lease may learn that the lease is lost, and none of them ends the worker.
+            match self.one_lease(next.take(), uploading).await {
+                Ok(Some(CarriedOut { next: following, uploading: results })) => {
                     (next, uploading) = (following, results);
                 }
+                Ok(None) => return Ok(()),
                 Err(WorkerError::LeaseLost { reason }) => {
-                    tracing::warn!(%path, reason, "the lease is lost");
+                    tracing::warn!(reason, "a lease is lost");
                     self.counts.lost.fetch_add(1, Ordering::Relaxed);
                     // The next lease, if one was prefetched, was dropped with its heartbeat: give it back too.
                     self.give_back().await;
@@ -208,6 +201,23 @@ impl Worker {
                     return Err(error);
                 }
             }
+        }
+    }
+
+    /// Carries out the prefetched lease, or asks for one first. Returns `None` when the run is complete.
+    async fn one_lease(
+        &mut self,
+        prefetched: Option<PrefetchedLease>,
+        mut uploading: Background<()>,
+    ) -> Result<Option<CarriedOut>, WorkerError> {
+        let prefetched = match prefetched {
+            Some(prefetched) => Some(prefetched),
+            None => self.first_lease(&mut uploading).await?,
+        };
+        match prefetched {
+            Some(prefetched) => self.carry_out(prefetched, uploading).await.map(Some),
+            // No lease is left, but the results of the last one may still be on their way.
+            None => uploading.await.map(|()| None),
         }
     }
 
