@@ -154,7 +154,8 @@ fn a_bound_path_waits_for_its_holder_as_long_as_that_is_around() {
         rounds.grant(at(3), &request(&ProcessId::local("other"), &[])),
         Grant::Wait(Reason::Held { path: PathId(2), .. })
     ));
-    assert!(rounds.has_work("holder") && !rounds.has_work("other"));
+    let [holder, other] = ["holder", "other"].map(ProcessId::local);
+    assert!(rounds.has_work(&holder) && !rounds.has_work(&other));
     assert_eq!(lease(rounds.grant(at(62), &request(&ProcessId::local("other"), &[]))).path, PathId(2));
 }
 
