@@ -90,7 +90,7 @@ def bits(dipaco, folder):
 
 def wait_for_token(run_folder, has_ended, log):
     """Waits until a coordinator has written its join token; returns its path."""
-    token = run_folder / "join.token"
+    token = run_folder / "secrets" / "join.token"
     while not token.exists():
         if has_ended():
             sys.exit(f"the coordinator has ended: {log}\n{pathlib.Path(log).read_text(errors='replace')}")

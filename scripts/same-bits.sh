@@ -8,43 +8,22 @@
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 program=$(realpath "$1"); shift
+tiny=$(cd "$(dirname "$0")/.." && pwd)/tests/fixtures/tiny.toml
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 
-cat >"$folder/tiny.toml" <<'TOML'
-[prepare]
-vocab_size = 512
-[model]
-hidden_size = 32
-blocks = 2
-heads = 2
-head_dim = 16
-ffn_size = 64
-context = 64
-[[topology.levels]]
-modules = 2
-blocks = "0..1"
-embedding = true
-[[topology.levels]]
-modules = 2
-blocks = "1..2"
-head = true
-[seed_model]
-steps = 20
-batch = 4
-sequence_tokens = 64
-[train]
-rounds = 4
-inner_steps = 6
-batch = 4
-sequence_tokens = 64
-[routing]
-router_share = 0.1
-TOML
+# These values and the file decide the hashes. A change of either needs new hashes of the program before it.
+settings=(
+  prepare.vocab_size=512 prepare.text_document_bytes=16384 prepare.validation_fraction=0.02
+  seed_model.steps=20 seed_model.validate_every=100 seed_model.validation_sequences=32
+  seed_model.checkpoint_every=100 seed_model.adamw.learning_rate=0.0004 seed_model.schedule.warmup_steps=50
+  routing.restarts=4 routing.router_share=0.1
+  train.rounds=4 train.inner_steps=6 train.holdout_sequences=16 train.schedule.warmup_steps=50
+)
 
-run() { # name, further lines of the configuration
-  local name=$1 run="$folder/$1"
-  { cat "$folder/tiny.toml"; printf '%s\n' "$2"; } >"$folder/$name.toml"
-  quiet "$program" prepare --run "$run" --config "$folder/$name.toml" "${text[@]}"
+run() { # name, further settings
+  local name=$1 run="$folder/$1"; shift
+  local overrides=("${settings[@]/#/--set=}" "${@/#/--set=}")
+  quiet "$program" prepare --run "$run" --config "$tiny" "${overrides[@]}" "${text[@]}"
   quiet "$program" seed --run "$run"
   quiet "$program" route fit --run "$run"
   quiet "$program" route assign --run "$run"
@@ -57,14 +36,7 @@ run() { # name, further lines of the configuration
 quiet() { "$@" >"$folder/log" 2>&1 || { cat "$folder/log" >&2; exit 1; }; }
 
 text=("$@")
-run synchronous ""
-run phase '[[routing.phases]]
-round = 2'
-run streaming '[outer]
-compression = "e3m0"
-broadcast = "e3m0"
-[sync]
-fragments = 2
-overlap_steps = 2
-[[routing.phases]]
-round = 3'
+run synchronous
+run phase 'routing.phases=[{ round = 2 }]'
+run streaming outer.compression=e3m0 outer.broadcast=e3m0 sync.fragments=2 sync.overlap_steps=2 \
+  'routing.phases=[{ round = 3 }]'

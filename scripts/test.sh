@@ -33,6 +33,9 @@ python=$!
 python_clients() { wait "$python" || { cat "$python_log"; false; }; }
 
 check "format" cargo fmt --all --check
+if command -v cargo-deny >/dev/null; then
+    check "licences and sources" cargo deny check bans licenses sources
+fi
 check "clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 check "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 check "build of the program under test" cargo build --locked --quiet --bin dipaco

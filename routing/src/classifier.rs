@@ -123,14 +123,17 @@ pub fn fit_discriminative(
         tokens_hash: origin.tokens_hash,
         tokenizer_hash: origin.tokenizer_hash,
         seed_hash: origin.seed_hash,
+        labels_hash: None,
         documents: count as u64,
         loss: objective.evaluate(&found.place, 0.0, &|_| true, None),
+        separation: None,
         targets: Some(from),
         config: config.clone(),
     };
     let logits = objective.logits(&found.place, calibrate::stride(count, paths as usize));
     let corrections =
         calibrate::calibrate(&logits, &calibrate::wanted_shares(&target_sizes, config.least_share));
+    // Freed before all features are read again.
     drop(logits);
     let (weights, biases) = scaling.unfold(&found.place, paths as usize);
     let router_with = |corrections: &[f64], fitted_on| {
@@ -138,6 +141,7 @@ pub fn fit_discriminative(
             biases.iter().zip(corrections).map(|(bias, more)| (bias + more) as f32).collect();
         Router::discriminative(dimension, weights.clone(), &biases, fitted_on)
     };
+    // For the report only: the division of the text without the calibration.
     let uncalibrated = choices(&router_with(&vec![0.0; paths as usize], fitted_on.clone())?, features)?;
     let router = router_with(&corrections, fitted_on)?;
     let choices = choices(&router, features)?;

@@ -2,6 +2,8 @@
 
 mod classifier;
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 pub use self::classifier::ClassifierConfig;
@@ -21,6 +23,12 @@ pub enum RouterKind {
     /// parts together name the path (arXiv:2403.10616 §7.3). Written `"product-kmeans"`.
     #[serde(rename = "product-kmeans")]
     ProductKMeans,
+    /// A hash of the document's first tokens, so every path gets about an equal share of every kind of text. It is the
+    /// control for all other rules. Written `"random"`.
+    Random,
+    /// The document's label: every path gets the documents of a label, or of several. A control that shows the gain of
+    /// routing by the true kinds of text; it can't route a prompt. Written `"labels"`.
+    Labels,
     /// A linear classifier of the path that scores a document best (arXiv:2403.10616 §2.4.2). It needs trained paths, so no
     /// run starts with it. Written `"discriminative"`.
     Discriminative,
@@ -30,12 +38,20 @@ pub enum RouterKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterConfig {
-    /// The rule at the start of a run: `"kmeans"`, the default, or `"product-kmeans"`.
+    /// The rule at the start of a run: `"kmeans"`, the default, `"product-kmeans"`, `"random"` or `"labels"`.
     pub kind: RouterKind,
     /// Tokens at the start of a document that the router reads; default 32, as in the paper. A shorter document is routed
     /// by all its tokens. A longer prefix is slower and must be known before the first token can be generated; a very
     /// short prefix tells little about the document. At most the model's context.
     pub prefix_tokens: usize,
+    /// Label file for [`RouterKind::Labels`].
+    pub labels: Option<PathBuf>,
+    /// Blocks of the seed that features come from; by default all. Fewer blocks are cheaper. With 0 a feature is the mean of
+    /// the token embeddings.
+    pub feature_blocks: Option<usize>,
+    /// True divides each component of a feature by its standard deviation over the documents of the fit, for k-means and
+    /// product k-means; default false. Otherwise the components with the largest variance decide.
+    pub standardise: bool,
     /// Documents to fit the router on, drawn evenly from the training text; default 100,000. Memory while fitting is this
     /// times the model's width times 4 bytes. All documents are used if there are fewer.
     pub sample_documents: usize,
@@ -75,6 +91,9 @@ impl Default for RouterConfig {
         Self {
             kind: RouterKind::KMeans,
             prefix_tokens: 32,
+            labels: None,
+            feature_blocks: None,
+            standardise: false,
             sample_documents: 100_000,
             restarts: 4,
             iterations: 100,
@@ -91,11 +110,12 @@ impl Default for RouterConfig {
 }
 
 impl RouterConfig {
-    /// The settings that a router depends on: phases and overlap, which concern the use of routers, have their defaults.
+    /// The settings that a router depends on: phases and overlap, which concern the use of routers, have their defaults, and
+    /// the place of the label file, whose content has a hash of its own.
     #[must_use]
     pub fn of_router(&self) -> Self {
-        let Self { phases, overlap, .. } = Self::default();
-        Self { phases, overlap, ..self.clone() }
+        let Self { phases, overlap, labels, .. } = Self::default();
+        Self { phases, overlap, labels, ..self.clone() }
     }
 
     /// Checks that a run can start with the rule.
@@ -225,6 +245,8 @@ mod tests {
         for (name, kind) in [
             ("kmeans", RouterKind::KMeans),
             ("product-kmeans", RouterKind::ProductKMeans),
+            ("random", RouterKind::Random),
+            ("labels", RouterKind::Labels),
             ("discriminative", RouterKind::Discriminative),
         ] {
             assert_eq!(serde_json::to_value(kind).unwrap(), name);

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use dipaco_shards::TokenFile;
+use dipaco_shards::{TokenFile, TokenRows};
 
 use crate::progress::{ProgressFn, RoutingProgress, report};
 use crate::{RoutingError, Source};
@@ -16,13 +16,13 @@ pub trait FeatureExtractor {
     /// Largest number of tokens of a row.
     fn context(&self) -> usize;
 
-    /// Mean over each row's tokens of the last block's output, (B, D) row-major. `tokens` is (B, T) row-major, padded on
-    /// the right with any token of the vocabulary; `lengths` (B) is the number of tokens of each row without padding.
+    /// Mean over each row's tokens of the last block's output, (B, D) row-major. `tokens` (B, T) is padded on the right with
+    /// any token of the vocabulary; `lengths` (B) is the number of tokens of each row without padding.
     ///
     /// # Errors
     ///
-    /// A token is outside the vocabulary, a shape does not fit, or the device fails.
-    fn features(&self, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, Source>;
+    /// A shape or the vocabulary does not fit, or the device fails.
+    fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, Source>;
 }
 
 /// Computes features of the first tokens of many documents, batch by batch.
@@ -73,13 +73,9 @@ impl Featurizer<'_> {
     pub(crate) fn batch(&self, file: &TokenFile, documents: &[u64]) -> Result<Vec<f32>, RoutingError> {
         let prefix = |&document: &u64| {
             let range = file.document_range(document);
-            file.read(range.start..range.end.min(range.start + self.prefix_tokens as u64))
+            file.slice(range.start..range.end.min(range.start + self.prefix_tokens as u64))
         };
-        let prefixes: Result<Vec<_>, _> = documents.iter().map(prefix).collect();
-        let prefixes = prefixes.map_err(|source| RoutingError::Tokens {
-            what: "could not read the documents to route".to_owned(),
-            source,
-        })?;
+        let prefixes: Vec<_> = documents.iter().map(prefix).collect();
         let lengths: Vec<usize> = prefixes.iter().map(|prefix| prefix.len()).collect();
         if let Some(empty) = lengths.iter().position(|&length| length == 0) {
             return Err(RoutingError::EmptyDocument { document: documents[empty] });
@@ -91,6 +87,10 @@ impl Featurizer<'_> {
             tokens.extend(prefix.iter());
             tokens.extend(std::iter::repeat_n(file.end_of_text(), padding));
         }
+        let tokens = file.rows(tokens, documents.len()).map_err(|source| RoutingError::Tokens {
+            what: "could not read the documents to route".to_owned(),
+            source,
+        })?;
         let features = self
             .model
             .features(&tokens, &lengths)

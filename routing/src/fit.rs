@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use crate::features::{FeatureExtractor, Featurizer};
 use crate::progress::ProgressFn;
 use crate::router::{FeaturePart, FittedOn, Router, feature_parts};
-use crate::{RouterConfig, RouterKind, RoutingError, calibrate, kmeans};
+use crate::{RouterConfig, RouterKind, RoutingError, calibrate, kmeans, separation, separation_warning};
 
 /// Stream of the random generator for the sample; k-means uses the streams from 0 up.
 const SAMPLE_STREAM: u64 = u64::MAX;
@@ -26,6 +26,8 @@ pub struct Origin {
     pub tokenizer_hash: String,
     /// Hash of the seed model that gives the features.
     pub seed_hash: String,
+    /// Hash of the label file, for a router of labels.
+    pub labels_hash: Option<String>,
 }
 
 /// A fitted router and the quality of the fit.
@@ -44,7 +46,7 @@ pub struct Fit {
 /// needs only their product, the number of paths.
 ///
 /// `seed_hash` names the weights of `model`; users of the router check it with [`Router::check_seed`]. The same inputs give
-/// the same router, bit for bit. Memory: the sample's features as f32, twice for product k-means.
+/// the same router, bit for bit. Memory: the features of the sample as f32, up to three times.
 ///
 /// # Errors
 ///
@@ -76,6 +78,7 @@ pub fn fit(
         tokens_hash: file.content_hash().to_owned(),
         tokenizer_hash: file.tokenizer_hash().to_owned(),
         seed_hash: seed_hash.to_owned(),
+        labels_hash: None,
     };
     fit_points(&points, dimension, clusters, origin, config, progress)
 }
@@ -109,16 +112,30 @@ pub fn fit_points(
             actual: dimension,
         });
     }
-    let found = cluster_parts(points, dimension, &clusters, config, progress)?;
     let fitted_on = FittedOn {
         tokens_hash: origin.tokens_hash,
         tokenizer_hash: origin.tokenizer_hash,
         seed_hash: origin.seed_hash,
+        labels_hash: origin.labels_hash,
         documents: documents as u64,
-        loss: found.inertia / documents as f64,
+        loss: 0.0,
+        separation: None,
         targets: None,
         config: config.clone(),
     };
+    if matches!(config.kind, RouterKind::Random | RouterKind::Labels) {
+        let router = Router::equal_parts(paths, fitted_on)?;
+        let sizes = histogram(choices(&router, points)?.into_iter(), paths);
+        return Ok(Fit { router, sizes, iterations: 0 });
+    }
+    let factors = config.standardise.then(|| factors(points, dimension));
+    let scaled = factors.as_ref().map(|factors| scaled(points, factors));
+    let points = scaled.as_deref().unwrap_or(points);
+    let found = cluster_parts(points, dimension, &clusters, config, progress)?;
+    let separation = separation_of(points, dimension, &clusters, config, found.inertia, progress)?;
+    let loss = found.inertia / documents as f64;
+    let fitted_on = FittedOn { loss, separation: Some(separation), ..fitted_on };
+    // For points whose components are multiplied by their factors already.
     let router_with = |biases: &[f32]| {
         let (centroids, fitted_on) = (found.centroids.clone(), fitted_on.clone());
         match config.kind {
@@ -140,13 +157,57 @@ pub fn fit_points(
             "paths get too little text from centroids alone; biases enlarge their cells (routing.least_share)"
         );
         router = router_with(&least_biases(&router, points, &sizes)?)?;
-        let path_of = |point: &[f32]| Ok(router.route(point)?.path.0);
-        let assignments: Result<Vec<u32>, RoutingError> =
-            points.par_chunks_exact(dimension).map(path_of).collect();
-        sizes = histogram(assignments?.into_iter(), paths);
+        sizes = histogram(choices(&router, points)?.into_iter(), paths);
     }
     warn_of_dominance(&sizes);
+    if let Some(warning) = separation_warning(Some(separation)) {
+        tracing::warn!("{warning}");
+    }
+    let router = match factors {
+        Some(factors) => router.scaled(&factors)?,
+        None => router,
+    };
     Ok(Fit { router, sizes, iterations: found.iterations })
+}
+
+/// The paths that a router chooses for points (N, D).
+fn choices(router: &Router, points: &[f32]) -> Result<Vec<u32>, RoutingError> {
+    let path_of = |point: &[f32]| Ok(router.route(point)?.path.0);
+    points.par_chunks_exact(router.dimension()).map(path_of).collect()
+}
+
+/// The inverse of the standard deviation of each component of points (N, D); 0 for a component that never changes.
+/// Distances do not depend on the means, so dividing by the deviations is all that standardising does to them.
+fn factors(points: &[f32], dimension: usize) -> Vec<f32> {
+    let count = (points.len() / dimension) as f64;
+    let component = |component: usize| {
+        let values = || points.iter().skip(component).step_by(dimension).map(|&value| f64::from(value));
+        let mean = values().sum::<f64>() / count;
+        let deviation = (values().map(|value| (value - mean).powi(2)).sum::<f64>() / count).sqrt();
+        // Rounding makes a tiny deviation of equal values.
+        if deviation > 1e-6 * mean.abs() { (1.0 / deviation) as f32 } else { 0.0 }
+    };
+    (0..dimension).into_par_iter().map(component).collect()
+}
+
+/// Points (N, D) with each component multiplied by its factor (D).
+fn scaled(points: &[f32], factors: &[f32]) -> Vec<f32> {
+    points.iter().zip(factors.iter().cycle()).map(|(value, factor)| value * factor).collect()
+}
+
+/// The separation of clusters with this inertia: clusters of the shuffled points, from a single start, are the comparison.
+fn separation_of(
+    points: &[f32],
+    dimension: usize,
+    clusters: &[u32],
+    config: &RouterConfig,
+    inertia: f64,
+    progress: &mut ProgressFn<'_>,
+) -> Result<f64, RoutingError> {
+    let once = RouterConfig { restarts: 1, ..config.clone() };
+    let shuffled = separation::shuffled(points, dimension, config.seed);
+    let found = cluster_parts(&shuffled, dimension, clusters, &once, progress)?;
+    Ok(separation::separation(inertia, found.inertia))
 }
 
 /// The clusterings of all parts of a feature together.

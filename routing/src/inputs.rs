@@ -8,6 +8,7 @@ impl FittedOn {
     pub fn has_inputs(&self, origin: &Origin, config: &RouterConfig, targets: Option<&TargetsFrom>) -> bool {
         self.tokens_hash == origin.tokens_hash
             && self.seed_hash == origin.seed_hash
+            && self.labels_hash == origin.labels_hash
             && self.config == *config
             && self.targets.as_ref() == targets
     }

@@ -1,12 +1,14 @@
 //! Routers: document prefix to path (arXiv:2403.10616 §2.4).
 //!
-//! A document's *features* are the mean of the seed model's last block over its first tokens. [`fit()`] fits a router by
+//! A document's *features* are the mean of a block of the seed model over its first tokens ([`RouterFeatures`]). [`fit()`] fits a router by
 //! clustering the features of a sample, [`fit_discriminative`] by learning the best path of each document from the
 //! [scores of the paths](PathScores). [`assign()`] divides a token file into one shard per path. At inference,
 //! [`Router::route`] chooses the path of an input.
 //!
 //! Routing is hard (one path per document), offline and by document. This package trains no model and knows no text:
 //! documents are token ids, and the model is any [`FeatureExtractor`].
+
+#![forbid(unsafe_code)]
 
 mod assign;
 mod calibrate;
@@ -18,6 +20,7 @@ mod features;
 mod fit;
 mod inputs;
 mod kmeans;
+mod labels;
 mod model;
 mod part_file;
 mod phase;
@@ -28,10 +31,12 @@ mod router;
 mod router_targets;
 mod sample_features;
 mod scores;
+mod separation;
 mod shard_set;
 mod statistics;
 #[cfg(test)]
 mod testing;
+mod text_router;
 mod transformer;
 
 pub use assign::{Assigned, Assignment, assign};
@@ -42,6 +47,8 @@ pub use features::{FeatureExtractor, silent};
 pub use fit::{Fit, Origin, fit, fit_points};
 pub use inputs::Likelihoods;
 pub use kmeans::{Clustering, kmeans, kmeans_from};
+pub use labels::PrefixLabels;
+pub use model::RouterFeatures;
 pub use phase::{PhaseConfig, PhaseKind};
 pub use progress::{ProgressFn, RoutingProgress};
 pub use quality::Contingency;
@@ -50,8 +57,10 @@ pub use router::{FittedOn, ROUTER_FORMAT_VERSION, Route, Router, TargetsFrom};
 pub use router_targets::router_targets;
 pub use sample_features::SampleFeatures;
 pub use scores::{PATH_SCORES_FORMAT, PathScores, ScoreFiles, ScoreHeader, scores_are_there};
+pub use separation::separation_warning;
 pub use shard_set::{
     Example, Reserved, SHARD_SET_FORMAT_VERSION, Shard, ShardManifest, ShardSet, shard_file_name,
 };
 pub use statistics::{ShardExample, ShardStatistics, ShardStatisticsRow, inspect};
+pub use text_router::TextRouter;
 pub use transformer::{TRANSFORMER_ROUTER_FORMAT_VERSION, TransformerFittedOn, TransformerRouter};

@@ -1,17 +1,106 @@
-//! The transformer as a source of features.
+//! The source of the features that a router reads.
 
-use crate::{FeatureExtractor, Source};
+use std::sync::Arc;
 
-impl FeatureExtractor for dipaco_model::Path {
+use dipaco_model::Path;
+use dipaco_shards::{TokenRows, document_number};
+
+use crate::{FeatureExtractor, PrefixLabels, RouterConfig, RouterKind, RoutingError, Source};
+
+/// Key context that separates this use of BLAKE3 from all others.
+const RANDOM: &str = "dipaco 2026 random paths of documents";
+
+/// Features for a kind of router: the mean output of blocks of the seed, or for random routing a number from 0 to below 1
+/// that is a hash of the tokens or follows from a label.
+#[derive(Clone, Debug)]
+pub struct RouterFeatures {
+    seed: Path,
+    source: Feature,
+}
+
+#[derive(Clone, Debug)]
+enum Feature {
+    /// Output of this number of blocks.
+    Blocks(usize),
+    /// Hash with this seed.
+    Hash(u64),
+    /// Labels, for this number of paths.
+    Label(Arc<PrefixLabels>, u32),
+}
+
+impl RouterFeatures {
+    /// The features of `seed` for a router of this kind and these settings.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Config`] if the seed has fewer blocks, or the router needs labels ([`Self::labelled`]).
+    pub fn new(seed: Path, kind: RouterKind, config: &RouterConfig) -> Result<Self, RoutingError> {
+        let blocks = seed.config().blocks;
+        let source = match (kind, config.feature_blocks) {
+            (RouterKind::Random, _) => Feature::Hash(config.seed),
+            (RouterKind::Labels, _) => {
+                return Err(RoutingError::Config {
+                    key: "kind",
+                    value: "\"labels\"".into(),
+                    problem: "routes only the run's own text: serve and evaluate.route = \"window\" need another kind",
+                });
+            }
+            (_, None) => Feature::Blocks(blocks),
+            (_, Some(read)) if read <= blocks => Feature::Blocks(read),
+            (_, Some(read)) => {
+                return Err(RoutingError::Config {
+                    key: "feature_blocks",
+                    value: read.to_string(),
+                    problem: "must be at most model.blocks",
+                });
+            }
+        };
+        Ok(Self { seed, source })
+    }
+
+    /// The features for a router of labels with this number of paths. Label i goes to path i modulo P.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Config`] if there are fewer labels than paths.
+    pub fn labelled(seed: Path, labels: PrefixLabels, paths: u32) -> Result<Self, RoutingError> {
+        if labels.names() < paths as usize {
+            return Err(RoutingError::Config {
+                key: "labels",
+                value: format!("{} labels", labels.names()),
+                problem: "must be at least as many as paths: some paths would get no document",
+            });
+        }
+        Ok(Self { seed, source: Feature::Label(Arc::new(labels), paths) })
+    }
+}
+
+impl FeatureExtractor for RouterFeatures {
     fn dimension(&self) -> usize {
-        self.config().hidden_size
+        match self.source {
+            Feature::Blocks(_) => self.seed.config().hidden_size,
+            Feature::Hash(_) | Feature::Label(..) => 1,
+        }
     }
 
     fn context(&self) -> usize {
-        self.config().context
+        self.seed.config().context
     }
 
-    fn features(&self, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, Source> {
-        Ok(Self::features(self, tokens, lengths, lengths.len())?)
+    fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, Source> {
+        let rows = || {
+            let rows = tokens.ids().chunks_exact(tokens.time());
+            rows.zip(lengths).map(|(row, &length)| row.get(..length).unwrap_or(row))
+        };
+        match &self.source {
+            Feature::Blocks(blocks) => Ok(self.seed.early_features(*blocks, tokens, lengths)?),
+            Feature::Hash(seed) => Ok(rows().map(|row| document_number(RANDOM, *seed, row) as f32).collect()),
+            Feature::Label(labels, paths) => {
+                let path = |row| labels.number(row).map(|number| f64::from(number % paths));
+                let centre = |path: f64| ((path + 0.5) / f64::from(*paths)) as f32;
+                let unlabelled = || "a document has no label: label all text of the run".into();
+                rows().map(|row| path(row).map(centre).ok_or_else(unlabelled)).collect()
+            }
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! The choice of documents that are reserved for fitting a discriminative router.
 
+use dipaco_shards::document_number;
+
 /// Key context that separates this use of BLAKE3 from all others.
 const CONTEXT: &str = "dipaco 2026 documents reserved for the router";
 
@@ -13,20 +15,7 @@ pub fn is_router_document(tokens: &[u32], seed: u64, share: f64) -> bool {
     if share <= 0.0 {
         return false;
     }
-    let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
-    hasher.update(&seed.to_le_bytes());
-    let mut bytes = [0u8; 1024];
-    for tokens in tokens.chunks(bytes.len() / 4) {
-        for (place, token) in bytes.chunks_exact_mut(4).zip(tokens) {
-            place.copy_from_slice(&token.to_le_bytes());
-        }
-        hasher.update(&bytes[..tokens.len() * 4]);
-    }
-    let mut number = [0; 8];
-    hasher.finalize_xof().fill(&mut number);
-    // f64 holds 53 bits exactly, so this is a number from 0 to below 1 without rounding.
-    let number = (u64::from_le_bytes(number) >> 11) as f64 / (1u64 << 53) as f64;
-    number < share
+    document_number(CONTEXT, seed, tokens) < share
 }
 
 #[cfg(test)]

@@ -21,11 +21,18 @@ pub struct FittedOn {
     pub tokenizer_hash: String,
     /// Hash of the seed model's weights, in the caller's form.
     pub seed_hash: String,
+    /// Hash of the label file of a router of labels, in the caller's form; none for other routers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels_hash: Option<String>,
     /// Number of documents of the fit.
     pub documents: u64,
     /// Loss of the fit: the mean squared distance of the documents to their centroids, or for a discriminative router the
     /// mean of -ln of the probability of their targets before the calibration of the biases.
     pub loss: f64,
+    /// Share by which the clusters are tighter than clusters of shuffled features, 0 to 1: near 0 the features hardly
+    /// separate documents. None for routers that do not cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub separation: Option<f64>,
     /// Origin of the targets of a discriminative router; none for other routers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub targets: Option<TargetsFrom>,
@@ -58,7 +65,7 @@ pub struct Route {
 #[derive(Clone, PartialEq)]
 pub struct Router {
     header: Header,
-    /// The numbers of the rule.
+    /// The numbers of the rule, then the factors of the features (D) if there are any.
     values: Vec<f32>,
     /// The encoding; `hash` is its hash.
     bytes: Vec<u8>,
@@ -76,6 +83,8 @@ struct Header {
     clusters: Vec<u32>,
     /// D.
     dimension: u32,
+    /// True if features are multiplied by factors (D) before the rule sees them.
+    scaled: bool,
     prefix_tokens: u32,
     fitted_on: FittedOn,
 }
@@ -83,6 +92,12 @@ struct Header {
 impl Header {
     fn shape(&self) -> Shape<'_> {
         Shape { kind: self.kind, clusters: &self.clusters, dimension: self.dimension as usize }
+    }
+
+    /// Number of values in the file: those of the rule, and the factors of the features.
+    fn values(&self) -> Option<usize> {
+        let factors = if self.scaled { self.dimension as usize } else { 0 };
+        self.shape().values()?.checked_add(factors)
     }
 }
 
@@ -132,6 +147,35 @@ impl Router {
         Self::new(RouterKind::ProductKMeans, clusters, dimension, centroids, biases, fitted_on)
     }
 
+    /// A router that cuts the numbers from 0 to 1 into P equal parts, one for each path. The feature (1) of a document is a
+    /// hash of its first tokens, or follows from its label ([`crate::RouterFeatures`]); `fitted_on.config.kind` says which.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::kmeans`].
+    pub fn equal_parts(paths: u32, fitted_on: FittedOn) -> Result<Self, RoutingError> {
+        let kind = fitted_on.config.kind;
+        let centre = |path: u32| ((f64::from(path) + 0.5) / f64::from(paths)) as f32;
+        let centres = (0..paths).map(centre).collect();
+        Self::new(kind, vec![paths], 1, centres, &vec![0.0; paths as usize], fitted_on)
+    }
+
+    /// The same router for features that are multiplied by `factors` (D) first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::kmeans`].
+    pub fn scaled(self, factors: &[f32]) -> Result<Self, RoutingError> {
+        let dimension = self.dimension();
+        if factors.len() != dimension || self.header.scaled {
+            let what = "the factors of a router's features";
+            return Err(RoutingError::Shape { what, expected: dimension, actual: factors.len() });
+        }
+        let mut values = self.values;
+        values.extend_from_slice(factors);
+        Self::of(Header { scaled: true, ..self.header }, values)
+    }
+
     /// A router that sends a document with features x (D) to the path with the largest component of W x + b, for `weights`
     /// W (P, D), row-major, and `biases` b (P).
     ///
@@ -167,8 +211,12 @@ impl Router {
             let what = "the numbers of a router";
             return Err(RoutingError::Shape { what, expected, actual: values.len() });
         };
-        check_finite(&values, dimension as usize)?;
-        let header = Header { kind, paths, clusters, dimension, prefix_tokens, fitted_on };
+        Self::of(Header { kind, paths, clusters, dimension, scaled: false, prefix_tokens, fitted_on }, values)
+    }
+
+    /// Encodes a router.
+    fn of(header: Header, values: Vec<f32>) -> Result<Self, RoutingError> {
+        check_finite(&values, header.dimension as usize)?;
         let bytes = encoding::encode(&header, &values)?;
         let hash = dipaco_files::content_hash(&bytes);
         Ok(Self { header, values, bytes, hash })
@@ -277,7 +325,13 @@ impl Router {
         if let Some(component) = features.iter().position(|value| !value.is_finite()) {
             return Err(RoutingError::NotFinite { what: "feature", index: 0, component });
         }
-        Ok(self.header.shape().distances(&self.values, features))
+        let shape = self.header.shape();
+        let (rule, factors) = self.values.split_at(shape.values().unwrap_or(0).min(self.values.len()));
+        if factors.is_empty() {
+            return Ok(shape.distances(rule, features));
+        }
+        let scaled: Vec<f32> = features.iter().zip(factors).map(|(value, factor)| value * factor).collect();
+        Ok(shape.distances(rule, &scaled))
     }
 
     /// Checks that the router was made for a model with `dimension` features and weights with the hash `seed_hash`.

@@ -45,6 +45,8 @@ impl<'a> SampleFeatures<'a> {
         let of = serde_json::json!({
             "model": seed_hash,
             "tokens": file.content_hash(),
+            "dimension": model.dimension(),
+            "blocks": config.feature_blocks,
             "prefix_tokens": prefix_tokens,
             "sample_documents": config.sample_documents,
             "seed": config.seed,

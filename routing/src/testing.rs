@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
+use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter, TokenRows};
 
 use crate::{FeatureExtractor, Source};
 
@@ -24,11 +24,11 @@ impl FeatureExtractor for Histogram {
         64
     }
 
-    fn features(&self, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, Source> {
-        let width = tokens.len() / lengths.len();
+    fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, Source> {
+        let width = tokens.time();
         let mut features = vec![0f32; lengths.len() * VOCABULARY as usize];
         for (row, &length) in lengths.iter().enumerate() {
-            for &token in &tokens[row * width..][..length] {
+            for &token in &tokens.ids()[row * width..][..length] {
                 features[row * VOCABULARY as usize + token as usize] += 1.0 / length as f32;
             }
         }

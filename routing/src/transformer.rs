@@ -7,6 +7,7 @@ use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, path_specs};
+use dipaco_shards::TokenRows;
 use dipaco_topology::{Topology, TopologyConfig};
 use serde::{Deserialize, Serialize};
 
@@ -174,8 +175,8 @@ impl TransformerRouter {
     /// # Errors
     ///
     /// The tokens do not fit the model.
-    pub fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, Source> {
-        Ok(self.path.position_logits(tokens, batch, positions)?)
+    pub fn scores(&self, tokens: &TokenRows, positions: &[usize]) -> Result<Vec<f32>, Source> {
+        Ok(self.path.position_logits(tokens, positions)?)
     }
 
     /// Checks that the router was made for a run: its tokenizer, its seed and its number of paths.
@@ -289,16 +290,18 @@ mod tests {
         assert!(TransformerRouter::open(folder.path()).unwrap().is_none());
         let router = saved(folder.path());
         let read = TransformerRouter::open(folder.path()).unwrap().unwrap();
-        let tokens: Vec<u32> = (0..24).map(|i| i * 7 % 20).collect();
-        let scores = router.scores(&tokens, 2, &[3, 8]).unwrap();
+        let ids: Vec<u32> = (0..24).map(|i| i * 7 % 20).collect();
+        let tokens = TokenRows::new(ids.clone(), 2, 20).unwrap();
+        let scores = router.scores(&tokens, &[3, 8]).unwrap();
         assert_eq!(scores.len(), 2 * 2 * 5);
-        assert_eq!(read.scores(&tokens, 2, &[3, 8]).unwrap(), scores);
+        assert_eq!(read.scores(&tokens, &[3, 8]).unwrap(), scores);
         assert_eq!(read.fitted_on(), &fitted_on());
-        let mut other = tokens.clone();
+        let mut other = ids;
         other[9..12].fill(1);
         other[21..24].fill(2);
-        assert_eq!(read.scores(&other, 2, &[3, 8]).unwrap(), scores);
-        assert!(read.scores(&tokens, 2, &[12]).is_err());
+        let other = TokenRows::new(other, 2, 20).unwrap();
+        assert_eq!(read.scores(&other, &[3, 8]).unwrap(), scores);
+        assert!(read.scores(&tokens, &[12]).is_err());
         read.check("tokenizer", "seed", 5).unwrap();
         for (tokenizer, seed, paths, named) in
             [("x", "seed", 5, "tokenizer"), ("tokenizer", "x", 5, "seed"), ("tokenizer", "seed", 4, "paths")]

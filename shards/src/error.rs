@@ -81,6 +81,15 @@ pub enum ShardsError {
         /// Number of ids.
         vocab_size: u32,
     },
+    /// Token ids that were read from a token file are not a batch.
+    #[error("{}: the tokens that were read are not a batch: prepare the file again", path.display())]
+    Batch {
+        /// The token file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: dipaco_tokens::TokenError,
+    },
     /// A document given to the writer does not end with the end-of-text token.
     #[error("document {document} for {} does not end with the end-of-text token {end_of_text}: append it before writing", path.display())]
     NoEndOfText {

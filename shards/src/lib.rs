@@ -6,8 +6,8 @@
 //! position.
 //!
 //! Below this package token ids are the only currency. It knows nothing of models, paths or routers: the shard of a path
-//! is another token file, and [`TokenFileInfo::origin`] names its origin. [`TokenFile::read`] checks tokens against the
-//! vocabulary; [`Sampler`] reads through it, so training batches hold only tokens of the vocabulary.
+//! is another token file, and [`TokenFileInfo::origin`] names its origin. A [`TokenBatch`] is built through a
+//! check against the vocabulary, by [`Sampler`] or by [`TokenFile::batch`].
 //!
 //! ```
 //! use std::sync::Arc;
@@ -23,10 +23,12 @@
 //! let file = Arc::new(TokenFile::open(&path)?);
 //! let sampler = Sampler::new(file, 0..1, SamplerConfig { sequence_length: 4, seed: 1, packing: false })?;
 //! let batch = sampler.batch(0, 1)?;
-//! assert_eq!((&batch.tokens[..], &batch.targets[..]), (&[5, 6, 7, 8][..], &[6, 7, 8, 0][..]));
+//! assert_eq!((batch.tokens().ids(), batch.targets()), (&[5, 6, 7, 8][..], &[6, 7, 8, 0][..]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod document_hash;
+mod document_set;
 mod error;
 mod fetch;
 mod part;
@@ -37,6 +39,9 @@ mod sampler;
 mod token_file;
 mod tokenizer;
 
+pub use dipaco_tokens::{IGNORE, TokenBatch, TokenError, TokenRows};
+pub use document_hash::document_number;
+pub use document_set::DocumentSet;
 pub use error::ShardsError;
 pub use fetch::{C4Split, FetchConfig, FetchReport, FetchedFile, fetch_c4};
 pub use part::Part;
@@ -48,7 +53,7 @@ pub use readers::{
     FileEnd, InputFile, InputList, ReadLimits, ReadRecord, Refusal, Refusals, Refused, Skipped,
     crate_sources, list_inputs, read_documents, read_lines,
 };
-pub use sampler::{Batch, IGNORE, Permutation, Sampler, SamplerConfig, WindowPlace};
+pub use sampler::{Permutation, Sampler, SamplerConfig, WindowPlace};
 pub use token_file::{
     TOKEN_FILE_FORMAT_VERSION, TokenFile, TokenFileInfo, TokenFileMetadata, TokenFileSummary,
     TokenFileWriter, Tokens,

@@ -181,7 +181,7 @@ impl<'a> Preparation<'a> {
         let mut done = if merging { recorded } else { self.compare(recorded, &mut missing)? };
         missing.sort_by_key(|piece| piece.number());
         if !missing.is_empty() {
-            self.watch.progress.begin("tokenise", missing.iter().map(|piece| piece.bytes()).sum());
+            self.watch.progress.begin("tokenize", missing.iter().map(|piece| piece.bytes()).sum());
             for piece in missing {
                 let part = self.part().unwrap_or_default();
                 let record = piece.make(self.config, tokenizer, part, self.folder, self.watch)?;

@@ -5,14 +5,12 @@ mod permutation;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{ShardsError, TokenFile};
+use crate::{DocumentSet, IGNORE, ShardsError, TokenBatch, TokenFile};
 
 pub use permutation::Permutation;
 
-/// A target that the loss ignores: padding behind the end of a document.
-pub const IGNORE: u32 = u32::MAX;
-
-/// Sums of window counts are kept for every `STRIDE`-th document; the documents between are counted on demand.
+/// Sums of window counts, or with packing of tokens, are kept for every `STRIDE`-th document. The documents between are
+/// counted on demand.
 const STRIDE: u64 = 1024;
 
 /// Settings for cutting documents into sequences.
@@ -25,19 +23,6 @@ pub struct SamplerConfig {
     /// True lets sequences run across document borders, without padding. False gives each sequence tokens of one
     /// document.
     pub packing: bool,
-}
-
-/// Sequences of a batch, row by row. All tokens and targets except [`IGNORE`] are in the vocabulary of the token file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch {
-    /// Input tokens, (B, T). Padding is the end-of-text token.
-    pub tokens: Vec<u32>,
-    /// The token that follows each input token, (B, T); [`IGNORE`] where there is none.
-    pub targets: Vec<u32>,
-    /// Number of sequences (B).
-    pub batch: usize,
-    /// Tokens of a sequence (T).
-    pub sequence_length: usize,
 }
 
 /// Place of a sequence in the token file.
@@ -55,12 +40,16 @@ pub struct WindowPlace {
 /// the last window is padded. An epoch draws every sequence once, in an order that depends on seed and epoch.
 /// [`Self::batch`] is a pure function of the position, so a checkpoint needs to keep only the position.
 ///
-/// Batches are read with [`TokenFile::read`], the check of training data against the vocabulary.
+/// In a batch, padding is the end-of-text token. The target of a token is the token that follows it; [`IGNORE`] where there
+/// is none. [`TokenFile::batch`] checks both against the vocabulary of the file.
 pub struct Sampler {
     file: Arc<TokenFile>,
     documents: Range<u64>,
+    /// The documents of the range that count; all without a set.
+    selected: Option<DocumentSet>,
     config: SamplerConfig,
-    /// `sums[k]` is the number of windows before document k · STRIDE of the range. Empty with packing.
+    /// `sums[k]` is the number of windows before document k · STRIDE of the range; with packing, the number of tokens.
+    /// Empty when packed sequences take all documents.
     sums: Vec<u64>,
     sequences: u64,
 }
@@ -73,6 +62,28 @@ impl Sampler {
     pub fn new(
         file: Arc<TokenFile>,
         documents: Range<u64>,
+        config: SamplerConfig,
+    ) -> Result<Self, ShardsError> {
+        Self::of(file, documents, None, config)
+    }
+
+    /// Makes a sampler over the documents of a set. Packed sequences skip the others.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn selected(
+        file: Arc<TokenFile>,
+        documents: DocumentSet,
+        config: SamplerConfig,
+    ) -> Result<Self, ShardsError> {
+        let all = 0..file.documents();
+        Self::of(file, all, Some(documents), config)
+    }
+
+    fn of(
+        file: Arc<TokenFile>,
+        documents: Range<u64>,
+        selected: Option<DocumentSet>,
         config: SamplerConfig,
     ) -> Result<Self, ShardsError> {
         if config.sequence_length == 0 {
@@ -90,27 +101,65 @@ impl Sampler {
                 documents: file.documents(),
             });
         }
-        let mut sums = Vec::new();
-        let mut sequences = 0;
-        if config.packing {
-            sequences = windows(tokens_of(&file, &documents), config.sequence_length);
-        } else {
-            for (at, document) in documents.clone().enumerate() {
-                if (at as u64).is_multiple_of(STRIDE) {
-                    sums.push(sequences);
-                }
-                sequences += windows(length(&file, document), config.sequence_length);
-            }
-        }
-        if sequences == 0 {
+        let mut sampler = Self { file, documents, selected, config, sums: Vec::new(), sequences: 0 };
+        sampler.count();
+        if sampler.sequences == 0 {
             return Err(ShardsError::NoSequences {
-                path: file.path().to_owned(),
-                start: documents.start,
-                end: documents.end,
-                sequence_length: config.sequence_length,
+                path: sampler.file.path().to_owned(),
+                start: sampler.documents.start,
+                end: sampler.documents.end,
+                sequence_length: sampler.config.sequence_length,
             });
         }
-        Ok(Self { file, documents, config, sums, sequences })
+        Ok(sampler)
+    }
+
+    /// Counts the sequences.
+    fn count(&mut self) {
+        let length_t = self.config.sequence_length;
+        if self.config.packing && self.selected.is_none() {
+            self.sequences = windows(tokens_of(&self.file, &self.documents), length_t);
+            return;
+        }
+        let mut sum = 0;
+        for (at, document) in self.documents.clone().enumerate() {
+            if (at as u64).is_multiple_of(STRIDE) {
+                self.sums.push(sum);
+            }
+            sum += self.weight(document);
+        }
+        self.sequences = if self.config.packing { windows(sum, length_t) } else { sum };
+    }
+
+    /// The part of a document in [`Self::sums`]: its windows, or with packing its tokens.
+    fn weight(&self, document: u64) -> u64 {
+        let tokens = self.length(document);
+        if self.config.packing { tokens } else { windows(tokens, self.config.sequence_length) }
+    }
+
+    /// Tokens of a document; 0 for a document that does not count.
+    fn length(&self, document: u64) -> u64 {
+        if self.selected.as_ref().is_some_and(|selected| !selected.contains(document)) {
+            return 0;
+        }
+        let range = self.file.document_range(document);
+        range.end - range.start
+    }
+
+    /// The document of a place in [`Self::sums`], and the sum before this document.
+    fn find(&self, place: u64) -> (u64, u64) {
+        let block = self.sums.partition_point(|&sum| sum <= place).saturating_sub(1);
+        let mut before = self.sums.get(block).copied().unwrap_or_default();
+        let mut document = self.documents.start + block as u64 * STRIDE;
+        while document + 1 < self.documents.end {
+            let own = self.weight(document);
+            if place < before + own {
+                break;
+            }
+            before += own;
+            document += 1;
+        }
+        (document, before)
     }
 
     /// Number of sequences of an epoch. At least 1.
@@ -136,8 +185,8 @@ impl Sampler {
     /// Sequences `position` to `position + batch`, counted from the start of the run, in shuffled order.
     ///
     /// # Errors
-    /// A token is not in the vocabulary.
-    pub fn batch(&self, position: u64, batch: usize) -> Result<Batch, ShardsError> {
+    /// A token is not in the vocabulary, or `batch` is 0.
+    pub fn batch(&self, position: u64, batch: usize) -> Result<TokenBatch, ShardsError> {
         let mut order: Option<(u64, Permutation)> = None;
         let rows = (0..batch as u64).map(|row| {
             let drawn = position.wrapping_add(row);
@@ -155,15 +204,15 @@ impl Sampler {
     /// cut.
     ///
     /// # Errors
-    /// A token is not in the vocabulary.
-    pub fn window_batch(&self, first: u64, batch: usize) -> Result<Batch, ShardsError> {
+    /// A token is not in the vocabulary, or the range has no sequence.
+    pub fn window_batch(&self, first: u64, batch: usize) -> Result<TokenBatch, ShardsError> {
         let end = first.saturating_add(batch as u64).min(self.sequences);
         let first = first.min(end);
         self.rows(first..end, (end - first) as usize)
     }
 
     /// All sequences once, in the order of the file, in batches of `batch`; the last batch may be smaller.
-    pub fn windows(&self, batch: usize) -> impl Iterator<Item = Result<Batch, ShardsError>> + '_ {
+    pub fn windows(&self, batch: usize) -> impl Iterator<Item = Result<TokenBatch, ShardsError>> + '_ {
         let batch = batch.max(1);
         (0..self.sequences).step_by(batch).map(move |first| self.window_batch(first, batch))
     }
@@ -175,52 +224,59 @@ impl Sampler {
         if self.config.packing {
             return WindowPlace { document: self.documents.start, start: window * length_t };
         }
-        let block = self.sums.partition_point(|&sum| sum <= window).saturating_sub(1);
-        let mut before = self.sums.get(block).copied().unwrap_or_default();
-        let mut document = self.documents.start + block as u64 * STRIDE;
-        while document + 1 < self.documents.end {
-            let own = windows(length(&self.file, document), self.config.sequence_length);
-            if window < before + own {
-                break;
-            }
-            before += own;
-            document += 1;
-        }
+        let (document, before) = self.find(window);
         WindowPlace { document, start: (window - before) * length_t }
     }
 
-    fn rows(&self, windows: impl Iterator<Item = u64>, batch: usize) -> Result<Batch, ShardsError> {
-        let length_t = self.config.sequence_length;
-        let mut tokens = Vec::with_capacity(batch * length_t);
-        let mut targets = Vec::with_capacity(batch * length_t);
-        for window in windows {
-            let place = self.place(window);
+    /// The tokens of a sequence, at most T + 1.
+    fn window(&self, place: WindowPlace) -> Vec<u32> {
+        let most = self.config.sequence_length as u64 + 1;
+        if !self.config.packing || self.selected.is_none() {
             let range = if self.config.packing {
                 token_range(&self.file, &self.documents)
             } else {
                 self.file.document_range(place.document)
             };
             let start = range.start + place.start;
-            let end = (start + length_t as u64 + 1).min(range.end);
-            let own = self.file.read(start..end)?;
+            return self.file.slice(start..(start + most).min(range.end)).to_vec();
+        }
+        let (mut document, before) = self.find(place.start);
+        let mut skip = place.start - before;
+        let mut own = Vec::with_capacity(most as usize);
+        while (own.len() as u64) < most && document < self.documents.end {
+            let range = self.file.document_range(document);
+            let start = range.start + skip;
+            let end = (start + most - own.len() as u64).min(range.start + self.length(document));
+            if start < end {
+                own.extend(self.file.slice(start..end).iter());
+            }
+            (document, skip) = (document + 1, 0);
+        }
+        own
+    }
+
+    fn rows(&self, windows: impl Iterator<Item = u64>, batch: usize) -> Result<TokenBatch, ShardsError> {
+        let length_t = self.config.sequence_length;
+        let mut tokens = Vec::with_capacity(batch * length_t);
+        let mut targets = Vec::with_capacity(batch * length_t);
+        let mut counted_targets = 0;
+        for window in windows {
+            let place = self.place(window);
+            let own = self.window(place);
             let counted = own.len().saturating_sub(1);
+            counted_targets += counted;
             tokens.extend(own.iter().take(counted));
             targets.extend(own.iter().skip(1));
             tokens.extend(std::iter::repeat_n(self.file.end_of_text(), length_t - counted));
             targets.extend(std::iter::repeat_n(IGNORE, length_t - counted));
         }
-        Ok(Batch { tokens, targets, batch, sequence_length: length_t })
+        self.file.batch(tokens, targets, batch, counted_targets)
     }
 }
 
 /// Number of windows of `tokens` tokens: every token but the first is a target once.
 fn windows(tokens: u64, sequence_length: usize) -> u64 {
     tokens.saturating_sub(1).div_ceil(sequence_length as u64)
-}
-
-fn length(file: &TokenFile, document: u64) -> u64 {
-    let range = file.document_range(document);
-    range.end - range.start
 }
 
 fn token_range(file: &TokenFile, documents: &Range<u64>) -> Range<u64> {

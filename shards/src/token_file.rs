@@ -9,9 +9,10 @@
 //!
 //! # The vocabulary check
 //!
-//! A token file is where training data enters the program, and [`TokenFile::read`] is the check of training data against
-//! the vocabulary: one maximum over the tokens, as they lie in the map, each time that a batch is drawn. Code behind it
-//! may index tables by token without another check. [`TokenFile::slice`] and [`TokenFile::document`] do not check.
+//! Training data enters the program from a token file, as batches that are built with [`TokenFile::batch`] or
+//! [`TokenFile::rows`]. They check each id against the vocabulary of the file, and the type of the batch carries this fact.
+//! Code behind it indexes tables by token without another check. [`TokenFile::slice`] and [`TokenFile::document`] give
+//! plain ids without a check.
 
 mod assembly;
 mod attributes;
@@ -27,7 +28,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ShardsError, Tokenizer};
+use crate::{IGNORE, ShardsError, TokenBatch, TokenError, TokenRows, Tokenizer};
 use header::Header;
 use map::FileMap;
 
@@ -104,7 +105,14 @@ impl TokenFile {
         let header = Header::read(map.bytes(), path)?;
         let metadata = attributes::read(path, &header)?;
         let file = Self { path: path.to_owned(), map, header, metadata };
-        file.check_structure()?;
+        let offsets = file.offsets();
+        if (offsets.first().copied(), offsets.last().copied()) != (Some(0), Some(file.header.tokens)) {
+            return Err(file.damaged("the document offsets do not start at 0 and end at the last token"));
+        }
+        if !offsets.is_sorted() {
+            return Err(file.damaged("the document offsets are not ascending"));
+        }
+        file.map.release(file.header.documents_range());
         Ok(file)
     }
 
@@ -167,19 +175,50 @@ impl TokenFile {
 
     /// A range of all tokens, cut to the file's tokens, without a check against the vocabulary.
     pub fn slice(&self, range: Range<u64>) -> Tokens<'_> {
-        self.map.tokens(self.header.tokens_range(), self.header.token_bytes).slice(range)
+        let Header { tokens, tokens_offset: first, token_bytes: bytes, .. } = self.header;
+        let end = range.end.min(tokens);
+        let start = range.start.min(end);
+        self.map.tokens(first + start * bytes..first + end * bytes, bytes)
     }
 
-    /// A range of all tokens, cut to the file's tokens, after the check that each is in the vocabulary. This is the check
-    /// of training data.
+    /// A batch of B = `batch` rows of this file's tokens (B, T) with their targets (B, T), after the check that each id is
+    /// in the vocabulary. `counted` targets are tokens of the file, and the others are [`IGNORE`].
     ///
     /// # Errors
-    /// A token is not in the vocabulary.
-    pub fn read(&self, range: Range<u64>) -> Result<Tokens<'_>, ShardsError> {
-        let start = range.start;
-        let tokens = self.slice(range);
-        tokens.check_vocabulary(self.vocab_size(), &self.path, start)?;
-        Ok(tokens)
+    /// A token is not in the vocabulary, or the ids are not rows of one length.
+    pub fn batch(
+        &self,
+        tokens: Vec<u32>,
+        targets: Vec<u32>,
+        batch: usize,
+        counted: usize,
+    ) -> Result<TokenBatch, ShardsError> {
+        let vocabulary = self.vocab_size() as usize;
+        let joined = TokenRows::new(tokens, batch, vocabulary)
+            .and_then(|tokens| TokenBatch::new(tokens, targets, vocabulary));
+        // A damaged file with tokens of four bytes can hold the number of `IGNORE` as a token.
+        let outside = TokenError::Outside { id: IGNORE, at: 0, vocabulary };
+        let joined =
+            joined.and_then(|joined| if joined.counted() == counted { Ok(joined) } else { Err(outside) });
+        joined.map_err(|error| self.refused(error))
+    }
+
+    /// B = `batch` rows of this file's tokens (B, T), after the check that each id is in the vocabulary.
+    ///
+    /// # Errors
+    /// As [`Self::batch`].
+    pub fn rows(&self, tokens: Vec<u32>, batch: usize) -> Result<TokenRows, ShardsError> {
+        TokenRows::new(tokens, batch, self.vocab_size() as usize).map_err(|error| self.refused(error))
+    }
+
+    /// The error of ids of this file that are no batch. For an id outside the vocabulary, reads the file through to name
+    /// the place of the first such id.
+    fn refused(&self, error: TokenError) -> ShardsError {
+        let TokenError::Outside { .. } = error else {
+            return ShardsError::Batch { path: self.path.clone(), source: error };
+        };
+        let check = self.slice(0..self.tokens()).check_vocabulary(self.vocab_size(), &self.path, 0);
+        check.err().unwrap_or_else(|| ShardsError::Batch { path: self.path.clone(), source: error })
     }
 
     /// Checks that the file was made with a tokenizer.
@@ -217,7 +256,9 @@ impl TokenFile {
         // A wrong hash explains a wrong token, so it is reported first: the token is kept until the hash is known.
         let outside = std::cell::Cell::new(None);
         let tokens = hash(tokens_range, &|block| {
-            if let Err(error) = self.read((block.start - first) / bytes..(block.end - first) / bytes) {
+            let start = (block.start - first) / bytes;
+            let tokens = self.slice(start..(block.end - first) / bytes);
+            if let Err(error) = tokens.check_vocabulary(self.vocab_size(), &self.path, start) {
                 outside.set(outside.take().or(Some(error)));
             }
         });
@@ -241,19 +282,6 @@ impl TokenFile {
         self.map.release(
             first + documents.start.saturating_mul(8)..first.saturating_add(documents.end.saturating_mul(8)),
         );
-    }
-
-    fn check_structure(&self) -> Result<(), ShardsError> {
-        let offsets = self.offsets();
-        let ends = (offsets.first().copied(), offsets.last().copied());
-        if ends != (Some(0), Some(self.header.tokens)) {
-            return Err(self.damaged("the document offsets do not start at 0 and end at the last token"));
-        }
-        if !offsets.is_sorted() {
-            return Err(self.damaged("the document offsets are not ascending"));
-        }
-        self.map.release(self.header.documents_range());
-        Ok(())
     }
 
     fn offsets(&self) -> &[u64] {

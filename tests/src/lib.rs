@@ -2,6 +2,8 @@
 //! without a client library, and the Python clients of `.venv`.
 //!
 //! It holds no checks of its own and only tests use it, which is why it may panic.
+
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 pub mod fixtures;

@@ -53,7 +53,11 @@ impl Run {
     #[must_use]
     pub fn worker(&self, name: &str) -> Process {
         let mut worker = command(["worker", "-v", "--threads", "1", "--name", name]);
-        worker.arg("--join").arg(self.file("join.token")).arg("--cache").arg(self.folder().join(name));
+        worker
+            .arg("--join")
+            .arg(self.file("secrets/join.token"))
+            .arg("--cache")
+            .arg(self.folder().join(name));
         Process::start(worker)
     }
 

@@ -306,6 +306,23 @@ const UNSAFE: [&str; 5] = [
 ];
 
 #[test]
+fn packages_without_unsafe_code_forbid_it() {
+    let mut wrong = Vec::new();
+    for package in metadata().workspace_packages() {
+        let folder = package.manifest_path.parent().unwrap();
+        let holds_unsafe = UNSAFE.iter().any(|place| root().join(place).starts_with(folder));
+        for file in ["src/lib.rs", "src/main.rs"].map(|file| folder.join(file)) {
+            let Ok(text) = fs::read_to_string(&file) else { continue };
+            let forbids = text.lines().any(|line| line == "#![forbid(unsafe_code)]");
+            if forbids == holds_unsafe {
+                wrong.push(format!("{file}: forbids is {forbids}, holds is {holds_unsafe}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[test]
 fn unsafe_code_has_its_places() {
     let files = all_rust_files();
     let is_unsafe = |file: &&String| code(file).iter().any(|line| has_word(&without_strings(line), "unsafe"));
@@ -319,14 +336,15 @@ fn unsafe_code_has_its_places() {
 }
 
 /// Packages besides this one with a file that reads outside its package, and its reason.
-const READERS: [(&str, &str); 5] = [
+const READERS: [(&str, &str); 6] = [
     (
         "crates/cli",
-        "Cargo.lock and configs/quickstart.toml as parts of the program; configs/tiny.toml in a test",
+        "Cargo.lock and configs/quickstart.toml as parts of the program; configs/tiny.toml and tests/fixtures in tests",
     ),
     ("crates/config", "configs/ and docs/configuration.md in tests: each file is checked against the keys"),
     ("crates/experiment", "configs/experiments in a test"),
     ("crates/server", "the stand-in for a model of the tests of crates/infer"),
+    ("crates/train", "tests/fixtures/tiny.toml in tests"),
     ("shards", "damaged text beside the repository, in a test that is skipped without it"),
 ];
 

@@ -243,13 +243,14 @@ fn a_port_in_use_is_named() {
 fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     let run = routed().copy();
     let mut coordinator = Process::start(run.command("coordinator --listen 127.0.0.1:0"));
-    let token = run.file("join.token");
+    let token = run.file("secrets/join.token");
     coordinator.until("the token is written", || token.exists());
     let text = fs::read_to_string(&token).unwrap();
     let worker = |token: &str| dipaco(&format!("worker --patience 1 --join {token}"));
 
-    let _ = worker("garbage").failed(1, &["`garbage` is neither a join token nor a file", "join.token"]);
-    let _ = worker("dipaco1.AAAA").failed(1, &["no join token", "copy the whole line"]);
+    let _ = worker("garbage").failed(1, &["can't read a join token from `garbage`", "join.token"]);
+    // A private key on the command line is visible to everybody on the machine.
+    let _ = worker(text.trim()).failed(2, &["--join takes a file", "DIPACO_TOKEN"]);
     let half = input(&run, "half.token", &text.as_bytes()[..text.len() / 2]);
     let _ = worker(half.to_str().unwrap()).failed(1, &["no join token", "copy the whole line"]);
     let mut changed = text.into_bytes();
@@ -259,7 +260,7 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     let _ = worker(changed.to_str().unwrap()).failed(1, &["no join token"]);
 
     // The right address with keys of another run.
-    let parsed = dipaco_net::JoinToken::read_from(token.to_str().unwrap()).unwrap();
+    let parsed = dipaco_net::JoinToken::read_from(&token).unwrap();
     let now = SystemTime::now();
     let stranger = RunAuthority::create("another-run", now).unwrap();
     let stranger =
@@ -277,9 +278,9 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
 fn garbage_on_the_coordinators_port_changes_nothing() {
     let run = routed().copy();
     let mut training = Process::start(run.command("train --workers 2"));
-    let token = run.file("join.token");
+    let token = run.file("secrets/join.token");
     training.until("the token is written", || token.exists());
-    let address = dipaco_net::JoinToken::read_from(token.to_str().unwrap()).unwrap().addresses[0].clone();
+    let address = dipaco_net::JoinToken::read_from(&token).unwrap().addresses[0].clone();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut state = 1_u64;
     let mut random = move || {

@@ -4,6 +4,8 @@
 //! objects and results as a coordinator and a worker do, without a run. Both use the sessions, transfers and uploads of
 //! `dipaco-train`, so they measure the code that a run uses.
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod load_test;
 mod transfer_trial;

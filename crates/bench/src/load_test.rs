@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dipaco_net::JoinToken;
+use dipaco_net::{Clock, JoinToken};
 use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -11,11 +11,10 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use dipaco_path::{Layout, PathState};
-use dipaco_protocol::{GrantedLease, LeaseReport, LeaseResult, Request};
+use dipaco_path::{FragmentState, KeptParts, Layout, PathState};
+use dipaco_protocol::{GrantedLease, LeaseReport, LeaseResult, Request, WorkerPlan};
 use dipaco_train::client::{
-    ClientError, Identity, LONG_CALL_TIMEOUT, LeaseKey, LeaseOffer, SHORT_CALL_TIMEOUT, Session, Transfer,
-    expect_done,
+    ClientError, Identity, LONG_CALL_TIMEOUT, LeaseOffer, SHORT_CALL_TIMEOUT, Session, Transfer, expect_done,
 };
 
 use crate::BenchError;
@@ -112,6 +111,9 @@ impl SimulatedWorker {
             worker: format!("load-test-{number}"),
             instance: number.into(),
             patience: Duration::from_secs(60),
+            clock: Clock::system(),
+            numerics: "load-test".to_owned(),
+            server: None,
         };
         let session = Arc::new(Session::open(identity, cancel).await?);
         // Spread evenly from a half to one and a half, so that the workers do not keep step.
@@ -159,12 +161,11 @@ impl SimulatedWorker {
         }
         self.pretend_to_train(lease).await?;
         self.upload_results(lease).await?;
-        let GrantedLease { path, fence, .. } = *lease;
         let report =
             LeaseReport { loss: Some(1.0), seconds: self.training.as_secs_f64(), ..LeaseReport::default() };
-        let complete = Request::Complete { path, fence, report };
+        let complete = Request::Complete { lease: lease.key(), report };
         expect_done(self.session.call(&complete, None, LONG_CALL_TIMEOUT).await?, "complete")?;
-        self.held.push(path);
+        self.held.push(lease.path);
         let excess = self.held.len().saturating_sub(self.session.plan().train.held_paths);
         drop(self.held.drain(..excess));
         Ok(())
@@ -172,11 +173,10 @@ impl SimulatedWorker {
 
     /// Sends heartbeats for the simulated training time.
     async fn pretend_to_train(&self, lease: &GrantedLease) -> Result<(), BenchError> {
-        let GrantedLease { path, fence, .. } = *lease;
         let until = Instant::now() + self.training;
         while Instant::now() < until {
             tokio::time::sleep(HEARTBEAT.min(until - Instant::now())).await;
-            let heartbeat = Request::Heartbeat { path, fence, step: 0, loss: None };
+            let heartbeat = Request::Heartbeat { lease: lease.key(), step: 0, repeated: 0, loss: None };
             expect_done(self.session.call(&heartbeat, None, SHORT_CALL_TIMEOUT).await?, "heartbeat")?;
         }
         Ok(())
@@ -184,8 +184,7 @@ impl SimulatedWorker {
 
     /// Uploads outer gradients of zeros, and a fresh state if the lease asks for one.
     async fn upload_results(&self, lease: &GrantedLease) -> Result<(), BenchError> {
-        let GrantedLease { path, fence, .. } = *lease;
-        let key = LeaseKey { path, fence };
+        let (path, key) = (lease.path, lease.key());
         let plan = self.session.plan();
         let layout = Layout::of_plan(plan, &plan.topology()?)?;
         for send in &lease.sends {
@@ -197,10 +196,26 @@ impl SimulatedWorker {
             self.transfer.upload(key, item, encoded.into()).await?;
         }
         if lease.uploads_state {
-            let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&plan.model));
-            let state = PathState { step: lease.to, ..PathState::start(parameters) };
+            let state = state_after(plan, &layout, lease)?;
             self.transfer.upload(key, LeaseResult::State, state.encode(&plan.model)?.into()).await?;
         }
         Ok(())
     }
+}
+
+/// A state of zeros with the tensors and the progress that the coordinator expects after a lease.
+fn state_after(plan: &WorkerPlan, layout: &Layout, lease: &GrantedLease) -> Result<PathState, BenchError> {
+    let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&plan.model));
+    let position = (lease.to - lease.phase_step) * plan.train.batch as u64;
+    let mut state = PathState { step: lease.to, position, ..PathState::start(parameters) };
+    let schedule = plan.schedule()?;
+    for weights in &lease.weights {
+        let (level, index) = (weights.fragment.module.level, weights.fragment.index);
+        if KeptParts::of(plan, &schedule, lease.path, lease.to, index).own {
+            let values = layout.fragment(level, index)?.values();
+            let kept = FragmentState { weights: Some(vec![0.0; values]), ..FragmentState::default() };
+            state.kept.insert((level, index), kept);
+        }
+    }
+    Ok(state)
 }

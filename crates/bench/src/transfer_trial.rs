@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dipaco_config::RunConfig;
-use dipaco_net::{Exchange, JoinToken, PeerConnection, Server};
+use dipaco_net::{Clock, Exchange, JoinToken, PeerConnection, Server};
 use dipaco_store::{ObjectRef, RunStore};
-use dipaco_sync::{Fence, FragmentId};
+use dipaco_sync::{Fence, FragmentId, LeaseClaim, LeaseSecret, ProcessId};
 use dipaco_topology::{ModuleId, PathId};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -78,11 +78,12 @@ impl TrialServer {
                 let piece = self.store.get_range(&object, offset..offset.saturating_add(PIECE_BYTES)).await?;
                 (Response::Piece { total: object.bytes }, Some(piece))
             }
-            Request::Submit { path, fence, item, digest, offset } => {
+            Request::Submit { lease, item, digest, offset } => {
                 let piece = exchange.receive_payload(PIECE_BYTES).await?;
                 // Every trial has a higher fence, so the results of earlier trials are over.
-                self.uploads.retain(|_, earlier| earlier >= fence);
-                let uploaded = UploadedPiece { path, fence, item, digest, offset };
+                self.uploads.retain(|earlier| earlier.key.fence >= lease.fence);
+                let claim = LeaseClaim { key: lease, worker: ProcessId::local("trial") };
+                let uploaded = UploadedPiece { claim, item, digest, offset };
                 match self.uploads.add_piece(&uploaded, piece).await? {
                     PieceOutcome::Answer(answer) => (answer, None),
                     PieceOutcome::Complete(mut complete) => {
@@ -127,7 +128,15 @@ impl TrialWorker {
     /// When the server can't be reached.
     pub async fn open(token: JoinToken) -> Result<Self, BenchError> {
         let patience = Duration::from_secs(10);
-        let identity = Identity { token, worker: "trial".to_owned(), instance: 0, patience };
+        let identity = Identity {
+            token,
+            worker: "trial".to_owned(),
+            instance: 0,
+            patience,
+            clock: Clock::system(),
+            numerics: "trial".to_owned(),
+            server: None,
+        };
         let session = Arc::new(Session::open(identity, CancellationToken::new()).await?);
         Ok(Self { transfer: Arc::new(Transfer::new(session.clone(), 0)), session, fence: 0 })
     }
@@ -150,7 +159,8 @@ impl TrialWorker {
     /// When the server refuses an upload.
     pub async fn upload(&mut self, content: &Bytes, times: u16) -> Result<(), BenchError> {
         self.fence += 1;
-        let lease = LeaseKey { path: PathId(0), fence: Fence(self.fence) };
+        let secret = LeaseSecret::default();
+        let lease = LeaseKey { path: PathId(0), fence: Fence(self.fence), secret };
         let uploads = (0..times).map(|level| {
             let fragment = FragmentId { module: ModuleId { level, index: 0 }, index: 0 };
             let item = LeaseResult::OuterGradient { fragment, number: 1, tokens: 0 };

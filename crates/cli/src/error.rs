@@ -48,7 +48,9 @@ pub(crate) enum CliError {
         source: io::Error,
     },
     /// The user asked to stop.
-    #[error("interrupted; finished work is kept, and the same command continues it (training with --resume)")]
+    #[error(
+        "interrupted; finished work is kept: repeat the command to continue, `dipaco train` with --resume"
+    )]
     Interrupted,
     /// A simulated run broke an invariant.
     #[error(

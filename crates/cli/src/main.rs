@@ -1,5 +1,7 @@
 //! The program dipaco.
 
+#![forbid(unsafe_code)]
+
 mod args;
 mod commands;
 mod config_options;

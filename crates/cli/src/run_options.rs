@@ -6,6 +6,8 @@ use clap::Args;
 use dipaco_config::{RunConfig, Sources};
 
 use crate::error::CliError;
+use crate::runtime;
+use dipaco_pipeline::train::check_settings;
 use dipaco_pipeline::vocabulary::with_vocabulary;
 use dipaco_pipeline::{PipelineError, RunDirectory, save_config};
 
@@ -44,13 +46,15 @@ impl RunOptions {
     }
 
     /// The same for commands that change a prepared run. The resolved configuration is saved with the run; the returned
-    /// one has the vocabulary of the run's tokenizer. A directory without a run is left as it is.
+    /// one has the vocabulary of the run's tokenizer. A directory without a run is left as it is, and so is the saved
+    /// configuration of a training that began with other settings.
     pub(crate) fn open_prepared(&self) -> Result<(RunDirectory, RunConfig), CliError> {
         let (run, config) = self.open()?;
         if !run.root().exists() && !run.tokenizer().exists() {
             return Err(PipelineError::NoRun { folder: run.root().to_owned() }.into());
         }
         let sized = with_vocabulary(&run, &config)?;
+        runtime::run(async { Ok(check_settings(&run, &sized).await?) })?;
         save_config(&run, &config)?;
         Ok((run, sized))
     }

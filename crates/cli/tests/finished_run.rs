@@ -2,42 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't run the binary has failed")]
 
 use std::fs;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Two paths of one block that train in seconds.
-const CONFIG: &str = r#"
-[run]
-name = "tiny"
-[model]
-hidden_size = 16
-blocks = 1
-heads = 2
-head_dim = 8
-ffn_size = 24
-context = 64
-[[topology.levels]]
-modules = 2
-blocks = "0"
-embedding = true
-head = true
-[prepare]
-vocab_size = 300
-text_document_bytes = 256
-validation_fraction = 0.1
-[seed_model]
-steps = 4
-batch = 2
-sequence_tokens = 64
-[routing]
-prefix_tokens = 8
-[train]
-rounds = 2
-inner_steps = 2
-batch = 2
-sequence_tokens = 64
-holdout_sequences = 2
-"#;
+/// The configuration and the text of the end-to-end tests.
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures");
 
 /// Runs `dipaco` with `words` and returns its exit code, standard output and standard error.
 fn dipaco(words: &[&str]) -> (i32, String, String) {
@@ -52,28 +20,15 @@ fn dipaco(words: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-/// 60 kB of text on two subjects.
-fn write_text(file: &Path) {
-    let mut text = String::new();
-    for number in 0..1_000 {
-        match number / 4 % 2 {
-            0 => text += &format!("The ship number {number} sails over the sea to island {}.\n", number % 17),
-            _ => text += &format!("let value_{number} = array[{}] + {};\n", number % 13, number * 7),
-        }
-    }
-    fs::write(file, text).unwrap();
-}
-
 #[test]
 fn training_a_complete_run_again_says_so_and_succeeds() {
     let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    fs::write(path("tiny.toml"), CONFIG).unwrap();
-    write_text(path("text.txt").as_ref());
-    let run = path("run");
-    let (config, text) = (path("tiny.toml"), path("text.txt"));
+    let run = folder.path().join("run").to_str().unwrap().to_owned();
+    let (config, text) = (format!("{FIXTURES}/tiny.toml"), format!("{FIXTURES}/corpus"));
+    let short = ["--set", "seed_model.steps=4", "--set", "train.rounds=2", "--set", "train.inner_steps=2"];
+    let prepare = [&["prepare", "--config", &config, "--run", &run, &text][..], &short].concat();
     let steps: [&[&str]; 5] = [
-        &["prepare", "--config", &config, "--run", &run, &text],
+        &prepare,
         &["seed", "--run", &run],
         &["route", "fit", "--run", &run],
         &["route", "assign", "--run", &run],
@@ -87,12 +42,24 @@ fn training_a_complete_run_again_says_so_and_succeeds() {
         let (code, out, err) = dipaco(&[&["train", "--run", &run, "--workers", "1"], more].concat());
         assert_eq!(code, 0, "{out}{err}");
         assert_eq!(out, "the run is complete: all 2 rounds of 2 inner steps have been trained\n", "{err}");
+        // `--resume` reads all objects of the run. They are sound, so no task of it stopped early.
+        assert!(!err.contains("stopped"), "{err}");
+        assert_eq!(err.contains("verify"), more == ["--resume"], "{err}");
     }
 
-    // Another configuration is another training, complete or not.
-    let (code, out, err) = dipaco(&["train", "--run", &run, "--set", "train.rounds=3"]);
-    assert_eq!(code, 1, "{out}{err}");
-    assert!(err.contains("another configuration"), "{err}");
+    // Another configuration is another training, complete or not. A refused command leaves the saved configuration.
+    let saved = fs::read_to_string(folder.path().join("run/config.toml")).unwrap();
+    let others: [&[&str]; 3] = [&["train"], &["coordinator"], &["route", "assign"]];
+    for step in others {
+        let (code, out, err) = dipaco(&[step, &["--run", &run, "--set", "train.rounds=3"]].concat());
+        assert_eq!(code, 1, "{step:?}: {out}{err}");
+        assert!(err.contains("another configuration"), "{step:?}: {err}");
+        assert_eq!(fs::read_to_string(folder.path().join("run/config.toml")).unwrap(), saved, "{step:?}");
+    }
+    // Settings that no weight depends on may change.
+    let (code, out, err) = dipaco(&["train", "--run", &run, "--set", "serve.slots=3"]);
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(fs::read_to_string(folder.path().join("run/config.toml")).unwrap().contains("slots = 3"));
 }
 
 #[test]

@@ -11,6 +11,8 @@
 //! # Ok::<(), dipaco_codec::CodecError>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod blocks;
 mod compression;
 mod e3m0;

@@ -1,6 +1,7 @@
 //! Checks that the values of a configuration are in range and fit together.
 
-use dipaco_sync::{Rescale, ScheduleError, Weighting};
+use dipaco_routing::RouterKind;
+use dipaco_sync::{EmbeddingMean, Rescale, ScheduleError, Weighting};
 use dipaco_topology::Topology;
 
 use crate::{ConfigError, Problem, RunConfig};
@@ -49,7 +50,6 @@ impl RunConfig {
 
     fn check_seed(&self, problems: &mut Problems) {
         let seed = &self.seed_model;
-        problems.at_least_one("seed_model.steps", seed.steps);
         problems.at_least_one("seed_model.batch", seed.batch as u64);
         problems.at_least_one("seed_model.sequence_tokens", seed.sequence_tokens as u64);
         problems.divides("seed_model.micro_batch", seed.micro_batch, "seed_model.batch", seed.batch);
@@ -106,6 +106,77 @@ impl RunConfig {
         problems.add(problem);
     }
 
+    fn check_outer(&self, problems: &mut Problems) {
+        let outer = &self.outer;
+        problems.of_section("outer.nesterov", outer.nesterov.check());
+        if !outer.rescale.in_range() {
+            let exponent = self.value("outer.rescale").unwrap_or_default();
+            problems.add(format!("outer.rescale is {exponent}: use an exponent from -1 to 1"));
+        }
+        self.check_level_learning_rates(problems);
+        self.check_embedding_mean(problems);
+        if !(outer.guard.is_finite() && outer.guard >= 0.0) {
+            problems.add(format!("outer.guard is {}: use a number from 0", outer.guard));
+        }
+        if !(0.0..=1.0).contains(&outer.error_feedback) {
+            problems.add(format!("outer.error_feedback is {}: use 0 to 1", outer.error_feedback));
+        }
+        if let Some(delayed) = outer.delayed() {
+            if outer.weighting == Weighting::Tokens {
+                problems.add(
+                    "outer.delay can't be combined with outer.weighting = \"tokens\": contributions are applied one by one"
+                        .to_owned(),
+                );
+            }
+            problems.of_section("outer", delayed.check());
+            if outer.rescale == Rescale::Rda {
+                problems.add(
+                    "outer.rescale is \"rda\", which needs the contributions of an outer step together, but outer.delay \
+                     applies them one by one: take an exponent, or outer.delay = 0"
+                        .to_owned(),
+                );
+            }
+        }
+    }
+
+    fn check_level_learning_rates(&self, problems: &mut Problems) {
+        let (rates, levels) = (&self.outer.level_learning_rates, self.topology.levels.len());
+        if !rates.is_empty() && rates.len() != levels {
+            problems.add(format!(
+                "outer.level_learning_rates has {} numbers but the topology has {levels} levels: give one number per level, or \
+                 none",
+                rates.len()
+            ));
+        }
+        if let Some(rate) = rates.iter().find(|rate| !(rate.is_finite() && **rate > 0.0)) {
+            problems.add(format!("outer.level_learning_rates has {rate}: use numbers above 0"));
+        }
+    }
+
+    fn check_embedding_mean(&self, problems: &mut Problems) {
+        if self.outer.embedding_mean == EmbeddingMean::Paths {
+            return;
+        }
+        let mut against = |problem: &str| {
+            problems.add(format!("outer.embedding_mean is \"touched\", but {problem}"));
+        };
+        if self.model.tie_embeddings {
+            against("with model.tie_embeddings every step of every path touches every row: use \"paths\"");
+        }
+        if self.model.embedding_decay {
+            against(
+                "weight decay changes every row in every step, so every path touches every row: set \
+                 model.embedding_decay = false",
+            );
+        }
+        if self.outer.delay > 0 {
+            against("outer.delay applies contributions one by one: use \"paths\", or outer.delay = 0");
+        }
+        if self.sync.eager {
+            against("with sync.eager a path must know its weight in each row beforehand: use \"paths\"");
+        }
+    }
+
     fn check_train(&self, problems: &mut Problems) {
         let train = &self.train;
         problems.at_least_one("train.rounds", u64::from(train.rounds));
@@ -115,34 +186,21 @@ impl RunConfig {
         problems.divides("train.micro_batch", train.micro_batch, "train.batch", train.batch);
         problems.of_section("train.adamw", train.adamw.check());
         problems.of_section("train.schedule", train.schedule.check());
-        problems.of_section("outer.nesterov", self.outer.nesterov.check());
-        if !(self.outer.guard.is_finite() && self.outer.guard >= 0.0) {
-            problems.add(format!("outer.guard is {}: use a number from 0", self.outer.guard));
-        }
-        if !(0.0..=1.0).contains(&self.outer.error_feedback) {
-            problems.add(format!("outer.error_feedback is {}: use 0 to 1", self.outer.error_feedback));
-        }
-        if let Some(delayed) = self.outer.delayed() {
-            if self.outer.weighting == Weighting::Tokens {
-                problems.add(
-                    "outer.delay can't be combined with outer.weighting = \"tokens\": contributions are applied one by one"
-                        .to_owned(),
-                );
-            }
-            problems.of_section("outer", delayed.check());
-            if self.outer.rescale == Rescale::Rda {
-                problems.add(
-                    "outer.rescale is \"rda\", which needs the contributions of an outer step together, but outer.delay \
-                     applies them one by one: take \"none\" or \"sqrt-paths\", or outer.delay = 0"
-                        .to_owned(),
-                );
-            }
-        }
+        self.check_outer(problems);
         self.check_sync(problems);
         problems.at_least_one("train.state_every", u64::from(train.state_every));
         problems.at_least_one("train.held_paths", train.held_paths as u64);
         if !(1..=86_400).contains(&train.lease_seconds) {
             problems.add(format!("train.lease_seconds is {}: use 1 to 86400", train.lease_seconds));
+        }
+        if !(1..=100_000).contains(&train.max_workers) {
+            problems.add(format!("train.max_workers is {}: use 1 to 100000", train.max_workers));
+        }
+        if !(train.lease_seconds..=86_400).contains(&train.standstill_seconds) {
+            problems.add(format!(
+                "train.standstill_seconds is {}: use train.lease_seconds ({}) to 86400",
+                train.standstill_seconds, train.lease_seconds
+            ));
         }
         problems.at_most_context("train.sequence_tokens", train.sequence_tokens, self.model.context);
         if !(0.0..1.0).contains(&train.holdout_fraction) {
@@ -177,6 +235,13 @@ impl RunConfig {
         }
         let context = self.model.context;
         problems.at_most_context("routing.prefix_tokens", self.routing.prefix_tokens, context);
+        if self.routing.kind == RouterKind::Labels && self.routing.labels.is_none() {
+            problems.add("routing.kind is \"labels\" but routing.labels names no label file".to_owned());
+        }
+        if let Some(blocks) = self.routing.feature_blocks.filter(|&blocks| blocks > self.model.blocks) {
+            problems
+                .add(format!("routing.feature_blocks is {blocks} but model.blocks is {}", self.model.blocks));
+        }
         if self.evaluation.prefix_tokens < self.routing.prefix_tokens {
             problems.add(format!(
                 "evaluation.prefix_tokens is {} but the router reads routing.prefix_tokens = {}: tokens that the router \

@@ -16,6 +16,8 @@
 //! # Ok::<(), dipaco_config::ConfigError>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod check;
 mod error;
 mod keys;
@@ -33,7 +35,8 @@ pub use keys::{KeyDoc, SECTIONS, key_doc, keys};
 pub use load::{Resolved, Sources};
 pub use origin::Origin;
 pub use run_config::{
-    OuterConfig, RunConfig, RunSection, ScheduleAtPhase, SeedConfig, TrainConfig, TransformerRouterConfig,
+    Numerics, OuterConfig, RunConfig, RunSection, ScheduleAtPhase, SeedConfig, TrainConfig,
+    TransformerRouterConfig,
 };
 pub use write::reference;
 

@@ -10,7 +10,7 @@ use dipaco_optim::{AdamWConfig, DelayedNesterovConfig, NesterovConfig, ScheduleC
 use dipaco_routing::RouterConfig;
 use dipaco_settings::{EvaluationConfig, ServeConfig};
 use dipaco_shards::PrepareConfig;
-use dipaco_sync::{Rescale, SyncConfig, Weighting};
+use dipaco_sync::{EmbeddingMean, FoldRule, Rescale, SyncConfig, Weighting};
 use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 use serde::{Deserialize, Serialize};
 
@@ -228,10 +228,20 @@ pub struct TrainConfig {
     pub holdout_fraction: f64,
     /// Key `train.holdout_sequences`.
     pub holdout_sequences: u64,
+    /// Key `train.validate_every`.
+    pub validate_every: u32,
+    /// Key `train.validation_documents`.
+    pub validation_documents: u64,
     /// Key `train.packing`.
     pub packing: bool,
     /// Key `train.lease_seconds`.
     pub lease_seconds: u64,
+    /// Key `train.max_workers`.
+    pub max_workers: usize,
+    /// Key `train.numerics`.
+    pub numerics: Numerics,
+    /// Key `train.standstill_seconds`.
+    pub standstill_seconds: u64,
     /// Key `train.state_every`.
     pub state_every: u32,
     /// Key `train.held_paths`.
@@ -258,9 +268,14 @@ impl Default for TrainConfig {
             micro_batch: 0,
             activation_checkpointing: false,
             holdout_fraction: 0.02,
-            holdout_sequences: 16,
+            holdout_sequences: 128,
+            validate_every: 0,
+            validation_documents: 32,
             packing: false,
             lease_seconds: 60,
+            max_workers: 1024,
+            numerics: Numerics::default(),
+            standstill_seconds: 1800,
             state_every: 1,
             held_paths: 1,
             checkpoints: 2,
@@ -278,7 +293,12 @@ impl TrainConfig {
     #[must_use]
     pub fn of_weights(&self) -> Self {
         let Self {
+            validate_every,
+            validation_documents,
             lease_seconds,
+            max_workers,
+            numerics,
+            standstill_seconds,
             state_every,
             held_paths,
             checkpoints,
@@ -287,7 +307,12 @@ impl TrainConfig {
             ..
         } = Self::default();
         Self {
+            validate_every,
+            validation_documents,
             lease_seconds,
+            max_workers,
+            numerics,
+            standstill_seconds,
             state_every,
             held_paths,
             checkpoints,
@@ -298,6 +323,17 @@ impl TrainConfig {
     }
 }
 
+/// Whether all workers must compute the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Numerics {
+    /// A worker whose device computes other bits than that of the first worker is refused.
+    #[default]
+    Same,
+    /// Every device may join. The event file names the fingerprint of each worker's device.
+    Any,
+}
+
 /// Section `[outer]`: the outer step of a module from the outer gradients of its paths (arXiv:2403.10616 §2.7).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -306,6 +342,8 @@ pub struct OuterConfig {
     pub weighting: Weighting,
     /// Key `outer.rescale`.
     pub rescale: Rescale,
+    /// Key `outer.embedding_mean`.
+    pub embedding_mean: EmbeddingMean,
     /// Key `outer.compression`.
     pub compression: Compression,
     /// Key `outer.error_feedback`.
@@ -318,6 +356,8 @@ pub struct OuterConfig {
     pub delay: u32,
     /// Key `outer.delay_share`.
     pub delay_share: f64,
+    /// Key `outer.level_learning_rates`.
+    pub level_learning_rates: Vec<f64>,
     /// Section `[outer.nesterov]`.
     pub nesterov: NesterovConfig,
 }
@@ -327,18 +367,36 @@ impl Default for OuterConfig {
         Self {
             weighting: Weighting::default(),
             rescale: Rescale::default(),
+            embedding_mean: EmbeddingMean::default(),
             compression: Compression::default(),
             error_feedback: 0.0,
             guard: 100.0,
             broadcast: Compression::default(),
             delay: 0,
             delay_share: 0.0,
+            level_learning_rates: Vec::new(),
             nesterov: NesterovConfig::default(),
         }
     }
 }
 
 impl OuterConfig {
+    /// The rules for the modules of a level, whose outer learning rate is `nesterov.learning_rate` of the result.
+    #[must_use]
+    pub fn of_level(&self, level: u16) -> Self {
+        let mut outer = self.clone();
+        if let Some(&rate) = self.level_learning_rates.get(usize::from(level)) {
+            outer.nesterov.learning_rate = rate;
+        }
+        outer
+    }
+
+    /// How outer gradients are merged.
+    #[must_use]
+    pub fn fold_rule(&self) -> FoldRule {
+        FoldRule { rescale: self.rescale, embedding_mean: self.embedding_mean }
+    }
+
     /// The parameters of delayed Nesterov momentum; `None` if `outer.delay` is 0.
     #[must_use]
     pub fn delayed(&self) -> Option<DelayedNesterovConfig> {

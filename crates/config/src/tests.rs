@@ -137,7 +137,7 @@ fn wrong_types_name_the_key_and_the_place() {
             ":3: train.batch: expected a whole number from 0, found the number -1",
             ":5: model.tie_embeddings: expected true or false, found the number 1",
             ":7: run.name: expected a string, found true",
-            ":9: outer.rescale: expected one of `sqrt-paths`, `none`, `rda`, found `sqrt`",
+            ":9: outer.rescale: expected an exponent, \"none\", \"sqrt-paths\" or \"rda\", found the string \"sqrt\"",
         ]
     );
     assert_eq!(problems("train = 3\n"), [":1: train: expected a section, found the value 3"]);
@@ -228,6 +228,60 @@ fn the_numbers_of_products_are_named() {
 }
 
 #[test]
+fn rescaling_is_an_exponent_or_a_name() {
+    let rescale = |value: &str| set(&[&format!("outer.rescale={value}")]).unwrap().config;
+    assert_eq!(rescale("none"), rescale("0"));
+    assert_eq!(rescale("sqrt-paths"), rescale("0.5"));
+    assert_eq!(rescale("0.5").hash(), RunConfig::default().hash());
+    assert_eq!(rescale("0.25").value("outer.rescale").unwrap(), "0.25");
+    assert_eq!(rescale("-0.5").outer.rescale, dipaco_sync::Rescale::Paths(-0.5));
+    let text = rescale("0.25").to_toml();
+    assert_eq!(RunConfig::from_toml(&text, Path::new("config.toml")).unwrap(), rescale("0.25"));
+    for wrong in ["1.5", "-2"] {
+        let error = set(&[&format!("outer.rescale={wrong}")]).unwrap_err().to_string();
+        assert!(error.contains("use an exponent from -1 to 1"), "{error}");
+    }
+}
+
+#[test]
+fn features_can_come_from_an_untrained_seed_and_from_a_lower_block() {
+    assert!(set(&["seed_model.steps=0", "routing.feature_blocks=0"]).is_ok());
+    let error = set(&["routing.feature_blocks=5"]).unwrap_err().to_string();
+    assert!(error.contains("routing.feature_blocks is 5 but model.blocks is 4"), "{error}");
+}
+
+#[test]
+fn every_level_can_have_its_outer_learning_rate() {
+    let config = set(&["outer.level_learning_rates=[0.5, 1]"]).unwrap().config;
+    let rates = [0, 1].map(|level| config.outer.of_level(level).nesterov.learning_rate);
+    assert_eq!(rates, [0.5, 1.0]);
+    assert_eq!(config.outer.of_level(1).nesterov.momentum, 0.9);
+    assert_eq!(RunConfig::default().outer.of_level(1).nesterov.learning_rate, 0.7);
+    let error = set(&["outer.level_learning_rates=[0.5]"]).unwrap_err().to_string();
+    assert!(
+        error.contains("outer.level_learning_rates has 1 numbers but the topology has 2 levels"),
+        "{error}"
+    );
+    let error = set(&["outer.level_learning_rates=[0.5, 0]"]).unwrap_err().to_string();
+    assert!(error.contains("outer.level_learning_rates has 0: use numbers above 0"), "{error}");
+}
+
+#[test]
+fn rows_count_as_touched_only_where_nothing_else_moves_them() {
+    let touched = ["outer.embedding_mean=touched", "model.embedding_decay=false"];
+    assert!(set(&touched).is_ok());
+    for (against, says) in [
+        ("model.embedding_decay=true", "set model.embedding_decay = false"),
+        ("model.tie_embeddings=true", "with model.tie_embeddings every step"),
+        ("outer.delay=4", "outer.delay applies contributions one by one"),
+        ("sync.eager=true", "with sync.eager a path must know"),
+    ] {
+        let error = set(&[touched[0], touched[1], against]).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
 fn a_written_configuration_is_read_back() {
     let mut config = RunConfig::default();
     config.run.directory = Some("runs/other \"one\"".into());
@@ -266,6 +320,7 @@ fn free_keys_do_not_count_for_the_weights() {
         let other = match default.value(doc.key).unwrap().as_str() {
             "false" => "true".to_owned(),
             "\"continue\"" => "restart".to_owned(),
+            "\"same\"" => "any".to_owned(),
             number => format!("{}", number.parse::<f64>().unwrap() / 2.0 + 2.0).replace(".5", ""),
         };
         let other = if number_below_one(doc.key) { "0.5".to_owned() } else { other };

@@ -10,7 +10,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use dipaco_cuda::{CudaOptions, CudaPath, Gpu, KernelTime, PathUpload};
-use dipaco_model::{Dtype, ModelConfig, parameters, path_specs};
+use dipaco_model::{Dtype, ModelConfig, TokenBatch, TokenRows, parameters, path_specs};
 use dipaco_optim::AdamWConfig;
 
 /// Steps before the measurement, in which cuBLASLt's algorithms are looked up.
@@ -52,13 +52,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         let count = batch * config.context;
         let tokens: Vec<u32> = (0..count).map(|_| random.next() % config.vocab_size as u32).collect();
         let targets: Vec<u32> = tokens.iter().skip(1).chain(&tokens[..1]).copied().collect();
-        (tokens, targets)
+        let tokens = TokenRows::new(tokens, batch, config.vocab_size)?;
+        TokenBatch::new(tokens, targets, config.vocab_size)
     };
     let mut seconds = Vec::with_capacity(steps);
     for step in 0..steps + WARMUP {
-        let (tokens, targets) = batch_of();
+        let batch = batch_of()?;
         let begin = Instant::now();
-        let done = path.step(&tokens, &targets, batch, &adamw, adamw.learning_rate)?;
+        let done = path.step(&batch, &adamw, adamw.learning_rate)?;
         if !done.loss.mean.is_finite() {
             return Err(format!("the loss of step {step} is {}", done.loss.mean).into());
         }
@@ -66,8 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             seconds.push(begin.elapsed().as_secs_f64());
         }
     }
-    let (tokens, targets) = batch_of();
-    let (last, times) = path.profiled_step(&tokens, &targets, batch, &adamw, adamw.learning_rate)?;
+    let (last, times) = path.profiled_step(&batch_of()?, &adamw, adamw.learning_rate)?;
     seconds.sort_by(f64::total_cmp);
     let median = seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN);
     let (context, precision) = (config.context, config.dtype);

@@ -1,6 +1,6 @@
 //! The tokens of a batch in the form that the kernels read.
 
-use dipaco_model::{IGNORE, ModelConfig};
+use dipaco_model::{ModelConfig, TokenBatch, TokenRows};
 
 use crate::CudaError;
 
@@ -33,9 +33,10 @@ impl PackedBatch {
     }
 
     /// Packs tokens (N), targets (N), `order` (N) and `starts` (N + 1): the positions sorted by token, and for each
-    /// token that occurs the place of its first position in `order`, filled up with N. [`check`] must have passed the
-    /// tokens.
-    pub(crate) fn pack(&mut self, tokens: &[u32], targets: &[u32]) -> &[u32] {
+    /// token that occurs the place of its first position in `order`, filled up with N. [`check_tokens`] must have
+    /// passed the tokens.
+    pub(crate) fn pack(&mut self, tokens: &TokenRows, targets: &[u32]) -> &[u32] {
+        let tokens = tokens.ids();
         let rows = tokens.len();
         let at = BatchOffsets::new(rows);
         self.packed.clear();
@@ -63,40 +64,28 @@ impl PackedBatch {
     }
 }
 
-/// Checks a batch and returns T.
-///
-/// The kernels index the embedding by token and the logits by target without any test, so ids are checked
-/// here and in [`check_targets`].
-pub(crate) fn check(config: &ModelConfig, tokens: &[u32], batch: usize) -> Result<usize, CudaError> {
-    let wrong = |problem: String| Err(CudaError::Argument { what: "tokens", problem });
-    if batch == 0 || tokens.is_empty() || !tokens.len().is_multiple_of(batch) {
-        return wrong(format!("{} tokens are not {batch} rows of one length", tokens.len()));
+/// Checks that tokens fit the path: T and the vocabulary. The kernels index the embedding by token without any test, and
+/// [`TokenRows`] has checked each id against its vocabulary.
+pub(crate) fn check_tokens(config: &ModelConfig, tokens: &TokenRows) -> Result<(), CudaError> {
+    let (time, context) = (tokens.time(), config.context);
+    if time > context {
+        let problem = format!("rows of {time} tokens are longer than the context of {context}");
+        return Err(CudaError::Argument { what: "tokens", problem });
     }
-    let time = tokens.len() / batch;
-    if time > config.context {
-        return wrong(format!("rows of {time} tokens are longer than the context of {}", config.context));
-    }
-    let vocabulary = config.vocab_size;
-    match tokens.iter().find(|&&token| token as usize >= vocabulary) {
-        Some(token) => wrong(format!("token id {token} is not in the vocabulary of {vocabulary} entries")),
-        None => Ok(time),
-    }
+    check_vocabulary("tokens", config, tokens.vocabulary())
 }
 
-/// Checks the targets and returns the number of targets that are not [`IGNORE`].
-pub(crate) fn check_targets(
-    config: &ModelConfig,
-    tokens: &[u32],
-    targets: &[u32],
-) -> Result<usize, CudaError> {
-    let wrong = |problem: String| Err(CudaError::Argument { what: "targets", problem });
-    if targets.len() != tokens.len() {
-        return wrong(format!("{} targets were given for {} tokens", targets.len(), tokens.len()));
+/// Checks that a batch fits the path. The kernels index the logits by target without any test.
+pub(crate) fn check_batch(config: &ModelConfig, batch: &TokenBatch) -> Result<(), CudaError> {
+    check_tokens(config, batch.tokens())?;
+    check_vocabulary("targets", config, batch.outputs())
+}
+
+fn check_vocabulary(what: &'static str, config: &ModelConfig, ids: usize) -> Result<(), CudaError> {
+    let entries = config.vocab_size;
+    if ids <= entries {
+        return Ok(());
     }
-    let counted = || targets.iter().filter(|&&target| target != IGNORE);
-    let vocabulary = config.vocab_size;
-    match counted().find(|&&target| target as usize >= vocabulary) {
-        Some(target) => wrong(format!("target {target} is not in the vocabulary of {vocabulary} entries")),
-        None => Ok(counted().count()),
-    }
+    let problem = format!("they are of a vocabulary of {ids} entries, and the path has {entries}");
+    Err(CudaError::Argument { what, problem })
 }

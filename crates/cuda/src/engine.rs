@@ -1,10 +1,10 @@
 //! The training step of a path as a sequence of kernels and products on a device.
 
-use dipaco_model::{Dtype, Loss, ModelConfig};
+use dipaco_model::{Dtype, Loss, ModelConfig, TokenBatch, TokenRows};
 use dipaco_optim::AdamWConfig;
 
 use crate::arena::{Arena, REPORT, segments};
-use crate::batch::{BatchOffsets, PackedBatch, check, check_targets};
+use crate::batch::{BatchOffsets, PackedBatch, check_batch, check_tokens};
 use crate::device::{Address, Argument, Grid, KernelDevice, Launch};
 use crate::layout::Layout;
 use crate::operands::{Destination, Projection, Step};
@@ -106,20 +106,17 @@ impl<D: KernelDevice> Engine<D> {
     /// Takes one AdamW step.
     pub(crate) fn step(
         &mut self,
-        tokens: &[u32],
-        targets: &[u32],
-        batch: usize,
+        batch: &TokenBatch,
         adamw: &AdamWConfig,
         learning_rate: f64,
     ) -> Result<CudaStep, CudaError> {
-        let time = check(&self.config, tokens, batch)?;
-        let counted = check_targets(&self.config, tokens, targets)?;
+        check_batch(&self.config, batch)?;
+        let counted = batch.counted();
         let scale = 1.0 / counted.max(1) as f32;
-        let micro = self.options.micro_batch * time;
-        for (i, (tokens, targets)) in tokens.chunks(micro).zip(targets.chunks(micro)).enumerate() {
-            let rows = Rows { sequences: tokens.len() / time, time };
+        for (i, part) in batch.parts(self.options.micro_batch).enumerate() {
+            let rows = Rows { sequences: part.rows(), time: part.time() };
             let accumulate = i > 0;
-            self.send(tokens, targets)?;
+            self.send(part.tokens(), part.targets())?;
             self.forward(rows)?;
             self.head(rows, HeadGradients::Wanted { scale, accumulate })?;
             self.sum_losses(rows, accumulate)?;
@@ -138,35 +135,24 @@ impl<D: KernelDevice> Engine<D> {
     }
 
     /// Returns `-ln p` of each target (B, T), without gradients, and the number of counted targets.
-    pub(crate) fn losses(
-        &mut self,
-        tokens: &[u32],
-        targets: &[u32],
-        batch: usize,
-    ) -> Result<(Vec<f32>, usize), CudaError> {
-        let time = check(&self.config, tokens, batch)?;
-        let counted = check_targets(&self.config, tokens, targets)?;
-        let micro = self.options.micro_batch * time;
-        let mut losses = vec![0f32; targets.len()];
-        let chunks = tokens.chunks(micro).zip(targets.chunks(micro)).zip(losses.chunks_mut(micro));
-        for ((tokens, targets), losses) in chunks {
-            let rows = Rows { sequences: tokens.len() / time, time };
-            self.send(tokens, targets)?;
+    pub(crate) fn losses(&mut self, batch: &TokenBatch) -> Result<(Vec<f32>, usize), CudaError> {
+        check_batch(&self.config, batch)?;
+        let micro = self.options.micro_batch;
+        let mut losses = vec![0f32; batch.targets().len()];
+        for (part, losses) in batch.parts(micro).zip(losses.chunks_mut(micro * batch.time())) {
+            let rows = Rows { sequences: part.rows(), time: part.time() };
+            self.send(part.tokens(), part.targets())?;
             self.forward(rows)?;
             self.head(rows, HeadGradients::None)?;
             self.device.download(self.arena.losses, bytemuck::cast_slice_mut(losses))?;
         }
-        Ok((losses, counted))
+        Ok((losses, batch.counted()))
     }
 
     /// Returns the mean (B, D) of the last block's output over the first `lengths` tokens of each row.
-    pub(crate) fn features(
-        &mut self,
-        tokens: &[u32],
-        lengths: &[usize],
-        batch: usize,
-    ) -> Result<Vec<f32>, CudaError> {
-        let time = check(&self.config, tokens, batch)?;
+    pub(crate) fn features(&mut self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, CudaError> {
+        check_tokens(&self.config, tokens)?;
+        let (batch, time) = (tokens.rows(), tokens.time());
         let wrong = |problem: String| Err(CudaError::Argument { what: "lengths", problem });
         if lengths.len() != batch {
             return wrong(format!("{} lengths were given for {batch} rows", lengths.len()));
@@ -176,11 +162,10 @@ impl<D: KernelDevice> Engine<D> {
         }
         let (micro, width) = (self.options.micro_batch, self.config.hidden_size);
         let mut features = vec![0f32; batch * width];
-        let chunks =
-            tokens.chunks(micro * time).zip(lengths.chunks(micro)).zip(features.chunks_mut(micro * width));
-        for ((tokens, lengths), features) in chunks {
+        let parts = tokens.parts(micro).zip(lengths.chunks(micro)).zip(features.chunks_mut(micro * width));
+        for ((tokens, lengths), features) in parts {
             let rows = Rows { sequences: lengths.len(), time };
-            self.send(tokens, tokens)?;
+            self.send(&tokens, tokens.ids())?;
             // Only the backward pass reads the order of the positions, so the lengths may take its place.
             let place = self.arena.batch.plus(4 * BatchOffsets::new(rows.count()).order);
             let lengths: Vec<u32> = lengths.iter().map(|&length| length as u32).collect();
@@ -201,7 +186,7 @@ impl<D: KernelDevice> Engine<D> {
         Ok(values)
     }
 
-    fn send(&mut self, tokens: &[u32], targets: &[u32]) -> Result<(), CudaError> {
+    fn send(&mut self, tokens: &TokenRows, targets: &[u32]) -> Result<(), CudaError> {
         let packed = self.batch.pack(tokens, targets);
         self.device.upload(self.arena.batch, bytemuck::cast_slice(packed))
     }

@@ -1,6 +1,6 @@
 //! A path on a GPU.
 
-use dipaco_model::{Loss, ModelConfig};
+use dipaco_model::{Loss, ModelConfig, TokenBatch, TokenRows};
 use dipaco_optim::AdamWConfig;
 
 use crate::arena::Arena;
@@ -140,23 +140,21 @@ impl CudaPath {
         Ok(Self { engine: Engine::new(device, config, options, path)? })
     }
 
-    /// Takes one AdamW step. `tokens` and `targets` are (B, T), row-major, with B = `batch`; a target of
-    /// [`dipaco_model::IGNORE`] is not counted. The gradient is clipped as with [`dipaco_optim::clip_scale`].
+    /// Takes one AdamW step on a batch (B, T). A target of [`dipaco_model::IGNORE`] is not counted. The gradient is clipped
+    /// as with [`dipaco_optim::clip_scale`].
     ///
     /// `learning_rate` is the rate of this step; [`AdamWConfig::learning_rate`] is the peak and is not read. If the
     /// loss or the gradient is not finite, the step changes nothing; the result shows the number that is not finite.
     ///
     /// # Errors
-    /// The lengths do not fit, T is over the context, an id is outside of the vocabulary, or the GPU fails.
+    /// T is over the context, the batch is of a larger vocabulary than the path, or the GPU fails.
     pub fn step(
         &mut self,
-        tokens: &[u32],
-        targets: &[u32],
-        batch: usize,
+        batch: &TokenBatch,
         adamw: &AdamWConfig,
         learning_rate: f64,
     ) -> Result<CudaStep, CudaError> {
-        self.engine.step(tokens, targets, batch, adamw, learning_rate)
+        self.engine.step(batch, adamw, learning_rate)
     }
 
     /// Takes a step as [`CudaPath::step`] does and returns the GPU time of each kernel too, the longest first. Timing
@@ -166,14 +164,12 @@ impl CudaPath {
     /// As [`CudaPath::step`].
     pub fn profiled_step(
         &mut self,
-        tokens: &[u32],
-        targets: &[u32],
-        batch: usize,
+        batch: &TokenBatch,
         adamw: &AdamWConfig,
         learning_rate: f64,
     ) -> Result<(CudaStep, Vec<KernelTime>), CudaError> {
         self.engine.device.begin_profile();
-        let step = self.engine.step(tokens, targets, batch, adamw, learning_rate);
+        let step = self.engine.step(batch, adamw, learning_rate);
         let times = self.engine.device.end_profile();
         Ok((step?, times?))
     }
@@ -182,8 +178,8 @@ impl CudaPath {
     ///
     /// # Errors
     /// As [`CudaPath::step`].
-    pub fn loss(&mut self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Loss, CudaError> {
-        let (losses, counted) = self.engine.losses(tokens, targets, batch)?;
+    pub fn loss(&mut self, batch: &TokenBatch) -> Result<Loss, CudaError> {
+        let (losses, counted) = self.engine.losses(batch)?;
         let sum: f64 = losses.into_iter().map(f64::from).sum();
         Ok(Loss { mean: (sum / counted.max(1) as f64) as f32, counted })
     }
@@ -192,13 +188,8 @@ impl CudaPath {
     ///
     /// # Errors
     /// As [`CudaPath::step`].
-    pub fn token_log_probs(
-        &mut self,
-        tokens: &[u32],
-        targets: &[u32],
-        batch: usize,
-    ) -> Result<Vec<f32>, CudaError> {
-        let (losses, _) = self.engine.losses(tokens, targets, batch)?;
+    pub fn token_log_probs(&mut self, batch: &TokenBatch) -> Result<Vec<f32>, CudaError> {
+        let (losses, _) = self.engine.losses(batch)?;
         Ok(losses.into_iter().map(|loss| if loss == 0.0 { 0.0 } else { -loss }).collect())
     }
 
@@ -206,14 +197,9 @@ impl CudaPath {
     /// of each row.
     ///
     /// # Errors
-    /// As [`CudaPath::step`], and a length is 0 or over T.
-    pub fn features(
-        &mut self,
-        tokens: &[u32],
-        lengths: &[usize],
-        batch: usize,
-    ) -> Result<Vec<f32>, CudaError> {
-        self.engine.features(tokens, lengths, batch)
+    /// As [`CudaPath::step`]. Also if there is not one length a row, or a length is 0 or over T.
+    pub fn features(&mut self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, CudaError> {
+        self.engine.features(tokens, lengths)
     }
 
     /// Returns the number of steps taken so far, including the steps before the upload to the GPU.

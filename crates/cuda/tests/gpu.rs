@@ -9,9 +9,9 @@
 #[path = "reference/cpu_path.rs"]
 mod cpu_path;
 
-use cpu_path::CpuPath;
+use cpu_path::{CpuPath, data};
 use dipaco_cuda::{CudaError, CudaOptions, CudaPath, CudaStep, Gpu, PathUpload};
-use dipaco_model::{Dtype, IGNORE, ModelConfig, parameters, path_specs};
+use dipaco_model::{Dtype, ModelConfig, parameters, path_specs};
 use dipaco_optim::AdamWConfig;
 
 /// Returns the first GPU. Prints a line and returns nothing on a machine without one; fails on any other error.
@@ -52,13 +52,6 @@ fn adamw() -> AdamWConfig {
     AdamWConfig { epsilon: 1e-4, ..AdamWConfig::default() }
 }
 
-fn data(config: &ModelConfig, step: u32) -> (Vec<u32>, Vec<u32>) {
-    let count = (ROWS * config.context) as u32;
-    let token = |i: u32| (i * i + 7 * i + 13 * step) % config.vocab_size as u32;
-    let target = |i: u32| if i % 5 == 2 { IGNORE } else { token(i + 1) };
-    ((0..count).map(token).collect(), (0..count).map(target).collect())
-}
-
 fn on_gpu(gpu: &Gpu, cpu: &CpuPath, config: &ModelConfig, options: CudaOptions) -> CudaPath {
     let weights = cpu.weights();
     let path = PathUpload { weights: &weights, first: &cpu.first, second: &cpu.second, step: 0 };
@@ -83,9 +76,9 @@ fn five_steps_are_those_of_the_cpu() {
             let mut cpu = CpuPath::new(&config, 1);
             let mut path = on_gpu(&gpu, &cpu, &ModelConfig { dtype, ..config.clone() }, WHOLE);
             for step in 0..5 {
-                let (tokens, targets) = data(&config, step);
-                let expected = cpu.step(&tokens, &targets, ROWS, RATE, &adamw());
-                let found = path.step(&tokens, &targets, ROWS, &adamw(), RATE).unwrap();
+                let batch = data(&config, ROWS, step);
+                let expected = cpu.step(&batch, RATE, &adamw());
+                let found = path.step(&batch, &adamw(), RATE).unwrap();
                 let off = [
                     f64::from((found.loss.mean / expected.loss - 1.0).abs()),
                     (found.gradient_norm / expected.gradient_norm - 1.0).abs(),
@@ -114,10 +107,7 @@ fn the_same_steps_give_the_same_bits() {
             let options = CudaOptions { micro_batch, ..WHOLE };
             let run = |options| {
                 let mut path = on_gpu(&gpu, &cpu, &config, options);
-                let step = |i| {
-                    let (tokens, targets) = data(&config, i);
-                    path.step(&tokens, &targets, ROWS, &adamw(), RATE).unwrap()
-                };
+                let step = |i| path.step(&data(&config, ROWS, i), &adamw(), RATE).unwrap();
                 let steps: Vec<CudaStep> = (0..3).map(step).collect();
                 (steps, path.weights().unwrap(), path.moments().unwrap())
             };
@@ -136,16 +126,16 @@ fn losses_and_features_are_those_of_the_cpu() {
             let cpu = CpuPath::new(&config, 3);
             let on_device = ModelConfig { dtype, ..config.clone() };
             let mut path = on_gpu(&gpu, &cpu, &on_device, CudaOptions { micro_batch: 3, ..WHOLE });
-            let (tokens, targets) = data(&config, 1);
-            let expected = cpu.path.token_log_probs(&tokens, &targets, ROWS).unwrap();
-            let found = path.token_log_probs(&tokens, &targets, ROWS).unwrap();
+            let batch = data(&config, ROWS, 1);
+            let expected = cpu.path.token_log_probs(&batch).unwrap();
+            let found = path.token_log_probs(&batch).unwrap();
             assert!(distance(&found, &expected) < tolerance);
-            let loss = path.loss(&tokens, &targets, ROWS).unwrap();
+            let loss = path.loss(&batch).unwrap();
             let mean = expected.iter().map(|&p| -f64::from(p)).sum::<f64>() / loss.counted as f64;
             assert!((f64::from(loss.mean) / mean - 1.0).abs() < tolerance);
             let lengths = [1, 7, 32, config.context];
-            let expected = cpu.path.features(&tokens, &lengths, ROWS).unwrap();
-            assert!(distance(&path.features(&tokens, &lengths, ROWS).unwrap(), &expected) < tolerance);
+            let expected = cpu.path.features(batch.tokens(), &lengths).unwrap();
+            assert!(distance(&path.features(batch.tokens(), &lengths).unwrap(), &expected) < tolerance);
         }
     }
 }

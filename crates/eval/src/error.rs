@@ -31,6 +31,9 @@ pub enum EvalError {
         #[source]
         source: dipaco_routing::RoutingError,
     },
+    /// A token file holds an id outside of its vocabulary.
+    #[error(transparent)]
+    Tokens(#[from] dipaco_shards::ShardsError),
     /// The model failed on a sequence.
     #[error("{file}: the model failed to score a batch of sequences that starts in document {document}")]
     Model {
@@ -77,9 +80,20 @@ pub enum EvalError {
         /// The document.
         document: u64,
     },
+    /// The router reads tokens that count.
+    #[error(
+        "the router reads {read} tokens but the first {uncounted} tokens of a sequence do not count: raise \
+         evaluation.prefix_tokens"
+    )]
+    RouterPrefix {
+        /// Number of tokens that the router reads.
+        read: usize,
+        /// Number of tokens at the start of a sequence that do not count.
+        uncounted: usize,
+    },
     /// The router was fitted for another number of paths.
     #[error(
-        "the transformer router has {router} paths but the run has {shards} shards: fit the router again for this run"
+        "the router has {router} paths but the run has {shards} shards: fit the router again for this run"
     )]
     RouterPaths {
         /// Number of paths of the router.

@@ -13,7 +13,9 @@ use crate::domains::UNLABELLED;
 use crate::evaluation::{Agreement, DomainEvaluation, Evaluation, Rerouted, Totals};
 use crate::score::{Score, Scorer};
 use crate::sequences::{Piece, Plan, Text, longest_first};
-use crate::{BoxError, Domains, EvalError, EvaluationConfig, LanguageModel, PathSource, Reroute};
+use crate::{
+    BoxError, Domains, EvalError, EvaluationConfig, LanguageModel, PathSource, Reroute, WindowRouter,
+};
 
 /// Protocol of scoring. Must be the same for all models of a comparison.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +26,17 @@ pub struct Protocol<'a> {
     pub token_bytes: Option<&'a [u32]>,
     /// Domains of the documents, for [`Evaluation::per_domain`].
     pub domains: Option<&'a Domains>,
+}
+
+/// How a routed model chooses the path of a text.
+#[derive(Clone, Copy)]
+pub enum Choice<'a> {
+    /// Each document keeps the path of its shard.
+    Document,
+    /// This router chooses the path of each sequence by the sequence's first tokens.
+    Window(&'a dyn WindowRouter),
+    /// The document's path begins, and a transformer router chooses again within the sequence.
+    Chunks(Reroute<'a>),
 }
 
 /// Stage of an evaluation.
@@ -79,11 +92,11 @@ pub fn evaluate_path(
     progress: &mut ProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
     let texts = [Text { file, path, documents: limited(file.documents(), protocol.config) }];
-    evaluate(&texts, 0, &mut One(model), None, protocol, progress)
+    evaluate(&texts, 0, &mut One(model), Choice::Document, protocol, progress)
 }
 
-/// Computes the perplexity of a routed model. Each path scores its own validation shard or, with a [`Reroute`], the chunks
-/// that the router gives it. All tokens count alike.
+/// Computes the perplexity of a routed model. Each path scores its own validation shard, or the sequences or chunks that the
+/// router of a [`Choice`] gives it. All tokens count alike.
 ///
 /// Each path is loaded once, and at most `evaluation.parallel_paths` paths are in memory at the same time.
 ///
@@ -93,7 +106,7 @@ pub fn evaluate_path(
 pub fn evaluate_routed<S: PathSource>(
     shards: &ShardSet,
     source: &mut S,
-    reroute: Option<Reroute<'_>>,
+    choice: Choice<'_>,
     protocol: &Protocol<'_>,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
@@ -107,12 +120,15 @@ pub fn evaluate_routed<S: PathSource>(
         documents: limited(shard.documents, protocol.config),
     };
     let texts: Vec<Text<'_>> = files.iter().zip(shards.shards()).map(text).collect();
-    if let Some(reroute) = &reroute
-        && reroute.router.paths() != shards.paths()
-    {
-        return Err(EvalError::RouterPaths { router: reroute.router.paths(), shards: shards.paths() });
+    let router = match choice {
+        Choice::Document => shards.paths(),
+        Choice::Window(router) => router.paths(),
+        Choice::Chunks(Reroute { router, .. }) => router.paths(),
+    };
+    if router != shards.paths() {
+        return Err(EvalError::RouterPaths { router, shards: shards.paths() });
     }
-    evaluate(&texts, files.len(), source, reroute, protocol, progress)
+    evaluate(&texts, files.len(), source, choice, protocol, progress)
 }
 
 fn limited(documents: u64, config: &EvaluationConfig) -> u64 {
@@ -141,14 +157,14 @@ fn evaluate<S: PathSource>(
     texts: &[Text<'_>],
     paths: usize,
     source: &mut S,
-    reroute: Option<Reroute<'_>>,
+    choice: Choice<'_>,
     protocol: &Protocol<'_>,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
     let Protocol { config, domains, .. } = *protocol;
     let sequence_tokens = config.sequence_for(source.context())?;
     // Without rerouting, one chunk holds any sequence, so the rest of the code needs no second case.
-    let chunk_tokens = reroute.as_ref().map_or(usize::MAX, |reroute| reroute.tokens);
+    let chunk_tokens = if let Choice::Chunks(reroute) = choice { reroute.tokens } else { usize::MAX };
     if chunk_tokens == 0 {
         let problem = "it must be at least 1 to choose paths within a text";
         return Err(SettingError::new("evaluation", "reroute_tokens", &chunk_tokens, problem).into());
@@ -162,11 +178,19 @@ fn evaluate<S: PathSource>(
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(()) => Err(EvalError::Cancelled),
     };
-    if let Some(reroute) = &reroute {
-        check_router(reroute, sequence_tokens)?;
-        let total = plan.several_chunks();
-        let mut report = |done| report(Stage::Routing, done, total);
-        plan.reroute(reroute.router, config.batch_sequences, &mut report)?;
+    match choice {
+        Choice::Document => {}
+        Choice::Window(router) => {
+            let total = plan.later_windows();
+            let mut report = |done| report(Stage::Routing, done, total);
+            plan.route_windows(router, config.batch_sequences, &mut report)?;
+        }
+        Choice::Chunks(reroute) => {
+            check_router(&reroute, sequence_tokens)?;
+            let total = plan.several_chunks();
+            let mut report = |done| report(Stage::Routing, done, total);
+            plan.reroute(reroute.router, config.batch_sequences, &mut report)?;
+        }
     }
     let pieces = plan.pieces();
     let total = pieces.values().map(Vec::len).sum();
@@ -186,7 +210,9 @@ fn evaluate<S: PathSource>(
     all.sequences = plan.sequences.len() as u64;
     let mut evaluation = all.finish(config.prefix_tokens, sequence_tokens)?;
     evaluation.per_path = per_path;
-    evaluation.reroute = reroute.map(|reroute| summarise(&plan, reroute.tokens));
+    if let Choice::Chunks(reroute) = choice {
+        evaluation.reroute = Some(summarise(&plan, reroute.tokens));
+    }
     if let Some(domains) = domains {
         evaluation.per_domain = by_domain(texts, &sums.documents, domains, paths);
         evaluation.agreement = agreement(&evaluation.per_domain, paths);

@@ -13,6 +13,8 @@
 //! Sums are taken in f64, path by path and in the order of the documents. So the result depends neither on the number of
 //! threads nor on the number of paths in memory.
 
+#![forbid(unsafe_code)]
+
 mod comparison;
 mod domains;
 mod error;
@@ -22,14 +24,16 @@ mod model;
 mod reroute;
 mod score;
 mod sequences;
+mod windows;
 
 pub use comparison::Comparison;
-pub use dipaco_settings::EvaluationConfig;
+pub use dipaco_settings::{EvaluationConfig, RouteUnit};
 pub use domains::{Domains, UNLABELLED};
 pub use error::{BoxError, EvalError};
 pub use evaluate::{
-    EvaluationProgress, ProgressFn, Protocol, Stage, evaluate_dense, evaluate_path, evaluate_routed,
+    Choice, EvaluationProgress, ProgressFn, Protocol, Stage, evaluate_dense, evaluate_path, evaluate_routed,
 };
 pub use evaluation::{Agreement, DomainEvaluation, Evaluation, PathEvaluation, Rerouted};
 pub use model::{LanguageModel, PathSource};
 pub use reroute::{Reroute, TokenRouter};
+pub use windows::WindowRouter;

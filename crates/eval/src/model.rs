@@ -1,5 +1,6 @@
 //! The interface between an evaluation and its models.
 
+use dipaco_shards::TokenBatch;
 use dipaco_topology::PathId;
 
 use crate::BoxError;
@@ -9,13 +10,12 @@ pub trait LanguageModel: Sync {
     /// Largest number of tokens of a row (T).
     fn context(&self) -> usize;
 
-    /// Returns `ln p(target)` in nats of each position, (B, T) row-major; 0 where the target is `u32::MAX`. `tokens` and
-    /// `targets` are (B, T), row-major.
+    /// Returns `ln p(target)` in nats of each position, (B, T) row-major; 0 where the target is [`dipaco_shards::IGNORE`].
     ///
     /// # Errors
     ///
-    /// When a token is outside of the vocabulary, a shape does not fit, or the device fails.
-    fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, BoxError>;
+    /// When the shape or the vocabulary does not fit, or the device fails.
+    fn token_log_probs(&self, batch: &TokenBatch) -> Result<Vec<f32>, BoxError>;
 }
 
 impl LanguageModel for dipaco_model::Path {
@@ -23,8 +23,8 @@ impl LanguageModel for dipaco_model::Path {
         self.config().context
     }
 
-    fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, BoxError> {
-        Ok(Self::token_log_probs(self, tokens, targets, batch)?)
+    fn token_log_probs(&self, batch: &TokenBatch) -> Result<Vec<f32>, BoxError> {
+        Ok(Self::token_log_probs(self, batch)?)
     }
 }
 
@@ -53,7 +53,7 @@ impl<M: LanguageModel + ?Sized> LanguageModel for &M {
         (**self).context()
     }
 
-    fn token_log_probs(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Vec<f32>, BoxError> {
-        (**self).token_log_probs(tokens, targets, batch)
+    fn token_log_probs(&self, batch: &TokenBatch) -> Result<Vec<f32>, BoxError> {
+        (**self).token_log_probs(batch)
     }
 }

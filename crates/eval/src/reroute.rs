@@ -1,5 +1,6 @@
 //! Choosing paths within a text (arXiv:2403.10616 §2.4.3).
 
+use dipaco_shards::TokenRows;
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 
@@ -15,13 +16,12 @@ pub trait TokenRouter: Sync {
     fn context(&self) -> usize;
 
     /// Returns the score of each path for continuing each row after each position: (B, positions, P), row-major, higher is
-    /// better. `tokens` is (B, T), row-major. The scores after a position may depend only on tokens of the row up to that
-    /// position.
+    /// better. `tokens` is (B, T). The scores after a position may depend only on tokens of the row up to that position.
     ///
     /// # Errors
     ///
-    /// When a token is outside of the vocabulary, a shape does not fit, or the device fails.
-    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, BoxError>;
+    /// When the shape or the vocabulary does not fit, or the device fails.
+    fn scores(&self, tokens: &TokenRows, positions: &[usize]) -> Result<Vec<f32>, BoxError>;
 }
 
 /// Rerouting: how paths are chosen within a text.
@@ -51,6 +51,7 @@ impl Plan<'_> {
             order.chunks(batch).map(|places| places.iter().map(|&place| several[place]).collect()).collect();
         let mut done = 0;
         report(done)?;
+        // A few batches per thread: enough to keep all threads busy, and few enough to show progress and to stop soon.
         for group in batches.chunks(rayon::current_num_threads() * 4) {
             let chosen: Vec<Vec<PathId>> =
                 group.par_iter().map(|rows| choose(self, router, rows)).collect::<Result<_, _>>()?;
@@ -89,7 +90,8 @@ fn choose(plan: &Plan<'_>, router: &dyn TokenRouter, rows: &[Sequence]) -> Resul
         (1..=width / plan.chunk_tokens).map(|chunk| chunk * plan.chunk_tokens - 1).collect();
     let file = || plan.texts[first.text as usize].file.path().display().to_string();
     let failed = |source| EvalError::Router { file: file(), document: first.document, source };
-    let scores = router.scores(&tokens, rows.len(), &positions).map_err(failed)?;
+    let tokens = plan.texts[first.text as usize].file.rows(tokens, rows.len())?;
+    let scores = router.scores(&tokens, &positions).map_err(failed)?;
     let paths = router.paths() as usize;
     let expected = rows.len() * positions.len() * paths;
     if scores.len() != expected || paths == 0 {
@@ -130,7 +132,7 @@ impl TokenRouter for dipaco_routing::TransformerRouter {
         self.context()
     }
 
-    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
-        self.scores(tokens, batch, positions)
+    fn scores(&self, tokens: &TokenRows, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
+        self.scores(tokens, positions)
     }
 }

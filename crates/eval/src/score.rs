@@ -31,6 +31,7 @@ impl Scorer<'_> {
         let width = pieces.iter().map(|piece| piece.length - 1).max().unwrap_or(0);
         let mut tokens = Vec::with_capacity(width * rows.len());
         let mut targets = Vec::with_capacity(width * rows.len());
+        let mut counted_targets = 0;
         for (piece, sequence) in &rows {
             let text = self.plan.tokens(sequence, piece.length);
             let padding = width + 1 - piece.length;
@@ -38,7 +39,9 @@ impl Scorer<'_> {
             tokens.extend(text.iter().take(piece.length - 1));
             tokens.extend(std::iter::repeat_n(end_of_text, padding));
             let counted = |(place, token)| {
-                if self.plan.counts(sequence, self.path, place) { token } else { IGNORE }
+                let counts = self.plan.counts(sequence, self.path, place);
+                counted_targets += usize::from(counts);
+                if counts { token } else { IGNORE }
             };
             targets.extend(text.iter().enumerate().skip(1).map(counted));
             targets.extend(std::iter::repeat_n(IGNORE, padding));
@@ -48,7 +51,11 @@ impl Scorer<'_> {
         };
         let file = |text: u32| self.plan.texts[text as usize].file.path().display().to_string();
         let failed = |source| EvalError::Model { file: file(first.text), document: first.document, source };
-        let log_probs = self.model.token_log_probs(&tokens, &targets, rows.len()).map_err(failed)?;
+        // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
+        let file_of_first = self.plan.texts[first.text as usize].file;
+        let batch = file_of_first.batch(tokens, targets, rows.len(), counted_targets)?;
+        let targets = batch.targets();
+        let log_probs = self.model.token_log_probs(&batch).map_err(failed)?;
         if log_probs.len() != targets.len() {
             return Err(EvalError::Shape { expected: targets.len(), actual: log_probs.len() });
         }

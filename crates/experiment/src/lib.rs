@@ -23,6 +23,8 @@
 //! # Ok::<(), dipaco_experiment::ExperimentError>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod cell;
 mod error;
 mod experiment;

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,11 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::job::{Job, Surroundings, held, most_events};
-use crate::queue::{Limits, Queue};
-use crate::{EngineError, Event, GenerateRequest, Load, Observer, Outcome, Route, RoutedModel, TextCodec};
+use crate::queue::{Queue, QueueLimits};
+use crate::{
+    EngineError, Event, GenerateRequest, Load, Observer, Outcome, Route, RoutedModel, SequenceEvent,
+    TextCodec,
+};
 
 /// Limits of the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +65,7 @@ impl Engine {
             slots => slots,
         };
         let queue =
-            Queue::new(Limits { requests: config.queued_requests, tokens: config.queued_tokens, slots });
+            Queue::new(QueueLimits { requests: config.queued_requests, tokens: config.queued_tokens, slots });
         let shared = Arc::new(Shared { model, codec, observer, queue, abort: CancellationToken::new() });
         let mut engine = Self { shared, threads: Vec::with_capacity(slots), slots };
         for number in 0..slots {
@@ -90,38 +94,33 @@ impl Engine {
         self.slots
     }
 
-    /// Admits all of these sequences, or none of them.
+    /// Admits all of these sequences, or none of them. `deadline` is the time from now to the last token of all of them.
     ///
     /// # Errors
     /// When a request is invalid, the queue is full, or the engine is shutting down.
-    pub fn submit(&self, requests: Vec<GenerateRequest>) -> Result<Vec<Generation>, EngineError> {
+    pub fn submit(
+        &self,
+        requests: Vec<GenerateRequest>,
+        deadline: Duration,
+    ) -> Result<Submission, EngineError> {
         let Shared { model, queue, .. } = self.shared.as_ref();
         let (context, vocab_size, paths) = (model.context(), model.vocab_size(), model.topology().paths());
         for request in &requests {
             request.check(context, vocab_size, paths)?;
         }
-        let arrived = Instant::now();
-        let (mut jobs, mut generations) =
-            (Vec::with_capacity(requests.len()), Vec::with_capacity(requests.len()));
-        for request in requests {
-            let (events, receiver) = mpsc::channel(most_events(&request));
-            generations.push(Generation {
-                events: receiver,
-                arrived,
-                deadline: request.deadline,
-                over: false,
-                shared: Arc::clone(&self.shared),
-            });
-            jobs.push(Job { request, events, arrived });
-        }
-        match queue.push(jobs) {
-            Ok(()) => Ok(generations),
-            Err(error) => {
-                // The jobs were never queued, so dropping the generations must not search the queue.
-                generations.iter_mut().for_each(|generation| generation.over = true);
-                Err(error)
-            }
-        }
+        let (arrived, unfinished) = (Instant::now(), requests.len());
+        let failed = Arc::new(AtomicBool::new(false));
+        let (events, receiver) = mpsc::channel(requests.iter().map(most_events).sum::<usize>().max(1));
+        let jobs = requests.into_iter().enumerate().map(|(sequence, request)| Job {
+            request,
+            sequence,
+            events: events.clone(),
+            failed: Arc::clone(&failed),
+            arrived,
+            deadline,
+        });
+        queue.push(jobs.collect())?;
+        Ok(Submission { events: receiver, arrived, deadline, unfinished, shared: Arc::clone(&self.shared) })
     }
 
     /// Routes tokens without generating text. Runs the model on the calling thread, so call it where blocking is allowed.
@@ -190,7 +189,7 @@ impl Shared {
                 summary.outcome = Outcome::Error;
                 let message = message(panic.as_ref());
                 tracing::error!(%message, "a request panicked");
-                Some(Event::Failed(EngineError::Panicked { message }))
+                Some(Err(EngineError::Panicked { message }))
             });
             summary.total = job.arrived.elapsed();
             self.observer.finished(&summary);
@@ -198,7 +197,7 @@ impl Shared {
             if let Some(last) = last {
                 // Sent after the counts are updated, so that a caller with its answer also finds the request in the counts.
                 // Sending fails only when the caller is gone.
-                let _ = job.events.try_send(last);
+                let _ = job.send(last.map(Event::Finished));
             }
         }
     }
@@ -209,52 +208,67 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown panic".into())
 }
 
-/// The events of an admitted sequence. Dropping it cancels the sequence.
-pub struct Generation {
-    events: mpsc::Receiver<Event>,
+/// The events of the sequences that were submitted together. Dropping it cancels the unfinished sequences.
+pub struct Submission {
+    events: mpsc::Receiver<Result<SequenceEvent, EngineError>>,
     arrived: Instant,
     deadline: Duration,
-    over: bool,
+    /// Number of sequences without their last event.
+    unfinished: usize,
     shared: Arc<Shared>,
 }
 
-impl Generation {
-    /// Waits for the next event; `None` after [`Event::Finished`] or [`Event::Failed`]. A sequence that is still in the queue
-    /// at its deadline fails at the deadline, not when it gets a slot.
-    pub async fn next(&mut self) -> Option<Event> {
-        if self.over {
-            return None;
+impl Submission {
+    /// Waits for the next event of any sequence. Returns `None` after the last event of the last sequence.
+    ///
+    /// The first failure ends all sequences, so a submission is never answered in part. A sequence that is still in the
+    /// queue at the deadline fails then, not when it gets a slot. Dropping the returned future loses no event.
+    ///
+    /// # Errors
+    /// The failure of a sequence, the deadline, or the shutdown of the engine.
+    pub async fn next(&mut self) -> Result<Option<SequenceEvent>, EngineError> {
+        if self.unfinished == 0 {
+            return Ok(None);
         }
-        let deadline = self.deadline;
-        let at = self.arrived.checked_add(deadline);
-        let received = match at {
-            Some(at) => tokio::time::timeout_at(at.into(), self.events.recv()).await,
-            None => Ok(self.events.recv().await),
+        let (deadline, at) = (self.deadline, self.arrived.checked_add(self.deadline));
+        let over = async {
+            match at {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
         };
-        let event = match received {
-            Ok(Some(event)) => event,
-            Ok(None) => Event::Failed(EngineError::ShuttingDown),
-            Err(_) => Event::Failed(EngineError::Deadline { deadline }),
+        // Events come first: a caller at its deadline still gets the tokens that were made in time.
+        let received = tokio::select! {
+            biased;
+            received = self.events.recv() => received.unwrap_or(Err(EngineError::ShuttingDown)),
+            () = self.shared.abort.cancelled() => Err(EngineError::ShuttingDown),
+            () = over => Err(EngineError::Deadline { deadline }),
         };
-        self.over = matches!(event, Event::Finished(_) | Event::Failed(_));
-        Some(event)
+        match &received {
+            Ok(SequenceEvent { event: Event::Finished(_), .. }) => self.unfinished -= 1,
+            Ok(_) => {}
+            Err(_) => self.cancel(),
+        }
+        received.map(Some)
     }
-}
 
-impl Drop for Generation {
-    fn drop(&mut self) {
-        if self.over && self.events.is_closed() {
-            return;
-        }
+    /// Ends the sequences that run, and takes the waiting ones out of the queue.
+    fn cancel(&mut self) {
+        self.unfinished = 0;
         self.events.close();
         // A waiting sequence frees its place in the queue now, not when a slot would take it.
         for job in self.shared.queue.remove_abandoned() {
-            let outcome = if job.arrived.elapsed() >= job.request.deadline {
-                Outcome::Deadline
-            } else {
-                Outcome::Abort
-            };
+            let late = job.arrived.elapsed() >= job.deadline;
+            let outcome = if late { Outcome::Deadline } else { Outcome::Abort };
             self.shared.observer.finished(&job.summary(outcome));
+        }
+    }
+}
+
+impl Drop for Submission {
+    fn drop(&mut self) {
+        if self.unfinished > 0 {
+            self.cancel();
         }
     }
 }

@@ -1,15 +1,17 @@
 //! One sequence, from its start to its last event.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dipaco_topology::PathId;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::queue::Entry;
+use crate::queue::QueueEntry;
 use crate::{
-    BoxError, EngineError, GenerateRequest, Observer, Outcome, Route, RoutedModel, Sampler, Sequence, Stop,
-    StopMatcher, Summary, TextCodec, TextStream, TokenScore, score,
+    BoxError, EngineError, GenerateRequest, Observer, Outcome, RequestSummary, Route, RoutedModel, Sequence,
+    Stop, StopMatcher, TextCodec, TextStream, TokenSampler, TokenScore, score,
 };
 
 /// Number of prompt tokens per call of the model. Between two calls the job checks whether the caller still waits. The
@@ -50,8 +52,17 @@ pub struct Finished {
     pub generated_tokens: usize,
 }
 
+/// An event of one of the sequences of a submission.
+#[derive(Debug)]
+pub struct SequenceEvent {
+    /// Index of the sequence's request in the submission.
+    pub sequence: usize,
+    /// The event.
+    pub event: Event,
+}
+
 /// Events of a sequence, in this order: `Started`, `Prompt` if the request scores its prompt, `Token` for each token, then
-/// `Finished`. `Failed` may come at any point and is the last event.
+/// `Finished`. An error can take the place of each of them and is the last.
 #[derive(Debug)]
 pub enum Event {
     /// The sequence left the queue and has its path.
@@ -76,24 +87,27 @@ pub enum Event {
     },
     /// The sequence is complete.
     Finished(Finished),
-    /// The sequence failed.
-    Failed(EngineError),
 }
 
 /// A sequence in the queue.
 pub(crate) struct Job {
     pub(crate) request: GenerateRequest,
-    pub(crate) events: mpsc::Sender<Event>,
+    /// Index of the request in its submission.
+    pub(crate) sequence: usize,
+    pub(crate) events: mpsc::Sender<Result<SequenceEvent, EngineError>>,
+    /// True once a sequence of the submission has failed. The others end then, whenever their caller learns of it.
+    pub(crate) failed: Arc<AtomicBool>,
     pub(crate) arrived: Instant,
+    pub(crate) deadline: Duration,
 }
 
-impl Entry for Job {
+impl QueueEntry for Job {
     fn tokens(&self) -> usize {
         self.request.prompt.len()
     }
 
     fn abandoned(&self) -> bool {
-        self.events.is_closed()
+        self.events.is_closed() || self.failed.load(Ordering::Acquire)
     }
 }
 
@@ -106,7 +120,7 @@ pub(crate) struct Surroundings<'a> {
 }
 
 /// Reason for stopping a job before its end.
-enum Halt {
+pub(crate) enum Halt {
     /// The caller went away.
     Gone,
     Failed(EngineError),
@@ -125,9 +139,9 @@ fn failed(action: impl Into<String>) -> impl FnOnce(BoxError) -> Halt {
 
 impl Job {
     /// The summary of a job that has not begun.
-    pub(crate) fn summary(&self, outcome: Outcome) -> Summary {
+    pub(crate) fn summary(&self, outcome: Outcome) -> RequestSummary {
         let waited = self.arrived.elapsed();
-        Summary {
+        RequestSummary {
             path: self.request.path,
             outcome,
             prompt_tokens: self.request.prompt.len(),
@@ -141,17 +155,21 @@ impl Job {
         }
     }
 
-    /// Runs the sequence and returns its last event. The caller sends this event after it has counted the sequence.
-    /// `summary` is updated at each step, so that it is right even after a panic.
-    pub(crate) fn run(&self, around: &Surroundings<'_>, summary: &mut Summary) -> Option<Event> {
+    /// Runs the sequence and returns its end; `None` when the caller is gone. The slot sends the end after it has counted the
+    /// sequence. `summary` is updated at each step, so that it is right even after a panic.
+    pub(crate) fn run(
+        &self,
+        around: &Surroundings<'_>,
+        summary: &mut RequestSummary,
+    ) -> Option<Result<Finished, EngineError>> {
         let result = self.generate(around, summary);
-        let (outcome, event) = match result {
+        let (outcome, end) = match result {
             Ok(finished) => {
                 let outcome = match finished.reason {
                     FinishReason::Stop => Outcome::Stop,
                     FinishReason::Length => Outcome::Length,
                 };
-                (outcome, Some(Event::Finished(finished)))
+                (outcome, Some(Ok(finished)))
             }
             Err(Halt::Gone) => (Outcome::Abort, None),
             Err(Halt::Failed(error)) => {
@@ -160,14 +178,14 @@ impl Job {
                     EngineError::ShuttingDown => Outcome::ShuttingDown,
                     _ => Outcome::Error,
                 };
-                (outcome, Some(Event::Failed(error)))
+                (outcome, Some(Err(error)))
             }
         };
         summary.outcome = if self.events.is_closed() { Outcome::Abort } else { outcome };
-        event
+        end
     }
 
-    fn generate(&self, around: &Surroundings<'_>, summary: &mut Summary) -> Result<Finished, Halt> {
+    fn generate(&self, around: &Surroundings<'_>, summary: &mut RequestSummary) -> Result<Finished, Halt> {
         let request = &self.request;
         let began = Instant::now();
         self.still_wanted(around)?;
@@ -175,7 +193,6 @@ impl Job {
         let vocab_size = around.model.vocab_size();
         let mut finished =
             Finished { reason: FinishReason::Length, stop: None, text: String::new(), generated_tokens: 0 };
-        let top = request.log_probs.unwrap_or(0);
         if request.max_tokens == 0 && !request.score_prompt {
             return Ok(finished);
         }
@@ -185,8 +202,8 @@ impl Job {
         let mut logits = self.prefill(around, sequence.as_mut(), path)?;
         summary.prefill = Some(began.elapsed());
 
-        let mut sampler = Sampler::new(request.sampling.clone(), &request.prompt);
-        let mut text = Text::new(around.codec, request);
+        let mut sampler = TokenSampler::new(request.sampling.clone(), &request.prompt);
+        let mut text = ContinuationText::new(around.codec, request);
         let end_of_text = around.codec.end_of_text();
         let mut ends = request.stop_token_ids.clone();
         ends.extend((!request.ignore_eos).then_some(end_of_text));
@@ -197,8 +214,9 @@ impl Job {
             let free = finished.generated_tokens >= request.min_tokens;
             let banned = if free { &[][..] } else { &ends };
             let token = sampler.choose(&logits, banned).ok_or(EngineError::NotFinite { path })?;
-            // Scored in any case: the score detects logits that are not finite.
-            let scored = score(&logits, token, top).ok_or(EngineError::NotFinite { path })?;
+            // From the raw logits: clients compare log-probabilities of runs with different sampling.
+            let scored = request.log_probs.map(|top| score(&logits, token, top));
+            let score = scored.map(|score| score.ok_or(EngineError::NotFinite { path })).transpose()?;
             finished.generated_tokens += 1;
             summary.generated_tokens = finished.generated_tokens;
             if finished.generated_tokens == 1 {
@@ -229,8 +247,7 @@ impl Job {
                     finished.stop = Some(StopReason::Text(stop));
                 }
             }
-            let score = request.log_probs.map(|_| scored);
-            self.send(Event::Token { token, text: piece, offset, score })?;
+            self.send(Ok(Event::Token { token, text: piece, offset, score }))?;
             match finished.reason {
                 FinishReason::Stop => break,
                 FinishReason::Length if finished.generated_tokens < request.max_tokens => {
@@ -249,7 +266,7 @@ impl Job {
     }
 
     /// Finds the path of the sequence and sends [`Event::Started`].
-    fn start(&self, around: &Surroundings<'_>, summary: &mut Summary) -> Result<PathId, Halt> {
+    fn start(&self, around: &Surroundings<'_>, summary: &mut RequestSummary) -> Result<PathId, Halt> {
         let prompt = &self.request.prompt;
         let route = match self.request.path {
             Some(_) => None,
@@ -267,7 +284,7 @@ impl Job {
             (None, None) => return Err(Halt::Failed(EngineError::EmptyPrompt)),
         };
         summary.path = Some(path);
-        self.send(Event::Started { path, route })?;
+        self.send(Ok(Event::Started { path, route }))?;
         Ok(path)
     }
 
@@ -300,28 +317,33 @@ impl Job {
         }
         if request.score_prompt {
             logits.drain(..logits.len() - vocab_size);
-            self.send(Event::Prompt(scores))?;
+            self.send(Ok(Event::Prompt(scores)))?;
         }
         Ok(logits)
     }
 
     /// Returns an error when the job must stop. Called between any two steps of the model.
     fn still_wanted(&self, around: &Surroundings<'_>) -> Result<(), Halt> {
-        if self.events.is_closed() {
+        if self.abandoned() {
             return Err(Halt::Gone);
         }
         if around.abort.is_cancelled() {
             return Err(EngineError::ShuttingDown.into());
         }
-        let deadline = self.request.deadline;
+        let deadline = self.deadline;
         if self.arrived.elapsed() >= deadline {
             return Err(EngineError::Deadline { deadline }.into());
         }
         Ok(())
     }
 
-    fn send(&self, event: Event) -> Result<(), Halt> {
-        // The channel has room for all events of the request, so sending fails only when the caller is gone.
+    /// Sends an event or the failure of the sequence.
+    pub(crate) fn send(&self, event: Result<Event, EngineError>) -> Result<(), Halt> {
+        if event.is_err() {
+            self.failed.store(true, Ordering::Release);
+        }
+        let event = event.map(|event| SequenceEvent { sequence: self.sequence, event });
+        // The channel has room for all events of the submission, so sending fails only when the caller is gone.
         self.events.try_send(event).map_err(|_| Halt::Gone)
     }
 }
@@ -337,38 +359,38 @@ fn expect(logits: &[f32], expected: usize, path: PathId) -> Result<(), Halt> {
 }
 
 /// The text of a continuation: its decoder and its stop texts.
-struct Text {
+struct ContinuationText {
     stream: Box<dyn TextStream>,
-    stops: StopMatcher,
+    /// Absent for a request without stop texts.
+    stops: Option<StopMatcher>,
     /// Number of characters decoded so far.
     characters: usize,
     /// Text of the last token, to append after the rest of the matcher and the decoder.
     held: String,
 }
 
-impl Text {
+impl ContinuationText {
     fn new(codec: &dyn TextCodec, request: &GenerateRequest) -> Self {
         let prompt = &request.prompt;
         let stream = codec.stream(&prompt[prompt.len().saturating_sub(DECODER_CONTEXT)..]);
-        Self { stream, stops: StopMatcher::new(&request.stop), characters: 0, held: String::new() }
+        let stops = (!request.stop.is_empty()).then(|| StopMatcher::new(&request.stop));
+        Self { stream, stops, characters: 0, held: String::new() }
     }
 
     /// Returns the text to send for a token, and the stop text that the token completed.
     fn push(&mut self, token: u32, may_stop: bool) -> Result<(String, Option<String>), Halt> {
         let piece = self.stream.push(token).map_err(failed("decoding a token"))?;
         self.characters += piece.chars().count();
-        if !may_stop {
-            return Ok((piece, None));
-        }
-        Ok(match self.stops.push(&piece) {
-            Stop::Continue(text) => (text, None),
-            Stop::Reached { before, stop } => (before, Some(stop)),
+        Ok(match self.stops.as_mut().filter(|_| may_stop).map(|stops| stops.push(&piece)) {
+            None => (piece, None),
+            Some(Stop::Continue(text)) => (text, None),
+            Some(Stop::Reached { before, stop }) => (before, Some(stop)),
         })
     }
 
     /// Returns the text held back so far.
     fn finish(&mut self) -> String {
-        let mut text = self.stops.finish();
+        let mut text = self.stops.as_mut().map(StopMatcher::finish).unwrap_or_default();
         text.push_str(&self.stream.finish());
         text.push_str(&self.held);
         text
@@ -376,6 +398,6 @@ impl Text {
 }
 
 /// Time that a job held a slot, for the estimate of the queue.
-pub(crate) fn held(summary: &Summary) -> Duration {
+pub(crate) fn held(summary: &RequestSummary) -> Duration {
     summary.total.saturating_sub(summary.queued)
 }

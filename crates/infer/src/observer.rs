@@ -23,7 +23,7 @@ pub enum Outcome {
 
 /// Summary of an admitted request after its end.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Summary {
+pub struct RequestSummary {
     /// The path; `None` if the request ended before it was routed.
     pub path: Option<PathId>,
     /// Outcome.
@@ -51,7 +51,7 @@ pub trait Observer: Send + Sync {
     /// Called for each token but the first of a sequence, with the time since the token before.
     fn token(&self, interval: Duration);
     /// Called exactly once for each admitted request, when it ends in any way.
-    fn finished(&self, summary: &Summary);
+    fn finished(&self, summary: &RequestSummary);
 }
 
 /// Counts nothing.
@@ -60,5 +60,5 @@ pub struct NoObserver;
 
 impl Observer for NoObserver {
     fn token(&self, _: Duration) {}
-    fn finished(&self, _: &Summary) {}
+    fn finished(&self, _: &RequestSummary) {}
 }

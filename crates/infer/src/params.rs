@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use dipaco_topology::PathId;
 
@@ -10,7 +9,7 @@ use crate::EngineError;
 
 /// Parameters of sampling. The default is plain sampling with seed 0.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
+pub struct SamplingParams {
     /// Divides the logits; 0 takes the likeliest token. From 0 to 2.
     pub temperature: f32,
     /// Draws only from the smallest set of likeliest tokens whose probabilities add up to this. Above 0 and at most 1;
@@ -35,7 +34,7 @@ pub struct Sampling {
     pub choice: u64,
 }
 
-impl Default for Sampling {
+impl Default for SamplingParams {
     fn default() -> Self {
         Self {
             temperature: 1.0,
@@ -52,7 +51,7 @@ impl Default for Sampling {
     }
 }
 
-impl Sampling {
+impl SamplingParams {
     /// Checks the ranges.
     ///
     /// # Errors
@@ -95,7 +94,7 @@ pub struct GenerateRequest {
     /// Number of tokens before which the continuation can't end.
     pub min_tokens: usize,
     /// Parameters of sampling.
-    pub sampling: Sampling,
+    pub sampling: SamplingParams,
     /// Texts that end the continuation.
     pub stop: Vec<String>,
     /// Tokens that end the continuation, besides the end-of-text token.
@@ -109,12 +108,10 @@ pub struct GenerateRequest {
     pub log_probs: Option<usize>,
     /// Scores the tokens of the prompt too. Needs `log_probs`.
     pub score_prompt: bool,
-    /// Time from the request's admission to its last token.
-    pub deadline: Duration,
 }
 
 impl GenerateRequest {
-    /// A request with all defaults: 16 tokens, plain sampling, no log-probabilities, ten minutes.
+    /// A request with all defaults: 16 tokens, plain sampling, no log-probabilities.
     #[must_use]
     pub fn new(prompt: impl Into<Arc<[u32]>>) -> Self {
         Self {
@@ -122,14 +119,13 @@ impl GenerateRequest {
             path: None,
             max_tokens: 16,
             min_tokens: 0,
-            sampling: Sampling::default(),
+            sampling: SamplingParams::default(),
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
             include_stop: false,
             ignore_eos: false,
             log_probs: None,
             score_prompt: false,
-            deadline: Duration::from_secs(600),
         }
     }
 

@@ -20,7 +20,7 @@ pub struct Load {
 }
 
 /// An entry of the queue.
-pub(crate) trait Entry {
+pub(crate) trait QueueEntry {
     /// Number of prompt tokens.
     fn tokens(&self) -> usize;
     /// Returns whether the caller is gone.
@@ -32,12 +32,12 @@ pub(crate) struct Queue<J> {
     state: Mutex<QueueState<J>>,
     ready: Condvar,
     load: watch::Sender<Load>,
-    limits: Limits,
+    limits: QueueLimits,
 }
 
 /// Limits of a queue.
 #[derive(Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct QueueLimits {
     /// Number of waiting sequences.
     pub(crate) requests: usize,
     /// Number of waiting prompt tokens.
@@ -54,8 +54,8 @@ struct QueueState<J> {
     seconds: f64,
 }
 
-impl<J: Entry> Queue<J> {
-    pub(crate) fn new(limits: Limits) -> Self {
+impl<J: QueueEntry> Queue<J> {
+    pub(crate) fn new(limits: QueueLimits) -> Self {
         let state = QueueState { jobs: VecDeque::new(), load: Load::default(), closed: false, seconds: 1.0 };
         Self {
             state: Mutex::new(state),
@@ -67,7 +67,7 @@ impl<J: Entry> Queue<J> {
 
     /// Admits all of `jobs` or none of them.
     pub(crate) fn push(&self, jobs: Vec<J>) -> Result<(), EngineError> {
-        let tokens: usize = jobs.iter().map(Entry::tokens).sum();
+        let tokens: usize = jobs.iter().map(QueueEntry::tokens).sum();
         let most = self.limits.requests.saturating_add(self.limits.slots);
         for (given, limit, unit) in [(jobs.len(), most, REQUESTS), (tokens, self.limits.tokens, TOKENS)] {
             if given > limit {
@@ -130,10 +130,10 @@ impl<J: Entry> Queue<J> {
     pub(crate) fn remove_abandoned(&self) -> Vec<J> {
         let mut state = self.lock();
         let jobs = std::mem::take(&mut state.jobs);
-        let (gone, kept): (VecDeque<J>, VecDeque<J>) = jobs.into_iter().partition(Entry::abandoned);
+        let (gone, kept): (VecDeque<J>, VecDeque<J>) = jobs.into_iter().partition(QueueEntry::abandoned);
         state.jobs = kept;
         state.load.waiting -= gone.len();
-        state.load.waiting_tokens -= gone.iter().map(Entry::tokens).sum::<usize>();
+        state.load.waiting_tokens -= gone.iter().map(QueueEntry::tokens).sum::<usize>();
         self.load.send_replace(state.load);
         gone.into()
     }

@@ -52,18 +52,15 @@ pub enum RunModelError {
     Model(#[from] ModelError),
 }
 
-/// Picks the path for features (D), and returns it with the distance to every path (P).
-pub type RouteFeatures = Box<dyn Fn(&[f32]) -> Result<(PathId, Vec<f32>), BoxError> + Send + Sync>;
+/// Picks the path for the first tokens of an input, and returns it with the distance to every path (P).
+pub type RoutePrefix = Box<dyn Fn(&[u32]) -> Result<(PathId, Vec<f32>), BoxError> + Send + Sync>;
 
-/// Picks a path from the features (D) of a prefix: the mean output of the last block of the seed, the dense path that
-/// every path starts from (arXiv:2403.10616 §2.4).
+/// Picks a path from the first tokens of an input (arXiv:2403.10616 §2.4).
 pub struct PrefixRouter {
-    /// The seed that the router was fitted with.
-    pub seed: Path,
     /// Largest number of tokens that the router reads.
     pub prefix_tokens: usize,
     /// The routing rule.
-    pub route: RouteFeatures,
+    pub route: RoutePrefix,
 }
 
 /// The paths of a run and their router.
@@ -147,8 +144,7 @@ impl RoutedModel for RunModel {
         let Some(router) = &self.router else {
             return Ok(Route { path: PathId(0), distances: Vec::new(), prefix_tokens: 0 });
         };
-        let features = router.seed.features(prefix, &[prefix.len()], 1)?;
-        let (path, distances) = (router.route)(&features)?;
+        let (path, distances) = (router.route)(prefix)?;
         let paths = self.topology.paths();
         if path.0 >= paths {
             return Err(RunModelError::WrongRouter { path, paths }.into());

@@ -5,54 +5,68 @@ use std::collections::{BTreeMap, BTreeSet};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::Sampling;
+use crate::SamplingParams;
 
 /// Chooses the tokens of one sequence. The choices depend only on the sampling parameters, the prompt and the logits.
 #[derive(Clone, Debug)]
-pub struct Sampler {
-    sampling: Sampling,
+pub struct TokenSampler {
+    sampling: SamplingParams,
     rng: ChaCha8Rng,
     prompt: BTreeSet<u32>,
     generated: BTreeMap<u32, u32>,
+    /// The logits (V) after bias and penalties, in memory that all tokens share.
+    adjusted: Vec<f32>,
+    /// The tokens that can still be drawn with their weights, in memory that all tokens share.
+    weights: Vec<(u32, f64)>,
 }
 
-impl Sampler {
+impl TokenSampler {
     /// A sampler for a sequence that begins with `prompt`.
     #[must_use]
-    pub fn new(sampling: Sampling, prompt: &[u32]) -> Self {
+    pub fn new(sampling: SamplingParams, prompt: &[u32]) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(sampling.seed);
         rng.set_stream(sampling.choice);
         let repeats = sampling.repetition_penalty != 1.0;
         let prompt = prompt.iter().copied().filter(|_| repeats).collect();
-        Self { sampling, rng, prompt, generated: BTreeMap::new() }
+        let (generated, adjusted, weights) = (BTreeMap::new(), Vec::new(), Vec::new());
+        Self { sampling, rng, prompt, generated, adjusted, weights }
     }
 
-    /// Chooses a token from logits (V). A `banned` token is chosen only if no other token is left. `None` when V is 0.
+    /// Chooses a token from logits (V). A `banned` token is chosen only if no other token is left.
+    ///
+    /// Returns `None` when the logits are not a distribution: V is 0, or they hold a NaN, a +∞, or only -∞.
     ///
     /// The steps come in vLLM's order: bias, penalties, temperature, `min_p`, `top_k`, `top_p`. Each token draws one random
     /// number, unless the temperature is 0.
     pub fn choose(&mut self, logits: &[f32], banned: &[u32]) -> Option<u32> {
-        let mut logits = logits.to_vec();
-        self.adjust(&mut logits);
+        // Checked before bias and penalties, which could hide the fault.
+        let finite = |logit: &f32| *logit < f32::INFINITY;
+        if !logits.iter().all(finite) || !logits.iter().any(|logit| *logit > f32::NEG_INFINITY) {
+            return None;
+        }
+        self.adjusted.clear();
+        self.adjusted.extend_from_slice(logits);
+        self.adjust();
         for &token in banned {
-            if let Some(logit) = logits.get_mut(token as usize) {
+            if let Some(logit) = self.adjusted.get_mut(token as usize) {
                 *logit = f32::NEG_INFINITY;
             }
         }
         let likeliest =
-            (0u32..).zip(&logits).reduce(|best, next| if next.1 > best.1 { next } else { best })?;
+            (0u32..).zip(&self.adjusted).reduce(|best, next| if next.1 > best.1 { next } else { best })?;
         let (mut token, max) = (likeliest.0, f64::from(*likeliest.1));
         if self.sampling.temperature > 0.0 {
             let draw: f64 = self.rng.random();
-            token = self.draw(&logits, max, draw).unwrap_or(token);
+            token = self.draw(max, draw).unwrap_or(token);
         }
         *self.generated.entry(token).or_insert(0) += 1;
         Some(token)
     }
 
-    /// Applies bias and penalties.
-    fn adjust(&self, logits: &mut [f32]) {
-        let Sampling { presence_penalty, frequency_penalty, repetition_penalty, .. } = self.sampling;
+    /// Applies bias and penalties to `adjusted`.
+    fn adjust(&mut self) {
+        let SamplingParams { presence_penalty, frequency_penalty, repetition_penalty, .. } = self.sampling;
+        let logits = &mut self.adjusted;
         for (&token, &bias) in &self.sampling.logit_bias {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit += bias;
@@ -74,12 +88,15 @@ impl Sampler {
         }
     }
 
-    /// Draws from the tokens that `min_p`, `top_k` and `top_p` leave, with a uniform number `draw` in [0, 1).
-    fn draw(&self, logits: &[f32], max: f64, draw: f64) -> Option<u32> {
-        let Sampling { temperature, min_p, top_k, top_p, .. } = self.sampling;
+    /// Draws from the tokens that `min_p`, `top_k` and `top_p` leave, with a uniform number `draw` in [0, 1). `max` is the
+    /// largest adjusted logit.
+    fn draw(&mut self, max: f64, draw: f64) -> Option<u32> {
+        let SamplingParams { temperature, min_p, top_k, top_p, .. } = self.sampling;
         let weight = |logit: f32| ((f64::from(logit) - max) / f64::from(temperature)).exp();
-        let mut weights: Vec<(u32, f64)> =
-            (0u32..).zip(logits).map(|(id, &logit)| (id, weight(logit))).filter(|&(_, w)| w > 0.0).collect();
+        let Self { adjusted, weights, .. } = self;
+        weights.clear();
+        let all = (0u32..).zip(&*adjusted).map(|(id, &logit)| (id, weight(logit)));
+        weights.extend(all.filter(|&(_, w)| w > 0.0));
         if min_p > 0.0 {
             weights.retain(|&(_, w)| w >= f64::from(min_p));
         }
@@ -113,10 +130,10 @@ impl Sampler {
 mod tests {
     use super::*;
 
-    fn frequencies(sampling: &Sampling, logits: &[f32], draws: u64) -> Vec<f64> {
+    fn frequencies(sampling: &SamplingParams, logits: &[f32], draws: u64) -> Vec<f64> {
         let mut counts = vec![0u32; logits.len()];
         for seed in 0..draws {
-            let mut sampler = Sampler::new(Sampling { seed, ..sampling.clone() }, &[]);
+            let mut sampler = TokenSampler::new(SamplingParams { seed, ..sampling.clone() }, &[]);
             counts[sampler.choose(logits, &[]).unwrap() as usize] += 1;
         }
         counts.iter().map(|&count| f64::from(count) / draws as f64).collect()
@@ -129,12 +146,13 @@ mod tests {
     #[test]
     fn draws_follow_the_distribution() {
         let logits = logits(&[0.1, 0.6, 0.3]);
-        let plain = frequencies(&Sampling::default(), &logits, 20_000);
+        let plain = frequencies(&SamplingParams::default(), &logits, 20_000);
         for (given, expected) in plain.iter().zip([0.1, 0.6, 0.3]) {
             assert!((given - expected).abs() < 0.015, "{plain:?}");
         }
         // Temperature 0.5 squares the odds: 1 : 36 : 9.
-        let cold = frequencies(&Sampling { temperature: 0.5, ..Sampling::default() }, &logits, 20_000);
+        let cold =
+            frequencies(&SamplingParams { temperature: 0.5, ..SamplingParams::default() }, &logits, 20_000);
         for (given, expected) in cold.iter().zip([1.0 / 46.0, 36.0 / 46.0, 9.0 / 46.0]) {
             assert!((given - expected).abs() < 0.015, "{cold:?}");
         }
@@ -143,39 +161,55 @@ mod tests {
     #[test]
     fn each_filter_leaves_the_expected_tokens() {
         let logits = logits(&[0.1, 0.5, 0.15, 0.25]);
-        let possible = |sampling: Sampling| -> Vec<usize> {
+        let possible = |sampling: SamplingParams| -> Vec<usize> {
             let found = frequencies(&sampling, &logits, 400);
             (0..found.len()).filter(|&i| found[i] > 0.0).collect()
         };
-        assert_eq!(possible(Sampling { top_k: 2, ..Sampling::default() }), [1, 3]);
-        assert_eq!(possible(Sampling { top_p: 0.7, ..Sampling::default() }), [1, 3]);
-        assert_eq!(possible(Sampling { top_p: 0.01, ..Sampling::default() }), [1]);
-        assert_eq!(possible(Sampling { min_p: 0.28, ..Sampling::default() }), [1, 2, 3]);
-        assert_eq!(possible(Sampling { temperature: 0.0, ..Sampling::default() }), [1]);
-        assert_eq!(possible(Sampling { temperature: 1e-30, ..Sampling::default() }), [1]);
+        assert_eq!(possible(SamplingParams { top_k: 2, ..SamplingParams::default() }), [1, 3]);
+        assert_eq!(possible(SamplingParams { top_p: 0.7, ..SamplingParams::default() }), [1, 3]);
+        assert_eq!(possible(SamplingParams { top_p: 0.01, ..SamplingParams::default() }), [1]);
+        assert_eq!(possible(SamplingParams { min_p: 0.28, ..SamplingParams::default() }), [1, 2, 3]);
+        assert_eq!(possible(SamplingParams { temperature: 0.0, ..SamplingParams::default() }), [1]);
+        assert_eq!(possible(SamplingParams { temperature: 1e-30, ..SamplingParams::default() }), [1]);
         let bias = BTreeMap::from([(1, -100.0), (3, -100.0), (0, 100.0)]);
-        assert_eq!(possible(Sampling { logit_bias: bias, ..Sampling::default() }), [0]);
+        assert_eq!(possible(SamplingParams { logit_bias: bias, ..SamplingParams::default() }), [0]);
     }
 
     #[test]
     fn greedy_takes_the_lowest_of_equals_and_penalties_move_it_on() {
-        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        let run = |sampling: Sampling| {
-            let mut sampler = Sampler::new(sampling, &[1]);
+        let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        let run = |sampling: SamplingParams| {
+            let mut sampler = TokenSampler::new(sampling, &[1]);
             [0; 4].map(|_| sampler.choose(&[1.0, 1.0, 0.5], &[]).unwrap())
         };
         assert_eq!(run(greedy.clone()), [0; 4]);
-        assert_eq!(run(Sampling { presence_penalty: 2.0, ..greedy.clone() }), [0, 1, 2, 0]);
-        assert_eq!(run(Sampling { frequency_penalty: 0.3, ..greedy.clone() }), [0, 1, 0, 1]);
-        assert_eq!(run(Sampling { repetition_penalty: 4.0, ..greedy.clone() }), [0, 2, 0, 0]);
-        assert_eq!(Sampler::new(greedy, &[]).choose(&[3.0, 2.0, 1.0], &[0, 1]), Some(2));
+        assert_eq!(run(SamplingParams { presence_penalty: 2.0, ..greedy.clone() }), [0, 1, 2, 0]);
+        assert_eq!(run(SamplingParams { frequency_penalty: 0.3, ..greedy.clone() }), [0, 1, 0, 1]);
+        assert_eq!(run(SamplingParams { repetition_penalty: 4.0, ..greedy.clone() }), [0, 2, 0, 0]);
+        assert_eq!(TokenSampler::new(greedy, &[]).choose(&[3.0, 2.0, 1.0], &[0, 1]), Some(2));
+    }
+
+    #[test]
+    fn logits_that_are_no_distribution_choose_nothing() {
+        let (inf, low) = (f32::INFINITY, f32::NEG_INFINITY);
+        for temperature in [0.0, 1.0] {
+            let sampling = SamplingParams { temperature, ..SamplingParams::default() };
+            let choose = |logits: &[f32]| TokenSampler::new(sampling.clone(), &[]).choose(logits, &[]);
+            for bad in [&[][..], &[f32::NAN], &[0.0, f32::NAN], &[inf, 0.0], &[0.0, inf], &[low; 3]] {
+                assert_eq!(choose(bad), None, "{bad:?}");
+                // The same logits have no log-probabilities.
+                assert_eq!(crate::score(bad, 0, 1), None, "{bad:?}");
+            }
+            assert_eq!(choose(&[low, 0.0]), Some(1));
+        }
     }
 
     #[test]
     fn the_seed_decides_and_choices_differ() {
         let logits = vec![0.0; 1000];
         let run = |seed, choice| {
-            let mut sampler = Sampler::new(Sampling { seed, choice, ..Sampling::default() }, &[]);
+            let mut sampler =
+                TokenSampler::new(SamplingParams { seed, choice, ..SamplingParams::default() }, &[]);
             [0; 8].map(|_| sampler.choose(&logits, &[]).unwrap())
         };
         assert_eq!(run(7, 0), run(7, 0));

@@ -8,18 +8,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_infer::{
-    Engine, EngineConfig, EngineError, Event, FinishReason, Finished, GenerateRequest, Generation, Observer,
-    Outcome, Sampling, StopReason, Summary, TokenScore, score,
+    Engine, EngineConfig, EngineError, Event, FinishReason, Finished, GenerateRequest, Observer, Outcome,
+    RequestSummary, SamplingParams, SequenceEvent, StopReason, Submission, TokenScore, score,
 };
 use dipaco_topology::PathId;
 use fake::{Bytes, END, Fake};
 
 #[derive(Default)]
-struct Seen(Mutex<Vec<Summary>>);
+struct Seen(Mutex<Vec<RequestSummary>>);
 
 impl Observer for Seen {
     fn token(&self, _: Duration) {}
-    fn finished(&self, summary: &Summary) {
+    fn finished(&self, summary: &RequestSummary) {
         self.0.lock().unwrap().push(summary.clone());
     }
 }
@@ -33,9 +33,12 @@ fn start(slots: usize, queued: usize) -> (Engine, Arc<Fake>, Arc<Seen>) {
 
 fn ask(prompt: &str) -> GenerateRequest {
     let tokens: Vec<u32> = prompt.bytes().map(u32::from).collect();
-    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     GenerateRequest { path: Some(PathId(0)), sampling, ..GenerateRequest::new(tokens) }
 }
+
+/// Longer than any test takes.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 struct Answer {
@@ -46,29 +49,45 @@ struct Answer {
     end: Option<Result<Finished, EngineError>>,
 }
 
-async fn collect(mut generation: Generation) -> Answer {
-    let mut answer = Answer::default();
-    while let Some(event) = generation.next().await {
+impl Answer {
+    fn take(&mut self, event: Event) {
         match event {
-            Event::Started { path, .. } => answer.path = Some(path.0),
-            Event::Prompt(scores) => answer.scores = scores,
+            Event::Started { path, .. } => self.path = Some(path.0),
+            Event::Prompt(scores) => self.scores = scores,
             Event::Token { token, text, score, .. } => {
-                answer.tokens.push(token);
-                answer.text.push_str(&text);
-                answer.scores.extend(score);
+                self.tokens.push(token);
+                self.text.push_str(&text);
+                self.scores.extend(score);
             }
             Event::Finished(finished) => {
-                answer.text.push_str(&finished.text);
-                answer.end = Some(Ok(finished));
+                self.text.push_str(&finished.text);
+                self.end = Some(Ok(finished));
             }
-            Event::Failed(error) => answer.end = Some(Err(error)),
         }
     }
-    answer
+}
+
+/// The answer of a submission of one sequence.
+async fn collect(mut submission: Submission) -> Answer {
+    let mut answer = Answer::default();
+    loop {
+        match submission.next().await {
+            Ok(Some(SequenceEvent { sequence, event })) => {
+                assert_eq!(sequence, 0);
+                answer.take(event);
+            }
+            Ok(None) => return answer,
+            Err(error) => answer.end = Some(Err(error)),
+        }
+    }
 }
 
 async fn one(engine: &Engine, request: GenerateRequest) -> Answer {
-    collect(engine.submit(vec![request]).unwrap().remove(0)).await
+    collect(submit(engine, request).unwrap()).await
+}
+
+fn submit(engine: &Engine, request: GenerateRequest) -> Result<Submission, EngineError> {
+    engine.submit(vec![request], PATIENCE)
 }
 
 fn finished(answer: &Answer) -> &Finished {
@@ -143,7 +162,8 @@ async fn scores_are_those_of_one_long_pass_even_for_a_prompt_of_several_chunks()
 #[tokio::test]
 async fn log_probs_do_not_depend_on_how_tokens_are_drawn() {
     let (engine, ..) = start(1, 8);
-    let hot = Sampling { temperature: 2.0, seed: 3, presence_penalty: 1.0, ..Sampling::default() };
+    let hot =
+        SamplingParams { temperature: 2.0, seed: 3, presence_penalty: 1.0, ..SamplingParams::default() };
     let answer = one(&engine, GenerateRequest { sampling: hot, log_probs: Some(0), ..ask("a") }).await;
     let mut before = u32::from(b'a');
     for (i, scored) in answer.scores.iter().enumerate() {
@@ -158,17 +178,18 @@ async fn a_seed_gives_the_same_text_alone_and_among_others() {
     let request = |seed| GenerateRequest {
         max_tokens: 40,
         ignore_eos: true,
-        sampling: Sampling { seed, temperature: 1.5, ..Sampling::default() },
+        sampling: SamplingParams { seed, temperature: 1.5, ..SamplingParams::default() },
         ..ask("hello")
     };
     let alone = one(&engine, request(5)).await;
-    let many = engine.submit((0..24).map(|i| request(i % 6)).collect()).unwrap();
-    let mut together = Vec::new();
-    for generation in many {
-        together.push(collect(generation).await.tokens);
+    let mut many = engine.submit((0..24).map(|i| request(i % 6)).collect(), PATIENCE).unwrap();
+    let mut together: Vec<Answer> = (0..24).map(|_| Answer::default()).collect();
+    while let Some(SequenceEvent { sequence, event }) = many.next().await.unwrap() {
+        together[sequence].take(event);
     }
-    for (i, tokens) in together.iter().enumerate() {
-        assert_eq!(tokens == &alone.tokens, i % 6 == 5);
+    for (i, answer) in together.iter().enumerate() {
+        assert_eq!(answer.tokens == alone.tokens, i % 6 == 5);
+        assert_eq!(finished(answer).generated_tokens, 40);
     }
 }
 
@@ -177,7 +198,8 @@ async fn a_caller_that_goes_away_frees_its_slot_and_its_place_in_the_queue() {
     let (engine, model, seen) = start(1, 8);
     let mut load = engine.watch_load();
     model.gate.shut();
-    let mut all = engine.submit(vec![GenerateRequest { max_tokens: 300, ..ask("a") }; 3]).unwrap();
+    let long = || submit(&engine, GenerateRequest { max_tokens: 300, ..ask("a") }).unwrap();
+    let mut all = vec![long(), long(), long()];
     load.wait_for(|load| load.running == 1 && load.waiting == 2).await.unwrap();
     drop(all.pop());
     assert_eq!((engine.load().waiting, engine.load().waiting_tokens), (1, 1));
@@ -195,20 +217,20 @@ async fn a_full_queue_refuses_the_whole_request_and_estimates_the_wait() {
     let (engine, model, _) = start(1, 2);
     let mut load = engine.watch_load();
     model.gate.shut();
-    let running = engine.submit(vec![ask("a")]).unwrap();
+    let running = submit(&engine, ask("a")).unwrap();
     load.wait_for(|load| load.running == 1).await.unwrap();
-    let waiting = engine.submit(vec![ask("a")]).unwrap();
-    let Err(error) = engine.submit(vec![ask("a"); 2]) else { panic!("admitted") };
+    let waiting = submit(&engine, ask("a")).unwrap();
+    let Err(error) = engine.submit(vec![ask("a"); 2], PATIENCE) else { panic!("admitted") };
     assert!(matches!(error, EngineError::Overloaded { waiting: 1, limit: 2, retry_after, .. }
         if retry_after >= Duration::from_secs(1)));
     assert_eq!(engine.load().waiting, 1);
     assert!(matches!(
-        engine.submit(vec![ask("a"); 4]),
+        engine.submit(vec![ask("a"); 4], PATIENCE),
         Err(EngineError::TooLarge { given: 4, limit: 3, .. })
     ));
     model.gate.open();
-    for generation in running.into_iter().chain(waiting) {
-        assert!(collect(generation).await.end.unwrap().is_ok());
+    for submission in [running, waiting] {
+        assert!(collect(submission).await.end.unwrap().is_ok());
     }
 }
 
@@ -217,14 +239,14 @@ async fn a_deadline_ends_a_waiting_and_a_running_request() {
     let (engine, model, seen) = start(1, 8);
     let mut load = engine.watch_load();
     model.gate.shut();
-    let running = engine.submit(vec![ask("a")]).unwrap().remove(0);
+    let running = submit(&engine, ask("a")).unwrap();
     load.wait_for(|load| load.running == 1).await.unwrap();
-    let late = GenerateRequest { deadline: Duration::ZERO, ..ask("a") };
-    assert!(matches!(one(&engine, late.clone()).await.end, Some(Err(EngineError::Deadline { .. }))));
+    let late = || engine.submit(vec![ask("a")], Duration::ZERO).unwrap();
+    assert!(matches!(collect(late()).await.end, Some(Err(EngineError::Deadline { .. }))));
     assert_eq!(engine.load().waiting, 0);
     model.gate.open();
     assert!(collect(running).await.end.unwrap().is_ok());
-    assert!(matches!(one(&engine, late).await.end, Some(Err(EngineError::Deadline { .. }))));
+    assert!(matches!(collect(late()).await.end, Some(Err(EngineError::Deadline { .. }))));
     load.wait_for(|load| load.running + load.waiting == 0).await.unwrap();
     assert_eq!(seen.0.lock().unwrap()[0].outcome, Outcome::Deadline);
 }
@@ -236,25 +258,52 @@ async fn a_failure_or_panic_ends_the_request_but_not_the_slot() {
     assert_eq!(error.to_string(), "reading the prompt on path 0 failed");
     let error = one(&engine, ask("a#")).await.end.unwrap().unwrap_err();
     assert!(error.to_string().contains("asked to panic"), "{error}");
+    for log_probs in [None, Some(1)] {
+        let end = one(&engine, GenerateRequest { log_probs, ..ask("a$") }).await.end;
+        assert!(
+            matches!(end, Some(Err(EngineError::NotFinite { path: PathId(0) }))),
+            "{log_probs:?}: {end:?}"
+        );
+    }
     assert_eq!(one(&engine, GenerateRequest { max_tokens: 1, ..ask("a") }).await.text, "b");
+}
+
+#[tokio::test]
+async fn the_first_failure_ends_all_sequences_of_a_submission() {
+    let (engine, _, seen) = start(1, 8);
+    let mut load = engine.watch_load();
+    let mut submission = engine.submit(vec![ask("a"), ask("a!"), ask("a"), ask("a")], PATIENCE).unwrap();
+    let mut finished = Vec::new();
+    let error = loop {
+        match submission.next().await {
+            Ok(Some(SequenceEvent { sequence, event: Event::Finished(_) })) => finished.push(sequence),
+            Ok(event) => assert!(event.is_some(), "the submission ended without its failure"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((error.to_string().as_str(), finished), ("reading the prompt on path 0 failed", vec![0]));
+    assert!(submission.next().await.unwrap().is_none());
+    load.wait_for(|load| load.running + load.waiting == 0).await.unwrap();
+    let outcomes: Vec<_> = seen.0.lock().unwrap().iter().map(|summary| summary.outcome).collect();
+    assert_eq!(outcomes, [Outcome::Length, Outcome::Error, Outcome::Abort, Outcome::Abort]);
 }
 
 #[tokio::test]
 async fn stopping_ends_running_requests_and_refuses_new_ones() {
     let (engine, model, _) = start(1, 8);
     model.gate.shut();
-    let generation = engine.submit(vec![ask("a")]).unwrap().remove(0);
+    let submission = submit(&engine, ask("a")).unwrap();
     engine.watch_load().wait_for(|load| load.running == 1).await.unwrap();
     engine.abort();
     model.gate.open();
-    assert!(matches!(collect(generation).await.end, Some(Err(EngineError::ShuttingDown))));
-    assert!(matches!(engine.submit(vec![ask("a")]), Err(EngineError::ShuttingDown)));
+    assert!(matches!(collect(submission).await.end, Some(Err(EngineError::ShuttingDown))));
+    assert!(matches!(submit(&engine, ask("a")), Err(EngineError::ShuttingDown)));
 }
 
 #[test]
 fn invalid_requests_are_refused_before_the_model_runs() {
     let (engine, ..) = start(1, 8);
-    let refused = |request: GenerateRequest| match engine.submit(vec![request]) {
+    let refused = |request: GenerateRequest| match submit(&engine, request) {
         Err(error) => error.to_string(),
         Ok(_) => panic!("admitted"),
     };
@@ -263,6 +312,6 @@ fn invalid_requests_are_refused_before_the_model_runs() {
     assert!(message.contains("1 tokens") && message.contains("max_model_len is 400"), "{message}");
     assert!(refused(GenerateRequest { path: Some(PathId(4)), ..ask("a") }).contains("paths 0 to 3"));
     assert!(refused(GenerateRequest { prompt: vec![257].into(), ..ask("a") }).contains("below 257"));
-    let sampling = Sampling { temperature: f32::NAN, ..Sampling::default() };
+    let sampling = SamplingParams { temperature: f32::NAN, ..SamplingParams::default() };
     assert!(refused(GenerateRequest { sampling, ..ask("a") }).starts_with("temperature is NaN"));
 }

@@ -6,12 +6,15 @@ mod fake;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use dipaco_infer::{
-    BoxError, Engine, EngineConfig, Event, GenerateRequest, NoObserver, PrefixRouter, RoutedModel, RunModel,
-    Sampling,
+    BoxError, Engine, EngineConfig, EngineError, Event, GenerateRequest, NoObserver, PrefixRouter,
+    RoutedModel, RunModel, SamplingParams, SequenceEvent,
 };
-use dipaco_model::{Device, ModelConfig, Module, Path, init, split};
+use dipaco_model::{
+    Device, ModelConfig, ModelError, Module, Path, TokenBatch, TokenError, TokenRows, init, split,
+};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 use fake::{Bytes, Fake, VOCAB};
 
@@ -38,10 +41,12 @@ fn run() -> (Arc<RunModel>, Loads) {
     let seed = Arc::new(Module::load(&init(&config(), 9).unwrap(), &Device::Cpu).unwrap());
     let seed = Path::compose(&config(), &dense, &[seed]).unwrap();
     // The signs of two components of the features give the path.
-    let route = |features: &[f32]| -> Result<(PathId, Vec<f32>), BoxError> {
+    let route = move |prefix: &[u32]| -> Result<(PathId, Vec<f32>), BoxError> {
+        let rows = TokenRows::new(prefix, 1, VOCAB).map_err(ModelError::from)?;
+        let features = seed.features(&rows, &[prefix.len()])?;
         Ok((PathId(u32::from(features[0] > 0.0) * 2 + u32::from(features[1] > 0.0)), features[..4].to_vec()))
     };
-    let router = PrefixRouter { seed, prefix_tokens: 32, route: Box::new(route) };
+    let router = PrefixRouter { prefix_tokens: 32, route: Box::new(route) };
     let (loads, levels) = (Loads::default(), topology.clone());
     let counted = Arc::clone(&loads);
     let load = move |id: PathId| {
@@ -63,19 +68,16 @@ fn engine(model: &Arc<RunModel>, slots: usize) -> Engine {
 }
 
 async fn scores(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<(u32, Vec<(u32, Option<f32>)>)> {
-    let mut all = Vec::new();
-    for mut generation in engine.submit(requests).unwrap() {
-        let (mut path, mut scores) = (u32::MAX, Vec::new());
-        while let Some(event) = generation.next().await {
-            match event {
-                Event::Started { path: started, .. } => path = started.0,
-                Event::Prompt(prompt) => scores.extend(prompt.into_iter().map(|s| (s.token, s.log_prob))),
-                Event::Token { token, score, .. } => scores.push((token, score.unwrap().log_prob)),
-                Event::Finished(_) => {}
-                Event::Failed(error) => panic!("{error}"),
-            }
+    let mut all = vec![(u32::MAX, Vec::new()); requests.len()];
+    let mut submission = engine.submit(requests, Duration::from_secs(600)).unwrap();
+    while let Some(SequenceEvent { sequence, event }) = submission.next().await.unwrap() {
+        let (path, scores) = &mut all[sequence];
+        match event {
+            Event::Started { path: started, .. } => *path = started.0,
+            Event::Prompt(prompt) => scores.extend(prompt.into_iter().map(|s| (s.token, s.log_prob))),
+            Event::Token { token, score, .. } => scores.push((token, score.unwrap().log_prob)),
+            Event::Finished(_) => {}
         }
-        all.push((path, scores));
     }
     all
 }
@@ -87,7 +89,7 @@ fn request(number: u32) -> GenerateRequest {
         ignore_eos: true,
         log_probs: Some(1),
         score_prompt: true,
-        sampling: Sampling { seed: number.into(), ..Sampling::default() },
+        sampling: SamplingParams { seed: number.into(), ..SamplingParams::default() },
         ..GenerateRequest::new(prompt)
     }
 }
@@ -103,7 +105,10 @@ async fn scores_are_those_of_the_composed_path_and_paths_are_loaded_once() {
         assert_eq!(model.route(&tokens[..32]).unwrap().path, PathId(path));
         let count = tokens.len() - 1;
         let path = model.path(PathId(path)).unwrap();
-        let whole = path.token_log_probs(&tokens[..count], &tokens[1..], 1).unwrap();
+        let vocabulary = path.config().vocab_size;
+        let inputs = TokenRows::new(&tokens[..count], 1, vocabulary).unwrap();
+        let batch = TokenBatch::new(inputs, &tokens[1..], vocabulary).unwrap();
+        let whole = path.token_log_probs(&batch).unwrap();
         for (position, (one, all)) in scores[1..].iter().zip(&whole).enumerate() {
             assert!((one.1.unwrap() - all).abs() < 1e-4, "{number} {position}: {one:?} {all}");
         }
@@ -141,4 +146,19 @@ fn a_missing_router_or_path_is_named() {
     assert_eq!(error.to_string(), "path 0 can't be loaded");
     assert_eq!(error.source().unwrap().to_string(), "the disk is gone");
     assert!(model.begin(PathId(1)).is_err());
+}
+
+#[test]
+fn a_prefix_with_a_token_outside_of_the_vocabulary_gets_no_path() {
+    let (model, _) = run();
+    let vocabulary = VOCAB as u32;
+    for prefix in [&[vocabulary][..], &[1, u32::MAX, 2]] {
+        let refused = model.route(prefix).unwrap_err();
+        let refused = refused.downcast::<ModelError>().unwrap();
+        assert!(matches!(*refused, ModelError::Tokens(TokenError::Outside { vocabulary: VOCAB, .. })));
+        // The same ids are refused where a request enters.
+        let engine =
+            engine(&model, 1).submit(vec![GenerateRequest::new(prefix.to_vec())], Duration::from_secs(1));
+        assert!(matches!(engine.err(), Some(EngineError::Token { vocab_size: VOCAB, .. })));
+    }
 }

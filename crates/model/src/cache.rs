@@ -1,12 +1,14 @@
 //! Keys and values of the tokens of a sequence that were already decoded.
 
 use crate::ModelConfig;
+use crate::decode::Scratch;
 
 /// Keys and values of one sequence, with room for `model.context` positions. All 2 · blocks · context · H · Dh numbers
-/// are allocated at once, so appending never moves them.
+/// are allocated at once, so appending never moves them. The cache also keeps the memory of a pass for the next pass.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     pub(crate) blocks: Vec<BlockCache>,
+    pub(crate) scratch: Scratch,
     length: usize,
     context: usize,
 }
@@ -22,7 +24,8 @@ impl KvCache {
     pub(crate) fn new(config: &ModelConfig) -> Self {
         let size = config.context * config.attention_size();
         let block = BlockCache { keys: vec![0.0; size], values: vec![0.0; size] };
-        Self { blocks: vec![block; config.blocks], length: 0, context: config.context }
+        let scratch = Scratch::default();
+        Self { blocks: vec![block; config.blocks], scratch, length: 0, context: config.context }
     }
 
     /// Returns the number of positions in the cache.
@@ -43,7 +46,7 @@ impl KvCache {
         self.context
     }
 
-    /// Returns the memory of the cache in bytes.
+    /// Returns the memory of the keys and values in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.blocks.iter().map(|block| (block.keys.len() + block.values.len()) * size_of::<f32>()).sum()

@@ -69,6 +69,8 @@ pub struct ModelConfig {
     /// True if the output projection is the token embedding (default false). Saves V × D parameters, and requires the
     /// embedding and the head to be in one level.
     pub tie_embeddings: bool,
+    /// True if weight decay applies to the token embedding (default true).
+    pub embedding_decay: bool,
     /// Standard deviation of the initial weights (default 0.02).
     pub init_std: f64,
     /// Type of the factors of matrix products in training (default f32).
@@ -92,6 +94,7 @@ impl Default for ModelConfig {
             rope_theta: 10_000.0,
             rms_norm_eps: 1e-5,
             tie_embeddings: false,
+            embedding_decay: true,
             init_std: 0.02,
             dtype: Dtype::F32,
             outputs: 0,

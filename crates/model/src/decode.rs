@@ -30,16 +30,18 @@ impl Path {
         let (width, attention, start) = (config.hidden_size, config.attention_size(), cache.len());
         self.check_decode(tokens, cache)?;
         let rows = tokens.len();
-        let mut x = vec![0.0; rows * width];
-        self.embedding().with(|weight| kernel::embedding(weight, tokens, width, &mut x))?;
-        let mut scratch = Scratch::new(rows, width, attention, config.ffn_size);
-        for (block, past) in self.blocks().iter().zip(&mut cache.blocks) {
+        let KvCache { blocks, scratch, .. } = cache;
+        scratch.resize(rows, width, attention, config.ffn_size);
+        self.embedding().with(|weight| kernel::embedding(weight, tokens, width, &mut scratch.x))?;
+        for (block, past) in self.blocks().iter().zip(blocks) {
             block.with(|weights| {
                 let weights = BlockWeights::new(&self.stack.shape, weights);
-                self.decode_block(&weights, &mut x, past, start, &mut scratch);
+                self.decode_block(&weights, past, start, scratch);
             })?;
         }
+        // Only a whole pass counts, so an error above leaves the old length.
         cache.advance(rows);
+        let x = &cache.scratch.x;
         self.logits(if all_positions { &x[..] } else { &x[(rows - 1) * width..] })
     }
 
@@ -83,11 +85,11 @@ impl Path {
         }
     }
 
-    /// Runs one block on x (rows, D) in place and appends its keys and values to `past`, which holds `start` positions.
+    /// Runs one block on `scratch.x` (rows, D) in place and appends its keys and values to `past`, which holds `start`
+    /// positions.
     fn decode_block(
         &self,
         block: &BlockWeights<'_>,
-        x: &mut [f32],
         past: &mut BlockCache,
         start: usize,
         scratch: &mut Scratch,
@@ -96,9 +98,9 @@ impl Path {
         let (width, ffn, epsilon) = (config.hidden_size, config.ffn_size, config.rms_norm_eps as f32);
         let (heads, head_dim, attention) = (config.heads, config.head_dim, config.attention_size());
         let rope = &self.stack.shape.rope;
+        let Scratch { x, h, q, y, gate, up, gated } = scratch;
         let rows = x.len() / width;
         let length = start + rows;
-        let Scratch { h, q, y, gate, up, gated } = scratch;
         let new = start * attention..length * attention;
         let (wq, rest) = block.qkv.split_at(attention * width);
         let (wk, wv) = rest.split_at(attention * width);
@@ -133,8 +135,11 @@ impl Path {
     }
 }
 
-/// Intermediate results (rows, columns); all blocks use the same memory.
-struct Scratch {
+/// The residual stream (rows, D) and intermediate results (rows, columns). All blocks and all passes of a sequence use
+/// the same memory. Kernels overwrite it before they read it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scratch {
+    x: Vec<f32>,
     h: Vec<f32>,
     q: Vec<f32>,
     y: Vec<f32>,
@@ -144,15 +149,13 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(rows: usize, width: usize, attention: usize, ffn: usize) -> Self {
-        let zeros = |columns| vec![0.0; rows * columns];
-        Self {
-            h: zeros(width),
-            q: zeros(attention),
-            y: zeros(attention),
-            gate: zeros(ffn),
-            up: zeros(ffn),
-            gated: zeros(ffn),
+    /// Gives every buffer its length for `rows` positions. A shorter pass keeps the memory of a longer one.
+    fn resize(&mut self, rows: usize, width: usize, attention: usize, ffn: usize) {
+        let Self { x, h, q, y, gate, up, gated } = self;
+        for (buffer, columns) in
+            [(x, width), (h, width), (q, attention), (y, attention), (gate, ffn), (up, ffn), (gated, ffn)]
+        {
+            buffer.resize(rows * columns, 0.0);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Errors of this package.
 
-use dipaco_ops::OpsError;
+use dipaco_ops::{OpsError, TokenError};
 use thiserror::Error;
 
 /// Error of building, loading or running a model.
@@ -75,6 +75,9 @@ pub enum ModelError {
         #[source]
         source: serde_json::Error,
     },
+    /// Token ids are not a batch.
+    #[error(transparent)]
+    Tokens(#[from] TokenError),
     /// An operation failed.
     #[error("the model's computation failed")]
     Operation(#[from] OpsError),

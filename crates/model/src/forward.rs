@@ -1,8 +1,9 @@
 //! The forward pass over whole sequences: losses, scores and features.
 
 use candle_core::Tensor;
-use dipaco_ops::{self as ops, EmbeddingPlace, GradientSlot, HeadSlots, OpsError};
+use dipaco_ops::{self as ops, EmbeddingPlace, GradientSlot, HeadSlots, TokenBatch, TokenRows};
 
+use crate::gradients::by_part;
 use crate::path::Place;
 use crate::{Gradients, ModelError, Path};
 
@@ -16,18 +17,15 @@ pub struct Loss {
 }
 
 impl Path {
-    /// Returns the mean cross entropy of the targets. `tokens` and `targets` are (B, T), row-major, with B = `batch`; a
-    /// target of [`crate::IGNORE`] is not counted. Keeps no graph.
+    /// Returns the mean cross entropy of the targets. A target of [`crate::IGNORE`] is not counted. Keeps no graph.
     ///
     /// # Errors
-    /// The lengths do not fit, T is over the context, or an id is outside of the vocabulary.
-    pub fn loss(&self, tokens: &[u32], targets: &[u32], batch: usize) -> Result<Loss, ModelError> {
-        self.check_batch(tokens, batch)?;
-        self.check_targets(tokens, targets)?;
-        let counted = counted(targets);
-        let x = self.stream(tokens, batch, None)?;
+    /// T is over the context, or the batch is of a larger vocabulary than the path.
+    pub fn loss(&self, batch: &TokenBatch) -> Result<Loss, ModelError> {
+        let counted = batch.counted();
+        let x = self.stream(batch.tokens(), None)?;
         let (place, flat) = (self.head_place(), &self.head().flat);
-        let loss = ops::cross_entropy(&x, flat, &place, &self.stack, targets, counted, None)?;
+        let loss = ops::cross_entropy(&x, flat, &place, &self.stack, batch, counted, None)?;
         Ok(Loss { mean: loss.to_scalar()?, counted })
     }
 
@@ -39,42 +37,38 @@ impl Path {
     ///
     /// # Errors
     /// As [`Path::loss`]. Also if `micro_batch` is 0, or a module was not loaded as trainable.
-    pub fn gradients(
-        &self,
-        tokens: &[u32],
-        targets: &[u32],
-        batch: usize,
-        micro_batch: usize,
-    ) -> Result<(Loss, Gradients), ModelError> {
-        let time = self.check_batch(tokens, batch)?;
-        self.check_targets(tokens, targets)?;
+    pub fn gradients(&self, batch: &TokenBatch, micro_batch: usize) -> Result<(Loss, Gradients), ModelError> {
         if micro_batch == 0 {
             let problem = "it is 0: a pass needs at least one sequence".to_owned();
             return Err(ModelError::Batch { what: "micro_batch", problem });
         }
         if let Some(part) = self.parts().iter().position(|part| !part.flat.is_variable()) {
-            let mut specs = self.specs().chunk_by(|a, b| a.part == b.part);
-            let tensor = specs.nth(part).map_or_else(String::new, |specs| specs[0].name.clone());
+            let tensor =
+                by_part(self.specs()).nth(part).map_or_else(String::new, |specs| specs[0].name.clone());
             return Err(ModelError::NoGradient { tensor });
         }
-        let counted = counted(targets);
+        let counted = batch.counted();
         let slot = |part: &Place| GradientSlot::new(&self.stack.workspace, part.parameters);
         let slots: Vec<_> = self.parts().iter().map(slot).collect();
-        let gradients = Gradients { specs: self.specs().clone(), slots };
         let (place, flat) = (self.head_place(), &self.head().flat);
-        let head = &gradients.slots[1 + self.config.blocks];
+        let head = &slots[1 + self.config.blocks];
         // A tied projection adds its gradient to the slot of the embedding.
-        let projection = if self.config.tie_embeddings { &gradients.slots[0] } else { head };
+        let projection = if self.config.tie_embeddings { &slots[0] } else { head };
         let head = HeadSlots { norm: head.clone(), projection: projection.clone() };
         let mut mean = 0f64;
-        let rows = tokens.chunks(micro_batch * time).zip(targets.chunks(micro_batch * time));
-        for (tokens, targets) in rows {
-            let x = self.stream(tokens, tokens.len() / time, Some(&gradients.slots))?;
+        for part in batch.parts(micro_batch) {
+            let x = self.stream(part.tokens(), Some(&slots))?;
             // Divided by the counted targets of the whole batch, so that the passes add up to the mean of the batch.
-            let loss = ops::cross_entropy(&x, flat, &place, &self.stack, targets, counted, Some(&head))?;
+            let loss = ops::cross_entropy(&x, flat, &place, &self.stack, &part, counted, Some(&head))?;
             mean += f64::from(loss.to_scalar::<f32>()?);
             loss.backward()?;
         }
+        let mut parts = Vec::with_capacity(slots.len());
+        for (specs, slot) in by_part(self.specs()).zip(&slots) {
+            let missing = || ModelError::NoGradient { tensor: specs[0].name.clone() };
+            parts.push(slot.take().ok_or_else(missing)?);
+        }
+        let gradients = Gradients { specs: self.specs().clone(), parts };
         Ok((Loss { mean: mean as f32, counted }, gradients))
     }
 
@@ -82,36 +76,25 @@ impl Path {
     ///
     /// # Errors
     /// As [`Path::loss`].
-    pub fn token_log_probs(
-        &self,
-        tokens: &[u32],
-        targets: &[u32],
-        batch: usize,
-    ) -> Result<Vec<f32>, ModelError> {
-        self.check_batch(tokens, batch)?;
-        self.check_targets(tokens, targets)?;
-        let x = self.stream(tokens, batch, None)?;
-        Ok(ops::token_log_probs(&x, &self.head().flat, &self.head_place(), &self.stack, targets)?)
+    pub fn token_log_probs(&self, batch: &TokenBatch) -> Result<Vec<f32>, ModelError> {
+        let x = self.stream(batch.tokens(), None)?;
+        let (place, flat) = (self.head_place(), &self.head().flat);
+        Ok(ops::token_log_probs(&x, flat, &place, &self.stack, batch)?)
     }
 
     /// Returns the outputs of the head after some positions of each row: (B, positions, V), row-major, where V is
     /// [`crate::ModelConfig::head_size`]. `tokens` is (B, T). Keeps no graph.
     ///
     /// # Errors
-    /// The lengths do not fit, a position is not below T, T is over the context, or an id is outside of the vocabulary.
-    pub fn position_logits(
-        &self,
-        tokens: &[u32],
-        batch: usize,
-        positions: &[usize],
-    ) -> Result<Vec<f32>, ModelError> {
-        let time = self.check_batch(tokens, batch)?;
+    /// A position is not below T, T is over the context, or the tokens are of a larger vocabulary than the path.
+    pub fn position_logits(&self, tokens: &TokenRows, positions: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let time = tokens.time();
         if let Some(position) = positions.iter().find(|&&position| position >= time) {
             let problem = format!("position {position} is outside of rows of {time} tokens");
             return Err(ModelError::Batch { what: "positions", problem });
         }
         let width = self.config.hidden_size;
-        let x = self.stream(tokens, batch, None)?;
+        let x = self.stream(tokens, None)?;
         let gather = |x: &[f32]| -> Vec<f32> {
             let rows = x.chunks_exact(time * width);
             rows.flat_map(|row| positions.iter().flat_map(|&at| &row[at * width..][..width]))
@@ -121,14 +104,32 @@ impl Path {
         self.logits(&ops::with_slice(&x, gather)?)
     }
 
-    /// Returns the features of the router (arXiv:2403.10616 §2.4), (B, D), row-major: the mean of the last block's
-    /// output, before the final norm, over the first `lengths` tokens of each row. `tokens` is (B, T), rows padded on
-    /// the right.
+    /// Returns the features of the router (arXiv:2403.10616 §2.4): [`Path::early_features`] after all blocks.
     ///
     /// # Errors
-    /// The lengths do not fit, a length is 0 or over T, T is over the context, or an id is outside of the vocabulary.
-    pub fn features(&self, tokens: &[u32], lengths: &[usize], batch: usize) -> Result<Vec<f32>, ModelError> {
-        let time = self.check_batch(tokens, batch)?;
+    /// As [`Path::early_features`].
+    pub fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, ModelError> {
+        self.early_features(self.config.blocks, tokens, lengths)
+    }
+
+    /// Returns features after the first `blocks` blocks, (B, D), row-major: the mean of their output, before the final norm,
+    /// over the first `lengths` tokens of each row. With 0 blocks it is the mean of the token embeddings. `tokens` is (B, T),
+    /// rows padded on the right. Later blocks are not computed.
+    ///
+    /// # Errors
+    /// The path has fewer blocks, there is not one length a row, a length is 0 or over T, T is over the context, or the tokens
+    /// are of a larger vocabulary than the path.
+    pub fn early_features(
+        &self,
+        blocks: usize,
+        tokens: &TokenRows,
+        lengths: &[usize],
+    ) -> Result<Vec<f32>, ModelError> {
+        if blocks > self.config.blocks {
+            let problem = format!("{blocks} is over {}", self.config.blocks);
+            return Err(ModelError::Batch { what: "the number of blocks of features", problem });
+        }
+        let (batch, time) = (tokens.rows(), tokens.time());
         let wrong = |problem: String| Err(ModelError::Batch { what: "lengths", problem });
         if lengths.len() != batch {
             return wrong(format!("{} lengths were given for {batch} rows", lengths.len()));
@@ -137,7 +138,7 @@ impl Path {
             return wrong(format!("{length} is not from 1 to {time}"));
         }
         let width = self.config.hidden_size;
-        let x = self.stream(tokens, batch, None)?;
+        let x = self.stream_after(blocks, tokens, None)?;
         let mean = |x: &[f32]| {
             let mut features = vec![0.0; batch * width];
             let rows = x.chunks_exact(time * width).zip(features.chunks_exact_mut(width)).zip(lengths);
@@ -159,55 +160,35 @@ impl Path {
 
     /// Returns the last block's output (B, T, D), before the final norm. With slots for the gradients of all parts it
     /// can be differentiated.
-    fn stream(
+    fn stream(&self, tokens: &TokenRows, slots: Option<&[GradientSlot]>) -> Result<Tensor, ModelError> {
+        self.stream_after(self.config.blocks, tokens, slots)
+    }
+
+    /// Returns the output (B, T, D) of the first `blocks` blocks, as [`Self::stream`] does for all of them.
+    fn stream_after(
         &self,
-        tokens: &[u32],
-        batch: usize,
+        blocks: usize,
+        tokens: &TokenRows,
         slots: Option<&[GradientSlot]>,
     ) -> Result<Tensor, ModelError> {
+        let (positions, context) = (tokens.time(), self.config.context);
+        if positions > context {
+            return Err(ModelError::Context { positions, context });
+        }
         let (vocabulary, width) = (self.config.vocab_size, self.config.hidden_size);
         let embedding = self.embedding();
         let place = EmbeddingPlace { at: embedding.at, vocabulary, width };
         let slot = slots.map(|slots| &slots[0]);
-        let x = ops::embedding(&embedding.flat, place, tokens, batch, slot);
-        let mut x = x.map_err(|error| match error {
-            OpsError::Token { token, vocabulary, .. } => ModelError::Token { token, vocabulary },
-            other => other.into(),
-        })?;
+        let mut x = ops::embedding(&embedding.flat, place, tokens, slot)?;
         let mut first = 0;
         // Blocks with consecutive parameters are one operation.
         let follows = |a: &Place, b: &Place| a.flat.id() == b.flat.id() && b.at == a.at + a.parameters;
-        for run in self.blocks().chunk_by(follows) {
+        let own = self.blocks();
+        for run in own[..blocks.min(own.len())].chunk_by(follows) {
             let slots = slots.map(|slots| &slots[1 + first..][..run.len()]);
             x = ops::blocks(&x, &run[0].flat, run[0].at, run.len(), &self.stack, slots)?;
             first += run.len();
         }
         Ok(x)
     }
-
-    /// Checks the length of a batch and returns T. `dipaco-ops` checks the token ids.
-    fn check_batch(&self, tokens: &[u32], batch: usize) -> Result<usize, ModelError> {
-        if batch == 0 || tokens.is_empty() || !tokens.len().is_multiple_of(batch) {
-            let problem = format!("{} tokens are not {batch} rows of one length", tokens.len());
-            return Err(ModelError::Batch { what: "tokens", problem });
-        }
-        let time = tokens.len() / batch;
-        if time > self.config.context {
-            return Err(ModelError::Context { positions: time, context: self.config.context });
-        }
-        Ok(time)
-    }
-
-    fn check_targets(&self, tokens: &[u32], targets: &[u32]) -> Result<(), ModelError> {
-        if targets.len() != tokens.len() {
-            let problem = format!("{} targets were given for {} tokens", targets.len(), tokens.len());
-            return Err(ModelError::Batch { what: "targets", problem });
-        }
-        Ok(())
-    }
-}
-
-/// Returns the number of targets that are not [`crate::IGNORE`].
-fn counted(targets: &[u32]) -> usize {
-    targets.iter().filter(|&&target| target != crate::IGNORE).count()
 }

@@ -1,51 +1,64 @@
-//! Gradients of the parameters of a path.
+//! Gradients of the parameters of a path, and the update of the parameters.
 
 use std::sync::Arc;
 
-use dipaco_ops::GradientSlot;
+use dipaco_ops::PartGradient;
 
-use crate::{ModelError, TensorSpec};
+use crate::{ModelError, Path, TensorSpec};
 
 /// Gradients of all parameters of a path. Dropping them returns their memory to the path for the next step.
 #[derive(Debug)]
 pub struct Gradients {
     pub(crate) specs: Arc<[TensorSpec]>,
-    /// One slot per part in the order of the specs. A slot holds the tensors of its part one after the other.
-    pub(crate) slots: Vec<GradientSlot>,
+    /// The gradient of each part in the order of the specs: of its tensors, one after the other.
+    pub(crate) parts: Vec<PartGradient>,
 }
 
 impl Gradients {
-    /// Runs `f` for each tensor in order, with its index in [`crate::path_specs`] and the elements of its gradient.
-    ///
-    /// # Errors
-    /// A part of the path has no gradient.
-    pub fn for_each(&self, mut f: impl FnMut(usize, &[f32])) -> Result<(), ModelError> {
-        // The specs are in the order of the parts, so one index runs through all of them.
-        let mut index = 0;
-        for slot in &self.slots {
-            let first = index;
-            index = slot.with(|gradient| {
-                let Some(mut rest) = gradient else {
-                    let tensor = self.specs.get(first).map_or_else(String::new, |spec| spec.name.clone());
-                    return Err(ModelError::NoGradient { tensor });
-                };
-                let mut index = first;
-                while let Some(spec) = self.specs.get(index).filter(|_| !rest.is_empty()) {
-                    let (tensor, after) = rest.split_at(spec.parameters());
-                    f(index, tensor);
-                    (rest, index) = (after, index + 1);
-                }
-                Ok(index)
-            })?;
-        }
-        Ok(())
+    /// Each tensor of [`crate::path_specs`] in order, with the elements of its gradient.
+    pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
+        by_part(&self.specs).zip(&self.parts).flat_map(|(specs, gradient)| {
+            let mut rest: &[f32] = gradient;
+            specs.iter().map(move |spec| {
+                let (tensor, after) = rest.split_at(spec.parameters());
+                rest = after;
+                (spec, tensor)
+            })
+        })
     }
 }
 
-impl Drop for Gradients {
-    fn drop(&mut self) {
-        for slot in &self.slots {
-            slot.clear();
+/// The specs of each part of a path: of the embedding, of each block and of the head.
+pub(crate) fn by_part(specs: &[TensorSpec]) -> impl Iterator<Item = &[TensorSpec]> {
+    specs.chunk_by(|a, b| a.part == b.part)
+}
+
+impl Path {
+    /// Changes the parameters in place, without a copy. `f` gets, for each tensor of [`crate::path_specs`] in order, its
+    /// spec, its elements and the elements of its gradient. Every path through a module sees the change.
+    ///
+    /// # Errors
+    /// The device can't be written, or the gradients are of a path of another shape.
+    pub fn update(
+        &self,
+        gradients: &Gradients,
+        mut f: impl FnMut(&TensorSpec, &mut [f32], &[f32]),
+    ) -> Result<(), ModelError> {
+        if gradients.specs != *self.specs() {
+            let problem = "they are of a path of another shape".to_owned();
+            return Err(ModelError::Batch { what: "gradients", problem });
         }
+        let mut tensors = gradients.tensors();
+        for (place, specs) in self.parts().iter().zip(by_part(self.specs())) {
+            dipaco_ops::update_in_place(&place.flat, |all| {
+                let mut values = &mut all[place.at..place.at + place.parameters];
+                for (spec, gradient) in tensors.by_ref().take(specs.len()) {
+                    let (own, rest) = std::mem::take(&mut values).split_at_mut(spec.parameters());
+                    f(spec, own, gradient);
+                    values = rest;
+                }
+            })?;
+        }
+        Ok(())
     }
 }

@@ -19,7 +19,8 @@ pub fn init(config: &ModelConfig, seed: u64) -> Result<ModuleWeights, ModelError
     let specs = path_specs(config);
     let residual = 1.0 / (2.0 * config.blocks as f64).sqrt();
     let tensor = |(index, spec): (usize, &TensorSpec)| {
-        if !spec.decay {
+        // Only norms have a single dimension.
+        if spec.shape.len() == 1 {
             return vec![1.0; spec.parameters()];
         }
         let writes = spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");

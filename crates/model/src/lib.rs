@@ -22,13 +22,13 @@
 //!
 //! # Token ids and the vocabulary
 //!
-//! Token ids are checked against the vocabulary once, where they enter the program. For training, routing and evaluation
-//! `dipaco-shards` checks them when it writes a token file, verifies it, or draws a batch from it. For serving
-//! `dipaco-infer` checks the ids of each request. This package does not repeat these checks; it only keeps an id outside
-//! of the vocabulary from reaching memory. Functions on batches leave that to `dipaco-ops` and return its refusal as
-//! [`ModelError::Token`]. [`Path::decode`] checks its tokens itself, because the kernels on plain slices panic.
+//! Token ids are checked against the vocabulary once, where they enter the program. Functions on batches take a
+//! [`TokenBatch`] or [`TokenRows`], and building these types is the check. For training, routing and evaluation
+//! `dipaco-shards` builds them from token files. [`Path::decode`] takes plain ids of one sequence and checks them itself.
 //!
 //! This package starts no threads, logs nothing and reads no files. It has no optimizer and no tokenizer.
+
+#![forbid(unsafe_code)]
 
 mod cache;
 mod config;
@@ -48,7 +48,9 @@ mod weights;
 pub use cache::KvCache;
 pub use candle_core::{Device, Tensor};
 pub use config::{Dtype, ModelConfig};
-pub use dipaco_ops::{IGNORE, Phase, Phases, Precision, Profile, product_rate};
+pub use dipaco_ops::{
+    IGNORE, OpsError, Phase, Phases, Precision, Profile, TokenBatch, TokenError, TokenRows, product_rate,
+};
 pub use error::ModelError;
 pub use export::{SpecialTokens, export_llama, import_llama};
 pub use forward::Loss;

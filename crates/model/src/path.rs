@@ -7,9 +7,7 @@ use dipaco_ops::{BlockShape, HeadPlace, Precision, Profile, RopeTable, Stack, Wo
 use dipaco_topology::Topology;
 
 use crate::split::places;
-use crate::{
-    Dtype, Gradients, KvCache, ModelConfig, ModelError, Module, ModuleWeights, TensorSpec, path_specs,
-};
+use crate::{Dtype, KvCache, ModelConfig, ModelError, Module, ModuleWeights, TensorSpec, path_specs};
 
 /// A transformer composed of one module per level. Composing and cloning are cheap, because tensors are reference
 /// counted. All methods take `&self`, and several threads may use one path at the same time.
@@ -124,40 +122,6 @@ impl Path {
     #[must_use]
     pub fn new_cache(&self) -> KvCache {
         KvCache::new(&self.config)
-    }
-
-    /// Changes the parameters in place, without a copy. `f` gets, for each tensor in order, its index in
-    /// [`path_specs`], its spec, its elements and the elements of its gradient. Every path through a module sees the
-    /// change.
-    ///
-    /// # Errors
-    /// The device can't be written, or a part of the path has no gradient.
-    pub fn update(
-        &self,
-        gradients: &Gradients,
-        mut f: impl FnMut(usize, &TensorSpec, &mut [f32], &[f32]),
-    ) -> Result<(), ModelError> {
-        // The specs are in the order of the parts, so one index runs through all of them.
-        let mut index = 0;
-        for (place, slot) in self.parts.iter().zip(&gradients.slots) {
-            index = slot.with(|gradient| {
-                let Some(mut gradient) = gradient else {
-                    return Err(ModelError::NoGradient { tensor: self.specs[index].name.clone() });
-                };
-                let mut index = index;
-                dipaco_ops::update_in_place(&place.flat, |all| {
-                    let mut values = &mut all[place.at..place.at + place.parameters];
-                    while let Some(spec) = self.specs.get(index).filter(|_| !values.is_empty()) {
-                        let (own, rest) = std::mem::take(&mut values).split_at_mut(spec.parameters());
-                        let (own_gradient, rest_of_gradient) = gradient.split_at(spec.parameters());
-                        f(index, spec, own, own_gradient);
-                        (values, gradient, index) = (rest, rest_of_gradient, index + 1);
-                    }
-                })?;
-                Ok(index)
-            })?;
-        }
-        Ok(())
     }
 
     pub(crate) fn embedding(&self) -> &Place {

@@ -37,7 +37,8 @@ pub fn path_specs(config: &ModelConfig) -> Vec<TensorSpec> {
         decay: true,
     };
     let norm = |name: String, part| TensorSpec { name, shape: vec![d], part, decay: false };
-    let mut specs = vec![matrix("model.embed_tokens.weight".into(), v, d, Part::Embedding)];
+    let embedding = matrix("model.embed_tokens.weight".into(), v, d, Part::Embedding);
+    let mut specs = vec![TensorSpec { decay: config.embedding_decay, ..embedding }];
     for i in 0..config.blocks {
         let part = Part::Block(i);
         let name = |tensor: &str| format!("model.layers.{i}.{tensor}.weight");

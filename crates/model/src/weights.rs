@@ -1,7 +1,7 @@
 //! Weights of a module outside of any device.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use safetensors::tensor::{Dtype, SafeTensors, View};
@@ -74,8 +74,10 @@ impl ModuleWeights {
         let file = SafeTensors::deserialize(bytes)?;
         let wrong =
             |tensor: &str, problem: String| ModelError::Weights { tensor: tensor.to_owned(), problem };
+        // A set, because a file of a stranger may have any number of names.
+        let known: HashSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
         for name in file.names() {
-            if !specs.iter().any(|spec| spec.name == name) {
+            if !known.contains(name) {
                 return Err(wrong(name, "the file has it, but a module of this shape does not".into()));
             }
         }

@@ -76,6 +76,21 @@ fn targets() -> Vec<u32> {
     (0..BATCH).flat_map(|b| (0..TIME).map(move |i| target(b, i))).collect()
 }
 
+/// Tokens and targets of a vocabulary, or of a number of outputs.
+fn batch_of(tokens: &[u32], targets: &[u32], rows: usize, vocabulary: usize, outputs: usize) -> TokenBatch {
+    let tokens = TokenRows::new(tokens, rows, vocabulary).unwrap();
+    TokenBatch::new(tokens, targets, outputs).unwrap()
+}
+
+/// The batch of [`tokens`] and [`targets`].
+fn batch() -> TokenBatch {
+    batch_of(&tokens(), &targets(), BATCH, 64, 64)
+}
+
+fn rows(tokens: &[u32], rows: usize) -> TokenRows {
+    TokenRows::new(tokens, rows, 64).unwrap()
+}
+
 fn floats(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
 }
@@ -96,23 +111,18 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
         let expected = &fixture[if tied { "tied" } else { "untied" }];
         let config = config(tied);
         let path = compose(&config, &topology, &weights(&config), true);
-        let (loss, gradients) = path.gradients(&tokens(), &targets(), BATCH, BATCH).unwrap();
+        let (loss, gradients) = path.gradients(&batch(), BATCH).unwrap();
         assert_eq!(loss.counted, 20);
         assert!((f64::from(loss.mean) - expected["loss"].as_f64().unwrap()).abs() < 2e-6);
-        assert_eq!(path.loss(&tokens(), &targets(), BATCH).unwrap(), loss);
-        let mut seen = 0;
-        gradients
-            .for_each(|i, gradient| {
-                assert_eq!(i, seen);
-                seen += 1;
-                let name = &path.specs()[i].name;
-                assert_eq!(gradient.len(), path.specs()[i].parameters());
-                assert!(gradient.iter().any(|&g| g != 0.0), "{name} has no gradient");
-                let expected = floats(&expected["gradients"][name]);
-                assert_close(gradient.iter().step_by(stride).copied(), &expected, 2e-6, name);
-            })
-            .unwrap();
-        assert_eq!(seen, path.specs().len());
+        assert_eq!(path.loss(&batch()).unwrap(), loss);
+        assert!(gradients.tensors().map(|(spec, _)| spec).eq(path.specs().iter()));
+        for (spec, gradient) in gradients.tensors() {
+            let name = &spec.name;
+            assert_eq!(gradient.len(), spec.parameters());
+            assert!(gradient.iter().any(|&g| g != 0.0), "{name} has no gradient");
+            let expected = floats(&expected["gradients"][name]);
+            assert_close(gradient.iter().step_by(stride).copied(), &expected, 2e-6, name);
+        }
 
         let tokens = tokens();
         let logits =
@@ -126,9 +136,9 @@ fn decoding_in_any_pieces_scores_as_the_training_pass() {
     let config = config(false);
     let path = compose(&config, &two_levels(), &weights(&config), false);
     let (tokens, targets) = (tokens(), targets());
-    let scores = path.token_log_probs(&tokens, &targets, BATCH).unwrap();
+    let scores = path.token_log_probs(&batch()).unwrap();
     let mean = -scores.iter().sum::<f32>() / 20.0;
-    assert!((mean - path.loss(&tokens, &targets, BATCH).unwrap().mean).abs() < 1e-6);
+    assert!((mean - path.loss(&batch()).unwrap().mean).abs() < 1e-6);
     for pieces in [vec![12], vec![1; 12], vec![5, 1, 6], vec![11, 1]] {
         let (mut cache, mut logits, mut rest) = (path.new_cache(), Vec::new(), &tokens[..TIME]);
         for piece in pieces {
@@ -196,16 +206,17 @@ fn a_training_step_has_the_same_bits_for_any_number_of_threads() {
     let tokens: Vec<u32> = (0..800).map(|i| (i * i * 31 + i * 17) % 1000).collect();
     let targets: Vec<u32> =
         tokens.iter().map(|t| if t % 9 == 0 { IGNORE } else { (t * 7 + 3) % 1000 }).collect();
+    let batch = batch_of(&tokens, &targets, 8, 1000, 1000);
     let run = |threads, dtype, checkpointing| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
             let config = ModelConfig { dtype, ..config.clone() };
             let path = compose(&config, &two_levels(), &weights, true).with_checkpointing(checkpointing);
-            let (loss, gradients) = path.gradients(&tokens, &targets, 8, 8).unwrap();
+            let (loss, gradients) = path.gradients(&batch, 8).unwrap();
             let mut bits = vec![loss.mean.to_bits()];
-            gradients.for_each(|_, g| bits.extend(g.iter().map(|x| x.to_bits()))).unwrap();
-            bits.extend(path.token_log_probs(&tokens, &targets, 8).unwrap().iter().map(|x| x.to_bits()));
-            bits.extend(path.features(&tokens, &[32; 8], 8).unwrap().iter().map(|x| x.to_bits()));
+            bits.extend(gradients.tensors().flat_map(|(_, g)| g).map(|x| x.to_bits()));
+            bits.extend(path.token_log_probs(&batch).unwrap().iter().map(|x| x.to_bits()));
+            bits.extend(path.features(batch.tokens(), &[32; 8]).unwrap().iter().map(|x| x.to_bits()));
             bits.extend(
                 path.decode(&tokens[..90], &mut path.new_cache(), false).unwrap().iter().map(|x| x.to_bits()),
             );
@@ -228,15 +239,15 @@ fn an_update_reaches_every_path_through_the_module() {
         modules.iter().map(|m| Arc::new(Module::load_trainable(m, &Device::Cpu).unwrap())).collect();
     let path = Path::compose(&config, &topology, &modules).unwrap();
     let other = path.clone();
-    let (before, gradients) = path.gradients(&tokens(), &targets(), BATCH, BATCH).unwrap();
+    let (before, gradients) = path.gradients(&batch(), BATCH).unwrap();
     let mut order = Vec::new();
-    path.update(&gradients, |i, spec, params, gradient| {
-        order.push((i, spec.clone()));
+    path.update(&gradients, |spec, params, gradient| {
+        order.push(spec.clone());
         params.iter_mut().zip(gradient).for_each(|(p, g)| *p -= 0.5 * g);
     })
     .unwrap();
-    assert_eq!(order, path_specs(&config).into_iter().enumerate().collect::<Vec<_>>());
-    let after = other.loss(&tokens(), &targets(), BATCH).unwrap().mean;
+    assert_eq!(order, path_specs(&config));
+    let after = other.loss(&batch()).unwrap().mean;
     assert!(after < before.mean - 0.05, "{after}");
     let joined: Vec<_> = modules.iter().map(|m| m.weights().unwrap()).collect();
     assert_eq!(join(&config, &topology, &joined).unwrap(), path.weights().unwrap());
@@ -246,7 +257,7 @@ fn an_update_reaches_every_path_through_the_module() {
 fn weights_that_are_not_trainable_get_no_gradient() {
     let config = config(false);
     let path = compose(&config, &dense(), &weights(&config), false);
-    let refused = path.gradients(&tokens(), &targets(), BATCH, BATCH);
+    let refused = path.gradients(&batch(), BATCH);
     assert!(
         matches!(refused, Err(ModelError::NoGradient { tensor }) if tensor == "model.embed_tokens.weight")
     );
@@ -258,9 +269,9 @@ fn gradients_of_micro_batches_add_up_to_those_of_the_batch() {
         let config = config(tied);
         let path = compose(&config, &two_levels(), &weights(&config), true);
         let all = |micro_batch| {
-            let (loss, gradients) = path.gradients(&tokens(), &targets(), BATCH, micro_batch).unwrap();
+            let (loss, gradients) = path.gradients(&batch(), micro_batch).unwrap();
             let mut all = vec![loss.mean];
-            gradients.for_each(|_, gradient| all.extend_from_slice(gradient)).unwrap();
+            all.extend(gradients.tensors().flat_map(|(_, gradient)| gradient));
             all
         };
         let whole = all(BATCH);
@@ -268,7 +279,7 @@ fn gradients_of_micro_batches_add_up_to_those_of_the_batch() {
             assert!((one - other).abs() < 1e-6, "{one} is not {other}");
         }
         assert_eq!(whole, all(BATCH), "reused memory changes nothing");
-        assert!(path.gradients(&tokens(), &targets(), BATCH, 0).is_err());
+        assert!(path.gradients(&batch(), 0).is_err());
     }
 }
 
@@ -278,9 +289,8 @@ fn bf16_products_stay_close_to_f32() {
     let bf16 = ModelConfig { dtype: Dtype::Bf16, ..config };
     let run = |config: &ModelConfig| {
         let path = compose(config, &dense(), &weights(config), true);
-        let (loss, gradients) = path.gradients(&tokens(), &targets(), BATCH, BATCH).unwrap();
-        let mut all = Vec::new();
-        gradients.for_each(|_, gradient| all.extend_from_slice(gradient)).unwrap();
+        let (loss, gradients) = path.gradients(&batch(), BATCH).unwrap();
+        let all: Vec<f32> = gradients.tensors().flat_map(|(_, gradient)| gradient).copied().collect();
         (loss.mean, all)
     };
     let ((exact_loss, exact), (loss, found)) = (run(&config), run(&bf16));
@@ -297,7 +307,7 @@ fn outputs_at_positions_are_those_of_decoding_and_do_not_depend_on_later_tokens(
     let path = compose(&config, &dense(), &weights(&config), false);
     assert_eq!(path_specs(&config).last().unwrap().shape, [5, 32]);
     let mut tokens = tokens();
-    let found = path.position_logits(&tokens, BATCH, &[4, 7]).unwrap();
+    let found = path.position_logits(&rows(&tokens, BATCH), &[4, 7]).unwrap();
     assert_eq!(found.len(), BATCH * 2 * 5);
     for (row, found) in tokens.chunks_exact(TIME).zip(found.chunks_exact(10)) {
         let all = path.decode(row, &mut path.new_cache(), true).unwrap();
@@ -308,13 +318,15 @@ fn outputs_at_positions_are_those_of_decoding_and_do_not_depend_on_later_tokens(
     }
     tokens[8..TIME].fill(1);
     tokens[TIME + 8..].fill(2);
-    assert_eq!(path.position_logits(&tokens, BATCH, &[4, 7]).unwrap(), found);
-    assert!(path.position_logits(&tokens, BATCH, &[TIME]).is_err());
+    let tokens = rows(&tokens, BATCH);
+    assert_eq!(path.position_logits(&tokens, &[4, 7]).unwrap(), found);
+    assert!(path.position_logits(&tokens, &[TIME]).is_err());
     let gradients = compose(&config, &dense(), &weights(&config), true);
-    let targets = vec![4; tokens.len()];
-    let (loss, _) = gradients.gradients(&tokens, &targets, BATCH, BATCH).unwrap();
-    assert_eq!(loss.mean, path.loss(&tokens, &targets, BATCH).unwrap().mean);
-    assert!(path.loss(&tokens, &[5; 2 * TIME], BATCH).is_err(), "there is no output 5");
+    let batch = batch_of(tokens.ids(), &[4; BATCH * TIME], BATCH, 64, 5);
+    let (loss, _) = gradients.gradients(&batch, BATCH).unwrap();
+    assert_eq!(loss.mean, path.loss(&batch).unwrap().mean);
+    let six = batch_of(tokens.ids(), &[4; BATCH * TIME], BATCH, 64, 6);
+    assert!(path.loss(&six).is_err(), "there is no output 5");
 }
 
 #[test]
@@ -322,14 +334,43 @@ fn features_are_of_the_first_tokens_only() {
     let config = config(false);
     let path = compose(&config, &dense(), &weights(&config), false);
     let (mut tokens, lengths) = (tokens(), [TIME, 5]);
-    let features = path.features(&tokens, &lengths, BATCH).unwrap();
+    let features = path.features(&rows(&tokens, BATCH), &lengths).unwrap();
+    let alone = path.features(&rows(&tokens[TIME..TIME + 5], 1), &[5]).unwrap();
     tokens[TIME + 5..].fill(0);
-    assert_eq!(features, path.features(&tokens, &lengths, BATCH).unwrap(), "padding changes nothing");
-    let alone = path.features(&tokens[TIME..TIME + 5], &[5], 1).unwrap();
+    let tokens = rows(&tokens, BATCH);
+    assert_eq!(features, path.features(&tokens, &lengths).unwrap(), "padding changes nothing");
     assert!(features[32..].iter().zip(&alone).all(|(a, b)| (a - b).abs() < 1e-5));
-    assert!(
-        path.features(&tokens, &[13, 5], BATCH).is_err() && path.features(&tokens, &[0, 5], BATCH).is_err()
-    );
+    for lengths in [&[13, 5][..], &[0, 5], &[5]] {
+        assert!(path.features(&tokens, lengths).is_err(), "{lengths:?}");
+    }
+}
+
+#[test]
+fn features_of_fewer_blocks_are_those_of_a_shorter_model() {
+    let config = config(false);
+    let weights = weights(&config);
+    let path = compose(&config, &dense(), &weights, false);
+    let (ids, lengths) = (tokens(), [TIME, 5]);
+    let tokens = rows(&ids, BATCH);
+    let all = path.features(&tokens, &lengths).unwrap();
+    assert_eq!(path.early_features(config.blocks, &tokens, &lengths).unwrap(), all);
+    let one = path.early_features(1, &tokens, &lengths).unwrap();
+    assert_eq!(one.len(), all.len());
+    assert_ne!(one, all);
+    assert!(path.early_features(config.blocks + 1, &tokens, &lengths).is_err());
+
+    // Without blocks, a feature is the mean of the embeddings of the row's tokens.
+    let none = path.early_features(0, &tokens, &lengths).unwrap();
+    let (_, embedding) =
+        weights.tensors().find(|(spec, _)| spec.name.ends_with("embed_tokens.weight")).unwrap();
+    let width = config.hidden_size;
+    for (row, &length) in lengths.iter().enumerate() {
+        for component in 0..width {
+            let of = |&id: &u32| f64::from(embedding[id as usize * width + component]);
+            let mean = ids[row * TIME..][..length].iter().map(of).sum::<f64>() / length as f64;
+            assert!((f64::from(none[row * width + component]) - mean).abs() < 1e-6);
+        }
+    }
 }
 
 #[test]
@@ -353,6 +394,8 @@ fn initial_weights_follow_the_seed_and_the_recipe() {
             false => assert!(values.iter().all(|&x| x == 1.0), "{}", spec.name),
         }
     }
+    let embedding_stays = init(&ModelConfig { embedding_decay: false, ..config }, 1).unwrap();
+    assert_eq!(embedding_stays.values, weights.values, "weight decay does not change the start");
     let deeper = init(&ModelConfig { blocks: 3, ..config }, 1).unwrap();
     assert_eq!(
         deeper.values[..64 * 128],
@@ -499,16 +542,21 @@ fn configurations_that_do_not_fit_are_named() {
 fn batches_that_do_not_fit_are_refused() {
     let config = config(false);
     let path = compose(&config, &dense(), &weights(&config), false);
-    assert!(matches!(path.loss(&[1; 5], &[1; 5], 2), Err(ModelError::Batch { .. })));
-    assert!(matches!(path.loss(&[1; 4], &[1; 5], 2), Err(ModelError::Batch { .. })));
-    assert!(matches!(path.loss(&[], &[], 0), Err(ModelError::Batch { .. })));
-    assert!(matches!(
-        path.loss(&[1; 33], &[1; 33], 1),
-        Err(ModelError::Context { positions: 33, context: 32 })
-    ));
-    assert!(matches!(path.loss(&[70], &[1], 1), Err(ModelError::Token { token: 70, .. })));
-    assert!(path.loss(&[1], &[64], 1).is_err());
-    let none = path.loss(&[1; 4], &[IGNORE; 4], 1).unwrap();
+    let one = |length: usize, vocabulary, outputs| {
+        batch_of(&vec![1; length], &vec![1; length], 1, vocabulary, outputs)
+    };
+    assert!(matches!(path.loss(&one(33, 64, 64)), Err(ModelError::Context { positions: 33, context: 32 })));
+    for larger in [one(1, 65, 64), one(1, 64, 65)] {
+        let refused = path.loss(&larger);
+        assert!(
+            matches!(refused, Err(ModelError::Operation(OpsError::Vocabulary { ids: 65, entries: 64, .. }))),
+            "{refused:?}"
+        );
+        assert!(path.token_log_probs(&larger).is_err());
+    }
+    let larger = TokenRows::new(vec![1], 1, 65).unwrap();
+    assert!(path.features(&larger, &[1]).is_err() && path.position_logits(&larger, &[0]).is_err());
+    let none = path.loss(&batch_of(&[1; 4], &[IGNORE; 4], 1, 64, 64)).unwrap();
     assert_eq!((none.counted, none.mean), (0, 0.0));
 }
 

@@ -8,10 +8,12 @@ use rcgen::{
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use crate::tls::{self, COORDINATOR_NAME};
-use crate::{JoinToken, NetError};
+use crate::certificate::Renewal;
+use crate::tls::{self, COORDINATOR_NAME, HELPER_NAME};
+use crate::{Clock, JoinToken, NetError};
 
 /// Certificates are valid from this long before their issue, for machines with a slow clock.
 const CLOCK_SLACK: Duration = Duration::from_secs(3600);
@@ -28,7 +30,8 @@ pub struct RunAuthority {
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// The coordinator's identity: a certificate of the run for [`COORDINATOR_NAME`], and its private key.
+/// A server's identity: a certificate of the run for [`COORDINATOR_NAME`] or [`HELPER_NAME`], and its private key.
+#[derive(Clone, Serialize, Deserialize)]
 pub struct ServerIdentity {
     pub(crate) run_id: String,
     pub(crate) authority: Vec<u8>,
@@ -37,6 +40,10 @@ pub struct ServerIdentity {
     /// Secret of the run for stateless resets. With it a restarted coordinator tells its old peers at once that their
     /// connections are gone, before their idle timeout.
     pub(crate) reset_secret: [u8; 32],
+    /// The time at which half of the certificate's life is over.
+    pub(crate) renew_at: SystemTime,
+    #[serde(skip)]
+    pub(crate) renewal: Option<Renewal>,
 }
 
 /// A certificate signed by the authority, with its private key (both DER).
@@ -55,6 +62,19 @@ impl std::fmt::Debug for RunAuthority {
 impl std::fmt::Debug for ServerIdentity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ServerIdentity").field("run_id", &self.run_id).finish_non_exhaustive()
+    }
+}
+
+impl ServerIdentity {
+    /// The same identity for a server that outlives its certificate: when half of the certificate's life is over by
+    /// `clock`, `source` makes the next identity.
+    #[must_use]
+    pub fn renewed_by(
+        self,
+        clock: Clock,
+        source: impl Fn(SystemTime) -> Result<Self, NetError> + Send + Sync + 'static,
+    ) -> Self {
+        Self { renewal: Some(Renewal { clock, source: std::sync::Arc::new(source) }), ..self }
     }
 }
 
@@ -124,17 +144,32 @@ impl RunAuthority {
     /// # Errors
     /// [`NetError::Setting`] for a lifetime over ten years, [`NetError::Identity`] if the signature fails.
     pub fn server(&self, now: SystemTime, lifetime: Duration) -> Result<ServerIdentity, NetError> {
-        let usage = ExtendedKeyUsagePurpose::ServerAuth;
-        let Leaf { certificate, key, .. } = self.leaf(COORDINATOR_NAME, usage, now, lifetime)?;
+        let identity = self.server_as(COORDINATOR_NAME, now, lifetime)?;
+        // The same secret after a restart of the coordinator.
+        let secret = blake3::derive_key("dipaco net stateless reset", self.issuer.key().serialized_der());
+        Ok(ServerIdentity { reset_secret: secret, ..identity })
+    }
+
+    /// Issues the identity of a helper, which serves workers in the coordinator's place. Nobody can pose as the
+    /// coordinator with it.
+    ///
+    /// # Errors
+    /// As [`RunAuthority::server`].
+    pub fn helper(&self, now: SystemTime, lifetime: Duration) -> Result<ServerIdentity, NetError> {
+        self.server_as(HELPER_NAME, now, lifetime)
+    }
+
+    fn server_as(&self, name: &str, now: SystemTime, lifetime: Duration) -> Result<ServerIdentity, NetError> {
+        let Leaf { certificate, key, .. } =
+            self.leaf(name, ExtendedKeyUsagePurpose::ServerAuth, now, lifetime)?;
         Ok(ServerIdentity {
             run_id: self.run_id.clone(),
             authority: self.certificate.to_vec(),
             certificate,
+            reset_secret: blake3::derive_key("dipaco net stateless reset of a helper", &key),
             key,
-            reset_secret: blake3::derive_key(
-                "dipaco net stateless reset",
-                self.issuer.key().serialized_der(),
-            ),
+            renew_at: now + lifetime / 2,
+            renewal: None,
         })
     }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::tls::COORDINATOR_NAME;
+use crate::tls::{COORDINATOR_NAME, HELPER_NAME};
 use crate::traffic::Counters;
 use crate::transport::{self, Accepts, code};
 use crate::wire::{self, PayloadHeader, Status, Transfer, Welcome};
@@ -26,6 +26,26 @@ pub struct Client {
     peer: String,
     limits: Limits,
     counters: Counters,
+}
+
+/// The server that a client expects at an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Service {
+    /// The coordinator of the run.
+    #[default]
+    Coordinator,
+    /// A process that serves in the coordinator's place.
+    Helper,
+}
+
+impl Service {
+    /// Name in the server's certificate.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Coordinator => COORDINATOR_NAME,
+            Self::Helper => HELPER_NAME,
+        }
+    }
 }
 
 /// Result of an attempt to connect to one address.
@@ -50,8 +70,21 @@ impl Client {
     /// [`NetError::Expired`], [`NetError::WrongToken`], [`NetError::Version`], [`NetError::Busy`] and
     /// [`NetError::Connect`] (no address answers).
     pub async fn connect(token: &JoinToken, now: SystemTime, limits: Limits) -> Result<Self, NetError> {
+        Self::connect_to(Service::Coordinator, token, now, limits).await
+    }
+
+    /// [`Client::connect`] to another server of the run.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub async fn connect_to(
+        service: Service,
+        token: &JoinToken,
+        now: SystemTime,
+        limits: Limits,
+    ) -> Result<Self, NetError> {
         token.check(now)?;
-        let mut config = quinn::ClientConfig::new(Arc::new(tls::client_config(token)?));
+        let mut config = quinn::ClientConfig::new(Arc::new(tls::client_config(token, now)?));
         config.transport_config(transport::transport(&limits, Accepts::Welcome)?);
 
         let mut attempts = Vec::new();
@@ -68,7 +101,7 @@ impl Client {
                 }
             };
             for target in targets {
-                match Self::attempt(token, address, target, config.clone(), &limits).await? {
+                match Self::attempt(service, token, address, target, config.clone(), &limits).await? {
                     Attempt::Connected(client) => return Ok(*client),
                     Attempt::Failed(reason) => attempts.push(format!("{address}: {reason}")),
                 }
@@ -82,6 +115,7 @@ impl Client {
 
     /// Tries one address. An error is final for all addresses.
     async fn attempt(
+        service: Service,
         token: &JoinToken,
         address: &str,
         target: SocketAddr,
@@ -97,7 +131,7 @@ impl Client {
             Ok(endpoint) => endpoint,
             Err(error) => return Ok(Attempt::Failed(format!("no UDP socket can be opened ({error})"))),
         };
-        let connecting = match endpoint.connect_with(config, target, COORDINATOR_NAME) {
+        let connecting = match endpoint.connect_with(config, target, service.name()) {
             Ok(connecting) => connecting,
             Err(error) => return Ok(Attempt::Failed(error.to_string())),
         };
@@ -232,9 +266,8 @@ impl Client {
         Transfer { peer: &self.peer, part: "request header", stall }.write(stream, frame).await?;
         if let Some(payload) = payload {
             let length = payload.len();
-            Transfer { peer: &self.peer, part: "request payload", stall }
-                .write_payload(stream, payload)
-                .await?;
+            // The coordinator may let a piece wait until it has memory for it. The call has a limit as a whole.
+            self.transfer("request payload").write_payload(stream, payload).await?;
             self.counters.sent(length);
         }
         // An error means that the coordinator has stopped reading, as it does after an early answer.
@@ -314,6 +347,9 @@ fn judge(token: &JoinToken, address: &str, error: ConnectionError) -> Result<Str
         },
         ConnectionError::ApplicationClosed(close) if close.error_code == code::BUSY => {
             Err(NetError::Busy { peer: format!("the coordinator at {address}") })
+        }
+        ConnectionError::ApplicationClosed(close) if close.error_code == code::REVOKED => {
+            Err(NetError::Revoked { peer: format!("the coordinator at {address}") })
         }
         other => Ok(other.to_string()),
     }

@@ -53,9 +53,9 @@ pub enum NetError {
         reason: String,
     },
     /// The file of a join token can't be read.
-    #[error("`{}` is neither a join token nor a file with one: give the file join.token of the coordinator's run directory", path.display())]
+    #[error("can't read a join token from `{}`: give the file secrets/join.token of the coordinator's run directory", path.display())]
     TokenFile {
-        /// The text or path given by the caller.
+        /// The file.
         path: PathBuf,
         /// Error of the operating system.
         #[source]
@@ -104,6 +104,12 @@ pub enum NetError {
     /// The server has reached its limit of peers.
     #[error("{peer} has reached its limit of peers: stop some workers, or raise the limit")]
     Busy {
+        /// The server.
+        peer: String,
+    },
+    /// The server refuses the peer's token.
+    #[error("{peer} has revoked the token: ask the operator of the run for another token")]
+    Revoked {
         /// The server.
         peer: String,
     },

@@ -6,16 +6,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::NetError;
 use crate::server::Shared;
+use crate::token_share::TokenShare;
 use crate::transport::code;
 use crate::wire::{self, PayloadHeader, Status, Transfer};
 
 const MAX_REFUSAL_BYTES: usize = 2048;
 
-/// Slowest accepted peer. A payload that the peer has not received yet occupies memory here.
+/// Slowest accepted peer. A payload occupies memory here until it has arrived as a whole.
 const SLOWEST_BYTES_PER_SECOND: u64 = 8 << 10;
 
 /// An operation of a peer. A drop without an answer tells the peer that this end gave up.
@@ -26,6 +28,9 @@ pub struct Exchange {
     receive: quinn::RecvStream,
     payload: Option<PayloadHeader>,
     answered: bool,
+    share: Arc<TokenShare>,
+    /// Memory of the header and of the piece, taken from the share of the peer's token.
+    memory: Vec<OwnedSemaphorePermit>,
 }
 
 impl std::fmt::Debug for Exchange {
@@ -38,10 +43,11 @@ impl Exchange {
     pub(crate) fn new(
         peer: Arc<str>,
         shared: Arc<Shared>,
+        share: Arc<TokenShare>,
         send: quinn::SendStream,
         receive: quinn::RecvStream,
     ) -> Self {
-        Self { peer, shared, send, receive, payload: None, answered: false }
+        Self { peer, shared, send, receive, payload: None, answered: false, share, memory: Vec::new() }
     }
 
     /// Reads the request's header. Call it before [`Exchange::receive_payload`].
@@ -57,13 +63,34 @@ impl Exchange {
     async fn read_request<Req: DeserializeOwned>(&mut self) -> Result<Req, NetError> {
         let limits = &self.shared.limits;
         let transfer = Transfer { peer: &self.peer, part: "request header", stall: limits.header_timeout };
-        let body = transfer.read_frame(&mut self.receive, limits.max_header_bytes).await?;
+        let preamble = transfer.read_preamble(&mut self.receive, limits.max_header_bytes).await?;
+        let memory = timeout(limits.stall_timeout, self.share.header(preamble.length)).await;
+        self.memory.extend(memory.map_err(|_| self.late("wait for memory", limits.stall_timeout))?);
+        let body = transfer.read_body(&mut self.receive, preamble).await?;
         let (payload, rest) = transfer.take(&body)?;
         self.payload = payload;
         transfer.last(rest)
     }
 
-    /// Reads the request's payload, of at most `max_bytes`.
+    /// Waits until there is memory for a piece of `bytes`, received or sent, in the share of the peer's token. The
+    /// memory is free again when the exchange ends.
+    pub async fn reserve(&mut self, bytes: u64) {
+        self.memory.extend(self.share.piece(bytes).await);
+    }
+
+    fn late(&self, what: &'static str, after: Duration) -> NetError {
+        NetError::Timeout { peer: self.peer.to_string(), what, after }
+    }
+
+    /// Time for a payload of this many bytes.
+    fn patience(&self, bytes: u64) -> Duration {
+        self.shared.limits.stall_timeout + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
+    }
+
+    /// Reads the request's payload, of at most `max_bytes`. The time limit is [`Limits::stall_timeout`] plus a second for
+    /// each 8 KiB.
+    ///
+    /// [`Limits::stall_timeout`]: crate::Limits::stall_timeout
     ///
     /// # Errors
     /// [`NetError::TooLarge`], [`NetError::Memory`], [`NetError::Payload`] (the request has no payload),
@@ -80,7 +107,11 @@ impl Exchange {
         };
         let stall = self.shared.limits.stall_timeout;
         let transfer = Transfer { peer: &self.peer, part: "request payload", stall };
-        let payload = transfer.read_payload(&mut self.receive, header, max_bytes).await?;
+        // A limit for the whole: a byte in each stall period would hold the memory for years.
+        let patience = self.patience(header.length.min(max_bytes));
+        let reading = transfer.read_payload(&mut self.receive, header, max_bytes);
+        let payload =
+            timeout(patience, reading).await.map_err(|_| self.late("send a payload", patience))??;
         self.shared.counters.received(payload.len());
         Ok(payload)
     }
@@ -102,15 +133,19 @@ impl Exchange {
     /// [`Limits::stall_timeout`]: crate::Limits::stall_timeout
     ///
     /// # Errors
-    /// [`NetError::Abandoned`] if the peer gave up, [`NetError::Answered`], [`NetError::TooLarge`],
-    /// [`NetError::Timeout`], [`NetError::Lost`].
+    /// [`NetError::Abandoned`] if the peer gave up, [`NetError::Answered`], [`NetError::TooLarge`] (the peer gets a refusal
+    /// with the same text), [`NetError::Timeout`], [`NetError::Lost`].
     pub async fn respond<Resp: Serialize>(
         mut self,
         response: &Resp,
         payload: Option<Bytes>,
     ) -> Result<(), NetError> {
         let header = payload.as_ref().map(PayloadHeader::of);
-        self.answer(&Status::Done(header), response, payload).await
+        match self.answer(&Status::Done(header), response, payload).await {
+            // Nothing was sent. Without an answer the peer would ask again and again.
+            Err(error @ NetError::TooLarge { .. }) => self.refuse_if_failed(Err(error)).await,
+            answered => answered,
+        }
     }
 
     /// Refuses the request. The peer gets the reason as [`NetError::Refused`] (truncated to 2 kB).
@@ -144,9 +179,8 @@ impl Exchange {
         // arrived completely.
         self.receive.stop(code::ABANDONED).ok();
         transfer.write(&mut self.send, &frame).await?;
-        let mut patience = limits.stall_timeout;
+        let patience = self.patience(payload.as_ref().map_or(0, |payload| payload.len() as u64));
         if let Some(payload) = payload {
-            patience += Duration::from_secs(payload.len() as u64 / SLOWEST_BYTES_PER_SECOND);
             transfer.part = "response payload";
             let length = payload.len();
             transfer.write_payload(&mut self.send, payload).await?;

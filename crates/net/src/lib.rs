@@ -42,25 +42,34 @@
 //!
 //! This package knows no model and no messages of training, stores nothing, and never reconnects by itself.
 
+#![forbid(unsafe_code)]
+
+mod admission;
 mod authority;
+mod certificate;
 mod client;
+mod clock;
 mod error;
 mod exchange;
 mod limits;
 mod plain;
+mod rare_warning;
 mod server;
 mod tls;
 mod token;
+mod token_share;
 mod traffic;
 mod transport;
 mod wire;
 
 pub use authority::{RunAuthority, ServerIdentity};
-pub use client::Client;
+pub use client::{Client, Service};
+pub use clock::Clock;
 pub use error::NetError;
 pub use exchange::Exchange;
 pub use limits::Limits;
+pub use rare_warning::RareWarning;
 pub use server::{PeerConnection, Server};
-pub use tls::{COORDINATOR_NAME, PROTOCOL};
-pub use token::JoinToken;
+pub use tls::{COORDINATOR_NAME, HELPER_NAME, PROTOCOL};
+pub use token::{HelperToken, JoinToken};
 pub use traffic::Traffic;

@@ -9,17 +9,31 @@ use crate::NetError;
 pub struct Limits {
     /// Longest header in bytes. Default 1 MiB. A longer header is an error before its body is read.
     pub max_header_bytes: u32,
-    /// Concurrent peers of a server. Default 1024. Further peers get [`NetError::Busy`].
+    /// Concurrent peers of a server. Default 1152. Further peers get [`NetError::Busy`].
     pub max_peers: usize,
-    /// Concurrent handshakes of a server. Default 64. The server refuses further handshakes.
+    /// Concurrent peers of a server with the same token. Default 1024. Further peers get [`NetError::Busy`]. Fewer than
+    /// `max_peers`, so that one token can't keep others out.
+    pub max_peers_per_token: usize,
+    /// Concurrent handshakes of a server. Default 64. A further handshake ends the oldest handshake of the address that
+    /// has the most.
     pub max_handshakes: usize,
-    /// Concurrent operations of a peer. Default 64. Further operations wait at the peer.
+    /// Concurrent operations of a peer. Default 16. Further operations wait at the peer.
     pub max_exchanges_per_peer: u32,
     /// Bytes in flight of a transfer, and so its memory before the reader takes them. Throughput is at most this per
     /// round trip. Default 16 MiB (160 MB/s at 100 ms).
     pub stream_window_bytes: u32,
-    /// As `stream_window_bytes`, for all transfers of a connection together. Default 64 MiB.
+    /// As `stream_window_bytes`, for all transfers of a connection together: what a client receives, and what both ends
+    /// send. Default 64 MiB.
     pub connection_window_bytes: u32,
+    /// Bytes in flight to a server of all connections with the same token together, beyond 64 KiB for each connection.
+    /// Default 128 MiB. A new connection gets an eighth of the rest, and at most `stream_window_bytes`.
+    pub token_window_bytes: u32,
+    /// Bytes of pieces in a server's memory for all connections with the same token. Default 256 MiB. Further pieces
+    /// wait.
+    pub token_piece_bytes: u32,
+    /// Bytes of request headers in a server's memory for all connections with the same token. Default 16 MiB. Further
+    /// requests wait.
+    pub token_header_bytes: u32,
     /// Time for an address to answer and for both ends to verify each other. Default 10 s.
     pub connect_timeout: Duration,
     /// Time from the opening of a stream to the arrival of its request header. Default 10 s.
@@ -37,11 +51,15 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             max_header_bytes: 1 << 20,
-            max_peers: 1024,
+            max_peers: 1152,
+            max_peers_per_token: 1024,
             max_handshakes: 64,
-            max_exchanges_per_peer: 64,
+            max_exchanges_per_peer: 16,
             stream_window_bytes: 16 << 20,
             connection_window_bytes: 64 << 20,
+            token_window_bytes: 128 << 20,
+            token_piece_bytes: 256 << 20,
+            token_header_bytes: 16 << 20,
             connect_timeout: Duration::from_secs(10),
             header_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(30),
@@ -52,6 +70,13 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// The default limits for this many peers with one token, and an eighth more with other tokens.
+    #[must_use]
+    pub fn for_peers(peers: usize) -> Self {
+        let max_peers = peers.saturating_add((peers / 8).max(8));
+        Self { max_peers, max_peers_per_token: peers, ..Self::default() }
+    }
+
     /// Checks that the values are valid together.
     ///
     /// # Errors
@@ -60,10 +85,14 @@ impl Limits {
         let counts = [
             ("max_header_bytes", u64::from(self.max_header_bytes)),
             ("max_peers", u64::try_from(self.max_peers).unwrap_or(u64::MAX)),
+            ("max_peers_per_token", u64::try_from(self.max_peers_per_token).unwrap_or(u64::MAX)),
             ("max_handshakes", u64::try_from(self.max_handshakes).unwrap_or(u64::MAX)),
             ("max_exchanges_per_peer", self.max_exchanges_per_peer.into()),
             ("stream_window_bytes", self.stream_window_bytes.into()),
             ("connection_window_bytes", self.connection_window_bytes.into()),
+            ("token_window_bytes", self.token_window_bytes.into()),
+            ("token_piece_bytes", self.token_piece_bytes.into()),
+            ("token_header_bytes", self.token_header_bytes.into()),
         ];
         for (what, value) in counts {
             // A larger value would not limit anything.

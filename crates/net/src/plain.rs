@@ -27,7 +27,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::fetch_plain`].
-    pub async fn bring_plain(&self, bytes: Bytes) -> Result<(), NetError> {
+    pub async fn upload_plain(&self, bytes: Bytes) -> Result<(), NetError> {
         let transfer = self.plain_transfer();
         let opened = self.connection().open_bi().await;
         let (mut send, mut receive) = opened.map_err(|source| wire::closed(transfer.peer, source))?;

@@ -1,20 +1,21 @@
 //! The server's end: admission of peers, and their connections.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quinn::{Connection, Endpoint, EndpointConfig, Incoming, TokioRuntime};
+use quinn::{Connection, Endpoint, EndpointConfig, TokioRuntime};
 use quinn_proto::HashedConnectionIdGenerator;
-use rustls::pki_types::CertificateDer;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::admission::listen;
+use crate::token_share::{TokenShare, TokenShares};
 use crate::traffic::Counters;
 use crate::transport::{self, Accepts, code};
 use crate::wire::{self, Transfer, Welcome};
-use crate::{Exchange, Limits, NetError, ServerIdentity, Traffic, tls};
+use crate::{Exchange, Limits, NetError, RareWarning, ServerIdentity, Traffic, tls};
 
 /// Verified peers that may wait for [`Server::accept`]. Further peers wait in their handshake.
 const WAITING_PEERS: usize = 16;
@@ -33,13 +34,24 @@ pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) counters: Counters,
     connections: Mutex<Connections>,
-    places: Arc<Semaphore>,
+    pub(crate) places: Arc<Semaphore>,
+    pub(crate) tokens: Arc<TokenShares>,
+    /// Warnings about strangers.
+    pub(crate) strangers: RareWarning,
 }
 
 #[derive(Default)]
 struct Connections {
-    live: HashMap<usize, Connection>,
+    live: HashMap<usize, LiveConnection>,
     ended: Traffic,
+    /// Names of tokens that get no connection.
+    revoked: BTreeSet<String>,
+}
+
+struct LiveConnection {
+    /// Name in the peer's token.
+    token: String,
+    connection: Connection,
 }
 
 /// A verified peer of the run. A drop closes its connection.
@@ -49,6 +61,7 @@ pub struct PeerConnection {
     shown: Arc<str>,
     connection: Connection,
     shared: Arc<Shared>,
+    share: Arc<TokenShare>,
 }
 
 impl Server {
@@ -81,6 +94,8 @@ impl Server {
             limits,
             counters: Counters::default(),
             connections: Mutex::default(),
+            tokens: Arc::default(),
+            strangers: RareWarning::default(),
         });
         let (waiting, peers) = mpsc::channel(WAITING_PEERS);
         let listener = tokio::spawn(listen(endpoint.clone(), Arc::clone(&shared), waiting));
@@ -103,11 +118,27 @@ impl Server {
     pub fn traffic(&self) -> Traffic {
         let connections = self.shared.connections();
         let mut traffic = connections.ended;
-        for connection in connections.live.values() {
-            traffic.add_connection(&connection.stats());
+        for live in connections.live.values() {
+            traffic.add_connection(&live.connection.stats());
         }
         traffic += self.shared.counters.snapshot();
         traffic
+    }
+
+    /// Refuses the tokens of these names from now on, in place of the names of an earlier call, and closes their
+    /// connections with [`NetError::Revoked`].
+    pub fn revoke(&self, names: BTreeSet<String>) {
+        let mut connections = self.shared.connections();
+        for live in connections.live.values().filter(|live| names.contains(&live.token)) {
+            live.connection.close(code::REVOKED, b"the token has been revoked");
+        }
+        connections.revoked = names;
+    }
+
+    /// Number of live connections of verified peers.
+    #[must_use]
+    pub fn peers(&self) -> usize {
+        self.shared.connections().live.len()
     }
 
     /// Closes all connections with a reason for the peers, and waits at most [`Limits::connect_timeout`] for their
@@ -144,88 +175,44 @@ impl Shared {
     fn connections(&self) -> MutexGuard<'_, Connections> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-/// Accepts handshakes. It bounds their number, because unverified peers cost memory and signatures.
-async fn listen(endpoint: Endpoint, shared: Arc<Shared>, waiting: mpsc::Sender<PeerConnection>) {
-    let handshakes = Arc::new(Semaphore::new(shared.limits.max_handshakes));
-    while let Some(incoming) = endpoint.accept().await {
-        // A forged source address costs its sender nothing, but a handshake here costs signatures and memory. At half
-        // of the limit every address must prove that it receives datagrams (QUIC Retry) before a handshake starts.
-        let crowded = handshakes.available_permits() <= shared.limits.max_handshakes / 2;
-        if crowded && incoming.may_retry() && !incoming.remote_address_validated() {
-            if let Err(error) = incoming.retry() {
-                tracing::debug!(%error, "can't ask an address for a QUIC retry");
-            }
-            continue;
+    pub(crate) fn is_revoked(&self, token: &str) -> bool {
+        self.connections().revoked.contains(token)
+    }
+
+    /// Registers a live connection. Its token may have been revoked since the handshake.
+    pub(crate) fn register(&self, connection: Connection, token: String) {
+        let mut connections = self.connections();
+        if connections.revoked.contains(&token) {
+            connection.close(code::REVOKED, b"the token has been revoked");
         }
-        let Ok(permit) = Arc::clone(&handshakes).try_acquire_owned() else {
-            incoming.refuse();
-            continue;
-        };
-        // Each handshake has its own task: a silent peer must not delay the handshakes after it.
-        let (shared, waiting) = (Arc::clone(&shared), waiting.clone());
-        tokio::spawn(async move {
-            let address = incoming.remote_address();
-            let limit = shared.limits.connect_timeout;
-            match timeout(limit, admit(incoming, shared, waiting)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(%address, %error, "a peer was not admitted"),
-                Err(_) => tracing::warn!(%address, "the handshake of a peer took too long"),
-            }
-            drop(permit);
-        });
+        connections.live.insert(connection.stable_id(), LiveConnection { token, connection });
     }
-}
 
-/// Completes the handshake of a peer, and hands its connection to [`Server::accept`].
-async fn admit(
-    incoming: Incoming,
-    shared: Arc<Shared>,
-    waiting: mpsc::Sender<PeerConnection>,
-) -> Result<(), quinn::ConnectionError> {
-    let connection = incoming.accept()?.await?;
-    // The place is taken after the handshake, so a peer without a certificate of the run cannot occupy one.
-    let Ok(place) = Arc::clone(&shared.places).try_acquire_owned() else {
-        connection.close(code::BUSY, b"too many peers");
-        return Ok(());
-    };
-    let identity = connection.peer_identity().and_then(|identity| {
-        let certificates = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
-        tls::role_and_name(certificates.first()?)
-    });
-    let Some((role, name)) = identity else {
-        connection.close(code::UNNAMED, b"the certificate names no role");
-        return Ok(());
-    };
-    let address = connection.remote_address();
-    // Before the welcome: the place must become free again however the connection ends.
-    watch(connection.clone(), Arc::clone(&shared), place);
-    let shown: Arc<str> = format!("{role} `{name}` at {address}").into();
-    let peer = PeerConnection { role, name, shown, connection, shared };
-    if let Err(error) = peer.welcome().await {
-        tracing::warn!(%error, "a peer left before its welcome");
-        return Ok(());
-    }
-    // An error means that the server was dropped. The drop of the peer closes its connection.
-    waiting.send(peer).await.ok();
-    Ok(())
-}
-
-/// Registers a live connection, and unregisters it at its end.
-fn watch(connection: Connection, shared: Arc<Shared>, place: OwnedSemaphorePermit) {
-    let id = connection.stable_id();
-    shared.connections().live.insert(id, connection.clone());
-    tokio::spawn(async move {
-        connection.closed().await;
-        let mut connections = shared.connections();
-        connections.live.remove(&id);
+    pub(crate) fn unregister(&self, connection: &Connection) {
+        let mut connections = self.connections();
+        connections.live.remove(&connection.stable_id());
         connections.ended.add_connection(&connection.stats());
-        drop(place);
-    });
+    }
 }
 
 impl PeerConnection {
+    pub(crate) fn new(
+        role: String,
+        name: String,
+        connection: Connection,
+        shared: Arc<Shared>,
+        share: Arc<TokenShare>,
+    ) -> Self {
+        let shown = format!("{role} `{name}` at {}", connection.remote_address()).into();
+        Self { role, name, shown, connection, shared, share }
+    }
+
+    /// Lets the peer perform this many operations at a time, in place of [`Limits::max_exchanges_per_peer`].
+    pub fn allow_exchanges(&self, count: u32) {
+        self.connection.set_max_concurrent_bi_streams(count.into());
+    }
+
     /// Role in the peer's certificate, such as `worker`.
     #[must_use]
     pub fn role(&self) -> &str {
@@ -253,7 +240,8 @@ impl PeerConnection {
     pub async fn accept_exchange(&self) -> Option<Exchange> {
         let (send, receive) = self.connection.accept_bi().await.ok()?;
         self.shared.counters.exchange();
-        Some(Exchange::new(Arc::clone(&self.shown), Arc::clone(&self.shared), send, receive))
+        let (shown, shared) = (Arc::clone(&self.shown), Arc::clone(&self.shared));
+        Some(Exchange::new(shown, shared, Arc::clone(&self.share), send, receive))
     }
 
     /// Waits for the end of the connection and returns the reason.
@@ -266,7 +254,12 @@ impl PeerConnection {
         self.connection.close(code::DONE, reason.as_bytes());
     }
 
-    async fn welcome(&self) -> Result<(), NetError> {
+    /// Closes the connection because the peer's token has been revoked.
+    pub fn close_revoked(&self) {
+        self.connection.close(code::REVOKED, b"the token has been revoked");
+    }
+
+    pub(crate) async fn welcome(&self) -> Result<(), NetError> {
         let limits = &self.shared.limits;
         let transfer = Transfer { peer: &self.shown, part: "welcome", stall: limits.header_timeout };
         let welcome = Welcome { run_id: self.shared.run_id.clone() };

@@ -1,6 +1,7 @@
 //! TLS of both ends: only version 1.3, only certificates of the run's authority.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::RootCertStore;
@@ -8,16 +9,25 @@ use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
 
-use crate::{JoinToken, NetError, ServerIdentity};
+use crate::certificate::ServerCertificate;
+use crate::{Clock, JoinToken, NetError, ServerIdentity};
 
 /// Protocol and version for ALPN. Ends with different versions do not connect.
-pub const PROTOCOL: &str = "dipaco/7";
+pub const PROTOCOL: &str = "dipaco/8";
 
 /// Name in the coordinator's certificate. Workers verify this name and not the address, which may change.
 pub const COORDINATOR_NAME: &str = "dipaco-coordinator";
 
+/// Name in the certificate of a helper: a process that serves workers in the coordinator's place and can't pose as the
+/// coordinator.
+pub const HELPER_NAME: &str = "dipaco-helper";
+
 const PEER_DOMAIN: &str = ".dipaco";
+
+/// The operation in errors of a server's certificate.
+const SERVER: &str = "use the coordinator's certificate";
 
 /// The provider is explicit, because the process may have another provider for HTTP or none.
 fn provider() -> Arc<CryptoProvider> {
@@ -25,17 +35,17 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 pub(crate) fn server_config(identity: &ServerIdentity) -> Result<QuicServerConfig, NetError> {
-    let what = "use the coordinator's certificate";
+    let what = SERVER;
+    let clock = identity.renewal.as_ref().map_or_else(Clock::system, |renewal| renewal.clock.clone());
     let roots = Arc::new(roots(&identity.authority)?);
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
         .build()
         .map_err(|error| NetError::Identity { what, reason: error.to_string() })?;
-    let mut config = rustls::ServerConfig::builder_with_provider(provider())
+    let mut config = rustls::ServerConfig::builder_with_details(provider(), Arc::new(clock))
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(failed(what))?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(vec![identity.certificate.clone().into()], key(&identity.key))
-        .map_err(failed(what))?;
+        .with_cert_resolver(Arc::new(ServerCertificate::new(identity)?));
     config.alpn_protocols = vec![PROTOCOL.as_bytes().to_vec()];
     // A resumed session would outlive the certificate that opened it.
     config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -43,9 +53,17 @@ pub(crate) fn server_config(identity: &ServerIdentity) -> Result<QuicServerConfi
     QuicServerConfig::try_from(config).map_err(|error| NetError::Identity { what, reason: error.to_string() })
 }
 
-pub(crate) fn client_config(token: &JoinToken) -> Result<QuicClientConfig, NetError> {
+/// Certificate and key of a server.
+pub(crate) fn certified(identity: &ServerIdentity) -> Result<CertifiedKey, NetError> {
+    let chain = vec![identity.certificate.clone().into()];
+    CertifiedKey::from_der(chain, key(&identity.key), &provider()).map_err(failed(SERVER))
+}
+
+/// The TLS settings of a client that connects at `now`.
+pub(crate) fn client_config(token: &JoinToken, now: SystemTime) -> Result<QuicClientConfig, NetError> {
     let what = "use the token's certificate";
-    let mut config = rustls::ClientConfig::builder_with_provider(provider())
+    let clock = Arc::new(Clock::from_fn(move || now));
+    let mut config = rustls::ClientConfig::builder_with_details(provider(), clock)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(failed(what))?
         .with_root_certificates(roots(&token.authority)?)
@@ -94,7 +112,7 @@ pub(crate) fn role_and_name(certificate: &CertificateDer<'_>) -> Option<(String,
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::time::Duration;
 
     use super::*;
     use crate::RunAuthority;

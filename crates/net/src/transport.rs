@@ -7,6 +7,7 @@ use std::sync::Arc;
 use quinn::udp::{UdpSockRef, UdpSocketState};
 use quinn::{EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
 
+use crate::token_share::BASE_WINDOW_BYTES;
 use crate::{Limits, NetError};
 
 /// Large datagrams halve the CPU time per byte on network paths that carry them (loopback, jumbo frames); quinn probes
@@ -34,6 +35,7 @@ pub(crate) mod code {
     pub(crate) const BUSY: VarInt = VarInt::from_u32(1);
     pub(crate) const ABANDONED: VarInt = VarInt::from_u32(2);
     pub(crate) const UNNAMED: VarInt = VarInt::from_u32(3);
+    pub(crate) const REVOKED: VarInt = VarInt::from_u32(4);
 }
 
 pub(crate) fn transport(limits: &Limits, accepts: Accepts) -> Result<Arc<TransportConfig>, NetError> {
@@ -43,9 +45,10 @@ pub(crate) fn transport(limits: &Limits, accepts: Accepts) -> Result<Arc<Transpo
         value: format!("{} s", limits.idle_timeout.as_secs_f64()),
         reason: "it is too long",
     })?;
-    let (exchanges, welcomes) = match accepts {
-        Accepts::Exchanges => (limits.max_exchanges_per_peer, 0),
-        Accepts::Welcome => (0, 1),
+    // A server widens the window of a verified peer, as far as the share of the peer's token allows.
+    let (exchanges, welcomes, window) = match accepts {
+        Accepts::Exchanges => (limits.max_exchanges_per_peer, 0, BASE_WINDOW_BYTES),
+        Accepts::Welcome => (0, 1, limits.connection_window_bytes),
     };
     let mut discovery = MtuDiscoveryConfig::default();
     discovery.upper_bound(MAX_DATAGRAM_BYTES);
@@ -54,7 +57,7 @@ pub(crate) fn transport(limits: &Limits, accepts: Accepts) -> Result<Arc<Transpo
         .max_concurrent_bidi_streams(exchanges.into())
         .max_concurrent_uni_streams(VarInt::from_u32(welcomes))
         .stream_receive_window(limits.stream_window_bytes.into())
-        .receive_window(limits.connection_window_bytes.into())
+        .receive_window(window.into())
         .send_window(limits.connection_window_bytes.into())
         .datagram_receive_buffer_size(None)
         .max_idle_timeout(Some(idle))

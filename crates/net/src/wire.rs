@@ -25,6 +25,14 @@ pub(crate) struct PayloadHeader {
     pub(crate) length: u64,
 }
 
+/// The start of a frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Preamble {
+    /// Length of the body in bytes.
+    pub(crate) length: u32,
+    checksum: [u8; 4],
+}
+
 /// The first message of a server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Welcome {
@@ -78,14 +86,33 @@ impl Transfer<'_> {
         stream: &mut (impl AsyncRead + Unpin),
         max_bytes: u32,
     ) -> Result<Vec<u8>, NetError> {
+        let preamble = self.read_preamble(stream, max_bytes).await?;
+        self.read_body(stream, preamble).await
+    }
+
+    /// Reads the start of the next frame, and compares its length with `max_bytes`.
+    pub(crate) async fn read_preamble(
+        &self,
+        stream: &mut (impl AsyncRead + Unpin),
+        max_bytes: u32,
+    ) -> Result<Preamble, NetError> {
         let mut preamble = [0; PREAMBLE_BYTES];
         self.moving(stream.read_exact(&mut preamble)).await?;
-        let [a, b, c, d, expected @ ..] = preamble;
+        let [a, b, c, d, checksum @ ..] = preamble;
         let length = u32::from_le_bytes([a, b, c, d]);
         // The length comes from the peer: without this check four bytes could make this end allocate 4 GiB.
         if length > max_bytes {
             return Err(self.too_large(length.into(), max_bytes.into()));
         }
+        Ok(Preamble { length, checksum })
+    }
+
+    /// Reads the body of the frame with this start.
+    pub(crate) async fn read_body(
+        &self,
+        stream: &mut (impl AsyncRead + Unpin),
+        Preamble { length, checksum: expected }: Preamble,
+    ) -> Result<Vec<u8>, NetError> {
         let mut body = vec![0; length as usize];
         self.moving(stream.read_exact(&mut body)).await?;
         if checksum(&body) != expected {
@@ -218,6 +245,11 @@ pub(crate) fn closed(peer: &str, source: quinn::ConnectionError) -> NetError {
             if close.error_code == crate::transport::code::BUSY =>
         {
             NetError::Busy { peer }
+        }
+        quinn::ConnectionError::ApplicationClosed(close)
+            if close.error_code == crate::transport::code::REVOKED =>
+        {
+            NetError::Revoked { peer }
         }
         quinn::ConnectionError::ApplicationClosed(close) => {
             NetError::Closed { peer, reason: String::from_utf8_lossy(&close.reason).into_owned() }

@@ -150,6 +150,8 @@ fn head(c: &mut Criterion) {
         let x = numbers(rows * width, 1.0);
         let x = Var::from_vec(x, (size.batch, size.time, width), &Device::Cpu).unwrap();
         let targets: Vec<u32> = (0..rows).map(|i| (i * 31 % vocabulary) as u32).collect();
+        let tokens = ops::TokenRows::new(vec![0; rows], size.batch, 1).unwrap();
+        let targets = ops::TokenBatch::new(tokens, targets, vocabulary).unwrap();
         for (name, precision) in PRECISIONS {
             let stack = size.stack(precision);
             let slot = GradientSlot::new(&stack.workspace, width + vocabulary * width);

@@ -62,21 +62,21 @@ pub struct Stack {
 }
 
 impl Stack {
-    fn attention_shape(&self, batch: Batch) -> AttentionShape {
+    fn attention_shape(&self, batch: BatchShape) -> AttentionShape {
         AttentionShape { time: batch.time, heads: self.shape.heads, head_dim: self.shape.rope.head_dim() }
     }
 }
 
 /// The positions of a batch: B · T rows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Batch {
+pub(crate) struct BatchShape {
     /// B.
     pub(crate) sequences: usize,
     /// T.
     pub(crate) time: usize,
 }
 
-impl Batch {
+impl BatchShape {
     pub(crate) fn rows(self) -> usize {
         self.sequences * self.time
     }
@@ -89,5 +89,5 @@ pub(crate) struct BlockInput<'a> {
     pub(crate) weights: BlockWeights<'a>,
     /// (rows, D).
     pub(crate) x: &'a [f32],
-    pub(crate) batch: Batch,
+    pub(crate) batch: BatchShape,
 }

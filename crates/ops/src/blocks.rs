@@ -7,7 +7,8 @@ use half::bf16;
 
 use crate::OpsError;
 use crate::block::{
-    self, Activations, Batch, BlockGradients, BlockInput, BlockShape, BlockWeights, Stack, activations_len,
+    self, Activations, BatchShape, BlockGradients, BlockInput, BlockShape, BlockWeights, Stack,
+    activations_len,
 };
 use crate::buffer::Buffer;
 use crate::check::{check_slot, check_weights};
@@ -58,7 +59,7 @@ pub fn blocks(
     let op = Blocks {
         at,
         count,
-        batch: Batch { sequences, time },
+        batch: BatchShape { sequences, time },
         stack: stack.clone(),
         gradients: gradients.map(Into::into),
         saved: Mutex::default(),
@@ -93,7 +94,7 @@ struct SavedBlock {
 struct Blocks {
     at: usize,
     count: usize,
-    batch: Batch,
+    batch: BatchShape,
     stack: Stack,
     gradients: Option<Arc<[GradientSlot]>>,
     /// The way from the forward to the backward pass: candle calls both with a shared reference.

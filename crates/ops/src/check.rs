@@ -32,14 +32,7 @@ pub(crate) fn check_slot(
     }
 }
 
-/// Checks that each token or target id is below V.
-pub(crate) fn check_ids<'a>(
-    operation: &'static str,
-    ids: impl IntoIterator<Item = &'a u32>,
-    vocabulary: usize,
-) -> Result<(), OpsError> {
-    match ids.into_iter().find(|&&id| id as usize >= vocabulary) {
-        Some(&token) => Err(OpsError::Token { operation, token, vocabulary }),
-        None => Ok(()),
-    }
+/// Checks that ids below `ids` index a table of `entries` rows.
+pub(crate) fn check_vocabulary(operation: &'static str, ids: usize, entries: usize) -> Result<(), OpsError> {
+    if ids > entries { Err(OpsError::Vocabulary { operation, ids, entries }) } else { Ok(()) }
 }

@@ -1,18 +1,19 @@
 //! The head with the cross entropy as one of candle's operations, and scoring without it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp2, Layout, Shape, Tensor};
+use dipaco_tokens::TokenBatch;
 use half::bf16;
 
 use crate::block::Stack;
-use crate::check::{check_ids, check_slot, check_weights};
-use crate::element::Precision;
+use crate::check::{check_slot, check_vocabulary, check_weights};
+use crate::element::{Element, Precision};
 use crate::error::shape;
 use crate::gradient_slot::GradientSlot;
 use crate::head::{Head, HeadGradients};
 use crate::memory::{elements, read};
-use crate::{IGNORE, OpsError, Phase};
+use crate::{OpsError, Phase};
 
 /// The parts of a head within a flat group of weights.
 #[derive(Clone, Debug)]
@@ -36,45 +37,40 @@ pub struct HeadSlots {
 }
 
 /// The final norm, the output projection and the cross entropy: `-Σ ln p(target) / mean_over` in nats, a scalar f32, for
-/// x (B, T, D) and `targets` (B × T). A position whose target is [`IGNORE`] is not counted. `mean_over` is the number of
-/// counted targets, of all micro-batches together if their gradients are added up.
+/// x (B, T, D) and the targets of `batch` (B, T). A position whose target is [`crate::IGNORE`] is not counted. `mean_over`
+/// is the number of counted targets, of all micro-batches together if their gradients are added up.
 ///
 /// Memory holds the logits of at most 1,024 positions at a time. With slots, the same pass computes the gradients, so no
 /// product is done twice. The result must then be the root of the backward pass.
 ///
 /// # Errors
-/// When the shapes do not fit, or a target is neither below V nor [`IGNORE`].
+/// When the shapes do not fit, or the targets are of more than V outputs.
 pub fn cross_entropy(
     x: &Tensor,
     weights: &Tensor,
     place: &HeadPlace,
     stack: &Stack,
-    targets: &[u32],
+    batch: &TokenBatch,
     mean_over: usize,
     gradients: Option<&HeadSlots>,
 ) -> Result<Tensor, OpsError> {
-    check_head("cross_entropy", x, weights, place, stack, targets)?;
-    if let Some(HeadSlots { norm, projection }) = gradients {
-        let (norm_len, projection_len) = (stack.shape.width, place.vocabulary * stack.shape.width);
-        // One slot holds both, or each has a slot of its own.
-        let both = norm_len + projection_len;
-        let (first, second) = if norm.is(projection) { (both, both) } else { (norm_len, projection_len) };
-        check_slot("cross_entropy", Some(norm), first)?;
-        check_slot("cross_entropy", Some(projection), second)?;
-    }
-    let op = HeadLoss {
-        place: place.clone(),
-        stack: stack.clone(),
-        targets: targets.into(),
-        scale: 1.0 / mean_over.max(1) as f32,
-        gradients: gradients.cloned(),
-        dx: Mutex::default(),
-    };
+    let mut op = HeadLoss::new("cross_entropy", x, weights, place, stack, batch)?;
+    op.scale = 1.0 / mean_over.max(1) as f32;
     // Without slots there is no backward pass, so candle must not keep the operation.
-    Ok(if gradients.is_some() { x.apply_op2(weights, op)? } else { x.apply_op2_no_bwd(weights, &op)? })
+    let Some(HeadSlots { norm, projection }) = gradients else {
+        return Ok(x.apply_op2_no_bwd(weights, &op)?);
+    };
+    let (norm_len, projection_len) = (stack.shape.width, place.vocabulary * stack.shape.width);
+    // One slot holds both, or each has a slot of its own.
+    let both = norm_len + projection_len;
+    let (first, second) = if norm.is(projection) { (both, both) } else { (norm_len, projection_len) };
+    check_slot("cross_entropy", Some(norm), first)?;
+    check_slot("cross_entropy", Some(projection), second)?;
+    op.gradients = gradients.cloned();
+    Ok(x.apply_op2(weights, op)?)
 }
 
-/// `ln p(target)` in nats of each position, 0 where the target is [`IGNORE`], without a gradient. Gives B × T numbers.
+/// `ln p(target)` in nats of each position, 0 where the target is [`crate::IGNORE`], without a gradient. Gives B × T numbers.
 ///
 /// # Errors
 /// As [`cross_entropy`].
@@ -83,67 +79,23 @@ pub fn token_log_probs(
     weights: &Tensor,
     place: &HeadPlace,
     stack: &Stack,
-    targets: &[u32],
+    batch: &TokenBatch,
 ) -> Result<Vec<f32>, OpsError> {
-    check_head("token_log_probs", x, weights, place, stack, targets)?;
-    let mut log_probs = vec![0.0; targets.len()];
-    read(x, |x| {
-        read(weights, |weights| place.head(stack, x, weights, targets).run(stack, &mut log_probs, None))
-    })??;
-    Ok(log_probs)
-}
-
-fn check_head(
-    operation: &'static str,
-    x: &Tensor,
-    weights: &Tensor,
-    place: &HeadPlace,
-    stack: &Stack,
-    targets: &[u32],
-) -> Result<(), OpsError> {
-    let (width, vocabulary) = (stack.shape.width, place.vocabulary);
-    let fits = x.dims().last() == Some(&width) && x.elem_count() == targets.len() * width;
-    if !fits || vocabulary == 0 || width == 0 {
-        let (dims, targets) = (x.dims(), targets.len());
-        let problem =
-            format!("x {dims:?}, a head of {vocabulary} × {width} and {targets} targets do not fit");
-        return Err(shape(operation, problem));
-    }
-    check_weights(operation, weights, place.norm, width)?;
-    check_weights(operation, weights, place.projection, vocabulary.saturating_mul(width))?;
-    // The only check of targets: the loss indexes logits with them.
-    check_ids(operation, targets.iter().filter(|&&target| target != IGNORE), vocabulary)
-}
-
-impl HeadPlace {
-    fn head<'a>(&self, stack: &'a Stack, x: &'a [f32], weights: &'a [f32], targets: &'a [u32]) -> Head<'a> {
-        let width = stack.shape.width;
-        Head {
-            workspace: &stack.workspace,
-            x,
-            norm: &weights[self.norm..][..width],
-            projection: &weights[self.projection..][..self.vocabulary * width],
-            epsilon: stack.shape.epsilon,
-            targets,
-        }
-    }
-}
-
-impl Head<'_> {
-    /// [`Head::log_probs`] in the stack's precision.
-    fn run(&self, stack: &Stack, log_probs: &mut [f32], gradients: Option<HeadGradients<'_>>) {
-        match stack.precision {
-            Precision::F32 => self.log_probs::<f32>(log_probs, gradients),
-            Precision::Bf16 => self.log_probs::<bf16>(log_probs, gradients),
-        }
-    }
+    let op = HeadLoss::new("token_log_probs", x, weights, place, stack, batch)?;
+    Ok(read(x, |x| {
+        read(weights, |weights| match stack.precision {
+            Precision::F32 => op.log_probs::<f32>(x, weights),
+            Precision::Bf16 => op.log_probs::<bf16>(x, weights),
+        })
+    })??)
 }
 
 /// candle's view of [`cross_entropy`].
 struct HeadLoss {
     place: HeadPlace,
     stack: Stack,
-    targets: Arc<[u32]>,
+    batch: TokenBatch,
+    /// Factor of each counted position's loss, such as `1 / counted`.
     scale: f32,
     gradients: Option<HeadSlots>,
     /// The gradient of x, which the forward pass computes and the backward pass hands over: candle calls both with a shared
@@ -152,37 +104,62 @@ struct HeadLoss {
 }
 
 impl HeadLoss {
-    fn loss(&self, x: &[f32], weights: &[f32]) -> f32 {
-        let head = self.place.head(&self.stack, x, weights, &self.targets);
-        let mut log_probs = vec![0.0; self.targets.len()];
-        match &self.gradients {
-            None => head.run(&self.stack, &mut log_probs, None),
-            Some(slots) => {
-                let dx = self.add_gradients(head, slots, &mut log_probs);
-                *self.dx.lock().unwrap_or_else(PoisonError::into_inner) = Some(dx);
-            }
+    /// An operation without slots for gradients, after the check that x, weights and targets fit each other. `operation`
+    /// is its name for errors.
+    fn new(
+        operation: &'static str,
+        x: &Tensor,
+        weights: &Tensor,
+        place: &HeadPlace,
+        stack: &Stack,
+        batch: &TokenBatch,
+    ) -> Result<Self, OpsError> {
+        let (width, vocabulary, count) = (stack.shape.width, place.vocabulary, batch.targets().len());
+        let fits = x.dims().last() == Some(&width) && x.elem_count() == count * width;
+        if !fits || vocabulary == 0 || width == 0 {
+            let dims = x.dims();
+            let problem =
+                format!("x {dims:?}, a head of {vocabulary} × {width} and {count} targets do not fit");
+            return Err(shape(operation, problem));
         }
-        // In f64: an f32 sum over thousands of positions would lose digits.
-        let sum: f64 = log_probs.into_iter().map(f64::from).sum();
-        (-sum * f64::from(self.scale)) as f32
+        check_weights(operation, weights, place.norm, width)?;
+        check_weights(operation, weights, place.projection, vocabulary.saturating_mul(width))?;
+        check_vocabulary(operation, batch.outputs(), vocabulary)?;
+        let (place, stack, batch) = (place.clone(), stack.clone(), batch.clone());
+        Ok(Self { place, stack, batch, scale: 1.0, gradients: None, dx: Mutex::default() })
     }
 
-    /// Adds the weights' gradients to the slots and gives the gradient of x.
-    fn add_gradients(&self, head: Head<'_>, slots: &HeadSlots, log_probs: &mut [f32]) -> Vec<f32> {
-        let mut dx = vec![0.0; head.x.len()];
+    /// `ln p(target)` of each position. With slots, also adds the weights' gradients to them and keeps the gradient of x.
+    fn log_probs<E: Element>(&self, x: &[f32], weights: &[f32]) -> Vec<f32> {
+        let (place, width, scale) = (&self.place, self.stack.shape.width, self.scale);
+        let head = Head {
+            workspace: &self.stack.workspace,
+            x,
+            norm: &weights[place.norm..][..width],
+            projection: &weights[place.projection..][..place.vocabulary * width],
+            epsilon: self.stack.shape.epsilon,
+            targets: self.batch.targets(),
+        };
+        let mut log_probs = vec![0.0; head.targets.len()];
+        let Some(slots) = &self.gradients else {
+            head.log_probs::<E>(&mut log_probs, None);
+            return log_probs;
+        };
+        let mut dx = vec![0.0; x.len()];
         slots.norm.add(|first, norm_fresh| {
-            let (norm, rest) = first.split_at_mut(head.norm.len());
+            let (norm, rest) = first.split_at_mut(width);
             if norm_fresh {
                 norm.fill(0.0);
             }
             let mut run = |projection: &mut [f32], fresh| {
-                let gradients = HeadGradients { dx: &mut dx, norm, projection, fresh, scale: self.scale };
-                head.run(&self.stack, log_probs, Some(gradients));
+                let gradients = HeadGradients { dx: &mut dx, norm, projection, fresh, scale };
+                head.log_probs::<E>(&mut log_probs, Some(gradients));
             };
             // A slot is locked while it is added to, so one that holds both parts must not be asked for twice.
             if rest.is_empty() { slots.projection.add(run) } else { run(rest, norm_fresh) }
         });
-        dx
+        *self.dx.lock().unwrap_or_else(PoisonError::into_inner) = Some(dx);
+        log_probs
     }
 }
 
@@ -199,7 +176,13 @@ impl CustomOp2 for HeadLoss {
         weights_layout: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let (x, weights) = (elements(x, x_layout)?, elements(weights, weights_layout)?);
-        let loss = self.stack.profile.time(Phase::Head, || self.loss(x, weights));
+        let log_probs = self.stack.profile.time(Phase::Head, || match self.stack.precision {
+            Precision::F32 => self.log_probs::<f32>(x, weights),
+            Precision::Bf16 => self.log_probs::<bf16>(x, weights),
+        });
+        // In f64: an f32 sum over thousands of positions would lose digits.
+        let sum: f64 = log_probs.into_iter().map(f64::from).sum();
+        let loss = (-sum * f64::from(self.scale)) as f32;
         Ok((CpuStorage::F32(vec![loss]), Shape::from(())))
     }
 

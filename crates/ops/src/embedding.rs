@@ -1,11 +1,10 @@
 //! Looking up token embeddings.
 
-use std::sync::Arc;
-
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
+use dipaco_tokens::TokenRows;
 
 use crate::OpsError;
-use crate::check::{check_ids, check_slot, check_weights};
+use crate::check::{check_slot, check_vocabulary, check_weights};
 use crate::error::shape;
 use crate::gradient_slot::GradientSlot;
 use crate::memory::{elements, read};
@@ -21,31 +20,25 @@ pub struct EmbeddingPlace {
     pub width: usize,
 }
 
-/// The rows of the embedding matrix for `tokens` (B × T, row-major) as a tensor (B, T, D), f32. With a slot, the backward
-/// pass adds to the matrix's gradient (V, D), in the order of the positions.
+/// The rows of the embedding matrix for `tokens` (B, T) as a tensor (B, T, D), f32. With a slot, the backward pass adds to
+/// the matrix's gradient (V, D), in the order of the positions.
 ///
 /// # Errors
-/// When `tokens` is not a whole number of `batch` rows, a token is not below V, or the weights are too short.
+/// When the vocabulary of the tokens is larger than V, or the weights are too short.
 pub fn embedding(
     weights: &Tensor,
     place: EmbeddingPlace,
-    tokens: &[u32],
-    batch: usize,
+    tokens: &TokenRows,
     gradient: Option<&GradientSlot>,
 ) -> Result<Tensor, OpsError> {
     let EmbeddingPlace { at, vocabulary, width } = place;
-    if batch == 0 || tokens.is_empty() || !tokens.len().is_multiple_of(batch) {
-        let problem = format!("{} tokens are not {batch} rows of the same length", tokens.len());
-        return Err(shape("embedding", problem));
-    }
     if width == 0 {
         return Err(shape("embedding", "the rows of the embedding matrix have 0 elements"));
     }
     check_weights("embedding", weights, at, vocabulary.saturating_mul(width))?;
     check_slot("embedding", gradient, vocabulary * width)?;
-    // The only check of tokens here: both passes index the matrix and its gradient with them.
-    check_ids("embedding", tokens, vocabulary)?;
-    let op = Embedding { place, tokens: tokens.into(), batch, gradient: gradient.cloned() };
+    check_vocabulary("embedding", tokens.vocabulary(), vocabulary)?;
+    let op = Embedding { place, tokens: tokens.clone(), gradient: gradient.cloned() };
     // Without a slot there is no backward pass, so candle must not keep the operation.
     Ok(if gradient.is_some() { weights.apply_op1(op)? } else { weights.apply_op1_no_bwd(&op)? })
 }
@@ -53,8 +46,7 @@ pub fn embedding(
 /// candle's view of [`embedding`].
 struct Embedding {
     place: EmbeddingPlace,
-    tokens: Arc<[u32]>,
-    batch: usize,
+    tokens: TokenRows,
     gradient: Option<GradientSlot>,
 }
 
@@ -65,9 +57,9 @@ impl CustomOp1 for Embedding {
 
     fn cpu_fwd(&self, weights: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
         let EmbeddingPlace { at, width, .. } = self.place;
-        let mut y = vec![0.0; self.tokens.len() * width];
-        copy_rows(&elements(weights, layout)?[at..], &self.tokens, width, &mut y);
-        let shape = (self.batch, self.tokens.len() / self.batch, width);
+        let shape = (self.tokens.rows(), self.tokens.time(), width);
+        let mut y = vec![0.0; shape.0 * shape.1 * width];
+        copy_rows(&elements(weights, layout)?[at..], self.tokens.ids(), width, &mut y);
         Ok((CpuStorage::F32(y), Shape::from(shape)))
     }
 
@@ -80,7 +72,13 @@ impl CustomOp1 for Embedding {
                 if fresh {
                     dw.fill(0.0);
                 }
-                add_rows(dy, &self.tokens, self.place.width, dw);
+                // One thread, in the order of the positions: the sums for repeated tokens always have the same bits.
+                let width = self.place.width;
+                for (dy, &token) in dy.chunks_exact(width).zip(self.tokens.ids()) {
+                    for (dw, dy) in dw[token as usize * width..][..width].iter_mut().zip(dy) {
+                        *dw += dy;
+                    }
+                }
             });
         })?;
         // The slot holds the gradient; a tensor for candle would be as large as all weights.
@@ -92,15 +90,5 @@ impl CustomOp1 for Embedding {
 pub(crate) fn copy_rows(weight: &[f32], tokens: &[u32], width: usize, y: &mut [f32]) {
     for (y, &token) in y.chunks_exact_mut(width).zip(tokens) {
         y.copy_from_slice(&weight[token as usize * width..][..width]);
-    }
-}
-
-/// Adds each row of `dy` (tokens, D) to the row of its token in `dw` (V, D). One thread, in the order of the positions, so
-/// that the sums for repeated tokens always have the same bits.
-fn add_rows(dy: &[f32], tokens: &[u32], width: usize, dw: &mut [f32]) {
-    for (dy, &token) in dy.chunks_exact(width).zip(tokens) {
-        for (dw, dy) in dw[token as usize * width..][..width].iter_mut().zip(dy) {
-            *dw += dy;
-        }
     }
 }

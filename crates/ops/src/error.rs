@@ -14,15 +14,17 @@ pub enum OpsError {
         /// The arguments that do not fit, with their shapes.
         problem: String,
     },
-    /// A token or target id is not below the size of the vocabulary.
-    #[error("{operation}: token id {token} is not in the vocabulary of {vocabulary} entries")]
-    Token {
+    /// Token or target ids belong to a larger vocabulary than the weights.
+    #[error(
+        "{operation}: the weights have {entries} entries, but the ids are of a vocabulary of {ids}: was the text encoded by another tokenizer?"
+    )]
+    Vocabulary {
         /// The operation.
         operation: &'static str,
-        /// The id.
-        token: u32,
-        /// V, the number of entries.
-        vocabulary: usize,
+        /// Size of the vocabulary of the ids.
+        ids: usize,
+        /// V, the number of entries of the weights.
+        entries: usize,
     },
     /// candle reported an error.
     #[error("a tensor operation failed")]

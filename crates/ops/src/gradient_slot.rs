@@ -1,5 +1,6 @@
 //! The gradient of a part of a module, summed over backward passes.
 
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::buffer::{Buffer, Workspace};
@@ -30,16 +31,11 @@ impl GradientSlot {
         self.0.length
     }
 
-    /// Runs `f` on the gradient, or on `None` when no backward pass has reached the slot.
-    pub fn with<R>(&self, f: impl FnOnce(Option<&[f32]>) -> R) -> R {
-        f(self.lock().as_deref())
-    }
-
-    /// Removes the gradient and gives its memory back.
-    pub fn clear(&self) {
-        if let Some(sum) = self.lock().take() {
-            self.0.workspace.give(sum);
-        }
+    /// Takes the gradient out of the slot; `None` when no backward pass has reached the slot.
+    #[must_use]
+    pub fn take(&self) -> Option<PartGradient> {
+        let values = self.lock().take()?;
+        Some(PartGradient { values, workspace: self.0.workspace.clone() })
     }
 
     /// True if both are the same slot.
@@ -64,5 +60,27 @@ impl Drop for Slot {
         if let Some(sum) = self.sum.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             self.workspace.give(sum);
         }
+    }
+}
+
+/// The finished gradient of a part of a module: one number for each parameter. Dropping it gives its memory back to the
+/// workspace.
+#[derive(Debug)]
+pub struct PartGradient {
+    values: Buffer,
+    workspace: Workspace,
+}
+
+impl Deref for PartGradient {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.values
+    }
+}
+
+impl Drop for PartGradient {
+    fn drop(&mut self) {
+        self.workspace.give(std::mem::take(&mut self.values));
     }
 }

@@ -6,6 +6,8 @@
 //!
 //! This package does not know tensors, modules or files.
 
+#![forbid(unsafe_code)]
+
 mod adamw;
 mod clip;
 mod config_error;

@@ -88,6 +88,12 @@ pub enum PathError {
         /// Position of the first such value.
         position: usize,
     },
+    /// A path's state has a step, a position or tensors that no lease of this run leaves.
+    #[error("the path's state is not the state at the end of the lease: {problem}")]
+    OtherState {
+        /// The difference.
+        problem: String,
+    },
     /// The modules of a level cannot be cut into the configured number of fragments.
     #[error("sync.fragments does not fit the modules of level {level}: {why}")]
     Fragments {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, level_specs, parameters};
 use dipaco_protocol::WorkerPlan;
-use dipaco_sync::{SyncConfig, TensorSize, cut};
+use dipaco_sync::{FoldTensor, SyncConfig, TensorSize, cut};
 use dipaco_topology::{Part, Topology};
 
 use crate::PathError;
@@ -38,6 +38,16 @@ impl FragmentLayout {
         parameters(&self.specs)
     }
 
+    /// The tensors as merging sees them.
+    #[must_use]
+    pub fn fold_tensors(&self) -> Vec<FoldTensor> {
+        let tensor = |spec: &TensorSpec| FoldTensor {
+            values: spec.parameters(),
+            embedding_row: spec.shape.last().copied().filter(|_| spec.part == Part::Embedding),
+        };
+        self.specs.iter().map(tensor).collect()
+    }
+
     /// Copies the fragment out of a module's flat weights.
     #[must_use]
     pub fn gather(&self, module: &[f32]) -> Vec<f32> {
@@ -63,6 +73,12 @@ impl FragmentLayout {
 }
 
 impl Layout {
+    /// Number of levels.
+    #[must_use]
+    pub fn levels(&self) -> usize {
+        self.levels.len()
+    }
+
     /// The layout of a model's modules under a scheme of synchronisation.
     ///
     /// # Errors

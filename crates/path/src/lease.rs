@@ -1,15 +1,13 @@
 //! The training of one path under one lease, without the network.
 
-use std::path::Path as FilePath;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-use dipaco_shards::{Sampler, SamplerConfig, ShardsError, TokenFile};
 use dipaco_sync::ScheduledSend;
 use dipaco_topology::PathId;
 
 use crate::PathError;
+use crate::data::PathData;
 use crate::device::TrainDevice;
 use crate::inner_step::InnerConfig;
 use crate::state::PathState;
@@ -25,6 +23,8 @@ pub struct LeaseWatch {
     /// Bits of the last loss; 0 before the first step.
     loss: AtomicU32,
     cancelled: AtomicBool,
+    /// Inner steps of repeated leases.
+    repeated: AtomicU64,
 }
 
 impl LeaseWatch {
@@ -41,102 +41,21 @@ impl LeaseWatch {
         self.steps.store(steps, Ordering::Relaxed);
     }
 
+    /// Number of inner steps of earlier leases that were repeated.
+    #[must_use]
+    pub fn repeated(&self) -> u64 {
+        self.repeated.load(Ordering::Relaxed)
+    }
+
+    /// Ends the repetition of an earlier lease: the steps so far are not steps of this lease.
+    pub fn end_repetition(&self) {
+        self.repeated.fetch_add(self.steps.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     /// Asks the training to stop after the current step.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
-}
-
-/// A path's training data: the shard, and its held-out documents.
-pub struct PathData {
-    train: Sampler,
-    held_out: Option<Sampler>,
-    sequences: u64,
-}
-
-impl PathData {
-    /// Opens a path's shard. The last `train.holdout_fraction` of its documents is held out for early stopping.
-    ///
-    /// # Errors
-    /// When the file can't be read, or holds no document to train on.
-    pub fn open(file: Arc<TokenFile>, path: PathId, plan: &WorkerPlan) -> Result<Self, PathError> {
-        let documents = file.documents();
-        let held_out = held_out_documents(documents, plan.train.holdout_fraction);
-        let length = plan.train.sequence_tokens;
-        let border = documents - held_out;
-        let order = SamplerConfig {
-            sequence_length: length,
-            seed: data_seed(plan.seed, path),
-            packing: plan.train.packing,
-        };
-        let train = match Sampler::new(file.clone(), 0..border, order) {
-            Err(ShardsError::NoSequences { .. }) => return Err(PathError::EmptyShard { path }),
-            opened => opened?,
-        };
-        let in_turn = SamplerConfig { sequence_length: length, seed: 0, packing: false };
-        let held_out = match Sampler::new(file, border..documents, in_turn) {
-            // A shard of one document can spare none, and a document of one token has no target.
-            Err(ShardsError::NoSequences { .. }) => None,
-            opened => Some(opened?),
-        };
-        let sequences = held_out.as_ref().map_or(0, Sampler::sequences).min(plan.train.holdout_sequences);
-        Ok(Self { train, held_out: held_out.filter(|_| sequences > 0), sequences })
-    }
-
-    /// Mean loss of a path on the held-out documents, in nats per token; `None` if the shard has none.
-    ///
-    /// # Errors
-    /// When the data can't be read, or the device fails.
-    pub fn held_out_loss(&self, trainer: &mut Trainer, batch: usize) -> Result<Option<f64>, PathError> {
-        let Some(sampler) = &self.held_out else { return Ok(None) };
-        mean_loss(trainer, sampler, self.sequences, batch)
-    }
-}
-
-/// Mean loss over the first `sequences` sequences of a sampler, in nats per token; `None` if they hold no target.
-pub fn mean_loss(
-    trainer: &mut Trainer,
-    sampler: &Sampler,
-    sequences: u64,
-    batch: usize,
-) -> Result<Option<f64>, PathError> {
-    let (mut sum, mut counted) = (0.0, 0u64);
-    let mut position = 0;
-    while position < sequences {
-        let rows = usize::try_from(sequences - position).unwrap_or(usize::MAX).min(batch);
-        let drawn = sampler.batch(position, rows)?;
-        let log_probs = trainer.token_log_probs(&drawn.tokens, &drawn.targets, rows)?;
-        for (log_prob, _) in
-            log_probs.iter().zip(&drawn.targets).filter(|&(_, &t)| t != dipaco_shards::IGNORE)
-        {
-            sum -= f64::from(*log_prob);
-            counted += 1;
-        }
-        position += rows as u64;
-    }
-
-    Ok((counted > 0).then(|| sum / counted as f64))
-}
-
-/// Number of held-out documents of a shard: at least one if the fraction is positive, and at most half of the shard.
-fn held_out_documents(documents: u64, fraction: f64) -> u64 {
-    if fraction <= 0.0 {
-        return 0;
-    }
-    let asked = (documents as f64 * fraction).round() as u64;
-    asked.clamp(1, (documents / 2).max(1)).min(documents / 2)
-}
-
-/// The seed of a path's data order. It differs between paths: otherwise paths with equal shards would see equal
-/// batches.
-fn data_seed(seed: u64, path: PathId) -> u64 {
-    let hash = blake3::Hasher::new_derive_key("dipaco data order of a path")
-        .update(&seed.to_le_bytes())
-        .update(&path.0.to_le_bytes())
-        .finalize();
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&hash.as_bytes()[..8]);
-    u64::from_le_bytes(bytes)
 }
 
 /// The outer gradient of a fragment, as the worker uploads it.
@@ -203,7 +122,10 @@ pub fn train_lease(
     }
     let from = state.step;
     let global = weights.global;
-    let mut trainer = weights.trainer(device, plan, state, config)?;
+    // The trainer puts them on its device, so this copy is freed before the first step.
+    let local = std::mem::take(&mut weights.local);
+    let mut trainer = Trainer::new(device, &plan.model, &weights.topology, &local, state, config)?;
+    drop(local);
     let held_out_loss = if global { data.held_out_loss(&mut trainer, plan.train.batch)? } else { None };
     let mut report = LeaseReport { held_out_loss, ..LeaseReport::default() };
     let begun = Instant::now();
@@ -213,7 +135,8 @@ pub fn train_lease(
         if watch.cancelled.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let done = trainer.step(&data.train, path)?;
+        let batch = data.train.batch(trainer.position(), plan.train.batch)?;
+        let done = trainer.step(&batch, path)?;
         loss_sum += f64::from(done.loss);
         report.tokens += done.tokens;
         watch.note(step - from, done.loss);
@@ -236,36 +159,4 @@ pub fn train_lease(
     let kept = weights.keep(plan, path, &mut trainer, to)?;
     let state = PathState { kept, ..trainer.into_state()? };
     Ok(Some(TrainedLease { last, state, report }))
-}
-
-/// Opens a token file and checks its content hash against the run's shard.
-///
-/// # Errors
-/// When the file can't be read, or has another content.
-pub fn open_shard(file: &FilePath, hash: &str) -> Result<Arc<TokenFile>, PathError> {
-    let opened = TokenFile::open(file)?;
-    if opened.content_hash() != hash {
-        return Err(PathError::WrongShard { file: file.to_owned() });
-    }
-    Ok(Arc::new(opened))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_part_of_every_shard_that_can_spare_it_is_held_out() {
-        assert_eq!(held_out_documents(1000, 0.02), 20);
-        assert_eq!(held_out_documents(10, 0.02), 1);
-        assert_eq!(held_out_documents(2, 0.9), 1);
-        assert_eq!(held_out_documents(1, 0.02), 0);
-        assert_eq!(held_out_documents(1000, 0.0), 0);
-    }
-
-    #[test]
-    fn paths_draw_their_data_in_orders_of_their_own() {
-        assert_ne!(data_seed(1, PathId(0)), data_seed(1, PathId(1)));
-        assert_ne!(data_seed(1, PathId(0)), data_seed(2, PathId(0)));
-    }
 }

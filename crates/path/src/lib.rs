@@ -6,25 +6,32 @@
 //!
 //! This package has no runtime, no network and no run store: functions compute on the thread of their caller.
 
+#![forbid(unsafe_code)]
+
 mod compute;
+mod data;
 mod device;
 mod error;
+mod held_out;
 mod inner_step;
+mod kept_parts;
 mod layout;
 mod lease;
 pub mod module_files;
+mod numerics;
 mod outer_step;
 mod state;
 mod trainer;
 mod weights;
 
+pub use data::{PathData, mean_loss};
 pub use device::{DeviceChoice, TrainDevice};
 pub use error::PathError;
 pub use inner_step::{InnerConfig, StepReport};
+pub use kept_parts::KeptParts;
 pub use layout::{FragmentLayout, Layout};
-pub use lease::{
-    LeaseTraining, LeaseWatch, OuterGradient, PathData, TrainedLease, mean_loss, open_shard, train_lease,
-};
+pub use lease::{LeaseTraining, LeaseWatch, OuterGradient, TrainedLease, train_lease};
+pub use numerics::numerics;
 pub use outer_step::{Merged, OuterState};
 pub use state::{FRAGMENT_STATE_PARTS, FragmentState, PathState};
 pub use trainer::Trainer;

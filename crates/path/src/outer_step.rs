@@ -69,6 +69,13 @@ impl OuterState {
         })
     }
 
+    /// True if every value is finite.
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        let parts = [Some(&self.momentum), self.buffer.as_ref(), self.residual.as_ref()];
+        parts.into_iter().flatten().flatten().all(|value| value.is_finite())
+    }
+
     /// Takes the outer step: changes the global weights in place. With a rounded broadcast it returns the encoded
     /// change for workers.
     ///

@@ -1,12 +1,13 @@
 //! The inner loop: AdamW steps of one path.
 
-use dipaco_model::{ModelConfig, ModuleWeights, Profile, path_specs};
+use dipaco_model::{ModelConfig, ModuleWeights, Profile, TokenBatch, path_specs};
 use dipaco_optim::learning_rate;
-use dipaco_shards::Sampler;
 use dipaco_topology::{PathId, Topology};
 
 use crate::PathError;
-use crate::compute::Compute;
+#[cfg(feature = "cuda")]
+use crate::compute::GpuPath;
+use crate::compute::{Compute, CpuPath};
 use crate::device::TrainDevice;
 use crate::inner_step::{InnerConfig, StepReport};
 use crate::layout::FragmentLayout;
@@ -14,7 +15,7 @@ use crate::state::PathState;
 
 /// A path in training: its weights on the device, and its state.
 pub struct Trainer {
-    compute: Compute,
+    compute: Box<dyn Compute>,
     config: InnerConfig,
     /// Its moments may be older than the moments on the device.
     state: PathState,
@@ -46,7 +47,13 @@ impl Trainer {
         if state.first.len() != expected || state.second.len() != expected {
             return Err(PathError::StateLength { expected, found: state.first.len() });
         }
-        let compute = Compute::new(device, model, topology, weights, &state, &config)?;
+        let compute: Box<dyn Compute> = match device {
+            TrainDevice::Cpu => {
+                Box::new(CpuPath::new(model, topology, weights, config.activation_checkpointing)?)
+            }
+            #[cfg(feature = "cuda")]
+            TrainDevice::Cuda(gpu) => Box::new(GpuPath::new(gpu, model, topology, weights, &state, &config)?),
+        };
         Ok(Self { compute, config, state })
     }
 
@@ -54,6 +61,12 @@ impl Trainer {
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.state.step
+    }
+
+    /// Position of the next batch in the order of the path's sequences.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.state.position
     }
 
     /// The state after the steps so far.
@@ -93,53 +106,33 @@ impl Trainer {
     /// The same trainer, with the CPU's time added up in `profile`; a GPU adds nothing.
     #[must_use]
     pub fn with_profile(mut self, profile: Profile) -> Self {
-        self.compute = self.compute.with_profile(profile);
+        self.compute.set_profile(profile);
         self
     }
 
-    /// `ln p(target)` in nats of each position, 0 where the target is [`dipaco_shards::IGNORE`]: `tokens` and `targets`
-    /// are (B, T), row-major, B = `rows`.
+    /// `ln p(target)` in nats of each position (B, T), 0 where the target is [`dipaco_model::IGNORE`].
     ///
     /// # Errors
     /// When the sequences do not fit the model, or the device fails.
-    pub fn token_log_probs(
-        &mut self,
-        tokens: &[u32],
-        targets: &[u32],
-        rows: usize,
-    ) -> Result<Vec<f32>, PathError> {
-        self.compute.token_log_probs(tokens, targets, rows)
+    pub fn token_log_probs(&mut self, batch: &TokenBatch) -> Result<Vec<f32>, PathError> {
+        self.compute.token_log_probs(batch)
     }
 
-    /// Takes one AdamW step on the next batch of the shard.
+    /// Takes one AdamW step on a batch, and moves the position behind it.
     ///
     /// # Errors
-    /// When the data can't be read, the device fails, or the loss or the gradient is not finite; the weights are
-    /// unchanged then.
-    pub fn step(&mut self, sampler: &Sampler, path: PathId) -> Result<StepReport, PathError> {
-        let batch = sampler.batch(self.state.position, self.config.batch)?;
-        self.step_batch(&batch.tokens, &batch.targets, path)
-    }
-
-    /// Takes one AdamW step on B sequences: `tokens` and `targets` are (B, T), row-major.
-    ///
-    /// # Errors
-    /// As [`step`](Self::step), and when the sequences do not fit the model.
-    pub fn step_batch(
-        &mut self,
-        tokens: &[u32],
-        targets: &[u32],
-        path: PathId,
-    ) -> Result<StepReport, PathError> {
+    /// When the sequences do not fit the model, the device fails, or the loss or the gradient is not finite; the weights
+    /// are unchanged then.
+    pub fn step(&mut self, batch: &TokenBatch, path: PathId) -> Result<StepReport, PathError> {
         let InnerConfig { adamw, schedule, first_step, total_steps, .. } = &self.config;
         let step = self.state.step.saturating_sub(*first_step);
         let rate = learning_rate(step, *total_steps, adamw.learning_rate, schedule);
-        let report = self.compute.step(tokens, targets, &self.config, rate, &mut self.state)?;
+        let report = self.compute.step(batch, &self.config, rate, &mut self.state)?;
         if !report.is_finite() {
             return Err(PathError::Diverged { path, step: self.state.step, loss: report.loss });
         }
         self.state.step += 1;
-        self.state.position += self.config.batch as u64;
+        self.state.position += batch.rows() as u64;
         Ok(report)
     }
 }

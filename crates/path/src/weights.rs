@@ -9,8 +9,7 @@ use dipaco_sync::{Ahead, FragmentId, OuterRule};
 use dipaco_topology::{PathId, Topology};
 
 use crate::PathError;
-use crate::device::TrainDevice;
-use crate::inner_step::InnerConfig;
+use crate::kept_parts::KeptParts;
 use crate::layout::{FragmentLayout, Layout};
 use crate::state::{FragmentState, PathState};
 use crate::trainer::Trainer;
@@ -18,10 +17,10 @@ use crate::trainer::Trainer;
 /// The weights of a path at the start of a lease.
 #[derive(Clone, Debug)]
 pub struct PathWeights {
-    topology: Topology,
+    pub(crate) topology: Topology,
     layout: Layout,
     /// The weights to train, one module per level. The trainer takes them.
-    local: Vec<ModuleWeights>,
+    pub(crate) local: Vec<ModuleWeights>,
     /// The path's fragments, by level and fragment.
     fragments: BTreeMap<(u16, u32), TrainedFragment>,
     /// True if the path starts from unchanged global weights.
@@ -77,7 +76,13 @@ impl PathWeights {
             let values = vec![0.0; dipaco_model::parameters(&specs)];
             local.push(ModuleWeights { specs, values });
         }
-        let blend = if begins { Blend::default() } else { Blend { own: plan.sync.blend } };
+        let schedule = plan.schedule()?;
+        let step = state.step;
+        let blend = |fragment: u32| match (begins, schedule.keeps_own(path, fragment, step)) {
+            (true, _) => Blend::default(),
+            (false, true) => Blend { own: 1.0 },
+            (false, false) => Blend { own: plan.sync.blend },
+        };
         let mut fragments = BTreeMap::new();
         let mut unchanged = true;
         for global in globals {
@@ -92,23 +97,11 @@ impl PathWeights {
             // The global weights at the start of a phase contain everything that the path sent before it.
             kept.ahead = kept.ahead.filter(|_| !begins);
             let target = &mut local[usize::from(level)].values;
-            let (trained, is_global) = start_fragment(global, kept, blend, fragment_layout, target);
+            let (trained, is_global) = start_fragment(global, kept, blend(index), fragment_layout, target);
             unchanged &= is_global;
             fragments.insert((level, index), trained);
         }
         Ok(Self { topology, layout, local, fragments, global: unchanged })
-    }
-
-    /// A trainer of the path.
-    pub(crate) fn trainer(
-        &mut self,
-        device: &TrainDevice,
-        plan: &WorkerPlan,
-        state: PathState,
-        config: InnerConfig,
-    ) -> Result<Trainer, PathError> {
-        let local = std::mem::take(&mut self.local);
-        Trainer::new(device, &plan.model, &self.topology, &local, state, config)
     }
 
     /// Encodes the outer gradient of a fragment, and makes the trainer's weights the base of the next one.
@@ -126,7 +119,7 @@ impl PathWeights {
         let state = self.fragments.get_mut(&(level, index)).ok_or_else(lacks)?;
         let mut gradient = learner::send(&mut state.base, &local);
         state.under_way = true;
-        let outer = &plan.outer;
+        let outer = &plan.outer.of_level(level);
         // arXiv:2508.15706: the loss of earlier encodings joins this outer gradient, and the loss of this one is kept.
         for (value, residual) in gradient.iter_mut().zip(state.residual.iter().flatten()) {
             *value += outer.error_feedback * residual;
@@ -165,16 +158,12 @@ impl PathWeights {
         if step >= schedule.total() {
             return Ok(kept);
         }
-        let begins = step == schedule.begin(schedule.phase_at(step));
-        let receives: BTreeMap<u32, u64> = schedule.receives(path, step).into_iter().collect();
         for ((level, index), fragment) in std::mem::take(&mut self.fragments) {
-            // Global weights that the next lease takes over unblended replace the path's own.
-            let replaced = plan.sync.dynamic_steps || receives.contains_key(&index);
-            let keeps_weights = !replaced || !begins && plan.sync.blend > 0.0;
+            let parts = KeptParts::of(plan, &schedule, path, step, index);
             let fragment_layout = self.layout.fragment(level, index)?;
-            let weights = if keeps_weights { trainer.fragment(level.into(), fragment_layout)? } else { None };
-            let base = (fragment.under_way && !replaced).then_some(fragment.base);
-            let ahead = fragment.ahead.filter(|_| !begins);
+            let weights = if parts.own { trainer.fragment(level.into(), fragment_layout)? } else { None };
+            let base = (fragment.under_way && parts.base).then_some(fragment.base);
+            let ahead = fragment.ahead.filter(|_| parts.ahead);
             let state = FragmentState { weights, base, residual: fragment.residual, ahead };
             if state != FragmentState::default() {
                 kept.insert((level, index), state);

@@ -51,13 +51,24 @@ pub enum PipelineError {
         /// Hash of the tokenizer that the run was routed with.
         expected: String,
     },
-    /// A synchronizer needs the join token, which the coordinator writes.
+    /// The training replaces its weights faster than a reader can ask for them.
+    #[error(
+        "the training in {store} replaces its weights too fast to read them: try again after the training"
+    )]
+    BusyRun {
+        /// Address of the store.
+        store: String,
+    },
+    /// A file can't be published.
+    #[error(transparent)]
+    File(#[from] dipaco_files::FileError),
+    /// A synchronizer needs a token, which the coordinator writes.
     #[error(
         "{} does not exist: start `dipaco coordinator` with this run first; it writes the file",
         file.display()
     )]
     NoCoordinator {
-        /// The file of the join token.
+        /// The file of the token.
         file: PathBuf,
     },
     /// A step needs the seed.

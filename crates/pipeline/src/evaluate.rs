@@ -5,16 +5,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_eval::{
-    Domains, Evaluation, EvaluationProgress, Protocol, Reroute, Stage, evaluate_dense, evaluate_path,
-    evaluate_routed,
+    Choice, Domains, Evaluation, EvaluationProgress, Protocol, Reroute, RouteUnit, Stage, evaluate_dense,
+    evaluate_path, evaluate_routed,
 };
-use dipaco_routing::ShardSet;
+use dipaco_routing::{ShardSet, TextRouter};
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
 use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
 use crate::path_source::PathsInTurn;
 use crate::prepared::{token_file, tokenizer};
+use crate::route::router;
 use crate::run_directory::RunDirectory;
 use crate::transformer_router;
 use crate::weights::Weights;
@@ -69,24 +70,32 @@ pub fn evaluate(
     let result = match subject {
         Subject::Seed => evaluate_dense(&weights.seed()?, &*file()?, &protocol, &mut show)?,
         Subject::Path(path) => evaluate_path(path, &weights.path(path)?, &*file()?, &protocol, &mut show)?,
-        Subject::Routed => evaluate_routed(
-            &shards(run, weights)?,
-            &mut PathsInTurn::new(weights),
-            None,
-            &protocol,
-            &mut show,
-        )?,
+        Subject::Routed => {
+            let windows = match config.evaluation.route {
+                RouteUnit::Document => None,
+                RouteUnit::Window => Some(text_router(run, weights)?),
+            };
+            let choice = windows.as_ref().map_or(Choice::Document, |router| Choice::Window(router));
+            let mut paths = PathsInTurn::new(weights);
+            evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
+        }
         Subject::Rerouted(tokens) => {
             let router = transformer_router::open(run, weights)?;
-            let reroute = Some(Reroute { router: &router, tokens });
+            let choice = Choice::Chunks(Reroute { router: &router, tokens });
             let mut paths = PathsInTurn::new(weights);
-            evaluate_routed(&shards(run, weights)?, &mut paths, reroute, &protocol, &mut show)?
+            evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
         }
     };
     if let Some((_, task)) = task {
         task.finish();
     }
     Ok(result)
+}
+
+/// The router of the current phase, with the seed.
+fn text_router(run: &RunDirectory, weights: &Weights) -> Result<TextRouter, PipelineError> {
+    let router = router(&run.routing(weights.manifest().phase()))?;
+    Ok(TextRouter::new(router, weights.seed()?, weights.seed_hash()?)?)
 }
 
 /// The validation shards of the current phase.

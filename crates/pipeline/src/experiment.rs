@@ -11,6 +11,6 @@ mod folder;
 mod options;
 mod record;
 
-pub use driver::{Outcome, results_file, run};
+pub use driver::{ExperimentOutcome, results_file, run};
 pub use folder::ExperimentFolder;
 pub use options::{Cancel, ExperimentOptions};

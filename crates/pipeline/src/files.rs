@@ -1,38 +1,45 @@
 //! Writing small files atomically.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 
 use crate::error::PipelineError;
 
-/// Writes a file whole or not at all, and creates its folder. Only the owner may read the file.
+/// Writes a secret whole or not at all, and creates its folder. Only the owner may read the file.
 ///
 /// # Errors
-/// [`PipelineError::Io`].
+/// [`PipelineError::Io`] and [`PipelineError::File`].
 pub fn write_private(file: &Path, bytes: &[u8]) -> Result<(), PipelineError> {
-    let failed = |source| PipelineError::Io { action: "write", path: file.to_owned(), source };
-    let folder = file.parent().unwrap_or_else(|| Path::new("."));
-    fs::create_dir_all(folder).map_err(failed)?;
-    let mut temporary = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    temporary.write_all(bytes).map_err(failed)?;
-    temporary.as_file().sync_all().map_err(failed)?;
-    temporary.persist(file).map_err(|error| failed(error.error))?;
-    Ok(())
+    create_folder_of(file)?;
+    Ok(dipaco_files::publish_private(file, bytes)?)
 }
 
-/// Writes a file whole or not at all, and creates its folder. Everybody may read the file.
+/// Writes a file whole or not at all, and creates its folder.
+///
+/// # Errors
+/// [`PipelineError::Io`] and [`PipelineError::File`].
+pub fn write(file: &Path, bytes: &[u8]) -> Result<(), PipelineError> {
+    create_folder_of(file)?;
+    Ok(dipaco_files::publish(file, bytes)?)
+}
+
+/// Creates a folder that only its owner may enter, and makes an existing folder such a folder.
 ///
 /// # Errors
 /// [`PipelineError::Io`].
-pub fn write(file: &Path, bytes: &[u8]) -> Result<(), PipelineError> {
-    write_private(file, bytes)?;
+pub fn create_private_folder(folder: &Path) -> Result<(), PipelineError> {
+    let failed = |source| PipelineError::Io { action: "create", path: folder.to_owned(), source };
+    fs::create_dir_all(folder).map_err(failed)?;
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        let failed =
-            |source| PipelineError::Io { action: "set the permissions of", path: file.to_owned(), source };
-        fs::set_permissions(file, fs::Permissions::from_mode(0o644)).map_err(failed)?;
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).map_err(failed)?;
     }
     Ok(())
+}
+
+fn create_folder_of(file: &Path) -> Result<(), PipelineError> {
+    let Some(folder) = file.parent() else { return Ok(()) };
+    let failed = |source| PipelineError::Io { action: "create", path: folder.to_owned(), source };
+    fs::create_dir_all(folder).map_err(failed)
 }

@@ -1,4 +1,4 @@
-//! Domains of the validation documents of a run, from a label file.
+//! Labels of the documents of a run, from a label file.
 //!
 //! Each line of a label file is a JSON object with `url` and `domain`. Token files hold no addresses, so the text that they
 //! were made of is read again: each of its lines has an address and a text, and the tokens of the text identify the
@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_eval::Domains;
-use dipaco_shards::{PrepareReport, TokenFile, Tokenizer, list_inputs, read_lines};
+use dipaco_routing::PrefixLabels;
+use dipaco_shards::{PrepareReport, ShardsError, TokenFile, Tokenizer, list_inputs, read_lines};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use rayon::prelude::*;
 use serde::Deserialize;
@@ -50,38 +51,37 @@ pub fn domains(
 ) -> Result<Domains, PipelineError> {
     let known = read_labels(labels)?;
     let validation = token_file(run, &run.validation_tokens())?;
-    let files = if text.is_empty() { prepared_from(run)? } else { text.to_vec() };
-    let longest = dipaco_shards::PrepareConfig::default().max_line_bytes;
-    let mut reader = Reader {
-        tokenizer: tokenizer(run)?,
-        labels: &known,
-        domains: Domains::of_documents(&validation),
-        batch: Vec::new(),
-        first_url: None,
-        failed: None,
-    };
-    let files = list_inputs(&files)?;
-    let task = progress.task("read labelled text", Some(files.bytes()), ProgressUnit::Bytes);
-    let mut done = 0;
-    for file in &files.files {
-        read_lines(&file.path, longest, &mut |_, line| {
-            reader.line(line);
-            let ended = reader.failed.is_some() || reader.domains.unlabelled() == 0;
-            if ended || cancel.load(Ordering::Relaxed) {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        })?;
-        reader.flush();
-        done += file.bytes;
-        task.set(done);
-        if cancel.load(Ordering::Relaxed) {
-            return Err(dipaco_eval::EvalError::Cancelled.into());
-        }
-    }
-    task.finish();
-    reader.finish(labels, &validation)
+    let files = if text.is_empty() { prepared_from(run, Prepared::Validation)? } else { text.to_vec() };
+    let mut domains = Domains::of_documents(&validation);
+    let text = LabelledText { tokenizer: tokenizer(run)?, labels: &known };
+    let first_url = text.read(&files, progress, cancel, &mut |tokens, domain| {
+        domains.label(tokens, domain);
+        domains.unlabelled() > 0
+    })?;
+    check(domains, labels, &validation, &known, first_url)
+}
+
+/// Labels of all documents of a run, by their first `prefix_tokens` tokens. The text is the files that `prepare` read.
+/// Blocks.
+///
+/// # Errors
+/// When a file can't be read, when the label file has another form, or when `cancel` was set.
+pub fn prefix_labels(
+    run: &RunDirectory,
+    labels: &Path,
+    prefix_tokens: usize,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<PrefixLabels, PipelineError> {
+    let known = read_labels(labels)?;
+    let files = prepared_from(run, Prepared::All)?;
+    let mut found = PrefixLabels::new(prefix_tokens);
+    let text = LabelledText { tokenizer: tokenizer(run)?, labels: &known };
+    text.read(&files, progress, cancel, &mut |tokens, domain| {
+        found.label(tokens, domain);
+        true
+    })?;
+    Ok(found)
 }
 
 /// Reads a label file: domains by address.
@@ -105,84 +105,129 @@ fn read_labels(file: &Path) -> Result<HashMap<String, String>, PipelineError> {
     }
 }
 
-/// The files of the validation text: the files given with `--validation`, or all files when it was split off.
-fn prepared_from(run: &RunDirectory) -> Result<Vec<PathBuf>, PipelineError> {
+/// A part of the text that `prepare` read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Prepared {
+    /// The files given with `--validation`, or all files when the validation text was split off.
+    Validation,
+    /// All files.
+    All,
+}
+
+/// The files of prepared text.
+fn prepared_from(run: &RunDirectory, part: Prepared) -> Result<Vec<PathBuf>, PipelineError> {
     let file = run.data().join("report.json");
     let failed = |source| PipelineError::Io { action: "read", path: file.clone(), source };
     let text = std::fs::read(&file).map_err(failed)?;
     let report: PrepareReport = serde_json::from_slice(&text).map_err(|error| failed(error.into()))?;
     let own = report.files.iter().any(|file| file.validation);
+    let wanted = |validation: bool| part == Prepared::All || validation == own;
     let files: Vec<PathBuf> =
-        report.files.into_iter().filter(|file| file.validation == own).map(|file| file.path).collect();
+        report.files.into_iter().filter(|file| wanted(file.validation)).map(|file| file.path).collect();
     match files.iter().find(|file| !file.exists()) {
         Some(missing) => Err(PipelineError::LabelledText { file: missing.clone() }),
         None => Ok(files),
     }
 }
 
+/// Called with the tokens of a document and its label; returns false to end the reading.
+type Visit<'a> = dyn FnMut(&[u32], &str) -> bool + 'a;
+
 /// Reads text and labels its documents.
-struct Reader<'a> {
+struct LabelledText<'a> {
     tokenizer: Tokenizer,
     labels: &'a HashMap<String, String>,
-    domains: Domains,
-    /// Documents to tokenise next, with their domains.
-    batch: Vec<(String, &'a str)>,
-    /// The first address in the text, for the error about a label file of another text.
-    first_url: Option<String>,
-    failed: Option<dipaco_shards::ShardsError>,
 }
 
-impl Reader<'_> {
-    /// Reads a line of text. A line without address and text is skipped, because it can not be labelled.
-    fn line(&mut self, line: &[u8]) {
-        let Ok(Document { url, text }) = serde_json::from_slice(line) else { return };
-        if let Some(domain) = self.labels.get(&url) {
-            self.batch.push((text, domain));
+impl LabelledText<'_> {
+    /// Passes the labelled documents of some files to `visit`, in their order. Returns the first address of the text.
+    fn read(
+        &self,
+        files: &[PathBuf],
+        progress: &Progress,
+        cancel: &AtomicBool,
+        visit: &mut Visit<'_>,
+    ) -> Result<Option<String>, PipelineError> {
+        let longest = dipaco_shards::PrepareConfig::default().max_line_bytes;
+        let files = list_inputs(files)?;
+        let task = progress.task("read labelled text", Some(files.bytes()), ProgressUnit::Bytes);
+        let (mut first_url, mut batch, mut done) = (None, Vec::new(), 0);
+        let mut goes_on = Ok(true);
+        for file in &files.files {
+            read_lines(&file.path, longest, &mut |_, line| {
+                // A line without address and text can not be labelled.
+                let Ok(Document { url, text }) = serde_json::from_slice(line) else {
+                    return ControlFlow::Continue(());
+                };
+                if let Some(domain) = self.labels.get(&url) {
+                    batch.push((text, domain.as_str()));
+                }
+                first_url.get_or_insert(url);
+                if batch.len() >= BATCH {
+                    goes_on = self.visit(std::mem::take(&mut batch), visit);
+                }
+                if matches!(goes_on, Ok(true)) && !cancel.load(Ordering::Relaxed) {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                }
+            })?;
+            done += file.bytes;
+            task.set(done);
+            if cancel.load(Ordering::Relaxed) {
+                return Err(dipaco_eval::EvalError::Cancelled.into());
+            }
+            if !std::mem::replace(&mut goes_on, Ok(true))? {
+                break;
+            }
         }
-        self.first_url.get_or_insert(url);
-        if self.batch.len() >= BATCH {
-            self.flush();
-        }
+        self.visit(batch, visit)?;
+        task.finish();
+        Ok(first_url)
     }
 
-    fn flush(&mut self) {
+    /// Tokenises documents and passes them on. Returns false when `visit` does.
+    fn visit(&self, batch: Vec<(String, &str)>, visit: &mut Visit<'_>) -> Result<bool, ShardsError> {
         let end_of_text = self.tokenizer.end_of_text();
         let encode = |(text, domain): (String, _)| {
             let mut tokens = self.tokenizer.encode(&text)?;
             tokens.push(end_of_text);
             Ok((tokens, domain))
         };
-        let encoded: Result<Vec<_>, _> =
-            std::mem::take(&mut self.batch).into_par_iter().map(encode).collect();
-        match encoded {
-            Ok(encoded) => encoded.iter().for_each(|(tokens, domain)| self.domains.label(tokens, domain)),
-            Err(error) => self.failed = Some(error),
+        let encoded: Vec<(Vec<u32>, &str)> =
+            batch.into_par_iter().map(encode).collect::<Result<_, ShardsError>>()?;
+        let mut goes_on = true;
+        for (tokens, domain) in &encoded {
+            goes_on &= visit(tokens, domain);
         }
+        Ok(goes_on)
     }
+}
 
-    /// The labels. A file that labels fewer than half of the documents is rejected as one of another text.
-    fn finish(self, labels: &Path, validation: &TokenFile) -> Result<Domains, PipelineError> {
-        if let Some(error) = self.failed {
-            return Err(error.into());
-        }
-        let (documents, unlabelled) = (self.domains.documents(), self.domains.unlabelled());
-        let labelled = documents - unlabelled;
-        if labelled * 2 < documents {
-            let example =
-                |url: Option<&String>| url.map_or_else(|| "none".to_owned(), |url| format!("{url:?}"));
-            return Err(PipelineError::OtherLabels {
-                labels: labels.to_owned(),
-                known: self.labels.len(),
-                label: example(self.labels.keys().min()),
-                url: example(self.first_url.as_ref()),
-                documents,
-                labelled,
-                tokens: validation.path().to_owned(),
-            });
-        }
-        if unlabelled > 0 {
-            tracing::warn!(labels = %labels.display(), unlabelled, documents, "some validation documents have no label");
-        }
-        Ok(self.domains)
+/// Checks the labels. A file that labels fewer than half of the documents is rejected as one of another text.
+fn check(
+    domains: Domains,
+    labels: &Path,
+    validation: &TokenFile,
+    known: &HashMap<String, String>,
+    first_url: Option<String>,
+) -> Result<Domains, PipelineError> {
+    let (documents, unlabelled) = (domains.documents(), domains.unlabelled());
+    let labelled = documents - unlabelled;
+    if labelled * 2 < documents {
+        let example = |url: Option<&String>| url.map_or_else(|| "none".to_owned(), |url| format!("{url:?}"));
+        return Err(PipelineError::OtherLabels {
+            labels: labels.to_owned(),
+            known: known.len(),
+            label: example(known.keys().min()),
+            url: example(first_url.as_ref()),
+            documents,
+            labelled,
+            tokens: validation.path().to_owned(),
+        });
     }
+    if unlabelled > 0 {
+        tracing::warn!(labels = %labels.display(), unlabelled, documents, "some validation documents have no label");
+    }
+    Ok(domains)
 }

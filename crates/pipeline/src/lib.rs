@@ -9,11 +9,15 @@
 //! Every step can be interrupted and repeated: work that is finished is found and kept. Functions that block say so;
 //! call them from a thread that may block, for example with `tokio::task::spawn_blocking`.
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod path_source;
+mod pinned;
 mod run;
 mod run_directory;
 mod text_codec;
+mod validation;
 mod weights;
 mod workers;
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_routing::{
-    Likelihoods, PathScores, Router, RoutingError, SampleFeatures, ScoreHeader, ScoredDocuments, TargetsFrom,
-    fit_discriminative, scores_are_there, targets_of,
+    Likelihoods, PathScores, Router, RouterFeatures, RouterKind, RoutingError, SampleFeatures, ScoreHeader,
+    ScoredDocuments, TargetsFrom, fit_discriminative, scores_are_there, targets_of,
 };
 use dipaco_shards::{Part, TokenFile};
 use dipaco_store::{ShardRecord, TrainingRecord};
@@ -121,8 +121,8 @@ pub fn refit(
             return Ok((known, false));
         }
     }
-    let seed = weights.seed()?;
-    let features = SampleFeatures::new(&seed, seed_hash, &tokens, &settings, &new.features())?;
+    let model = RouterFeatures::new(weights.seed()?, RouterKind::Discriminative, &settings)?;
+    let features = SampleFeatures::new(&model, seed_hash, &tokens, &settings, &new.features())?;
     let paths = weights.topology().paths();
     let mut likelihoods = Likelihoods::new(features.numbers().to_vec(), paths);
     for (path, scores) in scores.into_iter().enumerate() {
@@ -200,7 +200,7 @@ pub(crate) fn rerouting(run: &RunDirectory, config: &RunConfig, progress: &Progr
 }
 
 /// Asks the work to stop when the future that waits for it is dropped.
-struct StopWhenDropped(Arc<AtomicBool>);
+pub(crate) struct StopWhenDropped(pub(crate) Arc<AtomicBool>);
 
 /// The scores of all paths.
 pub(crate) struct ReservedScores {

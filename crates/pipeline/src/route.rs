@@ -4,16 +4,19 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_routing::{Assignment, Origin, Router, RoutingProgress, SampleFeatures, ShardSet};
+use dipaco_routing::{
+    Assignment, FeatureExtractor, Origin, Router, RouterConfig, RouterFeatures, RouterKind, RoutingProgress,
+    SampleFeatures, ShardSet,
+};
 use dipaco_shards::{Part, TokenFile};
 use dipaco_store::ShardRecord;
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
 
 use crate::error::PipelineError;
-use crate::files;
 use crate::prepared::{token_file, tokenizer};
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::weights::Weights;
+use crate::{files, labels};
 
 /// Reads the router of a phase.
 ///
@@ -46,19 +49,20 @@ pub fn fit(
     let paths = weights.topology().paths();
     let routing = run.routing(0);
     let settings = config.routing.of_router();
-    let origin = origin_of(&file, seed_hash);
+    let labels_hash = labels_hash(config)?;
+    let origin = Origin { labels_hash, ..origin_of(&file, seed_hash) };
     if routing.router().exists() {
         let known = router(&routing)?;
         if known.fitted_on().has_inputs(&origin, &settings, None) && known.paths() == paths {
             return Ok((known, false));
         }
     }
-    let seed = weights.seed()?;
+    let model = features_for(run, config, weights, &settings, settings.kind, progress, cancel)?;
     let mut show = shown(progress, "features", cancel);
-    let features = SampleFeatures::new(&seed, seed_hash, &file, &settings, &routing.features())?;
+    let features = SampleFeatures::new(&model, seed_hash, &file, &settings, &routing.features())?;
     let points = features.all(&mut show)?;
     let clusters = weights.topology().radices();
-    let dimension = seed.config().hidden_size;
+    let dimension = model.dimension();
     let fitted = dipaco_routing::fit_points(&points, dimension, &clusters, origin, &settings, &mut show)?;
     files::write(&routing.router(), fitted.router.to_bytes())?;
     features.remove()?;
@@ -71,6 +75,37 @@ pub(crate) fn origin_of(tokens: &TokenFile, seed_hash: &str) -> Origin {
         tokens_hash: tokens.content_hash().to_owned(),
         tokenizer_hash: tokens.tokenizer_hash().to_owned(),
         seed_hash: seed_hash.to_owned(),
+        labels_hash: None,
+    }
+}
+
+/// Hash of the label file that shards follow; `None` for routers without labels.
+fn labels_hash(config: &RunConfig) -> Result<Option<String>, PipelineError> {
+    let Some(file) = config.routing.labels.as_ref().filter(|_| config.routing.kind == RouterKind::Labels)
+    else {
+        return Ok(None);
+    };
+    let failed = |source| PipelineError::Io { action: "read", path: file.clone(), source };
+    Ok(Some(blake3::hash(&std::fs::read(file).map_err(failed)?).to_hex().to_string()))
+}
+
+/// The features for a router of this kind, fitted with these settings. A router of labels reads the run's text again.
+fn features_for(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    settings: &RouterConfig,
+    kind: RouterKind,
+    progress: &Progress,
+    cancel: &AtomicBool,
+) -> Result<RouterFeatures, PipelineError> {
+    let seed = weights.seed()?;
+    match &config.routing.labels {
+        Some(file) if kind == RouterKind::Labels => {
+            let labels = labels::prefix_labels(run, file, settings.prefix_tokens, progress, cancel)?;
+            Ok(RouterFeatures::labelled(seed, labels, weights.topology().paths())?)
+        }
+        _ => Ok(RouterFeatures::new(seed, kind, settings)?),
     }
 }
 
@@ -98,7 +133,7 @@ pub fn assign(
     cancel: &AtomicBool,
 ) -> Result<Division, PipelineError> {
     let mut skipped = true;
-    let mut shards = divide(run, phase, weights, |assignment, name| {
+    let mut shards = divide(run, phase, weights, progress, cancel, |assignment, name| {
         let assigned = assignment.run(&mut shown(progress, name, cancel))?;
         skipped &= assigned.skipped;
         Ok(assigned.shards)
@@ -121,7 +156,7 @@ pub fn assign_part(
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Vec<u64>, PipelineError> {
-    divide(run, phase, weights, |assignment, name| {
+    divide(run, phase, weights, progress, cancel, |assignment, name| {
         Ok(assignment.part(part, &mut shown(progress, name, cancel))?)
     })
 }
@@ -131,23 +166,26 @@ fn divide<T>(
     run: &RunDirectory,
     phase: u32,
     weights: &Weights,
+    progress: &Progress,
+    cancel: &AtomicBool,
     mut act: impl FnMut(Assignment<'_>, &str) -> Result<T, PipelineError>,
 ) -> Result<Vec<T>, PipelineError> {
     let routing = run.routing(phase);
     let router = router(&routing)?;
-    let seed = weights.seed()?;
+    let (config, settings) = (weights.config(), &router.fitted_on().config);
+    let model = features_for(run, config, weights, settings, router.kind(), progress, cancel)?;
     let seed_hash = weights.seed_hash()?;
-    let config = &weights.config().routing;
+    let config = &config.routing;
     let train = token_file(run, &run.train_tokens())?;
     let folder = routing.train();
-    let assignment = Assignment::new(&seed, seed_hash, &router, &train, &folder)
+    let assignment = Assignment::new(&model, seed_hash, &router, &train, &folder)
         .overlap(config.overlap)
         .reserve(config.router_share, config.seed);
     let mut results = vec![act(assignment, "route train")?];
     if run.validation_tokens().exists() {
         let validation = token_file(run, &run.validation_tokens())?;
         let folder = routing.validation();
-        results.push(act(Assignment::new(&seed, seed_hash, &router, &validation, &folder), "route valid")?);
+        results.push(act(Assignment::new(&model, seed_hash, &router, &validation, &folder), "route valid")?);
     }
     Ok(results)
 }
@@ -166,14 +204,10 @@ pub fn features_part(
     cancel: &AtomicBool,
 ) -> Result<u64, PipelineError> {
     let file = token_file(run, &run.train_tokens())?;
-    let (seed, seed_hash) = (weights.seed()?, weights.seed_hash()?);
-    let features = SampleFeatures::new(
-        &seed,
-        seed_hash,
-        &file,
-        &config.routing.of_router(),
-        &run.routing(0).features(),
-    )?;
+    let settings = config.routing.of_router();
+    let model = features_for(run, config, weights, &settings, settings.kind, progress, cancel)?;
+    let features =
+        SampleFeatures::new(&model, weights.seed_hash()?, &file, &settings, &run.routing(0).features())?;
     Ok(features.part(part, &mut shown(progress, "features", cancel))?)
 }
 

@@ -70,14 +70,24 @@ impl RunDirectory {
         self.root.join("metrics.jsonl")
     }
 
-    /// Key and certificate of the run's own authority. Only the owner may read the file.
-    pub fn authority(&self) -> PathBuf {
-        self.root.join("authority.pem")
+    /// The folder of private keys. Only the owner may enter it. A copy of the run must not contain it.
+    pub fn secrets(&self) -> PathBuf {
+        self.root.join("secrets")
     }
 
-    /// The join token of the workers. Only the owner may read the file.
+    /// Key and certificate of the run's own authority.
+    pub fn authority(&self) -> PathBuf {
+        self.secrets().join("authority.pem")
+    }
+
+    /// The join token of the workers.
     pub fn join_token(&self) -> PathBuf {
-        self.root.join("join.token")
+        self.secrets().join("join.token")
+    }
+
+    /// The token of the synchronizers.
+    pub fn synchronizer_token(&self) -> PathBuf {
+        self.secrets().join("synchronizer.token")
     }
 
     /// The names of revoked tokens.

@@ -5,8 +5,8 @@ use std::time::UNIX_EPOCH;
 
 use dipaco_config::RunConfig;
 use dipaco_infer::{BoxError, PrefixRouter, RunModel};
-use dipaco_model::{level_specs, parameters, path_specs};
-use dipaco_routing::Router;
+use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
+use dipaco_routing::{Router, TextRouter};
 use dipaco_server::{ServeConfig, ServedRun, ServerState};
 
 use crate::error::PipelineError;
@@ -65,13 +65,15 @@ pub fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedRun, Pi
 /// Loads the router, the seed and all paths. Blocks on the store.
 fn load(weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
     let (model, topology) = (weights.model().clone(), weights.topology().clone());
-    router.check_seed(model.hidden_size, weights.seed_hash()?)?;
     router.check_paths(topology.paths())?;
+    let (prefix_tokens, vocabulary) = (router.prefix_tokens(), model.vocab_size);
+    let router = TextRouter::new(router, weights.seed()?, weights.seed_hash()?)?;
     let prefix = PrefixRouter {
-        seed: weights.seed()?,
-        prefix_tokens: router.prefix_tokens(),
-        route: Box::new(move |features| {
-            let route = router.route(features)?;
+        prefix_tokens,
+        route: Box::new(move |prefix| {
+            let tokens = TokenRows::new(prefix, 1, vocabulary)?;
+            let routes = router.route(&tokens, &[prefix.len()])?;
+            let route = routes.into_iter().next().ok_or("the router returned no route")?;
             Ok((route.path, route.distances))
         }),
     };

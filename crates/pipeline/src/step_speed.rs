@@ -6,7 +6,9 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use dipaco_config::TrainConfig;
-use dipaco_model::{ModelConfig, ModuleWeights, Profile, StepShape, parameters, path_specs};
+use dipaco_model::{
+    ModelConfig, ModelError, ModuleWeights, Profile, StepShape, TokenBatch, TokenRows, parameters, path_specs,
+};
 use dipaco_path::{InnerConfig, PathState, TrainDevice, Trainer};
 use dipaco_telemetry::Task;
 use dipaco_topology::{PathId, Topology, TopologyConfig};
@@ -25,14 +27,14 @@ pub fn now() -> f64 {
 
 /// A dense path whose training step is measured.
 #[derive(Clone, Debug)]
-pub struct Subject {
+pub struct StepSubject {
     /// Dimensions, with the size of the vocabulary.
     pub model: ModelConfig,
     /// Batch, sequence length and optimizer.
     pub train: TrainConfig,
 }
 
-impl Subject {
+impl StepSubject {
     /// Tokens of a step.
     pub fn tokens(&self) -> usize {
         self.train.batch.saturating_mul(self.train.sequence_tokens)
@@ -100,7 +102,7 @@ impl StepSpeed {
 /// The errors of the trainer.
 pub fn measure(
     device: &TrainDevice,
-    subject: &Subject,
+    subject: &StepSubject,
     effort: Effort,
     task: &Task,
     stop: impl Fn() -> bool,
@@ -108,7 +110,7 @@ pub fn measure(
     let begin = Instant::now();
     let profile = Profile::new(now);
     let mut trainer = trainer(device, subject, effort)?.with_profile(profile.clone());
-    let Batch { tokens, targets } = batch(subject);
+    let batch = batch(subject)?;
     let mut seconds = Vec::new();
     let mut loss = 0.0;
     for step in 0..effort.warm_up + effort.steps {
@@ -120,7 +122,7 @@ pub fn measure(
             let _ = profile.take();
         }
         let at = Instant::now();
-        loss = trainer.step_batch(&tokens, &targets, PathId(0))?.loss;
+        loss = trainer.step(&batch, PathId(0))?.loss;
         if step >= effort.warm_up {
             seconds.push(at.elapsed().as_secs_f64());
         }
@@ -138,7 +140,7 @@ pub fn measure(
 
 /// A trainer of a dense path with random weights. The copy of the weights that it is made of is freed before the first
 /// step, so that it does not count as memory of the step.
-fn trainer(device: &TrainDevice, subject: &Subject, effort: Effort) -> Result<Trainer, PipelineError> {
+fn trainer(device: &TrainDevice, subject: &StepSubject, effort: Effort) -> Result<Trainer, PipelineError> {
     let model = &subject.model;
     let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks)?;
     let weights: ModuleWeights = dipaco_model::init(model, SEED)?;
@@ -148,7 +150,7 @@ fn trainer(device: &TrainDevice, subject: &Subject, effort: Effort) -> Result<Tr
 }
 
 /// Random tokens and their targets, the next tokens.
-fn batch(subject: &Subject) -> Batch {
+fn batch(subject: &StepSubject) -> Result<TokenBatch, ModelError> {
     let length = subject.train.sequence_tokens;
     let mut random = blake3::Hasher::new_derive_key("dipaco tokens of a measurement").finalize_xof();
     // The vocabulary is at most 2^24.
@@ -164,15 +166,9 @@ fn batch(subject: &Subject) -> Batch {
         tokens.extend(&sequence[..length]);
         targets.extend(&sequence[1..]);
     }
-    Batch { tokens, targets }
-}
-
-/// A batch of sequences.
-struct Batch {
-    /// (B, T).
-    tokens: Vec<u32>,
-    /// The token that follows each of them, (B, T).
-    targets: Vec<u32>,
+    let (rows, vocabulary) = (subject.train.batch, subject.model.vocab_size);
+    let tokens = TokenRows::new(tokens, rows, vocabulary)?;
+    Ok(TokenBatch::new(tokens, targets, vocabulary)?)
 }
 
 #[cfg(test)]
@@ -181,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    fn subject(tied: bool) -> Subject {
+    fn subject(tied: bool) -> StepSubject {
         let model = ModelConfig {
             hidden_size: 16,
             blocks: 1,
@@ -193,7 +189,7 @@ mod tests {
             tie_embeddings: tied,
             ..ModelConfig::default()
         };
-        Subject { model, train: TrainConfig { batch: 2, sequence_tokens: 8, ..TrainConfig::default() } }
+        StepSubject { model, train: TrainConfig { batch: 2, sequence_tokens: 8, ..TrainConfig::default() } }
     }
 
     #[test]

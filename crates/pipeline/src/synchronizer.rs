@@ -1,15 +1,16 @@
 //! A synchronizer: a process that takes the outer steps of some modules of a run.
 
 use std::net::SocketAddr;
-use std::time::{Duration, SystemTime};
+use std::path::PathBuf;
+use std::sync::PoisonError;
+use std::time::Duration;
 
-use dipaco_net::{JoinToken, Limits, Server};
-use dipaco_protocol::SYNCHRONIZER;
+use dipaco_net::{Clock, HelperToken, Limits, NetError, Server};
 use dipaco_topology::ModuleId;
+use dipaco_train::client::NextIdentity;
 use dipaco_train::{Revocations, SynchronizerOptions, SynchronizerSummary};
 use tokio_util::sync::CancellationToken;
 
-use crate::authority::{TOKEN_LIFETIME, authority};
 use crate::error::PipelineError;
 use crate::limits::raise_open_files;
 use crate::run_directory::RunDirectory;
@@ -18,6 +19,10 @@ use crate::store::open_store;
 /// Settings of a synchronizer.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// File of the synchronizer's token; the run's `secrets/synchronizer.token` when absent.
+    pub join: Option<PathBuf>,
+    /// Peers that it serves at a time with one token.
+    pub max_workers: usize,
     /// Modules whose outer steps it takes.
     pub modules: Vec<ModuleId>,
     /// UDP address that it listens on.
@@ -40,19 +45,24 @@ pub async fn synchronize(
     options: Options,
     cancel: CancellationToken,
 ) -> Result<SynchronizerSummary, PipelineError> {
-    let Options { modules, listen, advertise, name, patience } = options;
-    let file = run.join_token();
+    let Options { join, max_workers, modules, listen, advertise, name, patience } = options;
+    let file = join.unwrap_or_else(|| run.synchronizer_token());
     if !file.exists() {
         return Err(PipelineError::NoCoordinator { file });
     }
-    // The token gives the coordinator's address. A worker's certificate does not permit outer steps, so the
-    // synchronizer issues its own.
-    let joining = JoinToken::read_from(&file.to_string_lossy())?;
+    let HelperToken { join: token, server: identity } = HelperToken::read_from(&file)?;
     raise_open_files();
-    let now = SystemTime::now();
-    let authority = authority(run, &joining.run_id, now)?;
-    let server = Server::bind(listen, &authority.server(now, TOKEN_LIFETIME)?, Limits::default())?;
-    let token = authority.issue(SYNCHRONIZER, SYNCHRONIZER, joining.addresses, now, TOKEN_LIFETIME)?;
+    // The session with the coordinator brings the next identity.
+    let next_identity = NextIdentity::default();
+    let source = next_identity.clone();
+    let identity = identity.renewed_by(Clock::system(), move |_| {
+        let next = source.lock().unwrap_or_else(PoisonError::into_inner).take();
+        next.ok_or(NetError::Identity {
+            what: "renew the synchronizer's certificate",
+            reason: "the coordinator has not sent a new one yet".to_owned(),
+        })
+    });
+    let server = Server::bind(listen, &identity, Limits::for_peers(max_workers))?;
     let address = advertise.unwrap_or_else(|| server.local_addr().to_string());
     if listen.ip().is_unspecified() && address == server.local_addr().to_string() {
         tracing::warn!(
@@ -69,6 +79,7 @@ pub async fn synchronize(
         collect: run.routing(0).root().to_owned(),
         revocations: Revocations::of(&run.revoked()),
         patience,
+        next_identity,
     };
     Ok(dipaco_train::synchronize(options, server, cancel).await?)
 }

@@ -2,27 +2,28 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use dipaco_config::RunConfig;
-use dipaco_net::{JoinToken, Limits, Server};
+use dipaco_net::{Clock, Limits, RunAuthority, Server};
 use dipaco_path::DeviceChoice;
-use dipaco_protocol::WORKER;
 use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{
-    CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, coordinate, recover, rising_losses,
-    small_shards, start_training, training_origin,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, Revocations, coordinate, recover,
+    rising_losses, small_shards, start_training, training_origin,
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::authority::{TOKEN_LIFETIME, authority};
+use crate::authority::{TOKEN_LIFETIME, authority, renew_tokens, renewals, write_tokens};
 use crate::error::PipelineError;
 use crate::limits::raise_open_files;
+use crate::phases;
 use crate::route::shard_records;
 use crate::run_directory::RunDirectory;
 use crate::store::{manifest, open_store};
+use crate::validation::validate_in_turn;
 use crate::workers::{WorkerSetup, Workers};
-use crate::{files, phases};
 
 /// Settings of a training that do not change its weights.
 #[derive(Clone, Debug)]
@@ -72,7 +73,8 @@ pub async fn train(
         }
     }
     raise_open_files();
-    let server = listen(run, &started, options)?;
+    let authority = Arc::new(authority(run, &started.manifest.run, SystemTime::now())?);
+    let server = listen(run, &authority, config.train.max_workers, options)?;
     let events = Events::create(&run.events())?;
     let setup = CoordinatorOptions {
         config: config.clone(),
@@ -80,10 +82,13 @@ pub async fn train(
         started,
         shards: run.routing(0).root().to_owned(),
         revocations: Revocations::of(&run.revoked()),
+        renew: Some(renewals(authority)),
+        clock: Clock::system(),
         reroute: (!options.stop_at_phase).then(|| phases::rerouting(run, config, progress)),
         events,
         progress: progress.clone(),
     };
+    // After the socket and the join token, which the worker processes look for at once.
     let mut workers = Workers::start(WorkerSetup {
         run: run.clone(),
         program: options.program.clone(),
@@ -91,9 +96,11 @@ pub async fn train(
         threads: threads_per_worker(config, options.workers),
         device: options.device,
     })?;
+    let validates = config.train.validate_every > 0 && run.validation_tokens().exists();
     let result = tokio::select! {
         result = coordinate(setup, server, cancel) => result.map_err(PipelineError::from),
         result = workers.watch() => result,
+        Err(error) = validate_in_turn(run, config), if validates => Err(error),
     };
     workers.stop().await;
     let summary = result?;
@@ -102,6 +109,21 @@ pub async fn train(
         tracing::warn!("{warning}");
     }
     Ok(summary)
+}
+
+/// Checks that a run whose training has begun keeps the settings that its weights depend on. Call it before the
+/// configuration is saved, so that a refused command leaves the saved one.
+///
+/// # Errors
+/// [`PipelineError::Coordinator`] when the training began with other settings, and when the store can't be read.
+pub async fn check_settings(run: &RunDirectory, config: &RunConfig) -> Result<(), PipelineError> {
+    let Some(manifest) = manifest(run).await? else { return Ok(()) };
+    let (Some(seed), Some(training)) = (&manifest.seed, &manifest.training) else { return Ok(()) };
+    if training.origin == training_origin(config, &seed.weights.hash)? {
+        Ok(())
+    } else {
+        Err(CoordinatorError::OtherTraining.into())
+    }
 }
 
 /// The summary of a run that is complete under this configuration; `None` when there is something left to train.
@@ -142,18 +164,29 @@ pub fn threads_per_worker(config: &RunConfig, workers: usize) -> usize {
     }
 }
 
-/// Binds the coordinator's socket and writes the join token of the workers.
-fn listen(run: &RunDirectory, started: &OpenRun, options: &TrainOptions) -> Result<Server, PipelineError> {
+/// Binds the coordinator's socket and writes the tokens of workers and synchronizers.
+fn listen(
+    run: &RunDirectory,
+    authority: &Arc<RunAuthority>,
+    max_workers: usize,
+    options: &TrainOptions,
+) -> Result<Server, PipelineError> {
     let now = SystemTime::now();
-    let authority = authority(run, &started.manifest.run, now)?;
-    let server = Server::bind(options.listen, &authority.server(now, TOKEN_LIFETIME)?, Limits::default())?;
+    let (directory, source) = (run.clone(), authority.clone());
+    let identity = authority.server(now, TOKEN_LIFETIME)?.renewed_by(Clock::system(), move |now| {
+        // The tokens in the run's folder are as old as the server's certificate.
+        if let Err(error) = renew_tokens(&directory, &source, now) {
+            tracing::warn!(%error, "the join tokens in the run's folder can't be renewed");
+        }
+        source.server(now, TOKEN_LIFETIME)
+    });
+    let server = Server::bind(options.listen, &identity, Limits::for_peers(max_workers))?;
     let mut addresses = options.advertise.clone();
     if addresses.is_empty() {
         addresses.push(server.local_addr().to_string());
     }
-    let token: JoinToken = authority.issue(WORKER, WORKER, addresses, now, TOKEN_LIFETIME)?;
-    let file = run.join_token();
-    files::write_private(&file, format!("{token}\n").as_bytes())?;
-    tracing::info!(address = %server.local_addr(), token = %file.display(), "listening for workers");
+    write_tokens(run, authority, &addresses, now)?;
+    let token = run.join_token();
+    tracing::info!(address = %server.local_addr(), token = %token.display(), "listening for workers");
     Ok(server)
 }

@@ -28,6 +28,7 @@ pub fn fit(
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<(TransformerRouter, bool), PipelineError> {
+    // Before the comparison below: the hash of the scores is an input of the router. Scored paths cost nothing here.
     phases::score(run, config, weights, Part::WHOLE, progress, cancel)?;
     let routing = run.routing(weights.manifest().phase());
     let tokens = phases::reserved(run, &routing)?;

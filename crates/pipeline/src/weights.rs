@@ -12,6 +12,7 @@ use dipaco_store::{ObjectRef, RunManifest, RunStore, TrainingRecord};
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
 
 use crate::error::PipelineError;
+use crate::pinned::{PinnedManifest, ReaderPin};
 use crate::run_directory::RunDirectory;
 
 /// Which version of its modules a path is composed of.
@@ -51,6 +52,8 @@ pub struct Weights {
     /// The store's directory.
     directory: PathBuf,
     manifest: RunManifest,
+    /// Keeps the weights in the store while a training replaces them.
+    _pin: Option<ReaderPin>,
     version: Version,
     loaded: Mutex<BTreeMap<ModuleVersion, Arc<Module>>>,
     runtime: tokio::runtime::Handle,
@@ -72,8 +75,9 @@ impl Weights {
             return Err(PipelineError::NoSeed);
         }
         let store = RunStore::open(&directory.to_string_lossy())?;
-        let loaded = store.load::<RunManifest>().await?.ok_or(PipelineError::NoSeed)?;
-        for warning in &loaded.warnings {
+        let PinnedManifest { manifest, warnings, pin } =
+            PinnedManifest::load(&store).await?.ok_or(PipelineError::NoSeed)?;
+        for warning in &warnings {
             tracing::warn!("{warning}");
         }
         let topology = Topology::new(&config.topology, config.model.blocks)?;
@@ -83,7 +87,8 @@ impl Weights {
             config: config.clone(),
             store,
             directory,
-            manifest: loaded.manifest,
+            manifest,
+            _pin: pin,
             version,
             loaded: Mutex::default(),
             runtime: tokio::runtime::Handle::current(),

@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use dipaco_config::RunConfig;
 use dipaco_pipeline::{RunDirectory, Version, Weights, save_config, serve::served_run};
 use dipaco_store::{
-    Best, FragmentRecord, KeptVersion, ModuleRecord, ObjectRef, PathRecord, RunManifest, RunStore, Sequence,
-    TrainingRecord, names,
+    EarlyStoppingBest, FragmentRecord, KeptVersion, ManifestSequence, ModuleRecord, ObjectRef, PathRecord,
+    RunManifest, RunStore, TrainingRecord, names,
 };
 use dipaco_topology::{ModuleId, Topology};
 
@@ -34,11 +34,18 @@ impl TrainedRun {
             let kept = put(&store, &directory, module, 1).await;
             let weights = put(&store, &directory, module, 2).await;
             let kept = vec![KeptVersion { version: 1, weights: kept }];
-            let fragment = FragmentRecord { version: 2, weights, momentum: None, changes: Vec::new(), kept };
+            let fragment = FragmentRecord {
+                version: 2,
+                weights,
+                momentum: None,
+                changes: Vec::new(),
+                kept,
+                norms: Vec::new(),
+            };
             modules.push(ModuleRecord { module, fragments: vec![fragment] });
         }
         let path = PathRecord {
-            best: Some(Best { round: best, versions: vec![best; topology.levels()], loss: 1.0 }),
+            best: Some(EarlyStoppingBest { round: best, versions: vec![best; topology.levels()], loss: 1.0 }),
             ..PathRecord::default()
         };
         let training = TrainingRecord {
@@ -52,7 +59,7 @@ impl TrainedRun {
             paths: vec![path; topology.paths() as usize],
         };
         let manifest = RunManifest { training: Some(training), ..RunManifest::new("run".to_owned()) };
-        store.replace(&manifest, Sequence::NONE).await.unwrap();
+        store.replace(&manifest, ManifestSequence::NONE).await.unwrap();
         Self { directory, config, _folder: folder }
     }
 

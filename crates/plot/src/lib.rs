@@ -18,6 +18,8 @@
 //! # Ok::<(), dipaco_plot::PlotError>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod axis;
 mod bar_chart;
 mod canvas;

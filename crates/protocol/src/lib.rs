@@ -5,6 +5,8 @@
 //!
 //! This package moves no bytes and decides nothing.
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod messages;
 mod orders;

@@ -5,7 +5,7 @@
 //! again. `docs/wire-protocol.md` describes the bytes.
 
 use dipaco_store::{ObjectRef, ShardRecord, names};
-use dipaco_sync::{Fence, FragmentId, ScheduledSend};
+use dipaco_sync::{Fence, FragmentId, LeaseClaim, LeaseKey, LeaseSecret, ScheduledSend};
 use dipaco_topology::{ModuleId, PathId};
 use serde::{Deserialize, Serialize};
 
@@ -37,8 +37,10 @@ pub enum Request {
         worker: String,
         /// Random number of the process. A new process under an old name holds no leases.
         instance: u64,
-        /// Version of the program.
+        /// Version of the program, and hash of its sources.
         version: String,
+        /// Fingerprint of the arithmetic of the device that trains.
+        numerics: String,
     },
     /// Asks for a lease.
     Lease {
@@ -49,21 +51,19 @@ pub enum Request {
     },
     /// Asks for the lease that follows a current lease, to prefetch its inputs during training.
     Follow {
-        /// The path.
-        path: PathId,
-        /// Fencing number of the current lease.
-        fence: Fence,
+        /// The current lease.
+        lease: LeaseKey,
         /// Time in milliseconds that the coordinator may wait before it answers.
         wait_ms: u64,
     },
     /// Renews a lease.
     Heartbeat {
-        /// The path.
-        path: PathId,
-        /// Fencing number of the lease.
-        fence: Fence,
+        /// The lease.
+        lease: LeaseKey,
         /// Number of inner steps taken in this lease.
         step: u64,
+        /// Inner steps of earlier leases that the worker has repeated for this lease.
+        repeated: u64,
         /// Mean training loss of the steps since the last heartbeat, in nats per token; absent before the first step.
         loss: Option<f32>,
     },
@@ -82,10 +82,8 @@ pub enum Request {
     /// Uploads a piece of one result of a lease as payload. The last piece completes the result. A result that the lease
     /// sends before its end counts at once.
     Submit {
-        /// The path.
-        path: PathId,
-        /// Fencing number of the lease.
-        fence: Fence,
+        /// The lease.
+        lease: LeaseKey,
         /// The result.
         item: LeaseResult,
         /// Hash and length of the whole result.
@@ -95,10 +93,8 @@ pub enum Request {
     },
     /// Completes a lease: all its results are uploaded.
     Complete {
-        /// The path.
-        path: PathId,
-        /// Fencing number of the lease.
-        fence: Fence,
+        /// The lease.
+        lease: LeaseKey,
         /// Losses, tokens and times of the lease.
         report: LeaseReport,
     },
@@ -115,26 +111,28 @@ pub enum Request {
     },
     /// Asks on behalf of a worker whether its lease is current and expects a result.
     Expected {
-        /// The path.
-        path: PathId,
-        /// Fencing number of the lease.
-        fence: Fence,
+        /// The lease and the worker that names it.
+        claim: LeaseClaim,
         /// The result that the worker begins to upload.
         item: LeaseResult,
+        /// Announced digest of the result.
+        digest: ContentDigest,
     },
     /// Reports that a worker's result is in the store.
     Stored {
-        /// The path.
-        path: PathId,
-        /// Fencing number of the lease.
-        fence: Fence,
+        /// The lease and the worker that names it.
+        claim: LeaseClaim,
         /// The result.
         item: LeaseResult,
         /// Its object.
         object: ObjectRef,
+        /// Euclidean norm of the outer gradient.
+        norm: f64,
     },
     /// Reports a finished outer step.
     Stepped(Box<OuterStepDone>),
+    /// Asks for a token of the same name and role that is valid for longer.
+    Renew,
 }
 
 impl Request {
@@ -143,9 +141,9 @@ impl Request {
         matches!(self, Self::Orders { .. } | Self::Expected { .. } | Self::Stored { .. } | Self::Stepped(_))
     }
 
-    /// True if the request or its response carries a piece.
+    /// True if the request or its response carries a piece, or reads an object as long as many pieces.
     pub fn moves_a_piece(&self) -> bool {
-        matches!(self, Self::Fetch { .. } | Self::Submit { .. })
+        matches!(self, Self::Fetch { .. } | Self::Submit { .. } | Self::Check { .. })
     }
 }
 
@@ -173,6 +171,13 @@ pub struct ContentDigest {
 }
 
 impl ContentDigest {
+    /// True if the hash has the form of a BLAKE3 hash. A hash is part of an object's name.
+    #[must_use]
+    pub fn is_well_formed(&self) -> bool {
+        let digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        self.hash.len() == 2 * blake3::OUT_LEN && self.hash.bytes().all(digit)
+    }
+
     /// Hash and length of `content`.
     #[must_use]
     pub fn of(content: &[u8]) -> Self {
@@ -217,13 +222,24 @@ impl LeaseResult {
         }
     }
 
-    /// Name of the result's object in the store; `step` is the last inner step of the lease.
-    pub fn object_name(self, path: PathId, fence: Fence, step: u64) -> String {
-        match self {
+    /// Name of the result's object in the store. The name contains the content's hash, so another content never takes
+    /// its place. `step` is the last inner step of the lease.
+    pub fn object_name(self, lease: LeaseKey, step: u64, digest: &ContentDigest) -> String {
+        let LeaseKey { path, fence, .. } = lease;
+        let name = match self {
             Self::OuterGradient { fragment: FragmentId { module, index: fragment }, number, .. } => {
                 names::outer_gradient(module, fragment, number, path, fence.0)
             }
             Self::State => names::path_state(path, step, fence.0),
+        };
+        format!("{name}-{}", digest.hash)
+    }
+
+    /// Tokens in an outer gradient; 0 for a state.
+    pub fn tokens(self) -> u64 {
+        match self {
+            Self::OuterGradient { tokens, .. } => tokens,
+            Self::State => 0,
         }
     }
 
@@ -308,6 +324,11 @@ pub enum Response {
         /// The reason, and the remedy.
         reason: String,
     },
+    /// Answers [`Request::Renew`].
+    Renewed {
+        /// The token's line of text, without addresses.
+        token: String,
+    },
 }
 
 /// A lease with the names of all its inputs.
@@ -317,6 +338,8 @@ pub struct GrantedLease {
     pub path: PathId,
     /// The lease's fencing number.
     pub fence: Fence,
+    /// Secret that the worker shows with each message about the lease.
+    pub secret: LeaseSecret,
     /// Milliseconds until the lease ends without a heartbeat.
     pub lease_ms: u64,
     /// Number of inner steps of the path before the lease.
@@ -332,7 +355,7 @@ pub struct GrantedLease {
     /// The path's state at the end of an earlier lease; absent until a lease uploads one.
     pub state: Option<ObjectRef>,
     /// The completed leases since that state. A worker without their results trains them again.
-    pub tail: Vec<CompletedLease>,
+    pub replay: Vec<CompletedLease>,
     /// The lease that trained the path up to `from`. The worker of that lease may still hold the path's state.
     pub made_by: Option<Fence>,
     /// True if the lease must upload the path's state.
@@ -342,6 +365,12 @@ pub struct GrantedLease {
 }
 
 impl GrantedLease {
+    /// The lease as its worker names it.
+    #[must_use]
+    pub fn key(&self) -> LeaseKey {
+        LeaseKey { path: self.path, fence: self.fence, secret: self.secret }
+    }
+
     /// True if the lease trains; false if it only measures.
     #[must_use]
     pub fn trains(&self) -> bool {

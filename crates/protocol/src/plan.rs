@@ -24,6 +24,8 @@ pub struct WorkerPlan {
     pub boundaries: Vec<u32>,
     /// Encoding of outer gradients, and the outer optimizer.
     pub outer: OuterConfig,
+    /// Tokens at the start of a held-out sequence that are read and not counted, as in an evaluation.
+    pub uncounted_tokens: usize,
     /// The run's random seed.
     pub seed: u64,
 }
@@ -39,6 +41,7 @@ impl WorkerPlan {
             sync: config.sync.clone(),
             boundaries: config.routing.phases.iter().map(|phase| phase.round).collect(),
             outer: config.outer.clone(),
+            uncounted_tokens: config.evaluation.prefix_tokens,
             seed: config.run.seed,
         }
     }

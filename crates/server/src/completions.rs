@@ -3,7 +3,7 @@
 mod answer;
 mod choice;
 mod request;
-mod source;
+mod response;
 mod stream;
 
 use std::sync::Arc;
@@ -14,17 +14,18 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use dipaco_infer::{EngineError, GenerateRequest};
+use dipaco_topology::PathId;
 
 use crate::ServerState;
 use crate::error::ApiError;
+use crate::fields::Fields;
 use crate::request_id::RequestId;
 use crate::settings;
-use crate::tokenize::{encode, fields};
 
 use answer::Answer;
 use choice::Choice;
-use request::{Completion, Prompt};
-use source::Source;
+use request::CompletionRequest;
+pub(crate) use request::Prompt;
 
 const PATH: HeaderName = HeaderName::from_static("x-dipaco-path");
 const SEED: HeaderName = HeaderName::from_static("x-dipaco-seed");
@@ -34,15 +35,7 @@ const TIMEOUT: HeaderName = HeaderName::from_static("x-dipaco-timeout");
 const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// Token ids of a prompt, shared by its choices.
-type Tokens = Arc<[u32]>;
-
-/// Parameters of a completion that its body alone does not determine.
-struct RequestParams {
-    /// Seed of the request, its own or a random one.
-    seed: u64,
-    /// Time from admission to the last token.
-    deadline: Duration,
-}
+type SharedTokens = Arc<[u32]>;
 
 /// The sequences of a completion: one engine request and one choice for each prompt and number 0 to n - 1.
 #[derive(Default)]
@@ -57,42 +50,42 @@ pub(crate) async fn completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let headers = request.headers().clone();
-    let mut completion = Completion::read(&mut fields(&state, request).await?)?;
+    let mut completion = CompletionRequest::read(&mut Fields::read(&state, request).await?)?;
     pin(&state, &headers, &mut completion)?;
+    let deadline = deadline(&state, &headers)?;
     let seed = completion.sampling.seed.unwrap_or_else(|| state.random.seed());
-    let params = RequestParams { seed, deadline: deadline(&state, &headers)? };
 
     let prompts = token_ids(&state, &mut completion).await?;
-    let Sequences { requests, choices } = sequences(&state, &completion, &prompts, &params)?;
+    let Sequences { requests, choices } = sequences(&state, &completion, &prompts, seed)?;
     // The engine admits all sequences of a request or none, so a completion never runs in part.
-    let generations = state.engine.submit(requests).inspect_err(|error| {
+    let submission = state.engine.submit(requests, deadline).inspect_err(|error| {
         if matches!(error, EngineError::Overloaded { .. }) {
             state.metrics.overloaded();
         }
     })?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let answer = Answer {
-        state: Arc::clone(&state),
         id: format!("cmpl-{}", id.0),
         created,
         model: completion.path.map_or_else(|| state.run.name.clone(), |path| state.path_model(path)),
         prompt_tokens: prompts.iter().map(|prompt| prompt.len()).sum(),
-        seed: completion.return_route.then_some(seed),
         choices,
+        choices_per_prompt: completion.n,
+        submission,
         log: answer::Log { id: id.0, began: Instant::now(), outcome: "abort" },
+        state,
     };
-    let source = Source::new(generations, state.abort.clone());
-    let mut response = if completion.stream {
-        streamed(&state, &completion, answer, source).await?
-    } else {
-        whole(&completion, answer, source).await?
-    };
+    let mut response =
+        if completion.stream { streamed(&completion, answer).await? } else { whole(answer).await? };
     response.headers_mut().insert(SEED, HeaderValue::from(seed));
     Ok(response)
 }
 
 /// Takes the prompts out of the completion and returns their token ids.
-async fn token_ids(state: &Arc<ServerState>, completion: &mut Completion) -> Result<Vec<Tokens>, ApiError> {
+async fn token_ids(
+    state: &Arc<ServerState>,
+    completion: &mut CompletionRequest,
+) -> Result<Vec<SharedTokens>, ApiError> {
     let prompts = std::mem::take(&mut completion.prompts);
     // Checked before tokenizing: a request that is refused must not cost a core.
     if prompts.len().saturating_mul(completion.n) > state.config.max_choices {
@@ -104,25 +97,20 @@ async fn token_ids(state: &Arc<ServerState>, completion: &mut Completion) -> Res
         );
         return Err(ApiError::field("prompt", message));
     }
-    let work = Arc::clone(state);
-    let tokens = move || prompts.into_iter().map(|prompt| read(&work, prompt)).collect();
-    state.blocking.run(tokens).await
-}
-
-fn read(state: &ServerState, prompt: Prompt) -> Result<Tokens, ApiError> {
-    let tokens = match prompt {
-        Prompt::Tokens(tokens) => tokens,
-        Prompt::Text(text) => encode(state, "prompt", &text)?,
+    let codec = Arc::clone(&state.codec);
+    let tokens = move || {
+        let tokens = prompts.into_iter().map(|prompt| Ok(prompt.tokens(codec.as_ref())?.into()));
+        tokens.collect::<Result<Vec<SharedTokens>, ApiError>>()
     };
-    if tokens.is_empty() { Err(EngineError::EmptyPrompt.into()) } else { Ok(tokens.into()) }
+    state.blocking.run(tokens).await
 }
 
 /// The sequences of a completion, prompt by prompt.
 fn sequences(
-    state: &ServerState,
-    completion: &Completion,
-    prompts: &[Tokens],
-    params: &RequestParams,
+    state: &Arc<ServerState>,
+    completion: &CompletionRequest,
+    prompts: &[SharedTokens],
+    seed: u64,
 ) -> Result<Sequences, ApiError> {
     let context = state.engine.model().context();
     let mut sequences = Sequences::default();
@@ -139,37 +127,31 @@ fn sequences(
                 path: completion.path,
                 max_tokens,
                 min_tokens: completion.min_tokens,
-                sampling: completion.sampling.for_choice(params.seed, number),
+                sampling: completion.sampling.for_choice(seed, number),
                 stop: completion.stop.clone(),
                 stop_token_ids: completion.stop_token_ids.clone(),
                 include_stop: completion.include_stop,
                 ignore_eos: completion.ignore_eos,
                 log_probs: completion.log_probs,
                 score_prompt: completion.echo && completion.log_probs.is_some(),
-                deadline: params.deadline,
                 ..GenerateRequest::new(Arc::clone(prompt))
             });
-            let echo = completion.echo.then(|| Arc::clone(prompt));
             let index = sequences.choices.len();
-            sequences.choices.push(Choice::new(index, Arc::clone(&state.codec), completion, echo));
+            sequences.choices.push(Choice::new(state, index, completion, prompt, seed));
         }
     }
     Ok(sequences)
 }
 
 /// The answer as server-sent events.
-async fn streamed(
-    state: &ServerState,
-    completion: &Completion,
-    answer: Answer,
-    mut source: Source,
-) -> Result<Response, ApiError> {
-    let prompts = answer.choices.len() / completion.n.max(1);
-    // The head of the answer names the path of the first prompt, and an error before the head still has its own status.
-    source.wait_for_start().await?;
-    let path = if prompts == 1 { source.first_path() } else { completion.path };
-    let keep_alive = settings::seconds(state.config.keep_alive);
-    let body = stream::body(answer, source, completion.usage, keep_alive);
+async fn streamed(completion: &CompletionRequest, mut answer: Answer) -> Result<Response, ApiError> {
+    // The first event starts a choice. The head of the answer names its path, and an error before the head still has its
+    // own status.
+    let first = answer.next().await?;
+    let one_prompt = answer.choices.len() == answer.choices_per_prompt;
+    let path = if one_prompt { answer.paths().next().flatten() } else { completion.path };
+    let keep_alive = settings::seconds(answer.state.config.keep_alive);
+    let body = stream::body(answer, first, completion.usage, keep_alive);
     let mut response = (
         [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")],
         // Proxies such as nginx would otherwise collect the events of a stream.
@@ -184,17 +166,19 @@ async fn streamed(
 }
 
 /// The answer as one JSON object.
-async fn whole(completion: &Completion, answer: Answer, source: Source) -> Result<Response, ApiError> {
-    let answer::Whole { body, paths } = answer.complete(source, completion.n).await?;
-    let mut response = axum::Json(body).into_response();
-    if let Ok(paths) = HeaderValue::from_str(&paths) {
+async fn whole(mut answer: Answer) -> Result<Response, ApiError> {
+    let choices = answer.complete().await?;
+    let mut response = axum::Json(answer.body(&choices, Some(answer.usage()))).into_response();
+    let shown = |path: Option<PathId>| path.map(|path| path.to_string()).unwrap_or_default();
+    let paths: Vec<String> = answer.paths().map(shown).collect();
+    if let Ok(paths) = HeaderValue::from_str(&paths.join(",")) {
         response.headers_mut().insert(PATH, paths);
     }
     Ok(response)
 }
 
 /// Sets the completion's path from the model's name, the field `path` or the header, which must agree.
-fn pin(state: &ServerState, headers: &HeaderMap, completion: &mut Completion) -> Result<(), ApiError> {
+fn pin(state: &ServerState, headers: &HeaderMap, completion: &mut CompletionRequest) -> Result<(), ApiError> {
     let named = completion.model.as_deref().map_or(Ok(None), |model| state.resolve(model))?;
     let header = match headers.get(&PATH) {
         None => None,

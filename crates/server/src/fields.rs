@@ -1,25 +1,41 @@
 //! Typed fields of a JSON object, with errors that name the field.
 
+use axum::extract::Request;
 use serde_json::{Map, Value};
+use tokio::sync::OwnedSemaphorePermit;
 
+use crate::body::JsonBody;
 use crate::error::ApiError;
+use crate::{ServerState, body, settings};
 
 /// The fields of a request that are not taken yet. A field with the value `null` counts as absent.
-pub(crate) struct Fields(Map<String, Value>);
+pub(crate) struct Fields {
+    fields: Map<String, Value>,
+    /// The body's share of the memory for bodies, free again with the last field.
+    _memory: Option<OwnedSemaphorePermit>,
+}
 
 impl Fields {
-    pub(crate) fn new(body: Value) -> Result<Self, ApiError> {
-        match body {
+    /// Reads the JSON body of a request.
+    pub(crate) async fn read(state: &ServerState, request: Request) -> Result<Self, ApiError> {
+        let timeout = settings::seconds(state.config.read_timeout);
+        let JsonBody { value, memory } = body::json(request, &state.bodies, timeout).await?;
+        Ok(Self { _memory: memory, ..Self::new(value)? })
+    }
+
+    /// The fields of an object.
+    pub(crate) fn new(object: Value) -> Result<Self, ApiError> {
+        match object {
             Value::Object(mut fields) => {
                 fields.retain(|_, value| !value.is_null());
-                Ok(Self(fields))
+                Ok(Self { fields, _memory: None })
             }
             other => Err(wrong("body", &other, "a JSON object")),
         }
     }
 
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
-        self.0.remove(name)
+        self.fields.remove(name)
     }
 
     pub(crate) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
@@ -58,7 +74,7 @@ impl Fields {
 
     /// Names of the fields that were not taken.
     pub(crate) fn rest(&self) -> Vec<&str> {
-        self.0.keys().map(String::as_str).collect()
+        self.fields.keys().map(String::as_str).collect()
     }
 }
 

@@ -5,6 +5,8 @@
 //! computes; this package reads requests, limits them, and writes answers. It knows nothing of training and opens no
 //! run. It reads one file, the API keys.
 
+#![forbid(unsafe_code)]
+
 mod auth;
 mod blocking;
 mod body;
@@ -23,6 +25,7 @@ mod serve;
 mod settings;
 mod state;
 mod tokenize;
+mod write_limit;
 
 pub use auth::ApiKeys;
 pub use dipaco_settings::ServeConfig;

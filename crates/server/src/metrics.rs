@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use dipaco_infer::{Load, Observer, Outcome, Summary};
+use dipaco_infer::{Load, Observer, Outcome, RequestSummary};
 
 use crate::histogram::Histogram;
 
@@ -56,7 +56,7 @@ const OUTCOMES: [(Outcome, &str, &str); 6] = [
 ];
 
 /// Name, help text, bounds of the buckets, and the value of a request.
-type RequestHistogram = (&'static str, &'static str, &'static [f64], fn(&Summary) -> Option<f64>);
+type RequestHistogram = (&'static str, &'static str, &'static [f64], fn(&RequestSummary) -> Option<f64>);
 
 /// Histograms over finished requests, each with the value that it takes from a request's summary.
 const REQUEST_HISTOGRAMS: &[RequestHistogram] = &[
@@ -197,7 +197,7 @@ impl Observer for Metrics {
         self.inter_token.observe(interval.as_secs_f64());
     }
 
-    fn finished(&self, summary: &Summary) {
+    fn finished(&self, summary: &RequestSummary) {
         self.prompt_tokens.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
         self.generated_tokens.fetch_add(summary.generated_tokens as u64, Ordering::Relaxed);
         for ((outcome, ..), counter) in OUTCOMES.iter().zip(&self.outcomes) {

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::router::router;
+use crate::write_limit::WriteLimit;
 use crate::{ServerError, ServerState, settings};
 
 /// Time that cancelled streams have to write their last event.
@@ -58,7 +59,10 @@ pub async fn serve(
     }
 
     state.drain();
-    tracing::info!(running = state.engine.load().running, "shutting down: waiting for running requests");
+    match state.engine.load().running {
+        0 => tracing::info!("shutting down"),
+        running => tracing::info!(running, "shutting down: waiting for running requests"),
+    }
     let late = async {
         // The listener stays open so that load balancers and health checks see the 503.
         let mut late = JoinSet::new();
@@ -91,7 +95,7 @@ async fn finish(state: &ServerState, connections: &mut JoinSet<()>) {
             "the drain timeout is over: cancelling the running requests"
         );
     }
-    state.abort.cancel();
+    // Streams end with an error event.
     state.engine.abort();
     if !drained && tokio::time::timeout(LAST_EVENT_TIME, all(connections)).await.is_err() {
         connections.shutdown().await;
@@ -128,7 +132,7 @@ async fn connection(stream: TcpStream, app: Router, timeout: Duration, shutdown:
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(timeout)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(WriteLimit::new(stream, timeout)), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

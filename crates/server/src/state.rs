@@ -9,9 +9,9 @@ use dipaco_infer::{Engine, RoutedModel, TextCodec};
 use dipaco_settings::SettingError;
 use dipaco_topology::PathId;
 use thiserror::Error;
-use tokio_util::sync::CancellationToken;
 
 use crate::blocking::Blocking;
+use crate::body::BodyMemory;
 use crate::error::ApiError;
 use crate::random::Random;
 use crate::{ApiKeys, Metrics, ServeConfig, settings};
@@ -85,9 +85,8 @@ pub struct ServerState {
     pub(crate) keys: ApiKeys,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) blocking: Blocking,
+    pub(crate) bodies: BodyMemory,
     pub(crate) random: Random,
-    /// Cancelled after `serve.drain_timeout`. Streams then end with an error.
-    pub(crate) abort: CancellationToken,
     draining: AtomicBool,
 }
 
@@ -111,7 +110,8 @@ impl ServerState {
         let engine = Engine::start(model, Arc::clone(&codec), metrics.clone(), &settings::engine(&config))
             .map_err(|source| ServerError::Threads { slots: config.slots, source })?;
         Ok(Arc::new(Self {
-            blocking: Blocking::new(engine.slots()),
+            blocking: Blocking::new(engine.slots(), config.queued_requests),
+            bodies: BodyMemory::new(config.body_limit),
             config,
             run,
             engine,
@@ -119,7 +119,6 @@ impl ServerState {
             keys,
             metrics,
             random: Random::default(),
-            abort: CancellationToken::new(),
             draining: AtomicBool::new(false),
         }))
     }

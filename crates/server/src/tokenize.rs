@@ -6,29 +6,16 @@ use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
 
+use crate::ServerState;
+use crate::completions::Prompt;
 use crate::error::ApiError;
 use crate::fields::{Fields, tokens, wrong};
-use crate::{ServerState, body, settings};
-
-/// Token ids of a text, encoded like a prompt.
-pub(crate) fn encode(state: &ServerState, field: &str, text: &str) -> Result<Vec<u32>, ApiError> {
-    state
-        .codec
-        .encode(text)
-        .map_err(|error| ApiError::field(field, format!("{field} can't be tokenized: {error}")))
-}
-
-/// The fields of a request's JSON body.
-pub(crate) async fn fields(state: &ServerState, request: Request) -> Result<Fields, ApiError> {
-    let timeout = settings::seconds(state.config.read_timeout);
-    Fields::new(body::json(request, state.config.body_limit, timeout).await?)
-}
 
 pub(crate) async fn tokenize(
     State(state): State<Arc<ServerState>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let mut fields = fields(&state, request).await?;
+    let mut fields = Fields::read(&state, request).await?;
     if let Some(model) = fields.string("model")? {
         state.resolve(&model)?;
     }
@@ -43,7 +30,11 @@ pub(crate) async fn tokenize(
     let answer = move || {
         // Harnesses ask for the text of the end-of-text token to learn its id. In a longer text it is ordinary text.
         let end = text == work.codec.info().end_of_text;
-        let tokens = if end { vec![work.codec.end_of_text()] } else { encode(&work, "prompt", &text)? };
+        let tokens = if end {
+            vec![work.codec.end_of_text()]
+        } else {
+            Prompt::Text(text).tokens(work.codec.as_ref())?
+        };
         let shown =
             strings.then(|| tokens.iter().map(|&token| work.codec.token_text(token)).collect::<Vec<_>>());
         let context = work.engine.model().context();
@@ -56,7 +47,7 @@ pub(crate) async fn detokenize(
     State(state): State<Arc<ServerState>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let mut fields = fields(&state, request).await?;
+    let mut fields = Fields::read(&state, request).await?;
     let ids = match fields.take("tokens") {
         Some(Value::Array(values)) => tokens("tokens", &values)?,
         Some(other) => return Err(wrong("tokens", &other, "a list of token ids")),

@@ -137,6 +137,9 @@ async fn the_harness_reads_the_right_sums() {
             .map(|scored| f64::from(scored.log_prob.unwrap()))
             .sum();
         let (sum, is_greedy) = harness(choice, 1);
+        // The exact value of the f32, not its shortest decimal.
+        let second = choice["logprobs"]["token_logprobs"][1].as_f64().unwrap();
+        assert_eq!(second, f64::from(second as f32));
         assert!((sum - expected).abs() < 1e-5, "{sum} {expected}");
         assert_eq!(is_greedy, greedy);
     }

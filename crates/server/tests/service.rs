@@ -74,6 +74,25 @@ async fn a_body_that_never_comes_is_408_and_garbage_does_no_harm() {
 }
 
 #[tokio::test]
+async fn a_client_that_reads_nothing_loses_its_connection() {
+    let server = Server::start(ServeConfig { read_timeout: 0.2, ..ServeConfig::default() }).await;
+    let mut stream = server.open().await;
+    // Pipelined requests whose answers fill all buffers on the way. The server then takes no further request, and ends
+    // the connection instead of waiting for its reader.
+    let requests = "GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n".repeat(1000);
+    while stream.write_all(requests.as_bytes()).await.is_ok() {}
+    assert_eq!(server.get("/health").await.json(), json!({"status": "ok"}));
+}
+
+#[tokio::test]
+async fn a_body_of_very_many_values_is_413() {
+    let server = server().await;
+    let body = format!("{{\"prompt\": [{}[1]]}}", "[1],".repeat(100_000));
+    let answer = server.send("POST", "/v1/completions", JSON, body.as_bytes()).await;
+    assert_eq!((answer.status, answer.error().4), (413, json!("body_too_large")));
+}
+
+#[tokio::test]
 async fn the_run_and_its_paths_are_models() {
     let server = server().await;
     let list = server.get("/v1/models").await.json();

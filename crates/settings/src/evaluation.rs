@@ -7,6 +7,17 @@ use crate::SettingError;
 /// Most sequences of a batch, and most paths evaluated at the same time. Larger values are mistakes.
 const MAX_COUNT: usize = 1 << 16;
 
+/// The text for which a routed model chooses a path once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RouteUnit {
+    /// A document: its first tokens choose the path of all its sequences.
+    #[default]
+    Document,
+    /// A sequence: its own first tokens choose its path.
+    Window,
+}
+
 /// Section `[evaluation]`: perplexity on validation text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -17,6 +28,8 @@ pub struct EvaluationConfig {
     pub sequence_tokens: usize,
     /// Key `evaluation.batch_sequences`.
     pub batch_sequences: usize,
+    /// Key `evaluation.route`.
+    pub route: RouteUnit,
     /// Key `evaluation.reroute_tokens`.
     pub reroute_tokens: usize,
     /// Key `evaluation.parallel_paths`.
@@ -31,6 +44,7 @@ impl Default for EvaluationConfig {
             prefix_tokens: 32,
             sequence_tokens: 0,
             batch_sequences: 8,
+            route: RouteUnit::default(),
             reroute_tokens: 0,
             parallel_paths: 0,
             max_documents: 0,

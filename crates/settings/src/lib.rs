@@ -14,10 +14,12 @@
 //! assert_eq!(error.to_string(), "serve.max_choices is 0: it must be from 1 to 1048576");
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod evaluation;
 mod serve;
 
 pub use error::SettingError;
-pub use evaluation::EvaluationConfig;
+pub use evaluation::{EvaluationConfig, RouteUnit};
 pub use serve::ServeConfig;

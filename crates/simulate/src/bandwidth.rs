@@ -39,7 +39,7 @@ pub fn required_bandwidth(run: &LargeRun, share: f64) -> Result<Option<f64>, Sim
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Scheme;
+    use crate::SimulatedScheme;
 
     const SHARES: [f64; 5] = [0.5, 0.8, 0.9, 0.95, 0.99];
 
@@ -89,11 +89,11 @@ mod tests {
         let (mut near, mut off) = (0, Vec::new());
         for (parameters, step_seconds, fragments, rows) in TABLE {
             let schemes = [
-                Scheme::data_parallel(),
-                Scheme::diloco(100),
-                Scheme::streaming(100, fragments, 0, 16.0),
-                Scheme::streaming(100, fragments, 1, 16.0),
-                Scheme::streaming(100, fragments, 1, 4.0),
+                SimulatedScheme::data_parallel(),
+                SimulatedScheme::diloco(100),
+                SimulatedScheme::streaming(100, fragments, 0, 16.0),
+                SimulatedScheme::streaming(100, fragments, 1, 16.0),
+                SimulatedScheme::streaming(100, fragments, 1, 4.0),
             ];
             for (scheme, row) in schemes.into_iter().zip(rows) {
                 let run = LargeRun::new(2, scheme, parameters, step_seconds);
@@ -118,9 +118,9 @@ mod tests {
             let link = Some(Link { bits_per_second, latency_seconds: 0.0 });
             play(&LargeRun { link, ..LargeRun::new(learners, scheme, 1e9, 1.0) }).unwrap().utilisation
         };
-        let overlapped = Scheme::streaming(100, 10, 2, 16.0);
+        let overlapped = SimulatedScheme::streaming(100, 10, 2, 16.0);
         assert!((utilisation(4, overlapped.clone(), 1e12) - 1.0).abs() < 1e-9);
-        assert!((utilisation(1, Scheme::data_parallel(), 1.0) - 1.0).abs() < 1e-9);
+        assert!((utilisation(1, SimulatedScheme::data_parallel(), 1.0) - 1.0).abs() < 1e-9);
         let slow = utilisation(4, overlapped, 1e6);
         assert!(slow > 0.0 && slow < 0.1, "{slow}");
     }

@@ -2,12 +2,15 @@
 //!
 //! A seed selects a small run (topology, schedule, scheme) and its faults: processes die and restart, pause and
 //! continue; messages are lost, delayed, duplicated and reordered; requests are repeated with different content;
-//! clocks drift; disks are slow. Leases, contributions, merging, outer steps, sends and receives are production code
+//! clocks drift; disks are slow. In half of the runs some peers lie: they name leases of others with guessed secrets,
+//! hold leases that they never train, borrow names, and send ids that do not exist. As in production a result is in the
+//! store before it counts, and objects without a reference are deleted after the write of the manifest. Leases, contributions, merging, outer steps, sends and receives are production code
 //! ([`dipaco_sync`], [`dipaco_optim`]). Network, disk and training are stand-ins.
 //!
 //! An audit checks these invariants on every write to the disk and at the end:
 //!
 //! - No contribution counts twice or is lost.
+//! - The store has the content of every result that counts.
 //! - Versions rise by one.
 //! - Every outer gradient was made from the version that the core gave to its path.
 //! - Every inner step is in the weights exactly once.
@@ -17,6 +20,9 @@
 mod audit;
 mod case;
 mod coordinator;
+mod liar;
+mod object_store;
+mod results;
 mod toy;
 mod worker;
 mod world;
@@ -37,6 +43,10 @@ pub enum Bug {
     StaleBase,
     /// A coordinator that takes over resets the momentum to zero.
     LostMomentum,
+    /// Path and fencing number prove that a lease is one's own.
+    ForeignLease,
+    /// The name of an object does not contain its hash, and a second content of a result takes its place.
+    OverwrittenObject,
 }
 
 /// Summary of a simulated run.

@@ -5,6 +5,8 @@
 //! [`chaos()`] plays small runs under faults and checks the guarantees of the core bit for bit. All are functions of
 //! their arguments: the same seed gives the same numbers.
 
+#![forbid(unsafe_code)]
+
 mod bandwidth;
 mod chaos;
 mod error;
@@ -15,4 +17,4 @@ pub use bandwidth::required_bandwidth;
 pub use chaos::{Bug, Chaos, Violation, chaos};
 pub use error::SimulateError;
 pub use run::{Chips, LargeRun, Link, Played, play};
-pub use scheme::Scheme;
+pub use scheme::SimulatedScheme;

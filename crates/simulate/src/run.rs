@@ -17,7 +17,7 @@ use serde::Serialize;
 pub use self::chips::Chips;
 pub use self::link::Link;
 use self::world::{RunEnd, RunWorld};
-use crate::{Scheme, SimulateError};
+use crate::{SimulateError, SimulatedScheme};
 
 /// Largest number of learners.
 const MOST_LEARNERS: u32 = 4096;
@@ -34,7 +34,7 @@ pub struct LargeRun {
     /// M: number of learners; 1 is data parallel training.
     pub learners: u32,
     /// Synchronisation scheme.
-    pub scheme: Scheme,
+    pub scheme: SimulatedScheme,
     /// Number of synchronised parameters.
     pub parameters: f64,
     /// Seconds of an inner step of a learner with all its chips.
@@ -62,7 +62,7 @@ pub struct LargeRun {
 impl LargeRun {
     /// A run without failures, links or variation.
     #[must_use]
-    pub fn new(learners: u32, scheme: Scheme, parameters: f64, step_seconds: f64) -> Self {
+    pub fn new(learners: u32, scheme: SimulatedScheme, parameters: f64, step_seconds: f64) -> Self {
         Self {
             learners,
             scheme,

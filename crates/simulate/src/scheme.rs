@@ -12,7 +12,7 @@ const ENDLESS: u64 = 1 << 40;
 
 /// A synchronisation scheme: section `[sync]` of a run, its H, and the length of its values.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Scheme {
+pub struct SimulatedScheme {
     /// H, inner steps between two synchronisations of the same parameters; 1 sends gradients in every step.
     pub inner_steps: u32,
     /// Bits of each value on the wire.
@@ -21,7 +21,7 @@ pub struct Scheme {
     pub sync: SyncConfig,
 }
 
-impl Scheme {
+impl SimulatedScheme {
     /// Gradients in every step, 16 bits.
     #[must_use]
     pub fn data_parallel() -> Self {
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn every_fragment_is_sent_once_in_h_steps() {
         for (h, p) in [(1, 1), (100, 1), (100, 8), (100, 36), (24, 24), (7, 3)] {
-            let schedule = Scheme::streaming(h, p, 0, 4.0).schedule().unwrap();
+            let schedule = SimulatedScheme::streaming(h, p, 0, 4.0).schedule().unwrap();
             for cycle in 0..3 {
                 let first = cycle * u64::from(h);
                 let sent = schedule.sends(first, first + u64::from(h));
@@ -88,17 +88,17 @@ mod tests {
                 assert_eq!(fragments, (0..p).collect::<Vec<_>>(), "H = {h}, P = {p}");
             }
         }
-        let sends = Scheme::diloco(100).schedule().unwrap().sends(0, 300);
+        let sends = SimulatedScheme::diloco(100).schedule().unwrap().sends(0, 300);
         assert_eq!(sends.iter().map(|point| point.step).collect::<Vec<_>>(), [100, 200, 300]);
     }
 
     #[test]
     fn invalid_schedules_are_refused_by_name() {
-        let error = |scheme: Scheme| scheme.schedule().unwrap_err().to_string();
-        assert!(error(Scheme::diloco(0)).starts_with("inner steps = 0:"));
-        assert!(error(Scheme::streaming(10, 11, 0, 16.0)).starts_with("fragments = 11:"));
-        assert!(error(Scheme::streaming(10, 5, 11, 16.0)).contains("an overlap of 11 steps"));
-        assert!(error(Scheme::streaming(10, 5, 0, -1.0)).starts_with("bits of a value = -1:"));
-        assert!(error(Scheme::decoupled(10, 5, 2, -1.0)).starts_with("sync.grace_seconds is -1:"));
+        let error = |scheme: SimulatedScheme| scheme.schedule().unwrap_err().to_string();
+        assert!(error(SimulatedScheme::diloco(0)).starts_with("inner steps = 0:"));
+        assert!(error(SimulatedScheme::streaming(10, 11, 0, 16.0)).starts_with("fragments = 11:"));
+        assert!(error(SimulatedScheme::streaming(10, 5, 11, 16.0)).contains("an overlap of 11 steps"));
+        assert!(error(SimulatedScheme::streaming(10, 5, 0, -1.0)).starts_with("bits of a value = -1:"));
+        assert!(error(SimulatedScheme::decoupled(10, 5, 2, -1.0)).starts_with("sync.grace_seconds is -1:"));
     }
 }

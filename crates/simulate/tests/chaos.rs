@@ -28,8 +28,15 @@ fn planted_bugs_are_found() {
         (Bug::DoubleCount, "counts twice"),
         (Bug::StaleBase, "was made from version"),
         (Bug::LostMomentum, "in the undisturbed run"),
+        (Bug::OverwrittenObject, "damaged"),
     ] {
         let found = first_violation(0..200, Some(bug)).unwrap_or_else(|| panic!("{bug:?} is not found"));
         assert!(found.what.contains(says), "{bug:?}: {found}");
     }
+}
+
+#[test]
+fn a_coordinator_that_trusts_every_peer_is_found() {
+    let found = first_violation(0..200, Some(Bug::ForeignLease)).expect("foreign leases are not found");
+    assert!(!found.case.contains(" 0 liars"), "{found}");
 }

@@ -40,6 +40,8 @@ pub(crate) struct Resolved {
     pub(crate) objects: Arc<dyn ObjectStore>,
     /// Address for messages.
     pub(crate) address: String,
+    /// The directory of a local store.
+    pub(crate) folder: Option<PathBuf>,
 }
 
 pub(crate) fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Resolved, StoreError> {
@@ -80,7 +82,9 @@ fn local(path: PathBuf, options: &StoreOptions, open: Open) -> Result<Resolved, 
     }
     let store = LocalFileSystem::new_with_prefix(&path)
         .map_err(|error| StoreError::Address { address: address.clone(), reason: error.to_string() })?;
-    Ok(Resolved { objects: Arc::new(store.with_fsync(options.durable)), address })
+    // A folder goes with its last object: an outer step would leave a folder for each fragment.
+    let store = store.with_fsync(options.durable).with_automatic_cleanup(true);
+    Ok(Resolved { objects: Arc::new(store), address, folder: Some(path) })
 }
 
 #[cfg(feature = "cloud")]
@@ -89,7 +93,7 @@ fn cloud(address: &str, url: &Url, options: &StoreOptions) -> Result<Resolved, S
     let (store, prefix) = object_store::parse_url_opts(url, settings)
         .map_err(|error| StoreError::Address { address: address.to_owned(), reason: error.to_string() })?;
     let objects = Arc::new(object_store::prefix::PrefixStore::new(store, prefix));
-    Ok(Resolved { objects, address: address.to_owned() })
+    Ok(Resolved { objects, address: address.to_owned(), folder: None })
 }
 
 #[cfg(not(feature = "cloud"))]

@@ -7,7 +7,7 @@
 //! the same manifest exactly one wins, and the other gets an error.
 //!
 //! ```
-//! use dipaco_store::{ManifestSchema, RunStore, Sequence, names};
+//! use dipaco_store::{ManifestSchema, RunStore, ManifestSequence, names};
 //! use serde::{Deserialize, Serialize};
 //!
 //! #[derive(Serialize, Deserialize)]
@@ -22,8 +22,8 @@
 //! let module = store.put(&names::router(0), "weights".into()).await?;
 //! assert_eq!(store.get(&module).await?, "weights");
 //!
-//! let first = store.replace(&RoundManifest { round: 1 }, Sequence::NONE).await?;
-//! assert!(store.replace(&RoundManifest { round: 9 }, Sequence::NONE).await.is_err());
+//! let first = store.replace(&RoundManifest { round: 1 }, ManifestSequence::NONE).await?;
+//! assert!(store.replace(&RoundManifest { round: 9 }, ManifestSequence::NONE).await.is_err());
 //! assert_eq!(store.load::<RoundManifest>().await?.map(|m| m.sequence), Some(first));
 //! # Ok::<(), dipaco_store::StoreError>(())
 //! # })?;
@@ -34,20 +34,25 @@
 //!
 //! This package knows no tensors and has no caches. The caller decides about deletions.
 
+#![forbid(unsafe_code)]
+
 mod address;
 mod error;
 mod manifest;
 pub mod names;
 mod object;
+mod pins;
 mod run_manifest;
 mod store;
+mod sweep;
 
 pub use address::StoreOptions;
 pub use error::StoreError;
-pub use manifest::{KEPT_MANIFESTS, Loaded, ManifestSchema, Sequence};
+pub use manifest::{KEPT_MANIFESTS, Loaded, ManifestSchema, ManifestSequence};
 pub use object::ObjectRef;
 pub use run_manifest::{
-    Best, ChangeRecord, CheckpointRecord, CompletedLeaseRecord, CountRecord, FragmentRecord, GradientRecord,
-    KeptVersion, ModuleRecord, PathRecord, RunManifest, SeedRecord, ShardRecord, TrainingRecord,
+    ChangeRecord, CheckpointRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest,
+    FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, PathRecord, RunManifest, SeedRecord,
+    ShardRecord, TrainingRecord,
 };
 pub use store::{RunStore, StoredObject};

@@ -32,14 +32,14 @@ pub trait ManifestSchema: Serialize + DeserializeOwned {
 /// Sequence number of a manifest among all manifests of the run, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Sequence(pub u64);
+pub struct ManifestSequence(pub u64);
 
-impl Sequence {
+impl ManifestSequence {
     /// No manifest yet; the first [`RunStore::replace`] of a run expects it.
     pub const NONE: Self = Self(0);
 }
 
-impl fmt::Display for Sequence {
+impl fmt::Display for ManifestSequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -52,7 +52,7 @@ pub struct Loaded<M> {
     pub manifest: M,
     /// The sequence for the next [`RunStore::replace`] to expect: the highest sequence in the store, damaged manifests
     /// included.
-    pub sequence: Sequence,
+    pub sequence: ManifestSequence,
     /// Newer manifests that are damaged and were skipped, one sentence each; empty in a healthy store. The run repeats
     /// the work that only they recorded.
     pub warnings: Vec<String>,
@@ -109,7 +109,7 @@ impl RunStore {
                     Decoded::Intact(manifest) => {
                         // Not the sequence of this manifest: the next replacement must not reuse the number of a
                         // damaged newer manifest.
-                        return Ok(Some(Loaded { manifest, sequence: Sequence(newest), warnings }));
+                        return Ok(Some(Loaded { manifest, sequence: ManifestSequence(newest), warnings }));
                     }
                     Decoded::Damaged(reason) => warnings.push(format!("`{name}` is damaged: {reason}")),
                 }
@@ -132,8 +132,8 @@ impl RunStore {
     pub async fn replace<M: ManifestSchema>(
         &self,
         manifest: &M,
-        expected: Sequence,
-    ) -> Result<Sequence, StoreError> {
+        expected: ManifestSequence,
+    ) -> Result<ManifestSequence, StoreError> {
         // A stale writer stops here without a write. The conditional write below decides between writers that pass.
         let current = self.newest().await?;
         let sequence = match expected.0.checked_add(1) {
@@ -162,11 +162,11 @@ impl RunStore {
         for old in sequences.into_iter().filter(|old| old.saturating_add(KEPT_MANIFESTS) <= newest) {
             self.remove(&Path::from(self::name(old))).await?;
         }
-        Ok(Sequence(sequence))
+        Ok(ManifestSequence(sequence))
     }
 
     async fn newest(&self) -> Result<u64, StoreError> {
-        Ok(self.sequences().await?.last().copied().unwrap_or(Sequence::NONE.0))
+        Ok(self.sequences().await?.last().copied().unwrap_or(ManifestSequence::NONE.0))
     }
 
     /// Sequences of all manifests in the store, ascending.
@@ -177,7 +177,7 @@ impl RunStore {
         Ok(sequences)
     }
 
-    fn conflict(&self, expected: Sequence, current: u64) -> StoreError {
+    fn conflict(&self, expected: ManifestSequence, current: u64) -> StoreError {
         StoreError::Conflict { store: self.address().to_owned(), expected: expected.0, current }
     }
 

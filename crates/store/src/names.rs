@@ -16,6 +16,15 @@ pub const OUTER_GRADIENTS: &str = "outer-gradients";
 /// Prefix of checkpoints of the training.
 pub const CHECKPOINTS: &str = "checkpoints";
 
+/// Prefix of the pins of readers.
+pub const READERS: &str = "readers";
+
+/// The pin of a reader: `readers/<reader>`.
+#[must_use]
+pub fn reader(reader: &str) -> String {
+    format!("{READERS}/{reader}")
+}
+
 /// A coordinator's checkpoint of the training after `round` rounds: `checkpoints/<round>-<incarnation>`.
 #[must_use]
 pub fn checkpoint(round: u32, incarnation: u32) -> String {

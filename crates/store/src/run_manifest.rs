@@ -3,6 +3,8 @@
 //! All other objects of the store are immutable; this record lists the objects that make up the run now. It is
 //! sufficient for serving, for evaluation, and for a coordinator that continues the run.
 
+use std::collections::BTreeMap;
+
 use dipaco_topology::{ModuleId, PathId};
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +38,7 @@ pub struct CheckpointRecord {
 
 impl ManifestSchema for RunManifest {
     const SCHEMA: &'static str = "dipaco-run";
-    const VERSION: u32 = 4;
+    const VERSION: u32 = 5;
 }
 
 impl RunManifest {
@@ -117,7 +119,7 @@ pub struct ShardRecord {
 }
 
 /// Current state of a module, by fragment. An uncut module has one fragment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModuleRecord {
     /// The module.
@@ -127,7 +129,7 @@ pub struct ModuleRecord {
 }
 
 /// Current version of a fragment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FragmentRecord {
     /// Outer steps taken.
@@ -141,6 +143,8 @@ pub struct FragmentRecord {
     pub changes: Vec<ChangeRecord>,
     /// Earlier versions that a path still needs: for training, or as its early-stopping best.
     pub kept: Vec<KeptVersion>,
+    /// Norms of the last outer gradients that count, the newest last. New norms are compared with them.
+    pub norms: Vec<f64>,
 }
 
 /// Change of a fragment's weights from one version to the next.
@@ -198,11 +202,25 @@ pub struct PathRecord {
     #[serde(rename = "tail")]
     pub replay: Vec<CompletedLeaseRecord>,
     /// Versions of the fragments with the lowest loss on the path's held-out documents in this phase.
-    pub best: Option<Best>,
+    pub best: Option<EarlyStoppingBest>,
     /// Versions of the last measurement in this phase.
-    pub last: Option<Best>,
+    pub last: Option<EarlyStoppingBest>,
     /// Outer gradients that wait for an outer step of their fragment.
     pub gradients: Vec<GradientRecord>,
+    /// The contributions of each token to the path, by the token's name. A revoked token's contributions are found here.
+    pub contributors: BTreeMap<String, ContributorRecord>,
+}
+
+/// Contributions of the bearer of a token to a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContributorRecord {
+    /// Number of outer gradients that count.
+    pub gradients: u64,
+    /// Inner steps of the path at the end of the first lease that contributed.
+    pub first_step: u64,
+    /// Inner steps of the path at the end of the last lease that contributed.
+    pub last_step: u64,
 }
 
 /// Content of outer gradients.
@@ -232,7 +250,7 @@ pub struct CompletedLeaseRecord {
 /// A loss on a path's held-out documents; the lowest is its early-stopping best (arXiv:2403.10616 §2.7).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Best {
+pub struct EarlyStoppingBest {
     /// Round of the path that began with these weights, from 0.
     pub round: u32,
     /// Versions of the path's fragments, level by level.
@@ -242,7 +260,7 @@ pub struct Best {
 }
 
 /// A path's outer gradient of a fragment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GradientRecord {
     /// The module.
@@ -257,11 +275,24 @@ pub struct GradientRecord {
     pub steps: u64,
     /// Tokens in the gradient.
     pub tokens: u64,
+    /// Euclidean norm of the gradient.
+    pub norm: f64,
+    /// Name of the token whose bearer contributed it.
+    pub token: String,
     /// The gradient.
     pub object: ObjectRef,
 }
 
 impl TrainingRecord {
+    /// Contributions of the bearer of a token, by path.
+    pub fn contributions_of<'a>(
+        &'a self,
+        token: &'a str,
+    ) -> impl Iterator<Item = (PathId, ContributorRecord)> + 'a {
+        let paths = (0..).map(PathId).zip(&self.paths);
+        paths.filter_map(move |(path, record)| Some((path, *record.contributors.get(token)?)))
+    }
+
     /// First round of the current phase.
     #[must_use]
     pub fn phase_begin(&self) -> u32 {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
-use object_store::{Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{Error, GetOptions, GetResult, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 
 use crate::address::{self, Open, Resolved, StoreOptions};
 use crate::object::{self, ObjectRef};
@@ -27,6 +27,8 @@ pub struct StoredObject {
 pub struct RunStore {
     objects: Arc<dyn ObjectStore>,
     address: Arc<str>,
+    /// The directory of a local store.
+    folder: Option<Arc<std::path::Path>>,
 }
 
 impl fmt::Debug for RunStore {
@@ -72,12 +74,20 @@ impl RunStore {
     /// A store in memory, for tests and simulations. It lives as long as its clones.
     #[must_use]
     pub fn in_memory() -> Self {
-        Self { objects: Arc::new(object_store::memory::InMemory::new()), address: "memory".into() }
+        Self {
+            objects: Arc::new(object_store::memory::InMemory::new()),
+            address: "memory".into(),
+            folder: None,
+        }
     }
 
     fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Self, StoreError> {
-        let Resolved { objects, address } = address::resolve(address, options, open)?;
-        Ok(Self { objects, address: address.into() })
+        let Resolved { objects, address, folder } = address::resolve(address, options, open)?;
+        Ok(Self { objects, address: address.into(), folder: folder.map(Into::into) })
+    }
+
+    pub(crate) fn folder(&self) -> Option<&std::path::Path> {
+        self.folder.as_deref()
     }
 
     /// Address of the store, for messages.
@@ -152,6 +162,25 @@ impl RunStore {
         Ok(content)
     }
 
+    /// Reads an object and verifies its length and hash, without holding it in memory.
+    ///
+    /// # Errors
+    /// As [`RunStore::get`].
+    pub async fn verify(&self, reference: &ObjectRef) -> Result<(), StoreError> {
+        let failed = |source| self.failed("read", &reference.name, source);
+        let mut parts = self.open_object(reference, GetOptions::default()).await?.into_stream();
+        let (mut hasher, mut bytes) = (blake3::Hasher::new(), 0);
+        while let Some(part) = parts.try_next().await.map_err(failed)? {
+            bytes += part.len() as u64;
+            hasher.update(&part);
+        }
+        let hash = hasher.finalize().to_hex().to_string();
+        if hash != reference.hash || bytes != reference.bytes {
+            return Err(self.damaged(reference, hash, bytes));
+        }
+        Ok(())
+    }
+
     /// Reads a part of an object. Verifies only the object's length; the caller verifies the hash of the whole.
     ///
     /// # Errors
@@ -171,6 +200,12 @@ impl RunStore {
 
     /// Reads the requested part of an object, if the object has the length in its reference.
     async fn read_object(&self, reference: &ObjectRef, options: GetOptions) -> Result<Bytes, StoreError> {
+        let failed = |source| self.failed("read", &reference.name, source);
+        self.open_object(reference, options).await?.bytes().await.map_err(failed)
+    }
+
+    /// Opens the requested part of an object, if the object has the length in its reference.
+    async fn open_object(&self, reference: &ObjectRef, options: GetOptions) -> Result<GetResult, StoreError> {
         let name = reference.name.as_str();
         let failed = |source| self.failed("read", name, source);
         let found = self.objects.get_opts(&object_path(name)?, options).await.map_err(failed)?;
@@ -183,7 +218,7 @@ impl RunStore {
         if size > expected {
             return Err(self.damaged(reference, "not read".to_owned(), size));
         }
-        found.bytes().await.map_err(failed)
+        Ok(found)
     }
 
     fn damaged(&self, reference: &ObjectRef, found: String, found_bytes: u64) -> StoreError {

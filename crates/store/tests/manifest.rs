@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use dipaco_store::{KEPT_MANIFESTS, ManifestSchema, RunStore, Sequence, StoreError};
+use dipaco_store::{KEPT_MANIFESTS, ManifestSchema, ManifestSequence, RunStore, StoreError};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ impl Run {
     async fn with_rounds(rounds: u64) -> Self {
         let run = Self::new();
         for round in 1..=rounds {
-            run.store.replace(&manifest_of(round), Sequence(round - 1)).await.unwrap();
+            run.store.replace(&manifest_of(round), ManifestSequence(round - 1)).await.unwrap();
         }
         run
     }
@@ -63,10 +63,13 @@ impl Run {
 async fn a_run_starts_without_a_manifest_and_the_last_one_is_current() {
     let run = Run::new();
     assert_eq!(run.store.load::<RoundManifest>().await.unwrap(), None);
-    assert_eq!(run.store.replace(&manifest_of(1), Sequence::NONE).await.unwrap(), Sequence(1));
-    assert_eq!(run.store.replace(&manifest_of(2), Sequence(1)).await.unwrap(), Sequence(2));
+    assert_eq!(
+        run.store.replace(&manifest_of(1), ManifestSequence::NONE).await.unwrap(),
+        ManifestSequence(1)
+    );
+    assert_eq!(run.store.replace(&manifest_of(2), ManifestSequence(1)).await.unwrap(), ManifestSequence(2));
     let loaded = run.store.load::<RoundManifest>().await.unwrap().unwrap();
-    assert_eq!((loaded.manifest, loaded.sequence), (manifest_of(2), Sequence(2)));
+    assert_eq!((loaded.manifest, loaded.sequence), (manifest_of(2), ManifestSequence(2)));
     assert!(loaded.warnings.is_empty());
 }
 
@@ -78,7 +81,7 @@ async fn exactly_one_of_many_writers_wins_each_time() {
             let store = run.store.clone();
             let manifest = RoundManifest { round: expected, coordinator: format!("writer {writer}") };
             tokio::spawn(async move {
-                store.replace(&manifest, Sequence(expected)).await.map(|_| manifest.coordinator)
+                store.replace(&manifest, ManifestSequence(expected)).await.map(|_| manifest.coordinator)
             })
         });
         let mut winners = Vec::new();
@@ -91,7 +94,7 @@ async fn exactly_one_of_many_writers_wins_each_time() {
         }
         let current = run.store.load::<RoundManifest>().await.unwrap().unwrap();
         assert_eq!(winners, [current.manifest.coordinator]);
-        assert_eq!(current.sequence, Sequence(expected + 1));
+        assert_eq!(current.sequence, ManifestSequence(expected + 1));
     }
 }
 
@@ -99,7 +102,7 @@ async fn exactly_one_of_many_writers_wins_each_time() {
 async fn a_writer_that_lost_its_place_is_refused_however_far_behind_it_is() {
     let run = Run::with_rounds(30).await;
     for stale in [0, 3, 25, 29, 31, u64::MAX] {
-        let error = run.store.replace(&manifest_of(99), Sequence(stale)).await.unwrap_err();
+        let error = run.store.replace(&manifest_of(99), ManifestSequence(stale)).await.unwrap_err();
         assert!(matches!(error, StoreError::Conflict { current: 30, .. }), "{error}");
     }
     assert_eq!(run.store.load::<RoundManifest>().await.unwrap().unwrap().manifest, manifest_of(30));
@@ -120,7 +123,7 @@ async fn a_torn_manifest_is_skipped_with_a_warning_and_the_run_continues() {
     for torn in [&whole[..0], &whole[..whole.len() / 2], &vec![0; whole.len()][..]] {
         fs::write(run.manifest(3), torn).unwrap();
         let loaded = run.store.load::<RoundManifest>().await.unwrap().unwrap();
-        assert_eq!((loaded.manifest, loaded.sequence), (manifest_of(2), Sequence(3)));
+        assert_eq!((loaded.manifest, loaded.sequence), (manifest_of(2), ManifestSequence(3)));
         assert_eq!(loaded.warnings.len(), 1);
         assert!(
             loaded.warnings[0].contains("00000000000000000003.json` is damaged"),
@@ -128,7 +131,7 @@ async fn a_torn_manifest_is_skipped_with_a_warning_and_the_run_continues() {
             loaded.warnings
         );
     }
-    assert_eq!(run.store.replace(&manifest_of(3), Sequence(3)).await.unwrap(), Sequence(4));
+    assert_eq!(run.store.replace(&manifest_of(3), ManifestSequence(3)).await.unwrap(), ManifestSequence(4));
     assert!(run.store.load::<RoundManifest>().await.unwrap().unwrap().warnings.is_empty());
 }
 
@@ -155,7 +158,7 @@ async fn without_an_intact_manifest_the_run_does_not_start_over() {
 #[tokio::test]
 async fn a_manifest_of_another_version_is_refused_and_not_skipped() {
     let run = Run::with_rounds(2).await;
-    run.store.replace(&NextVersion { round: 3 }, Sequence(2)).await.unwrap();
+    run.store.replace(&NextVersion { round: 3 }, ManifestSequence(2)).await.unwrap();
     let error = run.store.load::<RoundManifest>().await.unwrap_err();
     assert!(matches!(error, StoreError::ManifestSchema { version: 1, found_version: 2, .. }), "{error}");
     fs::write(run.manifest(3), r#"{"format":2,"anything":0}"#).unwrap();
@@ -170,5 +173,5 @@ async fn other_files_beside_the_manifests_are_ignored() {
         fs::write(run.directory.path().join("manifest").join(name), "x").unwrap();
     }
     assert_eq!(run.store.load::<RoundManifest>().await.unwrap().unwrap().manifest, manifest_of(1));
-    assert_eq!(run.store.replace(&manifest_of(2), Sequence(1)).await.unwrap(), Sequence(2));
+    assert_eq!(run.store.replace(&manifest_of(2), ManifestSequence(1)).await.unwrap(), ManifestSequence(2));
 }

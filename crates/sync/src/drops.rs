@@ -4,7 +4,7 @@ use dipaco_topology::PathId;
 
 /// Dropped outer gradients (arXiv:2311.08105, figure 8). A hash of path, fragment and sequence number selects them, so
 /// every run of a seed drops the same ones. A path that drops an outer gradient continues from its own weights. Its
-/// next outer gradient is measured from its last send or receive, so no training is lost.
+/// next outer gradient is the distance between these and the global weights of that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drops {
     seed: u64,

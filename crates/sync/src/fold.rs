@@ -6,6 +6,8 @@ use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::Rescale;
+
 /// Weights of the paths through a module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -18,32 +20,6 @@ pub enum Weighting {
     /// In proportion to the contribution's tokens times its tokens per inner step (arXiv:2604.21428 §3.2: quantity
     /// times quality), for paths that contribute different amounts.
     Tokens,
-}
-
-/// Compensation for the norm that a mean of different outer gradients loses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Rescale {
-    /// Multiply by the square root of the number of paths: the norm of a mean of uncorrelated gradients falls by this
-    /// factor.
-    #[default]
-    SqrtPaths,
-    /// No compensation.
-    None,
-    /// Average directions and norms separately (radial-directional averaging). The result has the direction of the
-    /// mean direction and the mean norm. Its norm depends neither on the number of paths nor on their similarity.
-    Rda,
-}
-
-impl Rescale {
-    /// Factor on the weighted mean for a module with this many paths. The factor of RDA follows from the gradients.
-    #[must_use]
-    pub fn factor(self, paths: usize) -> f32 {
-        match self {
-            Self::SqrtPaths => (paths as f32).sqrt(),
-            Self::None | Self::Rda => 1.0,
-        }
-    }
 }
 
 /// Errors of merging.
@@ -60,16 +36,6 @@ pub enum FoldError {
         /// The contribution's length in values.
         found: usize,
     },
-    /// A contribution with a NaN or an infinity.
-    #[error(
-        "path {path} contributes a value that is not finite at position {position}: its training diverged"
-    )]
-    NotFinite {
-        /// The path at fault.
-        path: PathId,
-        /// Position of the first such value.
-        position: usize,
-    },
     /// A path that does not go through the module, or is already merged.
     #[error("path {path} is not expected: it does not go through this module or has been merged already")]
     Unexpected {
@@ -82,26 +48,31 @@ pub enum FoldError {
         /// The first path that is missing.
         path: PathId,
     },
-    /// All weights are zero.
-    #[error("the shards of all paths through this module are empty")]
-    NoWeight,
+    /// There is nothing to merge.
+    #[error("a mean of no contributions was asked for")]
+    NoContribution,
 }
 
 /// The weight of each path through a module, in path order; the weights sum to 1.
 ///
 /// `sizes` are tokens of shards, or amounts ([`Contribution::amount`](crate::Contribution::amount)). Normalising
-/// within the module keeps the outer steps of all modules on one scale, for any number of paths.
+/// within the module keeps the outer steps of all modules on one scale, for any number of paths. Sizes that are all 0
+/// give equal weights.
 ///
 /// # Errors
-/// When there are no paths or all shards are empty.
+/// When there are no paths.
 pub fn merge_weights(weighting: Weighting, sizes: &[(PathId, u64)]) -> Result<Vec<(PathId, f32)>, FoldError> {
     let size = |tokens: u64| match weighting {
         Weighting::ShardSize | Weighting::Tokens => tokens,
         Weighting::Uniform => 1,
     };
-    let total: u64 = sizes.iter().map(|&(_, tokens)| size(tokens)).sum();
+    if sizes.is_empty() {
+        return Err(FoldError::NoContribution);
+    }
+    // Wider than the sizes: workers state their tokens themselves, and a sum must not wrap.
+    let total: u128 = sizes.iter().map(|&(_, tokens)| u128::from(size(tokens))).sum();
     if total == 0 {
-        return Err(FoldError::NoWeight);
+        return merge_weights(Weighting::Uniform, sizes);
     }
     // The error of rounding a token count to f64 and a weight to f32 is far below the noise of the gradients.
     let share = |tokens: u64| (size(tokens) as f64 / total as f64) as f32;
@@ -110,37 +81,93 @@ pub fn merge_weights(weighting: Weighting, sizes: &[(PathId, u64)]) -> Result<Ve
     Ok(weights)
 }
 
-/// The weighted mean of one module's outer gradients, folded as they arrive but always in path order.
+/// Denominator of the mean for the rows of a token embedding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EmbeddingMean {
+    /// All paths, as for every other tensor. A row that one path of sixteen touches moves by a sixteenth.
+    #[default]
+    Paths,
+    /// The paths that touched the row: those whose outer gradient has a value other than 0 in it. Such a row merges as
+    /// if these were all paths through the module.
+    Touched,
+}
+
+/// How contributions are merged.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FoldRule {
+    /// Scaling of the mean.
+    pub rescale: Rescale,
+    /// Denominator for the rows of a token embedding.
+    pub embedding_mean: EmbeddingMean,
+}
+
+/// A tensor of a fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoldTensor {
+    /// Number of values.
+    pub values: usize,
+    /// Number of values of a row, for a token embedding; `None` for any other tensor.
+    pub embedding_row: Option<usize>,
+}
+
+impl FoldTensor {
+    /// A tensor other than a token embedding.
+    #[must_use]
+    pub fn plain(values: usize) -> Self {
+        Self { values, embedding_row: None }
+    }
+}
+
+/// The contributions that touched a row of an embedding.
+#[derive(Clone, Copy, Debug, Default)]
+struct Touched {
+    paths: usize,
+    /// Sum of their weights.
+    weight: f32,
+}
+
+/// The weighted mean of one fragment's outer gradients, folded as they arrive but always in path order.
 ///
 /// Floating-point sums depend on their order, so an early contribution waits in the store for its turn. The result has
-/// the same bits for every order of arrival. The memory is one module.
+/// the same bits for every order of arrival. The memory is one fragment.
 #[derive(Debug)]
 pub struct Fold {
     weights: Vec<(PathId, f32)>,
     waiting: BTreeSet<PathId>,
     merged: usize,
-    rescale: Rescale,
+    rule: FoldRule,
+    tensors: Vec<FoldTensor>,
     sum: Vec<f32>,
+    /// Of every row of the embeddings, tensor by tensor; empty unless the rule asks for it.
+    touched: Vec<Touched>,
     /// Sum of the norms of the summed vectors, and sum of the squares of these norms.
     norms: f64,
     squares: f64,
-    /// The weighted mean of the contributions' norms.
-    length: f64,
+    /// The weighted mean of the contributions' norms, for each tensor.
+    lengths: Vec<f64>,
 }
 
 impl Fold {
-    /// A fold over a module of `length` values with the weights of [`merge_weights`].
+    /// A fold over the tensors of a fragment with the weights of [`merge_weights`].
     #[must_use]
-    pub fn new(length: usize, weights: Vec<(PathId, f32)>, rescale: Rescale) -> Self {
+    pub fn new(tensors: Vec<FoldTensor>, weights: Vec<(PathId, f32)>, rule: FoldRule) -> Self {
+        let rows = |tensor: &FoldTensor| tensor.embedding_row.map_or(0, |row| tensor.values / row.max(1));
+        let rows = match rule.embedding_mean {
+            EmbeddingMean::Paths => 0,
+            EmbeddingMean::Touched => tensors.iter().map(rows).sum(),
+        };
         Self {
             weights,
             waiting: BTreeSet::new(),
             merged: 0,
-            rescale,
-            sum: vec![0.0; length],
+            rule,
+            sum: vec![0.0; tensors.iter().map(|tensor| tensor.values).sum()],
+            touched: vec![Touched::default(); rows],
             norms: 0.0,
             squares: 0.0,
-            length: 0.0,
+            lengths: vec![0.0; tensors.len()],
+            tensors,
         }
     }
 
@@ -159,36 +186,57 @@ impl Fold {
         self.weights.get(self.merged).map(|&(path, _)| path).filter(|path| self.waiting.contains(path))
     }
 
-    /// Merges the contribution of the path returned by [`next`](Self::next).
+    /// Merges the contribution of the path returned by [`next`](Self::next). Its values are finite: a decoder refuses
+    /// all others.
     ///
     /// # Errors
-    /// When it is not this path's turn, or the values do not fit or are not finite. The fold is unchanged then.
+    /// When it is not this path's turn, or the number of values is wrong. The fold is unchanged then.
     pub fn merge(&mut self, path: PathId, outer_gradient: &[f32]) -> Result<(), FoldError> {
         if self.next() != Some(path) {
             return Err(FoldError::Unexpected { path });
         }
-        check_contribution(path, self.sum.len(), outer_gradient)?;
-        let (_, weight) = self.weights[self.merged];
-        let norm = norm(outer_gradient);
-        let scale = match self.rescale {
-            // A gradient without length has no direction.
-            Rescale::Rda if norm > 0.0 => (f64::from(weight) / norm) as f32,
-            _ => weight,
-        };
-        for (sum, value) in self.sum.iter_mut().zip(outer_gradient) {
-            *sum += scale * value;
+        if outer_gradient.len() != self.sum.len() {
+            return Err(FoldError::Length { path, expected: self.sum.len(), found: outer_gradient.len() });
         }
-        let summed = norm * f64::from(scale);
-        self.norms += summed;
-        self.squares += summed.powi(2);
-        self.length += f64::from(weight) * norm;
+        let (_, weight) = self.weights[self.merged];
+        let (mut sums, mut values) = (self.sum.as_mut_slice(), outer_gradient);
+        let mut touched = self.touched.iter_mut();
+        let mut squares = 0.0;
+        for (tensor, length) in self.tensors.iter().zip(&mut self.lengths) {
+            let (sum, other_sums) = sums.split_at_mut(tensor.values);
+            let (gradient, other_values) = values.split_at(tensor.values);
+            (sums, values) = (other_sums, other_values);
+            let norm = norm(gradient);
+            let scale = match self.rule.rescale {
+                // A gradient without length has no direction.
+                Rescale::Rda if tensor.embedding_row.is_none() && norm > 0.0 => {
+                    (f64::from(weight) / norm) as f32
+                }
+                _ => weight,
+            };
+            for (sum, value) in sum.iter_mut().zip(gradient) {
+                *sum += scale * value;
+            }
+            squares += (norm * f64::from(scale)).powi(2);
+            *length += f64::from(weight) * norm;
+            if let Some(row) = tensor.embedding_row {
+                for (touched, row) in touched.by_ref().zip(gradient.chunks(row.max(1))) {
+                    if row.iter().any(|value| *value != 0.0) {
+                        touched.paths += 1;
+                        touched.weight += weight;
+                    }
+                }
+            }
+        }
+        self.norms += squares.sqrt();
+        self.squares += squares;
         self.waiting.remove(&path);
         self.merged += 1;
         Ok(())
     }
 
     /// Similarity of the merged contributions: the mean cosine over pairs, each pair weighted by the product of its
-    /// weighted norms (with [`Rescale::Rda`]: of its weights). 1 for equal directions, near 0 for unrelated
+    /// norms as summed. 1 for equal directions, near 0 for unrelated
     /// directions; `None` for fewer than two contributions, or if one has all the weight.
     ///
     /// For summed vectors `u_i`, `|sum u_i|²` is the sum of all `u_i · u_j`, so the norms of the `u_i` suffice.
@@ -208,18 +256,35 @@ impl Fold {
         if let Some(&(path, _)) = self.weights.get(self.merged) {
             return Err(FoldError::Missing { path });
         }
-        let factor = match self.rescale {
-            Rescale::Rda => match norm(&self.sum) {
-                // Directions that cancel leave no direction.
-                0.0 => 0.0,
-                norm => (self.length / norm) as f32,
-            },
-            rescale => rescale.factor(self.weights.len()),
-        };
-        for value in &mut self.sum {
-            *value *= factor;
+        let paths = self.weights.len();
+        let mut sums = self.sum.as_mut_slice();
+        let mut touched = self.touched.iter();
+        for (tensor, length) in self.tensors.iter().zip(&self.lengths) {
+            let (sum, others) = sums.split_at_mut(tensor.values);
+            sums = others;
+            match (tensor.embedding_row, self.rule.embedding_mean) {
+                (Some(row), EmbeddingMean::Touched) => {
+                    for (touched, row) in touched.by_ref().zip(sum.chunks_mut(row.max(1))) {
+                        if touched.weight > 0.0 {
+                            scale(row, self.rule.rescale.factor(touched.paths) / touched.weight);
+                        }
+                    }
+                }
+                (None, _) if self.rule.rescale == Rescale::Rda => match norm(sum) {
+                    // Directions that cancel leave no direction.
+                    0.0 => scale(sum, 0.0),
+                    norm => scale(sum, (length / norm) as f32),
+                },
+                _ => scale(sum, self.rule.rescale.factor(paths)),
+            }
         }
         Ok(self.sum)
+    }
+}
+
+fn scale(values: &mut [f32], factor: f32) {
+    for value in values {
+        *value *= factor;
     }
 }
 
@@ -228,142 +293,5 @@ fn norm(values: &[f32]) -> f64 {
     values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Checks one contribution: its length, and that every value is finite.
-///
-/// # Errors
-/// When the length is wrong or a value is not finite.
-pub fn check_contribution(path: PathId, expected: usize, values: &[f32]) -> Result<(), FoldError> {
-    if values.len() != expected {
-        return Err(FoldError::Length { path, expected, found: values.len() });
-    }
-    match values.iter().position(|value| !value.is_finite()) {
-        Some(position) => Err(FoldError::NotFinite { path, position }),
-        None => Ok(()),
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn shards(sizes: &[u64]) -> Vec<(PathId, u64)> {
-        (0..).map(PathId).zip(sizes.iter().copied()).collect()
-    }
-
-    #[test]
-    fn weights_follow_the_shards_and_sum_to_one() {
-        let weights = merge_weights(Weighting::ShardSize, &shards(&[100, 300])).unwrap();
-        assert_eq!(weights, [(PathId(0), 0.25), (PathId(1), 0.75)]);
-        let weights = merge_weights(Weighting::Uniform, &shards(&[100, 300])).unwrap();
-        assert_eq!(weights, [(PathId(0), 0.5), (PathId(1), 0.5)]);
-        assert_eq!(merge_weights(Weighting::ShardSize, &shards(&[0, 0])).unwrap_err(), FoldError::NoWeight);
-    }
-
-    /// arXiv:2403.10616 §2.7: 16 paths through a module of a 16 × 16 grid make a factor of 4, a path-specific one 1.
-    #[test]
-    fn rescaling_is_the_square_root_of_the_paths() {
-        assert_eq!(Rescale::SqrtPaths.factor(16).to_bits(), 4f32.to_bits());
-        assert_eq!(Rescale::SqrtPaths.factor(1).to_bits(), 1f32.to_bits());
-        assert_eq!(Rescale::None.factor(16).to_bits(), 1f32.to_bits());
-    }
-
-    #[test]
-    fn what_can_not_be_merged_is_refused_and_changes_nothing() {
-        let weights = merge_weights(Weighting::Uniform, &shards(&[1, 1])).unwrap();
-        let mut fold = Fold::new(2, weights, Rescale::None);
-        assert_eq!(fold.announce(PathId(7)).unwrap_err(), FoldError::Unexpected { path: PathId(7) });
-        fold.announce(PathId(0)).unwrap();
-        assert_eq!(fold.announce(PathId(0)).unwrap_err(), FoldError::Unexpected { path: PathId(0) });
-        assert!(matches!(fold.merge(PathId(0), &[1.0]).unwrap_err(), FoldError::Length { found: 1, .. }));
-        assert!(matches!(
-            fold.merge(PathId(0), &[1.0, f32::NAN]).unwrap_err(),
-            FoldError::NotFinite { position: 1, .. }
-        ));
-        fold.merge(PathId(0), &[2.0, 4.0]).unwrap();
-        assert_eq!(fold.next(), None);
-        fold.announce(PathId(1)).unwrap();
-        fold.merge(PathId(1), &[4.0, 0.0]).unwrap();
-        let mean = fold.finish().unwrap();
-        assert_eq!(mean, [3.0, 2.0]);
-    }
-
-    #[test]
-    fn the_cosine_says_how_alike_contributions_are() {
-        let cosine = |gradients: &[[f32; 2]]| {
-            let sizes = vec![1; gradients.len()];
-            let mut fold =
-                Fold::new(2, merge_weights(Weighting::Uniform, &shards(&sizes)).unwrap(), Rescale::None);
-            for (path, gradient) in (0..).map(PathId).zip(gradients) {
-                fold.announce(path).unwrap();
-                fold.merge(path, gradient).unwrap();
-            }
-            fold.cosine()
-        };
-        let near = |found: Option<f64>, expected: f64| (found.unwrap() - expected).abs() < 1e-6;
-        assert!(near(cosine(&[[3.0, 0.0], [5.0, 0.0]]), 1.0));
-        assert!(near(cosine(&[[3.0, 0.0], [0.0, 2.0]]), 0.0));
-        assert!(near(cosine(&[[1.0, 0.0], [-1.0, 0.0]]), -1.0));
-        assert!(near(cosine(&[[1.0, 0.0], [1.0, 1.0]]), 0.5f64.sqrt()));
-        // The pairs have cosines 0, -1 and 0.
-        assert!(near(cosine(&[[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]), -1.0 / 3.0));
-        assert_eq!(cosine(&[[1.0, 0.0]]), None);
-        assert_eq!(cosine(&[[1.0, 0.0], [0.0, 0.0]]), None);
-    }
-
-    #[test]
-    fn rda_keeps_the_mean_length_whatever_the_directions() {
-        let merged = |sizes: &[u64], gradients: &[[f32; 2]]| {
-            let weights = merge_weights(Weighting::ShardSize, &shards(sizes)).unwrap();
-            let mut fold = Fold::new(2, weights, Rescale::Rda);
-            for (path, gradient) in (0..).map(PathId).zip(gradients) {
-                fold.announce(path).unwrap();
-                fold.merge(path, gradient).unwrap();
-            }
-            fold.finish().unwrap()
-        };
-        // Lengths 3 and 4 at right angles: 3.5 along the diagonal.
-        let half = 3.5 * 0.5f32.sqrt();
-        let found = merged(&[1, 1], &[[3.0, 0.0], [0.0, 4.0]]);
-        assert!(found.iter().all(|value| (value - half).abs() < 1e-6), "{found:?}");
-        // Weights 1/4 and 3/4: 3.75 along (1, 3).
-        let found = merged(&[1, 3], &[[3.0, 0.0], [0.0, 4.0]]);
-        assert!((found[0] - 3.75 / 10f32.sqrt()).abs() < 1e-6 && (found[1] - 3.0 * found[0]).abs() < 1e-5);
-        assert_eq!(merged(&[1], &[[3.0, 4.0]]), [3.0, 4.0]);
-        assert_eq!(merged(&[1, 1], &[[2.0, 0.0], [-2.0, 0.0]]), [0.0, 0.0]);
-        assert_eq!(merged(&[1, 1], &[[0.0, 0.0], [0.0, 0.0]]), [0.0, 0.0]);
-    }
-
-    #[test]
-    fn a_mean_without_all_paths_is_refused() {
-        let fold = Fold::new(1, merge_weights(Weighting::Uniform, &shards(&[1])).unwrap(), Rescale::None);
-        assert_eq!(fold.finish().unwrap_err(), FoldError::Missing { path: PathId(0) });
-    }
-
-    proptest! {
-        #[test]
-        fn the_order_of_arrival_does_not_change_a_bit(
-            gradients in prop::collection::vec(prop::collection::vec(-1e3f32..1e3, 5), 2..6),
-            keys in prop::collection::vec(any::<u32>(), 6),
-            rescale in prop::sample::select(vec![Rescale::SqrtPaths, Rescale::None, Rescale::Rda]),
-        ) {
-            let sizes: Vec<u64> = (1..=gradients.len() as u64).collect();
-            let weights = merge_weights(Weighting::ShardSize, &shards(&sizes)).unwrap();
-            let run = |order: &[usize]| {
-                let mut fold = Fold::new(5, weights.clone(), rescale);
-                for &i in order {
-                    fold.announce(PathId(u32::try_from(i).unwrap())).unwrap();
-                    while let Some(path) = fold.next() {
-                        fold.merge(path, &gradients[path.index()]).unwrap();
-                    }
-                }
-                fold.finish().unwrap().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
-            };
-            let sorted: Vec<usize> = (0..gradients.len()).collect();
-            let mut shuffled = sorted.clone();
-            shuffled.sort_by_key(|&i| keys[i]);
-            prop_assert_eq!(run(&sorted), run(&shuffled));
-        }
-    }
-}
+mod tests;

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use dipaco_topology::PathId;
 
+use crate::ProcessId;
+
 /// Paths that are bound to the workers with their newest state, and the held paths of each worker.
 ///
 /// A silent worker is forgotten at the next question. Its paths are then free for others.
@@ -13,14 +15,14 @@ use dipaco_topology::PathId;
 pub(crate) struct Holders {
     bound: BTreeSet<PathId>,
     /// Time of each worker's last message.
-    heard: BTreeMap<String, Duration>,
+    heard: BTreeMap<ProcessId, Duration>,
     /// The same, ordered by time.
-    silent_since: BTreeSet<(Duration, String)>,
-    held: BTreeMap<PathId, BTreeSet<String>>,
+    silent_since: BTreeSet<(Duration, ProcessId)>,
+    held: BTreeMap<PathId, BTreeSet<ProcessId>>,
     /// Paths that each worker holds, as it reported.
-    said: BTreeMap<String, BTreeSet<PathId>>,
+    said: BTreeMap<ProcessId, BTreeSet<PathId>>,
     /// Last worker of each path. States of the path at other workers are older.
-    trained: BTreeMap<PathId, String>,
+    trained: BTreeMap<PathId, ProcessId>,
 }
 
 impl Holders {
@@ -34,15 +36,17 @@ impl Holders {
     }
 
     /// Records the held paths of a worker that asks for a lease. Returns the paths whose holders changed.
-    pub(crate) fn asks(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Vec<PathId> {
+    pub(crate) fn asks(&mut self, now: Duration, worker: &ProcessId, held: &[PathId]) -> Vec<PathId> {
+        let mut changed = self.forget_predecessors(worker);
         self.note(now, worker);
         let newest = |path: &PathId| self.trained.get(path).is_none_or(|last| last == worker);
         let held: BTreeSet<_> = held.iter().copied().filter(newest).collect();
-        let before = self.said.insert(worker.to_owned(), held.clone()).unwrap_or_default();
-        let mut changed: Vec<_> = before.difference(&held).copied().collect();
-        self.drop_holder(worker, &changed);
+        let before = self.said.insert(worker.clone(), held.clone()).unwrap_or_default();
+        let dropped: Vec<_> = before.difference(&held).copied().collect();
+        self.drop_holder(worker, &dropped);
+        changed.extend(dropped);
         for path in held {
-            if self.held.entry(path).or_default().insert(worker.to_owned()) {
+            if self.held.entry(path).or_default().insert(worker.clone()) {
                 changed.push(path);
             }
         }
@@ -50,17 +54,17 @@ impl Holders {
     }
 
     /// Records a message of a worker.
-    pub(crate) fn heard(&mut self, now: Duration, worker: &str) {
+    pub(crate) fn heard(&mut self, now: Duration, worker: &ProcessId) {
         if self.heard.contains_key(worker) {
             self.note(now, worker);
         }
     }
 
-    fn note(&mut self, now: Duration, worker: &str) {
-        if let Some(before) = self.heard.insert(worker.to_owned(), now) {
-            self.silent_since.remove(&(before, worker.to_owned()));
+    fn note(&mut self, now: Duration, worker: &ProcessId) {
+        if let Some(before) = self.heard.insert(worker.clone(), now) {
+            self.silent_since.remove(&(before, worker.clone()));
         }
-        self.silent_since.insert((now, worker.to_owned()));
+        self.silent_since.insert((now, worker.clone()));
     }
 
     /// Forgets all workers that were silent for `gone`. Returns their held paths.
@@ -69,15 +73,39 @@ impl Holders {
         while self.silent_since.first().is_some_and(|(heard, _)| *heard + gone <= now)
             && let Some((_, worker)) = self.silent_since.pop_first()
         {
-            self.heard.remove(&worker);
-            let held: Vec<_> = self.said.remove(&worker).into_iter().flatten().collect();
-            self.drop_holder(&worker, &held);
-            changed.extend(held);
+            changed.extend(self.forget_worker(&worker));
         }
         changed
     }
 
-    fn drop_holder(&mut self, worker: &str, paths: &[PathId]) {
+    /// Forgets the earlier processes of a worker. Returns their held paths.
+    fn forget_predecessors(&mut self, worker: &ProcessId) -> Vec<PathId> {
+        let of_worker =
+            ProcessId { instance: 0, ..worker.clone() }..=ProcessId { instance: u64::MAX, ..worker.clone() };
+        let known: Vec<_> = self.heard.range(of_worker).map(|(known, _)| known.clone()).collect();
+        known
+            .iter()
+            .filter(|known| worker.replaces(known))
+            .flat_map(|known| self.forget_worker(known))
+            .collect()
+    }
+
+    /// Forgets a worker. Returns its held paths.
+    fn forget_worker(&mut self, worker: &ProcessId) -> Vec<PathId> {
+        if let Some(heard) = self.heard.remove(worker) {
+            self.silent_since.remove(&(heard, worker.clone()));
+        }
+        let held: Vec<_> = self.said.remove(worker).into_iter().flatten().collect();
+        self.drop_holder(worker, &held);
+        held
+    }
+
+    /// True if a worker has not been forgotten.
+    pub(crate) fn knows(&self, worker: &ProcessId) -> bool {
+        self.heard.contains_key(worker)
+    }
+
+    fn drop_holder(&mut self, worker: &ProcessId, paths: &[PathId]) {
         for path in paths {
             if let Some(holders) = self.held.get_mut(path) {
                 holders.remove(worker);
@@ -89,13 +117,13 @@ impl Holders {
     }
 
     /// Records that a worker has trained a path. States of the path at other workers are old now.
-    pub(crate) fn trained(&mut self, worker: &str, path: PathId) {
+    pub(crate) fn trained(&mut self, worker: &ProcessId, path: PathId) {
         self.held.remove(&path);
-        self.trained.insert(path, worker.to_owned());
+        self.trained.insert(path, worker.clone());
         // No path waits for a forgotten worker.
         if self.heard.contains_key(worker) {
-            self.held.insert(path, BTreeSet::from([worker.to_owned()]));
-            self.said.entry(worker.to_owned()).or_default().insert(path);
+            self.held.insert(path, BTreeSet::from([worker.clone()]));
+            self.said.entry(worker.clone()).or_default().insert(path);
         }
     }
 
@@ -105,21 +133,21 @@ impl Holders {
     }
 
     /// Another worker for which a bound path waits.
-    pub(crate) fn other(&self, path: PathId, worker: &str) -> Option<&str> {
+    pub(crate) fn other(&self, path: PathId, worker: &ProcessId) -> Option<&ProcessId> {
         let holders =
             self.held.get(&path).filter(|holders| self.bound.contains(&path) && !holders.contains(worker))?;
-        holders.first().map(String::as_str)
+        holders.first()
     }
 
     /// At most `count` known workers by name: first the workers after `worker`, then from the first worker on.
-    pub(crate) fn after(&self, worker: &str, most: usize) -> Vec<String> {
-        let later = self.heard.range::<str, _>((Bound::Excluded(worker), Bound::Unbounded));
-        let earlier = self.heard.range::<str, _>((Bound::Unbounded, Bound::Included(worker)));
+    pub(crate) fn after(&self, worker: &ProcessId, most: usize) -> Vec<ProcessId> {
+        let later = self.heard.range::<ProcessId, _>((Bound::Excluded(worker), Bound::Unbounded));
+        let earlier = self.heard.range::<ProcessId, _>((Bound::Unbounded, Bound::Included(worker)));
         later.chain(earlier).take(most).map(|(worker, _)| worker.clone()).collect()
     }
 
     /// Paths that a worker holds, in order.
-    pub(crate) fn of(&self, worker: &str) -> impl Iterator<Item = PathId> {
+    pub(crate) fn of(&self, worker: &ProcessId) -> impl Iterator<Item = PathId> {
         let holds = |path: &PathId| self.held.get(path).is_some_and(|holders| holders.contains(worker));
         self.said.get(worker).into_iter().flatten().copied().filter(holds)
     }
@@ -129,22 +157,26 @@ impl Holders {
 mod tests {
     use super::*;
 
+    fn named(name: &str) -> ProcessId {
+        ProcessId::local(name)
+    }
+
     #[test]
     fn all_workers_are_named_in_turn() {
         let mut holders = Holders::default();
         for worker in ["c", "a", "d", "b", "e"] {
-            holders.asks(Duration::ZERO, worker, &[]);
+            holders.asks(Duration::ZERO, &named(worker), &[]);
         }
-        let mut last = String::new();
+        let mut last = named("");
         let mut seen = Vec::new();
         for _ in 0..3 {
             let named = holders.after(&last, 2);
             last.clone_from(named.last().unwrap());
             seen.extend(named);
         }
-        assert_eq!(seen, ["a", "b", "c", "d", "e", "a"]);
+        assert_eq!(seen, ["a", "b", "c", "d", "e", "a"].map(named));
         // Each worker once, although some have left meanwhile.
-        assert_eq!(holders.after("bb", 9), ["c", "d", "e", "a", "b"]);
+        assert_eq!(holders.after(&named("bb"), 9), ["c", "d", "e", "a", "b"].map(named));
     }
 
     #[test]
@@ -152,12 +184,28 @@ mod tests {
         let mut holders = Holders::default();
         let path = PathId(3);
         holders.bind(path, true);
-        holders.asks(Duration::ZERO, "a", &[]);
-        holders.trained("a", path);
-        holders.asks(Duration::ZERO, "b", &[path]);
-        assert_eq!(holders.other(path, "b"), Some("a"), "only who trained it last holds it");
-        holders.trained("b", path);
-        holders.asks(Duration::ZERO, "a", &[path]);
-        assert_eq!(holders.other(path, "a"), Some("b"));
+        holders.asks(Duration::ZERO, &named("a"), &[]);
+        holders.trained(&named("a"), path);
+        holders.asks(Duration::ZERO, &named("b"), &[path]);
+        assert_eq!(holders.other(path, &named("b")), Some(&named("a")), "only who trained it last holds it");
+        holders.trained(&named("b"), path);
+        holders.asks(Duration::ZERO, &named("a"), &[path]);
+        assert_eq!(holders.other(path, &named("a")), Some(&named("b")));
+    }
+
+    #[test]
+    fn a_new_process_of_a_worker_replaces_the_old_one() {
+        let mut holders = Holders::default();
+        let path = PathId(3);
+        holders.bind(path, true);
+        let old = ProcessId { instance: 7, ..named("a") };
+        holders.asks(Duration::ZERO, &old, &[path]);
+        assert_eq!(holders.other(path, &named("b")), Some(&old));
+        // Another token under the same name changes nothing.
+        holders.asks(Duration::ZERO, &ProcessId { token: "other".into(), ..named("a") }, &[]);
+        assert_eq!(holders.other(path, &named("b")), Some(&old));
+        assert_eq!(holders.asks(Duration::ZERO, &ProcessId { instance: 8, ..named("a") }, &[]), [path]);
+        assert_eq!(holders.other(path, &named("b")), None);
+        assert!(!holders.knows(&old));
     }
 }

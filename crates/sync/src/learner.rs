@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Blend {
-    /// α: share of the path's own weights, 0 to 1. 0 takes the global weights, 1 would ignore them.
+    /// α: share of the path's own weights, 0 to 1. 0 takes the global weights, 1 only makes them the base.
     pub own: f32,
 }
 
@@ -32,6 +32,10 @@ pub fn receive(base: &mut [f32], local: &mut [f32], global: &[f32], blend: Blend
     base.copy_from_slice(global);
     if blend.own == 0.0 {
         local.copy_from_slice(global);
+        return;
+    }
+    // Without rounding, which the formula below has.
+    if blend.own == 1.0 {
         return;
     }
     for (local, &global) in local.iter_mut().zip(global) {

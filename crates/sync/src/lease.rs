@@ -7,7 +7,7 @@ use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::FragmentId;
+use crate::{FragmentId, LeaseClaim, LeaseKey, LeaseSecret, ProcessId};
 
 /// Fencing number. It grows with every lease, so that the worker of a lost lease can be told from its successor.
 ///
@@ -69,12 +69,37 @@ pub struct Lease {
     pub receives: Vec<ScheduledReceive>,
     /// Outer gradients that the lease sends, in order.
     pub sends: Vec<ScheduledSend>,
-    /// Name of the worker.
-    pub worker: String,
+    /// Secret that the worker shows with each message about the lease.
+    pub secret: LeaseSecret,
+    /// The worker.
+    pub worker: ProcessId,
     /// The worker to which the path changes hands: the lease must upload the path's state for it.
-    pub hands_over: Option<String>,
+    pub hands_over: Option<ProcessId>,
     /// Deadline on the caller's clock. A heartbeat extends it.
     pub deadline: Duration,
+    /// Number of inner steps of the lease, as its worker last reported it.
+    pub taken: u64,
+    /// Time at which the lease ends if its worker reports no further inner step.
+    pub stands_still: Duration,
+}
+
+impl Lease {
+    /// The lease as its worker names it.
+    #[must_use]
+    pub fn key(&self) -> LeaseKey {
+        LeaseKey { path: self.path, fence: self.fence, secret: self.secret }
+    }
+
+    /// The lease and its worker.
+    #[must_use]
+    pub fn claim(&self) -> LeaseClaim {
+        LeaseClaim { key: self.key(), worker: self.worker.clone() }
+    }
+
+    /// True if the claim names this lease with its secret, and comes from its worker.
+    pub(crate) fn admits(&self, claim: &LeaseClaim) -> bool {
+        claim.matches(&self.claim())
+    }
 }
 
 /// Reasons to reject a message about a lease.
@@ -82,7 +107,7 @@ pub struct Lease {
 pub enum LeaseError {
     /// The lease has ended, or an earlier incarnation of the coordinator granted it.
     #[error(
-        "the lease {fence} on path {path} at step {step} is no longer valid: its deadline passed or the coordinator restarted; drop its results and ask for a new lease"
+        "the lease {fence} on path {path} at step {step} is no longer valid: its deadline passed, the coordinator restarted, or another process holds it; drop its results and ask for a new lease"
     )]
     Lost {
         /// The path of the lease.
@@ -112,6 +137,24 @@ pub enum LeaseError {
         /// The named sequence number.
         number: u32,
     },
+    /// The outer gradient has more tokens than its inner steps.
+    #[error(
+        "the lease {fence} on path {path} trains at most {most} tokens for outer gradient {number} of {fragment}, not {tokens}"
+    )]
+    Tokens {
+        /// The path of the lease.
+        path: PathId,
+        /// Fencing number of the lease.
+        fence: Fence,
+        /// The fragment.
+        fragment: FragmentId,
+        /// Sequence number of the outer gradient.
+        number: u32,
+        /// The stated number of tokens.
+        tokens: u64,
+        /// Tokens in the outer gradient's inner steps.
+        most: u64,
+    },
     /// A result of the lease is missing.
     #[error("the lease {fence} on path {path} still lacks outer gradient {number} of {fragment}")]
     Owes {
@@ -132,7 +175,7 @@ impl LeaseError {
     pub fn step(&self) -> Option<u64> {
         match self {
             Self::Lost { step, .. } => Some(*step),
-            Self::NoSuchPath { .. } | Self::NotAsked { .. } | Self::Owes { .. } => None,
+            Self::NoSuchPath { .. } | Self::NotAsked { .. } | Self::Tokens { .. } | Self::Owes { .. } => None,
         }
     }
 }

@@ -14,6 +14,8 @@
 //! (arXiv:2401.09135) and Decoupled DiLoCo (arXiv:2604.21428). There is no barrier across modules: a path continues as
 //! soon as the fragments that it receives have stepped.
 
+#![forbid(unsafe_code)]
+
 mod config;
 mod drops;
 mod eager;
@@ -25,9 +27,13 @@ mod guard;
 mod holders;
 pub mod learner;
 mod lease;
+mod lease_claim;
+mod lease_limits;
+mod process_id;
 mod progress;
 mod ready;
 mod reason;
+mod rescale;
 mod run_state;
 mod sampling;
 mod schedule;
@@ -36,14 +42,18 @@ mod scheme;
 pub use config::SyncConfig;
 pub use drops::Drops;
 pub use eager::{Ahead, OuterRule};
-pub use fold::{Fold, FoldError, Rescale, Weighting, check_contribution, merge_weights};
+pub use fold::{EmbeddingMean, Fold, FoldError, FoldRule, FoldTensor, Weighting, merge_weights};
 pub use fragment_id::{FragmentId, fragment_ids, fragment_ids_of};
 pub use fragments::{FragmentsError, Pattern, TensorSize, cut};
 pub use grace::Grace;
 pub use guard::{Guard, OutOfProportion};
 pub use lease::{Fence, Lease, LeaseError, LeaseTask, ScheduledReceive, ScheduledSend};
+pub use lease_claim::{LeaseClaim, LeaseKey, LeaseSecret};
+pub use lease_limits::{LeaseLimits, LeaseRequest};
+pub use process_id::ProcessId;
 pub use progress::{Contribution, PathProgress, ProgressError, TrainingProgress};
 pub use reason::Reason;
+pub use rescale::Rescale;
 pub use run_state::{Commit, Grant, LeaseOutcome, OuterStep, RunPlan, RunState};
 pub use schedule::{Schedule, ScheduleError, SchedulePoint};
 pub use scheme::{Quorum, Scheme, dynamic_steps};

@@ -24,6 +24,11 @@ pub enum Reason {
         /// The first paths for which it waits, with the worker of their lease.
         paths: Vec<(PathId, Option<String>)>,
     },
+    /// The worker has as many leases as a process may have.
+    Enough {
+        /// Number of leases of the worker.
+        leases: usize,
+    },
     /// A path waits for the worker that holds its newest state.
     Held {
         /// The path.
@@ -75,6 +80,9 @@ impl fmt::Display for Reason {
                     }
                 }
                 Ok(())
+            }
+            Self::Enough { leases } => {
+                write!(f, "the worker has {leases} leases, and a process has at most as many at a time")
             }
             Self::Held { path, worker } => {
                 write!(f, "path {path} waits for {worker}, which holds what it was trained to")

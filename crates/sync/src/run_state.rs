@@ -11,11 +11,13 @@ use crate::ready::Ready;
 use crate::sampling::Sampling;
 use crate::scheme::dynamic_steps;
 use crate::{
-    Contribution, Fence, FragmentId, Grace, Lease, LeaseError, LeaseTask, PathProgress, ProgressError,
-    Quorum, Reason, Schedule, Scheme, TrainingProgress,
+    Contribution, Fence, FragmentId, Grace, Lease, LeaseClaim, LeaseError, LeaseLimits, LeaseRequest,
+    LeaseSecret, LeaseTask, PathProgress, ProcessId, ProgressError, Quorum, Reason, Schedule, Scheme,
+    TrainingProgress,
 };
 
 mod contributions;
+mod current_leases;
 mod hand_over;
 mod outer_steps;
 mod tasks;
@@ -31,15 +33,15 @@ pub struct RunPlan {
     pub scheme: Scheme,
     /// Current phase of routing; [`RunState::go_on`] advances it.
     pub phase: usize,
-    /// Time that a lease lasts without a heartbeat.
-    pub lease: Duration,
+    /// Limits of leases.
+    pub limits: LeaseLimits,
 }
 
 /// The answer to a worker that asks for a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Grant {
     /// A lease.
-    Lease(Lease),
+    Lease(Box<Lease>),
     /// No path can be trained now.
     Wait(Reason),
     /// The run is complete.
@@ -88,9 +90,9 @@ pub struct RunState {
     /// Granted leases that follow a current lease on the same path.
     following: BTreeMap<PathId, Lease>,
     /// For each path, the lease that its current lease has followed.
-    followed: BTreeMap<PathId, Fence>,
-    /// Fencing number of each path's last completed lease. It tells a retry from the worker of a lost lease.
-    committed: BTreeMap<PathId, Fence>,
+    followed: BTreeMap<PathId, LeaseClaim>,
+    /// Each path's last completed lease. It tells a retry from the worker of a lost lease.
+    committed: BTreeMap<PathId, LeaseClaim>,
     next_fence: u64,
     /// Times at which the quorum of a fragment's next outer step began to gather and was complete.
     gathering: BTreeMap<FragmentId, Gathering>,
@@ -98,18 +100,21 @@ pub struct RunState {
     stepped_at: BTreeMap<FragmentId, Duration>,
     grace: Grace,
     /// Inner steps per second, by worker.
-    speeds: BTreeMap<String, f64>,
+    speeds: BTreeMap<ProcessId, f64>,
     /// Fragments whose outer step was reported as due and is not recorded yet.
     stepping: BTreeSet<FragmentId>,
     holders: Holders,
     /// The last worker that [`RunState::hand_over`](Self) compared with a lease; the next comparison starts after it.
-    compared: String,
+    compared: ProcessId,
     /// The possible task of each path.
     ready: Ready,
     /// Draws the next path in proportion to the untrained part of its shard. Without it, the path that is furthest
     /// behind is next.
     sampling: Option<Sampling>,
 }
+
+/// Speed up to which a worker counts as the fastest, as a multiple of the median speed.
+const FASTEST: f64 = 16.0;
 
 impl RunState {
     /// Continues from `progress`; `incarnation` must be larger than that of every coordinator before.
@@ -143,7 +148,7 @@ impl RunState {
             speeds: BTreeMap::new(),
             stepping: BTreeSet::new(),
             holders: Holders::default(),
-            compared: String::new(),
+            compared: ProcessId::local(""),
             ready: Ready::default(),
             sampling: None,
         };
@@ -254,36 +259,50 @@ impl RunState {
     /// Grants a lease to a worker: on the path that is furthest behind among the paths that can run. Among equals a
     /// path of `held` (paths whose state the worker holds) goes before the lowest number. With shard sampling, on the
     /// drawn path.
-    pub fn grant(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Grant {
+    pub fn grant(&mut self, now: Duration, request: &LeaseRequest<'_>) -> Grant {
+        let worker = request.worker;
         if self.finished() {
             return Grant::Finished;
         }
         self.forget(now);
-        for path in self.holders.asks(now, worker, held) {
+        let exist = |path: &PathId| self.progress.paths.get(path.index()).is_some();
+        let held: Vec<_> = request.held.iter().copied().filter(exist).collect();
+        for path in self.holders.asks(now, worker, &held) {
             self.look_at(path);
         }
         debug_assert!(self.topology.path_ids().all(|path| self.task(path) == self.ready.task(path)));
         debug_assert!(self.topology.path_ids().all(|path| self.ready.is_open(path)
             == (self.ready.place(path).is_some() && !self.holders.are_waited_for(path))));
+        if let Some(reason) = self.has_enough(worker) {
+            return Grant::Wait(reason);
+        }
         let Some((path, task)) = self.next_for(worker) else {
             return Grant::Wait(self.reason(worker));
         };
-        let lease = self.draw_up(path, self.path(path).steps, task, worker, now + self.plan.lease);
+        let lease = self.draw_up(now, path, self.path(path).steps, task, request);
         self.followed.remove(&path);
         self.leases.insert(path, lease.clone());
         self.look_at(path);
-        Grant::Lease(lease)
+        Grant::Lease(Box::new(lease))
+    }
+
+    /// The reason not to grant a worker a further lease; `None` if it may have one.
+    fn has_enough(&self, worker: &ProcessId) -> Option<Reason> {
+        let all = self.leases.values().chain(self.following.values());
+        let leases = all.filter(|lease| lease.worker == *worker).count();
+        (leases >= self.plan.limits.per_worker).then_some(Reason::Enough { leases })
     }
 
     /// A new lease on a path from inner step `from`.
     fn draw_up(
         &mut self,
+        now: Duration,
         path: PathId,
         from: u64,
         task: LeaseTask,
-        worker: &str,
-        deadline: Duration,
+        request: &LeaseRequest<'_>,
     ) -> Lease {
+        let worker = request.worker;
         let to = match task {
             LeaseTask::Train => self.stop(from, worker),
             LeaseTask::Measure => from,
@@ -293,8 +312,22 @@ impl RunState {
         let receives = self.receives(path, from, task).into_iter().map(|(receive, _)| receive).collect();
         let sends = if task == LeaseTask::Train { self.sends(path, from, to) } else { Vec::new() };
         let hands_over = (to > from && to < self.end()).then(|| self.hand_over(path, from, worker)).flatten();
-        let worker = worker.to_owned();
-        Lease { path, from, to, fence, task, receives, sends, worker, hands_over, deadline }
+        let LeaseLimits { silence, standstill, .. } = self.plan.limits;
+        Lease {
+            path,
+            from,
+            to,
+            fence,
+            task,
+            receives,
+            sends,
+            secret: request.secret,
+            worker: worker.clone(),
+            hands_over,
+            deadline: now.saturating_add(silence),
+            taken: 0,
+            stands_still: now.saturating_add(standstill),
+        }
     }
 
     /// Grants the lease that follows a current lease on the same path, as soon as its inputs exist. The worker
@@ -305,20 +338,26 @@ impl RunState {
     ///
     /// # Errors
     /// When the lease is no longer valid.
-    pub fn follow(&mut self, now: Duration, path: PathId, fence: Fence) -> Result<Grant, LeaseError> {
+    pub fn follow(
+        &mut self,
+        now: Duration,
+        claim: &LeaseClaim,
+        secret: LeaseSecret,
+    ) -> Result<Grant, LeaseError> {
+        let path = claim.key.path;
         if let Some(current) = self.leases.get(&path)
-            && self.followed.get(&path) == Some(&fence)
+            && self.followed.get(&path).is_some_and(|followed| claim.matches(followed))
         {
             // The worker lost the answer, and its lease has completed since then.
-            return Ok(Grant::Lease(current.clone()));
+            return Ok(Grant::Lease(Box::new(current.clone())));
         }
-        if self.following.get(&path).is_some_and(|following| following.fence == fence) {
+        if self.following.get(&path).is_some_and(|following| following.admits(claim)) {
             // The worker already trains this lease while it uploads the results of the lease before it.
             return Ok(Grant::Wait(Reason::Follows { path }));
         }
-        let lease = self.check(path, fence)?.clone();
+        let lease = self.check(claim)?.clone();
         if let Some(following) = self.following.get(&path) {
-            return Ok(Grant::Lease(following.clone()));
+            return Ok(Grant::Lease(Box::new(following.clone())));
         }
         let goes_on = lease.task == LeaseTask::Train && lease.hands_over.is_none() && lease.to < self.end();
         if !goes_on || self.plan.schedule.overlap() == 0 {
@@ -328,17 +367,21 @@ impl RunState {
         if self.first_for(&lease.worker).is_some_and(|(steps, _)| steps < lease.to) {
             return Ok(Grant::Finished);
         }
+        if let Some(reason) = self.has_enough(&lease.worker) {
+            return Ok(Grant::Wait(reason));
+        }
         let receives = self.receives(path, lease.to, LeaseTask::Train);
         if let Some((receive, _)) = receives.iter().find(|(receive, needed)| receive.version < *needed) {
             return Ok(Grant::Wait(self.reason_of(receive.fragment)));
         }
-        let next = self.draw_up(path, lease.to, LeaseTask::Train, &lease.worker, lease.deadline);
+        let request = LeaseRequest { worker: &lease.worker, held: &[], secret };
+        let next = self.draw_up(now, path, lease.to, LeaseTask::Train, &request);
         self.following.insert(path, next.clone());
-        Ok(Grant::Lease(next))
+        Ok(Grant::Lease(Box::new(next)))
     }
 
     /// The next path for a worker, and its task.
-    fn next_for(&self, worker: &str) -> Option<(PathId, LeaseTask)> {
+    fn next_for(&self, worker: &ProcessId) -> Option<(PathId, LeaseTask)> {
         let best = match &self.sampling {
             None => self.first_for(worker).map(|(steps, first)| {
                 let mut held = self.holders.of(worker).filter(|&path| self.ready.place(path) == Some(steps));
@@ -356,26 +399,29 @@ impl RunState {
     }
 
     /// The path that is furthest behind among the paths open to a worker, with its number of inner steps.
-    fn first_for(&self, worker: &str) -> Option<(u64, PathId)> {
+    fn first_for(&self, worker: &ProcessId) -> Option<(u64, PathId)> {
         let own = self.holders.of(worker).filter_map(|path| Some((self.ready.place(path)?, path)));
         own.chain(self.ready.first_open()).min()
     }
 
     /// True if a path is open to a worker whose held paths are known.
     #[must_use]
-    pub fn has_work(&self, worker: &str) -> bool {
+    pub fn has_work(&self, worker: &ProcessId) -> bool {
         self.first_for(worker).is_some()
     }
 
     /// Frees the paths of workers that were silent for the duration of a lease.
     fn forget(&mut self, now: Duration) {
-        for path in self.holders.forget(now, self.plan.lease) {
+        for path in self.holders.forget(now, self.plan.limits.silence) {
             self.look_at(path);
         }
+        // Every process has a name of its own, so the speeds of processes that are gone would add up.
+        let holders = &self.holders;
+        self.speeds.retain(|worker, _| holders.knows(worker));
     }
 
     /// Last inner step of a lease that starts after `from` inner steps.
-    fn stop(&self, from: u64, worker: &str) -> u64 {
+    fn stop(&self, from: u64, worker: &ProcessId) -> u64 {
         if !self.plan.scheme.dynamic_steps() {
             return self.plan.schedule.next_stop(from);
         }
@@ -384,79 +430,18 @@ impl RunState {
         (from + steps).min(self.end())
     }
 
-    /// Inner steps per second of the fastest worker.
+    /// Inner steps per second of the fastest worker, and at most [`FASTEST`] times the median. Workers state their
+    /// seconds themselves: an impossible speed must not shorten the leases of all others to one step.
     fn fastest(&self) -> f64 {
-        self.speeds.values().copied().reduce(f64::max).unwrap_or(1.0)
+        let mut speeds: Vec<f64> = self.speeds.values().copied().collect();
+        speeds.sort_by(f64::total_cmp);
+        let median = speeds.get(speeds.len().saturating_sub(1) / 2).copied();
+        speeds.last().map_or(1.0, |&fastest| median.map_or(fastest, |median| fastest.min(FASTEST * median)))
     }
 
     /// Inner steps per second of a worker; an unmeasured worker counts as fast as the fastest.
-    fn speed(&self, worker: &str, fastest: f64) -> f64 {
+    fn speed(&self, worker: &ProcessId, fastest: f64) -> f64 {
         self.speeds.get(worker).copied().unwrap_or(fastest)
-    }
-
-    /// Renews a lease and returns its new deadline.
-    ///
-    /// # Errors
-    /// When the lease is no longer valid: the worker must drop its results.
-    pub fn heartbeat(&mut self, now: Duration, path: PathId, fence: Fence) -> Result<Duration, LeaseError> {
-        let deadline = now + self.plan.lease;
-        let follows = self.following.get(&path).is_some_and(|following| following.fence == fence);
-        match self.leases.get_mut(&path) {
-            Some(lease) if lease.fence == fence || follows => {
-                lease.deadline = deadline;
-                self.holders.heard(now, &lease.worker);
-                Ok(deadline)
-            }
-            _ => Err(self.lost(path, fence)),
-        }
-    }
-
-    /// Checks that `(path, fence)` is a current lease; done before any of its results is stored.
-    ///
-    /// # Errors
-    /// When it is no current lease.
-    pub fn check(&self, path: PathId, fence: Fence) -> Result<&Lease, LeaseError> {
-        match self.leases.get(&path) {
-            Some(lease) if lease.fence == fence => Ok(lease),
-            _ => Err(self.lost(path, fence)),
-        }
-    }
-
-    fn lost(&self, path: PathId, fence: Fence) -> LeaseError {
-        match self.progress.paths.get(path.index()) {
-            Some(done) => LeaseError::Lost { path, step: done.steps, fence },
-            None => LeaseError::NoSuchPath { path, paths: self.topology.paths() },
-        }
-    }
-
-    /// Gives back a lease and the lease that follows it, when its worker leaves or its connection is lost for good.
-    pub fn release(&mut self, path: PathId, fence: Fence) -> bool {
-        let held = self.leases.get(&path).is_some_and(|lease| lease.fence == fence);
-        if held {
-            self.leases.remove(&path);
-            self.following.remove(&path);
-            self.look_at(path);
-        }
-        held
-    }
-
-    /// Ends all leases whose deadline has passed, and returns them.
-    pub fn expire(&mut self, now: Duration) -> Vec<Lease> {
-        let (gone, kept): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            std::mem::take(&mut self.leases).into_iter().partition(|(_, lease)| lease.deadline <= now);
-        self.leases = kept;
-        for &path in gone.keys() {
-            self.following.remove(&path);
-            self.look_at(path);
-        }
-        gone.into_values().collect()
-    }
-
-    /// Time of the next event without a message: the deadline of a lease, or the end of a grace period.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Duration> {
-        let leases = self.leases.values().map(|lease| lease.deadline);
-        leases.chain(self.gathering.values().filter_map(|gathering| gathering.until)).min()
     }
 }
 

@@ -248,10 +248,9 @@ impl Schedule {
     }
 
     /// The fragments that a path receives at a step, each with the sequence number of the send to which the receive
-    /// belongs. At the beginning of a phase a path receives all fragments. Later it does not receive a fragment whose
-    /// outer gradient it dropped.
+    /// belongs. At the beginning of a phase a path receives all fragments.
     #[must_use]
-    pub fn receives(&self, path: PathId, step: u64) -> Vec<(u32, u64)> {
+    pub fn receives(&self, step: u64) -> Vec<(u32, u64)> {
         let phase = self.phase_at(step);
         let (begin, last) = (self.begin(phase), self.last_send(self.end(phase)));
         let due = |fragment: u32| {
@@ -265,9 +264,17 @@ impl Schedule {
                 _ if self.eager => self.sent_through(fragment, begin),
                 _ => return None,
             };
-            (regular && !self.dropped(path, fragment, sent)).then_some((fragment, sent))
+            regular.then_some((fragment, sent))
         };
         (0..self.fragments).filter_map(due).collect()
+    }
+
+    /// True if a path that receives a fragment at a step keeps its own weights, because it dropped its outer gradient.
+    /// The received weights are then only the base of its next outer gradient (arXiv:2311.08105, figure 8).
+    #[must_use]
+    pub fn keeps_own(&self, path: PathId, fragment: u32, step: u64) -> bool {
+        let received = self.receives(step).into_iter().find(|(received, _)| *received == fragment);
+        received.is_some_and(|(_, number)| self.dropped(path, fragment, number))
     }
 
     /// The next stop after `from`: the first receive, or the end of the phase. A path trains up to there without
@@ -312,7 +319,7 @@ mod tests {
         assert_eq!((plain.next_stop(0), plain.next_stop(10), plain.next_stop(20)), (10, 20, 30));
         assert_eq!(points(&plain.sends(10, 20)), [(20, 0)]);
         assert_eq!(points(&plain.sends(20, 30)), [(30, 0)]);
-        assert_eq!(plain.receives(PathId(0), 20), [(0, 2)]);
+        assert_eq!(plain.receives(20), [(0, 2)]);
         assert_eq!(plain.sent_through(0, 30), 3);
     }
 
@@ -321,10 +328,7 @@ mod tests {
     fn fragments_take_turns() {
         let turns = schedule(6, 2, 1, &[18]);
         assert_eq!(points(&turns.sends(0, 18)), [(2, 0), (5, 1), (8, 0), (11, 1), (14, 0), (18, 0), (18, 1)]);
-        assert_eq!(
-            (turns.receives(PathId(0), 3), turns.receives(PathId(0), 6)),
-            (vec![(0, 1)], vec![(1, 1)])
-        );
+        assert_eq!((turns.receives(3), turns.receives(6)), (vec![(0, 1)], vec![(1, 1)]));
         assert_eq!((turns.next_stop(0), turns.next_stop(3), turns.next_stop(15)), (3, 6, 18));
     }
 
@@ -335,17 +339,17 @@ mod tests {
         assert_eq!(points(&double.sends(0, 1)), [(1, 2)]);
         assert_eq!(points(&double.sends(1, 4)), [(2, 3), (3, 0), (4, 1)]);
         assert_eq!(double.next_stop(0), 3);
-        assert_eq!(double.receives(PathId(0), 3), [(2, 1)]);
+        assert_eq!(double.receives(3), [(2, 1)]);
     }
 
     #[test]
     fn a_phase_begins_with_all_that_was_sent_at_the_end_of_the_one_before() {
         let phases = schedule(4, 2, 1, &[8, 16]);
         assert_eq!(points(&phases.sends(4, 8)), [(5, 0), (8, 0), (8, 1)]);
-        assert_eq!(phases.receives(PathId(0), 8), [(0, 3), (1, 2)]);
+        assert_eq!(phases.receives(8), [(0, 3), (1, 2)]);
         // A send before the phase is not received again in it.
         assert_eq!(phases.next_stop(8), 10);
-        assert_eq!(phases.receives(PathId(0), 10), [(0, 4)]);
+        assert_eq!(phases.receives(10), [(0, 4)]);
         assert_eq!((phases.phase_at(7), phases.phase_at(8)), (0, 1));
     }
 
@@ -366,7 +370,7 @@ mod tests {
         let eager = delayed.eager(true);
         assert_eq!((eager.next_stop(0), eager.next_stop(4), eager.next_stop(8)), (4, 8, 12));
         assert_eq!(points(&eager.sends(0, 4)), [(4, 0)]);
-        let received = [4, 8, 12].map(|step| eager.receives(PathId(0), step));
+        let received = [4, 8, 12].map(|step| eager.receives(step));
         assert_eq!(received, [vec![(0, 0)], vec![(0, 1)], vec![(0, 2)]]);
     }
 
@@ -378,8 +382,8 @@ mod tests {
         assert!(kept.len() < 70 && kept.last() == Some(&100), "what ends the run is sent: {kept:?}");
         let steps: u64 = kept.iter().map(|number| schedule.steps_in(path, 0, 2 * number)).sum();
         assert_eq!(steps, 200);
-        let received = (1..100).filter(|round| !schedule.receives(path, 2 * round).is_empty()).count();
-        assert_eq!(received, kept.len() - 1);
+        let taken_over = (1..100).filter(|round| !schedule.keeps_own(path, 0, 2 * round)).count();
+        assert_eq!(taken_over, kept.len() - 1);
     }
 
     proptest! {
@@ -395,7 +399,7 @@ mod tests {
             let mut sent = vec![0; f as usize];
             let mut from = 0;
             while from < schedule.total() {
-                for (fragment, number) in schedule.receives(PathId(0), from) {
+                for (fragment, number) in schedule.receives(from) {
                     prop_assert!(number <= sent[fragment as usize], "{fragment} at {from}");
                     // With τ = H a path sends a fragment again before it receives it.
                     prop_assert!(number + 1 >= sent[fragment as usize], "{fragment} at {from}");

@@ -8,14 +8,16 @@ use std::time::Duration;
 use dipaco_optim::{NesterovConfig, nesterov_step};
 use dipaco_sync::learner::{self, Blend};
 use dipaco_sync::{
-    Commit, Fold, FragmentId, Grant, LeaseOutcome, Rescale, RunPlan, RunState, Schedule, Scheme,
-    TrainingProgress, Weighting, fragment_ids_of, merge_weights,
+    Commit, Drops, Fold, FoldRule, FoldTensor, FragmentId, Grant, LeaseLimits, LeaseOutcome, LeaseRequest,
+    LeaseSecret, ProcessId, Rescale, RunPlan, RunState, Schedule, Scheme, TrainingProgress, Weighting,
+    fragment_ids_of, merge_weights,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 
 /// `replicas` of one module of scalars, one a fragment, all of which begin at 1.
 struct Replicas {
     rounds: RunState,
+    schedule: Schedule,
     blend: Blend,
     outer: NesterovConfig,
     fragments: Vec<FragmentId>,
@@ -37,11 +39,12 @@ impl Replicas {
         let fragments = schedule.fragments();
         let fragments = fragment_ids_of(&topology, fragments, PathId(0));
         let progress = TrainingProgress::start(&topology, schedule.fragments());
-        let plan =
-            RunPlan { schedule, scheme: Scheme::Synchronous, phase: 0, lease: Duration::from_secs(60) };
+        let limits = LeaseLimits::of_silence(Duration::from_secs(60));
+        let plan = RunPlan { schedule: schedule.clone(), scheme: Scheme::Synchronous, phase: 0, limits };
         let ones = vec![vec![1.0; fragments.len()]; replicas as usize];
         Self {
             rounds: RunState::new(topology, plan, progress, 1).unwrap(),
+            schedule,
             blend: Blend { own },
             outer,
             global: fragments.iter().map(|&fragment| (fragment, (1.0, 0.0))).collect(),
@@ -57,8 +60,10 @@ impl Replicas {
     /// Trains to the end; `inner` is what an inner step adds to the fragments of a replica.
     fn run(mut self, inner: impl Fn(PathId, u64) -> f32) -> Vec<Vec<f32>> {
         loop {
-            let lease = match self.rounds.grant(Duration::ZERO, "w", &[]) {
-                Grant::Lease(lease) => lease,
+            let worker = ProcessId::local("w");
+            let request = LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default() };
+            let lease = match self.rounds.grant(Duration::ZERO, &request) {
+                Grant::Lease(lease) => *lease,
                 Grant::Finished => return self.history,
                 Grant::Wait(reason) => panic!("{reason}"),
             };
@@ -71,7 +76,11 @@ impl Replicas {
                     std::slice::from_mut(base),
                     std::slice::from_mut(local),
                     &[global],
-                    if lease.from == 0 { Blend::default() } else { self.blend },
+                    match (lease.from, self.schedule.keeps_own(path, receive.fragment.index, lease.from)) {
+                        (0, _) => Blend::default(),
+                        (_, true) => Blend { own: 1.0 },
+                        (_, false) => self.blend,
+                    },
                 );
                 if path == PathId(0) && lease.from > 0 {
                     // What is received after a step belongs to the step.
@@ -90,14 +99,13 @@ impl Replicas {
                     let gradient = learner::send(base, &self.local[i][slot..=slot])[0];
                     self.sent.insert((send.fragment, path, send.number), gradient);
                     if step < lease.to {
-                        let counted =
-                            self.rounds.contribute(path, lease.fence, send.fragment, send.number, 0);
+                        let counted = self.rounds.contribute(&lease.claim(), send.fragment, send.number, 0);
                         assert!(matches!(counted, Commit::Accepted(_)));
                     }
                 }
                 self.step();
             }
-            let committed = self.rounds.commit(path, lease.fence, &LeaseOutcome::default());
+            let committed = self.rounds.commit(Duration::ZERO, &lease.claim(), &LeaseOutcome::default());
             assert!(matches!(committed, Commit::Accepted(_)));
             self.step();
         }
@@ -107,8 +115,15 @@ impl Replicas {
     fn step(&mut self) {
         for step in self.rounds.due(Duration::ZERO) {
             let sizes: Vec<_> = step.contributions.iter().map(|c| (c.path, 1)).collect();
+            if sizes.is_empty() {
+                // All outer gradients are dropped: a new version with the same weights.
+                self.versions.insert((step.fragment, step.version), self.global[&step.fragment].0);
+                assert!(self.rounds.stepped(&step, Duration::ZERO));
+                continue;
+            }
             let weights = merge_weights(Weighting::Uniform, &sizes).unwrap();
-            let mut fold = Fold::new(1, weights, Rescale::None);
+            let rule = FoldRule { rescale: Rescale::NONE, ..FoldRule::default() };
+            let mut fold = Fold::new(vec![FoldTensor::plain(1)], weights, rule);
             for c in &step.contributions {
                 fold.announce(c.path).unwrap();
                 fold.merge(c.path, &[self.sent[&(step.fragment, c.path, c.number)]]).unwrap();
@@ -199,6 +214,39 @@ fn diloco_averages_and_nesterov_overshoots() {
     let nesterov = NesterovConfig { learning_rate: 0.7, momentum: 0.9 };
     let history = Replicas::new(2, plain, 0.0, nesterov).run(down);
     assert!((history[0][5] - (1.0 - 1.33 * 15.0)).abs() < 1e-5, "{}", history[0][5]);
+}
+
+/// DiLoCo with dropped communication (arXiv:2311.08105, figure 8), written out: a replica whose outer gradient is dropped
+/// goes on from its own weights, and its next outer gradient is the global weights of that time minus its own.
+#[test]
+fn a_dropped_replica_goes_on_from_its_own_weights() {
+    let schedule = Schedule::new(2, 1, 0, vec![24]).unwrap().without(Drops::new(3, 0.4));
+    let down = |path: PathId, step: u64| -f32::from(path.0 as u8 + 1) - f32::from((step % 5) as u8);
+    let (mut global, mut local) = (1.0f32, [1.0f32; 3]);
+    let mut expected = Vec::new();
+    let mut drops = 0;
+    for round in 1..=12 {
+        for (path, local) in (0..).map(PathId).zip(&mut local) {
+            *local += down(path, 2 * round - 1);
+            *local += down(path, 2 * round);
+        }
+        let sent: Vec<PathId> =
+            (0..3).map(PathId).filter(|&path| !schedule.dropped(path, 0, round)).collect();
+        drops += 3 - sent.len();
+        if !sent.is_empty() {
+            let sum: f32 = sent.iter().map(|path| global - local[path.index()]).sum();
+            global -= 0.5 * sum / sent.len() as f32;
+        }
+        sent.iter().for_each(|path| local[path.index()] = global);
+        expected.push(local[0]);
+    }
+    assert!(drops > 8, "{drops}");
+    let history = Replicas::new(3, schedule, 0.0, sgd(0.5)).run(down);
+    let found: Vec<f32> = history[0].iter().skip(2).step_by(2).copied().collect();
+    // The history ends with the replica's own weights, before the last outer step.
+    for (round, (found, expected)) in found.iter().zip(&expected).enumerate().take(11) {
+        assert!((found - expected).abs() < 1e-3, "round {round}: {found} for {expected}");
+    }
 }
 
 /// Single-worker DiLoCo (Lookahead): one replica, the outer step alone makes the difference.

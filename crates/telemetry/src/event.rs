@@ -47,6 +47,9 @@ pub enum Event {
     WorkerJoined {
         /// Name of the worker.
         worker: String,
+        /// Fingerprint of the arithmetic of its device. Results of different fingerprints have different bits.
+        #[serde(default)]
+        numerics: String,
     },
     /// A worker left or lost its connection.
     WorkerLeft {
@@ -140,6 +143,25 @@ pub enum Event {
         worker: String,
         /// Reason.
         reason: String,
+    },
+    /// The routed model was measured on validation text during training, each path on its own documents.
+    Validated {
+        /// Rounds that all paths had completed.
+        rounds: u64,
+        /// Inner steps of each path in these rounds.
+        steps: u64,
+        /// Tokens of the outer gradients so far, of all paths together, padding not counted.
+        trained_tokens: u64,
+        /// Seconds since the coordinator began.
+        seconds: f64,
+        /// Mean cross entropy, nats per token.
+        #[serde(deserialize_with = "nan_if_null")]
+        loss: f64,
+        /// The same in bits per byte of text.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bits_per_byte: Option<f64>,
+        /// Number of tokens counted.
+        tokens: u64,
     },
     /// A model was evaluated on validation text.
     Evaluated {

@@ -15,6 +15,8 @@
 //! task.finish();
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod clock;
 mod event;
 mod events;

@@ -18,6 +18,8 @@
 //!
 //! This package has no I/O and no tensors.
 
+#![forbid(unsafe_code)]
+
 mod config;
 mod ids;
 mod topology;

@@ -6,7 +6,8 @@ mod routes;
 mod session;
 pub(crate) mod transfer;
 
+pub use dipaco_sync::LeaseKey;
 pub use error::ClientError;
 pub(crate) use session::{GOODBYE_TIMEOUT, instance};
-pub use session::{Identity, LONG_CALL_TIMEOUT, LeaseOffer, SHORT_CALL_TIMEOUT, Session};
-pub use transfer::{LeaseKey, Transfer, expect_done};
+pub use session::{Identity, LONG_CALL_TIMEOUT, LeaseOffer, NextIdentity, SHORT_CALL_TIMEOUT, Session};
+pub use transfer::{Transfer, expect_done};

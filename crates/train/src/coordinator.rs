@@ -16,6 +16,7 @@ pub use error::CoordinatorError;
 pub use recover::recover;
 pub use start::{start_training, training_origin};
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -23,9 +24,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
-use dipaco_net::Server;
+use dipaco_net::{Clock, NetError, Server};
 use dipaco_store::{RunStore, ShardRecord};
-use dipaco_sync::Guard;
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
 use serde::Serialize;
@@ -57,6 +57,12 @@ pub type Reroute = Box<dyn Fn(u32) -> Rerouting + Send + Sync>;
 pub type Rerouting =
     Pin<Box<dyn Future<Output = Result<Vec<ShardRecord>, Box<dyn Error + Send + Sync>>> + Send>>;
 
+/// Makes a new token for a role and a name, as text without addresses.
+pub type RenewToken = Arc<dyn Fn(&str, &str) -> Result<String, NetError> + Send + Sync>;
+
+/// Age from which on an unfinished write is a leftover of a process that is gone.
+const LEFTOVER: Duration = Duration::from_secs(3600);
+
 /// Settings of a coordinator.
 pub struct CoordinatorOptions {
     /// The run's configuration, with the vocabulary set.
@@ -71,6 +77,10 @@ pub struct CoordinatorOptions {
     pub reroute: Option<Reroute>,
     /// Tokens that are no longer valid.
     pub revocations: Revocations,
+    /// Renews the tokens of connected peers; without it tokens end at their expiry.
+    pub renew: Option<RenewToken>,
+    /// The time of day, for what other processes wrote into the store.
+    pub clock: Clock,
     /// The event file.
     pub events: Events,
     /// The progress display.
@@ -175,20 +185,33 @@ struct RunningCoordinator {
 impl RunningCoordinator {
     /// Takes the run over and starts the manifest writer.
     async fn take_over(options: CoordinatorOptions) -> Result<Self, CoordinatorError> {
-        let CoordinatorOptions { config, store, started, shards, reroute, revocations, events, progress } =
-            options;
+        let CoordinatorOptions {
+            config,
+            store,
+            started,
+            shards,
+            reroute,
+            revocations,
+            renew,
+            clock,
+            events,
+            progress,
+        } = options;
         let begun = Instant::now();
+        let leftovers = store.sweep(clock.now() - LEFTOVER).await?;
+        if leftovers > 0 {
+            tracing::info!(leftovers, "unfinished writes of earlier processes were removed from the store");
+        }
         let topology = Topology::new(&config.topology, config.model.blocks)?;
-        let lease = Duration::from_secs(config.train.lease_seconds);
         let plan = WorkerPlan::new(&config);
         let to_write = Arc::new(Notify::new());
+        // First of all: from the new incarnation on an older coordinator can't write, so nothing below races with it.
         let (ledger, sequence) = Ledger::take_over(
             &store,
             started.manifest,
             started.sequence,
             topology.clone(),
             &plan,
-            lease,
             to_write.clone(),
         )
         .await?;
@@ -207,31 +230,28 @@ impl RunningCoordinator {
             sequence,
             changed: to_write,
             written,
+            dropped: BTreeSet::new(),
+            clock,
         };
         let writer = WriterTask::spawn(manifest_writer);
         let gradients = VerifiedGradients::default();
         let synchronizer =
             Synchronizer::new(store.clone(), layout.clone(), config.outer.clone(), gradients.clone());
-        let intake = ResultIntake {
-            store,
-            plan,
-            topology,
-            layout,
-            uploads: Uploads::new(shards.clone()),
-            guard: Mutex::new(Guard::new(config.outer.guard)),
-            gradients,
-        };
+        let intake =
+            ResultIntake { store, plan, topology, layout, uploads: Uploads::new(shards.clone()), gradients };
         let requests = Arc::new(CoordinatorRequests {
             ledger,
             intake: Arc::new(intake),
             schedule,
             owners: Mutex::new(ModuleOwners::new(incarnation)),
-            lease,
+            lease: Duration::from_secs(config.train.lease_seconds),
+            standstill: Duration::from_secs(config.train.standstill_seconds),
             shards,
             changed: Arc::new(Notify::new()),
             deadlines: Arc::new(Notify::new()),
             written: on_disk,
             revocations,
+            renew,
             contributed: watch::Sender::new(0),
             started: begun,
             progress: Arc::new(progress),
@@ -331,7 +351,7 @@ async fn lead_phases(
 async fn watch_leases(requests: &CoordinatorRequests) -> Result<(), CoordinatorError> {
     loop {
         // A statement of its own, so that the ledger is not locked during the wait.
-        let deadline = requests.ledger().state().next_deadline();
+        let deadline = requests.next_deadline();
         match deadline {
             Some(deadline) => {
                 tokio::select! {

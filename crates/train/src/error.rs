@@ -30,7 +30,7 @@ pub enum TrainError {
     },
     /// A task of this program panicked.
     #[error("internal fault of dipaco: a task panicked; please report it")]
-    Thread {
+    Task {
         /// The panic.
         #[from]
         source: tokio::task::JoinError,

@@ -7,6 +7,12 @@
 //!
 //! This package has no command line and chooses no directories.
 
+#![forbid(unsafe_code)]
+
+/// Version of the program and hash of its sources. Processes of a run have the same build, because other sources may
+/// compute other bits.
+pub const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("DIPACO_BUILD"));
+
 mod blocking;
 pub mod client;
 mod coordinator;
@@ -20,8 +26,8 @@ mod synchronizer;
 mod worker;
 
 pub use coordinator::{
-    CoordinatorError, CoordinatorOptions, CoordinatorSummary, Reroute, Rerouting, coordinate, recover,
-    start_training, training_origin,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, RenewToken, Reroute, Rerouting, coordinate,
+    recover, start_training, training_origin,
 };
 pub use error::TrainError;
 pub use host::{HostError, Revocations};

@@ -1,6 +1,6 @@
 //! Reading a run's manifest from its store.
 
-use dipaco_store::{Loaded, RunManifest, RunStore, Sequence};
+use dipaco_store::{Loaded, ManifestSequence, RunManifest, RunStore};
 
 use crate::TrainError;
 
@@ -10,7 +10,7 @@ pub struct OpenRun {
     /// The manifest.
     pub manifest: RunManifest,
     /// Sequence number that the next writer of the manifest must name.
-    pub sequence: Sequence,
+    pub sequence: ManifestSequence,
 }
 
 /// Reads the run's manifest, or makes the first manifest of a new run.
@@ -24,5 +24,5 @@ pub async fn open_run(store: &RunStore, new_run: impl FnOnce() -> String) -> Res
         }
         return Ok(OpenRun { manifest, sequence });
     }
-    Ok(OpenRun { manifest: RunManifest::new(new_run()), sequence: Sequence::NONE })
+    Ok(OpenRun { manifest: RunManifest::new(new_run()), sequence: ManifestSequence::NONE })
 }

@@ -98,7 +98,9 @@ pub async fn train_seed(
     let first = pretraining.step();
     task.resume_at(first);
     let mut validation_loss = None;
-    while pretraining.goes_on() {
+    // A seed without steps is its initial weights, which are saved like all others.
+    let mut untrained = steps == 0;
+    while std::mem::take(&mut untrained) || pretraining.goes_on() {
         // The thread owns the trainer while it computes, and returns it with the snapshot.
         let computed = blocking(move || {
             let snapshot = pretraining.train_to_snapshot()?;
@@ -189,8 +191,16 @@ pub async fn adopt_seed(
 
 /// Hash of all settings and data that determine the seed's weights.
 fn origin(config: &RunConfig, data: &str) -> Result<String, SeedError> {
-    let inputs =
-        (&config.model, &config.seed_model.of_weights(), config.train.packing, config.run.seed, data);
+    let routing = &config.routing;
+    let reserved = (routing.router_share > 0.0).then_some((routing.router_share, routing.seed));
+    let inputs = (
+        &config.model,
+        &config.seed_model.of_weights(),
+        config.train.packing,
+        config.run.seed,
+        data,
+        reserved,
+    );
     let text = serde_json::to_string(&inputs).map_err(|source| SeedError::Json { source })?;
     Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
 }

@@ -4,8 +4,10 @@ mod error;
 mod process;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use dipaco_config::OuterConfig;
+use dipaco_model::{ModuleWeights, TensorSpec};
 use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, names};
 use dipaco_sync::{Fold, FragmentId};
@@ -38,9 +40,30 @@ pub(crate) struct Synchronizer {
 struct Folding {
     version: u32,
     fence: u64,
+    /// Factor of each contribution, in the order of merging.
+    weights: Vec<f32>,
     fold: Fold,
     /// Announced outer gradients by their place in the order.
     announced: BTreeMap<PathId, ObjectRef>,
+}
+
+/// The inputs of an outer step besides the contributions.
+struct StepInputs {
+    specs: Arc<[TensorSpec]>,
+    /// The outer step of the fragment's level.
+    outer: OuterConfig,
+    weights: ModuleWeights,
+    state: OuterState,
+}
+
+/// A fragment after an outer step.
+struct SteppedFragment {
+    weights: ModuleWeights,
+    state: OuterState,
+    /// The encoded change of the weights, if workers fetch changes.
+    change: Option<Vec<u8>>,
+    /// Euclidean norm of the merged outer gradient.
+    norm: f64,
 }
 
 impl Synchronizer {
@@ -88,13 +111,19 @@ impl Synchronizer {
         let &OuterStepOrder { fragment, version, fence, ref shares, .. } = order;
         // A path may contribute more than once, so a contribution is identified by its place in the order.
         let places = || (0..).map(PathId).zip(shares);
-        let begun = |folding: &Folding| (folding.version, folding.fence) == (version, fence);
+        // The guard may have reduced a weight since the early order. The fold then starts again.
+        let begun = |folding: &Folding| {
+            (folding.version, folding.fence) == (version, fence)
+                && folding.weights.iter().copied().eq(shares.iter().map(|share| share.weight))
+        };
         let mut folding = match self.folds.remove(&fragment).filter(begun) {
             Some(folding) => folding,
             None => {
-                let weights = places().map(|(place, share)| (place, share.weight)).collect();
-                let fold = Fold::new(self.fragment(fragment)?.values(), weights, self.outer.rescale);
-                Folding { version, fence, fold, announced: BTreeMap::new() }
+                let by_place = places().map(|(place, share)| (place, share.weight)).collect();
+                let fold =
+                    Fold::new(self.fragment(fragment)?.fold_tensors(), by_place, self.outer.fold_rule());
+                let weights = shares.iter().map(|share| share.weight).collect();
+                Folding { version, fence, weights, fold, announced: BTreeMap::new() }
             }
         };
         for (place, share) in places() {
@@ -145,6 +174,40 @@ impl Synchronizer {
         Ok(Merged::Each(gradients, order.applied))
     }
 
+    /// The weights and the state of the outer optimizer before a step.
+    async fn inputs(&self, order: &OuterStepOrder) -> Result<StepInputs, SynchronizerError> {
+        let specs = self.fragment(order.fragment)?.specs.clone();
+        let outer = self.outer.of_level(order.fragment.module.level);
+        let weights = read_module(&self.store, &order.weights, specs.clone()).await?;
+        let state = match &order.momentum {
+            Some(object) => OuterState::decode(&outer, &specs, &self.store.get(object).await?)?,
+            None => OuterState::start(&outer, weights.values.len()),
+        };
+        Ok(StepInputs { specs, outer, weights, state })
+    }
+
+    /// Applies merged contributions to a fragment. Returns `None` if the result is not finite.
+    async fn apply(
+        &self,
+        inputs: StepInputs,
+        merged: Merged,
+    ) -> Result<Option<SteppedFragment>, SynchronizerError> {
+        let applied = blocking(move || {
+            let StepInputs { outer, mut weights, mut state, .. } = inputs;
+            let norm = match &merged {
+                Merged::Nothing => 0.0,
+                Merged::Mean(gradient) => squared_norm(gradient).sqrt(),
+                Merged::Each(gradients, _) => gradients.iter().map(|g| squared_norm(g)).sum::<f64>().sqrt(),
+            };
+            // A change that is not finite can't be encoded.
+            let change = state.step(&outer, &mut weights.values, &merged).ok()?;
+            let finite =
+                norm.is_finite() && weights.values.iter().all(|v| v.is_finite()) && state.is_finite();
+            finite.then_some(SteppedFragment { weights, state, change, norm })
+        });
+        Ok(applied.await?)
+    }
+
     /// Takes an outer step: makes the new global weights, momentum and change, and puts them into the store.
     async fn step(
         &self,
@@ -155,27 +218,21 @@ impl Synchronizer {
     ) -> Result<OuterStepDone, SynchronizerError> {
         let OuterStepOrder { fragment, version, fence, .. } = order;
         let FragmentId { module, index } = fragment;
-        let specs = self.fragment(fragment)?.specs.clone();
         let store = &self.store;
-        let mut weights = read_module(store, &order.weights, specs.clone()).await?;
-        let outer = self.outer.clone();
-        let mut state = match &order.momentum {
-            Some(object) => OuterState::decode(&outer, &specs, &store.get(object).await?)?,
-            None => OuterState::start(&outer, weights.values.len()),
+        let inputs = self.inputs(&order).await?;
+        let (specs, outer) = (inputs.specs.clone(), inputs.outer.clone());
+        let stepped = self.apply(inputs, merged).await?;
+        let stepped = match stepped {
+            Some(stepped) => stepped,
+            None => {
+                // Every reader would stop at such weights, and so would each restart of this step.
+                tracing::error!(%fragment, version, "an outer step makes weights that are not finite; its contributions are left out");
+                let unchanged = self.apply(self.inputs(&order).await?, Merged::Nothing).await?;
+                unchanged.ok_or(SynchronizerError::NotFinite { fragment })?
+            }
         };
-        let (weights, state, change, norm) = blocking(move || {
-            let norm = match &merged {
-                Merged::Nothing => 0.0,
-                Merged::Mean(gradient) => squared_norm(gradient).sqrt(),
-                Merged::Each(gradients, _) => gradients.iter().map(|g| squared_norm(g)).sum::<f64>().sqrt(),
-            };
-            let change = state
-                .step(&outer, &mut weights.values, &merged)
-                .map_err(|why| SynchronizerError::WeightChange { module, why })?;
-            let state = state.encode(&outer, &specs)?;
-            Ok::<_, SynchronizerError>((weights, state, change, norm))
-        })
-        .await??;
+        let SteppedFragment { weights, state, change, norm } = stepped;
+        let state = state.encode(&outer, &specs)?;
         let name = names::weights(module, index, version, fence);
         let weights = store.put_replacing(&name, module_files::encode(&weights)?).await?;
         let name = names::momentum(module, index, version, fence);
@@ -190,5 +247,57 @@ impl Synchronizer {
         tracing::debug!(%fragment, version, "outer step");
         let seconds = begun.elapsed().as_secs_f64();
         Ok(OuterStepDone { fragment, version, fence, weights, momentum, change, norm, cosine, seconds })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use dipaco_config::RunConfig;
+    use dipaco_protocol::WorkerPlan;
+    use dipaco_topology::ModuleId;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn contributions_that_overflow_are_left_out() {
+        let mut config = RunConfig::default();
+        config.model.vocab_size = 11;
+        (config.model.hidden_size, config.model.ffn_size, config.model.blocks) = (8, 8, 1);
+        (config.model.heads, config.model.head_dim) = (1, 8);
+        config.topology = dipaco_topology::TopologyConfig::dense(1);
+        let plan = WorkerPlan::new(&config);
+        let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
+        let fragment = FragmentId { module: ModuleId { level: 0, index: 0 }, index: 0 };
+        let specs = layout.fragment(0, 0).unwrap().specs.clone();
+        let values = dipaco_model::parameters(&specs);
+        let store = RunStore::in_memory();
+        let encode = |value: f32| {
+            module_files::encode(&ModuleWeights { specs: specs.clone(), values: vec![value; values] })
+                .unwrap()
+        };
+        let weights = store.put("modules/before", encode(0.25)).await.unwrap();
+        let mut synchronizer =
+            Synchronizer::new(store.clone(), layout, config.outer.clone(), VerifiedGradients::default());
+        let order = |gradient: ObjectRef| OuterStepOrder {
+            fragment,
+            version: 1,
+            fence: 7,
+            weights: weights.clone(),
+            momentum: None,
+            shares: vec![MergeInput { path: PathId(0), weight: 1.0, gradient: Some(gradient) }],
+            applied: 0,
+            due: true,
+        };
+        for (value, expected) in [(-3e38f32, Some(0.25f32)), (1.0, None)] {
+            let encoded = dipaco_codec::encode(&vec![value; values], dipaco_codec::Compression::F32).unwrap();
+            let name = format!("gradient/{value}");
+            let gradient = store.put(&name, Bytes::from(encoded)).await.unwrap();
+            let done = synchronizer.carry_out(order(gradient)).await.unwrap().unwrap();
+            let published = read_module(&store, &done.weights, specs.clone()).await.unwrap().values;
+            assert!(published.iter().all(|value| value.is_finite()));
+            assert_eq!(published.iter().all(|value| *value == 0.25), expected.is_some(), "{value}");
+            assert!(store.get(&done.momentum).await.is_ok());
+        }
     }
 }

@@ -62,7 +62,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dipaco_net::JoinToken;
+use dipaco_net::{Clock, JoinToken};
 use dipaco_topology::Topology;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -71,7 +71,7 @@ use crate::TrainError;
 use crate::client::{ClientError, GOODBYE_TIMEOUT, Identity, Session, Transfer, instance};
 use background::{Background, nothing};
 use carry_out::CarriedOut;
-use dipaco_path::{Layout, TrainDevice};
+use dipaco_path::{Layout, TrainDevice, numerics};
 use dipaco_protocol::{Request, Response};
 pub use error::WorkerError;
 use fragment_cache::FragmentCache;
@@ -118,6 +118,9 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
         worker: options.name.clone(),
         instance: instance(),
         patience: options.patience,
+        clock: Clock::system(),
+        numerics: numerics(&options.device)?,
+        server: None,
     };
     let session = match Session::open(identity, cancel.clone()).await {
         Ok(session) => Arc::new(session),
@@ -183,21 +186,14 @@ impl Worker {
     async fn run(&mut self) -> Result<(), WorkerError> {
         let (mut next, mut uploading) = (None, nothing());
         loop {
-            let prefetched = match next.take() {
-                Some(prefetched) => prefetched,
-                None => match self.first_lease(&mut uploading).await? {
-                    Some(prefetched) => prefetched,
-                    // No lease is left, but the results of the last one may still be on their way.
-                    None => return uploading.await,
-                },
-            };
-            let path = prefetched.active.lease.path;
-            match self.carry_out(prefetched, uploading).await {
-                Ok(CarriedOut { next: following, uploading: results }) => {
+            // Every stage of a lease may learn that the lease is lost, and none of them ends the worker.
+            match self.one_lease(next.take(), uploading).await {
+                Ok(Some(CarriedOut { next: following, uploading: results })) => {
                     (next, uploading) = (following, results);
                 }
+                Ok(None) => return Ok(()),
                 Err(WorkerError::LeaseLost { reason }) => {
-                    tracing::warn!(%path, reason, "the lease is lost");
+                    tracing::warn!(reason, "a lease is lost");
                     self.counts.lost.fetch_add(1, Ordering::Relaxed);
                     // The next lease, if one was prefetched, was dropped with its heartbeat: give it back too.
                     self.give_back().await;
@@ -208,6 +204,23 @@ impl Worker {
                     return Err(error);
                 }
             }
+        }
+    }
+
+    /// Carries out the prefetched lease, or asks for one first. Returns `None` when the run is complete.
+    async fn one_lease(
+        &mut self,
+        prefetched: Option<PrefetchedLease>,
+        mut uploading: Background<()>,
+    ) -> Result<Option<CarriedOut>, WorkerError> {
+        let prefetched = match prefetched {
+            Some(prefetched) => Some(prefetched),
+            None => self.first_lease(&mut uploading).await?,
+        };
+        match prefetched {
+            Some(prefetched) => self.carry_out(prefetched, uploading).await.map(Some),
+            // No lease is left, but the results of the last one may still be on their way.
+            None => uploading.await.map(|()| None),
         }
     }
 

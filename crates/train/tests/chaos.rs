@@ -117,15 +117,15 @@ async fn a_worker_that_lost_its_lease_is_told_so() {
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let puppet = Puppet::welcome(&token, "puppet").await;
     let work = puppet.lease().await;
-    let (path, fence) = (work.path, work.fence);
     let item = LeaseResult::OuterGradient { fragment: work.weights[0].fragment, number: 1, tokens: 1 };
     let gradient = dipaco_codec::encode(&[0.5; 4], Compression::F32).unwrap();
     puppet.ask(&Request::Release, None).await.unwrap();
 
     let answer = puppet.submit(&work, item, gradient.into()).await.unwrap();
     assert!(matches!(answer, Response::Lost { .. }), "{answer:?}");
-    let complete = Request::Complete { path, fence, report: dipaco_protocol::LeaseReport::default() };
-    let beat = Request::Heartbeat { path, fence, step: u64::MAX, loss: Some(f32::NAN) };
+    let complete = Request::Complete { lease: work.key(), report: dipaco_protocol::LeaseReport::default() };
+    let beat =
+        Request::Heartbeat { lease: work.key(), step: u64::MAX, repeated: u64::MAX, loss: Some(f32::NAN) };
     for request in [complete, beat] {
         let answer = puppet.ask(&request, None).await.unwrap().0;
         assert!(matches!(answer, Response::Lost { .. }), "{request:?}: {answer:?}");

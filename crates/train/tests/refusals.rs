@@ -3,9 +3,13 @@
 
 mod support;
 
+use std::time::SystemTime;
+
 use bytes::Bytes;
 use dipaco_codec::{Compression, encode};
+use dipaco_config::Numerics;
 use dipaco_model::{level_specs, parameters};
+use dipaco_net::{Client, Limits, NetError};
 use dipaco_protocol::{
     ContentDigest, FetchSource, GrantedLease, LeaseReport, LeaseResult, Request, Response,
 };
@@ -29,8 +33,8 @@ async fn peers_of_another_version_or_without_a_hello_are_turned_away() {
     let run = Run::seeded(config()).await;
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let reason = refusal(Puppet::silent(&token).await.hello("old", "0.0.0-other").await);
-    assert!(reason.contains("0.0.0-other") && reason.contains(env!("CARGO_PKG_VERSION")), "{reason}");
-    let reason = refusal(Puppet::silent(&token).await.hello("a\nb", env!("CARGO_PKG_VERSION")).await);
+    assert!(reason.contains("0.0.0-other") && reason.contains(dipaco_train::BUILD), "{reason}");
+    let reason = refusal(Puppet::silent(&token).await.hello("a\nb", dipaco_train::BUILD).await);
     assert!(reason.contains("--name"), "{reason}");
     let ask = Request::Lease { held: Vec::new(), wait_ms: 0 };
     let reason = refusal(Puppet::silent(&token).await.ask(&ask, None).await.unwrap().0);
@@ -95,7 +99,7 @@ async fn wrong_results_are_refused_and_the_run_goes_on() {
     for (whole, offset, why) in
         [(other, 0, "BLAKE3"), (whole.clone(), 1, "has no piece"), (whole, 2 << 20, "has no piece")]
     {
-        let request = Request::Submit { path: work.path, fence: work.fence, item, digest: whole, offset };
+        let request = Request::Submit { lease: work.key(), item, digest: whole, offset };
         let answer = puppet.ask(&request, Some(gradient.clone())).await.unwrap().0;
         assert!(matches!(&answer, Response::Refused { reason } if reason.contains(why)), "{answer:?}");
     }
@@ -103,18 +107,8 @@ async fn wrong_results_are_refused_and_the_run_goes_on() {
     let huge = Bytes::from(vec![0; 64 << 20]);
     assert!(refusal(submit(&puppet, &work, item, huge).await).contains("at most"));
 
-    // Far larger than earlier outer gradients.
-    for number in 0..4u8 {
-        let value = 0.5 + f32::from(number) / 64.0;
-        let gradient = dipaco_codec::encode(&vec![value; values], Compression::F32).unwrap();
-        assert_eq!(submit(&puppet, &work, item, gradient.into()).await, Response::Done);
-    }
-    let broken = Bytes::from(dipaco_codec::encode(&vec![1e6; values], Compression::F32).unwrap());
-    assert!(refusal(submit(&puppet, &work, item, broken).await).contains("outer.guard"));
-
     let complete = Request::Complete {
-        path: work.path,
-        fence: work.fence,
+        lease: work.key(),
         report: LeaseReport { loss: Some(f64::NAN), held_out_loss: Some(f64::NAN), ..LeaseReport::default() },
     };
     assert!(refusal(puppet.ask(&complete, None).await.unwrap().0).contains("missing"));
@@ -127,8 +121,8 @@ async fn wrong_results_are_refused_and_the_run_goes_on() {
     }
     let source = FetchSource::Shard { path: PathId(99), hash: String::new() };
     refusal(puppet.ask(&Request::Fetch { source, offset: 0 }, None).await.unwrap().0);
-    let beat =
-        Request::Heartbeat { path: work.path, fence: work.fence, step: u64::MAX, loss: Some(f32::NAN) };
+    let (lease, loss) = (work.key(), Some(f32::NAN));
+    let beat = Request::Heartbeat { lease, step: u64::MAX, repeated: u64::MAX, loss };
     assert_eq!(puppet.ask(&beat, None).await.unwrap().0, Response::Done);
     puppet.ask(&Request::Release, None).await.unwrap();
     drop(puppet);
@@ -171,20 +165,54 @@ async fn an_exchanged_shard_is_refused_and_leaves_no_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_revoked_token_is_refused_from_its_next_request_on() {
+async fn a_revoked_token_loses_its_connection_and_its_lease() {
     let run = Run::seeded(config()).await;
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let own = run.token_of("gpu-3", &token);
-    let puppet = Puppet::welcome(&own, "puppet").await;
-    let lease = puppet.lease().await;
+    // One holder asks nothing any more, the other asks at once.
+    let (silent, asking) = (Puppet::welcome(&own, "silent").await, Puppet::welcome(&own, "asking").await);
+    let (lease, _) = (silent.lease().await, asking.lease().await);
     Revocations::of(&run.folder.path().join("revoked")).revoke("gpu-3").unwrap();
-    let beat = Request::Heartbeat { path: lease.path, fence: lease.fence, step: 1, loss: None };
-    let refused = refusal(puppet.ask(&beat, None).await.unwrap().0);
-    assert!(refused.contains("\"gpu-3\" has been revoked"), "{refused}");
-    let again = Puppet::silent(&own).await.hello("other", env!("CARGO_PKG_VERSION")).await;
-    assert!(refusal(again).contains("revoked"));
-    // Its lease is free at once, and other tokens stay valid.
+    let beat = Request::Heartbeat { lease: lease.key(), step: 1, repeated: 0, loss: None };
+    match asking.ask(&beat, None).await {
+        Ok((answer, _)) => {
+            let refused = refusal(answer);
+            assert!(refused.contains("\"gpu-3\" has been revoked"), "{refused}");
+        }
+        Err(error) => assert!(matches!(error, NetError::Revoked { .. }), "{error}"),
+    }
+    for puppet in [silent, asking] {
+        let ended = puppet.closed().await;
+        assert!(matches!(ended, NetError::Revoked { .. }), "{ended}");
+    }
+    let again = Client::connect(&own, SystemTime::now(), Limits::default()).await.unwrap_err();
+    assert!(matches!(again, NetError::Revoked { .. }), "{again}");
+    // Its leases are free at once, and other tokens stay valid.
     let worker = run.spawn_worker(&token, "worker");
     assert!(coordinator.await.unwrap().unwrap().finished);
     assert_eq!(worker.await.unwrap().unwrap().leases, 4 * 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_compute_other_bits_are_refused_or_recorded() {
+    for (numerics, joins) in [(Numerics::Same, false), (Numerics::Any, true)] {
+        let mut config = config();
+        config.train.numerics = numerics;
+        let run = Run::seeded(config).await;
+        let stop = CancellationToken::new();
+        let file = run.folder.path().join("metrics.jsonl");
+        let (coordinator, token) = run.coordinator(Events::create(&file).unwrap(), stop.clone()).await;
+        let _first = Puppet::welcome(&token, "first").await;
+        let other = Puppet::silent(&token).await.with_numerics("cpu-0123456789abcdef");
+        match other.hello("other", dipaco_train::BUILD).await {
+            Response::Refused { reason } => {
+                assert!(!joins && reason.contains("train.numerics"), "{reason}");
+            }
+            answer => assert!(joins && matches!(answer, Response::Welcome { .. }), "{answer:?}"),
+        }
+        stop.cancel();
+        coordinator.await.unwrap().unwrap();
+        let events = std::fs::read_to_string(file).unwrap();
+        assert_eq!(events.contains("cpu-0123456789abcdef"), joins, "{events}");
+    }
 }

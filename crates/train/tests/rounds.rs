@@ -7,7 +7,8 @@ use dipaco_codec::Compression;
 use dipaco_config::RunConfig;
 use dipaco_path::PathData;
 use dipaco_protocol::WorkerPlan;
-use dipaco_sync::{SyncConfig, Weighting};
+use dipaco_shards::TokenFile;
+use dipaco_sync::{EmbeddingMean, SyncConfig, Weighting};
 use dipaco_topology::PathId;
 use support::{Run, config, tokens};
 use tokio_util::sync::CancellationToken;
@@ -124,6 +125,42 @@ async fn rounded_changes_and_fetched_weights_give_the_same_bits() {
     let (exact, all_bytes) = weights_and_bytes(config, 1).await;
     assert_ne!(one, exact);
     assert!(few_bytes * 10 < all_bytes * 9, "{few_bytes} of {all_bytes}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_level_takes_outer_steps_with_its_own_learning_rate() {
+    let run = |rates: Vec<f64>| async move {
+        let mut config = config();
+        config.train.rounds = 1;
+        config.outer.level_learning_rates = rates;
+        weights_and_bytes(config, 1).await.0
+    };
+    let common = run(vec![]).await;
+    assert_eq!(run(vec![0.7, 0.7]).await, common);
+    // The first level has the first half of the modules.
+    let slow = run(vec![0.7, 0.1]).await;
+    let (first, second) = common.split_at(common.len() / 2);
+    assert_eq!(&slow[..first.len()], first);
+    assert!(slow[first.len()..].iter().zip(second).all(|(slow, common)| slow != common));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_the_embedding_count_the_paths_that_touched_them() {
+    let mut all = config();
+    all.train.rounds = 1;
+    // A sequence of 16 tokens cannot touch all 40 rows.
+    all.train.inner_steps = 1;
+    all.train.batch = 1;
+    all.model.embedding_decay = false;
+    let mut touched = all.clone();
+    touched.outer.embedding_mean = EmbeddingMean::Touched;
+    let (all, _) = weights_and_bytes(all, 1).await;
+    let (one, _) = weights_and_bytes(touched.clone(), 1).await;
+    assert_eq!(weights_and_bytes(touched, 3).await.0, one);
+    // The embedding is in the first level.
+    let (first, second) = one.split_at(one.len() / 2);
+    assert_eq!(second, &all[first.len()..]);
+    assert!(first.iter().zip(&all).all(|(touched, all)| touched != all));
 }
 
 /// The states of paths' fragments give the same bits if one worker holds them all, if workers upload them, and if workers
@@ -286,10 +323,17 @@ fn a_shard_of_one_document_is_trained_on_with_nothing_held_out() {
     let folder = tempfile::tempdir().unwrap();
     let plan = WorkerPlan::new(&config());
     let one = tokens(&folder.path().join("one.h5"), 0, 1);
-    assert!(PathData::open(one, PathId(0), &plan).is_ok());
+    let open = |name: &str, hash: &str, path| {
+        PathData::new(TokenFile::open(folder.path().join(name)).unwrap(), hash, path, &plan)
+    };
+    assert!(open("one.h5", one.content_hash(), PathId(0)).is_ok());
+    assert!(matches!(
+        open("one.h5", "another hash", PathId(0)),
+        Err(dipaco_path::PathError::WrongShard { .. })
+    ));
     let none = tokens(&folder.path().join("none.h5"), 0, 0);
     assert!(matches!(
-        PathData::open(none, PathId(3), &plan),
+        open("none.h5", none.content_hash(), PathId(3)),
         Err(dipaco_path::PathError::EmptyShard { path: PathId(3) })
     ));
 }

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_model::{ModuleWeights, path_specs, split};
+use dipaco_model::{ModelError, ModuleWeights, OpsError, path_specs, split};
 use dipaco_path::{
-    GlobalFragment, LeaseTraining, LeaseWatch, PathData, PathState, PathWeights, TrainDevice, train_lease,
+    GlobalFragment, InnerConfig, LeaseTraining, LeaseWatch, PathData, PathError, PathState, PathWeights,
+    TrainDevice, Trainer, train_lease,
 };
 use dipaco_protocol::WorkerPlan;
-use dipaco_shards::TokenFile;
+use dipaco_routing::is_router_document;
+use dipaco_shards::{ShardsError, TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::RunStore;
 use dipaco_sync::{FragmentId, ScheduledSend};
 use dipaco_telemetry::{Events, Progress};
@@ -20,7 +22,7 @@ use dipaco_topology::{LevelConfig, ModuleId, Modules, PathId, TopologyConfig};
 use dipaco_train::{CoordinatorError, SeedError, SeedOptions, SeedSummary, open_run, train_seed};
 use tokio_util::sync::CancellationToken;
 
-use support::{Run, config};
+use support::{Run, config, tokens};
 
 /// Trains the seed in a store in its own folder until it is complete or `stop` is triggered.
 async fn seed(
@@ -53,7 +55,7 @@ async fn an_interrupted_seed_goes_on_to_the_same_weights() {
     let run = Run::seeded(config()).await;
     let whole = run.manifest().await.seed.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let train = support::tokens(&run.folder.path().join("train.h5"), 0, 60);
+    let train = tokens(&run.folder.path().join("train.h5"), 0, 60);
     let reached = CancellationToken::new();
     let first =
         seed(folder.path(), config(), train.clone(), Some((run.events_until(1, &reached), reached))).await;
@@ -79,8 +81,8 @@ async fn a_seed_is_validated_as_often_as_configured_and_at_the_end() {
         config.seed_model.validate_every = every;
         let store = RunStore::create(&folder.path().join("store").to_string_lossy()).unwrap();
         let started = open_run(&store, || "test-run".to_owned()).await.unwrap();
-        let train = support::tokens(&folder.path().join("train.h5"), 0, 60);
-        let validation = Some(support::tokens(&folder.path().join("validation.h5"), 0, 10));
+        let train = tokens(&folder.path().join("train.h5"), 0, 60);
+        let validation = Some(tokens(&folder.path().join("validation.h5"), 0, 10));
         let options =
             SeedOptions { config, store, train, validation, restart: false, device: TrainDevice::Cpu };
         let log = folder.path().join("metrics.jsonl");
@@ -93,6 +95,54 @@ async fn a_seed_is_validated_as_often_as_configured_and_at_the_end() {
         assert_eq!(at, steps);
         assert_eq!(validated.last().unwrap()["loss"].as_f64(), summary.validation_loss);
     }
+}
+
+/// Hash of the seed's weights in the store of a folder.
+async fn seed_weights(folder: &std::path::Path) -> String {
+    let store = RunStore::create(&folder.join("store").to_string_lossy()).unwrap();
+    open_run(&store, String::new).await.unwrap().manifest.seed.unwrap().weights.hash
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_seed_does_not_train_on_documents_that_are_reserved_for_routers() {
+    let (with, without) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let all = tokens(&with.path().join("train.h5"), 0, 60);
+    let mut reserving = config();
+    reserving.routing.router_share = 0.3;
+    seed(with.path(), reserving.clone(), all.clone(), None).await.unwrap();
+
+    let rest = without.path().join("train.h5");
+    let info = TokenFileInfo {
+        tokenizer_hash: "test".into(),
+        vocab_size: support::VOCABULARY,
+        ..TokenFileInfo::default()
+    };
+    let mut writer = TokenFileWriter::create(&rest, info).unwrap();
+    let documents = (0..all.documents()).map(|document| all.document(document).to_vec());
+    let routing = &reserving.routing;
+    let kept = documents.filter(|tokens| !is_router_document(tokens, routing.seed, routing.router_share));
+    kept.for_each(|tokens| writer.push_document(&tokens).unwrap());
+    writer.finish().unwrap();
+    let rest = Arc::new(TokenFile::open(&rest).unwrap());
+    assert!(rest.documents() < 60);
+    seed(without.path(), config(), rest, None).await.unwrap();
+    assert_eq!(seed_weights(with.path()).await, seed_weights(without.path()).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seed_without_steps_is_its_initial_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config();
+    config.seed_model.steps = 0;
+    let train = tokens(&folder.path().join("train.h5"), 0, 60);
+    let summary = seed(folder.path(), config.clone(), train.clone(), None).await.unwrap();
+    assert!(summary.finished && summary.new_steps == 0);
+    let store = RunStore::create(&folder.path().join("store").to_string_lossy()).unwrap();
+    let record = open_run(&store, String::new).await.unwrap().manifest.seed.unwrap();
+    let bytes = store.get(&record.weights).await.unwrap();
+    let saved = ModuleWeights::from_safetensors(&bytes, path_specs(&config.model).into()).unwrap();
+    assert_eq!(saved, dipaco_model::init(&config.model, config.run.seed).unwrap());
+    assert!(seed(folder.path(), config, train, None).await.unwrap().finished);
 }
 
 #[tokio::test]
@@ -136,8 +186,9 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     let start = ModuleWeights::from_safetensors(&start, specs.clone()).unwrap();
     let plan = WorkerPlan::new(&config);
     let topology = plan.topology().unwrap();
-    let file = Arc::new(TokenFile::open(run.folder.path().join("path-000.h5")).unwrap());
-    let data = PathData::open(file, PathId(0), &plan).unwrap();
+    let file = TokenFile::open(run.folder.path().join("path-000.h5")).unwrap();
+    let hash = file.content_hash().to_owned();
+    let data = PathData::new(file, &hash, PathId(0), &plan).unwrap();
     let mut state = PathState::start(start.values.len());
     // All three rounds as one.
     let modules = split(&config.model, &topology, &start).unwrap();
@@ -170,6 +221,42 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     }
 }
 
+#[test]
+fn the_held_out_loss_does_not_count_the_prefix() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = tokens(&folder.path().join("shard.h5"), 1, 200);
+    let mut config = config();
+    config.topology = TopologyConfig { replicas: 1, levels: vec![dense_level()] };
+    let weights = dipaco_model::init(&config.model, 1).unwrap();
+    let loss = |prefix: usize| {
+        let mut plan = WorkerPlan::new(&config);
+        plan.uncounted_tokens = prefix;
+        let inner = InnerConfig {
+            adamw: plan.train.adamw.clone(),
+            schedule: plan.train.schedule.clone(),
+            first_step: 0,
+            total_steps: 1,
+            batch: 4,
+            micro_batch: 0,
+            activation_checkpointing: false,
+        };
+        let (topology, state) = (plan.topology().unwrap(), PathState::start(weights.values.len()));
+        let start = [weights.clone()];
+        let mut trainer =
+            Trainer::new(&TrainDevice::Cpu, &plan.model, &topology, &start, state, inner).unwrap();
+        let opened = TokenFile::open(file.path()).unwrap();
+        let data = PathData::new(opened, file.content_hash(), PathId(0), &plan).unwrap();
+        data.held_out_loss(&mut trainer, 4).unwrap()
+    };
+    // Nothing predicts the first token of a sequence, so a prefix of one token leaves out nothing.
+    assert!(loss(0).is_some());
+    assert_eq!(loss(0), loss(1));
+    assert_ne!(loss(1), loss(8));
+    // A sequence of 16 inputs predicts 16 tokens: after a prefix of 16 one is left, after 17 none.
+    assert!(loss(16).is_some());
+    assert_eq!(loss(17), None);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_and_path_specific_modules_do_not_depend_on_the_workers() {
     let diloco = TopologyConfig { replicas: 2, levels: vec![dense_level()] };
@@ -194,4 +281,65 @@ async fn replicas_and_path_specific_modules_do_not_depend_on_the_workers() {
         }
         assert_eq!(bits[0], bits[1]);
     }
+}
+
+/// A run of one path whose shard is `file`: its first lease.
+fn first_lease(config: &RunConfig, file: TokenFile) -> Result<(), PathError> {
+    let plan = WorkerPlan::new(config);
+    let start = dipaco_model::init(&config.model, 1).unwrap();
+    let modules = split(&config.model, &plan.topology().unwrap(), &start).unwrap();
+    let fragment = FragmentId { module: ModuleId { level: 0, index: 0 }, index: 0 };
+    let global = GlobalFragment { fragment, values: &modules[0].values, received: true, share: 1.0 };
+    let mut state = PathState::start(start.values.len());
+    let weights = PathWeights::new(&plan, PathId(0), &[global], &mut state, true).unwrap();
+    let hash = file.content_hash().to_owned();
+    let data = PathData::new(file, &hash, PathId(0), &plan)?;
+    let lease = LeaseTraining {
+        device: &TrainDevice::Cpu,
+        plan: &plan,
+        path: PathId(0),
+        data: &data,
+        phase_step: 0,
+        to: 12,
+        sends: &[],
+    };
+    train_lease(lease, weights, state, &LeaseWatch::default(), drop).map(drop)
+}
+
+#[test]
+fn tokens_outside_of_the_vocabulary_end_the_training_of_a_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config();
+    config.topology = TopologyConfig { replicas: 1, levels: vec![dense_level()] };
+    let path = folder.path().join("shard.h5");
+    let file = tokens(&path, 0, 30);
+    first_lease(&config, TokenFile::open(&path).unwrap()).unwrap();
+
+    // A file of the same text for a larger vocabulary than that of the model.
+    let mut smaller = config.clone();
+    smaller.model.vocab_size = 39;
+    let refused = first_lease(&smaller, TokenFile::open(&path).unwrap());
+    assert!(
+        matches!(
+            refused,
+            Err(PathError::Model(ModelError::Operation(OpsError::Vocabulary { ids: 40, entries: 39, .. })))
+        ),
+        "{refused:?}"
+    );
+
+    // The file's third token, of two bytes, is damaged where it lies.
+    let mut bytes = std::fs::read(&path).unwrap();
+    let first: Vec<u8> = file.document(0).iter().take(8).flat_map(|id| (id as u16).to_le_bytes()).collect();
+    let at = bytes.windows(first.len()).position(|window| window == first).unwrap();
+    bytes[at + 4] = 40;
+    drop(file);
+    std::fs::write(&path, bytes).unwrap();
+    let refused = first_lease(&config, TokenFile::open(&path).unwrap());
+    assert!(
+        matches!(
+            &refused,
+            Err(PathError::Shards(ShardsError::TokenOutOfVocabulary { token: 40, place, .. })) if place == "place 2"
+        ),
+        "{refused:?}"
+    );
 }

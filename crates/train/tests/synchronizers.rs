@@ -3,9 +3,11 @@
 
 mod support;
 
+use std::time::SystemTime;
+
 use bytes::Bytes;
 use dipaco_codec::Compression;
-use dipaco_net::JoinToken;
+use dipaco_net::{Client, JoinToken, Limits, NetError};
 use dipaco_protocol::{
     FetchSource, GrantedLease, LeaseResult, OuterStepDone, Request, Response, SYNCHRONIZER,
 };
@@ -75,7 +77,7 @@ async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
         address: "127.0.0.1:1".to_owned(),
         wait_ms: 0,
     };
-    let version = env!("CARGO_PKG_VERSION");
+    let version = dipaco_train::BUILD;
 
     // A worker's token takes no outer steps, and a synchronizer's token gets no lease.
     let worker = Puppet::welcome(&token, "worker").await;
@@ -105,7 +107,10 @@ async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
     let weights = work.weights.iter().find(|weights| weights.fragment.module == FIRST).unwrap();
     let mut there = token.clone();
     there.addresses = vec![weights.at.clone().unwrap()];
-    let there = Puppet::welcome(&there, "first").await;
+    // A synchronizer can't pose as the coordinator.
+    let posing = Client::connect(&there, SystemTime::now(), Limits::default()).await.unwrap_err();
+    assert!(matches!(posing, NetError::WrongToken { .. }), "{posing}");
+    let there = Puppet::welcome_at_synchronizer(&there, "first").await;
     let fetch = |object: ObjectRef| Request::Fetch { source: FetchSource::Object(object), offset: 0 };
     let piece = there.ask(&fetch(weights.object.clone()), None).await.unwrap();
     assert!(matches!(piece.0, Response::Piece { total } if total == weights.object.bytes));
@@ -162,7 +167,7 @@ async fn objects_that_count_stay_when_their_outer_step_is_reported_again() {
     let run = Run::seeded(config()).await;
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let puppet = Puppet::silent(&run.token_as(SYNCHRONIZER, &token)).await;
-    puppet.hello("puppet", env!("CARGO_PKG_VERSION")).await;
+    puppet.hello("puppet", dipaco_train::BUILD).await;
     let worker = run.spawn_worker(&token, "worker");
     let orders = Request::Orders { modules: vec![FIRST], address: "127.0.0.1:1".to_owned(), wait_ms: 15_000 };
     let order = loop {

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, join, path_specs, split};
+use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, TokenBatch, TokenRows, join, path_specs, split};
 use dipaco_optim::{AdamWConfig, ScheduleConfig, clip_scale};
 use dipaco_path::{InnerConfig, PathState, StepReport, TrainDevice, Trainer};
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
@@ -128,7 +128,10 @@ fn train(reference: &Reference, topology: &Topology, way: Way) -> Trained {
         Trainer::new(&TrainDevice::Cpu, &reference.model, topology, &initial, state, config).unwrap();
     let (mut reports, mut moments) = (Vec::new(), Vec::new());
     for (tokens, targets) in reference.ids("tokens").iter().zip(reference.ids("targets")) {
-        reports.push(trainer.step_batch(tokens, &targets, PathId(0)).unwrap());
+        let vocabulary = reference.model.vocab_size;
+        let tokens = TokenRows::new(tokens.clone(), BATCH, vocabulary).unwrap();
+        let batch = TokenBatch::new(tokens, targets, vocabulary).unwrap();
+        reports.push(trainer.step(&batch, PathId(0)).unwrap());
         if reports.len() == 1 {
             moments.clone_from(&trainer.state().unwrap().first);
         }

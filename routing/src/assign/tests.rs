@@ -1,6 +1,8 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
+use dipaco_shards::ShardsError;
+
 use super::*;
 use crate::features::silent;
 use crate::progress::RoutingProgress;
@@ -23,7 +25,8 @@ fn every_document_is_in_the_shard_of_its_path_in_corpus_order() {
     for document in 0..file.documents() {
         let tokens = file.document(document).to_vec();
         let prefix = &tokens[..tokens.len().min(32)];
-        let features = Histogram.features(prefix, &[prefix.len()]).unwrap();
+        let rows = file.rows(prefix.to_vec(), 1).unwrap();
+        let features = Histogram.features(&rows, &[prefix.len()]).unwrap();
         expected.entry(router.route(&features).unwrap().path).or_default().push(tokens);
     }
     let shards = ShardSet::open(&out).unwrap();
@@ -241,7 +244,8 @@ fn overlapping_shards_hold_each_document_in_its_best_paths() {
     for document in 0..file.documents() {
         let tokens = file.document(document).to_vec();
         let prefix = &tokens[..tokens.len().min(32)];
-        let features = Histogram.features(prefix, &[prefix.len()]).unwrap();
+        let rows = file.rows(prefix.to_vec(), 1).unwrap();
+        let features = Histogram.features(&rows, &[prefix.len()]).unwrap();
         for (path, _) in router.ranked(&features, 2).unwrap() {
             expected.entry(path).or_default().push(tokens.clone());
         }
@@ -343,4 +347,25 @@ fn a_shard_that_was_finished_before_a_failure_is_not_written_again() {
     assert!(!assign(&Histogram, "seed", &router, &file, &out, &mut silent).unwrap().skipped);
     assert_eq!(bytes_of(&out), before);
     assert_eq!(stamp(0), kept);
+}
+
+#[test]
+fn a_token_outside_of_the_vocabulary_is_not_routed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = corpus(folder.path(), 40);
+    let router = fitted(&file, TOPICS);
+    let path = file.path().to_owned();
+    let second: Vec<u8> = file.document(1).iter().flat_map(|id| (id as u16).to_le_bytes()).collect();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(second.len()).position(|window| window == second).unwrap();
+    bytes[at] = 21;
+    drop(file);
+    std::fs::write(&path, bytes).unwrap();
+    let file = TokenFile::open(&path).unwrap();
+    let refused = assign(&Histogram, "seed", &router, &file, &folder.path().join("shards"), &mut silent);
+    let Err(RoutingError::Tokens { source: ShardsError::TokenOutOfVocabulary { token, .. }, .. }) = refused
+    else {
+        panic!("a damaged file was routed");
+    };
+    assert_eq!(token, 21);
 }

@@ -6,7 +6,7 @@ use crate::features::silent;
 use crate::{ClassifierConfig, RouterKind};
 
 fn origin() -> Origin {
-    Origin { tokens_hash: "t".into(), tokenizer_hash: "k".into(), seed_hash: "s".into() }
+    Origin { tokens_hash: "t".into(), tokenizer_hash: "k".into(), seed_hash: "s".into(), labels_hash: None }
 }
 
 fn from() -> TargetsFrom {

@@ -53,7 +53,7 @@ fn too_many_paths_and_too_long_prefixes_are_refused() {
 }
 
 fn origin() -> Origin {
-    Origin { tokens_hash: "t".into(), tokenizer_hash: "k".into(), seed_hash: "s".into() }
+    Origin { tokens_hash: "t".into(), tokenizer_hash: "k".into(), seed_hash: "s".into(), labels_hash: None }
 }
 
 /// Points whose first two components are near one of 3 places and whose last two are near one of 2, independently:
@@ -144,4 +144,68 @@ fn unusable_input_is_refused() {
     let message = fit(&vec![1.5; 400], &[2], RouterKind::KMeans).to_string();
     assert!(message.contains("all 100 points are the same") && message.contains("seed model"), "{message}");
     assert!(matches!(fit(&grid(50), &[2], RouterKind::Discriminative), RoutingError::Config { .. }));
+}
+
+#[test]
+fn standardised_features_weigh_all_components_alike_at_the_fit_and_later() {
+    // The first component is loud and says nothing, the second tells two groups apart.
+    let points: Vec<f32> = (0u16..400)
+        .flat_map(|i| {
+            let noise = f32::from((i * 37) % 101) * 10.0;
+            [noise, if i % 2 == 0 { 0.0 } else { 1.0 } + f32::from(i % 7) * 0.01]
+        })
+        .collect();
+    let fit = |standardise| {
+        let config = RouterConfig { standardise, ..RouterConfig::default() };
+        fit_points(&points, 2, &[2], origin(), &config, &mut silent).unwrap().router
+    };
+    let right = |router: &Router| {
+        let first = router.route(&points[..2]).unwrap().path;
+        let path = |i: usize| router.route(&points[2 * i..2 * i + 2]).unwrap().path;
+        (0..400).filter(|&i| (path(i) == first) == (i % 2 == 0)).count()
+    };
+    assert_eq!(right(&fit(true)), 400);
+    assert!(right(&fit(false)) < 300);
+    let read = Router::from_bytes(fit(true).to_bytes()).unwrap();
+    assert_eq!(read, fit(true));
+    assert_eq!(right(&read), 400);
+}
+
+#[test]
+fn a_component_that_never_changes_does_not_count() {
+    let points: Vec<f32> = (0u16..40).flat_map(|i| [0.1, f32::from(i % 2)]).collect();
+    let config = RouterConfig { standardise: true, ..RouterConfig::default() };
+    let router = fit_points(&points, 2, &[2], origin(), &config, &mut silent).unwrap().router;
+    assert_ne!(router.route(&[0.1, 0.0]).unwrap().path, router.route(&[0.1, 1.0]).unwrap().path);
+    assert_eq!(router.route(&[7.0, 0.0]).unwrap().path, router.route(&[0.1, 0.0]).unwrap().path);
+}
+
+#[test]
+fn random_routing_gives_every_path_an_equal_share() {
+    let config = RouterConfig { kind: RouterKind::Random, ..RouterConfig::default() };
+    let points: Vec<f32> = (0u16..1000).map(|i| (f32::from(i) + 0.5) / 1000.0).collect();
+    let fit = fit_points(&points, 1, &[2, 2], origin(), &config, &mut silent).unwrap();
+    assert_eq!(fit.sizes, [250; 4]);
+    assert_eq!((fit.router.kind(), fit.router.fitted_on().separation), (RouterKind::Random, None));
+    let read = Router::from_bytes(fit.router.to_bytes()).unwrap();
+    for (feature, path) in [(0.0, 0), (0.24, 0), (0.26, 1), (0.6, 2), (1.0, 3)] {
+        assert_eq!(read.route(&[feature]).unwrap().path.0, path, "{feature}");
+    }
+}
+
+#[test]
+fn separation_tells_topics_from_noise() {
+    let mut random = ChaCha8Rng::seed_from_u64(3);
+    let noise: Vec<f32> = (0..4000).map(|_| random.random_range(-1.0f32..1.0)).collect();
+    let topics: Vec<f32> = noise
+        .chunks_exact(4)
+        .zip(0..)
+        .flat_map(|(point, i)| point.iter().map(move |value| value + if i % 2 == 0 { 3.0 } else { -3.0 }))
+        .collect();
+    let separation = |points: &[f32]| {
+        let fit = fit_points(points, 4, &[2], origin(), &RouterConfig::default(), &mut silent).unwrap();
+        fit.router.fitted_on().separation.unwrap()
+    };
+    assert!(separation(&noise) < 0.05, "{}", separation(&noise));
+    assert!(separation(&topics) > 0.5, "{}", separation(&topics));
 }

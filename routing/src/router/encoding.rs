@@ -10,14 +10,15 @@
 //! | 32 | BLAKE3 of everything before |
 //!
 //! The numbers are the centroids (P, D) of k-means, the centroids (K, width) of each part of product k-means, first to
-//! last, or the weights (P, D) of a discriminative router; then the biases (P).
+//! last, the centres (P) of random routing, or the weights (P, D) of a discriminative router; then the biases (P); then,
+//! if the header says so, the factors (D) of the features.
 
 use super::{Header, check_finite};
 use crate::RoutingError;
 
 const MAGIC: &[u8; 8] = b"DIPACORT";
 /// Version of the router format that this program writes and reads.
-pub const ROUTER_FORMAT_VERSION: u32 = 3;
+pub const ROUTER_FORMAT_VERSION: u32 = 4;
 const FIXED: usize = 16;
 const CHECKSUM: usize = 32;
 
@@ -58,7 +59,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(Header, Vec<f32>), RoutingError> {
     let (json, values) = rest.split_at_checked(length as usize).ok_or_else(cut)?;
     let header: Header = serde_json::from_slice(json)
         .map_err(|error| artefact(format!("its header can't be read: {error}")))?;
-    let expected = header.shape().values().unwrap_or(0);
+    let expected = header.values().unwrap_or(0);
     if expected == 0
         || header.shape().paths() != Some(header.paths)
         || expected.checked_mul(4) != Some(values.len())

@@ -41,9 +41,11 @@ impl<'a> Shape<'a> {
         let paths = self.paths()? as usize;
         match self.kind {
             RouterKind::Discriminative => paths.checked_mul(self.dimension.checked_add(1)?),
-            RouterKind::KMeans | RouterKind::ProductKMeans => self.parts().try_fold(paths, |sum, part| {
-                sum.checked_add(part.components.len().checked_mul(part.clusters as usize)?)
-            }),
+            RouterKind::KMeans | RouterKind::ProductKMeans | RouterKind::Random | RouterKind::Labels => {
+                self.parts().try_fold(paths, |sum, part| {
+                    sum.checked_add(part.components.len().checked_mul(part.clusters as usize)?)
+                })
+            }
         }
     }
 
@@ -57,7 +59,7 @@ impl<'a> Shape<'a> {
     pub(super) fn distances(&self, values: &[f32], features: &[f32]) -> Vec<f64> {
         match self.kind {
             RouterKind::Discriminative => surprises(values, features),
-            RouterKind::KMeans | RouterKind::ProductKMeans => {
+            RouterKind::KMeans | RouterKind::ProductKMeans | RouterKind::Random | RouterKind::Labels => {
                 let mut rest = values;
                 let mut sums = vec![0.0];
                 for part in self.parts() {
@@ -81,7 +83,9 @@ impl<'a> Shape<'a> {
     pub(super) fn shown(&self, distance: f64) -> f32 {
         match self.kind {
             RouterKind::Discriminative => distance as f32,
-            RouterKind::KMeans | RouterKind::ProductKMeans => distance.max(0.0).sqrt() as f32,
+            RouterKind::KMeans | RouterKind::ProductKMeans | RouterKind::Random | RouterKind::Labels => {
+                distance.max(0.0).sqrt() as f32
+            }
         }
     }
 }

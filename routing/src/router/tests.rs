@@ -7,8 +7,10 @@ fn fitted_on() -> FittedOn {
         tokens_hash: "aa".into(),
         tokenizer_hash: "bb".into(),
         seed_hash: "cc".into(),
+        labels_hash: None,
         documents: 7,
         loss: 0.25,
+        separation: None,
         targets: None,
         config: RouterConfig::default(),
     }

@@ -239,8 +239,8 @@ fn cancelling_keeps_former_outputs_and_finished_pieces() {
     let folder = tempfile::tempdir().unwrap();
     let input = corpus(folder.path());
     let out = folder.path().join("out");
-    let steps = cancelled(&[input], &out, "tokenise", i64::MAX);
-    assert_eq!(steps.last().unwrap(), "tokenise");
+    let steps = cancelled(&[input], &out, "tokenize", i64::MAX);
+    assert_eq!(steps.last().unwrap(), "tokenize");
     assert_eq!(names_in(&out), ["pieces"]);
     assert_eq!(names_in(&out.join("pieces")), ["tokenizer-record.json", TOKENIZER]);
 }

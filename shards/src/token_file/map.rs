@@ -24,8 +24,8 @@ impl FileMap {
     /// # Errors
     /// The system cannot map the file.
     pub(super) fn new(file: &File, path: &Path) -> Result<Self, ShardsError> {
-        // SAFETY: the bytes must not change while they are mapped. Both callers see to it: `TokenFile::open` maps files
-        // that are written under a temporary name and never changed after their renaming, and `Assembly` maps its own
+        // SAFETY: the bytes must not change while they are mapped. Both callers see to it: `TokenFile::open` maps finished
+        // files, which are never written again (renaming them, as a download does, keeps their bytes), and `Assembly` maps its own
         // temporary file, whose name no other process knows, while it does not write.
         let bytes = unsafe { Mmap::map(file) }.map_err(ShardsError::io("map", path))?;
         Ok(Self { bytes })

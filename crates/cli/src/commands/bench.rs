@@ -19,7 +19,7 @@ use crate::interrupt::Interrupt;
 use crate::{memory, output};
 use dipaco_pipeline::limits;
 use dipaco_pipeline::product_rate::product_rate;
-use dipaco_pipeline::step_speed::{Effort, PhaseTimes, StepSpeed, Subject, measure, shape};
+use dipaco_pipeline::step_speed::{Effort, PhaseTimes, StepSpeed, StepSubject, measure, shape};
 use dipaco_pipeline::vocabulary;
 
 /// Steps before the measured steps.
@@ -136,7 +136,7 @@ impl Size {
         }
     }
 
-    fn subject(self) -> Subject {
+    fn subject(self) -> StepSubject {
         let (blocks, hidden_size, heads, vocab_size, sequence_tokens, batch) = match self {
             Self::S => (4, 256, 4, 4096, 256, 8),
             Self::M => (8, 512, 8, 8192, 512, 4),
@@ -153,13 +153,13 @@ impl Size {
             context: sequence_tokens,
             ..ModelConfig::default()
         };
-        Subject { model, train: TrainConfig { batch, sequence_tokens, ..TrainConfig::default() } }
+        StepSubject { model, train: TrainConfig { batch, sequence_tokens, ..TrainConfig::default() } }
     }
 }
 
 /// The measurement, as JSON.
 #[derive(Debug, Serialize)]
-struct Report {
+struct SpeedReport {
     what: String,
     size: String,
     params: usize,
@@ -218,7 +218,7 @@ fn step(options: &StepOptions, progress: &Progress) -> Result<(), CliError> {
 }
 
 /// The path that the options choose, with its name in the report.
-fn subject(options: &StepOptions) -> Result<(String, Subject), CliError> {
+fn subject(options: &StepOptions) -> Result<(String, StepSubject), CliError> {
     let usage = |message: String, remedy: &str| Err(CliError::Usage { message, remedy: remedy.into() });
     if options.steps == 0 {
         return usage("--steps 0 measures nothing".into(), "give at least 1");
@@ -235,7 +235,7 @@ fn subject(options: &StepOptions) -> Result<(String, Subject), CliError> {
             let sources = Sources::with_environment(Some(file.clone()), Vec::new());
             let config = RunConfig::load(&sources)?.config;
             let config = vocabulary::expected(&config)?.config;
-            (file.display().to_string(), Subject { model: config.model, train: config.train })
+            (file.display().to_string(), StepSubject { model: config.model, train: config.train })
         }
     };
     if let Some(dtype) = options.dtype {
@@ -256,7 +256,7 @@ fn subject(options: &StepOptions) -> Result<(String, Subject), CliError> {
 }
 
 /// Refuses a step that needs more memory than there is: the system would kill the program.
-fn check_memory(subject: &Subject, available: Option<u64>) -> Result<(), CliError> {
+fn check_memory(subject: &StepSubject, available: Option<u64>) -> Result<(), CliError> {
     let needs = step_memory(&subject.model, &shape(&subject.train)).total();
     match available {
         Some(available) if needs > available => Err(CliError::Usage {
@@ -274,16 +274,16 @@ fn check_memory(subject: &Subject, available: Option<u64>) -> Result<(), CliErro
 
 fn report(
     size: String,
-    subject: &Subject,
+    subject: &StepSubject,
     device: String,
     found: &StepSpeed,
     product_rate: Option<f64>,
     peak: Option<u64>,
-) -> Report {
-    let Subject { model, train } = subject;
+) -> SpeedReport {
+    let StepSubject { model, train } = subject;
     let median = found.median();
     let rate = subject.flops() / median;
-    Report {
+    SpeedReport {
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
         size,
         params: parameters(&path_specs(model)),
@@ -308,8 +308,8 @@ fn report(
     }
 }
 
-fn describe(report: &Report, subject: &Subject) -> String {
-    let Subject { model, train } = subject;
+fn describe(report: &SpeedReport, subject: &StepSubject) -> String {
+    let StepSubject { model, train } = subject;
     let passes = match train.micro_batch {
         0 => String::new(),
         micro_batch => format!(", {micro_batch} at once"),

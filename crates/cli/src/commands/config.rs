@@ -91,7 +91,7 @@ fn show(options: &ShowOptions) -> Result<(), CliError> {
 
 /// The summary of a configuration.
 #[derive(Serialize)]
-struct Summary {
+struct ConfigSummary {
     hash: String,
     paths: u32,
     levels: usize,
@@ -101,7 +101,7 @@ struct Summary {
     seed_tokens: u64,
 }
 
-impl Summary {
+impl ConfigSummary {
     fn new(config: &RunConfig, topology: &Topology) -> Self {
         let tokens = |steps: u64, batch: usize, sequence: usize| {
             steps.saturating_mul(batch as u64).saturating_mul(sequence as u64)
@@ -126,7 +126,7 @@ fn check(options: &CheckOptions) -> Result<(), CliError> {
         message: error.to_string(),
         remedy: "correct topology.levels".into(),
     })?;
-    let summary = Summary::new(&config, &topology);
+    let summary = ConfigSummary::new(&config, &topology);
     if options.json {
         return output::print_json(&summary);
     }

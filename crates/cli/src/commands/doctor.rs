@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use self::finding::{Finding, Status};
+use self::finding::{Finding, FindingStatus};
 use crate::error::CliError;
 use crate::output;
 
@@ -38,7 +38,7 @@ pub(crate) fn run(options: &DoctorOptions) -> Result<(), CliError> {
     } else {
         output::print(&findings.iter().map(line).collect::<String>())?;
     }
-    match findings.iter().filter(|finding| finding.status == Status::Fail).count() {
+    match findings.iter().filter(|finding| finding.status == FindingStatus::Fail).count() {
         0 => Ok(()),
         failed => Err(CliError::Doctor { failed }),
     }
@@ -46,9 +46,9 @@ pub(crate) fn run(options: &DoctorOptions) -> Result<(), CliError> {
 
 fn line(finding: &Finding) -> String {
     let status = match finding.status {
-        Status::Ok => "ok  ",
-        Status::Warn => "warn",
-        Status::Fail => "fail",
+        FindingStatus::Ok => "ok  ",
+        FindingStatus::Warn => "warn",
+        FindingStatus::Fail => "fail",
     };
     let remedy = finding.remedy.as_ref().map_or_else(String::new, |remedy| format!("      try: {remedy}\n"));
     format!("{status}  {:<15} {}\n{remedy}", finding.check, finding.found)

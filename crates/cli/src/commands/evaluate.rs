@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_eval::{Comparison, Evaluation, EvaluationConfig};
+use dipaco_eval::{Comparison, Evaluation, EvaluationConfig, RouteUnit};
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::PathId;
 use serde::Serialize;
@@ -23,6 +23,7 @@ Examples:
   dipaco evaluate --run runs/tiny --path 2             every document by path 2
   dipaco evaluate --run runs/tiny --dense runs/tiny-dense
   dipaco evaluate --run runs/tiny --early-stopping     each path at its best version
+  dipaco evaluate --run runs/tiny --route-window       each sequence by its own first tokens
   dipaco evaluate --run runs/tiny --reroute 64 --reroute 128
   dipaco evaluate --run runs/tiny --labels domains.jsonl.gz --json";
 
@@ -40,6 +41,9 @@ pub(crate) struct EvaluateOptions {
     /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
     #[arg(long)]
     early_stopping: bool,
+    /// Choose the path of each sequence by the sequence's own first tokens. The default is evaluation.route.
+    #[arg(long)]
+    route_window: bool,
     /// Also evaluate with a new choice of path every W tokens, by the router of `dipaco route fit-transformer`; may be
     /// repeated. The default is evaluation.reroute_tokens.
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..))]
@@ -67,7 +71,10 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
-    let config = vocabulary::with_vocabulary(&run, &config)?;
+    let mut config = vocabulary::with_vocabulary(&run, &config)?;
+    if options.route_window {
+        config.evaluation.route = RouteUnit::Window;
+    }
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let comparison = runtime::run(async {
         let weights = Weights::open(&run, &config, version).await?;

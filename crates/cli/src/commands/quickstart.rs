@@ -105,11 +105,17 @@ fn program() -> String {
 /// The configuration: the saved one, so that a repeated call continues the run, or else the built-in one.
 fn configure(options: &QuickstartOptions) -> Result<(RunDirectory, RunConfig), CliError> {
     let run = RunDirectory::new(&options.run);
-    if !run.config().exists() {
+    let begins = !run.config().exists();
+    if begins {
         files::write(&run.config(), CONFIG.as_bytes())?;
     }
     let loaded = RunConfig::load(&Sources::with_environment(Some(run.config()), options.overrides.clone()))?;
-    save_config(&run, &loaded.config)?;
+    if begins {
+        // Not with `save_config`, which tells the user of each setting that differs from the built-in one.
+        files::write(&run.config(), loaded.config.to_toml().as_bytes())?;
+    } else {
+        save_config(&run, &loaded.config)?;
+    }
     Ok((run, loaded.config))
 }
 
@@ -210,7 +216,7 @@ impl Quickstart<'_> {
         config.run.data = Some(self.run.data());
         config.topology = TopologyConfig::dense(config.model.blocks);
         config.outer.nesterov = NesterovConfig { learning_rate: 1.0, momentum: 0.0 };
-        config.outer.rescale = Rescale::None;
+        config.outer.rescale = Rescale::NONE;
         let run = RunDirectory::new(self.run.root().join("dense")).with_data(Some(&self.run.data()));
         save_config(&run, &config)?;
         runtime::run(async { Ok(dipaco_pipeline::seed::adopt(&run, &config, &self.run).await?) })?;

@@ -306,11 +306,19 @@ fn show(options: &InspectOptions) -> Result<(), CliError> {
         return output::print_json(&statistics);
     }
     let mut text = format!("{}\n", statistics.to_string().trim_end());
+    let separation = dipaco_pipeline::route::router(&routing)?.fitted_on().separation;
+    if let Some(separation) = separation {
+        let tighter = separation * 100.0;
+        text += &format!("clusters are {tighter:.0} % tighter than clusters of shuffled features\n");
+    }
     for row in &statistics.rows {
         for example in &row.examples {
             let words = tokenizer.decode(&example.tokens)?.replace('\n', "⏎");
             text += &format!("\npath {} · document {}\n  {words}\n", row.path, example.document);
         }
+    }
+    if let Some(warning) = dipaco_routing::separation_warning(separation) {
+        text += &format!("\nwarning: {warning}\n");
     }
     if !options.validation
         && let Some(warning) = phases::small(&run, &config, phase)?

@@ -42,6 +42,11 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
     let config = vocabulary::with_vocabulary(&run, &config)?;
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let address = options.address.unwrap_or(config.serve.address);
+    if !address.ip().is_loopback() && config.serve.api_keys.is_none() {
+        tracing::warn!(
+            "everybody who reaches {address} may use this server: give serve.api_keys, or listen on 127.0.0.1"
+        );
+    }
     runtime::run(async {
         let listener = listen(address).await?;
         let bound = listener.local_addr().unwrap_or(address);

@@ -3,14 +3,14 @@
 mod data;
 
 use clap::Args;
-use dipaco_telemetry::{Align, Table, human};
+use dipaco_telemetry::{Align, Event, Table, human, read_events};
 
 use self::data::Accounts;
 use crate::error::CliError;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
-use dipaco_pipeline::PipelineError;
 use dipaco_pipeline::store::manifest;
+use dipaco_pipeline::{PipelineError, RunDirectory};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -29,6 +29,23 @@ pub(crate) struct StatusOptions {
     /// Print the run's manifest as JSON; with --data the accounts.
     #[arg(long)]
     json: bool,
+}
+
+/// A line about the last validation during training.
+fn last_validation(run: &RunDirectory) -> Result<Option<String>, CliError> {
+    if !run.events().exists() {
+        return Ok(None);
+    }
+    // A cut line of a killed process is skipped.
+    let events = read_events(&run.events()).map_err(PipelineError::from)?.filter_map(Result::ok);
+    let line = |event| match event {
+        Event::Validated { rounds, loss, bits_per_byte, .. } => {
+            let bits = bits_per_byte.map(|bits| format!(", {bits:.4} bits per byte")).unwrap_or_default();
+            Some(format!("validation: loss {loss:.4}{bits} after round {rounds}\n"))
+        }
+        _ => None,
+    };
+    Ok(events.filter_map(|record| line(record.event)).last())
 }
 
 pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
@@ -59,6 +76,9 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
         if !training.boundaries.is_empty() {
             let (phase, last) = (training.phase, training.boundaries.len());
             text += &format!("routing: phase {phase} of 0 to {last}, up to round {}\n", training.phase_end());
+        }
+        if let Some(validated) = last_validation(&run)? {
+            text += &validated;
         }
         let right = Align::Right;
         let mut table = Table::new(&[

@@ -26,9 +26,12 @@ The coordinator takes the outer steps of all other modules, and of the modules o
 pub(crate) struct SynchronizerArguments {
     #[command(flatten)]
     run: RunOptions,
+    /// File of the synchronizer's token; the default is secrets/synchronizer.token of the run.
+    #[arg(long, env = "DIPACO_JOIN", value_name = "FILE")]
+    join: Option<std::path::PathBuf>,
     /// Modules whose outer steps it takes: LEVEL, LEVEL/INDEX or LEVEL/FROM..END, separated by commas.
     #[arg(long, env = "DIPACO_MODULES", value_name = "MODULES", value_delimiter = ',', required = true, value_parser = parse)]
-    modules: Vec<Modules>,
+    modules: Vec<NamedModules>,
     /// UDP address to listen on.
     #[arg(long, env = "DIPACO_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDRESS")]
     listen: SocketAddr,
@@ -48,12 +51,12 @@ pub(crate) struct SynchronizerArguments {
 
 /// Modules of one level; without a range all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Modules {
+struct NamedModules {
     level: u16,
     indices: Option<Range<u32>>,
 }
 
-fn parse(text: &str) -> Result<Modules, String> {
+fn parse(text: &str) -> Result<NamedModules, String> {
     let wrong = || {
         format!("{text:?} names no modules: write LEVEL, LEVEL/INDEX or LEVEL/FROM..END, as in 0/3 or 1/0..8")
     };
@@ -76,13 +79,13 @@ fn parse(text: &str) -> Result<Modules, String> {
             Some(from..end)
         }
     };
-    Ok(Modules { level, indices })
+    Ok(NamedModules { level, indices })
 }
 
 /// The named modules, each once, checked against the topology.
-fn select(topology: &Topology, named: &[Modules]) -> Result<Vec<ModuleId>, CliError> {
+fn select(topology: &Topology, named: &[NamedModules]) -> Result<Vec<ModuleId>, CliError> {
     let mut modules = Vec::new();
-    for Modules { level, indices } in named {
+    for NamedModules { level, indices } in named {
         let count =
             if usize::from(*level) < topology.levels() { topology.modules_in((*level).into()) } else { 0 };
         let indices = indices.clone().unwrap_or(0..count.max(1));
@@ -109,6 +112,8 @@ pub(crate) fn run(options: &SynchronizerArguments) -> Result<(), CliError> {
         remedy: "name the run whose modules these are with --run".into(),
     })?;
     let how = Options {
+        join: options.join.clone(),
+        max_workers: config.train.max_workers,
         modules: select(&topology, &options.modules)?,
         listen: options.listen,
         advertise: options.advertise.clone(),
@@ -160,7 +165,7 @@ mod tests {
 
     #[test]
     fn modules_are_named_by_level_index_and_range() {
-        let named = |text| parse(text).map(|Modules { level, indices }| (level, indices));
+        let named = |text| parse(text).map(|NamedModules { level, indices }| (level, indices));
         assert_eq!(named("1"), Ok((1, None)));
         assert_eq!(named("0/3"), Ok((0, Some(3..4))));
         assert_eq!(named("2/0..8"), Ok((2, Some(0..8))));

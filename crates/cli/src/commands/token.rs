@@ -12,7 +12,7 @@ use crate::error::CliError;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
 use dipaco_pipeline::PipelineError;
-use dipaco_pipeline::authority::authority;
+use dipaco_pipeline::authority::{authority, helper_token};
 use dipaco_pipeline::files;
 use dipaco_pipeline::store::manifest;
 
@@ -40,7 +40,10 @@ pub(crate) struct IssueOptions {
     name: String,
     #[command(flatten)]
     run: RunOptions,
-    /// Lifetime of the token in days.
+    /// Make a token for a synchronizer instead of a worker.
+    #[arg(long)]
+    synchronizer: bool,
+    /// Lifetime of the token in days. A connected process renews its token.
     #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=3650))]
     days: u32,
     /// Address of the coordinator, host:port; may be repeated. The default is the address in join.token.
@@ -87,16 +90,21 @@ fn issue(options: &IssueOptions) -> Result<(), CliError> {
                 remedy: "give it with --advertise HOST:PORT, or start the coordinator first".into(),
             });
         }
-        addresses = JoinToken::read_from(&file.to_string_lossy())?.addresses;
+        addresses = JoinToken::read_from(&file)?.addresses;
     }
     let manifest = runtime::run(async { Ok(manifest(&run).await?) })?;
     let id = manifest.ok_or(PipelineError::NoSeed)?.run;
     let now = SystemTime::now();
     let authority = authority(&run, &id, now)?;
-    let token = authority.issue(WORKER, &options.name, addresses, now, DAY * options.days)?;
+    let lifetime = DAY * options.days;
+    let line = if options.synchronizer {
+        format!("{}\n", helper_token(&authority, &options.name, addresses, now, lifetime)?)
+    } else {
+        format!("{}\n", authority.issue(WORKER, &options.name, addresses, now, lifetime)?)
+    };
     match &options.out {
-        Some(file) => Ok(files::write_private(file, format!("{token}\n").as_bytes())?),
-        None => output::print(&format!("{token}\n")),
+        Some(file) => Ok(files::write_private(file, line.as_bytes())?),
+        None => output::print(&line),
     }
 }
 

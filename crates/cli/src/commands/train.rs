@@ -24,7 +24,7 @@ Examples:
 pub(crate) const COORDINATOR_EXAMPLES: &str = "\
 Examples:
   dipaco coordinator --run runs/big --listen 0.0.0.0:7440 --advertise host.example:7440
-  dipaco worker --join join.token                      on each other machine, with the file runs/big/join.token";
+  dipaco worker --join join.token                      on each other machine, with the file runs/big/secrets/join.token";
 
 /// Options of `dipaco train`.
 #[derive(Debug, Args)]
@@ -150,7 +150,7 @@ pub(crate) fn describe(summary: &CoordinatorSummary, config: &RunConfig) -> Stri
     if summary.new_rounds > 0.0 {
         let per_round = ((summary.bytes_sent + summary.bytes_received) as f64 / summary.new_rounds) as u64;
         text += &format!(
-            "; on the wire {} per round ({} to the workers, {} from them in all)",
+            "; on the wire {} per round (in all {} to the workers and {} from them)",
             human::bytes(per_round),
             human::bytes(summary.bytes_sent),
             human::bytes(summary.bytes_received)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use dipaco_net::JoinToken;
+use dipaco_net::{JoinToken, NetError};
 use dipaco_train::{WorkerOptions, WorkerSummary, work};
 use tokio_util::sync::CancellationToken;
 
@@ -19,14 +19,16 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco worker --join join.token                      work for the run of this token until it is complete
   dipaco worker --join join.token --name gpu-3 --threads 8 --cache /var/cache/dipaco
-  dipaco worker --join join.token --bandwidth 50       leave the rest of the line to others";
+  dipaco worker --join join.token --bandwidth 50       leave the rest of the line to others
+  DIPACO_TOKEN=… dipaco worker                         the token from the environment";
 
 /// Options of `dipaco worker`.
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArguments {
-    /// Join token of the run, or its file. The coordinator writes the file join.token.
-    #[arg(long, env = "DIPACO_JOIN", value_name = "TOKEN|FILE", hide_env_values = true)]
-    join: String,
+    /// File of the join token, or - to read the token from standard input. The coordinator writes the file
+    /// secrets/join.token. Without this option the environment variable DIPACO_TOKEN holds the token.
+    #[arg(long, env = "DIPACO_JOIN", value_name = "FILE", hide_env_values = true)]
+    join: Option<PathBuf>,
     /// Name of the worker, unique in the run; the default is the machine's name and the process number.
     #[arg(long, env = "DIPACO_NAME")]
     name: Option<String>,
@@ -59,7 +61,7 @@ pub(crate) fn run(options: &WorkerArguments) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     limits::threads(options.threads)?;
     let setup = WorkerOptions {
-        token: JoinToken::read_from(&options.join)?,
+        token: join_token(options)?,
         name: options.name.clone().unwrap_or_else(default_name),
         shards: options.shards.clone(),
         cache: options.cache.clone(),
@@ -78,6 +80,34 @@ pub(crate) fn run(options: &WorkerArguments) -> Result<(), CliError> {
         output::print(&format!("trained {leases} rounds of paths, lost the lease of {lost}\n"))?;
     }
     if interrupt.is_set() { Err(CliError::Interrupted) } else { Ok(()) }
+}
+
+/// Reads the worker's token. A token is a private key, so it may not stand on the command line, where every user of the
+/// machine can read it.
+fn join_token(options: &WorkerArguments) -> Result<JoinToken, CliError> {
+    let usage =
+        |message: &str, remedy: &str| CliError::Usage { message: message.into(), remedy: remedy.into() };
+    let Some(file) = &options.join else {
+        let token = std::env::var("DIPACO_TOKEN").map_err(|_| {
+            usage("no join token is given", "give its file with --join, or the token in DIPACO_TOKEN")
+        })?;
+        return Ok(token.parse()?);
+    };
+    if file.as_os_str() == "-" {
+        if options.leave_with_stdin {
+            return Err(usage("--join - and --leave-with-stdin both read standard input", "give a file"));
+        }
+        let mut text = String::new();
+        let failed = |source| NetError::TokenFile { path: file.clone(), source };
+        std::io::stdin().take(64 << 10).read_to_string(&mut text).map_err(failed)?;
+        return Ok(text.parse()?);
+    }
+    if file.to_string_lossy().starts_with("dipaco1.") && !file.exists() {
+        let message =
+            "--join takes a file, not the token itself: other users of this machine can read a command line";
+        return Err(usage(message, "write the token to a file, or give it in DIPACO_TOKEN or with --join -"));
+    }
+    Ok(JoinToken::read_from(file)?)
 }
 
 /// Triggers `cancel` at the end of standard input: the parent, which holds the other end of the pipe, has ended.

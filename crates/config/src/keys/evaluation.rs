@@ -23,6 +23,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "Sequences that are scored at once. A larger batch takes more memory and changes results by rounding only.",
     ),
     key(
+        "evaluation.route",
+        "name",
+        "Text for which a routed model chooses its path once. \"document\" routes all sequences of a document by the \
+         document's first tokens. \"window\" routes each sequence by its own first tokens, which do not count.",
+    ),
+    key(
         "evaluation.reroute_tokens",
         "tokens",
         "W, tokens between two choices of a path within a sequence, made by the transformer router; 0 keeps the path \

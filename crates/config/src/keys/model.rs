@@ -29,6 +29,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "true or false",
         "Uses the token embedding as the output projection. Embedding and head must then be in the same level.",
     ),
+    key(
+        "model.embedding_decay",
+        "true or false",
+        "Applies weight decay to the token embedding. Weight decay moves the rows of all tokens, also of tokens that a \
+         path never reads.",
+    ),
     key("model.init_std", "number", "Standard deviation of the initial weights."),
     key(
         "model.dtype",

@@ -12,10 +12,18 @@ pub(super) const KEYS: &[KeyDoc] = &[
     ),
     key(
         "outer.rescale",
+        "exponent, or name",
+        "Scaling of the mean: the number of paths through the module to the power of this exponent, from -1 to 1. \
+         \"sqrt-paths\" is 0.5, because the mean of unlike gradients is shorter by about the square root. \"none\" is 0. \
+         \"rda\" averages directions and lengths of each tensor separately, so that the length does not depend on the \
+         number of paths; embeddings take the plain mean.",
+    ),
+    key(
+        "outer.embedding_mean",
         "name",
-        "Scaling of the mean. \"sqrt-paths\" multiplies it by the square root of the number of paths through the module, \
-         because the mean of unlike gradients is shorter by about that factor. \"rda\" averages directions and lengths \
-         separately, so that the length does not depend on the number of paths. \"none\" does not scale.",
+        "Denominator of the mean for a row of the token embedding. \"paths\" divides by the weight of all paths through the \
+         module, so a row that few paths touch hardly moves. \"touched\" divides by the weight of the paths that moved \
+         the row, and the factor of `outer.rescale` counts these paths. It needs `model.embedding_decay = false`.",
     ),
     key(
         "outer.compression",
@@ -33,8 +41,10 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "outer.guard",
         "times",
-        "Refuses an outer gradient whose norm is this many times the median of the last 16 of its module, and refuses its \
-         worker, so that a broken machine can't spoil a module. 0 accepts every norm. NaN and infinity are always refused.",
+        "Refuses an outer gradient whose norm is this many times the median of the last 16 that count for its module, and \
+         refuses its worker, so that a broken machine can't spoil a module. The contributions to an outer step are \
+         compared with each other too: a larger norm is reduced to this many times their median. 0 accepts every norm. \
+         NaN and infinity are always refused.",
     ),
     key(
         "outer.broadcast",
@@ -55,6 +65,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "share",
         "Share of the momentum that each contribution between two changes of the momentum applies, 0 to \
          1 / `outer.delay`.",
+    ),
+    key(
+        "outer.level_learning_rates",
+        "numbers",
+        "Outer learning rate of the modules of each level, first level first. An empty list gives every level \
+         `outer.nesterov.learning_rate`. Modules that many paths share bear a higher rate.",
     ),
     key(
         "outer.nesterov.learning_rate",

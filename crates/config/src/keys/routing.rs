@@ -8,7 +8,9 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "name",
         "First router of the run. \"kmeans\" chooses the nearest of as many centroids as there are paths. \
          \"product-kmeans\" cuts the feature into one part per level; the nearest centroids of all parts together give \
-         the path.",
+         the path. \"random\" takes a hash of the document's first tokens: the control that shows the gain of every other rule. \
+         \"labels\" takes the document's label from the file `routing.labels`: the control with the true kinds of text, \
+         which can't route prompts.",
     ),
     key(
         "routing.prefix_tokens",
@@ -17,10 +19,30 @@ pub(super) const KEYS: &[KeyDoc] = &[
          the document. A server needs all of them before it can generate the first token.",
     ),
     key(
+        "routing.labels",
+        "file",
+        "Label file for the kind \"labels\": a JSON object with `url` and `domain` on each line, as for `evaluate --labels`. It \
+         must label every document of the run.",
+    ),
+    key(
+        "routing.feature_blocks",
+        "blocks",
+        "Blocks of the seed that a feature comes from: the mean of their output over the prefix. Not set: all blocks, as in \
+         the paper. 0: the mean of the token embeddings, which separates documents better than the blocks of a seed of few \
+         steps. Fewer blocks are cheaper.",
+    ),
+    key(
+        "routing.standardise",
+        "true or false",
+        "Divides each component of a feature by its standard deviation over the sampled documents, for \"kmeans\" and \
+         \"product-kmeans\". Otherwise the components with the largest variance decide. A discriminative router always \
+         standardises.",
+    ),
+    key(
         "routing.sample_documents",
         "documents",
-        "Documents that the router is fitted on. Fitting takes this number times `model.hidden_size` times 4 bytes of \
-         memory.",
+        "Documents that the router is fitted on. Fitting takes up to three times this number times `model.hidden_size` times \
+         4 bytes of memory.",
     ),
     key(
         "routing.restarts",

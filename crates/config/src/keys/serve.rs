@@ -39,7 +39,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "serve.read_timeout",
         "seconds",
-        "Time that a client has to send the head of a request, and again to send its body.",
+        "Time that a client has to send the head of a request, again to send its body, and again to take the next part of \
+         an answer.",
     ),
     free(
         "serve.request_timeout",

@@ -73,6 +73,6 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "sync.drop_rate",
         "share",
         "Share of the outer gradients that are never sent, to test a run's tolerance of losses. A path that drops one goes \
-         on from its own weights. At least 0 and below 1.",
+         on from its own weights, and its next outer gradient is measured from the global weights of that time. At least 0 and below 1.",
     ),
 ];

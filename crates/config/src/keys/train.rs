@@ -24,12 +24,26 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "train.holdout_fraction",
         "share",
-        "Share of each shard's documents that is held out for early stopping, at least 0 and below 1.",
+        "Share of the documents that is held out for early stopping, at least 0 and below 1. A hash of a document's first \
+         tokens decides, so no path trains on a held-out document of another path.",
     ),
     key(
         "train.holdout_sequences",
         "sequences",
-        "Held-out sequences that are measured after each round; 0 turns early stopping off.",
+        "Held-out sequences of a path that are measured after each round; 0 turns early stopping off. The first \
+         `evaluation.prefix_tokens` tokens of each are read and not counted.",
+    ),
+    free(
+        "train.validate_every",
+        "rounds",
+        "Rounds between two measurements of the routed model on validation text during training; 0 measures nothing. One \
+         thread of the coordinator's process measures, and training goes on meanwhile. `metrics.jsonl`, `status` and `plot` \
+         have the results.",
+    ),
+    free(
+        "train.validation_documents",
+        "documents",
+        "Validation documents of each path in such a measurement; 0 takes all.",
     ),
     key(
         "train.packing",
@@ -42,6 +56,26 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "seconds",
         "Time without a heartbeat after which a worker loses its path to another worker. A short time repeats work over a \
          slow network, a long time waits for workers that are gone.",
+    ),
+    free(
+        "train.max_workers",
+        "workers",
+        "Workers with one token that coordinator and synchronizers serve at a time, 1 to 100000. Further workers wait. An \
+         eighth more may connect with other tokens.",
+    ),
+    free(
+        "train.numerics",
+        "\"same\" or \"any\"",
+        "Devices that may train together. \"same\" refuses a worker whose device computes other bits than that of the first \
+         worker, so that a repeated lease has the same result. \"any\" takes every device, such as processors of several \
+         makers, and records the fingerprint of each in the event file. The run is then as good, but no run repeats its bits.",
+    ),
+    free(
+        "train.standstill_seconds",
+        "seconds",
+        "Time without an inner step after which a worker loses its path although it is connected, and a synchronizer its \
+         modules without an outer step. It covers the downloads before the first step and the uploads after the last one. \
+         At least `train.lease_seconds`.",
     ),
     free(
         "train.state_every",

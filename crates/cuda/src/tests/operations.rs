@@ -1,4 +1,4 @@
-use dipaco_model::{Dtype, IGNORE, ModelConfig, parameters, path_specs};
+use dipaco_model::{Dtype, IGNORE, ModelConfig, TokenRows, parameters, path_specs};
 use dipaco_optim::{AdamWConfig, AdamWMoments, AdamWStep, adamw_step, clip_scale, squared_norm};
 
 use super::{Buffer, assert_close, config, random, run, tolerance};
@@ -30,7 +30,8 @@ fn embedding_copies_rows_and_adds_up_their_gradients_in_order() {
         let vocabulary = 3 * width;
         let tokens = [5u32, 0, 5, 7, 36, 5, 0];
         let mut batch = PackedBatch::new(vocabulary, 16);
-        let mut packed = batch.pack(&tokens, &tokens).to_vec();
+        let rows = TokenRows::new(tokens, 1, vocabulary).unwrap();
+        let mut packed = batch.pack(&rows, &tokens).to_vec();
         let at = BatchOffsets::new(tokens.len());
         assert_eq!(&packed[at.order..at.starts], [1, 6, 0, 2, 5, 3, 4]);
         assert_eq!(&packed[at.starts..], [0, 2, 5, 6, 7, 7, 7, 7]);

@@ -1,10 +1,10 @@
 //! Whole steps against the CPU path.
 
-use dipaco_model::{Dtype, IGNORE, ModelConfig};
+use dipaco_model::{Dtype, IGNORE, ModelConfig, TokenBatch, TokenRows};
 use dipaco_optim::AdamWConfig;
 
 use super::assert_close;
-use super::cpu_path::{CpuPath, CpuStep};
+use super::cpu_path::{CpuPath, CpuStep, batch, data};
 use crate::engine::Engine;
 use crate::host::Host;
 use crate::{CudaOptions, CudaStep, PathUpload};
@@ -45,14 +45,6 @@ fn adamw() -> AdamWConfig {
 
 const RATE: f64 = 1e-2;
 
-/// Tokens and targets of `batch` rows; some targets are not counted.
-fn data(config: &ModelConfig, batch: usize, step: u32) -> (Vec<u32>, Vec<u32>) {
-    let count = (batch * config.context) as u32;
-    let token = |i: u32| (i * i + 7 * i + 13 * step) % config.vocab_size as u32;
-    let target = |i: u32| if i % 5 == 2 { IGNORE } else { token(i + 1) };
-    ((0..count).map(token).collect(), (0..count).map(target).collect())
-}
-
 fn engine(config: &ModelConfig, cpu: &CpuPath, options: CudaOptions) -> Engine<Host> {
     let weights = cpu.weights();
     let path = PathUpload { weights: &weights, first: &cpu.first, second: &cpu.second, step: 0 };
@@ -81,9 +73,10 @@ struct Both {
 }
 
 fn step_both(cpu: &mut CpuPath, engine: &mut Engine<Host>, config: &ModelConfig, step: u32) -> Both {
-    let (tokens, targets) = data(config, 3, step);
-    let expected = cpu.step(&tokens, &targets, 3, RATE, &adamw());
-    let found = engine.step(&tokens, &targets, 3, &adamw(), RATE).unwrap();
+    let batch = data(config, 3, step);
+    let expected = cpu.step(&batch, RATE, &adamw());
+    let found = engine.step(&batch, &adamw(), RATE).unwrap();
+    let targets = batch.targets();
     assert_eq!(found.loss.counted, targets.iter().filter(|&&target| target != IGNORE).count());
     let gradient = engine.read(engine.arena.gradient).unwrap();
     Both { cpu: expected, host: found, gradient }
@@ -132,10 +125,10 @@ fn a_step_in_bf16_stays_near_the_one_in_f32() {
 fn micro_batches_and_checkpointing_change_memory_and_not_the_step() {
     let config = odd(true);
     let cpu = CpuPath::new(&config, 1);
-    let (tokens, targets) = data(&config, 3, 1);
+    let batch = data(&config, 3, 1);
     let step = |options| {
         let mut engine = engine(&config, &cpu, options);
-        let found = engine.step(&tokens, &targets, 3, &adamw(), RATE).unwrap();
+        let found = engine.step(&batch, &adamw(), RATE).unwrap();
         (found, engine.read(engine.arena.gradient).unwrap())
     };
     let whole = step(WHOLE);
@@ -151,11 +144,11 @@ fn micro_batches_and_checkpointing_change_memory_and_not_the_step() {
 fn the_head_takes_rows_in_chunks() {
     let config = odd(false);
     let cpu = CpuPath::new(&config, 1);
-    let (tokens, targets) = data(&config, 3, 1);
+    let batch = data(&config, 3, 1);
     let step = |head_rows| {
         let mut engine = engine(&config, &cpu, WHOLE);
         engine.arena.head_rows = head_rows;
-        let found = engine.step(&tokens, &targets, 3, &adamw(), RATE).unwrap();
+        let found = engine.step(&batch, &adamw(), RATE).unwrap();
         (found.loss.mean, engine.read(engine.arena.gradient).unwrap())
     };
     let (loss, gradient) = step(36);
@@ -169,11 +162,11 @@ fn the_order_of_threads_does_not_show_in_a_step() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let config = ModelConfig { dtype, ..even() };
         let cpu = CpuPath::new(&config, 1);
-        let (tokens, targets) = data(&config, 2, 1);
+        let batch = data(&config, 2, 1);
         let step = |backwards| {
             let mut engine = engine(&config, &cpu, WHOLE);
             engine.device.backwards = backwards;
-            let found = engine.step(&tokens, &targets, 2, &adamw(), RATE).unwrap();
+            let found = engine.step(&batch, &adamw(), RATE).unwrap();
             (found, engine.read(engine.arena.weights).unwrap())
         };
         assert_eq!(step(false), step(true));
@@ -185,15 +178,15 @@ fn losses_and_features_are_those_of_the_cpu() {
     let config = odd(false);
     let cpu = CpuPath::new(&config, 4);
     let mut engine = engine(&config, &cpu, CudaOptions { micro_batch: 2, ..WHOLE });
-    let (tokens, targets) = data(&config, 3, 1);
-    let expected = cpu.path.token_log_probs(&tokens, &targets, 3).unwrap();
-    let (losses, counted) = engine.losses(&tokens, &targets, 3).unwrap();
+    let batch = data(&config, 3, 1);
+    let expected = cpu.path.token_log_probs(&batch).unwrap();
+    let (losses, counted) = engine.losses(&batch).unwrap();
     let log_probs: Vec<f32> = losses.iter().map(|loss| -loss).collect();
     assert_close("log probabilities", &log_probs, &f64s(&expected), 1e-6);
-    assert_eq!(counted, targets.iter().filter(|&&target| target != IGNORE).count());
+    assert_eq!(counted, batch.targets().iter().filter(|&&target| target != IGNORE).count());
     let lengths = [12, 1, 7];
-    let expected = cpu.path.features(&tokens, &lengths, 3).unwrap();
-    assert_close("features", &engine.features(&tokens, &lengths, 3).unwrap(), &f64s(&expected), 1e-5);
+    let expected = cpu.path.features(batch.tokens(), &lengths).unwrap();
+    assert_close("features", &engine.features(batch.tokens(), &lengths).unwrap(), &f64s(&expected), 1e-5);
 }
 
 #[test]
@@ -204,9 +197,11 @@ fn a_step_that_is_not_finite_changes_nothing() {
     weights[3] = f32::INFINITY;
     let path = PathUpload { weights: &weights, first: &cpu.first, second: &cpu.second, step: 2 };
     let mut engine = Host::engine(&config, WHOLE, &path);
-    let (mut tokens, targets) = data(&config, 3, 1);
+    let drawn = data(&config, 3, 1);
+    let mut tokens = drawn.tokens().ids().to_vec();
     tokens[0] = 0;
-    let found = engine.step(&tokens, &targets, 3, &adamw(), RATE).unwrap();
+    let batch = batch(tokens, drawn.targets().to_vec(), 3, 50);
+    let found = engine.step(&batch, &adamw(), RATE).unwrap();
     assert!(!found.loss.mean.is_finite() || !found.gradient_norm.is_finite());
     assert_eq!(engine.read(engine.arena.weights).unwrap(), weights);
     assert_eq!(engine.read(engine.arena.first).unwrap(), cpu.first);
@@ -218,13 +213,18 @@ fn arguments_that_do_not_fit_are_refused() {
     let config = odd(false);
     let cpu = CpuPath::new(&config, 1);
     let mut engine = engine(&config, &cpu, WHOLE);
-    let mut step = |tokens: &[u32], targets: &[u32], batch| {
-        engine.step(tokens, targets, batch, &adamw(), RATE).unwrap_err().to_string()
+    let mut step = |length, vocabulary| {
+        let batch = batch(vec![1; length], vec![1; length], 1, vocabulary);
+        engine.step(&batch, &adamw(), RATE).unwrap_err().to_string()
     };
-    assert!(step(&[1, 2, 3], &[1, 2, 3], 2).contains("not 2 rows"));
-    assert!(step(&[1; 13], &[1; 13], 1).contains("longer than the context of 12"));
-    assert!(step(&[50], &[1], 1).contains("token id 50"));
-    assert!(step(&[1], &[50], 1).contains("target 50"));
-    assert!(step(&[1, 2], &[1], 1).contains("1 targets were given for 2"));
-    assert!(engine.features(&[1, 2], &[3], 1).unwrap_err().to_string().contains("not from 1 to 2"));
+    assert!(step(13, 50).contains("longer than the context of 12"));
+    assert!(step(1, 51).contains("of a vocabulary of 51 entries, and the path has 50"));
+    let tokens = TokenRows::new(vec![1, 2], 1, 50).unwrap();
+    assert!(engine.features(&tokens, &[3]).unwrap_err().to_string().contains("not from 1 to 2"));
+    assert!(engine.features(&tokens, &[1, 1]).unwrap_err().to_string().contains("2 lengths"));
+    let tokens = TokenRows::new(vec![1, 2], 1, 51).unwrap();
+    assert!(engine.features(&tokens, &[1]).unwrap_err().to_string().contains("the path has 50"));
+    let tokens = TokenRows::new(vec![1], 1, 50).unwrap();
+    let batch = TokenBatch::new(tokens, vec![1], 51).unwrap();
+    assert!(engine.losses(&batch).unwrap_err().to_string().contains("targets"));
 }

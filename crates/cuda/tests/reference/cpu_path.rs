@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use dipaco_model::{Device, ModelConfig, Module, Path, init, path_specs, split};
+use dipaco_model::{
+    Device, IGNORE, ModelConfig, Module, Path, TokenBatch, TokenRows, init, path_specs, split,
+};
 use dipaco_optim::{AdamWConfig, AdamWMoments, AdamWStep, adamw_step, clip_scale, squared_norm};
 use dipaco_topology::{Topology, TopologyConfig};
 
@@ -38,24 +40,16 @@ impl CpuPath {
     }
 
     /// Takes one step, as the inner loop does.
-    pub(crate) fn step(
-        &mut self,
-        tokens: &[u32],
-        targets: &[u32],
-        batch: usize,
-        rate: f64,
-        adamw: &AdamWConfig,
-    ) -> CpuStep {
-        let (loss, gradients) = self.path.gradients(tokens, targets, batch, batch).unwrap();
-        let mut gradient = Vec::new();
-        gradients.for_each(|_, values| gradient.extend_from_slice(values)).unwrap();
+    pub(crate) fn step(&mut self, batch: &TokenBatch, rate: f64, adamw: &AdamWConfig) -> CpuStep {
+        let (loss, gradients) = self.path.gradients(batch, batch.rows()).unwrap();
+        let gradient: Vec<f32> = gradients.tensors().flat_map(|(_, values)| values).copied().collect();
         let squared = squared_norm(&gradient);
         let gradient_scale = clip_scale(squared, adamw.clip_norm);
         self.step += 1;
         let mut next = 0;
         let (first, second, number) = (&mut self.first, &mut self.second, self.step);
         self.path
-            .update(&gradients, |_, spec, values, gradient| {
+            .update(&gradients, |spec, values, gradient| {
                 let at = next..next + values.len();
                 next = at.end;
                 let moments = AdamWMoments { first: &mut first[at.clone()], second: &mut second[at] };
@@ -65,4 +59,18 @@ impl CpuPath {
             .unwrap();
         CpuStep { loss: loss.mean, gradient_norm: squared.sqrt(), gradient }
     }
+}
+
+/// A batch of `rows` rows as long as the context. It differs between steps, and some targets are not counted.
+pub(crate) fn data(config: &ModelConfig, rows: usize, step: u32) -> TokenBatch {
+    let count = (rows * config.context) as u32;
+    let token = |i: u32| (i * i + 7 * i + 13 * step) % config.vocab_size as u32;
+    let target = |i: u32| if i % 5 == 2 { IGNORE } else { token(i + 1) };
+    batch((0..count).map(token).collect(), (0..count).map(target).collect(), rows, config.vocab_size)
+}
+
+/// A batch of these tokens and targets.
+pub(crate) fn batch(tokens: Vec<u32>, targets: Vec<u32>, rows: usize, vocabulary: usize) -> TokenBatch {
+    let tokens = TokenRows::new(tokens, rows, vocabulary).unwrap();
+    TokenBatch::new(tokens, targets, vocabulary).unwrap()
 }

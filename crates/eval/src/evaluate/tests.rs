@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, init, split};
-use dipaco_routing::{RouterConfig, assign, fit, silent};
-use dipaco_shards::{TokenFileInfo, TokenFileWriter};
+use dipaco_routing::{RouterConfig, RouterFeatures, assign, fit, silent};
+use dipaco_shards::{ShardsError, TokenBatch, TokenFileInfo, TokenFileWriter};
 use dipaco_topology::{Topology, TopologyConfig};
 
 use super::*;
@@ -76,7 +76,8 @@ fn run(model: &dyn LanguageModel, file: &TokenFile, config: &EvaluationConfig) -
 }
 
 fn shards(folder: &std::path::Path, file: &TokenFile, paths: u32) -> ShardSet {
-    let seed = tiny(5);
+    let config = RouterConfig::default();
+    let seed = RouterFeatures::new(tiny(5), config.kind, &config).unwrap();
     let fitted = fit(&seed, "seed", file, &[paths], &RouterConfig::default(), &mut silent).unwrap();
     assign(&seed, "seed", &fitted.router, file, &folder.join("shards"), &mut silent).unwrap().shards
 }
@@ -142,7 +143,8 @@ fn the_prefix_of_every_sequence_is_read_but_not_counted() {
             if inputs.is_empty() {
                 continue;
             }
-            let log_probs = Path::token_log_probs(&model, inputs, targets, 1).unwrap();
+            let batch = file.batch(inputs.to_vec(), targets.to_vec(), 1, targets.len()).unwrap();
+            let log_probs = Path::token_log_probs(&model, &batch).unwrap();
             let counted = log_probs.iter().skip(31);
             sequences += u64::from(counted.len() > 0);
             tokens += counted.len() as u64;
@@ -199,7 +201,8 @@ fn a_routed_model_is_the_sum_of_its_shards() {
         ControlFlow::Continue(())
     };
     let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
-    let routed = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut progress).unwrap();
+    let routed =
+        evaluate_routed(&shards, &mut source, Choice::Document, &plain(&config), &mut progress).unwrap();
     assert!(done.is_sorted() && done.last() == Some(&sequences), "{done:?}");
     assert_eq!(source.loaded, [PathId(0), PathId(1), PathId(2)]);
     assert_eq!(source.expected, source.loaded);
@@ -216,7 +219,7 @@ fn a_routed_model_is_the_sum_of_its_shards() {
 
     // With the same weights on every path the routed model is the dense model.
     let mut source = Made::by(|_| Ok(tiny(7)));
-    let same = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap();
+    let same = evaluate_routed(&shards, &mut source, Choice::Document, &plain(&config), &mut quiet).unwrap();
     let dense = run(&tiny(7), &file, &config);
     assert_eq!(same.tokens_counted, dense.tokens_counted);
     assert!((same.nll_sum - dense.nll_sum).abs() < 1e-5 * dense.nll_sum);
@@ -237,11 +240,13 @@ fn a_path_that_can_not_be_loaded_is_named() {
     let shards = shards(folder.path(), &file, 2);
     let config = EvaluationConfig::default();
     let mut gone = Made::by(|_| Err("gone".into()));
-    let error = evaluate_routed(&shards, &mut gone, None, &plain(&config), &mut quiet).unwrap_err();
+    let error =
+        evaluate_routed(&shards, &mut gone, Choice::Document, &plain(&config), &mut quiet).unwrap_err();
     assert!(matches!(error, EvalError::Load { path: PathId(0), .. }), "{error}");
     std::fs::write(shards.file(PathId(1)), b"").unwrap();
     let mut source = Made::by(|_| Ok(tiny(5)));
-    let error = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap_err();
+    let error =
+        evaluate_routed(&shards, &mut source, Choice::Document, &plain(&config), &mut quiet).unwrap_err();
     assert!(matches!(error, EvalError::Shard { path: PathId(1), .. }), "{error}");
 }
 
@@ -276,9 +281,41 @@ impl LanguageModel for Constant {
         CONTEXT
     }
 
-    fn token_log_probs(&self, _: &[u32], targets: &[u32], _: usize) -> Result<Vec<f32>, BoxError> {
-        Ok(vec![self.0; targets.len()])
+    fn token_log_probs(&self, batch: &TokenBatch) -> Result<Vec<f32>, BoxError> {
+        Ok(vec![self.0; batch.targets().len()])
     }
+}
+
+#[test]
+fn a_token_outside_of_the_vocabulary_is_not_evaluated() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = token_file(folder.path(), &[40, 60]);
+    let path = file.path().to_owned();
+    let second: Vec<u8> = file.document(1).iter().flat_map(|id| (id as u16).to_le_bytes()).collect();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(second.len()).position(|window| window == second).unwrap();
+    bytes[at + 2 * 3] = VOCABULARY as u8;
+    drop(file);
+    std::fs::write(&path, bytes).unwrap();
+    let file = TokenFile::open(&path).unwrap();
+    let config = EvaluationConfig::default();
+    let refused = evaluate_dense(&tiny(1), &file, &plain(&config), &mut quiet);
+    assert!(
+        matches!(
+            &refused,
+            Err(EvalError::Tokens(ShardsError::TokenOutOfVocabulary { token: 64, place, .. })) if place == "place 43"
+        ),
+        "{refused:?}"
+    );
+    // A router that chooses paths within the text reads the same tokens.
+    let texts = [Text { file: &file, path: PathId(0), documents: file.documents() }];
+    let mut plan = Plan::new(&texts, CONTEXT, 4, 8);
+    let router = reroute::Flat { score: 0.0, paths: 1 };
+    let refused = plan.reroute(&router, 2, &mut |_| Ok(()));
+    assert!(
+        matches!(refused, Err(EvalError::Tokens(ShardsError::TokenOutOfVocabulary { .. }))),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -306,7 +343,7 @@ fn the_number_of_paths_in_memory_changes_no_bit() {
     let run = |parallel_paths| {
         let config = EvaluationConfig { parallel_paths, batch_sequences: 2, ..Default::default() };
         let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
-        evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap()
+        evaluate_routed(&shards, &mut source, Choice::Document, &plain(&config), &mut quiet).unwrap()
     };
     assert_eq!(run(1), run(2));
     assert_eq!(run(1), run(0));
@@ -330,7 +367,7 @@ fn domains_divide_the_documents() {
     let bytes = vec![3; VOCABULARY];
     let protocol = Protocol { config: &config, token_bytes: Some(&bytes), domains: Some(&domains) };
     let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
-    let found = evaluate_routed(&shards, &mut source, None, &protocol, &mut quiet).unwrap();
+    let found = evaluate_routed(&shards, &mut source, Choice::Document, &protocol, &mut quiet).unwrap();
     let names: Vec<_> = found.per_domain.iter().map(|row| (row.domain.as_str(), row.documents)).collect();
     assert_eq!(names, [(UNLABELLED, 6), ("first", 12), ("second", 18)]);
     let sum = |of: fn(&DomainEvaluation) -> f64| found.per_domain.iter().map(of).sum::<f64>();
@@ -356,3 +393,4 @@ fn domains_divide_the_documents() {
 }
 
 mod reroute;
+mod windows;

@@ -11,7 +11,7 @@ pub const VOCAB: usize = 257;
 
 /// A model of two levels with two modules each, over bytes. The likeliest next byte is the next letter of the alphabet plus
 /// the number of the path; `z` and above end the text. The other logits are a fixed function of token, position and path.
-/// A prompt with `!` fails, a prompt with `#` panics.
+/// A prompt with `!` fails, a prompt with `#` panics, and the logits after a prompt with `$` are no numbers.
 pub struct Fake {
     topology: Topology,
     pub context: usize,
@@ -122,7 +122,9 @@ impl Sequence for FakeSequence {
             return Err("the fake device failed".into());
         }
         let from = if all_positions { 0 } else { tokens.len() - 1 };
-        let rows = (from..tokens.len()).flat_map(|i| logits(tokens[i], self.seen + i, self.path)).collect();
+        let rows: Vec<f32> =
+            (from..tokens.len()).flat_map(|i| logits(tokens[i], self.seen + i, self.path)).collect();
+        let rows = if prompt && tokens.contains(&u32::from(b'$')) { vec![f32::NAN; VOCAB] } else { rows };
         self.seen += tokens.len();
         assert!(self.seen <= self.context);
         Ok(rows)

@@ -26,7 +26,7 @@ pub(super) struct HeadResult<'a, E> {
 }
 
 /// Scratch memory of one head, or the lengths of its parts in f32. N is [`BLOCK`], M is [`PANEL`].
-struct Buffers<T> {
+struct BackwardBuffers<T> {
     /// The keys (T, Dh), E. Copies without gaps: every block of queries reads them again, while rows of qkv lie
     /// 3 · H · Dh elements apart.
     keys: T,
@@ -66,9 +66,9 @@ struct Buffers<T> {
     weights: T,
 }
 
-impl<T> Buffers<T> {
-    fn map<U>(self, mut f: impl FnMut(T) -> U) -> Buffers<U> {
-        Buffers {
+impl<T> BackwardBuffers<T> {
+    fn map<U>(self, mut f: impl FnMut(T) -> U) -> BackwardBuffers<U> {
+        BackwardBuffers {
             keys: f(self.keys),
             values: f(self.values),
             keys_packed: f(self.keys_packed),
@@ -90,7 +90,7 @@ impl<T> Buffers<T> {
     }
 }
 
-impl Buffers<usize> {
+impl BackwardBuffers<usize> {
     fn lengths<E: Element>(time: usize, head_dim: usize) -> Self {
         let group = Group::of::<E>();
         let (all_keys, block) = (time * head_dim, BLOCK * head_dim);
@@ -126,7 +126,7 @@ pub(super) fn head<'a, E: Element>(
     let (time, head_dim) = (result.log_sums.len(), result.y.head_dim);
     let group = Group::of::<E>();
     let mut total = 0;
-    let lengths = Buffers::lengths::<E>(time, head_dim).map(|length| {
+    let lengths = BackwardBuffers::lengths::<E>(time, head_dim).map(|length| {
         total += whole_lines(length);
         length
     });

@@ -20,7 +20,7 @@ pub(super) struct HeadInput<'a, E> {
 }
 
 /// Scratch memory of one head, or the lengths of its parts in f32. N is the number of queries in a block, Tk that of keys.
-struct Buffers<T> {
+struct ForwardBuffers<T> {
     /// Kᵀ (Dh × Tk) as a right operand.
     k_transposed: T,
     /// V (Tk × Dh) as a right operand.
@@ -33,9 +33,9 @@ struct Buffers<T> {
     y: T,
 }
 
-impl<T> Buffers<T> {
-    fn map<U>(self, mut f: impl FnMut(T) -> U) -> Buffers<U> {
-        Buffers {
+impl<T> ForwardBuffers<T> {
+    fn map<U>(self, mut f: impl FnMut(T) -> U) -> ForwardBuffers<U> {
+        ForwardBuffers {
             k_transposed: f(self.k_transposed),
             v: f(self.v),
             scores: f(self.scores),
@@ -45,7 +45,7 @@ impl<T> Buffers<T> {
     }
 }
 
-impl Buffers<usize> {
+impl ForwardBuffers<usize> {
     fn lengths<E: Element>(keys: usize, head_dim: usize) -> Self {
         let group = Group::of::<E>();
         // Rows of scores are padded to whole tiles, which the kernels write without a detour.
@@ -71,13 +71,13 @@ pub(super) fn head<E: Element>(
     let head_dim = q.head_dim;
     let group = Group::of::<E>();
     let mut total = 0;
-    let lengths = Buffers::lengths::<E>(keys, head_dim).map(|length| {
+    let lengths = ForwardBuffers::lengths::<E>(keys, head_dim).map(|length| {
         total += whole_lines(length);
         length
     });
     with_scratch(total, |mut memory| {
         let buffers = lengths.map(|length| split_off(&mut memory, length));
-        let Buffers { scores, y, .. } = buffers;
+        let ForwardBuffers { scores, y, .. } = buffers;
         let weights = E::of_mut(buffers.weights);
         // Both are packed once and serve all blocks of queries.
         let k =

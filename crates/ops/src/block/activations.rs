@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{Batch, BlockShape};
+use super::{BatchShape, BlockShape};
 use crate::element::{Element, Precision};
 use crate::scratch::whole_lines;
 
@@ -22,7 +22,7 @@ pub(crate) struct Activations<'a, E> {
 
 impl<'a, E: Element> Activations<'a, E> {
     /// Divides memory of [`activations_len`] f32.
-    pub(crate) fn new(shape: &BlockShape, batch: Batch, memory: &'a mut [f32]) -> Self {
+    pub(crate) fn new(shape: &BlockShape, batch: BatchShape, memory: &'a mut [f32]) -> Self {
         let (lengths, rows) = (Lengths::new::<E>(shape, batch), batch.rows());
         let (middle, rest) = memory.split_at_mut(lengths.middle);
         let (qkv, rest) = rest.split_at_mut(lengths.qkv);
@@ -39,7 +39,7 @@ impl<'a, E: Element> Activations<'a, E> {
 }
 
 /// Number of f32 values that hold a block's [`Activations`].
-pub(crate) fn activations_len(shape: &BlockShape, batch: Batch, precision: Precision) -> usize {
+pub(crate) fn activations_len(shape: &BlockShape, batch: BatchShape, precision: Precision) -> usize {
     match precision {
         Precision::F32 => Lengths::new::<f32>(shape, batch).total(),
         Precision::Bf16 => Lengths::new::<bf16>(shape, batch).total(),
@@ -56,7 +56,7 @@ struct Lengths {
 }
 
 impl Lengths {
-    fn new<E: Element>(shape: &BlockShape, batch: Batch) -> Self {
+    fn new<E: Element>(shape: &BlockShape, batch: BatchShape) -> Self {
         let rows = batch.rows();
         Self {
             middle: whole_lines(rows * shape.width),

@@ -42,10 +42,11 @@ impl Case {
         let slots = HeadSlots { norm: slot.clone(), projection: slot.clone() };
         let x = variable(&numbers(1, batch * time * width), &[batch, time, width]);
         let w = tensor(&all, &[all.len()]);
+        let wanted = targets_of(&targets, vocabulary);
         let mut result = (0.0, Vec::new());
         for _ in 0..passes {
             let loss =
-                ops::cross_entropy(&x, &w, &self.place(), &stack, &targets, counted, Some(&slots)).unwrap();
+                ops::cross_entropy(&x, &w, &self.place(), &stack, &wanted, counted, Some(&slots)).unwrap();
             let dx = values(loss.backward().unwrap().get(&x).unwrap());
             result = (loss.to_scalar().unwrap(), dx);
         }
@@ -72,10 +73,11 @@ impl Case {
 
             let stack = head_stack(width, precision);
             let (x, w) = (tensor(&x, &[batch, time, width]), tensor(&all, &[all.len()]));
-            let found = ops::token_log_probs(&x, &w, &self.place(), &stack, &targets).unwrap();
+            let wanted = targets_of(&targets, vocabulary);
+            let found = ops::token_log_probs(&x, &w, &self.place(), &stack, &wanted).unwrap();
             assert_close("log-probabilities", &found, &log_probs, bound);
             assert!(found.iter().zip(&targets).all(|(f, t)| *t != IGNORE || *f == 0.0));
-            let plain = ops::cross_entropy(&x, &w, &self.place(), &stack, &targets, counted, None).unwrap();
+            let plain = ops::cross_entropy(&x, &w, &self.place(), &stack, &wanted, counted, None).unwrap();
             assert_close("loss without gradients", &[plain.to_scalar().unwrap()], &[loss], bound);
         }
     }
@@ -120,7 +122,9 @@ fn large_logits_stay_finite() {
     let slot = GradientSlot::new(&stack.workspace, 8);
     let slots = HeadSlots { norm: slot.clone(), projection: slot.clone() };
     let x = variable(&[1e4, -1e4], &[1, 1, 2]);
-    let loss = ops::cross_entropy(&x, &tensor(&all, &[8]), &place, &stack, &[2], 1, Some(&slots)).unwrap();
+    let targets = targets_of(&[2], 3);
+    let loss =
+        ops::cross_entropy(&x, &tensor(&all, &[8]), &place, &stack, &targets, 1, Some(&slots)).unwrap();
     assert_eq!(loss.to_scalar::<f32>().unwrap(), 900.0);
     assert!(values(loss.backward().unwrap().get(&x).unwrap()).iter().all(|g| g.is_finite()));
     let expected = [2.0, 1.0, 300.0, -300.0, 0.0, 0.0, -300.0, 300.0];
@@ -137,7 +141,8 @@ fn a_batch_without_counted_targets_has_no_loss_and_no_gradient() {
     let place = HeadPlace { norm: 3, projection: 9, vocabulary: 11 };
     let x = variable(&numbers(1, 12), &[1, 2, 6]);
     let w = tensor(&all, &[all.len()]);
-    let loss = ops::cross_entropy(&x, &w, &place, &stack, &[IGNORE; 2], 0, Some(&slots)).unwrap();
+    let targets = targets_of(&[IGNORE; 2], place.vocabulary);
+    let loss = ops::cross_entropy(&x, &w, &place, &stack, &targets, 0, Some(&slots)).unwrap();
     assert_eq!(loss.to_scalar::<f32>().unwrap(), 0.0);
     assert!(values(loss.backward().unwrap().get(&x).unwrap()).iter().all(|g| *g == 0.0));
     assert!(gradient(&slot).iter().all(|g| *g == 0.0));

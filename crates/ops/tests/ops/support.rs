@@ -1,7 +1,9 @@
 //! Helpers of these tests.
 
 use candle_core::{Device, Tensor, Var};
-use dipaco_ops::{BlockShape, GradientSlot, Precision, Profile, RopeTable, Stack, Workspace};
+use dipaco_ops::{
+    BlockShape, GradientSlot, Precision, Profile, RopeTable, Stack, TokenBatch, TokenRows, Workspace,
+};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -62,8 +64,18 @@ pub(crate) fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
+/// Takes the gradient out of a slot.
 pub(crate) fn gradient(slot: &GradientSlot) -> Vec<f32> {
-    slot.with(|sum| sum.expect("a backward pass has reached it").to_vec())
+    slot.take().expect("a backward pass has reached it").to_vec()
+}
+
+pub(crate) fn token_rows(ids: &[u32], rows: usize, vocabulary: usize) -> TokenRows {
+    TokenRows::new(ids, rows, vocabulary).unwrap()
+}
+
+/// A batch of these targets, for operations that read no tokens.
+pub(crate) fn targets_of(ids: &[u32], outputs: usize) -> TokenBatch {
+    TokenBatch::new(token_rows(&vec![0; ids.len()], 1, 1), ids, outputs).unwrap()
 }
 
 /// Asserts that the relative distance of a result from the expected one, in the Euclidean norm, is at most `bound`.

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use dipaco_cuda::{CudaOptions, CudaPath, Gpu, PathUpload};
-use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, join, split};
+use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, TokenBatch, join, split};
 use dipaco_topology::Topology;
 
+use super::Compute;
 use crate::PathError;
 use crate::inner_step::{InnerConfig, StepReport};
 use crate::state::PathState;
@@ -21,7 +22,7 @@ pub(crate) struct GpuPath {
 }
 
 impl GpuPath {
-    pub(super) fn new(
+    pub(crate) fn new(
         gpu: &Gpu,
         model: &ModelConfig,
         topology: &Topology,
@@ -42,16 +43,18 @@ impl GpuPath {
         let (model, topology) = (model.clone(), topology.clone());
         Ok(Self { path, model, topology, specs: whole.specs, stepped: false })
     }
+}
 
-    pub(super) fn step(
+impl Compute for GpuPath {
+    fn step(
         &mut self,
-        tokens: &[u32],
-        targets: &[u32],
+        batch: &TokenBatch,
         config: &InnerConfig,
         learning_rate: f64,
+        _state: &mut PathState,
     ) -> Result<StepReport, PathError> {
         self.stepped = true;
-        let done = self.path.step(tokens, targets, config.batch, &config.adamw, learning_rate)?;
+        let done = self.path.step(batch, &config.adamw, learning_rate)?;
         Ok(StepReport {
             loss: done.loss.mean,
             gradient_norm: done.gradient_norm,
@@ -60,21 +63,16 @@ impl GpuPath {
         })
     }
 
-    pub(super) fn token_log_probs(
-        &mut self,
-        tokens: &[u32],
-        targets: &[u32],
-        rows: usize,
-    ) -> Result<Vec<f32>, PathError> {
-        Ok(self.path.token_log_probs(tokens, targets, rows)?)
+    fn token_log_probs(&mut self, batch: &TokenBatch) -> Result<Vec<f32>, PathError> {
+        Ok(self.path.token_log_probs(batch)?)
     }
 
-    pub(super) fn weights(&mut self) -> Result<Vec<ModuleWeights>, PathError> {
+    fn weights(&mut self) -> Result<Vec<ModuleWeights>, PathError> {
         let whole = ModuleWeights::new(self.specs.clone(), self.path.weights()?)?;
         Ok(split(&self.model, &self.topology, &whole)?)
     }
 
-    pub(super) fn refresh(&mut self, state: &mut PathState) -> Result<(), PathError> {
+    fn refresh(&mut self, state: &mut PathState) -> Result<(), PathError> {
         if self.stepped {
             (state.first, state.second) = self.path.moments()?;
             self.stepped = false;

@@ -23,6 +23,8 @@ pub struct RunCurves {
     pub training: Vec<(f64, f64)>,
     /// Mean loss over the paths on their held-out documents, by inner step.
     pub heldout: Vec<(f64, f64)>,
+    /// Loss of the routed model on validation text during training, by inner step.
+    pub validation: Vec<(f64, f64)>,
     /// Training loss of the seed model, by its step.
     pub seed_training: Vec<(f64, f64)>,
     /// Validation loss of the seed model, by its step.
@@ -69,6 +71,7 @@ impl RunCurves {
         let mut seed_training = Curve::over(config.seed_model.steps);
         let mut heldout: BTreeMap<u64, BTreeMap<u32, f64>> = BTreeMap::new();
         let mut seed_validation = BTreeMap::new();
+        let mut validation = BTreeMap::new();
         let mut cosines: BTreeMap<ModuleId, BTreeMap<u64, f64>> = BTreeMap::new();
         if run.events().exists() {
             for record in read_events(&run.events())? {
@@ -78,6 +81,9 @@ impl RunCurves {
                     Event::SeedStep { step, loss, .. } => seed_training.add(step, loss),
                     Event::SeedValidated { step, loss, .. } => {
                         seed_validation.insert(step, loss);
+                    }
+                    Event::Validated { steps, loss, .. } => {
+                        validation.insert(steps, loss);
                     }
                     Event::PathCompleted { path, round, loss, heldout_loss, .. } => {
                         // The lease after the last round only measures, and its loss is not a number.
@@ -109,6 +115,7 @@ impl RunCurves {
                 * (config.train.batch as f64 * config.train.sequence_tokens as f64),
             training: means(training),
             heldout: means(heldout),
+            validation: floats(validation),
             seed_training: seed_training.points(),
             seed_validation: floats(seed_validation),
             cosines: cosines.into_iter().map(|(module, points)| (module, floats(points))).collect(),

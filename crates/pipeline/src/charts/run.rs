@@ -51,6 +51,11 @@ fn loss(runs: &[&RunCurves], label: &str, worth: fn(&RunCurves) -> f64) -> LineC
             let line = Line::new(format!("{}, held out", curves.name), at(&curves.heldout)).in_colour(colour);
             lines.push(Line { dashed: true, ..line });
         }
+        if !curves.validation.is_empty() {
+            let name = format!("{}, validation", curves.name);
+            let line = Line::new(name, at(&curves.validation)).in_colour(colour);
+            lines.push(Line { marked: true, ..line });
+        }
     }
     LineChart {
         title: "Loss, mean over the paths".into(),

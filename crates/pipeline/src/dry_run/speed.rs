@@ -7,7 +7,7 @@ use dipaco_telemetry::{Progress, ProgressUnit, human};
 use serde::Serialize;
 
 use crate::error::PipelineError;
-use crate::step_speed::{Effort, Subject, measure, shape};
+use crate::step_speed::{Effort, StepSubject, measure, shape};
 
 /// Tokens of a measured pass: enough for the products to reach their full speed, few enough to end within seconds.
 const TOKENS: usize = 2048;
@@ -78,7 +78,8 @@ pub fn measured(
     let train = &config.train;
     let sequences = (TOKENS / train.sequence_tokens.max(1)).clamp(1, shape(train).at_once());
     let small = TrainConfig { batch: sequences, micro_batch: 0, ..train.clone() };
-    let of = |blocks| Subject { model: ModelConfig { blocks, ..config.model.clone() }, train: small.clone() };
+    let of =
+        |blocks| StepSubject { model: ModelConfig { blocks, ..config.model.clone() }, train: small.clone() };
     let blocks = config.model.blocks.min(2);
     let needs = step_memory(&of(blocks).model, &shape(&small)).total();
     match available {

@@ -14,7 +14,7 @@ use crate::files;
 
 /// The end of an experiment.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct ExperimentOutcome {
     /// Results of the finished cells.
     pub results: Results,
     /// Number of cells that failed. Each failure is logged.
@@ -31,7 +31,7 @@ pub fn run(
     folder: &mut ExperimentFolder,
     experiment: &Experiment,
     cells: &[Cell],
-) -> Result<Outcome, PipelineError> {
+) -> Result<ExperimentOutcome, PipelineError> {
     let mut results = Results {
         name: experiment.name().to_owned(),
         title: experiment.title().to_owned(),
@@ -67,7 +67,7 @@ pub fn run(
     for chart in of_results(&results) {
         chart.write(folder.out())?;
     }
-    Ok(Outcome { results, failed })
+    Ok(ExperimentOutcome { results, failed })
 }
 
 /// The results of an experiment in the folder `out`.

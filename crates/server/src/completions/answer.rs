@@ -1,34 +1,31 @@
-//! A completion's answer as one JSON object.
+//! The answer to a completion while its choices are generated.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use dipaco_infer::Submission;
 use dipaco_topology::PathId;
-use serde_json::{Value, json};
 
 use crate::ServerState;
-use crate::completions::choice::{Choice, Part};
-use crate::completions::source::Source;
+use crate::completions::choice::Choice;
+use crate::completions::response::{CompletionChoice, CompletionResponse, PromptTokens, Usage};
 use crate::error::ApiError;
 
-/// An unfinished answer. Dropping it writes the line of the request to the log, so an aborted request is logged too.
+/// An unfinished answer. Dropping it cancels the running choices, and writes the line of the request to the log. An aborted
+/// request is therefore logged too.
 pub(crate) struct Answer {
     pub(crate) state: Arc<ServerState>,
     pub(crate) id: String,
     pub(crate) created: u64,
     pub(crate) model: String,
     pub(crate) prompt_tokens: usize,
-    /// The seed, for a request with `return_route`.
-    pub(crate) seed: Option<u64>,
+    /// All choices, prompt by prompt.
     pub(crate) choices: Vec<Choice>,
+    /// Number of choices of each prompt, at least one.
+    pub(crate) choices_per_prompt: usize,
+    /// The sequences behind the choices, in the same order.
+    pub(crate) submission: Submission,
     pub(crate) log: Log,
-}
-
-/// A complete answer.
-pub(crate) struct Whole {
-    pub(crate) body: Value,
-    /// The path of each prompt, separated by commas.
-    pub(crate) paths: String,
 }
 
 /// The line of a request in the log.
@@ -39,54 +36,64 @@ pub(crate) struct Log {
 }
 
 impl Answer {
-    /// The fields of every answer, around `choices`.
-    pub(crate) fn head(&self, choices: Vec<Value>) -> Value {
-        json!({
-            "id": self.id, "object": "text_completion", "created": self.created, "model": self.model,
-            "system_fingerprint": self.state.run.fingerprint, "choices": choices,
-        })
+    /// Waits for the next piece of any choice; `None` when all choices are complete. Dropping the future loses no piece.
+    pub(crate) async fn next(&mut self) -> Result<Option<CompletionChoice>, ApiError> {
+        // The outcome stays `abort` until an event decides it, because a client that leaves drops the answer.
+        let event = self.submission.next().await.inspect_err(|_| self.log.outcome = "error")?;
+        let Some(event) = event else {
+            self.log.outcome = "done";
+            return Ok(None);
+        };
+        let piece = self.choices[event.sequence].take(event.event);
+        piece.map(Some).inspect_err(|_| self.log.outcome = "error")
     }
 
-    pub(crate) fn usage(&self) -> Value {
-        let (prompt, generated) = (self.prompt_tokens, self.generated());
-        json!({
-            "prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
-            "prompt_tokens_details": {"cached_tokens": 0},
-        })
-    }
-
-    /// A choice as JSON, with its route for a request with `return_route`.
-    pub(crate) fn choice(&self, index: usize, part: &Part) -> Result<Value, ApiError> {
-        let choice = &self.choices[index];
-        let mut value = choice.json(part)?;
-        if let (true, Some(path)) = (choice.return_route, choice.path) {
-            let modules = self.state.engine.model().topology().modules_of(path);
-            let modules: Vec<u32> = modules.iter().map(|module| module.index).collect();
-            value["dipaco"] = json!({"path": path, "modules": modules, "seed": self.seed});
+    /// Waits for all choices.
+    pub(crate) async fn complete(&mut self) -> Result<Vec<CompletionChoice>, ApiError> {
+        let empty = |index| CompletionChoice { index, ..CompletionChoice::default() };
+        let mut choices: Vec<CompletionChoice> = (0..self.choices.len()).map(empty).collect();
+        while let Some(piece) = self.next().await? {
+            choices[piece.index].append(piece);
         }
-        Ok(value)
+        Ok(choices)
+    }
+
+    /// The body with these choices.
+    pub(crate) fn body<'a>(
+        &'a self,
+        choices: &'a [CompletionChoice],
+        usage: Option<Usage>,
+    ) -> CompletionResponse<'a> {
+        CompletionResponse {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: &self.state.run.fingerprint,
+            choices,
+            usage,
+        }
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        let (prompt_tokens, completion_tokens) = (self.prompt_tokens, self.generated());
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptTokens::default(),
+        }
+    }
+
+    /// The path of each prompt, as far as it is known.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = Option<PathId>> {
+        self.choices
+            .chunks(self.choices_per_prompt)
+            .map(|choices| choices.iter().find_map(|choice| choice.path))
     }
 
     fn generated(&self) -> usize {
         self.choices.iter().map(|choice| choice.generated).sum()
-    }
-
-    /// Waits for all choices. `n` is the number of choices of a prompt.
-    pub(crate) async fn complete(mut self, mut source: Source, n: usize) -> Result<Whole, ApiError> {
-        let mut parts = vec![Part::default(); self.choices.len()];
-        while let Some((index, event)) = source.next().await {
-            let part = self.choices[index].take(event).inspect_err(|_| self.log.outcome = "error")?;
-            parts[index].append(part);
-        }
-        let choices =
-            (0..parts.len()).map(|index| self.choice(index, &parts[index])).collect::<Result<_, _>>()?;
-        let mut body = self.head(choices);
-        body["usage"] = self.usage();
-        self.log.outcome = "done";
-        let shown = |path: Option<PathId>| path.map(|path| path.to_string()).unwrap_or_default();
-        let paths: Vec<String> =
-            self.choices.iter().step_by(n.max(1)).map(|choice| shown(choice.path)).collect();
-        Ok(Whole { body, paths: paths.join(",") })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_infer::Sampling;
+use dipaco_infer::{SamplingParams, TextCodec};
 use dipaco_topology::PathId;
 use serde_json::Value;
 
@@ -31,9 +31,20 @@ pub(crate) enum Prompt {
     Tokens(Vec<u32>),
 }
 
+impl Prompt {
+    /// The token ids of the prompt. Tokenizing occupies a core.
+    pub(crate) fn tokens(self, codec: &dyn TextCodec) -> Result<Vec<u32>, ApiError> {
+        let failed = |error| ApiError::field("prompt", format!("prompt can't be tokenized: {error}"));
+        match self {
+            Self::Tokens(tokens) => Ok(tokens),
+            Self::Text(text) => codec.encode(&text).map_err(failed),
+        }
+    }
+}
+
 /// A completion request, with the defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Completion {
+pub(crate) struct CompletionRequest {
     pub(crate) model: Option<String>,
     pub(crate) prompts: Vec<Prompt>,
     pub(crate) path: Option<PathId>,
@@ -57,13 +68,13 @@ pub(crate) struct Completion {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AskedSampling {
     pub(crate) seed: Option<u64>,
-    rest: Sampling,
+    rest: SamplingParams,
 }
 
 impl AskedSampling {
     /// The sampling of one choice: choices with the same seed draw from different streams.
-    pub(crate) fn for_choice(&self, seed: u64, choice: usize) -> Sampling {
-        Sampling { seed, choice: choice as u64, ..self.rest.clone() }
+    pub(crate) fn for_choice(&self, seed: u64, choice: usize) -> SamplingParams {
+        SamplingParams { seed, choice: choice as u64, ..self.rest.clone() }
     }
 
     fn read(fields: &mut Fields) -> Result<Self, ApiError> {
@@ -96,8 +107,8 @@ impl AskedSampling {
                 Some(seed.ok_or_else(|| wrong("seed", &value, "an integer of 64 bits"))?)
             }
         };
-        let defaults = Sampling::default();
-        let rest = Sampling {
+        let defaults = SamplingParams::default();
+        let rest = SamplingParams {
             temperature: fields.float("temperature", 0.0, 2.0, 1.0)?,
             top_p: fields.float("top_p", 0.0, 1.0, 1.0)?.max(f32::MIN_POSITIVE),
             top_k: usize::try_from(top_k).unwrap_or(0),
@@ -112,7 +123,7 @@ impl AskedSampling {
     }
 }
 
-impl Completion {
+impl CompletionRequest {
     /// Reads a request. Unknown fields are accepted, as by other servers, and logged.
     pub(crate) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "prompt is missing"))?;
@@ -233,8 +244,8 @@ mod tests {
 
     use super::*;
 
-    fn read(body: Value) -> Result<Completion, ApiError> {
-        Completion::read(&mut Fields::new(body)?)
+    fn read(body: Value) -> Result<CompletionRequest, ApiError> {
+        CompletionRequest::read(&mut Fields::new(body)?)
     }
 
     #[test]

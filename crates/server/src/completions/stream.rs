@@ -5,24 +5,32 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
-use serde_json::Value;
 
 use crate::completions::answer::Answer;
-use crate::completions::source::Source;
+use crate::completions::response::{CompletionChoice, CompletionResponse};
 use crate::error::ApiError;
+
+/// The last event of every stream.
+const DONE: &[u8] = b"data: [DONE]\n\n";
 
 struct Chunks {
     answer: Answer,
-    source: Source,
+    /// The first piece, which was read before the head of the answer was sent.
+    first: Option<CompletionChoice>,
     usage: bool,
     keep_alive: Duration,
     over: bool,
 }
 
-/// The body: an event per token, then the usage if `usage` is set, then `[DONE]`. When the client goes away, the body is
-/// dropped, which cancels the running choices.
-pub(crate) fn body(answer: Answer, source: Source, usage: bool, keep_alive: Duration) -> Body {
-    let chunks = Chunks { answer, source, usage, keep_alive, over: false };
+/// The body: `first`, then an event per token, then the usage if `usage` is set, then `[DONE]`. When the client goes away,
+/// the body is dropped, which cancels the running choices.
+pub(crate) fn body(
+    answer: Answer,
+    first: Option<CompletionChoice>,
+    usage: bool,
+    keep_alive: Duration,
+) -> Body {
+    let chunks = Chunks { answer, first, usage, keep_alive, over: false };
     Body::from_stream(futures::stream::unfold(chunks, |mut chunks| async move {
         let next = chunks.next().await?;
         Some((Ok::<_, Infallible>(next), chunks))
@@ -31,50 +39,51 @@ pub(crate) fn body(answer: Answer, source: Source, usage: bool, keep_alive: Dura
 
 impl Chunks {
     async fn next(&mut self) -> Option<Bytes> {
-        if self.over {
-            return None;
-        }
-        loop {
-            let Ok(event) = tokio::time::timeout(self.keep_alive, self.source.next()).await else {
-                return Some(Bytes::from_static(b": keep-alive\n\n"));
+        while !self.over {
+            let piece = match self.first.take() {
+                Some(first) => Ok(Some(first)),
+                None => match tokio::time::timeout(self.keep_alive, self.answer.next()).await {
+                    Ok(piece) => piece,
+                    Err(_) => return Some(Bytes::from_static(b": keep-alive\n\n")),
+                },
             };
-            let Some((index, event)) = event else { return Some(self.end()) };
-            let part = match self.answer.choices[index].take(event) {
-                Ok(part) => part,
-                Err(error) => return Some(self.fail(&error)),
+            let event = match piece {
+                // Such a piece completed no character. The client waits for text.
+                Ok(Some(choice)) if choice.is_empty() => continue,
+                Ok(Some(choice)) => event(&self.answer.body(&[choice], None)),
+                Ok(None) => self.end(),
+                Err(error) => Err(error),
             };
-            if !part.is_empty() {
-                return Some(match self.answer.choice(index, &part) {
-                    Ok(choice) => data(&self.answer.head(vec![choice])),
-                    Err(error) => self.fail(&error),
-                });
-            }
+            return Some(event.unwrap_or_else(|error| self.fail(&error)).into());
         }
+        None
     }
 
-    fn end(&mut self) -> Bytes {
+    fn end(&mut self) -> Result<Vec<u8>, ApiError> {
         self.over = true;
-        self.answer.log.outcome = "done";
         let mut last = Vec::new();
         if self.usage {
-            let mut chunk = self.answer.head(Vec::new());
-            chunk["usage"] = self.answer.usage();
-            last.extend_from_slice(&data(&chunk));
+            last = event(&self.answer.body(&[], Some(self.answer.usage())))?;
         }
-        last.extend_from_slice(b"data: [DONE]\n\n");
-        last.into()
+        last.extend_from_slice(DONE);
+        Ok(last)
     }
 
-    fn fail(&mut self, error: &ApiError) -> Bytes {
+    /// The last events of a stream that failed. The status of the answer is sent already, so an event names the error.
+    fn fail(&mut self, error: &ApiError) -> Vec<u8> {
         self.over = true;
         self.answer.log.outcome = "error";
-        let mut last = data(&error.body()).to_vec();
-        last.extend_from_slice(b"data: [DONE]\n\n");
-        last.into()
+        let mut last = format!("data: {}\n\n", error.body()).into_bytes();
+        last.extend_from_slice(DONE);
+        last
     }
 }
 
-fn data(value: &Value) -> Bytes {
-    // Compact JSON has no line breaks, so one `data:` line holds it.
-    format!("data: {value}\n\n").into()
+/// A chunk as an event. Compact JSON has no line breaks, so one `data:` line holds it.
+fn event(chunk: &CompletionResponse<'_>) -> Result<Vec<u8>, ApiError> {
+    let mut event = b"data: ".to_vec();
+    serde_json::to_writer(&mut event, chunk)
+        .map_err(|error| ApiError::bug(format!("can't write a chunk as JSON: {error}")))?;
+    event.extend_from_slice(b"\n\n");
+    Ok(event)
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use dipaco_sync::{
-    Drops, FragmentId, OuterRule, Quorum, Rescale, RunPlan, Schedule, Scheme, Weighting, learner::Blend,
-    merge_weights,
+    Drops, FragmentId, LeaseLimits, OuterRule, Quorum, Rescale, RunPlan, Schedule, Scheme, Weighting,
+    learner::Blend, merge_weights,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 use rand::{Rng, SeedableRng};
@@ -22,6 +22,10 @@ pub(crate) struct Case {
     /// Seed of shard sampling; absent without sampling.
     pub(crate) sampling: Option<u64>,
     pub(crate) workers: Vec<Machine>,
+    /// Number of peers that lie, up to half as many as workers.
+    pub(crate) liars: usize,
+    /// True if a path waits for the worker that holds its state.
+    pub(crate) bound: bool,
     pub(crate) faults: Faults,
 }
 
@@ -56,11 +60,14 @@ pub(crate) struct Faults {
 }
 
 /// Rescaling and optimizer of outer steps, in every case.
-pub(crate) const RESCALE: Rescale = Rescale::SqrtPaths;
+pub(crate) const RESCALE: Rescale = Rescale::SQRT_PATHS;
 pub(crate) const RULE: OuterRule = OuterRule { learning_rate: 0.5, momentum: 0.8 };
 
 /// Duration of a lease without a heartbeat.
 pub(crate) const LEASE: Duration = Duration::from_millis(2000);
+
+/// Duration of a lease without a further inner step.
+const STANDSTILL: Duration = Duration::from_millis(8000);
 
 impl Case {
     /// The case of a seed.
@@ -106,8 +113,12 @@ impl Case {
             step: Duration::from_micros(random.random_range(1_000..60_000)),
             clock: random.random_range(0.7..1.4),
         };
-        let workers = (0..random.random_range(1..=5)).map(|_| worker(random)).collect();
-        Ok(Self { topology, schedule, scheme, blend, eager, sampling, workers, faults: faults(random) })
+        let workers: Vec<_> = (0..random.random_range(1..=5)).map(|_| worker(random)).collect();
+        let faults = faults(random);
+        let liars =
+            if random.random_bool(0.5) { random.random_range(0..=workers.len().div_ceil(2)) } else { 0 };
+        let bound = random.random_bool(0.5);
+        Ok(Self { topology, schedule, scheme, blend, eager, sampling, workers, liars, bound, faults })
     }
 
     /// The same training by one worker, without faults.
@@ -126,11 +137,12 @@ impl Case {
             until: Duration::ZERO,
         };
         let workers = vec![Machine { step: Duration::from_millis(1), clock: 1.0 }];
-        Self { faults, workers, ..self.clone() }
+        Self { faults, workers, liars: 0, ..self.clone() }
     }
 
     pub(crate) fn plan(&self, phase: usize) -> RunPlan {
-        RunPlan { schedule: self.schedule.clone(), scheme: self.scheme, phase, lease: LEASE }
+        let limits = LeaseLimits { standstill: STANDSTILL, per_worker: 2, ..LeaseLimits::of_silence(LEASE) };
+        RunPlan { schedule: self.schedule.clone(), scheme: self.scheme, phase, limits }
     }
 
     /// The tokens of a path's shard.
@@ -160,7 +172,7 @@ impl Case {
             ),
         };
         format!(
-            "{} paths {:?}, H {}, F {}, overlap {}{}{}, {} steps, {scheme}{}; {} workers; of messages {:.0} % lost, {:.0} % doubled; \
+            "{} paths {:?}, H {}, F {}, overlap {}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
              a worker dies every {:.1} s, the coordinator every {:.1} s",
             self.topology.paths(),
             self.topology.radices(),
@@ -172,6 +184,8 @@ impl Case {
             self.schedule.total(),
             if self.sampling.is_some() { ", paths drawn" } else { "" },
             self.workers.len(),
+            self.liars,
+            if self.bound { ", paths stay with their workers" } else { "" },
             lost * 100.0,
             doubled * 100.0,
             worker_crash.as_secs_f64(),

@@ -95,6 +95,12 @@ impl ToyPathState {
                         .zip(&self.ahead[slot].weights)
                         .for_each(|(value, ahead)| *value += ahead);
                 }
+                let keeps_own = case.schedule.keeps_own(lease.path, receive.fragment.index, lease.from);
+                let blend = if keeps_own && lease.task == LeaseTask::Train {
+                    learner::Blend { own: 1.0 }
+                } else {
+                    blend
+                };
                 learner::receive(&mut self.base[slot], &mut self.local[slot], &values, blend);
                 self.seen[slot] = receive.version;
             }

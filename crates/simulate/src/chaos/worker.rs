@@ -3,16 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dipaco_sync::{FragmentId, LeaseOutcome, LeaseTask, ScheduledReceive, ScheduledSend, fragment_ids_of};
+use dipaco_sync::{FragmentId, LeaseKey, LeaseOutcome, LeaseTask, ScheduledReceive, fragment_ids_of};
+use dipaco_topology::PathId;
 
 use super::Bug;
 use super::case::Case;
-use super::coordinator::{ChaosReply, ChaosRequest, GrantedLease};
-use super::toy::{ToyGradient, ToyPathState, Values};
+use super::coordinator::{ChaosLease, ChaosReply, ChaosRequest};
+use super::object_store::Item;
+use super::toy::{ToyPathState, Values};
 
 /// Memory of a worker.
 #[derive(Debug, Default)]
-pub(crate) struct SimulatedWorker {
+pub(crate) struct ChaosWorker {
     /// Number of the process. A restart increases it.
     pub(crate) incarnation: u32,
     pub(crate) alive: bool,
@@ -28,22 +30,24 @@ pub(crate) struct SimulatedWorker {
     current: Option<LeaseInTraining>,
     /// The last received weights; only a worker with a bug uses them.
     seen: BTreeMap<FragmentId, (u32, Values)>,
+    /// The path that the worker trained last; it holds the state.
+    held: Vec<PathId>,
 }
 
 #[derive(Debug)]
 struct LeaseInTraining {
-    granted: GrantedLease,
+    granted: ChaosLease,
     fragments: Vec<FragmentId>,
     state: ToyPathState,
     begun: Duration,
-    /// Requests of sent outer gradients without an acknowledgement.
+    /// Requests of uploaded results without an acknowledgement.
     open: BTreeSet<u64>,
-    /// Outer gradients that wait for the completion of the previous lease.
+    /// Results that wait for the completion of the previous lease.
     waiting: Vec<ChaosRequest>,
-    /// Outer gradients of the lease's last step; absent before the end of the training.
-    last: Option<Vec<(ScheduledSend, ToyGradient)>>,
+    /// True after the last inner step.
+    trained: bool,
     /// The following lease.
-    following: Option<GrantedLease>,
+    following: Option<ChaosLease>,
     completing: bool,
     /// Number of the lease at its worker. Events of earlier leases are stale.
     serial: u64,
@@ -64,7 +68,7 @@ pub(crate) enum WorkerAction {
     FollowLater(Duration, u64),
 }
 
-impl SimulatedWorker {
+impl ChaosWorker {
     /// A process at its start.
     pub(crate) fn started(incarnation: u32) -> Self {
         Self { incarnation, alive: true, ..Self::default() }
@@ -77,17 +81,18 @@ impl SimulatedWorker {
     }
 
     pub(crate) fn ask(&mut self) -> Vec<WorkerAction> {
-        let asks = self.open.values().any(|request| matches!(request, ChaosRequest::Ask));
+        let asks = self.open.values().any(|request| matches!(request, ChaosRequest::Ask { .. }));
         if self.current.is_some() || asks || self.finished {
             Vec::new()
         } else {
-            vec![self.call(ChaosRequest::Ask)]
+            let held = self.held.clone();
+            vec![self.call(ChaosRequest::Ask { held })]
         }
     }
 
     fn drop_leases(&mut self) -> Vec<WorkerAction> {
         (self.current, self.previous) = (None, None);
-        self.open.retain(|_, request| matches!(request, ChaosRequest::Ask));
+        self.open.retain(|_, request| matches!(request, ChaosRequest::Ask { .. }));
         self.ask()
     }
 
@@ -104,36 +109,43 @@ impl SimulatedWorker {
         reply: ChaosReply,
         bug: Option<Bug>,
     ) -> Result<Vec<WorkerAction>, String> {
+        // A doubled reply, or a reply to a request that the worker gave up with its leases.
         let Some(request) = self.open.remove(&id) else { return Ok(Vec::new()) };
         Ok(match (request, reply) {
             (_, ChaosReply::Refused(why)) => {
                 return Err(format!("a valid request of a worker is refused: {why}"));
             }
-            (ChaosRequest::Ask, ChaosReply::Lease(granted)) => self.begin(now, case, who, *granted, bug),
-            (ChaosRequest::Ask, ChaosReply::Finished) => {
+            (ChaosRequest::Ask { .. }, ChaosReply::Lease(granted)) => {
+                self.begin(now, case, who, *granted, bug)
+            }
+            (ChaosRequest::Ask { .. }, ChaosReply::Finished) => {
                 self.finished = true;
                 Vec::new()
             }
-            (ChaosRequest::Ask, _) => vec![WorkerAction::AskLater(Duration::from_millis(40))],
+            (ChaosRequest::Ask { .. }, _) => vec![WorkerAction::AskLater(Duration::from_millis(40))],
             (_, ChaosReply::Lost) => self.drop_leases(),
             (ChaosRequest::Heartbeat { .. }, _) => Vec::new(),
-            (ChaosRequest::Follow { fence, .. }, reply) => match (&mut self.current, reply) {
-                (Some(training), ChaosReply::Lease(granted)) if training.granted.lease.fence == fence => {
-                    training.following = Some(*granted);
-                    self.go_on(now, case, who, bug)
+            (ChaosRequest::Follow { lease: LeaseKey { fence, .. } }, reply) => {
+                match (&mut self.current, reply) {
+                    (Some(training), ChaosReply::Lease(granted)) if training.granted.lease.fence == fence => {
+                        training.following = Some(*granted);
+                        self.go_on(now, case, who, bug)
+                    }
+                    (Some(training), ChaosReply::Wait) if training.granted.lease.fence == fence => {
+                        vec![WorkerAction::FollowLater(Duration::from_millis(15), training.serial)]
+                    }
+                    _ => Vec::new(),
                 }
-                (Some(training), ChaosReply::Wait) if training.granted.lease.fence == fence => {
-                    vec![WorkerAction::FollowLater(Duration::from_millis(15), training.serial)]
-                }
-                _ => Vec::new(),
-            },
-            (ChaosRequest::Contribute { .. }, _) => {
+            }
+            (ChaosRequest::Upload { .. }, _) => {
                 for training in self.previous.iter_mut().chain(&mut self.current) {
                     training.open.remove(&id);
                 }
                 self.complete(now)
             }
-            (ChaosRequest::Complete { .. }, _) if self.previous.take().is_some() => {
+            (ChaosRequest::Complete { lease, .. }, _) if self.previous.take().is_some() => {
+                // The current lease counts from here on, so its results may go.
+                self.held = vec![lease.path];
                 let waiting = self
                     .current
                     .as_mut()
@@ -144,13 +156,16 @@ impl SimulatedWorker {
                 actions.extend(self.go_on(now, case, who, bug));
                 actions
             }
-            (ChaosRequest::Complete { .. }, _) => self.drop_leases(),
+            (ChaosRequest::Complete { lease, .. }, _) => {
+                self.held = vec![lease.path];
+                self.drop_leases()
+            }
         })
     }
 
     /// Begins the following lease if the training of the current lease is done.
     fn go_on(&mut self, now: Duration, case: &Case, who: usize, bug: Option<Bug>) -> Vec<WorkerAction> {
-        if self.previous.is_some() || self.current.as_ref().is_none_or(|training| training.last.is_none()) {
+        if self.previous.is_some() || self.current.as_ref().is_none_or(|training| !training.trained) {
             return Vec::new();
         }
         let Some(granted) = self.current.as_mut().and_then(|training| training.following.take()) else {
@@ -158,7 +173,7 @@ impl SimulatedWorker {
         };
         self.previous = self.current.take();
         let state = self.previous.as_ref().map(|training| training.state.clone());
-        let granted = GrantedLease { state: state.unwrap_or_else(|| granted.state.clone()), ..granted };
+        let granted = ChaosLease { state: state.unwrap_or_else(|| granted.state.clone()), ..granted };
         self.begin(now, case, who, granted, bug)
     }
 
@@ -166,11 +181,21 @@ impl SimulatedWorker {
         let Some(training) = self.current.as_ref().filter(|training| training.serial == serial) else {
             return Vec::new();
         };
-        let (path, fence) = (training.granted.lease.path, training.granted.lease.fence);
-        if training.completing { Vec::new() } else { vec![self.call(ChaosRequest::Follow { path, fence })] }
+        let lease = training.granted.lease.key();
+        if training.completing { Vec::new() } else { vec![self.call(ChaosRequest::Follow { lease })] }
     }
 
-    /// Sends outer gradients of the lease in training.
+    /// Uploads results of the lease in training, after the completion of the previous lease.
+    fn upload(&mut self, results: Vec<ChaosRequest>) -> Vec<WorkerAction> {
+        match (&self.previous, &mut self.current) {
+            (Some(_), Some(training)) => {
+                training.waiting.extend(results);
+                Vec::new()
+            }
+            _ => self.contribute(results),
+        }
+    }
+
     fn contribute(&mut self, gradients: Vec<ChaosRequest>) -> Vec<WorkerAction> {
         let actions: Vec<WorkerAction> = gradients.into_iter().map(|request| self.call(request)).collect();
         if let Some(training) = &mut self.current {
@@ -188,7 +213,7 @@ impl SimulatedWorker {
         now: Duration,
         case: &Case,
         who: usize,
-        granted: GrantedLease,
+        granted: ChaosLease,
         bug: Option<Bug>,
     ) -> Vec<WorkerAction> {
         let fragments = fragment_ids_of(&case.topology, case.schedule.fragments(), granted.lease.path);
@@ -211,7 +236,7 @@ impl SimulatedWorker {
             begun: now,
             open: BTreeSet::new(),
             waiting: Vec::new(),
-            last: None,
+            trained: false,
             following: None,
             completing: false,
             serial,
@@ -266,21 +291,11 @@ impl SimulatedWorker {
         for send in lease.sends.iter().filter(|send| send.step == to && to < lease.to) {
             if let Some(slot) = training.fragments.iter().position(|fragment| *fragment == send.fragment) {
                 let gradient = training.state.send(case, path, send.fragment, slot);
-                sent.push(ChaosRequest::Contribute {
-                    path: lease.path,
-                    fence: lease.fence,
-                    send: *send,
-                    gradient,
-                });
+                let item = Item::Gradient(*send, gradient);
+                sent.push(ChaosRequest::Upload { lease: lease.key(), item });
             }
         }
-        let mut actions = match (&self.previous, &mut self.current) {
-            (Some(_), Some(training)) => {
-                training.waiting.extend(sent);
-                Vec::new()
-            }
-            _ => self.contribute(sent),
-        };
+        let mut actions = self.upload(sent);
         if to == lease.to {
             actions.extend(self.end(now, case));
             actions.extend(self.go_on(now, case, who, bug));
@@ -293,37 +308,45 @@ impl SimulatedWorker {
     /// Handles the end of the lease's training.
     fn end(&mut self, now: Duration, case: &Case) -> Vec<WorkerAction> {
         let Some(training) = &mut self.current else { return Vec::new() };
-        let (path, to) = (training.granted.lease.path, training.granted.lease.to);
-        let mut last = Vec::new();
-        for send in training.granted.lease.sends.iter().filter(|send| send.step == to) {
+        let granted = training.granted.lease.clone();
+        let (path, lease) = (granted.path, granted.key());
+        let mut results = Vec::new();
+        for send in granted.sends.iter().filter(|send| send.step == granted.to) {
             if let Some(slot) = training.fragments.iter().position(|fragment| *fragment == send.fragment) {
-                last.push((*send, training.state.send(case, path, send.fragment, slot)));
+                let gradient = training.state.send(case, path, send.fragment, slot);
+                results.push(ChaosRequest::Upload { lease, item: Item::Gradient(*send, gradient) });
             }
         }
-        training.last = Some(last);
-        self.complete(now)
+        if granted.task == LeaseTask::Train {
+            let item = Item::State(Box::new(training.state.clone()));
+            results.push(ChaosRequest::Upload { lease, item });
+        }
+        training.trained = true;
+        let mut actions = self.upload(results);
+        actions.extend(self.complete(now));
+        actions
     }
 
-    /// Completes the older lease after the acknowledgement of all its earlier outer gradients.
+    /// Completes the older lease after the acknowledgement of all its results.
     fn complete(&mut self, now: Duration) -> Vec<WorkerAction> {
         let Some(training) = self.previous.as_mut().or(self.current.as_mut()) else { return Vec::new() };
-        let Some(last) = &training.last else { return Vec::new() };
-        if training.completing || !training.open.is_empty() || !training.waiting.is_empty() {
+        let open = !training.open.is_empty() || !training.waiting.is_empty();
+        if !training.trained || training.completing || open {
             return Vec::new();
         }
         training.completing = true;
         let done = LeaseOutcome { seconds: (now - training.begun).as_secs_f64(), ..LeaseOutcome::default() };
-        let (path, fence) = (training.granted.lease.path, training.granted.lease.fence);
-        let (last, state) = (last.clone(), Box::new(training.state.clone()));
-        vec![self.call(ChaosRequest::Complete { path, fence, last, state, done })]
+        let lease = training.granted.lease.key();
+        vec![self.call(ChaosRequest::Complete { lease, done })]
     }
 
     pub(crate) fn beat(&mut self, case: &Case, who: usize, serial: u64) -> Vec<WorkerAction> {
         let Some(training) = self.current.as_ref().filter(|training| training.serial == serial) else {
             return Vec::new();
         };
-        let (path, fence) = (training.granted.lease.path, training.granted.lease.fence);
+        let lease = training.granted.lease.key();
+        let taken = training.state.step - training.granted.lease.from;
         let pause = Duration::from_millis(500).div_f64(case.workers[who].clock);
-        vec![self.call(ChaosRequest::Heartbeat { path, fence }), WorkerAction::Beat(pause, serial)]
+        vec![self.call(ChaosRequest::Heartbeat { lease, taken }), WorkerAction::Beat(pause, serial)]
     }
 }

@@ -3,16 +3,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use dipaco_sync::{LeaseKey, ProcessId};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::audit::Audit;
 use super::case::Case;
 use super::coordinator::{
-    Answer, ChaosReply, ChaosRequest, DiskWrite, Effect, Operation, Requester, SimulatedCoordinator,
+    ChaosAnswer, ChaosReply, ChaosRequest, DiskWrite, Effect, Operation, Requester, SimulatedCoordinator,
     SimulatedDisk,
 };
-use super::worker::{SimulatedWorker, WorkerAction};
+use super::liar::Liar;
+use super::object_store::{Item, ObjectStore};
+use super::worker::{ChaosWorker, WorkerAction};
 use super::{Bug, Chaos};
 
 /// Time without an answer after which a worker repeats a request.
@@ -37,6 +40,8 @@ enum ChaosEvent {
     /// The deadline of a coordinator has passed.
     Timer(u32),
     Fault(Fault),
+    /// A liar sends a message.
+    Lie(usize),
     WorkerStarts(usize),
     CoordinatorStarts,
 }
@@ -70,7 +75,9 @@ pub(crate) struct ChaosWorld<'a> {
     serial: u64,
     disk: SimulatedDisk,
     coordinator: Option<SimulatedCoordinator>,
-    workers: Vec<SimulatedWorker>,
+    workers: Vec<ChaosWorker>,
+    liars: Vec<Liar>,
+    store: ObjectStore,
     audit: Audit,
     summary: Chaos,
 }
@@ -88,7 +95,9 @@ impl<'a> ChaosWorld<'a> {
             serial: 0,
             disk: SimulatedDisk::new(case),
             coordinator: None,
-            workers: case.workers.iter().map(|_| SimulatedWorker::default()).collect(),
+            workers: case.workers.iter().map(|_| ChaosWorker::default()).collect(),
+            liars: (0..case.liars).map(Liar::new).collect(),
+            store: ObjectStore::default(),
             audit: Audit::default(),
             summary: Chaos::default(),
         }
@@ -105,6 +114,9 @@ impl<'a> ChaosWorld<'a> {
         }
         for fault in [Fault::WorkerDies, Fault::WorkerPauses, Fault::Partition, Fault::CoordinatorDies] {
             self.next_fault(fault);
+        }
+        for liar in 0..self.liars.len() {
+            self.after(Duration::ZERO, ChaosEvent::Lie(liar));
         }
         while let Some(((now, _), event)) = self.events.pop_first() {
             self.now = now;
@@ -157,7 +169,8 @@ impl<'a> ChaosWorld<'a> {
     /// Sends a message: it is lost, or it arrives once or twice, each time with its own delay.
     fn transmit(&mut self, worker: usize, event: impl Fn() -> ChaosEvent) {
         self.summary.messages += 1;
-        if self.now < self.workers[worker].cut_off_until || self.chance(self.case.faults.lost) {
+        let cut_off = self.workers.get(worker).is_some_and(|worker| self.now < worker.cut_off_until);
+        if cut_off || self.chance(self.case.faults.lost) {
             return;
         }
         let times = if self.chance(self.case.faults.doubled) { 2 } else { 1 };
@@ -172,8 +185,8 @@ impl<'a> ChaosWorld<'a> {
         for action in actions {
             match action {
                 WorkerAction::Call(request_number, request) => {
-                    let requester = Requester { worker, incarnation, request: request_number };
-                    self.transmit(worker, || ChaosEvent::ToCoordinator(requester, request.clone()));
+                    let requester = self.requester(worker, incarnation, request_number);
+                    self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
                     self.after_for(PATIENCE, worker, WorkerEvent::Resend(request_number));
                 }
                 WorkerAction::Train(pause, lease) => {
@@ -185,6 +198,31 @@ impl<'a> ChaosWorld<'a> {
                     self.after_for(pause, worker, WorkerEvent::Follow(lease));
                 }
             }
+        }
+    }
+
+    /// The sender of a worker's request.
+    fn requester(&self, worker: usize, incarnation: u32, request: u64) -> Requester {
+        let (token, name) = ("honest".to_owned(), format!("worker-{worker}"));
+        let process = ProcessId { token, name, instance: incarnation.into() };
+        Requester { worker, incarnation, process, request }
+    }
+
+    /// A liar sends its next message.
+    fn lie(&mut self, number: usize) {
+        let leases: Vec<LeaseKey> = self
+            .coordinator
+            .iter()
+            .flat_map(|coordinator| coordinator.run_state.leases().map(dipaco_sync::Lease::key))
+            .collect();
+        let request = self.liars[number].lie(self.case, &mut self.random, &leases);
+        let process = self.liars[number].process.clone();
+        let worker = self.workers.len() + number;
+        let requester = Requester { worker, incarnation: 0, process, request: u64::MAX };
+        self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
+        let pause = self.between(10_000, Duration::from_millis(200));
+        if self.disturbed() {
+            self.after(pause, ChaosEvent::Lie(number));
         }
     }
 
@@ -236,9 +274,13 @@ impl<'a> ChaosWorld<'a> {
             // Events of an earlier coordinator.
             ChaosEvent::Written(_) | ChaosEvent::Computed(..) | ChaosEvent::Timer(_) => Ok(()),
             ChaosEvent::Fault(fault) => self.inject(fault),
+            ChaosEvent::Lie(liar) => {
+                self.lie(liar);
+                Ok(())
+            }
             ChaosEvent::WorkerStarts(worker) => {
                 let incarnation = self.workers[worker].incarnation + 1;
-                self.workers[worker] = SimulatedWorker::started(incarnation);
+                self.workers[worker] = ChaosWorker::started(incarnation);
                 let actions = self.workers[worker].ask();
                 self.perform(worker, actions);
                 Ok(())
@@ -246,6 +288,8 @@ impl<'a> ChaosWorld<'a> {
             ChaosEvent::CoordinatorStarts => {
                 let coordinator = SimulatedCoordinator::take_over(self.case, &mut self.disk, self.bug)?;
                 self.coordinator = Some(coordinator);
+                let disk = &self.disk;
+                self.store.keep(|name| disk.refers_to(name));
                 self.run_coordinator()
             }
         }
@@ -262,8 +306,8 @@ impl<'a> ChaosWorld<'a> {
                 self.perform(worker, actions);
                 if let Some(request) = forged {
                     let incarnation = self.workers[worker].incarnation;
-                    let requester = Requester { worker, incarnation, request: u64::MAX };
-                    self.transmit(worker, || ChaosEvent::ToCoordinator(requester, request.clone()));
+                    let requester = self.requester(worker, incarnation, u64::MAX);
+                    self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
                 }
             }
             WorkerEvent::Resend(number) => {
@@ -292,15 +336,22 @@ impl<'a> ChaosWorld<'a> {
     }
 
     /// Audits a write, and makes it durable. Returns the answer that waited for it.
-    fn write(&mut self, write: DiskWrite) -> Result<Option<Answer>, String> {
+    fn write(&mut self, write: DiskWrite) -> Result<Option<ChaosAnswer>, String> {
         self.audit.written(self.case, &self.disk, &write.disk, write.merged.as_ref())?;
         self.disk = write.disk;
+        write.obsolete.iter().for_each(|name| self.store.delete(name));
         Ok(write.answer)
     }
 
     /// Sends an answer to its worker.
-    fn send(&mut self, answer: &Answer) {
-        let Requester { worker, incarnation, request } = answer.to;
+    fn send(&mut self, answer: &ChaosAnswer) {
+        let Requester { worker, incarnation, request, .. } = answer.to;
+        if let Some(liar) = worker.checked_sub(self.workers.len()) {
+            if let ChaosReply::Lease(granted) = &answer.reply {
+                self.liars[liar].granted(granted.lease.key());
+            }
+            return;
+        }
         self.transmit(worker, || {
             let event = WorkerEvent::Reply(request, answer.reply.clone());
             ChaosEvent::OfWorker { worker, incarnation, event }
@@ -314,12 +365,11 @@ impl<'a> ChaosWorld<'a> {
         }
         let mut request = self.workers[worker].open.get(&number)?.clone();
         match &mut request {
-            ChaosRequest::Contribute { gradient, .. } => gradient.values = [1e9; 3],
-            ChaosRequest::Complete { last, state, .. } => {
-                last.iter_mut().for_each(|(_, gradient)| gradient.values = [1e9; 3]);
+            ChaosRequest::Upload { item: Item::Gradient(_, gradient), .. } => gradient.values = [1e9; 3],
+            ChaosRequest::Upload { item: Item::State(state), .. } => {
                 state.local.iter_mut().for_each(|values| *values = [1e9; 3]);
             }
-            ChaosRequest::Ask | ChaosRequest::Follow { .. } | ChaosRequest::Heartbeat { .. } => return None,
+            _ => return None,
         }
         Some(request)
     }
@@ -329,10 +379,11 @@ impl<'a> ChaosWorld<'a> {
         let now = self.now;
         loop {
             let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
-            let begun = coordinator.look(now)?;
+            let begun = coordinator.look(now, &self.store)?;
             let deadline = coordinator.run_state.next_deadline();
             let next = if coordinator.writing.is_none() { coordinator.queue.pop_front() } else { None };
-            let effect = next.map(|operation| coordinator.operate(now, operation));
+            let effect =
+                next.map(|operation| coordinator.operate(now, operation, &self.store)).transpose()?;
             let incarnation = self.disk.incarnation;
             for operation in begun {
                 let pause = self.between(100, Duration::from_millis(20));
@@ -349,6 +400,13 @@ impl<'a> ChaosWorld<'a> {
                         coordinator.writing = Some(write);
                     }
                     self.after(pause, ChaosEvent::Written(incarnation));
+                }
+                Some(Effect::Store(object, record)) => {
+                    if let Operation::Record { item, .. } = &*record {
+                        self.store.put(&object, item.clone().content());
+                    }
+                    let pause = self.between(100, self.case.faults.disk);
+                    self.after(pause, ChaosEvent::Computed(incarnation, *record));
                 }
                 Some(Effect::Answer(answer)) => self.send(&answer),
                 Some(Effect::Nothing) => {}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dipaco_sync::{Fence, Lease};
+use dipaco_sync::{Fence, Lease, ProcessId};
 use dipaco_topology::PathId;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -16,7 +16,7 @@ const SHORTEST: f64 = 0.1;
 /// A learner of a simulated run.
 #[derive(Debug)]
 pub(crate) struct Learner {
-    pub(crate) name: String,
+    pub(crate) worker: ProcessId,
     pub(crate) random: ChaCha8Rng,
     pub(crate) chips: Option<OwnChips>,
     /// Mean seconds of an inner step with all chips.
@@ -73,7 +73,7 @@ impl Learner {
         let chips = run.chips.map(|chips| OwnChips::new(chips, run.learners, &mut random));
         let slow = number >= run.learners - run.learners / 2;
         Self {
-            name: number.to_string(),
+            worker: ProcessId::local(&number.to_string()),
             random,
             chips,
             step_seconds: run.step_seconds * if slow { 1.0 + run.speed_gap } else { 1.0 },

@@ -4,7 +4,11 @@ const CHIPS: [u64; 5] = [150_000, 300_000, 600_000, 1_200_000, 2_400_000];
 
 /// Data parallel training for one learner, Decoupled DiLoCo for more; default failures.
 fn run(count: u64, learners: u32, elastic: bool) -> LargeRun {
-    let scheme = if learners == 1 { Scheme::data_parallel() } else { Scheme::decoupled(24, 12, 2, 5.0) };
+    let scheme = if learners == 1 {
+        SimulatedScheme::data_parallel()
+    } else {
+        SimulatedScheme::decoupled(24, 12, 2, 5.0)
+    };
     let chips = Some(Chips { count, elastic, ..Chips::default() });
     // An elastic learner loses time but no steps, so longer steps give the same result with fewer events.
     let step_seconds = if elastic { 10.0 } else { 1.0 };
@@ -74,7 +78,7 @@ fn a_dead_learner_repeats_its_lost_lease() {
         ..Chips::default()
     };
     for (inner_steps, expected) in [(1, 0.9995), (500, 0.7707), (1000, 0.5820)] {
-        let scheme = Scheme::diloco(inner_steps);
+        let scheme = SimulatedScheme::diloco(inner_steps);
         let run = LargeRun { chips: Some(chips), seconds: 2e7, ..LargeRun::new(1, scheme, 1.0, 1.0) };
         // Short leases show the share in less time, and less time keeps the number of events small.
         let run = if inner_steps == 1 { LargeRun { seconds: 1e5, ..run } } else { run };
@@ -87,13 +91,13 @@ fn a_dead_learner_repeats_its_lost_lease() {
 /// Two learners, one with half the speed.
 #[test]
 fn synchronous_learners_have_the_slowest_speed_and_others_their_own() {
-    let scheme = Scheme::streaming(24, 12, 2, 16.0);
+    let scheme = SimulatedScheme::streaming(24, 12, 2, 16.0);
     let waits = LargeRun { speed_gap: 1.0, ..LargeRun::new(2, scheme, 1e9, 1.0) };
     // The slower learner trains all the time, the other learner half of it.
     let found = play(&waits).unwrap();
     assert!((found.goodput - 0.75).abs() < 0.01, "{found:?}");
     assert_eq!(found.contributors, 2.0);
-    let quorum = |grace| LargeRun { scheme: Scheme::decoupled(24, 12, 0, grace), ..waits.clone() };
+    let quorum = |grace| LargeRun { scheme: SimulatedScheme::decoupled(24, 12, 0, grace), ..waits.clone() };
     let alone = play(&quorum(0.0)).unwrap();
     assert!((alone.goodput - 1.0).abs() < 1e-9, "{alone:?}");
     // A grace period costs the learners nothing, and more of them contribute to outer steps.
@@ -105,7 +109,10 @@ fn synchronous_learners_have_the_slowest_speed_and_others_their_own() {
 /// Four paths and four learners, two of them slow: if states move, any free learner helps.
 #[test]
 fn paths_with_movable_state_keep_all_learners_busy() {
-    let stays = LargeRun { speed_gap: 0.5, ..LargeRun::new(4, Scheme::streaming(24, 12, 2, 16.0), 1e9, 1.0) };
+    let stays = LargeRun {
+        speed_gap: 0.5,
+        ..LargeRun::new(4, SimulatedScheme::streaming(24, 12, 2, 16.0), 1e9, 1.0)
+    };
     let moves = LargeRun { state_stays: false, ..stays.clone() };
     let (stays, moves) = (play(&stays).unwrap().utilisation, play(&moves).unwrap().utilisation);
     assert!(stays < 0.87 && moves > 0.93, "{stays} {moves}");
@@ -118,7 +125,7 @@ fn a_learner_waits_for_sends_at_the_end_of_its_lease() {
     let utilisation = |fragments| {
         // The transfer of a fragment takes a second.
         let link = Some(Link { bits_per_second: 1e9 / f64::from(fragments), latency_seconds: 0.0 });
-        let scheme = Scheme::streaming(24, fragments, 2, 1.0);
+        let scheme = SimulatedScheme::streaming(24, fragments, 2, 1.0);
         play(&LargeRun { link, ..LargeRun::new(2, scheme, 1e9, 1.0) }).unwrap().utilisation
     };
     assert!((utilisation(8) - 1.0).abs() < 1e-9);

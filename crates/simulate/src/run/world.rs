@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dipaco_sync::{
-    Commit, Fence, FragmentId, Grant, LeaseError, LeaseOutcome, OuterStep, RunPlan, RunState, ScheduledSend,
-    TrainingProgress,
+    Commit, Fence, FragmentId, Grant, LeaseClaim, LeaseError, LeaseLimits, LeaseOutcome, LeaseRequest,
+    LeaseSecret, OuterStep, RunPlan, RunState, ScheduledSend, TrainingProgress,
 };
-use dipaco_topology::{PathId, Topology, TopologyConfig};
+use dipaco_topology::{Topology, TopologyConfig};
 
 use super::chips::{ChipEvent, OwnChips};
 use super::learner::Learner;
@@ -78,7 +78,12 @@ impl<'a> RunWorld<'a> {
         let progress = TrainingProgress::start(&topology, schedule.fragments());
         let lease = Duration::try_from_secs_f64(LEASE.max(LEASE_STEPS * run.step_seconds));
         let lease = lease.map_err(|error| refused(error.to_string()))?;
-        let plan = RunPlan { schedule, scheme: run.scheme.sync.scheme(), phase: 0, lease };
+        let plan = RunPlan {
+            schedule,
+            scheme: run.scheme.sync.scheme(),
+            phase: 0,
+            limits: LeaseLimits::of_silence(lease),
+        };
         let paths = topology.path_ids();
         let mut run_state = RunState::new(topology, plan, progress, 0)?;
         paths.for_each(|path| run_state.bind(path, run.state_stays));
@@ -209,7 +214,7 @@ impl<'a> RunWorld<'a> {
         for learner in self.learners.iter().filter(|learner| learner.alive) {
             if let Some(current) = &learner.current {
                 // A learner with a lost lease notices it at its next result.
-                let _lost = self.run_state.heartbeat(self.now, current.lease.path, current.lease.fence);
+                let _lost = self.run_state.heartbeat(self.now, &current.lease.claim(), 0);
             }
         }
     }
@@ -220,7 +225,9 @@ impl<'a> RunWorld<'a> {
         if !learner.is_free() {
             return;
         }
-        let Grant::Lease(lease) = self.run_state.grant(self.now, &learner.name, &learner.held) else {
+        let secret = LeaseSecret::default();
+        let request = LeaseRequest { worker: &learner.worker, held: &learner.held, secret };
+        let Grant::Lease(lease) = self.run_state.grant(self.now, &request) else {
             return;
         };
         if let RunEnd::Step(step) = self.end
@@ -228,7 +235,7 @@ impl<'a> RunWorld<'a> {
         {
             self.before_end.remove(&number);
         }
-        learner.begin(lease);
+        learner.begin(*lease);
         self.go(number);
     }
 
@@ -287,10 +294,10 @@ impl<'a> RunWorld<'a> {
         Ok(())
     }
 
-    /// Path of a learner's lease, if the lease is still current.
-    fn path(&self, number: usize, fence: Fence) -> Option<PathId> {
+    /// A learner's lease, if it is still current.
+    fn claim(&self, number: usize, fence: Fence) -> Option<LeaseClaim> {
         let lease = &self.learners[number].current.as_ref()?.lease;
-        (lease.fence == fence).then_some(lease.path)
+        (lease.fence == fence).then(|| lease.claim())
     }
 
     fn refused(&self, number: usize, error: &LeaseError) -> SimulateError {
@@ -302,9 +309,8 @@ impl<'a> RunWorld<'a> {
     }
 
     fn contribute(&mut self, number: usize, fence: Fence, send: ScheduledSend) -> Result<(), SimulateError> {
-        let Some(path) = self.path(number, fence) else { return Ok(()) };
-        if let Commit::Refused(error) = self.run_state.contribute(path, fence, send.fragment, send.number, 0)
-        {
+        let Some(claim) = self.claim(number, fence) else { return Ok(()) };
+        if let Commit::Refused(error) = self.run_state.contribute(&claim, send.fragment, send.number, 0) {
             return Err(self.refused(number, &error));
         }
         self.step();
@@ -312,10 +318,10 @@ impl<'a> RunWorld<'a> {
     }
 
     fn complete(&mut self, number: usize, fence: Fence) -> Result<(), SimulateError> {
-        let Some(path) = self.path(number, fence) else { return Ok(()) };
+        let Some(claim) = self.claim(number, fence) else { return Ok(()) };
         let seconds = self.learners[number].current.as_ref().map_or(0.0, |current| current.seconds);
         let done = LeaseOutcome { seconds, ..LeaseOutcome::default() };
-        if let Commit::Refused(error) = self.run_state.commit(path, fence, &done) {
+        if let Commit::Refused(error) = self.run_state.commit(self.now, &claim, &done) {
             return Err(self.refused(number, &error));
         }
         self.learners[number].done();

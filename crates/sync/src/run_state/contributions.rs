@@ -1,40 +1,75 @@
 //! Contributions and completed leases, each counted at most once.
 
 use std::collections::BTreeMap;
-
-use dipaco_topology::PathId;
+use std::time::Duration;
 
 use super::{Commit, LeaseOutcome, RunState};
-use crate::{Contribution, Fence, FragmentId, Lease, LeaseError, LeaseTask, ScheduledSend};
+use crate::{Contribution, FragmentId, Lease, LeaseClaim, LeaseError, LeaseTask, ScheduledSend};
 
 impl RunState {
-    /// Accepts an outer gradient that a lease sends before its end, so that other paths need not wait for the end. The
-    /// caller makes it durable before it answers. The contribution counts even if the lease is lost later: the
-    /// successor uploads the same bits again, and they are a duplicate. Returns the accepted contribution.
-    pub fn contribute(
-        &mut self,
-        path: PathId,
-        fence: Fence,
+    /// The send of a current lease to which an outer gradient belongs.
+    ///
+    /// # Errors
+    /// When the lease is not current, expects no such outer gradient, or trains fewer tokens for it.
+    pub fn expects(
+        &self,
+        claim: &LeaseClaim,
         fragment: FragmentId,
         number: u32,
         tokens: u64,
-    ) -> Commit<Contribution> {
-        let lease = match self.check(path, fence) {
-            Ok(lease) => lease,
+    ) -> Result<ScheduledSend, LeaseError> {
+        let lease = self.check(claim)?;
+        let (path, fence) = (lease.path, lease.fence);
+        let send = lease.sends.iter().find(|send| (send.fragment, send.number) == (fragment, number));
+        let send = *send.ok_or(LeaseError::NotAsked { path, fence, fragment, number })?;
+        // Workers count the tokens of a scheduled send, also where the length of a lease follows its worker's speed.
+        let scheduled = self.plan.schedule.steps_in(path, send.fragment.index, send.step);
+        let most = self.steps_of(lease, send).max(scheduled).saturating_mul(self.plan.limits.step_tokens);
+        if tokens > most {
+            return Err(LeaseError::Tokens { path, fence, fragment, number, tokens, most });
+        }
+        Ok(send)
+    }
+
+    /// Inner steps in an outer gradient.
+    fn steps_of(&self, lease: &Lease, send: ScheduledSend) -> u64 {
+        if self.plan.scheme.dynamic_steps() {
+            send.step - lease.from
+        } else {
+            self.plan.schedule.steps_in(lease.path, send.fragment.index, send.step)
+        }
+    }
+
+    /// Accepts an outer gradient that a lease sends. Before the end of the lease it counts at once, so that other paths
+    /// need not wait for the end; the caller makes it durable before it answers. It counts even if the lease is lost
+    /// later: the successor uploads the same bits again, and they are a duplicate. Returns the accepted contribution,
+    /// or `None` for an outer gradient of the lease's end, which counts with the lease.
+    pub fn contribute(
+        &mut self,
+        claim: &LeaseClaim,
+        fragment: FragmentId,
+        number: u32,
+        tokens: u64,
+    ) -> Commit<Option<Contribution>> {
+        let send = match self.expects(claim, fragment, number, tokens) {
+            Ok(send) => send,
             Err(error) => return Commit::Refused(error),
         };
-        let asked = lease.sends.iter().find(|send| send.fragment == fragment && send.number == number);
-        match asked {
-            Some(send) if send.step < lease.to => {
+        match self.leases.get(&claim.key.path) {
+            Some(lease) if send.step < lease.to => {
                 let lease = lease.clone();
-                self.count(&lease, *send, tokens)
+                match self.count(&lease, send, tokens) {
+                    Commit::Accepted(contribution) => Commit::Accepted(Some(contribution)),
+                    Commit::Duplicate => Commit::Duplicate,
+                    Commit::Refused(error) => Commit::Refused(error),
+                }
             }
-            _ => Commit::Refused(LeaseError::NotAsked { path, fence, fragment, number }),
+            _ => Commit::Accepted(None),
         }
     }
 
     fn count(&mut self, lease: &Lease, send: ScheduledSend, tokens: u64) -> Commit<Contribution> {
-        let Lease { path, from, fence, .. } = *lease;
+        let Lease { path, fence, .. } = *lease;
         let slot = self.slot(send.fragment);
         let sent = self.path(path).sent[slot];
         if send.number <= sent {
@@ -48,11 +83,7 @@ impl RunState {
         }
         let received = lease.receives.iter().find(|receive| receive.fragment == send.fragment);
         let base = received.map_or(self.path(path).adopted[slot], |receive| receive.version);
-        let steps = if self.plan.scheme.dynamic_steps() {
-            send.step - from
-        } else {
-            schedule.steps_in(path, send.fragment.index, send.step)
-        };
+        let steps = self.steps_of(lease, send);
         let contribution = Contribution { path, number: send.number, base, steps, tokens };
         self.progress.paths[path.index()].sent[slot] = send.number;
         let pending = self.progress.pending.entry(send.fragment).or_default();
@@ -65,15 +96,19 @@ impl RunState {
     /// Returns the accepted contributions by fragment, without those that a lost lease of the path contributed before.
     pub fn commit(
         &mut self,
-        path: PathId,
-        fence: Fence,
+        now: Duration,
+        claim: &LeaseClaim,
         done: &LeaseOutcome,
     ) -> Commit<BTreeMap<FragmentId, Contribution>> {
-        let lease = match self.check(path, fence) {
+        let path = claim.key.path;
+        let committed = self.committed.get(&path).is_some_and(|committed| claim.matches(committed));
+        let lease = match self.check(claim) {
             Ok(lease) => lease.clone(),
-            Err(_) if self.committed.get(&path) == Some(&fence) => return Commit::Duplicate,
+            Err(_) if committed => return Commit::Duplicate,
             Err(error) => return Commit::Refused(error),
         };
+        let fence = lease.fence;
+        // The outer gradients of the end count with this call. Without an earlier one the path's numbers would have a gap.
         let early = lease.sends.iter().filter(|send| send.step < lease.to);
         for send in early {
             if self.path(path).sent[self.slot(send.fragment)] < send.number {
@@ -103,17 +138,19 @@ impl RunState {
         }
         progress.steps = lease.to;
         progress.measured |= lease.task == LeaseTask::Measure;
-        if lease.to > lease.from && done.seconds > 0.0 {
+        if lease.to > lease.from && done.seconds.is_finite() && done.seconds > 0.0 {
             let steps = (lease.to - lease.from) as f64;
             self.grace.inner_step(path, done.seconds / steps);
             self.speeds.insert(lease.worker.clone(), steps / done.seconds);
         }
         self.leases.remove(&path);
         if let Some(following) = self.following.remove(&path) {
-            self.leases.insert(path, Lease { deadline: lease.deadline, ..following });
-            self.followed.insert(path, fence);
+            // The worker's heartbeats named the lease that ends here, so the next one begins with the time they gave.
+            let stands_still = now.saturating_add(self.plan.limits.standstill);
+            self.leases.insert(path, Lease { deadline: lease.deadline, stands_still, ..following });
+            self.followed.insert(path, claim.clone());
         }
-        self.committed.insert(path, fence);
+        self.committed.insert(path, claim.clone());
         self.holders.trained(&lease.worker, path);
         self.look_at(path);
         if !self.plan.scheme.waits() && lease.to == self.plan.schedule.total() {

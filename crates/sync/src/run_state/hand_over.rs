@@ -3,6 +3,7 @@
 use dipaco_topology::PathId;
 
 use super::RunState;
+use crate::ProcessId;
 
 /// A worker gives away a path if it has this many times the work that the other worker would have with one path more.
 const UNEVEN: f64 = 2.0;
@@ -19,7 +20,7 @@ impl RunState {
     /// Workers that keep states share the paths by the order of their first requests. If paths do not wait for each
     /// other, the paths of a worker with few paths run ahead, and the contributions of the others are rounds behind
     /// the weights that they change. A worker that joins later would have no path at all.
-    pub(super) fn hand_over(&mut self, path: PathId, from: u64, worker: &str) -> Option<String> {
+    pub(super) fn hand_over(&mut self, path: PathId, from: u64, worker: &ProcessId) -> Option<ProcessId> {
         let own = self.unfinished(worker).filter(|&other| other != path).count() + 1;
         let open = self.ready.first_open().map(|(steps, _)| steps);
         // One path at a time: the other worker must ask for this path before the next one changes hands.
@@ -32,9 +33,9 @@ impl RunState {
         let others = self.holders.after(&self.compared, COMPARED);
         let fastest = self.fastest();
         // Work of a worker with this many paths: seconds for one inner step of each.
-        let busy = |worker: &str, paths: usize| seconds(paths, self.speed(worker, fastest));
+        let busy = |worker: &ProcessId, paths: usize| seconds(paths, self.speed(worker, fastest));
         let to_do = busy(worker, own);
-        let gains = |other: &&String| {
+        let gains = |other: &&ProcessId| {
             let (paths, first) = self.unfinished(other).fold((0, None), |(paths, first), path| {
                 let steps = self.path(path).steps;
                 (paths + 1, Some(first.map_or(steps, |first: u64| first.min(steps))))
@@ -48,12 +49,14 @@ impl RunState {
                 && (to_do >= UNEVEN * with_one_more || ahead && to_do >= with_one_more)
         };
         let gaining = others.iter().find(gains).cloned();
-        self.compared = others.into_iter().last().unwrap_or_default();
+        if let Some(last) = others.into_iter().last() {
+            self.compared = last;
+        }
         gaining
     }
 
     /// Held paths of a worker that still have inner steps in this phase.
-    fn unfinished<'a>(&'a self, worker: &'a str) -> impl Iterator<Item = PathId> + 'a {
+    fn unfinished<'a>(&'a self, worker: &'a ProcessId) -> impl Iterator<Item = PathId> + 'a {
         self.holders.of(worker).filter(|&path| self.path(path).steps < self.end())
     }
 }
@@ -73,7 +76,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        Commit, Grant, Lease, LeaseOutcome, Quorum, Reason, RunPlan, Schedule, Scheme, TrainingProgress,
+        Commit, Grant, Lease, LeaseLimits, LeaseOutcome, LeaseRequest, LeaseSecret, Quorum, Reason, RunPlan,
+        Schedule, Scheme, TrainingProgress,
     };
 
     const STEPS: u64 = 10;
@@ -91,27 +95,37 @@ mod tests {
                 LevelConfig { modules: Modules::Count(8), blocks: "0".into(), embedding: true, head: true };
             let topology = Topology::new(&TopologyConfig { replicas: 1, levels: vec![level] }, 1).unwrap();
             let schedule = Schedule::new(STEPS, 1, 0, vec![100 * STEPS]).unwrap();
-            let plan = RunPlan { schedule, scheme, phase: 0, lease: Duration::from_secs(60) };
+            let plan = RunPlan {
+                schedule,
+                scheme,
+                phase: 0,
+                limits: LeaseLimits::of_silence(Duration::from_secs(60)),
+            };
             let progress = TrainingProgress::start(&topology, 1);
             Self { rounds: RunState::new(topology, plan, progress, 1).unwrap(), kept: BTreeMap::new() }
         }
 
         fn ask(&mut self, worker: &'static str) -> Grant {
             let kept = self.kept.entry(worker).or_default();
-            self.rounds.grant(NOW, worker, kept)
+            let request = LeaseRequest {
+                worker: &ProcessId::local(worker),
+                held: kept,
+                secret: LeaseSecret::default(),
+            };
+            self.rounds.grant(NOW, &request)
         }
 
         /// Trains the worker's next path.
         fn train(&mut self, worker: &'static str) -> Lease {
             let Grant::Lease(lease) = self.ask(worker) else { panic!("{worker} has nothing to do") };
             let done = LeaseOutcome { seconds: 1.0, ..LeaseOutcome::default() };
-            assert!(matches!(self.rounds.commit(lease.path, lease.fence, &done), Commit::Accepted(_)));
+            assert!(matches!(self.rounds.commit(NOW, &lease.claim(), &done), Commit::Accepted(_)));
             self.rounds.bind(lease.path, lease.hands_over.is_none());
             self.kept.entry(worker).or_default().push(lease.path);
             for step in self.rounds.due(NOW) {
                 assert!(self.rounds.stepped(&step, Duration::ZERO));
             }
-            lease
+            *lease
         }
 
         fn steps(&self) -> Vec<u64> {
@@ -135,7 +149,7 @@ mod tests {
         for _ in 0..60 {
             for worker in ["b", "a"] {
                 let lease = run.train(worker);
-                handed.extend(lease.hands_over.map(|to| (worker, to, lease.path)));
+                handed.extend(lease.hands_over.map(|to| (worker, to.name, lease.path)));
             }
             let steps = run.steps();
             let (most, least) = (steps.iter().max().unwrap(), steps.iter().min().unwrap());
@@ -144,7 +158,7 @@ mod tests {
         // One change suffices: the path continued with the second worker, although the first reports that it holds it.
         let [(from, to, path)] = &handed[..] else { panic!("{handed:?}") };
         assert_eq!((*from, to.as_str()), ("a", "b"));
-        assert_eq!(run.rounds.holders.other(*path, "a"), Some("b"));
+        assert_eq!(run.rounds.holders.other(*path, &ProcessId::local("a")), Some(&ProcessId::local("b")));
     }
 
     #[test]
@@ -153,11 +167,11 @@ mod tests {
             let mut run = Run::new(scheme);
             (0..8).for_each(|_| drop(run.train("a")));
             assert!(matches!(run.ask("b"), Grant::Wait(Reason::Held { .. })), "{scheme:?}");
-            assert_eq!(run.train("a").hands_over.as_deref(), Some("b"));
+            assert_eq!(run.train("a").hands_over, Some(ProcessId::local("b")));
             // The next path stays, because the second worker has not taken the uploaded one yet.
             assert_eq!(run.train("a").hands_over, None);
             run.train("b");
-            assert_eq!(run.train("a").hands_over.as_deref(), Some("b"));
+            assert_eq!(run.train("a").hands_over, Some(ProcessId::local("b")));
         }
     }
 

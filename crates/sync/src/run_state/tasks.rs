@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dipaco_topology::PathId;
 
 use super::RunState;
-use crate::{FragmentId, LeaseTask, Reason, ScheduledReceive, ScheduledSend};
+use crate::{FragmentId, LeaseTask, ProcessId, Reason, ScheduledReceive, ScheduledSend};
 
 impl RunState {
     /// Fragments that a path takes over after `from` inner steps, each with the version that must exist.
@@ -15,7 +15,7 @@ impl RunState {
         let due: BTreeMap<u32, u64> = if task == LeaseTask::Measure || self.plan.scheme.dynamic_steps() {
             all.collect()
         } else {
-            schedule.receives(path, from).into_iter().collect()
+            schedule.receives(from).into_iter().collect()
         };
         let fragments = self.fragment_ids_of(path).into_iter();
         fragments
@@ -114,7 +114,7 @@ impl RunState {
     }
 
     /// The reason why no path can be trained now.
-    pub(super) fn reason(&self, worker: &str) -> Reason {
+    pub(super) fn reason(&self, worker: &ProcessId) -> Reason {
         if self.at_boundary() {
             return Reason::PhaseEnds { steps: self.end() };
         }
@@ -126,7 +126,7 @@ impl RunState {
             if let Some((path, holder)) =
                 idle.find_map(|path| self.holders.other(path, worker).map(|holder| (path, holder)))
             {
-                return Reason::Held { path, worker: holder.to_owned() };
+                return Reason::Held { path, worker: holder.name.clone() };
             }
             return Reason::AllLeased { leases: self.leases.len() };
         };
@@ -148,8 +148,10 @@ impl RunState {
                 done.steps < self.plan.schedule.total()
             }
         });
-        let paths: Vec<_> =
-            missing.take(4).map(|path| (path, self.leases.get(&path).map(|l| l.worker.clone()))).collect();
+        let paths: Vec<_> = missing
+            .take(4)
+            .map(|path| (path, self.leases.get(&path).map(|l| l.worker.name.clone())))
+            .collect();
         if paths.is_empty() {
             Reason::OuterStep { fragment, cut }
         } else {

@@ -27,7 +27,10 @@ impl Snapshot<'_> {
 
     /// `20.1 MB in 6.4 s  3.1 MB/s  loss 3.2`
     pub(super) fn completed(&self) -> String {
-        let mut parts = vec![format!("{} in {}", self.amount(self.done), human::duration(self.elapsed))];
+        let took = human::duration(self.elapsed);
+        // A task of an unknown size may count nothing.
+        let uncounted = self.done == 0 && self.total.is_none();
+        let mut parts = vec![if uncounted { took } else { format!("{} in {took}", self.amount(self.done)) }];
         parts.extend(self.rate_text());
         self.joined(parts)
     }

@@ -101,6 +101,15 @@ fn a_task_counts_from_several_threads() {
     assert_eq!(fake.lines(), ["documents  4,000 documents in 1.0 s  4.0k documents/s"]);
 }
 
+#[test]
+fn a_task_without_numbers_ends_with_its_time() {
+    let fake = Fake::default();
+    let task = fake.progress().task("train the tokenizer", None, ProgressUnit::Bytes);
+    fake.pass(1_500);
+    task.finish();
+    assert_eq!(fake.lines(), ["train the tokenizer  1.5 s"]);
+}
+
 struct Closed;
 
 impl Write for Closed {

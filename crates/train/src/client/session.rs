@@ -1,10 +1,10 @@
 //! A session: a connection to the coordinator that survives failures of the network and of the coordinator.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
-use dipaco_net::{Client, JoinToken, Limits, NetError};
+use dipaco_net::{Client, Clock, HelperToken, JoinToken, Limits, NetError, ServerIdentity, Service};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -34,7 +34,16 @@ pub struct Identity {
     pub instance: u64,
     /// Time to keep trying while the coordinator can't be reached.
     pub patience: Duration,
+    /// The time of day, for the token's life.
+    pub clock: Clock,
+    /// Fingerprint of the arithmetic of the device that trains.
+    pub numerics: String,
+    /// For a process that is itself a server: where its next identity as a server goes.
+    pub server: Option<NextIdentity>,
 }
+
+/// The next identity of a server, from its renewal with the coordinator until the server takes it.
+pub type NextIdentity = Arc<std::sync::Mutex<Option<ServerIdentity>>>;
 
 /// A number that no other process of the run has. Time and process number suffice among the processes of one name.
 pub(crate) fn instance() -> u64 {
@@ -58,7 +67,12 @@ pub enum LeaseOffer {
 
 /// A welcomed connection, which is made again when it breaks. Calls may run concurrently.
 pub struct Session {
-    identity: Identity,
+    /// The server that this session is with.
+    service: Service,
+    /// Changes when the token is renewed.
+    identity: std::sync::Mutex<Identity>,
+    /// The time from which on the token is renewed. Locked during a renewal.
+    renew_at: Mutex<SystemTime>,
     /// Locked while a connection is made, so that all calls wait for the new connection.
     client: Mutex<Arc<Client>>,
     plan: WorkerPlan,
@@ -68,8 +82,28 @@ pub struct Session {
 impl Session {
     /// Connects and sends the hello.
     pub async fn open(identity: Identity, cancel: CancellationToken) -> Result<Self, ClientError> {
-        let (client, plan) = connect(&identity, &cancel).await?;
-        Ok(Self { identity, client: Mutex::new(client), plan, cancel })
+        Self::open_with(Service::Coordinator, identity, cancel).await
+    }
+
+    async fn open_with(
+        service: Service,
+        identity: Identity,
+        cancel: CancellationToken,
+    ) -> Result<Self, ClientError> {
+        let (client, plan) = connect(service, &identity, &cancel).await?;
+        let renew_at = Mutex::new(identity.token.renew_at(identity.clock.now()));
+        Ok(Self {
+            service,
+            identity: std::sync::Mutex::new(identity),
+            renew_at,
+            client: Mutex::new(client),
+            plan,
+            cancel,
+        })
+    }
+
+    fn identity(&self) -> Identity {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The plan that the coordinator sent with its welcome.
@@ -79,9 +113,49 @@ impl Session {
 
     /// A session of the same process with another peer of the run, at `address`.
     pub async fn with(&self, address: &str, patience: Duration) -> Result<Self, ClientError> {
-        let mut identity = Identity { patience, ..self.identity.clone() };
+        let mut identity = Identity { patience, ..self.identity() };
         identity.token.addresses = vec![address.to_owned()];
-        Self::open(identity, self.cancel.clone()).await
+        Self::open_with(Service::Helper, identity, self.cancel.clone()).await
+    }
+
+    /// Gets a new token over the live connection when half of the token's life is over. Without it no connection could be
+    /// made after the token's expiry. A failed renewal is tried again when half of the rest is over.
+    async fn renew_if_due(&self) {
+        if self.service != Service::Coordinator {
+            return;
+        }
+        // Another call renews the token.
+        let Ok(mut renew_at) = self.renew_at.try_lock() else { return };
+        let identity = self.identity();
+        let now = identity.clock.now();
+        if now < *renew_at {
+            return;
+        }
+        let token = match self.renew(&identity).await {
+            Ok(token) => token,
+            Err(error) => {
+                tracing::warn!(%error, "the join token can't be renewed");
+                identity.token
+            }
+        };
+        *renew_at = token.renew_at(now);
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner).token = token;
+    }
+
+    async fn renew(&self, identity: &Identity) -> Result<JoinToken, ClientError> {
+        let client = self.client().await;
+        let (answer, _) = client.call(&Request::Renew, None, 0, SHORT_CALL_TIMEOUT).await?;
+        let text = match answer {
+            Response::Renewed { token } => token,
+            Response::Refused { reason } => return Err(ClientError::Refused { reason }),
+            _ => return Err(ClientError::UnexpectedAnswer { request: "Renew" }),
+        };
+        let Some(next) = &identity.server else {
+            return Ok(identity.token.clone().renewed(text.parse()?));
+        };
+        let HelperToken { join, server } = text.parse()?;
+        *next.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
+        Ok(identity.token.clone().renewed(join))
     }
 
     /// Waits until the user asks the process to stop.
@@ -102,6 +176,7 @@ impl Session {
         payload: Option<Bytes>,
         timeout: Duration,
     ) -> Result<Response, ClientError> {
+        self.renew_if_due().await;
         loop {
             let client = self.client().await;
             let call = client.call(request, payload.clone(), 0, timeout);
@@ -164,7 +239,7 @@ impl Session {
             return Ok(());
         }
         tracing::warn!(%error, "the connection broke; connecting again");
-        let (again, plan) = connect(&self.identity, &self.cancel).await?;
+        let (again, plan) = connect(self.service, &self.identity(), &self.cancel).await?;
         if plan != self.plan {
             return Err(ClientError::PlanChanged);
         }
@@ -180,6 +255,7 @@ impl Session {
 
 /// Connects again and again until it works, an error is permanent, or the patience ends.
 async fn connect(
+    service: Service,
     identity: &Identity,
     cancel: &CancellationToken,
 ) -> Result<(Arc<Client>, WorkerPlan), ClientError> {
@@ -187,11 +263,13 @@ async fn connect(
     let mut pause = FIRST_PAUSE;
     loop {
         let attempt = async {
-            let client = Client::connect(&identity.token, SystemTime::now(), Limits::default()).await?;
+            let client =
+                Client::connect_to(service, &identity.token, identity.clock.now(), Limits::default()).await?;
             let hello = Request::Hello {
                 worker: identity.worker.clone(),
                 instance: identity.instance,
-                version: env!("CARGO_PKG_VERSION").to_owned(),
+                version: crate::BUILD.to_owned(),
+                numerics: identity.numerics.clone(),
             };
             let (answer, _) = client.call(&hello, None, 0, SHORT_CALL_TIMEOUT).await?;
             Ok::<(Client, Response), NetError>((client, answer))

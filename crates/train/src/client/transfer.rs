@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 use dipaco_store::ObjectRef;
-use dipaco_sync::{Fence, FragmentId};
-use dipaco_topology::PathId;
+use dipaco_sync::{FragmentId, LeaseKey};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -35,15 +34,6 @@ pub struct Transfer {
     outgoing: Mutex<Pace>,
     /// Origin of the paces' time.
     started: Instant,
-}
-
-/// Path and fencing number, which identify a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeaseKey {
-    /// The path.
-    pub path: PathId,
-    /// Fencing number of the lease.
-    pub fence: Fence,
 }
 
 /// A downloaded piece. Its slot is free again when the piece has been consumed.
@@ -283,9 +273,9 @@ impl Transfer {
 
     /// Uploads a piece; returns whether the result is complete with it.
     async fn submit(&self, upload: Upload, offset: u64, piece: Bytes) -> Result<bool, ClientError> {
-        let Upload { session, lease: LeaseKey { path, fence }, item, digest } = upload;
+        let Upload { session, lease, item, digest } = upload;
         let _slot = self.begin(&self.outgoing, piece.len() as u64).await?;
-        let request = Request::Submit { path, fence, item, digest, offset };
+        let request = Request::Submit { lease, item, digest, offset };
         match session.call(&request, Some(piece), LONG_CALL_TIMEOUT).await? {
             Response::PieceStored => Ok(false),
             answer => expect_done(answer, "submit").map(|()| true),

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_store::{
-    ChangeRecord, GradientRecord, KeptVersion, ObjectRef, RunManifest, RunStore, Sequence, ShardRecord,
+    ChangeRecord, GradientRecord, KeptVersion, ManifestSequence, RunManifest, RunStore, ShardRecord,
     TrainingRecord,
 };
 use dipaco_sync::{
-    Fence, FragmentId, Grant, Lease, LeaseError, OuterStep, RunPlan, RunState, fragment_ids_of,
+    Fence, FragmentId, Grant, Guard, Lease, LeaseClaim, LeaseError, LeaseLimits, LeaseRequest, LeaseSecret,
+    OuterStep, RunPlan, RunState, fragment_ids_of,
 };
 use dipaco_topology::{PathId, Topology};
 use tokio::sync::Notify;
@@ -26,6 +27,7 @@ pub(crate) use checkpoints::{CheckpointContent, is_damage, read_checkpoint};
 use checkpoints::{Checkpoints, NewCheckpoint};
 pub(crate) use records::shard_tokens;
 use records::{fragment_record, no_training, path_record, progress, stored_names, training_mut};
+use results::ReceivedResult;
 pub(crate) use results::Recording;
 
 /// The state machine of the run and the manifest that records it.
@@ -46,8 +48,10 @@ pub(crate) struct Ledger {
     state_every: u32,
     /// Seed of shard sampling; `None` if every path is trained in turn.
     sampling: Option<u64>,
-    /// Results in the store that count with the end of their lease.
-    staged: BTreeMap<(PathId, Fence), BTreeMap<LeaseResult, ObjectRef>>,
+    /// Results of the granted leases that are in the store, without their numbers of tokens.
+    received: BTreeMap<(PathId, Fence), BTreeMap<LeaseResult, ReceivedResult>>,
+    /// Refuses outer gradients that are far larger than those that count.
+    guard: Guard,
     /// Fragments with contributions that their synchronizer has not been told of.
     news: BTreeSet<FragmentId>,
     /// Earlier rounds to which the run can go back.
@@ -72,13 +76,16 @@ pub(crate) struct PendingWrite {
 /// a worker that must replay them, so this bounds its message.
 const MAX_REPLAY_WEIGHTS: usize = 2_000;
 
+/// Leases that a process has at a time: while it uploads the results of one, it trains the next.
+const LEASES_OF_A_PROCESS: usize = 2;
+
 /// The answer to a finished lease.
 #[derive(Debug)]
 pub(crate) enum LeaseCompletion {
     /// The lease counts.
     Accepted {
         /// The completed lease.
-        lease: Lease,
+        lease: Box<Lease>,
         /// True if it began with the best weights of the path so far.
         best: bool,
     },
@@ -99,21 +106,27 @@ impl Ledger {
     pub(crate) async fn take_over(
         store: &RunStore,
         mut manifest: RunManifest,
-        sequence: Sequence,
+        sequence: ManifestSequence,
         topology: Topology,
         plan: &WorkerPlan,
-        lease: Duration,
         changed: Arc<Notify>,
-    ) -> Result<(Self, Sequence), CoordinatorError> {
+    ) -> Result<(Self, ManifestSequence), CoordinatorError> {
         manifest.incarnation += 1;
         let training = manifest.training.as_ref().ok_or(CoordinatorError::NotStarted)?;
         let (state_every, kept) = (plan.train.state_every, plan.train.checkpoints);
         let sampling = plan.sync.shard_sampling.then_some(plan.seed);
+        let guard = Guard::new(plan.outer.guard);
+        let limits = LeaseLimits {
+            silence: Duration::from_secs(plan.train.lease_seconds),
+            standstill: Duration::from_secs(plan.train.standstill_seconds),
+            per_worker: LEASES_OF_A_PROCESS,
+            step_tokens: plan.train.batch.saturating_mul(plan.train.sequence_tokens) as u64,
+        };
         let plan = RunPlan {
             schedule: plan.schedule()?,
             scheme: plan.sync.scheme(),
             phase: training.phase as usize,
-            lease,
+            limits,
         };
         let mut state = RunState::new(topology, plan, progress(training), manifest.incarnation)?;
         for (path, record) in (0..).map(PathId).zip(&training.paths) {
@@ -127,7 +140,6 @@ impl Ledger {
         let checkpoints = Checkpoints::load(store, &manifest, kept).await?;
         manifest.checkpoints = checkpoints.records();
         let sequence = store.replace(&manifest, sequence).await?;
-        let staged = BTreeMap::new();
         let news = state.progress().pending.keys().copied().collect();
         let mut ledger = Self {
             state,
@@ -137,7 +149,8 @@ impl Ledger {
             changed,
             state_every,
             sampling,
-            staged,
+            received: BTreeMap::new(),
+            guard,
             news,
             checkpoints,
             closed: false,
@@ -212,32 +225,40 @@ impl Ledger {
         &self.manifest.run
     }
 
-    /// Grants a lease to a worker that holds the states of the paths `held`.
-    pub(crate) fn grant(&mut self, now: Duration, worker: &str, held: &[PathId]) -> Grant {
-        let grant = self.state.grant(now, worker, held);
-        if let Grant::Lease(lease) = &grant {
-            self.staged.insert((lease.path, lease.fence), BTreeMap::new());
-        }
-        grant
+    /// Grants a lease to a worker that holds the states of the paths of its request.
+    pub(crate) fn grant(&mut self, now: Duration, request: &LeaseRequest<'_>) -> Grant {
+        self.state.grant(now, request)
     }
 
     /// Grants the lease that follows a lease that is out.
-    pub(crate) fn follow(&mut self, now: Duration, path: PathId, fence: Fence) -> Result<Grant, LeaseError> {
-        let grant = self.state.follow(now, path, fence)?;
-        if let Grant::Lease(lease) = &grant {
-            self.staged.entry((lease.path, lease.fence)).or_default();
-        }
-        Ok(grant)
+    pub(crate) fn follow(
+        &mut self,
+        now: Duration,
+        claim: &LeaseClaim,
+        secret: LeaseSecret,
+    ) -> Result<Grant, LeaseError> {
+        self.state.follow(now, claim, secret)
     }
 
-    /// Renews a lease.
-    pub(crate) fn heartbeat(&mut self, now: Duration, path: PathId, fence: Fence) -> Result<(), LeaseError> {
-        self.state.heartbeat(now, path, fence).map(|_| ())
+    /// Renews a lease whose worker has taken `step` inner steps of it, after it repeated steps of earlier leases. A
+    /// worker may report any number: it counts up to the steps that the lease can have.
+    pub(crate) fn heartbeat(
+        &mut self,
+        now: Duration,
+        claim: &LeaseClaim,
+        step: u64,
+        repeated: u64,
+    ) -> Result<(), LeaseError> {
+        let record = self.manifest.training.as_ref().and_then(|training| training.path(claim.key.path));
+        let replay = record.map_or(0, |record| record.replay.iter().map(|lease| lease.to - lease.from).sum());
+        let steps = self.state.schedule().total();
+        let taken = step.min(steps).saturating_add(repeated.min(replay));
+        self.state.heartbeat(now, claim, taken).map(|_| ())
     }
 
-    /// The lease with this fencing number, if it is out.
-    pub(crate) fn check(&self, path: PathId, fence: Fence) -> Result<&Lease, LeaseError> {
-        self.state.check(path, fence)
+    /// True if a claim names a current lease.
+    pub(crate) fn is_out(&self, claim: &LeaseClaim) -> bool {
+        self.state.check(claim).is_ok()
     }
 
     /// The outer steps that can be taken now.
@@ -251,30 +272,30 @@ impl Ledger {
     }
 
     /// Ends a lease unfinished and deletes its results. Returns true if it was out.
-    pub(crate) fn release(&mut self, path: PathId, fence: Fence) -> bool {
+    pub(crate) fn release(&mut self, path: PathId, fence: Fence) -> Result<bool, CoordinatorError> {
         let held = self.state.release(path, fence);
         if held {
-            self.discard_staged(path);
+            self.discard_received(path)?;
         }
-        held
+        Ok(held)
     }
 
     /// Ends the leases whose deadline has passed, and deletes their results.
-    pub(crate) fn expire(&mut self, now: Duration) -> Vec<Lease> {
+    pub(crate) fn expire(&mut self, now: Duration) -> Result<Vec<Lease>, CoordinatorError> {
         let expired = self.state.expire(now);
         for lease in &expired {
-            self.discard_staged(lease.path);
+            self.discard_received(lease.path)?;
         }
-        expired
+        Ok(expired)
     }
 
-    /// Deletes the results that count only with the end of a lease of this path.
-    fn discard_staged(&mut self, path: PathId) {
-        let of_path = |(staged, _): &(PathId, Fence)| *staged == path;
-        let leases: Vec<_> = self.staged.keys().copied().filter(of_path).collect();
-        let staged = leases.into_iter().filter_map(|lease| self.staged.remove(&lease)).flatten();
-        self.obsolete.extend(staged.map(|(_, object)| object.name));
-        self.changed.notify_one();
+    /// Deletes the results of the leases of this path that do not count.
+    fn discard_received(&mut self, path: PathId) -> Result<(), CoordinatorError> {
+        let leases: Vec<_> = self.received.range((path, Fence(0))..=(path, Fence(u64::MAX))).collect();
+        let leases: Vec<_> = leases.into_iter().map(|(&lease, _)| lease).collect();
+        let received = leases.into_iter().filter_map(|lease| self.received.remove(&lease)).flatten();
+        let names: Vec<_> = received.map(|(_, result)| result.object.name).collect();
+        self.delete_unused(names)
     }
 
     /// Index of a fragment in the lists of its paths' records.

@@ -1,9 +1,11 @@
 //! Writes the manifest when the ledger has changed.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dipaco_store::{RunStore, Sequence};
+use dipaco_net::Clock;
+use dipaco_store::{ManifestSequence, RunStore};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -20,14 +22,35 @@ pub(crate) struct ManifestWriter {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) store: RunStore,
     /// Sequence number of the manifest on the disk.
-    pub(crate) sequence: Sequence,
+    pub(crate) sequence: ManifestSequence,
     /// Notified by every change of the ledger.
     pub(crate) changed: Arc<Notify>,
     /// Number of the last change that is on the disk.
     pub(crate) written: watch::Sender<u64>,
+    /// Objects to delete when no reader has pinned them any more.
+    pub(crate) dropped: BTreeSet<String>,
+    /// Ends the pins of readers that are gone.
+    pub(crate) clock: Clock,
 }
 
 impl ManifestWriter {
+    /// Deletes the objects that the manifest on the disk does not refer to, except for those that a reader has pinned.
+    async fn delete_dropped(&mut self) -> Result<(), CoordinatorError> {
+        if self.dropped.is_empty() {
+            return Ok(());
+        }
+        // After the manifest: a reader that found its objects in the manifest before has written its pin by now.
+        let pinned = self.store.pinned(self.clock.now()).await?;
+        for name in std::mem::take(&mut self.dropped) {
+            if pinned.contains(&name) {
+                self.dropped.insert(name);
+            } else {
+                self.store.delete(&name).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Writes until `stop` is triggered, and then the remaining changes.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), CoordinatorError> {
         loop {
@@ -47,9 +70,8 @@ impl ManifestWriter {
                 self.sequence = self.store.replace(&manifest, self.sequence).await?;
                 self.written.send_replace(pending.change);
             }
-            for name in &pending.obsolete {
-                self.store.delete(name).await?;
-            }
+            self.dropped.extend(pending.obsolete);
+            self.delete_dropped().await?;
             if stopping {
                 return Ok(());
             }

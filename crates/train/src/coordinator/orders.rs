@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use dipaco_config::OuterConfig;
-use dipaco_store::ObjectRef;
-use dipaco_sync::{Contribution, FragmentId, OuterStep, Schedule, Weighting, merge_weights};
+use dipaco_store::GradientRecord;
+use dipaco_sync::{Contribution, FragmentId, Guard, OuterStep, Schedule, Weighting, merge_weights};
 use dipaco_topology::{PathId, Topology};
 
 use dipaco_protocol::{MergeInput, OuterStepOrder};
@@ -33,8 +33,8 @@ struct GradientKey {
     number: u32,
 }
 
-/// Outer gradients of one fragment that count, with their objects.
-type GradientObjects = BTreeMap<GradientKey, ObjectRef>;
+/// Outer gradients of one fragment that count, with their records.
+type Gradients<'a> = BTreeMap<GradientKey, &'a GradientRecord>;
 
 impl<'a> OrderBuilder<'a> {
     /// Orders for the synchronizer with this fencing number, by the current ledger.
@@ -57,20 +57,31 @@ impl<'a> OrderBuilder<'a> {
 
     /// The order for an outer step that is due.
     pub(crate) fn due(&self, step: &OuterStep) -> Result<OuterStepOrder, CoordinatorError> {
-        let gradients = self.gradients(step.fragment)?;
-        let shares = step
-            .contributions
-            .iter()
-            .zip(self.merge_weights_of(step)?)
-            .map(|(&Contribution { path, number, .. }, weight)| {
-                let gradient = gradients.get(&GradientKey { path, number }).cloned();
-                // The ledger records a contribution and its object together.
-                let lacks =
-                    || format!("no object of outer gradient {number} of path {path} to {}", step.fragment);
-                let gradient = gradient.ok_or_else(|| CoordinatorError::internal(lacks()))?;
-                Ok(MergeInput { path, weight, gradient: Some(gradient) })
-            })
-            .collect::<Result<_, CoordinatorError>>()?;
+        let known = self.gradients(step.fragment)?;
+        let record = |&Contribution { path, number, .. }: &Contribution| {
+            // The ledger records a contribution and its object together.
+            let lacks =
+                || format!("no object of outer gradient {number} of path {path} to {}", step.fragment);
+            known
+                .get(&GradientKey { path, number })
+                .copied()
+                .ok_or_else(|| CoordinatorError::internal(lacks()))
+        };
+        let gradients = step.contributions.iter().map(record).collect::<Result<Vec<_>, _>>()?;
+        let norms: Vec<f64> = gradients.iter().map(|gradient| gradient.norm).collect();
+        let reductions = Guard::new(self.outer.guard).reductions(&norms);
+        let weights = self.merge_weights_of(step)?.into_iter().zip(reductions);
+        let mut shares = Vec::with_capacity(gradients.len());
+        for ((contribution, gradient), (weight, reduction)) in
+            step.contributions.iter().zip(gradients).zip(weights)
+        {
+            let path = contribution.path;
+            if reduction < 1.0 {
+                tracing::warn!(%path, fragment = %step.fragment, gradient.norm, gradient.token, "an outer gradient out of proportion is reduced");
+            }
+            let object = Some(gradient.object.clone());
+            shares.push(MergeInput { path, weight: weight * reduction, gradient: object });
+        }
         let order = self.order(step.fragment, step.version, shares)?;
         Ok(OuterStepOrder { due: true, applied: self.applied(step.fragment), ..order })
     }
@@ -96,7 +107,9 @@ impl<'a> OrderBuilder<'a> {
             .map(|(path, weight)| MergeInput {
                 path,
                 weight,
-                gradient: gradients.get(&GradientKey { path, number: version }).cloned(),
+                gradient: gradients
+                    .get(&GradientKey { path, number: version })
+                    .map(|gradient| gradient.object.clone()),
             })
             .collect();
         self.order(fragment, version, shares).map(Some)
@@ -170,7 +183,7 @@ impl<'a> OrderBuilder<'a> {
     }
 
     /// All pending outer gradients of a fragment.
-    fn gradients(&self, fragment: FragmentId) -> Result<GradientObjects, CoordinatorError> {
+    fn gradients(&self, fragment: FragmentId) -> Result<Gradients<'a>, CoordinatorError> {
         let training = self.ledger.training()?;
         let records = self
             .topology
@@ -180,6 +193,6 @@ impl<'a> OrderBuilder<'a> {
             records.flat_map(|(path, record)| record.gradients.iter().map(move |gradient| (path, gradient)));
         let of_fragment = all.filter(|(_, g)| (g.module, g.fragment) == (fragment.module, fragment.index));
         let key = |path, number| GradientKey { path, number };
-        Ok(of_fragment.map(|(path, g)| (key(path, g.number), g.object.clone())).collect())
+        Ok(of_fragment.map(|(path, g)| (key(path, g.number), g)).collect())
     }
 }

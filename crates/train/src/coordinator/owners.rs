@@ -1,11 +1,10 @@
 //! The owner of each module: the process that takes its outer steps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use dipaco_sync::{FragmentId, OuterStep};
+use dipaco_sync::{FragmentId, OuterStep, ProcessId};
 use dipaco_topology::ModuleId;
-
-use crate::host::ProcessId;
 
 /// The synchronizers that own modules. All other modules are the coordinator's own.
 pub(crate) struct ModuleOwners {
@@ -23,6 +22,8 @@ struct OrderedStep {
     /// Fencing number of the synchronizer.
     fence: u64,
     step: OuterStep,
+    /// Time of the order.
+    since: Duration,
 }
 
 /// A synchronizer's right to some modules while it is connected.
@@ -78,7 +79,7 @@ impl ModuleOwners {
         modules: &[ModuleId],
     ) -> Result<Claimed, String> {
         for module in modules {
-            if let Some(claim) = self.claims.get(module).filter(|claim| claim.owner.name != owner.name) {
+            if let Some(claim) = self.claims.get(module).filter(|claim| !claim.owner.is_kin_of(owner)) {
                 return Err(format!(
                     "module {module} has a synchronizer, {:?} at {}: give this synchronizer other --modules, or stop the other",
                     claim.owner.name, claim.address
@@ -91,7 +92,7 @@ impl ModuleOwners {
         {
             return Ok(Claimed { fence: claim.fence, new: false });
         }
-        self.claims.retain(|_, claim| claim.owner.name != owner.name);
+        self.claims.retain(|_, claim| !claim.owner.is_kin_of(owner));
         let fence = self.next;
         self.next += 1;
         let claim = Claim { fence, owner: owner.clone(), address: address.to_owned() };
@@ -99,9 +100,31 @@ impl ModuleOwners {
         Ok(Claimed { fence, new: true })
     }
 
-    /// Notes that a synchronizer has been asked to take an outer step. This replaces earlier orders of the fragment.
-    pub(crate) fn order(&mut self, fence: u64, step: OuterStep) {
-        self.ordered.insert(step.fragment, OrderedStep { fence, step });
+    /// Notes that a synchronizer has been asked to take an outer step. This replaces earlier orders of the fragment. A
+    /// repeated order keeps its time.
+    pub(crate) fn order(&mut self, now: Duration, fence: u64, step: OuterStep) {
+        let before = self.ordered.get(&step.fragment);
+        let same = before.filter(|order| (order.fence, order.step.version) == (fence, step.version));
+        let since = same.map_or(now, |order| order.since);
+        self.ordered.insert(step.fragment, OrderedStep { fence, step, since });
+    }
+
+    /// Time of the oldest open order of another process; `None` if none is open.
+    pub(crate) fn oldest_order(&self) -> Option<Duration> {
+        let others = self.ordered.values().filter(|order| order.fence != self.own);
+        others.filter(|order| self.owner(order).is_some()).map(|order| order.since).min()
+    }
+
+    /// The processes that have not taken an outer step since `before`.
+    pub(crate) fn overdue(&self, before: Duration) -> BTreeSet<ProcessId> {
+        let old = self.ordered.values().filter(|order| order.since <= before);
+        old.filter_map(|order| self.owner(order).cloned()).collect()
+    }
+
+    /// The process that was asked for a step, if it still owns the module.
+    fn owner(&self, order: &OrderedStep) -> Option<&ProcessId> {
+        let claim = self.claims.get(&order.step.fragment.module)?;
+        (claim.fence == order.fence).then_some(&claim.owner)
     }
 
     /// Removes and returns the outer step that a synchronizer was asked for; `None` if another synchronizer has been
@@ -136,7 +159,7 @@ mod tests {
     }
 
     fn owner(name: &str, instance: u64) -> ProcessId {
-        ProcessId { name: name.to_owned(), instance }
+        ProcessId { instance, ..ProcessId::local(name) }
     }
 
     #[test]
@@ -164,5 +187,30 @@ mod tests {
         assert_eq!(owners.release(&owner("a", 1)), 0);
         assert_eq!(owners.release(&owner("a", 2)), 1);
         assert_eq!(owners.fence(module(0)), own);
+    }
+
+    #[test]
+    fn an_outer_step_that_is_not_taken_becomes_overdue() {
+        let mut owners = ModuleOwners::new(1);
+        let at = Duration::from_secs;
+        let hung = owner("hung", 1);
+        let Claimed { fence, .. } = owners.claim(&hung, "a:1", &[module(0)]).unwrap();
+        let step = |index, version| OuterStep {
+            fragment: FragmentId { module: module(index), index: 0 },
+            version,
+            contributions: Vec::new(),
+        };
+        owners.order(at(5), fence, step(0, 1));
+        // The coordinator's own steps have no deadline here.
+        owners.order(at(1), owners.own(), step(1, 1));
+        owners.order(at(50), fence, step(0, 1));
+        assert_eq!(owners.oldest_order(), Some(at(5)), "a repeated order is as old as the first");
+        assert!(owners.overdue(at(4)).is_empty());
+        assert_eq!(owners.overdue(at(5)), BTreeSet::from([hung.clone()]));
+        assert!(owners.remove_ordered(step(0, 1).fragment, 1, fence).is_some());
+        owners.order(at(60), fence, step(0, 2));
+        assert!(owners.overdue(at(59)).is_empty());
+        owners.release(&hung);
+        assert_eq!((owners.oldest_order(), owners.overdue(at(99)).len()), (None, 0));
     }
 }

@@ -82,7 +82,10 @@ async fn verify(
             let store = store.clone();
             reading.spawn(async move { (store.get(&object).await.map(drop), object) });
         }
-        let Some(read) = reading.join_next().await else { return Ok(Verification::Sound) };
+        let Some(read) = reading.join_next().await else {
+            task.finish();
+            return Ok(Verification::Sound);
+        };
         match read? {
             (Ok(()), object) => {
                 done += object.bytes;

@@ -4,22 +4,24 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dipaco_config::Numerics;
 use dipaco_store::{ObjectRef, ShardRecord};
-use dipaco_sync::{Fence, LeaseError, LeaseTask, Schedule};
+use dipaco_sync::{LeaseClaim, LeaseKey, LeaseTask, ProcessId, Schedule};
 use dipaco_telemetry::Event;
-use dipaco_topology::PathId;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use crate::blocking::joined;
+use crate::coordinator::RenewToken;
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::ledger::{LeaseCompletion, Ledger, Recording};
 use crate::coordinator::owners::ModuleOwners;
 use crate::coordinator::run_progress::RunProgress;
 use crate::host::{
-    Admission, Answer, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations, Role, UploadedPiece,
-    refused,
+    Admission, Answer, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations, Role, StoredResult,
+    UploadedPiece, refused,
 };
-use dipaco_protocol::{FetchSource, LeaseReport, LeaseResult, Request, Response};
+use dipaco_protocol::{ContentDigest, FetchSource, LeaseReport, LeaseResult, Request, Response};
 
 mod fetches;
 mod leases;
@@ -37,6 +39,8 @@ pub(crate) struct CoordinatorRequests {
     pub(crate) owners: Mutex<ModuleOwners>,
     /// Time after which a lease ends without a heartbeat.
     pub(crate) lease: Duration,
+    /// Time after which a synchronizer loses its modules without an outer step.
+    pub(crate) standstill: Duration,
     /// The routing folder, which holds the shards of all phases.
     pub(crate) shards: PathBuf,
     /// Notified when a lease may have become available.
@@ -47,11 +51,22 @@ pub(crate) struct CoordinatorRequests {
     pub(crate) written: watch::Receiver<u64>,
     /// Tokens that are no longer valid.
     pub(crate) revocations: Revocations,
+    /// Renews the tokens of connected peers.
+    pub(crate) renew: Option<RenewToken>,
     /// Counts events that may make an outer step due: contributions, ended grace periods, changed owners of modules.
     pub(crate) contributed: watch::Sender<u64>,
     /// Start of the coordinator. The times of leases are relative to it.
     pub(crate) started: Instant,
     pub(crate) progress: Arc<RunProgress>,
+}
+
+/// A worker's account of the inner steps of its lease so far.
+struct StepsTaken {
+    step: u64,
+    /// Inner steps of earlier leases that the worker repeated first.
+    repeated: u64,
+    /// Mean training loss in nats per token.
+    loss: Option<f32>,
 }
 
 /// The refusal of a request that a token's role does not allow.
@@ -69,11 +84,15 @@ impl ResultReceiver for CoordinatorRequests {
         if peer.role == Role::Synchronizer {
             return Ok(Admission::Rejected(Response::Refused { reason: OTHER_ROLE.to_owned() }));
         }
-        Ok(self.admit_result(piece.path, piece.fence, piece.item))
+        Ok(self.admit_result(&piece.claim, piece.item, &piece.digest))
     }
 
-    async fn record(&self, piece: &UploadedPiece, object: ObjectRef) -> Result<Response, CoordinatorError> {
-        let response = self.record_result(piece.path, piece.fence, piece.item, object).await?;
+    async fn record(
+        &self,
+        piece: &UploadedPiece,
+        stored: StoredResult,
+    ) -> Result<Response, CoordinatorError> {
+        let response = self.record_result(&piece.claim, piece.item, stored).await?;
         // The lease may have ended after `admit`, and its uploads were dropped before this one was added.
         self.drop_ended_uploads();
         Ok(response)
@@ -85,11 +104,24 @@ impl RequestHandler for CoordinatorRequests {
         &self.revocations
     }
 
-    /// Welcomes a process. Releases the leases of an earlier process under its name, because that process is gone.
+    fn takes_any_numerics(&self) -> bool {
+        self.intake.plan.train.numerics == Numerics::Any
+    }
+
+    fn is_broken(&self) -> bool {
+        self.ledger.is_poisoned() || self.owners.is_poisoned()
+    }
+
+    /// Welcomes a process. Releases the leases of an earlier process under its token and name, because that process is
+    /// gone.
     async fn welcome(&self, peer: &Peer, returning: bool) -> Result<Answer, CoordinatorError> {
         if !returning && peer.role == Role::Worker {
-            self.expel(peer).await?;
-            self.progress.event(Event::WorkerJoined { worker: peer.worker.clone() })?;
+            let own = peer.process();
+            self.release_all(|worker| own.replaces(worker))?;
+            self.progress.event_of_peer(Event::WorkerJoined {
+                worker: peer.worker.clone(),
+                numerics: peer.numerics.clone(),
+            })?;
         }
         let run = self.ledger().run().to_owned();
         Ok(self.intake.welcome(run)?)
@@ -98,14 +130,17 @@ impl RequestHandler for CoordinatorRequests {
     async fn answer(self: &Arc<Self>, peer: &Peer, request: Request) -> Result<Answer, CoordinatorError> {
         match request {
             Request::Hello { .. } => Ok(refused("this connection has said hello before")),
+            Request::Renew => Ok(self.renew_token(peer)),
             request if request.is_of_a_synchronizer() != (peer.role == Role::Synchronizer) => {
                 Ok(refused(OTHER_ROLE))
             }
             Request::Lease { held, wait_ms } => self.lease(peer, &held, Duration::from_millis(wait_ms)).await,
-            Request::Follow { path, fence, wait_ms } => {
-                self.follow(peer, path, fence, Duration::from_millis(wait_ms)).await
+            Request::Follow { lease, wait_ms } => {
+                self.follow(peer, lease, Duration::from_millis(wait_ms)).await
             }
-            Request::Heartbeat { path, fence, step, loss } => Ok(self.heartbeat(path, fence, step, loss)),
+            Request::Heartbeat { lease, step, repeated, loss } => {
+                Ok(self.heartbeat(&peer.claim(lease), StepsTaken { step, repeated, loss }))
+            }
             Request::Fetch { source: FetchSource::Object(object), offset } => {
                 self.object_piece(&object, offset).await
             }
@@ -117,28 +152,29 @@ impl RequestHandler for CoordinatorRequests {
             Request::Submit { .. } => {
                 Err(CoordinatorError::internal("a piece of a result is not a request to answer"))
             }
-            Request::Complete { path, fence, report } => {
-                let peer = peer.clone();
-                self.run_detached(move |requests| async move {
-                    requests.complete_lease(&peer, path, fence, report).await
-                })
+            Request::Complete { lease, report } => {
+                let claim = peer.claim(lease);
+                self.run_detached(
+                    move |requests| async move { requests.complete_lease(&claim, report).await },
+                )
                 .await
             }
             Request::Release => {
-                self.release_all(peer);
+                let own = peer.process();
+                self.release_all(|worker| *worker == own)?;
                 Ok((Response::Done, None))
             }
             Request::Orders { modules, address, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms).min(LONGEST_WAIT);
                 self.give_orders(peer, &modules, &address, wait).await
             }
-            Request::Expected { path, fence, item } => Ok(match self.admit_result(path, fence, item) {
+            Request::Expected { claim, item, digest } => Ok(match self.admit_result(&claim, item, &digest) {
                 Admission::Expected { .. } => (Response::Done, None),
                 Admission::Rejected(response) => (response, None),
             }),
-            Request::Stored { path, fence, item, object } => self
+            Request::Stored { claim, item, object, norm } => self
                 .run_detached(move |requests| async move {
-                    requests.record_result(path, fence, item, object).await
+                    requests.record_remote_result(&claim, item, StoredResult { object, norm }).await
                 })
                 .await
                 .map(|answer| (answer, None)),
@@ -150,18 +186,17 @@ impl RequestHandler for CoordinatorRequests {
     }
 
     async fn expel(&self, peer: &Peer) -> Result<(), CoordinatorError> {
-        self.take_modules_back(peer, "its token has been revoked");
-        self.release_all(peer);
-        Ok(())
+        self.take_modules_back(&peer.process(), "its token has been revoked");
+        self.release_all(|worker| worker.token == peer.token)
     }
 
     async fn left(&self, peer: &Peer, reason: String) -> Result<(), CoordinatorError> {
         match peer.role {
             Role::Worker => {
-                Ok(self.progress.event(Event::WorkerLeft { worker: peer.worker.clone(), reason })?)
+                Ok(self.progress.event_of_peer(Event::WorkerLeft { worker: peer.worker.clone(), reason })?)
             }
             Role::Synchronizer => {
-                self.take_modules_back(peer, &reason);
+                self.take_modules_back(&peer.process(), &reason);
                 Ok(())
             }
         }
@@ -169,6 +204,15 @@ impl RequestHandler for CoordinatorRequests {
 }
 
 impl CoordinatorRequests {
+    /// A new token for a peer, of the role and the name in its certificate.
+    fn renew_token(&self, peer: &Peer) -> Answer {
+        let Some(renew) = &self.renew else { return refused("this coordinator renews no tokens") };
+        match renew(peer.role.name(), &peer.token) {
+            Ok(token) => (Response::Renewed { token }, None),
+            Err(error) => refused(format!("the token can't be renewed: {error}")),
+        }
+    }
+
     /// Time since the start of the coordinator.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
@@ -194,7 +238,7 @@ impl CoordinatorRequests {
         F: Future<Output = Result<T, CoordinatorError>> + Send + 'static,
         T: Send + 'static,
     {
-        tokio::spawn(change(self.clone())).await?
+        joined(tokio::spawn(change(self.clone())).await)?
     }
 
     /// Waits until all changes of the ledger up to now are on the disk.
@@ -205,30 +249,35 @@ impl CoordinatorRequests {
         written.map_err(|_| CoordinatorError::Stopped)
     }
 
-    /// Ends the leases of a worker unfinished.
-    fn release_all(&self, peer: &Peer) {
+    /// Ends the leases of the selected processes unfinished.
+    fn release_all(&self, selected: impl Fn(&ProcessId) -> bool) -> Result<(), CoordinatorError> {
         let leases: Vec<_> = {
             let ledger = self.ledger();
-            let own = ledger.state().leases().filter(|lease| lease.worker == peer.worker);
+            let own = ledger.state().leases().filter(|lease| selected(&lease.worker));
             own.map(|lease| (lease.path, lease.fence)).collect()
         };
         for (path, fence) in leases {
-            self.release(path, fence);
+            if self.ledger().release(path, fence)? {
+                self.drop_ended_uploads();
+                self.progress.lost(path, fence);
+                self.changed.notify_waiters();
+            }
         }
+        Ok(())
     }
 
-    /// Ends a lease unfinished, if it is out.
-    pub(crate) fn release(&self, path: PathId, fence: Fence) {
-        if self.ledger().release(path, fence) {
-            self.drop_ended_uploads();
-            self.progress.lost(path, fence);
-            self.changed.notify_waiters();
-        }
+    /// Time of the next event without a message: of a lease, a grace period, or an outer step of a synchronizer.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        let of_leases = self.ledger().state().next_deadline();
+        let of_steps = self.owners().oldest_order().map(|since| since.saturating_add(self.standstill));
+        of_leases.into_iter().chain(of_steps).min()
     }
 
     /// Renews a lease and notes its progress.
-    fn heartbeat(&self, path: PathId, fence: Fence, step: u64, loss: Option<f32>) -> Answer {
-        let renewed = self.ledger().heartbeat(self.now(), path, fence);
+    fn heartbeat(&self, claim: &LeaseClaim, taken: StepsTaken) -> Answer {
+        let StepsTaken { step, repeated, loss } = taken;
+        let LeaseKey { path, fence, .. } = claim.key;
+        let renewed = self.ledger().heartbeat(self.now(), claim, step, repeated);
         match renewed {
             Ok(()) => {
                 // A worker may report any number; the bar must not run ahead of the lease.
@@ -241,24 +290,10 @@ impl CoordinatorRequests {
     }
 
     /// Returns whether a lease is out and asks for a result.
-    fn admit_result(&self, path: PathId, fence: Fence, item: LeaseResult) -> Admission {
-        let ledger = self.ledger();
-        let lease = match ledger.check(path, fence) {
-            Ok(lease) => lease,
-            Err(error) => return Admission::Rejected(Response::Lost { reason: error.to_string() }),
-        };
-        if lease.task != LeaseTask::Train {
-            let reason = "this lease measures a loss; its only result is the report".to_owned();
-            return Admission::Rejected(Response::Refused { reason });
-        }
-        match item {
-            LeaseResult::OuterGradient { fragment, number, .. }
-                if !lease.sends.iter().any(|send| (send.fragment, send.number) == (fragment, number)) =>
-            {
-                let reason = LeaseError::NotAsked { path, fence, fragment, number }.to_string();
-                Admission::Rejected(Response::Refused { reason })
-            }
-            _ => Admission::Expected { name: item.object_name(path, fence, lease.to) },
+    fn admit_result(&self, claim: &LeaseClaim, item: LeaseResult, digest: &ContentDigest) -> Admission {
+        match self.ledger().expects(claim, item, &digest.hash) {
+            Ok(to) => Admission::Expected { to },
+            Err(error) => Admission::Rejected(error.response()),
         }
     }
 
@@ -266,21 +301,37 @@ impl CoordinatorRequests {
     /// only with [`complete_lease`](Self::complete_lease).
     async fn record_result(
         &self,
-        path: PathId,
-        fence: Fence,
+        claim: &LeaseClaim,
         item: LeaseResult,
-        object: ObjectRef,
+        stored: StoredResult,
     ) -> Result<Response, CoordinatorError> {
-        let recording = self.ledger().record_result(path, fence, item, object)?;
+        let recording = self.ledger().record_result(claim, item, stored)?;
         self.notify_synchronizers();
         self.on_disk().await?;
         Ok(match recording {
             Recording::Recorded => Response::Done,
-            Recording::Rejected(error @ LeaseError::Lost { .. }) => {
-                Response::Lost { reason: error.to_string() }
+            Recording::Rejected(error) => {
+                tracing::warn!(path = %claim.key.path, item = item.name(), %error, "a result does not count");
+                error.response()
             }
-            Recording::Rejected(error) => Response::Refused { reason: error.to_string() },
         })
+    }
+
+    /// Records a result that a synchronizer has stored.
+    async fn record_remote_result(
+        &self,
+        claim: &LeaseClaim,
+        item: LeaseResult,
+        stored: StoredResult,
+    ) -> Result<Response, CoordinatorError> {
+        let ObjectRef { name, hash, bytes } = stored.object.clone();
+        let digest = ContentDigest { hash, bytes };
+        let named = digest.is_well_formed() && name == item.object_name(claim.key, 0, &digest);
+        if !named || item == LeaseResult::State || !stored.norm.is_finite() {
+            let reason = format!("{name} is not the object of {} of this lease", item.name());
+            return Ok(Response::Refused { reason });
+        }
+        self.record_result(claim, item, stored).await
     }
 
     /// Wakes the processes that take outer steps.
@@ -291,7 +342,7 @@ impl CoordinatorRequests {
     /// Drops the incomplete uploads of leases that are not out any more.
     fn drop_ended_uploads(&self) {
         let ledger = self.ledger();
-        self.intake.uploads.retain(|path, fence| ledger.check(path, fence).is_ok());
+        self.intake.uploads.retain(|claim| ledger.is_out(claim));
     }
 
     /// The round of a path that has taken `step` inner steps.
@@ -302,12 +353,13 @@ impl CoordinatorRequests {
     /// Completes a lease: its results count together with its report.
     async fn complete_lease(
         &self,
-        peer: &Peer,
-        path: PathId,
-        fence: Fence,
+        claim: &LeaseClaim,
         report: LeaseReport,
     ) -> Result<Answer, CoordinatorError> {
-        let completed = self.ledger().complete_lease(path, fence, &report)?;
+        let LeaseKey { path, fence, .. } = claim.key;
+        let worker = &claim.worker.name;
+        let completed = self.ledger().complete_lease(self.now(), claim, &report)?;
+        // A duplicate waits too: the write of its first request may still be under way.
         self.on_disk().await?;
         match completed {
             LeaseCompletion::Closed => {
@@ -315,8 +367,8 @@ impl CoordinatorRequests {
             }
             LeaseCompletion::Duplicate => Ok((Response::Done, None)),
             LeaseCompletion::Lost(error) => {
-                let (worker, reason) = (peer.worker.clone(), error.to_string());
-                self.progress.event(Event::ResultRefused {
+                let (worker, reason) = (worker.clone(), error.to_string());
+                self.progress.event_of_peer(Event::ResultRefused {
                     path,
                     round: self.round(error.step().unwrap_or(0)),
                     worker,
@@ -337,14 +389,14 @@ impl CoordinatorRequests {
                 self.progress.event(Event::PathCompleted {
                     path,
                     round,
-                    worker: peer.worker.clone(),
+                    worker: worker.clone(),
                     loss: report.loss.unwrap_or(f64::NAN),
                     heldout_loss: report.held_out_loss,
                     best,
                     seconds: report.seconds,
                     waited_seconds: report.waited_seconds,
                 })?;
-                tracing::debug!(%path, round, %fence, worker = peer.worker, "committed");
+                tracing::debug!(%path, round, %fence, worker, "committed");
                 self.changed.notify_waiters();
                 Ok((Response::Done, None))
             }
@@ -362,19 +414,25 @@ impl CoordinatorRequests {
     /// Ends leases and grace periods of outer steps whose time is over.
     pub(crate) fn on_deadline(&self) -> Result<(), CoordinatorError> {
         self.notify_synchronizers();
-        self.expire_leases()
+        self.expire_leases()?;
+        let before = self.now().checked_sub(self.standstill);
+        let overdue = before.map(|before| self.owners().overdue(before)).unwrap_or_default();
+        for synchronizer in overdue {
+            self.take_modules_back(&synchronizer, "it has not taken an outer step in time");
+        }
+        Ok(())
     }
 
     /// Ends the leases whose deadline has passed.
     fn expire_leases(&self) -> Result<(), CoordinatorError> {
-        let expired = self.ledger().expire(self.now());
+        let expired = self.ledger().expire(self.now())?;
         for lease in &expired {
-            tracing::warn!(%lease.path, lease.from, lease.worker, "a lease expired; another worker trains the path again from its start");
+            tracing::warn!(%lease.path, lease.from, worker = lease.worker.name, "a lease expired; another worker trains the path again from its start");
             self.progress.lost(lease.path, lease.fence);
             self.progress.event(Event::LeaseExpired {
                 path: lease.path,
                 round: self.round(lease.from),
-                worker: lease.worker.clone(),
+                worker: lease.worker.name.clone(),
                 fence: lease.fence.0,
             })?;
         }

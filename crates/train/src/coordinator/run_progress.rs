@@ -16,6 +16,41 @@ pub(crate) struct RunProgress {
     events: Events,
     task: Task,
     counters: Mutex<ProgressCounters>,
+    peer_events: Mutex<EventBudget>,
+}
+
+/// Events that peers cause before one of them must wait for the next second.
+const PEER_EVENTS: f64 = 10_000.0;
+
+/// Bounds the events that peers can cause: a peer may connect, leave and bring refused results as often as it likes.
+#[derive(Debug)]
+struct EventBudget {
+    /// Events that may be written now.
+    left: f64,
+    /// Time of the last event.
+    at: Instant,
+    /// Events that were not written.
+    suppressed: u64,
+}
+
+impl EventBudget {
+    fn new(now: Instant) -> Self {
+        Self { left: PEER_EVENTS, at: now, suppressed: 0 }
+    }
+
+    /// Takes an event, one more for each second that has passed.
+    fn take(&mut self, now: Instant) -> bool {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.left = (self.left + passed).min(PEER_EVENTS);
+        self.at = now;
+        let allowed = self.left >= 1.0;
+        if allowed {
+            self.left -= 1.0;
+        } else {
+            self.suppressed += 1;
+        }
+        allowed
+    }
 }
 
 #[derive(Debug)]
@@ -60,7 +95,21 @@ impl RunProgress {
             tally,
             time: WorkerTime::default(),
         };
-        Self { events, task, counters: Mutex::new(counters) }
+        let peer_events = Mutex::new(EventBudget::new(Instant::now()));
+        Self { events, task, counters: Mutex::new(counters), peer_events }
+    }
+
+    /// Writes an event that a peer can cause at will, unless peers have caused too many.
+    pub(crate) fn event_of_peer(&self, event: Event) -> Result<(), TrainError> {
+        let mut budget = self.peer_events.lock().unwrap_or_else(PoisonError::into_inner);
+        if budget.take(Instant::now()) {
+            drop(budget);
+            return self.event(event);
+        }
+        if budget.suppressed == 1 {
+            tracing::warn!("peers cause very many events; the event file does not get all of them");
+        }
+        Ok(())
     }
 
     /// Writes an event to the event file.
@@ -134,5 +183,25 @@ impl RunProgress {
     /// Ends the bar.
     pub(crate) fn finish(&self) {
         self.task.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_flood_of_events_is_an_event_a_second() {
+        let begin = Instant::now();
+        let mut budget = EventBudget::new(begin);
+        let written = |budget: &mut EventBudget, from: u64, to: u64| {
+            (from..to).filter(|&i| budget.take(begin + Duration::from_millis(i))).count()
+        };
+        let burst = written(&mut budget, 0, 20_000);
+        assert!((10_000..=10_020).contains(&burst), "{burst}");
+        let later = written(&mut budget, 20_000, 30_000);
+        assert!((9..=11).contains(&later), "{later}");
     }
 }

@@ -75,10 +75,12 @@ pub async fn start_training(
         for (number, fragment) in (0u32..).zip(layout.fragments(level)?) {
             let values = fragment.gather(&part.values);
             let file = module_files::encode(&ModuleWeights { specs: fragment.specs.clone(), values })?;
+            // The modules of a level begin equal, with an object each, because later versions are deleted module by module.
             for record in modules.iter_mut().filter(|record| record.module.level == level) {
                 let name = names::weights(record.module, number, 0, 0);
                 let weights = store.put_replacing(&name, file.clone()).await?;
                 record.fragments.push(FragmentRecord {
+                    norms: Vec::new(),
                     version: 0,
                     weights,
                     momentum: None,
@@ -106,6 +108,7 @@ pub async fn start_training(
         modules,
         paths,
     });
+    // Last: no manifest names the objects above before this write. A start that ends early is repeated, and replaces them.
     let sequence = store.replace(&manifest, sequence).await?;
     Ok(OpenRun { manifest, sequence })
 }

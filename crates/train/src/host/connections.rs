@@ -1,31 +1,42 @@
 //! Accepts connections and passes the requests of peers to the process that answers them.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use dipaco_net::{Exchange, PeerConnection, Server};
-use tokio::sync::{Mutex, Semaphore};
+use dipaco_net::{Exchange, NetError, PeerConnection, Server};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::host::HostError;
-use crate::host::peer::{Answer, Peer, ProcessId, Role};
+use crate::host::peer::{Answer, Peer, Role};
+use crate::host::reception::{Reception, Registration};
 use crate::host::results::{self, ResultReceiver};
 use crate::host::revocations::Revocations;
 use crate::host::uploads::UploadedPiece;
-use dipaco_protocol::{PIECES_AT_ONCE, Request, Response};
+use dipaco_protocol::{PIECE_BYTES, PIECES_AT_ONCE, Request, Response};
 
 /// Time after connecting within which a peer must send its hello.
 const HELLO: Duration = Duration::from_secs(10);
 /// Longest name of a worker, in bytes.
 const NAME_BYTES: usize = 256;
+/// Operations of a synchronizer at a time: it asks on behalf of all its workers.
+const SYNCHRONIZER_EXCHANGES: u32 = 64;
 
 /// Answers the requests of peers. An error ends this process; a peer's mistake is answered with a refusal.
 pub(crate) trait RequestHandler: ResultReceiver {
     /// Tokens that are no longer valid.
     fn revocations(&self) -> &Revocations;
+
+    /// True if workers need not compute the same bits.
+    fn takes_any_numerics(&self) -> bool {
+        true
+    }
+
+    /// True if a panic has left the state of this process half changed. Nothing may be answered from such a state.
+    fn is_broken(&self) -> bool {
+        false
+    }
 
     /// Answers the hello of a process. `returning` is true if the process has said hello before.
     fn welcome(
@@ -55,22 +66,25 @@ pub(crate) async fn serve_peers<H: RequestHandler>(
     farewell: &CancellationToken,
 ) -> Result<(), H::Error> {
     let mut connections = JoinSet::new();
-    let known = Arc::new(Mutex::new(BTreeMap::new()));
+    let reception = Arc::new(Reception::default());
+    let revocations = host.revocations().watch(|names| server.revoke(names));
+    tokio::pin!(revocations);
     while !(farewell.is_cancelled() && connections.is_empty()) {
         tokio::select! {
             connection = server.accept() => {
                 let Some(connection) = connection else { return Ok(()) };
-                connections.spawn(serve(connection, host.clone(), known.clone()));
+                connections.spawn(serve(connection, host.clone(), reception.clone()));
             }
-            Some(ended) = connections.join_next() => ended.map_err(HostError::from)??,
+            Some(ended) = connections.join_next() => match ended {
+                Ok(served) => served?,
+                Err(failure) => reception.bug("a connection", failure, &**host)?,
+            },
+            Err(error) = &mut revocations => return Err(error.into()),
             () = farewell.cancelled(), if !farewell.is_cancelled() => {}
         }
     }
     Ok(())
 }
-
-/// Processes that have said hello, each with the token that ends its last connection.
-type KnownProcesses = Arc<Mutex<BTreeMap<ProcessId, CancellationToken>>>;
 
 /// A peer that has been welcomed.
 struct Greeted {
@@ -79,46 +93,26 @@ struct Greeted {
     replaced: CancellationToken,
 }
 
-/// The outcome of registering a connection.
-struct Registration {
-    /// True if the process has been here before.
-    returning: bool,
-    /// Cancelled when a newer connection takes the place of this one.
-    replaced: CancellationToken,
-}
-
-/// Registers a process and ends the connections that this one succeeds: the process's own, and those of earlier
-/// processes under its name. An earlier process may be long dead before the network notices.
-async fn register(known: &KnownProcesses, peer: &Peer) -> Registration {
-    let mut known = known.lock().await;
-    let replaced = CancellationToken::new();
-    let before = known.insert(peer.process(), replaced.clone());
-    if let Some(before) = &before {
-        before.cancel();
-    } else {
-        known
-            .iter()
-            .filter(|(process, _)| process.name == peer.worker && process.instance != peer.instance)
-            .for_each(|(_, earlier)| earlier.cancel());
-    }
-    Registration { returning: before.is_some(), replaced }
-}
-
 /// Serves one connection. An error ends this process.
 async fn serve<H: RequestHandler>(
     connection: PeerConnection,
     host: Arc<H>,
-    known: KnownProcesses,
+    reception: Arc<Reception>,
 ) -> Result<(), H::Error> {
     let address = connection.address();
-    let greeted = match tokio::time::timeout(HELLO, greet(&connection, &*host, &known)).await {
+    let greeted = match tokio::time::timeout(HELLO, greet(&connection, &*host, &reception)).await {
         Ok(greeted) => greeted?,
         Err(_) => None,
     };
     let Some(Greeted { peer, replaced }) = greeted else {
-        tracing::warn!(%address, "a peer was turned away: it sent no valid hello");
+        if let Some(suppressed) = reception.warnings.due(Instant::now()) {
+            tracing::warn!(%address, suppressed, "a peer was turned away: it sent no valid hello");
+        }
         return Ok(());
     };
+    if peer.role == Role::Synchronizer {
+        connection.allow_exchanges(SYNCHRONIZER_EXCHANGES);
+    }
     tracing::info!(worker = peer.worker, %address, "joined");
     let mut exchanges = JoinSet::new();
     // One semaphore a connection: a peer that is slow to send or to receive holds no more memory than these pieces,
@@ -129,9 +123,19 @@ async fn serve<H: RequestHandler>(
             exchange = connection.accept_exchange() => {
                 let Some(exchange) = exchange else { break };
                 let (host, peer, pieces) = (host.clone(), peer.clone(), pieces.clone());
-                exchanges.spawn(async move { handle(exchange, &host, &peer, &pieces).await });
+                let reception = reception.clone();
+                exchanges.spawn(async move { handle(exchange, &host, &peer, &pieces, &reception).await });
             }
-            Some(ended) = exchanges.join_next() => ended.map_err(HostError::from)??,
+            Some(ended) = exchanges.join_next() => match ended {
+                Ok(Handled::Answered) => {}
+                Ok(Handled::Revoked) => connection.close_revoked(),
+                Ok(Handled::Failed(error)) => return Err(error),
+                // Only the peer of this request loses its connection.
+                Err(failure) => {
+                    reception.bug(&peer.worker, failure, &*host)?;
+                    connection.close("a bug of this program was met while it answered a request");
+                }
+            },
             () = replaced.cancelled() => connection.close("the worker has connected again"),
         }
         if replaced.is_cancelled() {
@@ -140,21 +144,31 @@ async fn serve<H: RequestHandler>(
     }
     let ended = connection.closed().await.to_string();
     tracing::info!(worker = peer.worker, reason = ended, "left");
+    if revoked(&*host, &peer.token)?.is_some() {
+        host.expel(&peer).await?;
+    }
     // The process of a replaced connection is still here.
-    if replaced.is_cancelled() { Ok(()) } else { host.left(&peer, ended).await }
+    if replaced.is_cancelled() {
+        return Ok(());
+    }
+    reception.left(&peer);
+    host.left(&peer, ended).await
 }
 
 /// Answers the first request of a connection, which must be a hello. Returns `None` if the peer is turned away.
 async fn greet<H: RequestHandler>(
     connection: &PeerConnection,
     host: &H,
-    known: &KnownProcesses,
+    reception: &Reception,
 ) -> Result<Option<Greeted>, H::Error> {
     let Some(mut exchange) = connection.accept_exchange().await else { return Ok(None) };
     let request = match exchange.request::<Request>().await {
         Ok(request) => request,
         Err(error) => {
-            tracing::warn!(address = %connection.address(), %error, "a peer's first request can't be read");
+            if let Some(suppressed) = reception.warnings.due(Instant::now()) {
+                let address = connection.address();
+                tracing::warn!(%address, %error, suppressed, "a peer's first request can't be read");
+            }
             return Ok(None);
         }
     };
@@ -166,13 +180,16 @@ async fn greet<H: RequestHandler>(
         }
     };
     if let Some(reason) = revoked(host, &peer.token)? {
-        tracing::warn!(worker = peer.worker, token = peer.token, "a worker with a revoked token is refused");
+        respond(exchange, &Response::Refused { reason }, None).await;
+        return Ok(None);
+    }
+    if let Some(reason) = reception.other_numerics(&peer, host.takes_any_numerics()) {
         respond(exchange, &Response::Refused { reason }, None).await;
         return Ok(None);
     }
     // Registered before the welcome: the welcome ends leases of earlier processes under this name, and their
     // connections must not ask for new ones afterwards.
-    let Registration { returning, replaced } = register(known, &peer).await;
+    let Registration { returning, replaced } = reception.register(&peer);
     let (response, payload) = host.welcome(&peer, returning).await?;
     respond(exchange, &response, payload).await;
     Ok(Some(Greeted { peer, replaced }))
@@ -180,10 +197,10 @@ async fn greet<H: RequestHandler>(
 
 /// The peer that a hello introduces, or the reason to refuse it.
 fn identify(request: Request, connection: &PeerConnection) -> Result<Peer, String> {
-    let Request::Hello { worker, instance, version } = request else {
+    let Request::Hello { worker, instance, version, numerics } = request else {
         return Err("the first request of a connection must be a hello".to_owned());
     };
-    let own = env!("CARGO_PKG_VERSION");
+    let own = crate::BUILD;
     if version != own {
         return Err(format!(
             "the worker is dipaco {version}, the coordinator {own}: copy the coordinator's program to the worker's machine"
@@ -197,48 +214,73 @@ fn identify(request: Request, connection: &PeerConnection) -> Result<Peer, Strin
     let role = Role::of(connection.role()).ok_or_else(|| {
         format!("nobody joins as {:?}: ask the operator of the run for a token", connection.role())
     })?;
-    Ok(Peer { worker, instance, token: connection.name().to_owned(), role })
+    if numerics.len() > NAME_BYTES || numerics.chars().any(char::is_control) {
+        return Err("the fingerprint of the worker's device is no fingerprint".to_owned());
+    }
+    Ok(Peer { worker, instance, token: connection.name().to_owned(), role, numerics })
+}
+
+/// The end of a request.
+enum Handled<E> {
+    /// The request has its answer, or its peer is gone.
+    Answered,
+    /// The peer's token has been revoked.
+    Revoked,
+    /// This process ends.
+    Failed(E),
 }
 
 /// Answers one request. `pieces` bounds the pieces of this connection that are in memory.
 async fn handle<H: RequestHandler>(
+    exchange: Exchange,
+    host: &Arc<H>,
+    peer: &Peer,
+    pieces: &Semaphore,
+    reception: &Reception,
+) -> Handled<H::Error> {
+    answer(exchange, host, peer, pieces, reception).await.unwrap_or_else(Handled::Failed)
+}
+
+async fn answer<H: RequestHandler>(
     mut exchange: Exchange,
     host: &Arc<H>,
     peer: &Peer,
     pieces: &Semaphore,
-) -> Result<(), H::Error> {
+    reception: &Reception,
+) -> Result<Handled<H::Error>, H::Error> {
     let request = match exchange.request::<Request>().await {
         Ok(request) => request,
         Err(error) => {
-            tracing::warn!(worker = peer.worker, %error, "a request can't be read");
-            return Ok(());
+            if let Some(suppressed) = reception.warnings.due(Instant::now()) {
+                tracing::warn!(worker = peer.worker, %error, suppressed, "a request can't be read");
+            }
+            return Ok(Handled::Answered);
         }
     };
-    // Looked up for every request: a revocation holds at once, not when the peer connects again.
+    // Looked up for every request: a revocation holds at once, not when the file is looked at next.
     if let Some(reason) = revoked(&**host, &peer.token)? {
-        tracing::warn!(
-            worker = peer.worker,
-            token = peer.token,
-            "a token has been revoked; its worker is refused"
-        );
+        tracing::warn!(worker = peer.worker, token = peer.token, "the token of a worker has been revoked");
         host.expel(peer).await?;
         respond(exchange, &Response::Refused { reason }, None).await;
-        return Ok(());
+        return Ok(Handled::Revoked);
     }
     // Held until the answer has arrived. `acquire` fails only on a closed semaphore, and this one is never closed.
     let _piece = if request.moves_a_piece() { pieces.acquire().await.ok() } else { None };
+    if request.moves_a_piece() {
+        exchange.reserve(PIECE_BYTES).await;
+    }
     let (response, payload) = match request {
-        Request::Submit { path, fence, item, digest, offset } => {
-            let piece = UploadedPiece { path, fence, item, digest, offset };
+        Request::Submit { lease, item, digest, offset } => {
+            let piece = UploadedPiece { claim: peer.claim(lease), item, digest, offset };
             match results::receive(&mut exchange, host, peer, piece).await? {
                 Some(response) => (response, None),
-                None => return Ok(()),
+                None => return Ok(Handled::Answered),
             }
         }
         request => host.answer(peer, request).await?,
     };
     respond(exchange, &response, payload).await;
-    Ok(())
+    Ok(Handled::Answered)
 }
 
 /// The reason why a token is refused; `None` if it is valid.
@@ -252,7 +294,114 @@ fn revoked<H: RequestHandler>(host: &H, token: &str) -> Result<Option<String>, H
 /// Sends an answer. A worker that is gone asks again when it is back, because every request may be repeated. An error
 /// does not prove that the answer was lost: the worker may have read it before it acknowledged the end of the stream.
 async fn respond(exchange: Exchange, response: &Response, payload: Option<Bytes>) {
-    if let Err(error) = exchange.respond(response, payload).await {
-        tracing::trace!(%error, "the end of an answer was not acknowledged");
+    match exchange.respond(response, payload).await {
+        Ok(()) => {}
+        Err(error @ NetError::TooLarge { .. }) => {
+            tracing::error!(%error, "an answer is too long to be sent; its request is refused");
+        }
+        Err(error) => tracing::trace!(%error, "the end of an answer was not acknowledged"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use dipaco_net::{Client, Limits, RunAuthority};
+
+    use super::*;
+    use crate::TrainError;
+    use crate::host::HostError;
+    use crate::host::StoredResult;
+    use crate::host::results::{Admission, ResultIntake, ResultReceiver};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Panics on one request, and confirms all others.
+    struct Buggy(Revocations);
+
+    #[derive(Debug, thiserror::Error)]
+    enum BuggyError {
+        #[error(transparent)]
+        Host(#[from] HostError),
+        #[error(transparent)]
+        Core(#[from] TrainError),
+    }
+
+    impl ResultReceiver for Buggy {
+        type Error = BuggyError;
+
+        fn intake(&self) -> &Arc<ResultIntake> {
+            unreachable!("this host takes no results")
+        }
+
+        async fn admit(&self, _: &Peer, _: &UploadedPiece) -> Result<Admission, BuggyError> {
+            unreachable!("this host takes no results")
+        }
+
+        async fn record(&self, _: &UploadedPiece, _: StoredResult) -> Result<Response, BuggyError> {
+            unreachable!("this host takes no results")
+        }
+    }
+
+    impl RequestHandler for Buggy {
+        fn revocations(&self) -> &Revocations {
+            &self.0
+        }
+
+        async fn welcome(&self, _: &Peer, _: bool) -> Result<Answer, BuggyError> {
+            Ok((Response::Done, None))
+        }
+
+        async fn answer(self: &Arc<Self>, _: &Peer, request: Request) -> Result<Answer, BuggyError> {
+            assert!(request != Request::Release, "the bug of this test");
+            Ok((Response::Done, None))
+        }
+
+        async fn expel(&self, _: &Peer) -> Result<(), BuggyError> {
+            Ok(())
+        }
+
+        async fn left(&self, _: &Peer, _: String) -> Result<(), BuggyError> {
+            Ok(())
+        }
+    }
+
+    async fn greeted(token: &dipaco_net::JoinToken, name: &str) -> Client {
+        let client = Client::connect(token, SystemTime::now(), Limits::default()).await.unwrap();
+        let hello = Request::Hello {
+            worker: name.to_owned(),
+            instance: 1,
+            version: crate::BUILD.to_owned(),
+            numerics: "test".to_owned(),
+        };
+        let (answer, _) = client.call::<_, Response>(&hello, None, 0, LONG).await.unwrap();
+        assert_eq!(answer, Response::Done);
+        client
+    }
+
+    #[tokio::test]
+    async fn a_panic_closes_its_connection_and_nothing_else() {
+        let now = SystemTime::now();
+        let authority = RunAuthority::create("run", now).unwrap();
+        let identity = authority.server(now, LONG).unwrap();
+        let server = Server::bind("127.0.0.1:0".parse().unwrap(), &identity, Limits::default()).unwrap();
+        let addresses = vec![server.local_addr().to_string()];
+        let token = authority.issue("worker", "a", addresses, now, LONG).unwrap();
+        let (host, farewell) = (Arc::new(Buggy(Revocations::none())), CancellationToken::new());
+        let visit = async {
+            let (unlucky, other) = (greeted(&token, "unlucky").await, greeted(&token, "other").await);
+            let error = unlucky.call::<_, Response>(&Request::Release, None, 0, LONG).await.unwrap_err();
+            assert!(matches!(error, NetError::Closed { .. } | NetError::Abandoned { .. }), "{error}");
+            assert!(unlucky.closed().await.to_string().contains("a bug of this program"));
+            let ask = Request::Lease { held: Vec::new(), wait_ms: 0 };
+            assert_eq!(other.call::<_, Response>(&ask, None, 0, LONG).await.unwrap().0, Response::Done);
+            // The peer of the panic may come back, too.
+            greeted(&token, "unlucky").await;
+        };
+        tokio::select! {
+            ended = serve_peers(&server, &host, &farewell) => panic!("the process ended: {ended:?}"),
+            () = visit => {}
+        }
     }
 }

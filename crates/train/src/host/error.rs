@@ -27,6 +27,11 @@ pub enum HostError {
         /// Length of the result in bytes.
         bytes: u64,
     },
+    /// A panic has left the process's state half changed.
+    #[error(
+        "a bug stopped a change in the middle, so the state in memory can't be trusted: report the panic above, and start again with --resume"
+    )]
+    Broken,
     /// An error that all roles share.
     #[error(transparent)]
     Core(#[from] TrainError),

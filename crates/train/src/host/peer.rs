@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use dipaco_protocol::{Response, SYNCHRONIZER, WORKER};
+use dipaco_sync::{LeaseClaim, LeaseKey, ProcessId};
 
 /// The process at the other end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,22 +15,20 @@ pub(crate) struct Peer {
     pub(crate) token: String,
     /// Role that the token grants.
     pub(crate) role: Role,
+    /// Fingerprint of the arithmetic of the process's device.
+    pub(crate) numerics: String,
 }
 
 impl Peer {
+    /// The claim of the process to a lease that it names.
+    pub(crate) fn claim(&self, key: LeaseKey) -> LeaseClaim {
+        LeaseClaim { key, worker: self.process() }
+    }
+
     /// Identity of the process.
     pub(crate) fn process(&self) -> ProcessId {
-        ProcessId { name: self.worker.clone(), instance: self.instance }
+        ProcessId { token: self.token.clone(), name: self.worker.clone(), instance: self.instance }
     }
-}
-
-/// Identity of a process of the run.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ProcessId {
-    /// Name of the worker or synchronizer.
-    pub(crate) name: String,
-    /// Random number that tells a process from its successor under the same name.
-    pub(crate) instance: u64,
 }
 
 /// Role that a token grants.
@@ -40,6 +39,14 @@ pub(crate) enum Role {
 }
 
 impl Role {
+    /// The role's name in certificates.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Worker => WORKER,
+            Self::Synchronizer => SYNCHRONIZER,
+        }
+    }
+
     /// The role that a certificate names.
     pub(super) fn of(name: &str) -> Option<Self> {
         match name {

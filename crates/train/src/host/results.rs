@@ -1,6 +1,6 @@
 //! Receives the results of leases: collects their pieces, checks complete results and stores them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use dipaco_codec::{decode_parts, encoded_len};
@@ -8,11 +8,11 @@ use dipaco_model::{parameters, path_specs};
 use dipaco_net::Exchange;
 use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, StoreError};
-use dipaco_sync::{FragmentId, Guard};
+use dipaco_sync::FragmentId;
 use dipaco_topology::{PathId, Topology};
 
 use crate::TrainError;
-use crate::blocking::blocking;
+use crate::blocking::{blocking, joined};
 use crate::host::HostError;
 use crate::host::peer::{Answer, Peer};
 use crate::host::uploads::{CompleteUpload, PieceOutcome, ReceivedContent, UploadedPiece, Uploads};
@@ -45,16 +45,16 @@ pub(crate) trait ResultReceiver: Send + Sync + 'static {
     fn record(
         &self,
         piece: &UploadedPiece,
-        object: ObjectRef,
+        stored: StoredResult,
     ) -> impl Future<Output = Result<Response, Self::Error>> + Send;
 }
 
 /// The decision about a piece of a result.
 pub(crate) enum Admission {
-    /// The lease expects the result, to be stored under this name.
+    /// The lease expects the result.
     Expected {
-        /// Name of the object.
-        name: String,
+        /// Inner steps of the path at the end of the lease.
+        to: u64,
     },
     /// The result is not wanted; the worker gets this answer.
     Rejected(Response),
@@ -77,7 +77,7 @@ pub(crate) async fn receive<R: ResultReceiver>(
         limit => match exchange.receive_payload(limit).await {
             Ok(payload) => payload,
             Err(error) => {
-                tracing::warn!(worker = peer.worker, %error, "the payload of a request did not arrive");
+                tracing::debug!(worker = peer.worker, %error, "the payload of a request did not arrive");
                 return Ok(None);
             }
         },
@@ -85,7 +85,7 @@ pub(crate) async fn receive<R: ResultReceiver>(
     // A task of its own, which goes on when the connection breaks: a result that is stored must also be recorded.
     let (host, peer) = (host.clone(), peer.clone());
     let accepted = tokio::spawn(async move { accept(&*host, &peer, piece, payload).await });
-    Ok(Some(accepted.await.map_err(TrainError::from)??))
+    Ok(Some(joined(accepted.await)??))
 }
 
 /// Adds a piece to its upload. Checks, stores and records the result when its last piece has arrived.
@@ -96,8 +96,8 @@ async fn accept<R: ResultReceiver>(
     payload: Bytes,
 ) -> Result<Response, R::Error> {
     // After the payload has arrived: until then the lease may have ended, and nothing would remove its upload.
-    let name = match host.admit(peer, &piece).await? {
-        Admission::Expected { name } => name,
+    let to = match host.admit(peer, &piece).await? {
+        Admission::Expected { to } => to,
         Admission::Rejected(response) => return Ok(response),
     };
     let intake = host.intake();
@@ -105,8 +105,8 @@ async fn accept<R: ResultReceiver>(
         PieceOutcome::Answer(response) => return Ok(response),
         PieceOutcome::Complete(complete) => complete,
     };
-    let response = match intake.check_and_store(name, &piece, &complete).await? {
-        Storing::Stored(object) => host.record(&piece, object).await?,
+    let response = match intake.check_and_store(to, &piece, &complete).await? {
+        Storing::Stored(stored) => host.record(&piece, stored).await?,
         Storing::Refused(refusal) => refusal,
     };
     complete.finish(response.clone());
@@ -121,29 +121,33 @@ pub(crate) struct ResultIntake {
     pub(crate) layout: Layout,
     /// Results of which some pieces have arrived.
     pub(crate) uploads: Uploads,
-    /// Refuses outer gradients that are far larger than earlier ones.
-    pub(crate) guard: Mutex<Guard>,
     /// Outer gradients that are checked and not folded yet.
     pub(crate) gradients: VerifiedGradients,
+}
+
+/// A result that has passed its check and is in the store.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredResult {
+    pub(crate) object: ObjectRef,
+    /// Euclidean norm of an outer gradient; 0 for a state.
+    pub(crate) norm: f64,
 }
 
 /// The outcome of checking and storing a result.
 enum Storing {
     /// The result is in the store.
-    Stored(ObjectRef),
+    Stored(StoredResult),
     /// The result is wrong.
     Refused(Response),
 }
 
 /// A result that has passed its check.
-enum CheckedResult {
-    OuterGradient {
-        fragment: FragmentId,
-        norm: f64,
-        /// The decoded values; `None` if they are too many to keep.
-        values: Option<Vec<f32>>,
-    },
-    State,
+#[derive(Default)]
+struct CheckedResult {
+    /// Euclidean norm of an outer gradient; 0 for a state.
+    norm: f64,
+    /// The decoded values of an outer gradient; `None` if they are too many to keep.
+    values: Option<Vec<f32>>,
 }
 
 impl ResultIntake {
@@ -182,8 +186,13 @@ impl ResultIntake {
 
     /// The refusal of a result that no lease of this run can have; `None` if some lease can.
     pub(crate) fn objection(&self, piece: &UploadedPiece) -> Option<Response> {
-        let &UploadedPiece { path, item, ref digest, .. } = piece;
+        let &UploadedPiece { ref claim, item, ref digest, .. } = piece;
+        let path = claim.key.path;
         let reason = match item {
+            _ if path.0 >= self.topology.paths() => {
+                format!("there is no path {path}: this run has {} paths", self.topology.paths())
+            }
+            _ if !digest.is_well_formed() => "a hash has 64 lower-case hexadecimal digits".to_owned(),
             LeaseResult::OuterGradient { fragment, .. } if self.values(path, fragment).is_none() => format!(
                 "path {path} does not go through fragment {} of module {}",
                 fragment.index, fragment.module
@@ -197,50 +206,46 @@ impl ResultIntake {
         Some(Response::Refused { reason })
     }
 
-    /// Checks a complete result and puts it into the store under `name`.
+    /// Checks a complete result of a lease that ends at step `to`, and puts it into the store.
     async fn check_and_store(
         self: &Arc<Self>,
-        name: String,
+        to: u64,
         piece: &UploadedPiece,
         complete: &CompleteUpload,
     ) -> Result<Storing, HostError> {
-        let &UploadedPiece { path, item, ref digest, .. } = piece;
+        let &UploadedPiece { ref claim, item, ref digest, .. } = piece;
+        let path = claim.key.path;
         let content = complete.content();
         let (intake, announced) = (self.clone(), digest.clone());
         let (content, checked) = blocking(move || {
-            let checked = intake.check(path, item, &announced, &content);
+            let checked = intake.check(path, to, item, &announced, &content);
             (content, checked)
         })
         .await?;
-        let refuse = |why: &dyn std::fmt::Display| {
-            tracing::warn!(%path, item = item.name(), %why, "a result is refused");
-            let reason = format!("{} of path {path}: {why}", item.name());
-            Ok(Storing::Refused(Response::Refused { reason }))
-        };
-        let checked = match checked {
+        let CheckedResult { norm, values } = match checked {
             Ok(checked) => checked,
-            Err(error) => return refuse(&error),
-        };
-        if let CheckedResult::OuterGradient { fragment, norm, .. } = checked {
-            let verdict = self.guard.lock().unwrap_or_else(PoisonError::into_inner).look(fragment, norm);
-            if let Err(why) = verdict {
-                return refuse(&why);
+            Err(why) => {
+                tracing::warn!(%path, item = item.name(), %why, "a result is refused");
+                let reason = format!("{} of path {path}: {why}", item.name());
+                return Ok(Storing::Refused(Response::Refused { reason }));
             }
-        }
+        };
         let ContentDigest { hash, bytes } = content.digest.clone();
-        let object = ObjectRef { name, hash, bytes };
+        // The name contains the hash, so this never replaces another content.
+        let object = ObjectRef { name: item.object_name(claim.key, to, &content.digest), hash, bytes };
         self.store.put_referenced(&object, content.pieces().cloned()).await?;
         // After the store has the object: a restart finds there what it does not find in memory.
-        if let CheckedResult::OuterGradient { values: Some(values), .. } = checked {
+        if let Some(values) = values {
             self.gradients.insert(object.clone(), values);
         }
-        Ok(Storing::Stored(object))
+        Ok(Storing::Stored(StoredResult { object, norm }))
     }
 
     /// Checks a result: its content is the announced content, and has the form of the item.
     fn check(
         &self,
         path: PathId,
+        to: u64,
         item: LeaseResult,
         announced: &ContentDigest,
         content: &ReceivedContent,
@@ -252,8 +257,8 @@ impl ResultIntake {
         match item {
             LeaseResult::OuterGradient { fragment, .. } => self.check_gradient(path, fragment, content),
             LeaseResult::State => {
-                check_state(&self.plan.model, &self.topology, &self.layout, &content.in_one()?)?;
-                Ok(CheckedResult::State)
+                check_state(&self.plan, &self.layout, path, to, &content.in_one()?)?;
+                Ok(CheckedResult::default())
             }
         }
     }
@@ -275,7 +280,7 @@ impl ResultIntake {
             }
         });
         decoded.map_err(|why| PathError::OuterGradient { module: fragment.module, path, why })?;
-        Ok(CheckedResult::OuterGradient { fragment, norm: sum.sqrt(), values: kept })
+        Ok(CheckedResult { norm: sum.sqrt(), values: kept })
     }
 }
 

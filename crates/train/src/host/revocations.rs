@@ -1,13 +1,19 @@
 //! Revoked tokens.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::fs::Metadata;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::TrainError;
 use crate::host::HostError;
+
+/// Time between two looks at the file's metadata.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The names of revoked tokens: a file of one name a line. Every lookup compares the file's metadata and reads the file
 /// when it has changed, so a revocation holds from the next request on.
@@ -79,19 +85,41 @@ impl Revocations {
     /// # Errors
     /// As [`names`](Self::names).
     pub fn contains(&self, token: &str) -> Result<bool, HostError> {
-        let Some(file) = &self.file else { return Ok(false) };
-        let state = match std::fs::metadata(file) {
-            Ok(metadata) => Some(FileState::of(&metadata)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(source) => {
-                return Err(TrainError::Io { action: "read", file: file.clone(), source }.into());
+        Ok(self.current()?.names.contains(token))
+    }
+
+    /// Calls `revoke` with all names now, and again whenever the file has changed. Ends only with an error.
+    pub(crate) async fn watch(&self, revoke: impl Fn(BTreeSet<String>)) -> Result<Infallible, HostError> {
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut told = BTreeSet::new();
+        loop {
+            looks.tick().await;
+            let names = self.current()?.names.clone();
+            if names != told {
+                revoke(names.clone());
+                told = names;
             }
+        }
+    }
+
+    /// The names in the current state of the file.
+    fn current(&self) -> Result<MutexGuard<'_, KnownNames>, HostError> {
+        let state = match &self.file {
+            None => None,
+            Some(file) => match std::fs::metadata(file) {
+                Ok(metadata) => Some(FileState::of(&metadata)),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+                Err(source) => {
+                    return Err(TrainError::Io { action: "read", file: file.clone(), source }.into());
+                }
+            },
         };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.state != state {
             *known = KnownNames { state, names: self.names()? };
         }
-        Ok(known.names.contains(token))
+        Ok(known)
     }
 
     /// Adds a name. Returns true if it is new.
@@ -104,15 +132,8 @@ impl Revocations {
         if !names.insert(name.to_owned()) {
             return Ok(false);
         }
-        let io =
-            |action| move |source| HostError::from(TrainError::Io { action, file: file.clone(), source });
-        let folder = file.parent().unwrap_or(Path::new("."));
-        let mut temporary = tempfile::NamedTempFile::new_in(folder).map_err(io("create"))?;
-        for name in &names {
-            writeln!(temporary, "{name}").map_err(io("write"))?;
-        }
-        temporary.as_file().sync_all().map_err(io("write"))?;
-        temporary.persist(file).map_err(|error| io("name")(error.error))?;
+        let text: String = names.iter().map(|name| format!("{name}\n")).collect();
+        dipaco_files::publish(file, text.as_bytes()).map_err(TrainError::from)?;
         Ok(true)
     }
 }

@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use dipaco_sync::Fence;
-use dipaco_topology::PathId;
+use dipaco_sync::LeaseClaim;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
 use crate::TrainError;
@@ -45,10 +44,8 @@ pub struct Uploads {
 /// A piece of an upload.
 #[derive(Clone, Debug)]
 pub struct UploadedPiece {
-    /// Path of the lease.
-    pub path: PathId,
-    /// Fencing number of the lease.
-    pub fence: Fence,
+    /// The lease and the worker that names it.
+    pub claim: LeaseClaim,
     /// The result that is uploaded.
     pub item: LeaseResult,
     /// Announced digest of the complete result.
@@ -58,16 +55,15 @@ pub struct UploadedPiece {
 }
 
 /// The result that an upload is for. Its number of tokens is not part of the key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct UploadKey {
-    path: PathId,
-    fence: Fence,
+    claim: LeaseClaim,
     item: LeaseResult,
 }
 
 impl UploadKey {
     fn of(piece: &UploadedPiece) -> Self {
-        Self { path: piece.path, fence: piece.fence, item: piece.item.without_tokens() }
+        Self { claim: piece.claim.clone(), item: piece.item.without_tokens() }
     }
 }
 
@@ -125,8 +121,8 @@ impl Uploads {
         self.uploads().contains_key(&UploadKey::of(piece))
     }
 
-    /// The upload that a piece belongs to. Another content of the same result replaces the earlier upload, because a
-    /// lease has one file for each of its results.
+    /// The upload that a piece belongs to. Another content of the same result replaces an upload that is not complete: the
+    /// worker may have made the result again.
     fn upload_of(&self, piece: &UploadedPiece) -> Arc<Upload> {
         let mut uploads = self.uploads();
         let key = UploadKey::of(piece);
@@ -250,8 +246,8 @@ impl Uploads {
     }
 
     /// Drops the uploads of leases that are not out any more.
-    pub fn retain(&self, is_out: impl Fn(PathId, Fence) -> bool) {
-        self.uploads().retain(|key, _| is_out(key.path, key.fence));
+    pub fn retain(&self, is_out: impl Fn(&LeaseClaim) -> bool) {
+        self.uploads().retain(|key, _| is_out(&key.claim));
     }
 }
 

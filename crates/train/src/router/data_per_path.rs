@@ -83,7 +83,7 @@ pub fn rising_losses(training: &TrainingRecord) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use dipaco_store::{Best, PathRecord};
+    use dipaco_store::{EarlyStoppingBest, PathRecord};
 
     use super::*;
 
@@ -113,8 +113,8 @@ mod tests {
     #[test]
     fn a_risen_held_out_loss_is_reported_and_noise_is_not() {
         let path = |best: (u32, f64), last: (u32, f64)| PathRecord {
-            best: Some(Best { round: best.0, versions: vec![best.0], loss: best.1 }),
-            last: Some(Best { round: last.0, versions: vec![last.0], loss: last.1 }),
+            best: Some(EarlyStoppingBest { round: best.0, versions: vec![best.0], loss: best.1 }),
+            last: Some(EarlyStoppingBest { round: last.0, versions: vec![last.0], loss: last.1 }),
             ..PathRecord::default()
         };
         let training = |paths| TrainingRecord {

@@ -123,13 +123,14 @@ fn score(
         let mut targets = Vec::with_capacity(width * rows.len());
         for &row in rows {
             let Window { start, predicted } = windows[row];
-            let text = tokens.read(start..start + predicted as u64 + 1)?;
+            let text = tokens.slice(start..start + predicted as u64 + 1);
             inputs.extend(text.iter().take(predicted));
             inputs.extend(std::iter::repeat_n(tokens.end_of_text(), width - predicted));
             targets.extend(text.iter().skip(1));
             targets.extend(std::iter::repeat_n(IGNORE, width - predicted));
         }
-        let scores = model.token_log_probs(&inputs, &targets, rows.len())?;
+        let counted = rows.iter().map(|&row| windows[row].predicted).sum();
+        let scores = model.token_log_probs(&tokens.batch(inputs, targets, rows.len(), counted)?)?;
         let scores = scores.chunks_exact(width).zip(rows);
         scores
             .map(|(scores, &row)| {

@@ -91,10 +91,10 @@ pub fn train_router(
         let windows: Vec<Window> =
             (0..config.batch as u64).map(|row| window_at(&train, first + row, order_seed)).collect();
         let batch = data.batch(&windows)?;
-        for &target in batch.targets.iter().filter(|&&target| target != IGNORE) {
+        for &target in batch.targets().iter().filter(|&&target| target != IGNORE) {
             counts[target as usize] += 1;
         }
-        let report = trainer.step_batch(&batch.inputs, &batch.targets, PathId(0))?;
+        let report = trainer.step(&batch, PathId(0))?;
         let step = trainer.steps();
         if progress(RouterStep { step, steps: config.steps, loss: report.loss }).is_break() {
             return Err(TrainError::Cancelled.into());

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use dipaco_config::RunConfig;
 use dipaco_model::ModuleWeights;
 use dipaco_path::{InnerConfig, PathState, StepReport, Trainer, mean_loss, module_files};
-use dipaco_shards::{Sampler, SamplerConfig, TokenFile};
+use dipaco_routing::{RouterConfig, is_router_document};
+use dipaco_shards::{DocumentSet, Sampler, SamplerConfig, ShardsError, TokenFile};
 use dipaco_telemetry::{Event, Events, Task};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 
@@ -48,6 +49,21 @@ pub(super) struct Pretraining {
     tokens: u64,
 }
 
+/// Draws the documents that are not reserved for routers.
+fn sampler(
+    file: &Arc<TokenFile>,
+    order: SamplerConfig,
+    routing: &RouterConfig,
+) -> Result<Sampler, ShardsError> {
+    if routing.router_share == 0.0 {
+        return Sampler::new(file.clone(), 0..file.documents(), order);
+    }
+    let reserved =
+        |document| is_router_document(&file.document(document).to_vec(), routing.seed, routing.router_share);
+    let documents = DocumentSet::of(file.documents(), |document| !reserved(document));
+    Sampler::selected(file.clone(), documents, order)
+}
+
 impl Pretraining {
     pub(super) fn new(options: &SeedOptions, start: SeedStart, monitor: Monitor) -> Result<Self, SeedError> {
         let config = options.config.clone();
@@ -69,8 +85,7 @@ impl Pretraining {
             seed: config.run.seed,
             packing: config.train.packing,
         };
-        let documents = 0..options.train.documents();
-        let sampler = Sampler::new(options.train.clone(), documents, order)?;
+        let sampler = sampler(&options.train, order, &config.routing)?;
         if sampler.sequences() == 0 {
             return Err(TrainError::NoText { file: options.train.path().to_owned() }.into());
         }
@@ -103,7 +118,8 @@ impl Pretraining {
         let until = self.next_snapshot();
         while self.step() < until && !self.cancelled() {
             let begun = Instant::now();
-            let report = self.trainer.step(&self.sampler, PathId(0))?;
+            let batch = self.sampler.batch(self.trainer.position(), self.config.seed_model.batch)?;
+            let report = self.trainer.step(&batch, PathId(0))?;
             self.tokens += report.tokens;
             self.note(&report, begun.elapsed().as_secs_f64())?;
         }
@@ -141,7 +157,13 @@ impl Pretraining {
         let documents = 0..file.documents();
         let sampler = Sampler::new(file, documents, in_file_order)?;
         let sequences = sampler.sequences().min(seed.validation_sequences);
-        Ok(mean_loss(&mut self.trainer, &sampler, sequences, seed.batch)?)
+        Ok(mean_loss(
+            &mut self.trainer,
+            &sampler,
+            sequences,
+            seed.batch,
+            self.config.evaluation.prefix_tokens,
+        )?)
     }
 
     /// Reports an inner step of so many seconds.

@@ -1,6 +1,6 @@
 //! Errors of outer steps and of the synchronizer's process.
 
-use dipaco_topology::ModuleId;
+use dipaco_sync::FragmentId;
 use thiserror::Error;
 
 use crate::TrainError;
@@ -26,13 +26,13 @@ pub enum SynchronizerError {
         /// The request.
         request: &'static str,
     },
-    /// The change of a module's weights can't be written.
-    #[error("the change of the weights of module {module} can't be written: {why}")]
-    WeightChange {
-        /// The module.
-        module: ModuleId,
-        /// The reason.
-        why: dipaco_codec::CodecError,
+    /// An outer step has no finite result, even without its contributions.
+    #[error(
+        "the outer step of {fragment} has no finite result, even without its contributions: go back to an earlier round"
+    )]
+    NotFinite {
+        /// The fragment.
+        fragment: FragmentId,
     },
     /// Contributions can't be merged.
     #[error(transparent)]

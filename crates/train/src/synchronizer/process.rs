@@ -5,24 +5,23 @@
 //! synchronizer is gone.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_config::OuterConfig;
-use dipaco_net::{JoinToken, Server};
+use dipaco_net::{Clock, JoinToken, Server};
 use dipaco_store::{ObjectRef, RunStore, names};
-use dipaco_sync::Guard;
 use dipaco_topology::ModuleId;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Identity, LONG_CALL_TIMEOUT, SHORT_CALL_TIMEOUT, Session, instance};
+use crate::client::{Identity, LONG_CALL_TIMEOUT, NextIdentity, SHORT_CALL_TIMEOUT, Session, instance};
 use crate::host::{
     Admission, Answer, ObjectPiece, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations,
-    UploadedPiece, Uploads, VerifiedGradients, read_piece, refused, serve_peers,
+    StoredResult, UploadedPiece, Uploads, VerifiedGradients, read_piece, refused, serve_peers,
 };
 use crate::synchronizer::{Synchronizer, SynchronizerError};
-use dipaco_path::Layout;
+use dipaco_path::{Layout, TrainDevice, numerics};
 use dipaco_protocol::{FetchSource, LeaseResult, RUN_COMPLETE, Request, Response};
 
 /// Time for which the coordinator keeps a request for outer steps open, in milliseconds.
@@ -50,6 +49,8 @@ pub struct SynchronizerOptions {
     pub revocations: Revocations,
     /// Time for which connecting is tried again when the coordinator can't be reached.
     pub patience: Duration,
+    /// Takes the next identity of the synchronizer's server when the coordinator has renewed it.
+    pub next_identity: NextIdentity,
 }
 
 /// Counters of a synchronizer.
@@ -75,10 +76,29 @@ pub async fn synchronize(
     server: Server,
     cancel: CancellationToken,
 ) -> Result<SynchronizerSummary, SynchronizerError> {
-    let SynchronizerOptions { token, name, modules, address, store, collect, revocations, patience } =
-        options;
+    let SynchronizerOptions {
+        token,
+        name,
+        modules,
+        address,
+        store,
+        collect,
+        revocations,
+        patience,
+        next_identity,
+    } = options;
     let run = token.run_id.clone();
-    let identity = Identity { token, worker: name, instance: instance(), patience };
+    let clock = Clock::system();
+    let numerics = numerics(&TrainDevice::Cpu)?;
+    let identity = Identity {
+        token,
+        worker: name,
+        instance: instance(),
+        patience,
+        clock,
+        numerics,
+        server: Some(next_identity),
+    };
     let session = Arc::new(Session::open(identity, cancel).await?);
     let plan = session.plan().clone();
     let topology = plan.topology()?;
@@ -86,15 +106,7 @@ pub async fn synchronize(
     let outer: OuterConfig = plan.outer.clone();
     let gradients = VerifiedGradients::default();
     let synchronizer = Synchronizer::new(store.clone(), layout.clone(), outer.clone(), gradients.clone());
-    let intake = ResultIntake {
-        store,
-        plan,
-        topology,
-        layout,
-        uploads: Uploads::new(collect),
-        guard: Mutex::new(Guard::new(outer.guard)),
-        gradients,
-    };
+    let intake = ResultIntake { store, plan, topology, layout, uploads: Uploads::new(collect), gradients };
     let process = Arc::new(SynchronizerProcess {
         run,
         intake: Arc::new(intake),
@@ -145,7 +157,7 @@ impl SynchronizerProcess {
                 Response::Orders { leases, next, orders } => {
                     // Fences from `next` on are newer than the answer: such a lease may have uploads here already.
                     let over = |fence| fence < next && !leases.contains(&fence);
-                    self.intake.uploads.retain(|_, fence| !over(fence));
+                    self.intake.uploads.retain(|claim| !over(claim.key.fence));
                     orders
                 }
                 Response::Finished => return Ok(()),
@@ -222,21 +234,26 @@ impl ResultReceiver for SynchronizerProcess {
     }
 
     async fn admit(&self, _: &Peer, piece: &UploadedPiece) -> Result<Admission, SynchronizerError> {
-        let &UploadedPiece { path, fence, item, .. } = piece;
+        let UploadedPiece { claim, item, digest, .. } = piece.clone();
         // One question to the coordinator for each upload, not for each piece.
         if !self.intake.uploads.has_begun(piece) {
-            match self.ask_coordinator(&Request::Expected { path, fence, item }).await? {
+            match self.ask_coordinator(&Request::Expected { claim, item, digest }).await? {
                 Response::Done => {}
                 answer => return Ok(Admission::Rejected(answer)),
             }
         }
         // The name of an outer gradient does not contain the step at which its lease ends.
-        Ok(Admission::Expected { name: item.object_name(path, fence, 0) })
+        Ok(Admission::Expected { to: 0 })
     }
 
-    async fn record(&self, piece: &UploadedPiece, object: ObjectRef) -> Result<Response, SynchronizerError> {
-        let &UploadedPiece { path, fence, item, .. } = piece;
-        self.ask_coordinator(&Request::Stored { path, fence, item, object }).await
+    async fn record(
+        &self,
+        piece: &UploadedPiece,
+        stored: StoredResult,
+    ) -> Result<Response, SynchronizerError> {
+        let UploadedPiece { claim, item, .. } = piece.clone();
+        let StoredResult { object, norm } = stored;
+        self.ask_coordinator(&Request::Stored { claim, item, object, norm }).await
     }
 }
 

@@ -47,6 +47,7 @@ impl Worker {
             // The queue has room for all sends of the lease. It is closed only after a failed upload, which reports itself.
             drop(queue.try_send(gradient));
         }
+        // The upload of the gradients ends when the closed queue is empty.
         drop(queue);
         let uploads_state = active.lease.trains() && active.lease.uploads_state;
         let (state, encoded) = if uploads_state { self.encode(state).await? } else { (state, None) };
@@ -102,8 +103,7 @@ impl Results {
             Ok(())
         };
         tokio::try_join!(gradients, uploading_state)?;
-        let LeaseKey { path, fence } = lease;
-        let request = Request::Complete { path, fence, report };
+        let request = Request::Complete { lease, report };
         expect_done(prefetch.session.call(&request, None, LONG_CALL_TIMEOUT).await?, "complete")?;
         // Not earlier: the lease must stay alive until the coordinator has recorded its end.
         drop(heartbeat);

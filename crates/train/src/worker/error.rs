@@ -17,6 +17,12 @@ pub enum WorkerError {
         /// The reason, mostly in the coordinator's words.
         reason: String,
     },
+    /// The coordinator names a shard in a way that would leave the folders of shards.
+    #[error("the coordinator names the shard {name:?}, which is not the name of a shard: join another run")]
+    ShardName {
+        /// The name of the file, or the content hash.
+        name: String,
+    },
     /// A change of global weights can't be read.
     #[error("the change of module {module} can't be read: {why}")]
     WeightChange {
@@ -34,7 +40,7 @@ pub enum WorkerError {
 }
 
 through_train_error!(WorkerError);
-through_train_error!(WorkerError: dipaco_shards::ShardsError);
+through_train_error!(WorkerError: dipaco_files::FileError, dipaco_shards::ShardsError);
 
 impl From<ClientError> for WorkerError {
     fn from(error: ClientError) -> Self {

@@ -19,9 +19,9 @@ impl Heartbeat {
     /// Sends heartbeats until it is stopped or dropped. When the lease is lost, it cancels the training through `watch`.
     pub(super) fn start(session: Arc<Session>, lease: &GrantedLease, watch: Arc<LeaseWatch>) -> Self {
         let stop = CancellationToken::new();
-        let (path, fence, stopped) = (lease.path, lease.fence, stop.clone());
+        let (lease_ms, lease, stopped) = (lease.lease_ms, lease.key(), stop.clone());
         // Four heartbeats within the lease's time: one or two may get lost. Once a second suffices to show progress.
-        let interval = Duration::from_millis((lease.lease_ms / 4).clamp(100, 1_000));
+        let interval = Duration::from_millis((lease_ms / 4).clamp(100, 1_000));
         let task = tokio::spawn(async move {
             let mut ticks = tokio::time::interval(interval);
             loop {
@@ -30,7 +30,7 @@ impl Heartbeat {
                     () = stopped.cancelled() => return None,
                 }
                 let (step, loss) = watch.read();
-                let request = Request::Heartbeat { path, fence, step, loss };
+                let request = Request::Heartbeat { lease, step, repeated: watch.repeated(), loss };
                 let answer = tokio::select! {
                     answer = session.call(&request, None, SHORT_CALL_TIMEOUT) => answer,
                     () = stopped.cancelled() => return None,

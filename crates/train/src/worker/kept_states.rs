@@ -52,12 +52,13 @@ impl KeptStates {
 
 #[cfg(test)]
 mod tests {
-    use dipaco_sync::Fence;
+    use dipaco_sync::{Fence, LeaseSecret};
 
     use super::*;
 
     fn lease(path: u32) -> LeaseKey {
-        LeaseKey { path: PathId(path), fence: Fence(u64::from(path) + 10) }
+        let secret = LeaseSecret::default();
+        LeaseKey { path: PathId(path), fence: Fence(u64::from(path) + 10), secret }
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(super) struct ActiveLease {
 
 impl ActiveLease {
     pub(super) fn key(&self) -> LeaseKey {
-        LeaseKey { path: self.lease.path, fence: self.lease.fence }
+        self.lease.key()
     }
 }
 
@@ -68,8 +68,16 @@ impl Prefetch {
             match self.session.ask(&ask).await? {
                 LeaseOffer::Lease(lease) => {
                     let path = lease.path;
-                    let left_by = lease.made_by.filter(|&fence| held.contains(&LeaseKey { path, fence }));
-                    return self.inputs(*lease, left_by).await.map(Some);
+                    let holds =
+                        |fence: &Fence| held.iter().any(|held| (held.path, held.fence) == (path, *fence));
+                    let left_by = lease.made_by.filter(holds);
+                    match self.inputs(*lease, left_by).await {
+                        // No work is lost yet, so the lease in training goes on.
+                        Err(WorkerError::LeaseLost { reason }) => {
+                            tracing::warn!(%path, reason, "a lease is lost before its training; asking again");
+                        }
+                        inputs => return inputs.map(Some),
+                    }
                 }
                 LeaseOffer::Wait(reason) => tracing::debug!(reason, "waiting"),
                 LeaseOffer::Finished => return Ok(None),
@@ -80,11 +88,17 @@ impl Prefetch {
     /// Asks for the lease that follows `current` on the same path, and downloads its inputs. Returns `None` when no lease
     /// follows.
     pub(super) async fn follow(&self, current: LeaseKey) -> Result<Option<PrefetchedLease>, WorkerError> {
-        let LeaseKey { path, fence } = current;
+        let LeaseKey { path, fence, .. } = current;
         loop {
-            let ask = Request::Follow { path, fence, wait_ms: WAIT_MS };
+            let ask = Request::Follow { lease: current, wait_ms: WAIT_MS };
             match self.session.ask(&ask).await {
-                Ok(LeaseOffer::Lease(next)) => return self.inputs(*next, Some(fence)).await.map(Some),
+                Ok(LeaseOffer::Lease(next)) => match self.inputs(*next, Some(fence)).await {
+                    Err(WorkerError::LeaseLost { reason }) => {
+                        tracing::warn!(%path, reason, "the following lease is lost before its training");
+                        return Ok(None);
+                    }
+                    inputs => return inputs.map(Some),
+                },
                 Ok(LeaseOffer::Wait(reason)) => {
                     tracing::debug!(%path, reason, "the following lease has to wait");
                 }

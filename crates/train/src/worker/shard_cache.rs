@@ -2,19 +2,20 @@
 
 use std::collections::VecDeque;
 use std::io::{Seek, SeekFrom, Write};
-use std::path::{Path as FilePath, PathBuf};
+use std::path::{Component, Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use bytes::BytesMut;
+use dipaco_files::{FileError, PendingFile};
+use dipaco_shards::TokenFile;
 use dipaco_topology::PathId;
 use tokio::sync::Mutex;
 
 use super::WorkerError;
-use crate::TrainError;
 use crate::blocking::blocking;
 use crate::client::{ClientError, Transfer};
-use dipaco_path::{PathData, open_shard};
-use dipaco_protocol::{FetchSource, GrantedLease, WorkerPlan};
+use dipaco_path::PathData;
+use dipaco_protocol::{FetchSource, GrantedLease};
 
 /// Opens shards, downloads missing ones, and keeps the most recent ones open. To open a shard means to read the table of
 /// its documents and to lay out its sequences.
@@ -85,65 +86,64 @@ impl ShardCache {
         Ok(data)
     }
 
-    /// Opens a shard whose file in the routing folder is called `file`.
+    /// Opens a shard whose file in the routing folder is called `file`, and downloads it if no folder has it.
     async fn open(&self, key: &ShardKey, file: &str) -> Result<PathData, WorkerError> {
         let plan = self.transfer.routes.coordinator().plan().clone();
+        check_names(file, &key.hash)?;
         // Named by the hash, because shards of several runs and phases may lie in one folder.
         let downloaded = self.cache.join(format!("{}.h5", key.hash));
-        let shared = self.folder.as_ref().map(|folder| folder.join(file));
-        let (places, shard) = ([shared, Some(downloaded.clone())], key.clone());
-        let local = blocking(move || {
-            let place = places.into_iter().flatten().find(|file| file.exists());
-            place.map(|file| open(&file, &shard, &plan)).transpose().map(|data| (data, plan))
-        });
-        let (local, plan) = local.await??;
-        if let Some(data) = local {
-            return Ok(data);
+        let ShardKey { path, hash } = key.clone();
+        let mut places = self.folder.iter().map(|folder| folder.join(file)).chain([downloaded.clone()]);
+        if let Some(place) = places.find(|place| place.exists()) {
+            let data = blocking(move || PathData::new(TokenFile::open(place)?, &hash, path, &plan));
+            return Ok(data.await??);
         }
-        let temporary = self.download(key).await?;
-        let key = key.clone();
+        let pending = self.download(key, &downloaded).await?;
         blocking(move || {
-            temporary.as_file().sync_all().map_err(io("write", &downloaded))?;
+            let file = TokenFile::open(pending.temporary_path())?;
             // Verified before it gets its name: a damaged file under this name would be opened by every later worker.
-            open_shard(temporary.path(), &key.hash)?.verify()?;
-            temporary.persist(&downloaded).map_err(|error| io("name", &downloaded)(error.error))?;
-            open(&downloaded, &key, &plan)
+            file.verify()?;
+            let data = PathData::new(file, &hash, path, &plan)?;
+            pending.publish()?;
+            Ok(data)
         })
         .await?
     }
 
-    /// Downloads a shard into a temporary file in the folder of downloaded shards.
-    async fn download(&self, key: &ShardKey) -> Result<tempfile::NamedTempFile, WorkerError> {
-        std::fs::create_dir_all(&self.cache).map_err(io("create the folder", &self.cache))?;
-        let mut temporary =
-            tempfile::NamedTempFile::new_in(&self.cache).map_err(io("create a file in", &self.cache))?;
+    /// Downloads a shard into a temporary file beside its destination.
+    async fn download(&self, key: &ShardKey, destination: &FilePath) -> Result<PendingFile, WorkerError> {
+        std::fs::create_dir_all(&self.cache).map_err(FileError::new("create the folder", &self.cache))?;
+        let mut pending = PendingFile::create(destination)?;
         let source = FetchSource::Shard { path: key.path, hash: key.hash.clone() };
         let session = self.transfer.routes.coordinator();
         self.transfer
             .gather(session, &source, None, BytesMut::with_capacity, |offset, piece| {
-                let written =
-                    temporary.seek(SeekFrom::Start(offset)).and_then(|_| temporary.write_all(&piece));
-                written.map_err(|source| ClientError::Core(io("write a file in", &self.cache)(source)))
+                let written = pending.seek(SeekFrom::Start(offset)).and_then(|_| pending.write_all(&piece));
+                written
+                    .map_err(|source| ClientError::Core(FileError::new("write", destination)(source).into()))
             })
             .await?;
-        Ok(temporary)
+        Ok(pending)
     }
 }
 
-/// Opens a shard's file and lays out its sequences.
-fn open(file: &FilePath, shard: &ShardKey, plan: &WorkerPlan) -> Result<PathData, WorkerError> {
-    Ok(PathData::open(open_shard(file, &shard.hash)?, shard.path, plan)?)
-}
-
-fn io(action: &'static str, file: &FilePath) -> impl Fn(std::io::Error) -> TrainError {
-    move |source| TrainError::Io { action, file: file.to_owned(), source }
+/// Checks that the coordinator's names of a shard stay in the folders of shards.
+fn check_names(file: &str, hash: &str) -> Result<(), WorkerError> {
+    let inside = |part: Component<'_>| matches!(part, Component::Normal(_));
+    let plain = !file.is_empty() && FilePath::new(file).components().all(inside);
+    let hexadecimal = !hash.is_empty() && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match (plain, hexadecimal) {
+        (true, true) => Ok(()),
+        (false, _) => Err(WorkerError::ShardName { name: file.to_owned() }),
+        (true, false) => Err(WorkerError::ShardName { name: hash.to_owned() }),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
     use dipaco_store::ShardRecord;
-    use dipaco_sync::Fence;
+    use dipaco_sync::{Fence, LeaseSecret};
 
     use super::*;
     use crate::client::transfer::tests::connect;
@@ -163,6 +163,7 @@ mod tests {
         GrantedLease {
             path: PathId(path),
             fence: Fence(1),
+            secret: LeaseSecret::new([0; 16]),
             lease_ms: 1000,
             from: 0,
             to: 1,
@@ -170,10 +171,20 @@ mod tests {
             weights: Vec::new(),
             sends: Vec::new(),
             state: None,
-            tail: Vec::new(),
+            replay: Vec::new(),
             made_by: None,
             uploads_state: false,
             shard: ShardRecord { file, hash, documents, tokens },
+        }
+    }
+
+    #[test]
+    fn a_coordinator_can_not_name_files_outside_of_the_folders() {
+        assert!(check_names("train/path-003.h5", "0aff").is_ok());
+        for (file, hash) in
+            [("../x.h5", "0a"), ("/x.h5", "0a"), ("a/../../b", "0a"), ("", "0a"), ("x", "../0a"), ("x", "")]
+        {
+            assert!(matches!(check_names(file, hash), Err(WorkerError::ShardName { .. })), "{file} {hash}");
         }
     }
 

@@ -59,11 +59,11 @@ impl Worker {
             // The prefetch counted on a kept state that has left since, or the path has no stored state.
             None => self.stored_state(lease).await?,
         };
-        if !lease.tail.is_empty() {
+        if !lease.replay.is_empty() {
             let (path, steps) = (lease.path, lease.from - state.step.min(lease.from));
             tracing::info!(%path, steps, "the path is taken over; the steps since its last stored state are repeated");
         }
-        for completed in &lease.tail {
+        for completed in &lease.replay {
             state = self.repeat(active, completed, state).await?;
         }
         // The repeated leases have put older versions of the weights into the cache.
@@ -93,6 +93,7 @@ impl Worker {
                 return Err(WorkerError::cancelled());
             }
         };
+        active.watch.end_repetition();
         Ok(trained.ok_or_else(WorkerError::training_cancelled)?.state)
     }
 

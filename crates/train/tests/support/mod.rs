@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use dipaco_config::RunConfig;
-use dipaco_net::{Client, JoinToken, Limits, NetError, RunAuthority, Server};
-use dipaco_path::TrainDevice;
-use dipaco_protocol::{ContentDigest, GrantedLease, LeaseResult, Request, Response, SYNCHRONIZER};
+use dipaco_config::{RunConfig, Sources};
+use dipaco_net::{Client, JoinToken, Limits, NetError, RunAuthority, Server, Service};
+use dipaco_path::{Layout, PathState, TrainDevice};
+use dipaco_protocol::{
+    ContentDigest, GrantedLease, LeaseReport, LeaseResult, Request, Response, SYNCHRONIZER, WorkerPlan,
+};
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_telemetry::{Clock, Events, Progress};
@@ -28,47 +30,35 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const VOCABULARY: u32 = 40;
 const LIFETIME: Duration = Duration::from_secs(3600);
 
+/// Settings beside `tests/fixtures/tiny.toml`: documents of 20 tokens, and the rates and the held-out documents that the
+/// tests of this package were written for.
+const SETTINGS: [&str; 18] = [
+    "model.hidden_size=16",
+    "model.head_dim=8",
+    "model.ffn_size=24",
+    "model.context=16",
+    "seed_model.steps=4",
+    "seed_model.sequence_tokens=16",
+    "seed_model.checkpoint_every=2",
+    "seed_model.validate_every=100",
+    "seed_model.validation_sequences=32",
+    "seed_model.adamw.learning_rate=0.0004",
+    "seed_model.schedule.warmup_steps=50",
+    "train.inner_steps=4",
+    "train.sequence_tokens=16",
+    "train.schedule.warmup_steps=50",
+    "train.holdout_sequences=16",
+    "train.holdout_fraction=0.1",
+    "routing.prefix_tokens=8",
+    "evaluation.prefix_tokens=8",
+];
+
 /// A 2 × 2 run that trains in a moment.
 pub(crate) fn config() -> RunConfig {
-    let text = r#"
-        [model]
-        hidden_size = 16
-        blocks = 2
-        heads = 2
-        head_dim = 8
-        ffn_size = 24
-        context = 16
-
-        [[topology.levels]]
-        modules = 2
-        blocks = "0"
-        embedding = true
-
-        [[topology.levels]]
-        modules = 2
-        blocks = "1"
-        head = true
-
-        [seed_model]
-        steps = 4
-        batch = 4
-        sequence_tokens = 16
-        checkpoint_every = 2
-
-        [train]
-        rounds = 3
-        inner_steps = 4
-        batch = 4
-        sequence_tokens = 16
-        holdout_fraction = 0.1
-
-        [routing]
-        prefix_tokens = 8
-
-        [evaluation]
-        prefix_tokens = 8
-    "#;
-    let mut config = RunConfig::from_toml(text, Path::new("test.toml")).unwrap();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny.toml");
+    let overrides = SETTINGS.map(ToOwned::to_owned).to_vec();
+    let sources = Sources { file: Some(file.into()), environment: Vec::new(), overrides };
+    let mut config = RunConfig::load(&sources).unwrap().config;
     config.model.vocab_size = VOCABULARY as usize;
     config
 }
@@ -98,7 +88,7 @@ pub(crate) struct Run {
     pub(crate) config: RunConfig,
     pub(crate) store: RunStore,
     pub(crate) shards: Vec<ShardRecord>,
-    authority: RunAuthority,
+    pub(crate) authority: Arc<RunAuthority>,
 }
 
 impl Run {
@@ -132,7 +122,7 @@ impl Run {
         let (events, never) = (Arc::new(Events::off()), Arc::new(AtomicBool::new(false)));
         let (summary, _) = train_seed(options, started, events, &Progress::hidden(), never).await.unwrap();
         assert!(summary.finished);
-        let authority = RunAuthority::create("test-run", SystemTime::now()).unwrap();
+        let authority = Arc::new(RunAuthority::create("test-run", SystemTime::now()).unwrap());
         Self { folder, config, store, shards, authority }
     }
 
@@ -180,6 +170,8 @@ impl Run {
             shards: self.folder.path().to_owned(),
             reroute: None,
             revocations: Revocations::of(&self.folder.path().join("revoked")),
+            renew: None,
+            clock: dipaco_net::Clock::system(),
             events,
             progress: Progress::hidden(),
         }
@@ -236,7 +228,8 @@ impl Run {
         token: &JoinToken,
         modules: &[ModuleId],
     ) -> Synchronizing {
-        let (server, _) = self.server().await;
+        let identity = self.authority.helper(SystemTime::now(), LIFETIME).unwrap();
+        let server = Server::bind(([127, 0, 0, 1], 0).into(), &identity, Limits::default()).unwrap();
         let options = SynchronizerOptions {
             token: self.token_as(SYNCHRONIZER, token),
             name: name.to_owned(),
@@ -246,6 +239,7 @@ impl Run {
             collect: self.folder.path().to_owned(),
             revocations: Revocations::none(),
             patience: Duration::from_secs(20),
+            next_identity: Arc::default(),
         };
         tokio::spawn(synchronize(options, server, CancellationToken::new()))
     }
@@ -294,25 +288,53 @@ impl Clock for Counting {
 }
 
 /// A worker whose requests the test writes.
-pub(crate) struct Puppet(Client);
+pub(crate) struct Puppet(Client, String);
 
 impl Puppet {
     /// Connects without a hello.
     pub(crate) async fn silent(token: &JoinToken) -> Self {
-        Self(Client::connect(token, SystemTime::now(), Limits::default()).await.unwrap())
+        // As an honest worker on this machine.
+        let numerics = dipaco_path::numerics(&TrainDevice::Cpu).unwrap();
+        Self(Client::connect(token, SystemTime::now(), Limits::default()).await.unwrap(), numerics)
+    }
+
+    /// The same puppet with a device of other arithmetic.
+    pub(crate) fn with_numerics(self, numerics: &str) -> Self {
+        Self(self.0, numerics.to_owned())
+    }
+
+    /// Connects to a synchronizer and is welcomed.
+    pub(crate) async fn welcome_at_synchronizer(token: &JoinToken, name: &str) -> Self {
+        let numerics = dipaco_path::numerics(&TrainDevice::Cpu).unwrap();
+        let connected =
+            Client::connect_to(Service::Helper, token, SystemTime::now(), Limits::default()).await;
+        let puppet = Self(connected.unwrap(), numerics);
+        let answer = puppet.hello(name, dipaco_train::BUILD).await;
+        assert!(matches!(answer, Response::Welcome { .. }), "{answer:?}");
+        puppet
     }
 
     /// Connects and is welcomed.
     pub(crate) async fn welcome(token: &JoinToken, name: &str) -> Self {
         let puppet = Self::silent(token).await;
-        let answer = puppet.hello(name, env!("CARGO_PKG_VERSION")).await;
+        let answer = puppet.hello(name, dipaco_train::BUILD).await;
         assert!(matches!(answer, Response::Welcome { .. }), "{answer:?}");
         puppet
     }
 
     pub(crate) async fn hello(&self, name: &str, version: &str) -> Response {
-        let request = Request::Hello { worker: name.to_owned(), instance: 1, version: version.to_owned() };
+        let request = Request::Hello {
+            worker: name.to_owned(),
+            instance: 1,
+            version: version.to_owned(),
+            numerics: self.1.clone(),
+        };
         self.ask(&request, None).await.unwrap().0
+    }
+
+    /// Waits for the end of the connection and returns the reason.
+    pub(crate) async fn closed(&self) -> NetError {
+        self.0.closed().await
     }
 
     /// Sends any request.
@@ -331,9 +353,59 @@ impl Puppet {
         item: LeaseResult,
         content: Bytes,
     ) -> Result<Response, NetError> {
-        let (path, fence, whole) = (work.path, work.fence, ContentDigest::of(&content));
-        let request = Request::Submit { path, fence, item, digest: whole, offset: 0 };
+        let digest = ContentDigest::of(&content);
+        let request = Request::Submit { lease: work.key(), item, digest, offset: 0 };
         self.ask(&request, Some(content)).await.map(|(answer, _)| answer)
+    }
+
+    /// Uploads an outer gradient of equal values.
+    pub(crate) async fn submit_gradient(
+        &self,
+        work: &GrantedLease,
+        item: LeaseResult,
+        gradient: (usize, f32),
+    ) -> Response {
+        let (values, value) = gradient;
+        let encoded = dipaco_codec::encode(&vec![value; values], dipaco_codec::Compression::F32).unwrap();
+        self.submit(work, item, encoded.into()).await.unwrap()
+    }
+
+    /// Completes a lease with outer gradients of equal values and a state of zeros.
+    pub(crate) async fn carry_out(&self, run: &Run, work: &GrantedLease, value: f32) {
+        let plan = WorkerPlan::new(&run.config);
+        let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
+        for send in &work.sends {
+            let values = layout.fragment(send.fragment.module.level, send.fragment.index).unwrap().values();
+            let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 };
+            assert_eq!(self.submit_gradient(work, item, (values, value)).await, Response::Done);
+        }
+        if work.uploads_state {
+            let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&plan.model));
+            let position = (work.to - work.phase_step) * plan.train.batch as u64;
+            let state = PathState { step: work.to, position, ..PathState::start(parameters) };
+            let encoded = state.encode(&plan.model).unwrap();
+            let stored = self.submit(work, LeaseResult::State, encoded.into()).await.unwrap();
+            assert_eq!(stored, Response::Done);
+        }
+        assert_eq!(self.complete(work, LeaseReport::default()).await, Response::Done);
+    }
+
+    /// Sends a heartbeat.
+    pub(crate) async fn beat(&self, work: &GrantedLease, step: u64) -> Response {
+        let beat = Request::Heartbeat { lease: work.key(), step, repeated: 0, loss: None };
+        self.ask(&beat, None).await.unwrap().0
+    }
+
+    /// Asks for the lease that follows.
+    pub(crate) async fn follow(&self, work: &GrantedLease) -> Response {
+        let follow = Request::Follow { lease: work.key(), wait_ms: 0 };
+        self.ask(&follow, None).await.unwrap().0
+    }
+
+    /// Completes a lease.
+    pub(crate) async fn complete(&self, work: &GrantedLease, report: LeaseReport) -> Response {
+        let complete = Request::Complete { lease: work.key(), report };
+        self.ask(&complete, None).await.unwrap().0
     }
 
     /// Takes the next lease.

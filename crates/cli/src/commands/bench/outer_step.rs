@@ -14,7 +14,7 @@ const MODULES: usize = 4;
 const COPIED: usize = 1 << 16;
 
 /// Weights, outer gradient and momentum of a module.
-struct Module {
+struct BenchModule {
     weights: Vec<f32>,
     gradient: Vec<f32>,
     momentum: Vec<f32>,
@@ -22,7 +22,7 @@ struct Module {
 
 /// The measurement.
 #[derive(Debug, Serialize)]
-pub(super) struct OuterStep {
+pub(super) struct OuterStepSpeed {
     threads: usize,
     /// Bytes per second of an outer step: it reads weights, outer gradient and momentum, and writes weights and momentum.
     pub(super) step_gb_s: f64,
@@ -34,10 +34,10 @@ pub(super) struct OuterStep {
 }
 
 /// Measures steps of modules of the given size and copies, alternately.
-pub(super) fn measure(bytes: usize, rounds: usize) -> OuterStep {
+pub(super) fn measure(bytes: usize, rounds: usize) -> OuterStepSpeed {
     let values = bytes / 4;
-    let mut modules: Vec<Module> = (0..MODULES)
-        .map(|_| Module {
+    let mut modules: Vec<BenchModule> = (0..MODULES)
+        .map(|_| BenchModule {
             weights: vec![0.5; values],
             gradient: vec![0.01; values],
             momentum: vec![0.25; values],
@@ -48,12 +48,12 @@ pub(super) fn measure(bytes: usize, rounds: usize) -> OuterStep {
     let (mut steps, mut copies) = (Vec::new(), Vec::new());
     for _ in 0..=rounds {
         let begun = Instant::now();
-        for Module { weights, gradient, momentum } in &mut modules {
+        for BenchModule { weights, gradient, momentum } in &mut modules {
             nesterov_step(weights, gradient, momentum, &config);
         }
         steps.push(5.0 * size / begun.elapsed().as_secs_f64() / 1e9);
         let begun = Instant::now();
-        for Module { weights, gradient, .. } in &mut modules {
+        for BenchModule { weights, gradient, .. } in &mut modules {
             let parts = gradient.par_chunks_mut(COPIED).zip(weights.par_chunks(COPIED));
             parts.for_each(|(to, from)| to.copy_from_slice(from));
         }
@@ -61,7 +61,7 @@ pub(super) fn measure(bytes: usize, rounds: usize) -> OuterStep {
     }
     // The first round allocates the memory.
     let shares: Vec<f64> = steps.iter().zip(&copies).skip(1).map(|(step, copy)| step / copy).collect();
-    OuterStep {
+    OuterStepSpeed {
         threads: rayon::current_num_threads(),
         step_gb_s: steps[1..].to_vec().median(),
         copy_gb_s: copies[1..].to_vec().median(),

@@ -15,7 +15,7 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 
 use super::median::Median;
-use super::outer_step::{self, OuterStep};
+use super::outer_step::{self, OuterStepSpeed};
 use crate::error::CliError;
 use crate::{output, runtime};
 use dipaco_pipeline::PipelineError;
@@ -48,7 +48,7 @@ pub(crate) struct TransferOptions {
 
 /// The job of the worker process.
 #[derive(Debug, Serialize, Deserialize)]
-struct Job {
+struct TransferJob {
     plain: JoinToken,
     transfer: JoinToken,
     objects: Vec<ObjectRef>,
@@ -58,26 +58,26 @@ struct Job {
 /// Costs of the transfers of a round: a line of the worker process's output.
 #[derive(Debug, Serialize, Deserialize)]
 struct Round {
-    fetch_plain: Cost,
-    fetch: Cost,
-    upload_plain: Cost,
-    upload: Cost,
+    fetch_plain: TransferCost,
+    fetch: TransferCost,
+    upload_plain: TransferCost,
+    upload: TransferCost,
 }
 
 /// Costs of each round.
 #[derive(Debug, Default, Serialize)]
 struct Rounds {
-    fetch_plain: Vec<Cost>,
-    fetch: Vec<Cost>,
+    fetch_plain: Vec<TransferCost>,
+    fetch: Vec<TransferCost>,
     #[serde(rename = "bring_plain")]
-    upload_plain: Vec<Cost>,
+    upload_plain: Vec<TransferCost>,
     #[serde(rename = "bring")]
-    upload: Vec<Cost>,
+    upload: Vec<TransferCost>,
 }
 
 /// Costs of a round.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Cost {
+struct TransferCost {
     seconds: f64,
     /// Processor seconds of both processes, which other programs of the machine hardly change; absent where the system does
     /// not report them.
@@ -86,7 +86,7 @@ struct Cost {
 
 /// The measurement, as JSON.
 #[derive(Debug, Serialize)]
-struct Report {
+struct TransferReport {
     what: String,
     modules: u16,
     megabytes: u16,
@@ -94,7 +94,7 @@ struct Report {
     fetch: Direction,
     #[serde(rename = "bring")]
     upload: Direction,
-    outer_step: OuterStep,
+    outer_step: OuterStepSpeed,
     rounds: Rounds,
 }
 
@@ -126,8 +126,8 @@ pub(super) fn run(options: &TransferOptions, progress: &Progress) -> Result<(), 
     let outer_step = outer_step::measure(length, usize::from(options.rounds) * 2);
     let rounds = runtime::run(coordinate(options, length, progress))?;
     let bytes = f64::from(options.modules) * f64::from(options.megabytes);
-    let seconds = |rounds: &[Cost]| rounds.iter().map(|took| took.seconds).collect::<Vec<_>>();
-    let direction = |plain: &[Cost], own: &[Cost]| {
+    let seconds = |rounds: &[TransferCost]| rounds.iter().map(|took| took.seconds).collect::<Vec<_>>();
+    let direction = |plain: &[TransferCost], own: &[TransferCost]| {
         let pairs = || own.iter().zip(plain);
         let cpu: Option<Vec<f64>> = pairs().map(|(own, plain)| Some(own.cpu? / plain.cpu?)).collect();
         Direction {
@@ -137,7 +137,7 @@ pub(super) fn run(options: &TransferOptions, progress: &Progress) -> Result<(), 
             cpu_ratio: cpu.map(Median::median),
         }
     };
-    let report = Report {
+    let report = TransferReport {
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
         modules: options.modules,
         megabytes: options.megabytes,
@@ -150,7 +150,7 @@ pub(super) fn run(options: &TransferOptions, progress: &Progress) -> Result<(), 
     if options.json { output::print_json(&report) } else { output::print(&describe(&report)) }
 }
 
-fn describe(report: &Report) -> String {
+fn describe(report: &TransferReport) -> String {
     let mut table = Table::new(&[
         ("direction", Align::Left),
         ("plain streams MB/s", Align::Right),
@@ -167,7 +167,7 @@ fn describe(report: &Report) -> String {
             found.cpu_ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}")),
         ]);
     }
-    let OuterStep { step_gb_s, copy_gb_s, share, .. } = &report.outer_step;
+    let OuterStepSpeed { step_gb_s, copy_gb_s, share, .. } = &report.outer_step;
     format!(
         "{} modules of {} MB between two processes over loopback, {} cores\n\n{table}\n\
          outer step {step_gb_s:.1} GB/s, copy {copy_gb_s:.1} GB/s: {:.0} %\n",
@@ -216,7 +216,7 @@ async fn coordinate(
     let token = |server: &Server| {
         authority.issue("worker", "trial", vec![server.local_addr().to_string()], now, LIFETIME)
     };
-    let job = Job {
+    let job = TransferJob {
         plain: token(&plain).map_err(step)?,
         transfer: token(&transfer).map_err(step)?,
         objects,
@@ -246,7 +246,7 @@ async fn serve_plain(server: &Server, content: bytes::Bytes) {
 }
 
 /// Starts the worker process and reads its measurements.
-async fn worker(job: &Job, progress: &Progress) -> Result<Rounds, CliError> {
+async fn worker(job: &TransferJob, progress: &Progress) -> Result<Rounds, CliError> {
     let json = |error: serde_json::Error| io("read from", "the worker's process")(error.into());
     let program = std::env::current_exe().map_err(io("find", "this program"))?;
     let mut child = Command::new(&program)
@@ -282,7 +282,7 @@ async fn worker(job: &Job, progress: &Progress) -> Result<Rounds, CliError> {
 
 /// The worker's side.
 async fn work() -> Result<(), CliError> {
-    let job: Job = serde_json::from_reader(std::io::stdin().lock())
+    let job: TransferJob = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|error| io("read from", "standard input")(error.into()))?;
     let plain = Client::connect(&job.plain, SystemTime::now(), Limits::default()).await.map_err(step)?;
     let plain = std::sync::Arc::new(plain);
@@ -299,7 +299,7 @@ async fn work() -> Result<(), CliError> {
         let fetch = timed(async { transfer.fetch(&job.objects).await.map_err(CliError::from) }).await?;
         let upload_plain = timed(all_plain(times, || {
             let (plain, content) = (plain.clone(), content.clone());
-            async move { plain.bring_plain(content).await }
+            async move { plain.upload_plain(content).await }
         }));
         let upload_plain = upload_plain.await?;
         let upload = timed(async { transfer.upload(&content, times).await.map_err(CliError::from) }).await?;
@@ -314,13 +314,13 @@ async fn work() -> Result<(), CliError> {
 }
 
 /// The costs of an operation.
-async fn timed(work: impl Future<Output = Result<(), CliError>>) -> Result<Cost, CliError> {
+async fn timed(work: impl Future<Output = Result<(), CliError>>) -> Result<TransferCost, CliError> {
     let before = cpu_seconds();
     let begun = Instant::now();
     work.await?;
     let seconds = begun.elapsed().as_secs_f64();
     let cpu = cpu_seconds().zip(before).map(|(after, before)| after - before);
-    Ok(Cost { seconds, cpu })
+    Ok(TransferCost { seconds, cpu })
 }
 
 /// Processor seconds of this process and its parent since their start.

@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use dipaco_bench::{LoadTestOptions, LoadTestReport, load_test};
-use dipaco_config::RunConfig;
-use dipaco_net::{JoinToken, Limits, RunAuthority, Server};
+use dipaco_config::{RunConfig, Sources};
+use dipaco_net::{Clock, JoinToken, Limits, RunAuthority, Server};
 use dipaco_path::TrainDevice;
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunStore, ShardRecord};
@@ -33,53 +33,37 @@ const LIFETIME: Duration = Duration::from_secs(86_400);
 /// Interval of memory measurements.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// 2,048 paths of a tiny model. Moments stay with the workers for four leases.
-const CONFIG: &str = r#"
-[model]
-hidden_size = 16
-blocks = 2
-heads = 2
-head_dim = 8
-ffn_size = 24
-context = 16
-
-[[topology.levels]]
-modules = 64
-blocks = "0"
-embedding = true
-
-[[topology.levels]]
-modules = 32
-blocks = "1"
-head = true
-
-[seed_model]
-steps = 1
-batch = 2
-sequence_tokens = 16
-
-[train]
-rounds = 100000
-inner_steps = 4
-batch = 2
-sequence_tokens = 16
-state_every = 4
-held_paths = 4
-lease_seconds = 60
-
-[routing]
-prefix_tokens = 8
-
-[evaluation]
-prefix_tokens = 8
-"#;
+/// Settings of the load test beside the defaults: 2,048 paths of a tiny model. Moments stay with the workers for four
+/// leases.
+const SETTINGS: [&str; 20] = [
+    "model.hidden_size=16",
+    "model.blocks=2",
+    "model.heads=2",
+    "model.head_dim=8",
+    "model.ffn_size=24",
+    "model.context=16",
+    r#"topology.levels=[{ modules = 64, blocks = "0", embedding = true }, { modules = 32, blocks = "1", head = true }]"#,
+    "seed_model.steps=1",
+    "seed_model.batch=2",
+    "seed_model.sequence_tokens=16",
+    "train.rounds=100000",
+    "train.inner_steps=4",
+    "train.batch=2",
+    "train.sequence_tokens=16",
+    "train.state_every=4",
+    "train.held_paths=4",
+    "train.lease_seconds=60",
+    "train.max_workers=10000",
+    "routing.prefix_tokens=8",
+    "evaluation.prefix_tokens=8",
+];
 const VOCABULARY: u32 = 40;
 
 /// Options of `dipaco bench workers`.
 #[derive(Debug, Args)]
 pub(crate) struct WorkersOptions {
     /// Number of workers, each with a connection of its own.
-    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     workers: u32,
     /// Length of the load test in seconds.
     #[arg(long, default_value_t = 60, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=86_400))]
@@ -97,7 +81,7 @@ pub(crate) struct WorkersOptions {
 
 /// The measurement, as JSON.
 #[derive(Debug, Serialize)]
-struct Found {
+struct CoordinatorLoad {
     what: String,
     workers: u32,
     seconds: u32,
@@ -146,7 +130,7 @@ pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), C
         percentile(&milliseconds(&mut seen.leases.iter().filter(|(at, _)| within.contains(at))), 0.99)
     };
     let per_second = seen.completed as f64 / f64::from(options.seconds);
-    let found = Found {
+    let found = CoordinatorLoad {
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
         workers: options.workers,
         seconds: options.seconds,
@@ -169,7 +153,7 @@ pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), C
     if options.json { output::print_json(&found) } else { output::print(&describe(&found)) }
 }
 
-fn describe(found: &Found) -> String {
+fn describe(found: &CoordinatorLoad) -> String {
     let mut table = Table::new(&[
         ("minute", Align::Right),
         ("p99 of a lease, ms", Align::Right),
@@ -248,10 +232,16 @@ async fn measure(
     Ok((seen, held))
 }
 
+/// The configuration of the load test. The environment does not change it, so that measurements can be compared.
+fn config() -> Result<RunConfig, CliError> {
+    let overrides = SETTINGS.map(ToOwned::to_owned).to_vec();
+    Ok(RunConfig::load(&Sources { file: None, environment: Vec::new(), overrides })?.config)
+}
+
 /// The coordinator's side: coordinates a run until the end of standard input.
 async fn lead() -> Result<(), CliError> {
     let folder = tempfile::tempdir().map_err(io("create", "a temporary folder"))?;
-    let mut config = RunConfig::from_toml(CONFIG, Path::new("bench workers"))?;
+    let mut config = config()?;
     config.model.vocab_size = VOCABULARY as usize;
     let (tokens, shard) = tokens(folder.path()).map_err(step)?;
     let store = RunStore::create(&folder.path().join("store").to_string_lossy()).map_err(step)?;
@@ -274,7 +264,8 @@ async fn lead() -> Result<(), CliError> {
     let now = SystemTime::now();
     let authority = RunAuthority::create("bench", now).map_err(step)?;
     let identity = authority.server(now, LIFETIME).map_err(step)?;
-    let server = Server::bind(([127, 0, 0, 1], 0).into(), &identity, Limits::default()).map_err(step)?;
+    let limits = Limits::for_peers(config.train.max_workers);
+    let server = Server::bind(([127, 0, 0, 1], 0).into(), &identity, limits).map_err(step)?;
     let address = server.local_addr().to_string();
     let token = authority.issue("worker", "bench", vec![address], now, LIFETIME).map_err(step)?;
     let token =
@@ -289,6 +280,8 @@ async fn lead() -> Result<(), CliError> {
         shards: folder.path().to_owned(),
         reroute: None,
         revocations: Revocations::of(&folder.path().join("revoked")),
+        renew: None,
+        clock: Clock::system(),
         events: Events::off(),
         progress: Progress::hidden(),
     };
@@ -325,6 +318,13 @@ fn tokens(folder: &Path) -> Result<(Arc<TokenFile>, ShardRecord), dipaco_shards:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_load_test_has_2048_paths() {
+        let config = config().unwrap();
+        let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
+        assert_eq!((topology.paths(), config.train.rounds, config.train.state_every), (2048, 100_000, 4));
+    }
 
     #[test]
     fn a_percentile_is_a_value_that_was_measured() {

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// The outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Status {
+pub(super) enum FindingStatus {
     Ok,
     Warn,
     Fail,
@@ -15,7 +15,7 @@ pub(super) enum Status {
 #[derive(Debug, Serialize)]
 pub(super) struct Finding {
     pub(super) check: &'static str,
-    pub(super) status: Status,
+    pub(super) status: FindingStatus,
     pub(super) found: String,
     /// The remedy; absent when the check succeeded.
     pub(super) remedy: Option<String>,
@@ -23,14 +23,14 @@ pub(super) struct Finding {
 
 impl Finding {
     pub(super) fn ok(check: &'static str, found: impl Into<String>) -> Self {
-        Self { check, status: Status::Ok, found: found.into(), remedy: None }
+        Self { check, status: FindingStatus::Ok, found: found.into(), remedy: None }
     }
 
     pub(super) fn warn(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, status: Status::Warn, found: found.into(), remedy: Some(remedy.into()) }
+        Self { check, status: FindingStatus::Warn, found: found.into(), remedy: Some(remedy.into()) }
     }
 
     pub(super) fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, status: Status::Fail, found: found.into(), remedy: Some(remedy.into()) }
+        Self { check, status: FindingStatus::Fail, found: found.into(), remedy: Some(remedy.into()) }
     }
 }

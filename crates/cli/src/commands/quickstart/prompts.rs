@@ -19,7 +19,7 @@ const PER_SHARD: usize = 3;
 const WANTED: usize = 2;
 
 /// A prompt and a path's completion of it.
-pub(crate) struct Completion {
+pub(crate) struct ServedText {
     pub(crate) path: PathId,
     pub(crate) modules: Vec<String>,
     pub(crate) prompt: String,
@@ -49,7 +49,7 @@ pub(crate) fn complete(
     server: SocketAddr,
     model: &str,
     prompts: &[String],
-) -> Result<Vec<Completion>, CliError> {
+) -> Result<Vec<ServedText>, CliError> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .timeout_global(Some(Duration::from_secs(60)))
         .proxy(None)
@@ -61,7 +61,7 @@ pub(crate) fn complete(
         let mut answer = agent.post(&url).send_json(body).map_err(failed)?;
         answer.body_mut().read_json().map_err(failed)
     };
-    let mut completions: Vec<Completion> = Vec::new();
+    let mut completions: Vec<ServedText> = Vec::new();
     for prompt in prompts {
         let route = post("/v1/route", &json!({ "model": model, "prompt": prompt }))?;
         let Some(path) = route["path"].as_u64().and_then(|path| u32::try_from(path).ok()).map(PathId) else {
@@ -79,7 +79,7 @@ pub(crate) fn complete(
         };
         let levels = route["levels"].as_array().into_iter().flatten();
         let modules = levels.map(|level| format!("{}/{}", level["level"], level["module"])).collect();
-        completions.push(Completion { path, modules, prompt: prompt.clone(), text: text.to_owned() });
+        completions.push(ServedText { path, modules, prompt: prompt.clone(), text: text.to_owned() });
         if completions.len() == WANTED {
             break;
         }

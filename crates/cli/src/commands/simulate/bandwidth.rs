@@ -2,7 +2,7 @@
 
 use clap::Args;
 use dipaco_plot::{Axis, Line, LineChart};
-use dipaco_simulate::{LargeRun, Link, Scheme, play, required_bandwidth};
+use dipaco_simulate::{LargeRun, Link, SimulatedScheme, play, required_bandwidth};
 use dipaco_telemetry::{Align, Table};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -62,11 +62,11 @@ pub(crate) struct BandwidthOptions {
 
 /// A row of the table.
 #[derive(Serialize)]
-struct Row {
+struct BandwidthRow {
     parameters: f64,
     step_seconds: f64,
     scheme: String,
-    settings: Scheme,
+    settings: SimulatedScheme,
     /// Bits per second for each share of [`SHARES`]; `None` where no bandwidth is enough.
     required: Vec<Option<f64>>,
 }
@@ -98,22 +98,22 @@ impl BandwidthOptions {
         }
     }
 
-    fn run(&self, size: ModelSize, scheme: Scheme, bits_per_second: f64) -> LargeRun {
+    fn run(&self, size: ModelSize, scheme: SimulatedScheme, bits_per_second: f64) -> LargeRun {
         let link = Some(Link { bits_per_second, latency_seconds: self.latency });
         LargeRun { link, ..LargeRun::new(self.sites, scheme, size.parameters, size.step_seconds) }
     }
 
-    fn schemes(&self, parameters: f64) -> Vec<(String, Scheme)> {
+    fn schemes(&self, parameters: f64) -> Vec<(String, SimulatedScheme)> {
         let (h, overlap) = (self.inner_steps, self.overlap);
         let p = self.fragments.unwrap_or_else(|| fragments(parameters).min(h));
         vec![
-            ("data parallel".into(), Scheme::data_parallel()),
-            (format!("DiLoCo, H = {h}"), Scheme::diloco(h)),
-            (format!("streaming, {p} fragments"), Scheme::streaming(h, p, 0, 16.0)),
-            (format!("streaming, overlap {overlap}"), Scheme::streaming(h, p, overlap, 16.0)),
+            ("data parallel".into(), SimulatedScheme::data_parallel()),
+            (format!("DiLoCo, H = {h}"), SimulatedScheme::diloco(h)),
+            (format!("streaming, {p} fragments"), SimulatedScheme::streaming(h, p, 0, 16.0)),
+            (format!("streaming, overlap {overlap}"), SimulatedScheme::streaming(h, p, overlap, 16.0)),
             (
                 format!("streaming, overlap {overlap}, {} bits", self.bits),
-                Scheme::streaming(h, p, overlap, self.bits),
+                SimulatedScheme::streaming(h, p, overlap, self.bits),
             ),
         ]
     }
@@ -127,7 +127,7 @@ pub(crate) fn run(options: &BandwidthOptions) -> Result<(), CliError> {
             let required = SHARES.into_par_iter().map(|share| required_bandwidth(&run, share));
             let required = required.collect::<Result<_, _>>().map_err(|error| refused(&error))?;
             let ModelSize { parameters, step_seconds } = size;
-            rows.push(Row { parameters, step_seconds, scheme, settings, required });
+            rows.push(BandwidthRow { parameters, step_seconds, scheme, settings, required });
         }
     }
     let heads = SHARES.map(|share| format!("{:.0} %", share * 100.0));

@@ -36,7 +36,7 @@ pub(crate) struct ChaosOptions {
 
 /// The result.
 #[derive(Debug, Default, Serialize)]
-struct Found {
+struct ChaosFindings {
     seeds: u64,
     #[serde(flatten)]
     played: Chaos,
@@ -52,7 +52,7 @@ struct Told {
     case: String,
 }
 
-impl Found {
+impl ChaosFindings {
     fn add(&mut self, played: Result<Chaos, Violation>) {
         self.seeds += 1;
         match played {
@@ -75,7 +75,7 @@ impl Found {
 pub(crate) fn run(options: &ChaosOptions, progress: &Progress) -> Result<(), CliError> {
     let task = progress.task("chaos", Some(options.seeds), ProgressUnit::Count("runs"));
     let end = options.from.saturating_add(options.seeds);
-    let mut found = Found::default();
+    let mut found = ChaosFindings::default();
     let mut next = options.from;
     while next < end {
         let last = next.saturating_add(AT_ONCE).min(end);

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use dipaco_plot::{Axis, Line, LineChart};
-use dipaco_simulate::{Chips, LargeRun, Played, Scheme, play};
+use dipaco_simulate::{Chips, LargeRun, Played, SimulatedScheme, play};
 use dipaco_telemetry::{Align, Table, human};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -75,21 +75,21 @@ pub(crate) struct GoodputOptions {
 
 /// A line of the table.
 #[derive(Serialize)]
-struct Row {
+struct GoodputRow {
     learners: u32,
     elastic: bool,
     /// A value for each number of chips.
-    cells: Vec<Cell>,
+    cells: Vec<GoodputCell>,
 }
 
 #[derive(Serialize)]
-struct Cell {
+struct GoodputCell {
     chips: u64,
     #[serde(flatten)]
     played: Played,
 }
 
-impl Row {
+impl GoodputRow {
     fn name(&self) -> String {
         match (self.learners, self.elastic) {
             (1, false) => "data parallel".into(),
@@ -102,10 +102,14 @@ impl Row {
 impl GoodputOptions {
     fn run(&self, count: u64, learners: u32, elastic: bool) -> LargeRun {
         let scheme = if learners == 1 {
-            Scheme::data_parallel()
+            SimulatedScheme::data_parallel()
         } else {
-            let mut scheme =
-                Scheme::decoupled(self.inner_steps, self.fragments, self.overlap, self.grace_seconds);
+            let mut scheme = SimulatedScheme::decoupled(
+                self.inner_steps,
+                self.fragments,
+                self.overlap,
+                self.grace_seconds,
+            );
             scheme.sync.quorum = self.quorum;
             scheme
         };
@@ -124,7 +128,7 @@ impl GoodputOptions {
     }
 
     /// A table of one value of each cell, in percent.
-    fn table(&self, rows: &[Row], number: impl Fn(&Played) -> f64) -> Table {
+    fn table(&self, rows: &[GoodputRow], number: impl Fn(&Played) -> f64) -> Table {
         let heads: Vec<String> = self.chips.iter().map(|&chips| human::integer(chips)).collect();
         let mut columns = vec![("chips", Align::Left)];
         columns.extend(heads.iter().map(|head| (head.as_str(), Align::Right)));
@@ -146,10 +150,10 @@ pub(crate) fn run(options: &GoodputOptions) -> Result<(), CliError> {
     for (learners, elastic) in kinds {
         let cell = |&chips: &u64| {
             let played = play(&options.run(chips, learners, elastic)).map_err(|error| refused(&error))?;
-            Ok(Cell { chips, played })
+            Ok(GoodputCell { chips, played })
         };
         let cells = options.chips.par_iter().map(cell).collect::<Result<_, CliError>>()?;
-        rows.push(Row { learners, elastic, cells });
+        rows.push(GoodputRow { learners, elastic, cells });
     }
     let text = format!(
         "Share of the chips' time that is spent on training that counts (goodput):\n\n{}\nShare of the time in which some \
@@ -158,7 +162,7 @@ pub(crate) fn run(options: &GoodputOptions) -> Result<(), CliError> {
         options.table(&rows, |played| played.uptime)
     );
     options.report.report(&text, &rows, || {
-        let line = |(colour, row): (usize, &Row)| {
+        let line = |(colour, row): (usize, &GoodputRow)| {
             let points = row.cells.iter().map(|cell| (cell.chips as f64, cell.played.goodput * 100.0));
             Line::new(row.name(), points.collect()).in_colour(colour)
         };

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use dipaco_plot::{Axis, Line, LineChart};
-use dipaco_simulate::{LargeRun, Played, Scheme, play};
+use dipaco_simulate::{LargeRun, Played, SimulatedScheme, play};
 use dipaco_telemetry::{Align, Table};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -59,7 +59,7 @@ pub(crate) struct SpeedsOptions {
 
 /// A line of the table.
 #[derive(Serialize)]
-struct Row {
+struct SpeedRow {
     name: String,
     run: LargeRun,
     #[serde(flatten)]
@@ -73,7 +73,7 @@ impl SpeedsOptions {
     fn runs(&self, gap: f64) -> Vec<(String, LargeRun)> {
         let (h, f, overlap) = (self.inner_steps, self.fragments, self.overlap);
         let run = |name: &str, overlap, quorum, grace_seconds, state_stays| {
-            let mut scheme = Scheme::decoupled(h, f, overlap, grace_seconds);
+            let mut scheme = SimulatedScheme::decoupled(h, f, overlap, grace_seconds);
             scheme.sync.quorum = quorum;
             let run = LargeRun {
                 speed_gap: gap,
@@ -97,7 +97,7 @@ impl SpeedsOptions {
         ]
     }
 
-    fn rows(&self, gap: f64) -> Result<Vec<Row>, CliError> {
+    fn rows(&self, gap: f64) -> Result<Vec<SpeedRow>, CliError> {
         let row = |(name, run): (String, LargeRun)| {
             let played = play(&run).map_err(|error| refused(&error))?;
             // Half of the learners are slower.
@@ -105,7 +105,7 @@ impl SpeedsOptions {
             let speed = (1.0 - slow + slow / (1.0 + gap)) / self.step_seconds;
             let rounds = played.seconds * speed / f64::from(self.inner_steps);
             let outer_steps_a_round = played.outer_steps as f64 / f64::from(self.fragments) / rounds;
-            Ok(Row { name, run, played, outer_steps_a_round })
+            Ok(SpeedRow { name, run, played, outer_steps_a_round })
         };
         self.runs(gap).into_par_iter().map(row).collect()
     }

@@ -1,5 +1,6 @@
 //! Tests of choosing paths within a text.
 
+use dipaco_shards::TokenRows;
 use proptest::prelude::*;
 
 use super::*;
@@ -21,9 +22,9 @@ impl TokenRouter for Transformer {
         CONTEXT
     }
 
-    fn scores(&self, tokens: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
+    fn scores(&self, tokens: &TokenRows, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
         let mut scores = Vec::new();
-        for row in tokens.chunks_exact(tokens.len() / batch) {
+        for row in tokens.ids().chunks_exact(tokens.time()) {
             let logits = self.model.decode(row, &mut self.model.new_cache(), true)?;
             for &position in positions {
                 scores.extend_from_slice(&logits[position * VOCABULARY..][..self.paths as usize]);
@@ -34,7 +35,7 @@ impl TokenRouter for Transformer {
 }
 
 /// A token file of these documents.
-fn file_of(folder: &std::path::Path, documents: &[Vec<u32>]) -> TokenFile {
+pub(super) fn file_of(folder: &std::path::Path, documents: &[Vec<u32>]) -> TokenFile {
     let path = folder.join("documents.h5");
     let info = TokenFileInfo {
         tokenizer_hash: "tokenizer".into(),
@@ -58,7 +59,7 @@ fn chosen(documents: &[Vec<u32>], router: &dyn TokenRouter, chunk: usize, batch:
 }
 
 /// A document that ends with the end-of-text token.
-fn document(length: usize, seed: u32) -> Vec<u32> {
+pub(super) fn document(length: usize, seed: u32) -> Vec<u32> {
     let mut state = seed;
     let token = |_| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -112,7 +113,7 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
     let router = Transformer { model: tiny(9), paths: 3 };
     let config = EvaluationConfig { prefix_tokens: 10, batch_sequences: 3, ..Default::default() };
     let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
-    let reroute = Some(Reroute { router: &router, tokens: 8 });
+    let reroute = Choice::Chunks(Reroute { router: &router, tokens: 8 });
     let found = evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet).unwrap();
 
     // The expected value follows the definition, one sequence at a time.
@@ -126,7 +127,9 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
                 for place in 10..sequence.len() {
                     let chunk = place / 8 * 8;
                     if chunk > 0 && (place == chunk || place == 10) {
-                        let scores = router.scores(&sequence[..chunk], 1, &[chunk - 1]).unwrap();
+                        let scores = router
+                            .scores(&file.rows(sequence[..chunk].to_vec(), 1).unwrap(), &[chunk - 1])
+                            .unwrap();
                         let best = (0..3).max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap();
                         choices += 1;
                         switches += u64::from(best != path);
@@ -134,8 +137,8 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
                     }
                     let mut targets = vec![u32::MAX; place];
                     targets[place - 1] = sequence[place];
-                    let log_probs =
-                        Path::token_log_probs(&models[path], &sequence[..place], &targets, 1).unwrap();
+                    let batch = file.batch(sequence[..place].to_vec(), targets, 1, 1).unwrap();
+                    let log_probs = Path::token_log_probs(&models[path], &batch).unwrap();
                     nll[path] -= f64::from(log_probs[place - 1]);
                     tokens[path] += 1;
                 }
@@ -154,17 +157,17 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
 
     // With a chunk as long as a sequence there is no choice.
     let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
-    let once = evaluate_routed(&shards, &mut source, None, &plain(&config), &mut quiet).unwrap();
-    let reroute = Some(Reroute { router: &router, tokens: CONTEXT });
+    let once = evaluate_routed(&shards, &mut source, Choice::Document, &plain(&config), &mut quiet).unwrap();
+    let reroute = Choice::Chunks(Reroute { router: &router, tokens: CONTEXT });
     let long = evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet).unwrap();
     assert_eq!(long.reroute, Some(Rerouted { tokens: CONTEXT, choices: 0, switches: 0 }));
     assert_eq!(Evaluation { reroute: None, ..long }, once);
 }
 
 /// A router that gives every path this score.
-struct Flat {
-    score: f32,
-    paths: u32,
+pub(super) struct Flat {
+    pub(super) score: f32,
+    pub(super) paths: u32,
 }
 
 impl TokenRouter for Flat {
@@ -176,8 +179,8 @@ impl TokenRouter for Flat {
         CONTEXT / 2
     }
 
-    fn scores(&self, _: &[u32], batch: usize, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
-        Ok(vec![self.score; batch * positions.len() * self.paths as usize])
+    fn scores(&self, tokens: &TokenRows, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
+        Ok(vec![self.score; tokens.rows() * positions.len() * self.paths as usize])
     }
 }
 
@@ -190,7 +193,7 @@ fn a_router_that_does_not_fit_is_refused() {
         let config = EvaluationConfig { prefix_tokens: 4, sequence_tokens, ..Default::default() };
         let mut source = Made::by(|_| Ok(tiny(5)));
         let router = Flat { score, paths };
-        let reroute = Some(Reroute { router: &router, tokens });
+        let reroute = Choice::Chunks(Reroute { router: &router, tokens });
         evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet)
     };
     run(0.0, 3, 8, 24).unwrap();

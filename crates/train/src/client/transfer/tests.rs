@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use dipaco_config::RunConfig;
-use dipaco_net::{Exchange, Limits, NetError, RunAuthority, Server};
+use dipaco_net::{Clock, Exchange, Limits, NetError, RunAuthority, Server};
+use dipaco_sync::{Fence, LeaseSecret};
+use dipaco_topology::PathId;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
@@ -14,7 +16,9 @@ use crate::client::session::Identity;
 use dipaco_protocol::WorkerPlan;
 
 const HOUR: Duration = Duration::from_secs(3600);
-const LEASE: LeaseKey = LeaseKey { path: PathId(0), fence: Fence(1) };
+fn lease() -> LeaseKey {
+    LeaseKey { path: PathId(0), fence: Fence(1), secret: LeaseSecret::default() }
+}
 
 /// Behaviour of a coordinator, and its record of the requests.
 #[derive(Default)]
@@ -112,7 +116,15 @@ async fn connect_at(script: &Arc<Script>, megabits_per_second: u32) -> (Arc<Serv
             peer.close("cut");
         }
     });
-    let identity = Identity { token, worker: "w".into(), instance: 1, patience: HOUR };
+    let identity = Identity {
+        token,
+        worker: "w".into(),
+        instance: 1,
+        patience: HOUR,
+        clock: Clock::system(),
+        numerics: "test".to_owned(),
+        server: None,
+    };
     let session = Session::open(identity, CancellationToken::new()).await.unwrap();
     (server, Arc::new(Transfer::new(Arc::new(session), megabits_per_second)))
 }
@@ -135,7 +147,7 @@ async fn an_upload_continues_after_each_cut_with_the_unacknowledged_pieces() {
     let content = content(12, 77);
     let script = Arc::new(Script { cuts: Mutex::new(vec![5, 1, 3]), ..Script::default() });
     let (server, transfer) = connect(&script).await;
-    transfer.upload(LEASE, LeaseResult::State, content.clone()).await.unwrap();
+    transfer.upload(lease(), LeaseResult::State, content.clone()).await.unwrap();
     assert_eq!(*lock(&script.repeated), 0, "an acknowledged piece was sent again");
     assert_eq!(server.traffic().payload_received, content.len() as u64);
     assert!(lock(&script.cuts).is_empty());
@@ -151,7 +163,8 @@ async fn an_outer_gradient_is_uploaded_before_the_next_one_begins() {
             FragmentId { module: dipaco_topology::ModuleId { level: 0, index: 0 }, index: fragment };
         LeaseResult::OuterGradient { fragment, number: 1, tokens: 1 }
     };
-    let [first, second] = [0, 1].map(|fragment| transfer.upload(LEASE, gradient(fragment), content.clone()));
+    let [first, second] =
+        [0, 1].map(|fragment| transfer.upload(lease(), gradient(fragment), content.clone()));
     let (first, second) = tokio::join!(first, second);
     first.unwrap();
     second.unwrap();
@@ -166,7 +179,7 @@ async fn a_state_waits_for_no_outer_gradient() {
     let (_server, transfer) = connect(&Arc::default()).await;
     // An outer gradient holds the turn.
     let _turn = transfer.turn.lock().await;
-    transfer.upload(LEASE, LeaseResult::State, content(9, 0)).await.unwrap();
+    transfer.upload(lease(), LeaseResult::State, content(9, 0)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -223,6 +236,6 @@ async fn a_bandwidth_holds_in_both_directions() {
     transfer.object(&ObjectRef::of("modules/0/0/0/1", &content)).await.unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(41), "{:?}", begun.elapsed());
     let begun = Instant::now();
-    transfer.upload(LEASE, LeaseResult::State, content).await.unwrap();
+    transfer.upload(lease(), LeaseResult::State, content).await.unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(41), "{:?}", begun.elapsed());
 }

@@ -41,8 +41,8 @@ impl CoordinatorRequests {
         if !self.is_current(object)? {
             return Ok(outdated(object));
         }
-        match self.intake.store.get(object).await {
-            Ok(_) => Ok((Response::Done, None)),
+        match self.intake.store.verify(object).await {
+            Ok(()) => Ok((Response::Done, None)),
             Err(_) if !self.is_current(object)? => Ok(outdated(object)),
             Err(error) => Err(error.into()),
         }

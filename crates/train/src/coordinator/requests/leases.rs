@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use dipaco_store::{ChangeRecord, CompletedLeaseRecord, ShardRecord, TrainingRecord};
 use dipaco_sync::{
-    Fence, FragmentId, Grant, Lease, LeaseError, LeaseTask, RunState, fragment_ids_of, merge_weights,
+    Fence, FragmentId, Grant, Lease, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, LeaseTask, RunState,
+    fragment_ids_of, merge_weights,
 };
 use dipaco_topology::PathId;
 use tokio::time::Instant;
@@ -13,7 +14,7 @@ use super::{CoordinatorRequests, LONGEST_WAIT};
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::ledger::{Ledger, shard_tokens};
 use crate::coordinator::owners::ModuleOwners;
-use crate::host::{Answer, Peer};
+use crate::host::{Answer, Peer, refused};
 use dipaco_protocol::{CompletedLease, FragmentWeights, GrantedLease, Response, WeightChange};
 
 /// The fragments of a path, level by level.
@@ -58,6 +59,11 @@ impl LeaseFragments<'_> {
     }
 }
 
+/// A secret that nobody can guess, from the system's random numbers.
+fn lease_secret() -> LeaseSecret {
+    LeaseSecret::new(rand::random())
+}
+
 impl CoordinatorRequests {
     /// Offers a lease to a worker that holds the states of the paths `held`.
     pub(super) async fn lease(
@@ -66,9 +72,16 @@ impl CoordinatorRequests {
         held: &[PathId],
         wait: Duration,
     ) -> Result<Answer, CoordinatorError> {
+        let paths = self.intake.topology.paths();
+        if held.len() > paths as usize || held.iter().any(|path| path.0 >= paths) {
+            return Ok(refused(format!("this run has {paths} paths: the request names others, or more")));
+        }
+        let worker = peer.process();
         // A change wakes every waiting worker. Only workers with a possible lease go through the full decision.
-        let worth = |state: &RunState| state.has_work(&peer.worker) || state.finished();
-        let ask = |ledger: &mut Ledger, now| Ok(ledger.grant(now, &peer.worker, held));
+        let worth = |state: &RunState| state.has_work(&worker) || state.finished();
+        let secret = lease_secret();
+        let ask =
+            |ledger: &mut Ledger, now| Ok(ledger.grant(now, &LeaseRequest { worker: &worker, held, secret }));
         self.offer(peer, wait, worth, ask).await
     }
 
@@ -76,11 +89,11 @@ impl CoordinatorRequests {
     pub(super) async fn follow(
         &self,
         peer: &Peer,
-        path: PathId,
-        fence: Fence,
+        lease: LeaseKey,
         wait: Duration,
     ) -> Result<Answer, CoordinatorError> {
-        self.offer(peer, wait, |_| true, |ledger, now| ledger.follow(now, path, fence)).await
+        let (claim, secret) = (peer.claim(lease), lease_secret());
+        self.offer(peer, wait, |_| true, |ledger, now| ledger.follow(now, &claim, secret)).await
     }
 
     /// Keeps a request open until `ask` grants a lease. After a change `ask` is called again if `worth` is true.
@@ -133,7 +146,7 @@ impl CoordinatorRequests {
         let Lease { path, from, to, fence, .. } = lease;
         tracing::debug!(%path, from, to, %fence, worker = peer.worker, "lease");
         if let Some(other) = &lease.hands_over {
-            tracing::info!(%path, from = peer.worker, to = other, "the path changes hands");
+            tracing::info!(%path, from = peer.worker, to = other.name, "the path changes hands");
         }
         Ok((Response::Lease(Box::new(granted)), None))
     }
@@ -159,6 +172,7 @@ impl CoordinatorRequests {
         Ok(GrantedLease {
             path: lease.path,
             fence: lease.fence,
+            secret: lease.secret,
             lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
             from: lease.from,
             to: lease.to,
@@ -166,7 +180,7 @@ impl CoordinatorRequests {
             weights: fragments.weights(&record, true)?,
             sends: lease.sends.clone(),
             state: path.state.clone(),
-            tail: replay,
+            replay,
             made_by: path.fence.map(Fence),
             uploads_state: ledger.needs_state(lease)?,
             shard: self.shard(ledger, lease.path)?.clone(),

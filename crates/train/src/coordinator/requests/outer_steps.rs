@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use dipaco_store::names;
-use dipaco_sync::FragmentId;
+use dipaco_sync::{FragmentId, ProcessId};
 use dipaco_telemetry::Event;
 use dipaco_topology::ModuleId;
 use tokio::time::Instant;
@@ -66,7 +66,7 @@ impl CoordinatorRequests {
             stepping.insert(step.fragment);
             if owned(&owners, step.fragment) {
                 orders.push(builder.due(&step)?);
-                owners.order(fence, step);
+                owners.order(self.now(), fence, step);
             }
         }
         for fragment in news.into_iter().filter(|fragment| !stepping.contains(fragment)) {
@@ -149,6 +149,12 @@ impl CoordinatorRequests {
         if let Some(module) = modules.iter().find(|module| !known.contains(module)) {
             return Ok(refused(format!("this run has no module {module}: give other --modules")));
         }
+        if modules.len() > known.len() {
+            return Ok(refused(format!(
+                "a synchronizer has at most the {} modules of this run",
+                known.len()
+            )));
+        }
         if modules.is_empty() || address.is_empty() || address.len() > ADDRESS_BYTES {
             return Ok(refused("a synchronizer has modules, and an address at which workers reach it"));
         }
@@ -167,7 +173,9 @@ impl CoordinatorRequests {
         let deadline = Instant::now() + wait;
         let mut contributed = self.contributed.subscribe();
         loop {
+            // Marked as seen before the orders are made, so that a contribution from now on ends the wait below.
             contributed.borrow_and_update();
+            // A newer process of this name may have claimed the modules during the wait.
             if self.owners().fence(modules[0]) != fence {
                 let reason = "another process of the same name has the modules".to_owned();
                 return Ok((Response::Lost { reason }, None));
@@ -192,10 +200,10 @@ impl CoordinatorRequests {
     }
 
     /// Takes the modules of a synchronizer back. The coordinator takes their outer steps from then on.
-    pub(super) fn take_modules_back(&self, peer: &Peer, reason: &str) {
-        let modules = self.owners().release(&peer.process());
+    pub(super) fn take_modules_back(&self, process: &ProcessId, reason: &str) {
+        let modules = self.owners().release(process);
         if modules > 0 {
-            let synchronizer = &peer.worker;
+            let synchronizer = &process.name;
             tracing::warn!(
                 synchronizer,
                 modules,

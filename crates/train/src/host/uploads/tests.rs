@@ -2,9 +2,17 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use dipaco_sync::{Fence, LeaseKey, LeaseSecret, ProcessId};
+use dipaco_topology::PathId;
+
 use super::*;
 
 const PIECE: usize = PIECE_BYTES as usize;
+
+fn claim() -> LeaseClaim {
+    let key = LeaseKey { path: PathId(0), fence: Fence(1), secret: LeaseSecret::default() };
+    LeaseClaim { key, worker: ProcessId::local("w") }
+}
 
 /// Memory whose bytes are counted until it is dropped.
 struct Counted(Vec<u8>, Arc<AtomicUsize>);
@@ -53,7 +61,7 @@ impl Collector {
         self.in_memory.fetch_add(bytes.len(), Ordering::SeqCst);
         let content = Bytes::from_owner(Counted(bytes.to_vec(), self.in_memory.clone()));
         let (digest, offset) = (digest.clone(), offset as u64);
-        let piece = UploadedPiece { path: PathId(0), fence: Fence(1), item, digest, offset };
+        let piece = UploadedPiece { claim: claim(), item, digest, offset };
         self.uploads.add_piece(&piece, content).await.unwrap()
     }
 
@@ -179,9 +187,9 @@ async fn an_incomplete_upload_ends_with_its_lease() {
         for number in 0..3 {
             collector.piece(&digest, number).await;
         }
-        collector.uploads.retain(|path, fence| (path, fence) == (PathId(0), Fence(1)));
+        collector.uploads.retain(|named| *named == claim());
         assert_eq!(collector.uploads.uploads().len(), 1);
-        collector.uploads.retain(|_, _| false);
+        collector.uploads.retain(|_| false);
         assert!(collector.uploads.uploads().is_empty());
         assert!(collector.is_empty());
         // The last piece alone does not complete the result.

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use dipaco_model::{Device, ModelConfig, Module, init};
 use dipaco_routing::{PathScores, RoutingError};
-use dipaco_shards::{TokenFileInfo, TokenFileWriter};
+use dipaco_shards::{ShardsError, TokenFileInfo, TokenFileWriter};
 use dipaco_topology::TopologyConfig;
 
 use super::*;
@@ -71,7 +71,9 @@ fn every_token_but_the_first_of_a_document_has_the_models_probability() {
         assert_eq!(found[0], 0.0);
         for start in (0..text.len() - 1).step_by(8) {
             let end = (start + 8).min(text.len() - 1);
-            let alone = model.token_log_probs(&text[start..end], &text[start + 1..=end], 1).unwrap();
+            let (inputs, targets) = (text[start..end].to_vec(), text[start + 1..=end].to_vec());
+            let alone =
+                model.token_log_probs(&tokens.batch(inputs, targets, 1, end - start).unwrap()).unwrap();
             for (found, alone) in found[start + 1..=end].iter().zip(alone) {
                 assert!((found - alone).abs() < 1e-5, "{found} {alone}");
             }
@@ -124,4 +126,27 @@ fn stopped_scoring_leaves_nothing_and_damage_is_found() {
     std::fs::write(&name, bytes).unwrap();
     let scores = PathScores::open(folder.path(), PathId(2), &file).unwrap();
     assert!(matches!(scores.sums(&file), Err(RoutingError::ScoresDamaged { .. })));
+}
+
+#[test]
+fn a_token_outside_of_the_vocabulary_is_not_scored() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = tokens(folder.path(), &[7, 30, 4]);
+    let path = file.path().to_owned();
+    let first: Vec<u8> = file.document(1).iter().flat_map(|id| (id as u16).to_le_bytes()).collect();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(first.len()).position(|window| window == first).unwrap();
+    bytes[at + 2 * 5] = 11;
+    drop(file);
+    std::fs::write(&path, bytes).unwrap();
+    let file = TokenFile::open(&path).unwrap();
+    let refused = write_scores(folder.path(), &header(&file), &model(1), &file, 2, &mut go_on);
+    assert!(
+        matches!(
+            &refused,
+            Err(RouterError::Core(TrainError::Shards(ShardsError::TokenOutOfVocabulary { token: 11, place, .. })))
+                if place == "place 12"
+        ),
+        "{refused:?}"
+    );
 }

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use dipaco_path::Trainer;
-use dipaco_shards::{IGNORE, Permutation, TokenFile};
+use dipaco_shards::{IGNORE, Permutation, TokenBatch, TokenError, TokenFile};
 
+use crate::TrainError;
 use crate::router::RouterError;
 use dipaco_routing::{PathScores, router_targets};
 
@@ -20,13 +21,6 @@ pub(super) struct Window {
 pub(super) struct Split {
     pub(super) train: Vec<Window>,
     pub(super) held_out: Vec<Window>,
-}
-
-/// Token ids and targets of B windows, (B, T) row-major each. Shorter windows are padded to T.
-pub(super) struct RouterBatch {
-    pub(super) inputs: Vec<u32>,
-    /// The best path from each position on; [`IGNORE`] in the padding.
-    pub(super) targets: Vec<u32>,
 }
 
 /// The reserved documents with the scores of all paths.
@@ -67,8 +61,9 @@ impl RouterData<'_> {
         documents.flat_map(of).collect()
     }
 
-    /// A batch of windows, padded to the longest of them.
-    pub(super) fn batch(&mut self, windows: &[Window]) -> Result<RouterBatch, RouterError> {
+    /// A batch of B windows (B, T), padded to the longest of them. The target of a position is the best path from there on;
+    /// [`IGNORE`] in the padding.
+    pub(super) fn batch(&mut self, windows: &[Window]) -> Result<TokenBatch, RouterError> {
         let mut rows = Vec::with_capacity(windows.len());
         for window in windows {
             let text = self.tokens.document(window.document);
@@ -91,7 +86,11 @@ impl RouterData<'_> {
             inputs.extend(tokens);
             targets.extend(best);
         }
-        Ok(RouterBatch { inputs, targets })
+        let inputs = self.tokens.rows(inputs, windows.len())?;
+        TokenBatch::new(inputs, targets, self.scores.len()).map_err(|error: TokenError| {
+            let what = format!("the targets of the transformer router are no batch ({error})");
+            TrainError::Internal { what }.into()
+        })
     }
 
     /// Mean of `-ln p(best path)` over all positions of windows, in nats.
@@ -103,9 +102,10 @@ impl RouterData<'_> {
     ) -> Result<f64, RouterError> {
         let (mut sum, mut counted) = (0.0, 0u64);
         for windows in windows.chunks(batch) {
-            let RouterBatch { inputs, targets } = self.batch(windows)?;
-            let log_probs = trainer.token_log_probs(&inputs, &targets, windows.len())?;
-            for (log_prob, _) in log_probs.iter().zip(&targets).filter(|&(_, &target)| target != IGNORE) {
+            let batch = self.batch(windows)?;
+            let log_probs = trainer.token_log_probs(&batch)?;
+            let targets = batch.targets();
+            for (log_prob, _) in log_probs.iter().zip(targets).filter(|&(_, &target)| target != IGNORE) {
                 sum -= f64::from(*log_prob);
                 counted += 1;
             }
@@ -120,8 +120,8 @@ impl RouterData<'_> {
         let (mut sum, mut counted) = (0.0, 0u64);
         for &window in windows {
             // A batch of one window has no padding.
-            let RouterBatch { targets, .. } = self.batch(&[window])?;
-            for target in targets {
+            let batch = self.batch(&[window])?;
+            for &target in batch.targets() {
                 sum -= mean((counts[target as usize] + 1) as f64, all).ln();
                 counted += 1;
             }

@@ -1,0 +1,192 @@
+//! Strangers and token holders that want to keep others out, or to fill the memory.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use dipaco_net::{Client, JoinToken, Limits, NetError, PROTOCOL, RunAuthority, Server};
+use quinn::Endpoint;
+use quinn::crypto::rustls::QuicClientConfig;
+use rustls::RootCertStore;
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use tokio::net::UdpSocket;
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn loopback() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+struct Run {
+    authority: RunAuthority,
+    server: Server,
+}
+
+impl Run {
+    fn new(limits: Limits) -> Self {
+        let now = SystemTime::now();
+        let authority = RunAuthority::create("run", now).unwrap();
+        let server = Server::bind(loopback(), &authority.server(now, DAY).unwrap(), limits).unwrap();
+        Self { authority, server }
+    }
+
+    fn token(&self, name: &str) -> JoinToken {
+        let addresses = vec![self.server.local_addr().to_string()];
+        self.authority.issue("worker", name, addresses, SystemTime::now(), DAY).unwrap()
+    }
+}
+
+async fn connect(token: &JoinToken) -> Result<Client, NetError> {
+    Client::connect(token, SystemTime::now(), Limits::default()).await
+}
+
+/// A QUIC client with the certificate of a token, or with none.
+fn raw_client(authority: &[u8], identity: Option<&JoinToken>) -> Endpoint {
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.to_vec().into()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots);
+    let mut config = match identity {
+        Some(token) => {
+            let key = PrivatePkcs8KeyDer::from(token.key.clone()).into();
+            config.with_client_auth_cert(vec![token.certificate.clone().into()], key).unwrap()
+        }
+        None => config.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![PROTOCOL.as_bytes().to_vec()];
+    let mut endpoint = Endpoint::client(loopback()).unwrap();
+    let config = QuicClientConfig::try_from(config).unwrap();
+    endpoint.set_default_client_config(quinn::ClientConfig::new(Arc::new(config)));
+    endpoint
+}
+
+/// Passes datagrams to the server, and back only its demands for a proof of the address (QUIC Retry). A client behind it
+/// therefore begins a handshake and never ends it.
+async fn half_open(server: SocketAddr) -> SocketAddr {
+    let front = UdpSocket::bind(loopback()).await.unwrap();
+    let back = UdpSocket::bind(loopback()).await.unwrap();
+    let address = front.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (mut to_server, mut to_client) = ([0; 65_535], [0; 65_535]);
+        let mut client = None;
+        loop {
+            tokio::select! {
+                Ok((length, from)) = front.recv_from(&mut to_server) => {
+                    client = Some(from);
+                    back.send_to(&to_server[..length], server).await.unwrap();
+                }
+                Ok((length, _)) = back.recv_from(&mut to_client) => {
+                    let is_retry = to_client[0] & 0xf0 == 0xf0;
+                    if let (true, Some(client)) = (is_retry, client) {
+                        front.send_to(&to_client[..length], client).await.unwrap();
+                    }
+                }
+            }
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn half_open_handshakes_keep_nobody_out() {
+    // The flood holds its places for longer than the test runs.
+    let run = Run::new(Limits { connect_timeout: 10 * DAY, max_handshakes: 16, ..Limits::default() });
+    let token = run.token("honest");
+    let mut flood = Vec::new();
+    for _ in 0..40 {
+        let endpoint = raw_client(&token.authority, None);
+        let through = half_open(run.server.local_addr()).await;
+        let connecting = endpoint.connect(through, "dipaco-coordinator").unwrap();
+        flood.push((endpoint, tokio::spawn(connecting.into_future())));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let begun = Instant::now();
+    connect(&token).await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn one_token_does_not_take_the_places_of_another() {
+    let run = Run::new(Limits { max_peers_per_token: 2, ..Limits::default() });
+    let (greedy, other) = (run.token("greedy"), run.token("other"));
+    let held = [connect(&greedy).await.unwrap(), connect(&greedy).await.unwrap()];
+    assert!(matches!(connect(&greedy).await, Err(NetError::Busy { .. })));
+    connect(&other).await.unwrap();
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_revoked_token_loses_its_connections_and_gets_no_place() {
+    let run = Run::new(Limits { max_peers: 2, ..Limits::default() });
+    let (lost, good) = (run.token("lost"), run.token("good"));
+    let held = [connect(&lost).await.unwrap(), connect(&lost).await.unwrap()];
+    let waiting = [run.server.accept().await.unwrap(), run.server.accept().await.unwrap()];
+    assert!(matches!(connect(&good).await, Err(NetError::Busy { .. })));
+    run.server.revoke(["lost".to_owned()].into());
+    for client in &held {
+        assert!(matches!(client.closed().await, NetError::Revoked { .. }));
+    }
+    for peer in &waiting {
+        peer.closed().await;
+    }
+    let error = connect(&lost).await.unwrap_err();
+    assert!(matches!(error, NetError::Revoked { .. }), "{error}");
+    // Both places are free, although the holder of the revoked token never closed anything.
+    let good = [connect(&good).await.unwrap(), connect(&good).await.unwrap()];
+    assert_eq!(run.server.peers(), 2);
+    drop(good);
+}
+
+#[tokio::test]
+async fn a_payload_that_trickles_is_given_up() {
+    let limits = Limits { stall_timeout: Duration::from_millis(200), ..Limits::default() };
+    let run = Run::new(limits);
+    let token = run.token("slow");
+    let client = raw_client(&token.authority, Some(&token));
+    let connection = client.connect(run.server.local_addr(), "dipaco-coordinator").unwrap().await.unwrap();
+    let peer = run.server.accept().await.unwrap();
+    let bring = async {
+        let (mut send, _receive) = connection.open_bi().await.unwrap();
+        let body = [1, 8, 3];
+        let mut frame = 3u32.to_le_bytes().to_vec();
+        frame.extend_from_slice(&blake3::hash(&body).as_bytes()[..4]);
+        frame.extend_from_slice(&body);
+        send.write_all(&frame).await.unwrap();
+        // Each byte arrives well within the limit for a stall, all eight would take three times the limit.
+        while send.write_all(&[7]).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(80)).await;
+        }
+    };
+    let serve = async {
+        let mut exchange = peer.accept_exchange().await.unwrap();
+        assert_eq!(exchange.request::<u8>().await.unwrap(), 3);
+        exchange.receive_payload(16).await.unwrap_err()
+    };
+    let ((), error) = tokio::join!(bring, serve);
+    assert!(matches!(error, NetError::Timeout { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_that_outgrows_a_frame_is_a_refusal_with_the_reason() {
+    let run = Run::new(Limits { max_header_bytes: 1000, ..Limits::default() });
+    let client = connect(&run.token("a")).await.unwrap();
+    let peer = run.server.accept().await.unwrap();
+    let serve = async {
+        let mut exchange = peer.accept_exchange().await.unwrap();
+        assert_eq!(exchange.request::<u8>().await.unwrap(), 3);
+        exchange.respond(&"x".repeat(2000), None).await.unwrap_err()
+    };
+    let (answer, error) = tokio::join!(client.call::<u8, String>(&3, None, 0, DAY), serve);
+    assert!(matches!(error, NetError::TooLarge { .. }), "{error}");
+    match answer.unwrap_err() {
+        NetError::Refused { message, .. } => {
+            assert!(message.contains("more than the limit of 1000"), "{message}");
+        }
+        other => panic!("{other}"),
+    }
+}

@@ -1,0 +1,145 @@
+//! Validation during training: the routed model on the run's validation text, every few rounds. Training does not wait.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dipaco_config::RunConfig;
+use dipaco_eval::Evaluation;
+use dipaco_store::TrainingRecord;
+use dipaco_telemetry::{Event, Events, Progress};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::error::PipelineError;
+use crate::evaluate::{Subject, evaluate};
+use crate::phases::StopWhenDropped;
+use crate::run_directory::RunDirectory;
+use crate::weights::{Version, Weights};
+
+/// Time between two looks at the manifest.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Measures the routed model when another `train.validate_every` rounds are complete, and records the result as an event.
+/// Returns only when the event file can't be written. Each path reads its own validation shard, on one thread, so that the
+/// workers of this machine keep theirs.
+pub(crate) async fn validate_in_turn(run: &RunDirectory, config: &RunConfig) -> Result<(), PipelineError> {
+    let begun = Instant::now();
+    let events = Events::create(&run.events())?;
+    let mut validated = 0;
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        looks.tick().await;
+        let weights = match Weights::open(run, config, Version::Current).await {
+            Ok(weights) => weights,
+            Err(error) => {
+                tracing::warn!(%error, "the weights can't be read for validation");
+                continue;
+            }
+        };
+        let Some(training) = weights.manifest().training.clone() else { continue };
+        let Some(round) = due(&training, config.train.validate_every, validated) else { continue };
+        validated = round;
+        match measure(run, config, weights).await {
+            Ok(found) => events.write(validated_event(&training, round, &found, begun.elapsed()))?,
+            // The training goes on meanwhile. It may have deleted weights before they were read.
+            Err(error) => tracing::warn!(round, %error, "no validation of this round"),
+        }
+    }
+}
+
+/// The number of complete rounds, if they are to be validated and are not yet: the last validation was after `validated`
+/// rounds. The end of the run is left to `dipaco evaluate`.
+fn due(training: &TrainingRecord, every: u32, validated: u32) -> Option<u32> {
+    let rounds = training.rounds_done();
+    let turn = |rounds: u32| rounds.checked_div(every).unwrap_or(0);
+    (turn(rounds) > turn(validated) && rounds < training.rounds).then_some(rounds)
+}
+
+async fn measure(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: Weights,
+) -> Result<Evaluation, PipelineError> {
+    let (run, mut config) = (run.clone(), config.clone());
+    config.evaluation.max_documents = config.train.validation_documents;
+    let stop = StopWhenDropped(Arc::default());
+    let cancel = stop.0.clone();
+    let work = move || {
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+        let threads = threads.map_err(|source| PipelineError::Threads { threads: 1, source })?;
+        let hidden = Progress::hidden();
+        threads.install(|| evaluate(&run, &config, &weights, Subject::Routed, None, &hidden, &cancel))
+    };
+    tokio::task::spawn_blocking(work).await.map_err(|source| PipelineError::Task { source })?
+}
+
+fn validated_event(training: &TrainingRecord, round: u32, found: &Evaluation, elapsed: Duration) -> Event {
+    // Every fragment counts the same tokens of a path, but for sends that are under way.
+    let trained = training.paths.iter().filter_map(|path| path.counted.first()).map(|counted| counted.tokens);
+    Event::Validated {
+        rounds: round.into(),
+        steps: u64::from(round) * training.inner_steps,
+        trained_tokens: trained.sum(),
+        seconds: elapsed.as_secs_f64(),
+        loss: found.nll_sum / found.tokens_counted.max(1) as f64,
+        bits_per_byte: found.bits_per_byte,
+        tokens: found.tokens_counted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_store::{CountRecord, PathRecord};
+
+    use super::*;
+
+    /// A run of 10 rounds of 4 steps whose paths have done these steps.
+    fn training(steps: &[u64]) -> TrainingRecord {
+        let path = |&steps: &u64| PathRecord {
+            steps,
+            counted: vec![CountRecord { steps, tokens: 10 * steps }],
+            ..PathRecord::default()
+        };
+        TrainingRecord {
+            origin: "o".into(),
+            rounds: 10,
+            inner_steps: 4,
+            boundaries: Vec::new(),
+            phase: 0,
+            shards: Vec::new(),
+            modules: Vec::new(),
+            paths: steps.iter().map(path).collect(),
+        }
+    }
+
+    #[test]
+    fn rounds_are_validated_once_in_their_turn() {
+        let due_after = |steps: &[u64], validated| due(&training(steps), 3, validated);
+        assert_eq!(due_after(&[12, 11], 0), None, "a path has not completed the third round");
+        assert_eq!(due_after(&[12, 12], 0), Some(3));
+        assert_eq!(due_after(&[16, 20], 3), None);
+        assert_eq!(due_after(&[32, 32], 3), Some(8), "rounds that went by are not made up for");
+        assert_eq!(due_after(&[40, 40], 8), None, "the run is complete");
+        assert_eq!(due(&training(&[12, 12]), 0, 0), None);
+    }
+
+    #[test]
+    fn an_event_tells_the_cost_so_far() {
+        let found: Evaluation = serde_json::from_value(serde_json::json!({
+            "documents": 1, "sequences": 1, "tokens_counted": 4, "nll_sum": 8.0, "perplexity": 7.4,
+            "bits_per_byte": 1.5, "prefix_tokens": 2, "sequence_tokens": 8, "per_path": [],
+        }))
+        .unwrap();
+        let event = validated_event(&training(&[12, 13]), 3, &found, Duration::from_millis(2500));
+        let expected = Event::Validated {
+            rounds: 3,
+            steps: 12,
+            trained_tokens: 250,
+            seconds: 2.5,
+            loss: 2.0,
+            bits_per_byte: Some(1.5),
+            tokens: 4,
+        };
+        assert_eq!(event, expected);
+    }
+}

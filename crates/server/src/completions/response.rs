@@ -1,0 +1,141 @@
+//! The body of a completion: whole, or one chunk of a stream.
+
+use dipaco_topology::PathId;
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+/// OpenAI's completion object.
+#[derive(Debug, Serialize)]
+pub(crate) struct CompletionResponse<'a> {
+    /// Id of the completion, the same in all chunks of a stream.
+    pub(crate) id: &'a str,
+    /// Always `text_completion`.
+    pub(crate) object: &'static str,
+    /// Time of the request, in seconds since 1970.
+    pub(crate) created: u64,
+    /// The run, or the pinned path.
+    pub(crate) model: &'a str,
+    /// Fingerprint of the served weights.
+    pub(crate) system_fingerprint: &'a str,
+    /// All choices of a whole answer; one choice of a chunk, or none of the chunk with the usage.
+    pub(crate) choices: &'a [CompletionChoice],
+    /// Counts of tokens; absent from the other chunks of a stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) usage: Option<Usage>,
+}
+
+/// A whole choice, or the piece of it that one event added.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct CompletionChoice {
+    /// Index of the choice, prompt by prompt.
+    pub(crate) index: usize,
+    /// Text.
+    pub(crate) text: String,
+    /// Log-probabilities, for a request with `logprobs`.
+    pub(crate) logprobs: Option<LogProbs>,
+    /// `stop` or `length`; null in all pieces of a stream but the last.
+    pub(crate) finish_reason: Option<&'static str>,
+    /// The stop text or stop token that ended the choice.
+    pub(crate) stop_reason: Option<StopCause>,
+    /// The route, for a request with `return_route`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) dipaco: Option<ChosenRoute>,
+}
+
+impl CompletionChoice {
+    /// Returns true if the piece has nothing to show.
+    pub(crate) fn is_empty(&self) -> bool {
+        let scored = self.logprobs.as_ref().is_some_and(|log_probs| !log_probs.tokens.is_empty());
+        self.text.is_empty() && !scored && self.finish_reason.is_none()
+    }
+
+    /// Adds the next piece of the same choice.
+    pub(crate) fn append(&mut self, more: Self) {
+        self.text.push_str(&more.text);
+        match (&mut self.logprobs, more.logprobs) {
+            (Some(log_probs), Some(more)) => log_probs.append(more),
+            (log_probs, more) => *log_probs = log_probs.take().or(more),
+        }
+        self.finish_reason = more.finish_reason.or(self.finish_reason);
+        self.stop_reason = more.stop_reason.or(self.stop_reason.take());
+        self.dipaco = more.dipaco.or(self.dipaco.take());
+    }
+}
+
+/// The stop text or stop token of the request that ended a choice.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum StopCause {
+    /// A stop text.
+    Text(String),
+    /// A stop token.
+    Token(u32),
+}
+
+/// The path of a choice, and the request's seed.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ChosenRoute {
+    /// The path.
+    pub(crate) path: PathId,
+    /// The path's module of each level.
+    pub(crate) modules: Vec<u32>,
+    /// Seed of the request, its own or a random one.
+    pub(crate) seed: u64,
+}
+
+/// Numbers of tokens of a completion.
+#[derive(Debug, Serialize)]
+pub(crate) struct Usage {
+    /// Tokens of all prompts; a prompt counts once, whatever its number of choices.
+    pub(crate) prompt_tokens: usize,
+    /// Generated tokens of all choices.
+    pub(crate) completion_tokens: usize,
+    /// Sum of both.
+    pub(crate) total_tokens: usize,
+    /// Parts of the prompt tokens.
+    pub(crate) prompt_tokens_details: PromptTokens,
+}
+
+/// Parts of the prompt tokens.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct PromptTokens {
+    /// Tokens whose keys and values came from a cache: none, because there is no cache.
+    pub(crate) cached_tokens: usize,
+}
+
+/// OpenAI's four arrays of log-probabilities, each with one entry per token. The numbers are f32 values as f64: JSON then
+/// has all their digits, so a client that reads f64 gets the exact values.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct LogProbs {
+    /// Number of characters of the choice's text before the token.
+    pub(crate) text_offset: Vec<usize>,
+    /// Log-probabilities in nats; null for the first token of an echoed prompt.
+    pub(crate) token_logprobs: Vec<Option<f64>>,
+    /// Texts of the tokens.
+    pub(crate) tokens: Vec<String>,
+    /// The likeliest tokens and the token itself.
+    pub(crate) top_logprobs: Vec<Option<TopTokens>>,
+}
+
+impl LogProbs {
+    fn append(&mut self, more: Self) {
+        self.text_offset.extend(more.text_offset);
+        self.token_logprobs.extend(more.token_logprobs);
+        self.tokens.extend(more.tokens);
+        self.top_logprobs.extend(more.top_logprobs);
+    }
+}
+
+/// The likeliest tokens by their text, likeliest first. Of tokens with the same text only the likeliest is kept.
+#[derive(Debug)]
+pub(crate) struct TopTokens(pub(crate) Vec<(String, f64)>);
+
+impl Serialize for TopTokens {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (text, log_prob) in &self.0 {
+            map.serialize_entry(text, log_prob)?;
+        }
+        map.end()
+    }
+}

@@ -1,0 +1,39 @@
+//! Requests for leases, and the limits of leases.
+
+use std::time::Duration;
+
+use dipaco_topology::PathId;
+
+use crate::{LeaseSecret, ProcessId};
+
+/// Limits of leases. A process that is connected and does not train keeps no path from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseLimits {
+    /// Time that a lease lasts without a heartbeat.
+    pub silence: Duration,
+    /// Time that a lease lasts without a further inner step.
+    pub standstill: Duration,
+    /// Number of leases that a process has at a time.
+    pub per_worker: usize,
+    /// Largest number of tokens in an inner step.
+    pub step_tokens: u64,
+}
+
+impl LeaseLimits {
+    /// A limit on the time without a heartbeat, and no other limit.
+    #[must_use]
+    pub fn of_silence(silence: Duration) -> Self {
+        Self { silence, standstill: Duration::MAX, per_worker: usize::MAX, step_tokens: u64::MAX }
+    }
+}
+
+/// A request for a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseRequest<'a> {
+    /// The worker that asks.
+    pub worker: &'a ProcessId,
+    /// Paths whose newest state the worker holds. Paths that do not exist are left out.
+    pub held: &'a [PathId],
+    /// Secret of the lease: random bits.
+    pub secret: LeaseSecret,
+}

@@ -1,0 +1,203 @@
+//! Peers with a valid token that lie. The coordinator refuses them, and the run ends with the bits of an honest run.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use dipaco_model::{level_specs, parameters, path_specs};
+use dipaco_path::PathState;
+use dipaco_protocol::{GrantedLease, LeaseReport, LeaseResult, Request, Response};
+use dipaco_sync::FragmentId;
+use dipaco_telemetry::Events;
+use dipaco_topology::{PathId, Topology};
+use tokio_util::sync::CancellationToken;
+
+use support::{Coordinating, Puppet, Run, config};
+
+fn refusal(answer: Response) -> String {
+    match answer {
+        Response::Refused { reason } => reason,
+        other => panic!("not refused but {other:?}"),
+    }
+}
+
+fn lost(answer: Response) -> String {
+    match answer {
+        Response::Lost { reason } => reason,
+        other => panic!("not lost but {other:?}"),
+    }
+}
+
+/// Trains the run to its end with an honest worker, and compares it with a run without liars.
+async fn ends_like_an_honest_run(run: &Run, coordinator: Coordinating, token: &dipaco_net::JoinToken) {
+    let worker = run.spawn_worker(token, "honest");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+    let other = Run::seeded(run.config.clone()).await;
+    other.train(1).await;
+    assert_eq!(run.bits().await, other.bits().await);
+}
+
+/// Number of values of a whole module.
+fn values_of(run: &Run, fragment: FragmentId) -> usize {
+    let topology = Topology::new(&run.config.topology, run.config.model.blocks).unwrap();
+    parameters(&level_specs(&run.config.model, &topology, usize::from(fragment.module.level)))
+}
+
+/// The outer gradient of the lease's first fragment.
+fn first_gradient(work: &GrantedLease, tokens: u64) -> LeaseResult {
+    let send = work.sends[0];
+    LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn paths_that_the_run_does_not_have_end_no_coordinator() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let liar = Puppet::welcome(&token, "liar").await;
+    for held in [vec![PathId(99)], vec![PathId(u32::MAX)], vec![PathId(0); 5]] {
+        let refused = refusal(liar.ask(&Request::Lease { held, wait_ms: 0 }, None).await.unwrap().0);
+        assert!(refused.contains("4 paths"), "{refused}");
+    }
+    drop(liar);
+    ends_like_an_honest_run(&run, coordinator, &token).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_belongs_to_the_process_that_got_it() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let owner = Puppet::welcome(&token, "owner").await;
+    let work = owner.lease().await;
+    let values = values_of(&run, work.sends[0].fragment);
+    let item = first_gradient(&work, 1);
+    // Another worker with the same token, and the same name with another token.
+    let other_token = run.token_of("other", &token);
+    for thief in [Puppet::welcome(&token, "thief").await, Puppet::welcome(&other_token, "owner").await] {
+        lost(thief.beat(&work, 1).await);
+        lost(thief.follow(&work).await);
+        lost(thief.submit_gradient(&work, item, (values, 0.5)).await);
+        lost(thief.complete(&work, LeaseReport::default()).await);
+        assert_eq!(owner.beat(&work, 1).await, Response::Done);
+    }
+    // The lease of the owner's own process, with a guessed secret.
+    let forged = GrantedLease { secret: dipaco_sync::LeaseSecret::new([0; 16]), ..work.clone() };
+    lost(owner.beat(&forged, 1).await);
+    lost(owner.submit_gradient(&forged, item, (values, 0.5)).await);
+    lost(owner.complete(&forged, LeaseReport::default()).await);
+    owner.ask(&Request::Release, None).await.unwrap();
+    drop(owner);
+    ends_like_an_honest_run(&run, coordinator, &token).await;
+}
+
+/// Uploads each outer gradient of a lease, and then others in its place.
+async fn a_second_content_is_refused(overlap_steps: u64) {
+    let mut config = config();
+    (config.sync.fragments, config.sync.overlap_steps) = (2, overlap_steps);
+    let run = Run::seeded(config).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let liar = Puppet::welcome(&token, "liar").await;
+    let work = liar.lease().await;
+    let topology = Topology::new(&run.config.topology, run.config.model.blocks).unwrap();
+    let plan = dipaco_protocol::WorkerPlan::new(&run.config);
+    let layout = dipaco_path::Layout::of_plan(&plan, &topology).unwrap();
+    assert!(work.sends.iter().all(|send| (send.step < work.to) == (overlap_steps > 0)));
+    for send in &work.sends {
+        let fragment = send.fragment;
+        let values = layout.fragment(fragment.module.level, fragment.index).unwrap().values();
+        let item = |tokens| LeaseResult::OuterGradient { fragment, number: send.number, tokens };
+        assert_eq!(liar.submit_gradient(&work, item(1), (values, 0.5)).await, Response::Done);
+        // Another content, and the same content with another number of tokens.
+        refusal(liar.submit_gradient(&work, item(1), (values, 0.25)).await);
+        refusal(liar.submit_gradient(&work, item(2), (values, 0.5)).await);
+        assert_eq!(liar.submit_gradient(&work, item(1), (values, 0.5)).await, Response::Done);
+    }
+    liar.ask(&Request::Release, None).await.unwrap();
+    drop(liar);
+    let worker = run.spawn_worker(&token, "honest");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_content_of_what_counts_with_its_lease_is_refused() {
+    a_second_content_is_refused(0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_content_of_what_counts_at_once_is_refused() {
+    a_second_content_is_refused(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_that_no_training_makes_is_refused() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let liar = Puppet::welcome(&token, "liar").await;
+    let work = liar.lease().await;
+    let model = &run.config.model;
+    let position = work.to * run.config.train.batch as u64;
+    let sound = PathState { step: work.to, position, ..PathState::start(parameters(&path_specs(model))) };
+    let mut states = vec![
+        ("step", PathState { step: work.to + 1, ..sound.clone() }),
+        ("position", PathState { position: u64::MAX, ..sound.clone() }),
+    ];
+    let mut negative = sound.clone();
+    negative.second[0] = -1.0;
+    states.push(("second moment", negative));
+    let values = values_of(&run, work.sends[0].fragment);
+    for part in ["own", "residual"] {
+        let mut kept = dipaco_path::FragmentState::default();
+        let values = Some(vec![0.5; values]);
+        if part == "own" {
+            kept.weights = values;
+        } else {
+            kept.residual = values;
+        }
+        let mut state = sound.clone();
+        state.kept.insert((0, 0), kept);
+        states.push((part, state));
+    }
+    for (why, state) in states {
+        let encoded = state.encode(model).unwrap();
+        let refused = refusal(liar.submit(&work, LeaseResult::State, encoded.into()).await.unwrap());
+        assert!(refused.contains(why), "{why}: {refused}");
+    }
+    liar.ask(&Request::Release, None).await.unwrap();
+    drop(liar);
+    ends_like_an_honest_run(&run, coordinator, &token).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_holds_at_most_two_leases() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let greedy = Puppet::welcome(&token, "greedy").await;
+    greedy.lease().await;
+    greedy.lease().await;
+    let third = greedy.ask(&Request::Lease { held: Vec::new(), wait_ms: 0 }, None).await.unwrap().0;
+    assert!(matches!(&third, Response::Wait { reason } if reason.contains("has 2 leases")), "{third:?}");
+    greedy.ask(&Request::Release, None).await.unwrap();
+    drop(greedy);
+    ends_like_an_honest_run(&run, coordinator, &token).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_tokens_than_a_lease_has_are_refused() {
+    let mut config = config();
+    config.outer.weighting = dipaco_sync::Weighting::Tokens;
+    let run = Run::seeded(config).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let liar = Puppet::welcome(&token, "liar").await;
+    let work = liar.lease().await;
+    let values = values_of(&run, work.sends[0].fragment);
+    // 4 inner steps of 4 sequences of 16 tokens.
+    for tokens in [257, u64::MAX] {
+        let refused =
+            refusal(liar.submit_gradient(&work, first_gradient(&work, tokens), (values, 0.5)).await);
+        assert!(refused.contains("256 tokens"), "{refused}");
+    }
+    assert_eq!(liar.submit_gradient(&work, first_gradient(&work, 256), (values, 0.5)).await, Response::Done);
+    liar.ask(&Request::Release, None).await.unwrap();
+    drop(liar);
+    ends_like_an_honest_run(&run, coordinator, &token).await;
+}

@@ -1,0 +1,44 @@
+//! A router together with the model that gives its features.
+
+use dipaco_model::Path;
+use dipaco_shards::TokenRows;
+
+use crate::{FeatureExtractor, Route, Router, RouterFeatures, RoutingError, Source};
+
+/// Chooses paths by the first tokens of texts.
+#[derive(Debug)]
+pub struct TextRouter {
+    router: Router,
+    features: RouterFeatures,
+}
+
+impl TextRouter {
+    /// A router with its seed, whose weights have the hash `seed_hash`.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Mismatch`] if the router was made for another seed.
+    pub fn new(router: Router, seed: Path, seed_hash: &str) -> Result<Self, RoutingError> {
+        let features = RouterFeatures::new(seed, router.kind(), &router.fitted_on().config)?;
+        router.check_seed(features.dimension(), seed_hash)?;
+        Ok(Self { router, features })
+    }
+
+    /// The router.
+    #[must_use]
+    pub fn router(&self) -> &Router {
+        &self.router
+    }
+
+    /// The route of each row. `tokens` is (B, T), padded on the right; `lengths` (B) is the number of tokens of each row
+    /// without padding, at most [`Router::prefix_tokens`].
+    ///
+    /// # Errors
+    ///
+    /// A shape or the vocabulary does not fit.
+    pub fn route(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<Route>, Source> {
+        let features = self.features.features(tokens, lengths)?;
+        let route = |features: &[f32]| Ok(self.router.route(features)?);
+        features.chunks_exact(self.router.dimension()).map(route).collect()
+    }
+}
