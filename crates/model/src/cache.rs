@@ -1,7 +1,7 @@
 //! Keys and values of the tokens of a sequence that were already decoded.
 
 use crate::ModelConfig;
-use crate::decode::Scratch;
+use crate::scratch::Scratch;
 
 /// Keys and values of one sequence, with room for `model.context` positions. All 2 · blocks · context · H · Dh numbers
 /// are allocated at once, so appending never moves them. The cache also keeps the memory of a pass for the next pass.

@@ -8,6 +8,7 @@ use dipaco_ops::kernel::{self, BlockWeights, KeyValues, LinearShape};
 use dipaco_ops::with_slice;
 
 use crate::cache::BlockCache;
+use crate::scratch::Scratch;
 use crate::{KvCache, ModelError, Path};
 
 impl Path {
@@ -132,30 +133,5 @@ impl Path {
         kernel::swiglu(gate, up, gated);
         kernel::linear(gated, block.down, h, LinearShape { rows, inputs: ffn, outputs: width });
         kernel::add_assign(x, h);
-    }
-}
-
-/// The residual stream (rows, D) and intermediate results (rows, columns). All blocks and all passes of a sequence use
-/// the same memory. Kernels overwrite it before they read it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Scratch {
-    x: Vec<f32>,
-    h: Vec<f32>,
-    q: Vec<f32>,
-    y: Vec<f32>,
-    gate: Vec<f32>,
-    up: Vec<f32>,
-    gated: Vec<f32>,
-}
-
-impl Scratch {
-    /// Gives every buffer its length for `rows` positions. A shorter pass keeps the memory of a longer one.
-    fn resize(&mut self, rows: usize, width: usize, attention: usize, ffn: usize) {
-        let Self { x, h, q, y, gate, up, gated } = self;
-        for (buffer, columns) in
-            [(x, width), (h, width), (q, attention), (y, attention), (gate, ffn), (up, ffn), (gated, ffn)]
-        {
-            buffer.resize(rows * columns, 0.0);
-        }
     }
 }

@@ -41,6 +41,7 @@ mod init;
 mod memory;
 mod module;
 mod path;
+mod scratch;
 mod specs;
 mod split;
 mod weights;

@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::timeout;
 
-use crate::server::{PeerConnection, Shared};
+use crate::peer_connection::{PeerConnection, Shared};
 use crate::tls;
 use crate::token_share::ShareOfConnection;
 use crate::transport::code;

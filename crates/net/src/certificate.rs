@@ -4,10 +4,34 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-use crate::{Clock, NetError, ServerIdentity, tls};
+use crate::{Clock, NetError, ServerIdentity};
+
+/// The operation in errors of a server's certificate.
+pub(crate) const SERVER: &str = "use the coordinator's certificate";
+
+/// The provider is explicit, because the process may have another provider for HTTP or none.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+pub(crate) fn key(der: &[u8]) -> PrivateKeyDer<'static> {
+    PrivatePkcs8KeyDer::from(der.to_vec()).into()
+}
+
+pub(crate) fn failed(what: &'static str) -> impl Fn(rustls::Error) -> NetError {
+    move |error| NetError::Identity { what, reason: error.to_string() }
+}
+
+/// Certificate and key of a server.
+fn certified(identity: &ServerIdentity) -> Result<CertifiedKey, NetError> {
+    let chain = vec![identity.certificate.clone().into()];
+    CertifiedKey::from_der(chain, key(&identity.key), &provider()).map_err(failed(SERVER))
+}
 
 /// Makes the next identity of a server, for the given time.
 pub(crate) type IdentitySource = Arc<dyn Fn(SystemTime) -> Result<ServerIdentity, NetError> + Send + Sync>;
@@ -34,7 +58,7 @@ struct Current {
 
 impl ServerCertificate {
     pub(crate) fn new(identity: &ServerIdentity) -> Result<Self, NetError> {
-        let certificate = Arc::new(tls::certified(identity)?);
+        let certificate = Arc::new(certified(identity)?);
         let current = Mutex::new(Current { certificate, renew_at: identity.renew_at });
         Ok(Self { current, renewal: identity.renewal.clone() })
     }
@@ -48,8 +72,7 @@ impl ServerCertificate {
         if let Some(Renewal { clock, source }) = &self.renewal {
             let now = clock.now();
             if now >= current.renew_at {
-                let renewed =
-                    source(now).and_then(|next| Ok((Arc::new(tls::certified(&next)?), next.renew_at)));
+                let renewed = source(now).and_then(|next| Ok((Arc::new(certified(&next)?), next.renew_at)));
                 match renewed {
                     Ok((certificate, renew_at)) => *current = Current { certificate, renew_at },
                     Err(error) => tracing::warn!(%error, "the server's certificate can't be renewed"),

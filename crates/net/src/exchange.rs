@@ -10,7 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::NetError;
-use crate::server::Shared;
+use crate::peer_connection::Shared;
 use crate::token_share::TokenShare;
 use crate::transport::code;
 use crate::wire::{self, PayloadHeader, Status, Transfer};

@@ -6,12 +6,10 @@ use std::time::SystemTime;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::RootCertStore;
 use rustls::client::Resumption;
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::CertificateDer;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::sign::CertifiedKey;
 
-use crate::certificate::ServerCertificate;
+use crate::certificate::{SERVER, ServerCertificate, failed, key, provider};
 use crate::{Clock, JoinToken, NetError, ServerIdentity};
 
 /// Protocol and version for ALPN. Ends with different versions do not connect.
@@ -25,14 +23,6 @@ pub const COORDINATOR_NAME: &str = "dipaco-coordinator";
 pub const HELPER_NAME: &str = "dipaco-helper";
 
 const PEER_DOMAIN: &str = ".dipaco";
-
-/// The operation in errors of a server's certificate.
-const SERVER: &str = "use the coordinator's certificate";
-
-/// The provider is explicit, because the process may have another provider for HTTP or none.
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
-}
 
 pub(crate) fn server_config(identity: &ServerIdentity) -> Result<QuicServerConfig, NetError> {
     let what = SERVER;
@@ -51,12 +41,6 @@ pub(crate) fn server_config(identity: &ServerIdentity) -> Result<QuicServerConfi
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     QuicServerConfig::try_from(config).map_err(|error| NetError::Identity { what, reason: error.to_string() })
-}
-
-/// Certificate and key of a server.
-pub(crate) fn certified(identity: &ServerIdentity) -> Result<CertifiedKey, NetError> {
-    let chain = vec![identity.certificate.clone().into()];
-    CertifiedKey::from_der(chain, key(&identity.key), &provider()).map_err(failed(SERVER))
 }
 
 /// The TLS settings of a client that connects at `now`.
@@ -78,14 +62,6 @@ fn roots(authority: &[u8]) -> Result<RootCertStore, NetError> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_slice(authority)).map_err(failed("use the run's certificate"))?;
     Ok(roots)
-}
-
-fn key(der: &[u8]) -> PrivateKeyDer<'static> {
-    PrivatePkcs8KeyDer::from(der.to_vec()).into()
-}
-
-fn failed(what: &'static str) -> impl Fn(rustls::Error) -> NetError {
-    move |error| NetError::Identity { what, reason: error.to_string() }
 }
 
 /// Name in a worker's certificate: `<name>.<role>.dipaco`.

@@ -14,6 +14,7 @@ mod start;
 
 pub use error::CoordinatorError;
 pub use recover::recover;
+pub use requests::RenewToken;
 pub use start::{start_training, training_origin};
 
 use std::collections::BTreeSet;
@@ -24,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
-use dipaco_net::{Clock, NetError, Server};
+use dipaco_net::{Clock, Server};
 use dipaco_store::{RunStore, ShardRecord};
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
@@ -56,9 +57,6 @@ pub type Reroute = Box<dyn Fn(u32) -> Rerouting + Send + Sync>;
 /// Result of a [`Reroute`].
 pub type Rerouting =
     Pin<Box<dyn Future<Output = Result<Vec<ShardRecord>, Box<dyn Error + Send + Sync>>> + Send>>;
-
-/// Makes a new token for a role and a name, as text without addresses.
-pub type RenewToken = Arc<dyn Fn(&str, &str) -> Result<String, NetError> + Send + Sync>;
 
 /// Age from which on an unfinished write is a leftover of a process that is gone.
 const LEFTOVER: Duration = Duration::from_secs(3600);

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dipaco_config::Numerics;
+use dipaco_net::NetError;
 use dipaco_store::{ObjectRef, ShardRecord};
 use dipaco_sync::{LeaseClaim, LeaseKey, LeaseTask, ProcessId, Schedule};
 use dipaco_telemetry::Event;
@@ -12,7 +13,6 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::blocking::joined;
-use crate::coordinator::RenewToken;
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::ledger::{LeaseCompletion, Ledger, Recording};
 use crate::coordinator::owners::ModuleOwners;
@@ -29,6 +29,9 @@ mod outer_steps;
 
 /// Longest time for which a request for a lease stays open.
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
+
+/// Makes a new token for a role and a name, as text without addresses.
+pub type RenewToken = Arc<dyn Fn(&str, &str) -> Result<String, NetError> + Send + Sync>;
 
 /// Everything that the answers need.
 pub(crate) struct CoordinatorRequests {

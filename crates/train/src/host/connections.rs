@@ -77,7 +77,7 @@ pub(crate) async fn serve_peers<H: RequestHandler>(
             }
             Some(ended) = connections.join_next() => match ended {
                 Ok(served) => served?,
-                Err(failure) => reception.bug("a connection", failure, &**host)?,
+                Err(failure) => reception.bug("a connection", failure, host.is_broken())?,
             },
             Err(error) = &mut revocations => return Err(error.into()),
             () = farewell.cancelled(), if !farewell.is_cancelled() => {}
@@ -132,7 +132,7 @@ async fn serve<H: RequestHandler>(
                 Ok(Handled::Failed(error)) => return Err(error),
                 // Only the peer of this request loses its connection.
                 Err(failure) => {
-                    reception.bug(&peer.worker, failure, &*host)?;
+                    reception.bug(&peer.worker, failure, host.is_broken())?;
                     connection.close("a bug of this program was met while it answered a request");
                 }
             },

@@ -10,7 +10,6 @@ use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
 use crate::host::HostError;
-use crate::host::connections::RequestHandler;
 use crate::host::peer::{Peer, Role};
 
 /// Number of remembered processes from which on a process is forgotten when its connection ends. A forgotten process that
@@ -92,15 +91,11 @@ impl Reception {
         }
     }
 
-    /// Logs and counts a panic in this program. An error ends the process.
-    pub(crate) fn bug<H: RequestHandler>(
-        &self,
-        peer: &str,
-        failure: JoinError,
-        host: &H,
-    ) -> Result<(), H::Error> {
+    /// Logs and counts a panic in this program. An error ends the process: `broken` is true if the panic left its state half
+    /// changed.
+    pub(crate) fn bug(&self, peer: &str, failure: JoinError, broken: bool) -> Result<(), HostError> {
         if !failure.is_panic() {
-            return Err(HostError::from(failure).into());
+            return Err(failure.into());
         }
         let bugs = self.bugs.fetch_add(1, Ordering::Relaxed) + 1;
         tracing::error!(
@@ -108,6 +103,6 @@ impl Reception {
             bugs,
             "this is a bug of dipaco: a request ended in a panic, and its connection is closed"
         );
-        if host.is_broken() { Err(HostError::Broken.into()) } else { Ok(()) }
+        if broken { Err(HostError::Broken) } else { Ok(()) }
     }
 }
