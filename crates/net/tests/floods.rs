@@ -2,36 +2,21 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod support;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use dipaco_net::{Client, JoinToken, Limits, NetError, PROTOCOL, RunAuthority, Server};
+use dipaco_net::{Client, JoinToken, Limits, NetError, PROTOCOL};
 use quinn::Endpoint;
 use quinn::crypto::rustls::QuicClientConfig;
 use rustls::RootCertStore;
 use rustls::pki_types::PrivatePkcs8KeyDer;
+use support::{DAY, Run, loopback};
 use tokio::net::UdpSocket;
 
-const DAY: Duration = Duration::from_secs(86_400);
-
-fn loopback() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
-}
-
-struct Run {
-    authority: RunAuthority,
-    server: Server,
-}
-
 impl Run {
-    fn new(limits: Limits) -> Self {
-        let now = SystemTime::now();
-        let authority = RunAuthority::create("run", now).unwrap();
-        let server = Server::bind(loopback(), &authority.server(now, DAY).unwrap(), limits).unwrap();
-        Self { authority, server }
-    }
-
     fn token(&self, name: &str) -> JoinToken {
         let addresses = vec![self.server.local_addr().to_string()];
         self.authority.issue("worker", name, addresses, SystemTime::now(), DAY).unwrap()

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::net::{SocketAddr, UdpSocket};
+mod support;
+
+use std::net::UdpSocket;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -11,14 +13,10 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{ConnectionError, Endpoint};
 use rustls::RootCertStore;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use support::{DAY, Run, loopback};
 
-const DAY: Duration = Duration::from_secs(86_400);
 /// An upper bound; no test waits for its end.
 const LONG: Duration = Duration::from_secs(60);
-
-fn loopback() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
-}
 
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
@@ -28,19 +26,7 @@ fn key(der: &[u8]) -> PrivateKeyDer<'static> {
     PrivatePkcs8KeyDer::from(der.to_vec()).into()
 }
 
-struct Run {
-    authority: RunAuthority,
-    server: Server,
-}
-
 impl Run {
-    fn new(limits: Limits) -> Self {
-        let now = SystemTime::now();
-        let authority = RunAuthority::create("run", now).unwrap();
-        let server = Server::bind(loopback(), &authority.server(now, DAY).unwrap(), limits).unwrap();
-        Self { authority, server }
-    }
-
     fn token(&self) -> JoinToken {
         self.token_of(&self.authority, SystemTime::now())
     }
