@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dipaco_config::RunConfig;
 use dipaco_eval::Evaluation;
-use dipaco_store::TrainingRecord;
+use dipaco_store::{RunManifest, TrainingRecord};
 use dipaco_telemetry::{Event, Events, Progress};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -13,6 +13,7 @@ use crate::error::PipelineError;
 use crate::evaluate::{Subject, evaluate};
 use crate::phases::StopWhenDropped;
 use crate::run_directory::RunDirectory;
+use crate::store::manifest;
 use crate::weights::{Version, Weights};
 
 /// Time between two looks at the manifest.
@@ -29,6 +30,16 @@ pub(crate) async fn validate_in_turn(run: &RunDirectory, config: &RunConfig) -> 
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         looks.tick().await;
+        // A look only reads the manifest. Opening the weights also writes a pin into the store.
+        match manifest(run).await {
+            Ok(Some(RunManifest { training: Some(training), .. }))
+                if due(&training, config.train.validate_every, validated).is_some() => {}
+            Ok(_) => continue,
+            Err(error) => {
+                tracing::warn!(%error, "the manifest can't be read for validation");
+                continue;
+            }
+        }
         let weights = match Weights::open(run, config, Version::Current).await {
             Ok(weights) => weights,
             Err(error) => {
@@ -41,7 +52,6 @@ pub(crate) async fn validate_in_turn(run: &RunDirectory, config: &RunConfig) -> 
         validated = round;
         match measure(run, config, weights).await {
             Ok(found) => events.write(validated_event(&training, round, &found, begun.elapsed()))?,
-            // The training goes on meanwhile. It may have deleted weights before they were read.
             Err(error) => tracing::warn!(round, %error, "no validation of this round"),
         }
     }
