@@ -14,7 +14,7 @@ use dipaco_shards::{Part, TokenFile};
 use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use dipaco_topology::PathId;
-use dipaco_train::{CoordinatorError, Reroute, score_header, small_shards, write_scores};
+use dipaco_train::{CoordinatorError, LedgerError, Reroute, score_header, small_shards, write_scores};
 
 use crate::error::PipelineError;
 use crate::files;
@@ -227,7 +227,7 @@ fn next(weights: &Weights) -> Result<&TrainingRecord, PipelineError> {
         return Err(PipelineError::NoPhase { phase: training.phase });
     }
     if !training.at_boundary() {
-        return Err(CoordinatorError::NotAtBoundary { round: training.phase_end() }.into());
+        return Err(CoordinatorError::from(LedgerError::NotAtBoundary { round: training.phase_end() }).into());
     }
     Ok(training)
 }

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{RunStore, StoreError};
+use crate::{RunManifest, RunStore, StoreError};
 
 /// Number of kept manifests: the current manifest and its predecessors, which replace it if it is damaged.
 pub const KEPT_MANIFESTS: u64 = 8;
@@ -27,6 +27,11 @@ pub trait ManifestSchema: Serialize + DeserializeOwned {
     const SCHEMA: &'static str;
     /// Version of the schema; a manifest with another version is an error.
     const VERSION: u32;
+}
+
+impl ManifestSchema for RunManifest {
+    const SCHEMA: &'static str = "dipaco-run";
+    const VERSION: u32 = 5;
 }
 
 /// Sequence number of a manifest among all manifests of the run, from 1.

@@ -199,6 +199,12 @@ impl RunState {
         fragment.slot(self.plan.schedule.fragments())
     }
 
+    /// Current phase of routing, from 0.
+    #[must_use]
+    pub fn phase(&self) -> usize {
+        self.plan.phase
+    }
+
     /// Last inner step of the current phase.
     fn end(&self) -> u64 {
         self.plan.schedule.end(self.plan.phase)

@@ -29,6 +29,7 @@ pub use coordinator::{
     CoordinatorError, CoordinatorOptions, CoordinatorSummary, RenewToken, Reroute, Rerouting, coordinate,
     recover, start_training, training_origin,
 };
+pub use dipaco_ledger::LedgerError;
 pub use error::TrainError;
 pub use host::{HostError, Revocations};
 pub use open_run::{OpenRun, open_run};

@@ -7,7 +7,7 @@ use dipaco_telemetry::{Progress, ProgressUnit};
 use tokio::task::JoinSet;
 
 use crate::coordinator::error::CoordinatorError;
-use crate::coordinator::ledger::{CheckpointContent, is_damage, read_checkpoint};
+use crate::coordinator::take_over::{CheckpointContent, is_damage, read_checkpoint};
 
 /// Number of objects that are read at a time.
 const AT_ONCE: usize = 4;

@@ -1,9 +1,10 @@
 //! Orders to synchronizers.
 
-use dipaco_store::ObjectRef;
 use dipaco_sync::FragmentId;
 use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
+
+use crate::ObjectRef;
 
 /// An outer step with the names of all its inputs. Contributions may still be missing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ use dipaco_sync::{FragmentId, OuterStep, ProcessId};
 use dipaco_topology::ModuleId;
 
 /// The synchronizers that own modules. All other modules are the coordinator's own.
+#[derive(Debug)]
 pub(crate) struct ModuleOwners {
     claims: BTreeMap<ModuleId, Claim>,
     /// The coordinator's own fencing number. Those of claims are larger.
@@ -18,6 +19,7 @@ pub(crate) struct ModuleOwners {
 }
 
 /// An outer step that a synchronizer has been asked to take.
+#[derive(Debug)]
 struct OrderedStep {
     /// Fencing number of the synchronizer.
     fence: u64,
@@ -38,11 +40,11 @@ pub(crate) struct Claim {
 
 /// A successful claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Claimed {
+pub struct Claimed {
     /// Fencing number of the claim.
-    pub(crate) fence: u64,
+    pub fence: u64,
     /// True if the process did not own these modules before.
-    pub(crate) new: bool,
+    pub new: bool,
 }
 
 impl ModuleOwners {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use dipaco_topology::{ModuleId, PathId};
 use serde::{Deserialize, Serialize};
 
-use crate::{ManifestSchema, ObjectRef};
+use crate::ObjectRef;
 
 /// The current state of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,11 +34,6 @@ pub struct CheckpointRecord {
     pub round: u32,
     /// The [`TrainingRecord`] as JSON.
     pub object: ObjectRef,
-}
-
-impl ManifestSchema for RunManifest {
-    const SCHEMA: &'static str = "dipaco-run";
-    const VERSION: u32 = 5;
 }
 
 impl RunManifest {
