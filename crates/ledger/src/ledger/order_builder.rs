@@ -80,7 +80,7 @@ impl<'a> OrderBuilder<'a> {
             .map(|(path, weight)| MergeInput {
                 path,
                 weight,
-                gradient: gradients.get(&path).map(|&object| object.clone()),
+                gradient: gradients.get(&path).copied().cloned(),
             })
             .collect();
         self.order(fragment, version, shares).map(Some)

@@ -1,9 +1,10 @@
 //! A coordinator takes a run over: it reads the store and replaces the manifest.
 
+use std::time::Duration;
+
 use dipaco_ledger::{LedgerPlan, SavedCheckpoint, StoredRun};
 use dipaco_store::{CheckpointRecord, RunManifest, RunStore, StoreError, TrainingRecord, names};
 use dipaco_sync::LeaseLimits;
-use std::time::Duration;
 
 use crate::coordinator::error::CoordinatorError;
 use dipaco_protocol::WorkerPlan;
