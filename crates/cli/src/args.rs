@@ -61,6 +61,9 @@ pub(crate) enum Command {
     /// Issue and revoke the tokens with which workers join a run.
     #[command(subcommand)]
     Token(commands::token::TokenCommand),
+    /// Take a run back to an earlier round.
+    #[command(after_help = commands::rollback::EXAMPLES)]
+    Rollback(commands::rollback::RollbackOptions),
     /// Measure perplexity on validation text.
     #[command(after_help = commands::evaluate::EXAMPLES)]
     Evaluate(commands::evaluate::EvaluateOptions),

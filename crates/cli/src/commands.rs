@@ -12,6 +12,7 @@ pub(crate) mod fetch_c4;
 pub(crate) mod plot;
 pub(crate) mod prepare;
 pub(crate) mod quickstart;
+pub(crate) mod rollback;
 pub(crate) mod route;
 pub(crate) mod seed;
 pub(crate) mod serve;

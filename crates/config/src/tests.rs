@@ -282,6 +282,26 @@ fn rows_count_as_touched_only_where_nothing_else_moves_them() {
 }
 
 #[test]
+fn a_merge_that_compares_contributions_needs_them_together() {
+    for merge in ["clipped", "trimmed"] {
+        let merge = format!("outer.merge={merge}");
+        assert!(set(&[&merge]).is_ok());
+        let error = set(&[&merge, "outer.delay=4", "sync.quorum=1"]).unwrap_err().to_string();
+        assert!(error.contains("use \"mean\", or outer.delay = 0"), "{error}");
+        let error = set(&[&merge, "sync.eager=true"]).unwrap_err().to_string();
+        assert!(error.contains("with sync.eager a path must know its part of the result"), "{error}");
+    }
+    for wrong in
+        ["outer.trim_share=0.5", "outer.trim_share=-0.1", "outer.clip_radius=0", "outer.clip_radius=nan"]
+    {
+        let (key, _) = wrong.split_once('=').unwrap();
+        let error = set(&[wrong]).unwrap_err().to_string();
+        assert!(error.contains(&format!("{key} is ")), "{error}");
+    }
+    assert!(set(&["outer.merge=median"]).is_err());
+}
+
+#[test]
 fn a_written_configuration_is_read_back() {
     let mut config = RunConfig::default();
     config.run.directory = Some("runs/other \"one\"".into());

@@ -59,6 +59,14 @@ pub enum PipelineError {
         /// Address of the store.
         store: String,
     },
+    /// The run is in training, or is being taken back.
+    #[error("the run in {} {busy}", folder.display())]
+    RunBusy {
+        /// The run's directory.
+        folder: PathBuf,
+        /// Who has the run, and what to do.
+        busy: &'static str,
+    },
     /// A file can't be published.
     #[error(transparent)]
     File(#[from] dipaco_files::FileError),
@@ -327,6 +335,7 @@ impl PipelineError {
             | Self::NoRun { .. }
             | Self::NoSuchPath { .. }
             | Self::FolderBusy { .. }
+            | Self::RunBusy { .. }
             | Self::OtherDefaults { .. }
             | Self::Model(dipaco_model::ModelError::Config { .. })
             | Self::Routing(dipaco_routing::RoutingError::Config { .. })

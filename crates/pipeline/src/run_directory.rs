@@ -90,6 +90,11 @@ impl RunDirectory {
         self.secrets().join("synchronizer.token")
     }
 
+    /// The lock that keeps trainings and rollbacks apart.
+    pub fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
     /// The names of revoked tokens.
     pub fn revoked(&self) -> PathBuf {
         self.root.join("revoked")

@@ -52,7 +52,7 @@ pub use manifest::{KEPT_MANIFESTS, Loaded, ManifestSchema, ManifestSequence};
 pub use object::ObjectRef;
 pub use run_manifest::{
     ChangeRecord, CheckpointRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest,
-    FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, PathRecord, RunManifest, SeedRecord,
-    ShardRecord, TrainingRecord,
+    FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, PathRecord, RollbackRecord, RunManifest,
+    SeedRecord, ShardRecord, TrainingRecord,
 };
 pub use store::{RunStore, StoredObject};

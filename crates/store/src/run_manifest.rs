@@ -24,6 +24,24 @@ pub struct RunManifest {
     pub training: Option<TrainingRecord>,
     /// Checkpoints of the training, the newest last. A run with a damaged object goes back to a checkpoint.
     pub checkpoints: Vec<CheckpointRecord>,
+    /// The last times that an operator took the training back, the newest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rollbacks: Vec<RollbackRecord>,
+}
+
+/// Number of rollbacks that the manifest remembers.
+const REMEMBERED_ROLLBACKS: usize = 16;
+
+/// The return of a training to an earlier round on an operator's request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RollbackRecord {
+    /// Rounds that every path had completed before.
+    pub from: u32,
+    /// Rounds that every path had completed at the checkpoint.
+    pub to: u32,
+    /// Rounds of the later checkpoints, which are undone.
+    pub undone: Vec<u32>,
 }
 
 /// A checkpoint of the training. The store keeps all objects that it refers to.
@@ -45,7 +63,20 @@ impl RunManifest {
     /// A run before its first step.
     #[must_use]
     pub fn new(run: String) -> Self {
-        Self { run, incarnation: 0, seed: None, training: None, checkpoints: Vec::new() }
+        Self {
+            run,
+            incarnation: 0,
+            seed: None,
+            training: None,
+            checkpoints: Vec::new(),
+            rollbacks: Vec::new(),
+        }
+    }
+
+    /// Adds a rollback to the remembered ones.
+    pub fn note_rollback(&mut self, rollback: RollbackRecord) {
+        self.rollbacks.push(rollback);
+        self.rollbacks.drain(..self.rollbacks.len().saturating_sub(REMEMBERED_ROLLBACKS));
     }
 
     /// Current phase of routing, from 0. It selects the router and the shards.
@@ -212,7 +243,7 @@ pub struct PathRecord {
 }
 
 /// Contributions of the bearer of a token to a path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ContributorRecord {
     /// Number of outer gradients that count.
@@ -221,6 +252,12 @@ pub struct ContributorRecord {
     pub first_step: u64,
     /// Inner steps of the path at the end of the last lease that contributed.
     pub last_step: u64,
+    /// Tokens of text in these outer gradients.
+    #[serde(default)]
+    pub tokens: u64,
+    /// Number of these outer gradients for each fragment of the path, level by level.
+    #[serde(default)]
+    pub by_fragment: Vec<u64>,
 }
 
 /// Content of outer gradients.
@@ -288,9 +325,9 @@ impl TrainingRecord {
     pub fn contributions_of<'a>(
         &'a self,
         token: &'a str,
-    ) -> impl Iterator<Item = (PathId, ContributorRecord)> + 'a {
+    ) -> impl Iterator<Item = (PathId, &'a ContributorRecord)> + 'a {
         let paths = (0..).map(PathId).zip(&self.paths);
-        paths.filter_map(move |(path, record)| Some((path, *record.contributors.get(token)?)))
+        paths.filter_map(move |(path, record)| Some((path, record.contributors.get(token)?)))
     }
 
     /// First round of the current phase.
@@ -316,6 +353,12 @@ impl TrainingRecord {
     #[must_use]
     pub fn rounds_of(&self, path: &PathRecord) -> u32 {
         u32::try_from(path.steps / self.inner_steps.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// True if the run is complete. The last lease of a path measures its final weights, so all are merged by then.
+    #[must_use]
+    pub fn finished(&self) -> bool {
+        !self.paths.is_empty() && self.paths.iter().all(|path| path.measured)
     }
 
     /// Rounds that every path has completed.

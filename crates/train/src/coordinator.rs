@@ -1,6 +1,7 @@
 //! The coordinator's process: answers workers, watches leases, and takes the outer steps of modules without a
 //! synchronizer.
 
+mod contributions;
 mod error;
 mod ledger;
 mod manifest_writer;
@@ -8,13 +9,16 @@ mod orders;
 mod owners;
 mod recover;
 mod requests;
+mod rollback;
 mod round_tally;
 mod run_progress;
 mod start;
 
+pub use contributions::{FragmentContributions, PathContributions, TokenContributions, contributions_of};
 pub use error::CoordinatorError;
 pub use recover::recover;
 pub use requests::RenewToken;
+pub use rollback::roll_back;
 pub use start::{start_training, training_origin};
 
 use std::collections::BTreeSet;
@@ -233,8 +237,9 @@ impl RunningCoordinator {
         };
         let writer = WriterTask::spawn(manifest_writer);
         let gradients = VerifiedGradients::default();
+        let (outer, scratch) = (config.outer.clone(), shards.clone());
         let synchronizer =
-            Synchronizer::new(store.clone(), layout.clone(), config.outer.clone(), gradients.clone());
+            Synchronizer::new(store.clone(), layout.clone(), outer, gradients.clone(), scratch);
         let intake =
             ResultIntake { store, plan, topology, layout, uploads: Uploads::new(shards.clone()), gradients };
         let requests = Arc::new(CoordinatorRequests {

@@ -26,8 +26,9 @@ mod synchronizer;
 mod worker;
 
 pub use coordinator::{
-    CoordinatorError, CoordinatorOptions, CoordinatorSummary, RenewToken, Reroute, Rerouting, coordinate,
-    recover, start_training, training_origin,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, FragmentContributions, PathContributions,
+    RenewToken, Reroute, Rerouting, TokenContributions, contributions_of, coordinate, recover, roll_back,
+    start_training, training_origin,
 };
 pub use error::TrainError;
 pub use host::{HostError, Revocations};

@@ -84,6 +84,27 @@ pub enum CoordinatorError {
         #[source]
         source: serde_json::Error,
     },
+    /// The run has no checkpoint of a round.
+    #[error(
+        "the run keeps no checkpoint of round {round}; it keeps {}",
+        kept_rounds(kept, *finished)
+    )]
+    NotKept {
+        /// The round.
+        round: u32,
+        /// Rounds whose checkpoints are kept, ascending.
+        kept: Vec<u32>,
+        /// True if the run is complete.
+        finished: bool,
+    },
+    /// A checkpoint can't be the state of the run.
+    #[error("the checkpoint of round {round} is damaged: go back to another round")]
+    DamagedCheckpoint {
+        /// Round of the checkpoint.
+        round: u32,
+        /// The first damaged object.
+        source: dipaco_store::StoreError,
+    },
     /// An object that the run needs is damaged, and so is every checkpoint.
     #[error("the run can't go on, and has no undamaged checkpoint: restore its store from a copy")]
     DamagedRun {
@@ -115,6 +136,22 @@ pub enum CoordinatorError {
     /// An error that all roles share.
     #[error(transparent)]
     Core(#[from] TrainError),
+}
+
+/// The kept rounds in words.
+fn kept_rounds(kept: &[u32], finished: bool) -> String {
+    match kept {
+        [] if finished => "none, because a complete run needs none: go back before its end".to_owned(),
+        [] => "none: set train.checkpoints to keep some from now on".to_owned(),
+        [one] => format!("only round {one}: give it, or set train.checkpoints to keep more from now on"),
+        kept => {
+            let rounds: Vec<_> = kept.iter().map(u32::to_string).collect();
+            format!(
+                "rounds {}: give one of them, or set train.checkpoints to keep more from now on",
+                rounds.join(", ")
+            )
+        }
+    }
 }
 
 through_train_error!(CoordinatorError);

@@ -87,10 +87,13 @@ impl<'a> OrderBuilder<'a> {
     }
 
     /// The order for the next outer step of a fragment before it is due, with the outer gradients that have arrived. It
-    /// lets a synchronizer merge them early. `None` where the contributors or their weights are not known beforehand.
+    /// lets a synchronizer merge them early. `None` where the contributors or their weights are not known beforehand, and
+    /// where the merge needs all contributions at once.
     pub(crate) fn early(&self, fragment: FragmentId) -> Result<Option<OuterStepOrder>, CoordinatorError> {
-        let tokens = self.outer.weighting == Weighting::Tokens;
-        if !self.ledger.state().waits() || tokens || self.outer.delayed().is_some() {
+        let outer = self.outer;
+        let later =
+            outer.weighting == Weighting::Tokens || outer.delayed().is_some() || outer.merge.compares();
+        if later || !self.ledger.state().waits() {
             return Ok(None);
         }
         let progress = self.ledger.state().progress();

@@ -105,7 +105,8 @@ pub async fn synchronize(
     let layout = Layout::of_plan(&plan, &topology)?;
     let outer: OuterConfig = plan.outer.clone();
     let gradients = VerifiedGradients::default();
-    let synchronizer = Synchronizer::new(store.clone(), layout.clone(), outer.clone(), gradients.clone());
+    let synchronizer =
+        Synchronizer::new(store.clone(), layout.clone(), outer.clone(), gradients.clone(), collect.clone());
     let intake = ResultIntake { store, plan, topology, layout, uploads: Uploads::new(collect), gradients };
     let process = Arc::new(SynchronizerProcess {
         run,

@@ -196,10 +196,16 @@ impl Ledger {
             counted.steps = counted.steps.saturating_add(steps);
             counted.tokens = counted.tokens.saturating_add(tokens);
         }
-        let first = ContributorRecord { gradients: 0, first_step: step, last_step: step };
-        let contributor = record.contributors.entry(token.to_owned()).or_insert(first);
+        let fragments = record.counted.len();
+        let first = || ContributorRecord { first_step: step, ..ContributorRecord::default() };
+        let contributor = record.contributors.entry(token.to_owned()).or_insert_with(first);
         contributor.gradients += 1;
         contributor.last_step = step;
+        contributor.tokens = contributor.tokens.saturating_add(tokens);
+        contributor.by_fragment.resize(fragments, 0);
+        if let Some(gradients) = contributor.by_fragment.get_mut(slot) {
+            *gradients += 1;
+        }
         record.gradients.push(GradientRecord {
             module,
             fragment: index,
