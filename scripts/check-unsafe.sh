@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs what the unsafe code of crates/ops does under AddressSanitizer, with the best, AVX2 and portable kernels; with
-# `--miri`, also a part of it under Miri, which takes minutes and a nightly toolchain with the components miri and rust-src.
+# Runs what unsafe code does under AddressSanitizer: crates/ops with the best, AVX2 and portable kernels, the memory maps
+# of shards with whole and damaged token files, and crates/cuda as far as it runs without a GPU. With `--miri`, also a part
+# of crates/ops under Miri, which takes minutes and a nightly toolchain with the components miri and rust-src.
 #
 # Only the workspace's own code is instrumented: dependencies are those of the ordinary tests, so nothing else is built.
 set -euo pipefail
@@ -17,16 +18,18 @@ if [ "$(uname -sm)" != "Linux x86_64" ]; then
   exit 0
 fi
 
-address() { # which kernels, and cargo's arguments for which tests
-  printf '\n== AddressSanitizer, DIPACO_SIMD=%s\n' "$1"
-  DIPACO_SIMD=$1 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/check-unsafe.sh \
-    cargo test -p dipaco-ops --locked --quiet --lib --tests -- "${@:2}"
+address() { # which package and kernels, and cargo's arguments for which tests
+  printf '\n== AddressSanitizer, %s, DIPACO_SIMD=%s\n' "$1" "$2"
+  DIPACO_SIMD=$2 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/check-unsafe.sh \
+    cargo test -p "$1" --locked --quiet --lib --tests -- "${@:3}"
 }
 
-address best
-address avx2
+address dipaco-ops best
+address dipaco-ops avx2
 # The slow one: some tests of each kind.
-address portable tests:: blocks::a head::a
+address dipaco-ops portable tests:: blocks::a head::a
+address dipaco-shards best token_file
+address dipaco-cuda best
 
 if [ "${1-}" = --miri ]; then
   # Miri knows AVX-512 F and AVX2 but detects nothing at run time. Trees of borrows, as rayon's queues need them;

@@ -90,6 +90,8 @@ pub(crate) enum Command {
     Config(commands::config::ConfigCommand),
     /// Check whether this machine can train and serve.
     Doctor(commands::doctor::DoctorOptions),
+    /// Print the licences of other people's packages in this program.
+    Licences,
     /// Print completions for a shell.
     #[command(after_help = commands::completions::EXAMPLES)]
     Completions {

@@ -62,6 +62,7 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Bench(command) => commands::bench::run(&command, progress),
         Command::Config(command) => commands::config::run(command),
         Command::Doctor(options) => commands::doctor::run(&options),
+        Command::Licences => commands::licences::run(),
         Command::Completions { shell } => commands::completions::run(shell, Cli::command()),
     }
 }

@@ -87,6 +87,34 @@ pub fn router(phase: u32) -> String {
     format!("router/{phase}")
 }
 
+/// What an object of the training belongs to, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// A fragment: weights, momentum or a change of weights.
+    Fragment {
+        /// The module.
+        module: ModuleId,
+        /// Index of the fragment in the module.
+        fragment: u32,
+    },
+    /// A path: its state.
+    Path(PathId),
+}
+
+/// Returns what an object of the training belongs to; `None` for names of other objects.
+#[must_use]
+pub fn owner(name: &str) -> Option<Owner> {
+    let mut parts = name.split('/');
+    match parts.next()? {
+        MODULES | MOMENTA | CHANGES => {
+            let module = ModuleId { level: parts.next()?.parse().ok()?, index: parts.next()?.parse().ok()? };
+            Some(Owner::Fragment { module, fragment: parts.next()?.parse().ok()? })
+        }
+        PATHS => Some(Owner::Path(PathId(parts.next()?.parse().ok()?))),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,5 +129,19 @@ mod tests {
         assert_eq!(outer_gradient(id, 2, 7, PathId(255), 3), "outer-gradients/1/15/2/7/255-3");
         assert_eq!(checkpoint(12, 3), "checkpoints/12-3");
         assert_eq!(router(2), "router/2");
+    }
+
+    #[test]
+    fn a_name_says_what_the_object_belongs_to() {
+        let module = ModuleId { level: 1, index: 15 };
+        let of_fragment = Some(Owner::Fragment { module, fragment: 2 });
+        for name in [weights(module, 2, 42, 5), momentum(module, 2, 42, 5), change(module, 2, 42, 5)] {
+            assert_eq!(owner(&name), of_fragment);
+        }
+        let state = format!("{}-{}", path_state(PathId(255), 70, 3), "ab".repeat(32));
+        assert_eq!(owner(&state), Some(Owner::Path(PathId(255))));
+        for name in ["", "modules/1/15", "modules/1/x/2/3-4", "paths", "paths/-1/0-0", "seed/1/state"] {
+            assert_eq!(owner(name), None, "{name}");
+        }
     }
 }

@@ -109,14 +109,6 @@ fn sealed(mut content: Vec<u8>) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn any_bytes_are_refused_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        prop_assert!(Router::from_bytes(&bytes).is_err());
-        let behind_magic = [b"DIPACORT\x02\0\0\0".as_slice(), &bytes].concat();
-        prop_assert!(Router::from_bytes(&behind_magic).is_err());
-        prop_assert!(Router::from_bytes(&sealed(behind_magic)).is_err());
-    }
-
-    #[test]
     fn a_cut_or_changed_router_is_refused(at in any::<prop::sample::Index>(), flip in 1u8..) {
         let router = router();
         let bytes = router.to_bytes();
@@ -125,18 +117,5 @@ proptest! {
         let mut changed = bytes.to_vec();
         changed[at] ^= flip;
         prop_assert!(Router::from_bytes(&changed).is_err());
-    }
-
-    /// Changes that keep the checksum right never panic and never give centroids of another shape than the header's.
-    #[test]
-    fn a_changed_header_is_checked(at in any::<prop::sample::Index>(), flip in 1u8..) {
-        let router = router();
-        let mut content = router.to_bytes()[..router.to_bytes().len() - 32].to_vec();
-        let at = at.index(content.len());
-        content[at] ^= flip;
-        if let Ok(read) = Router::from_bytes(&sealed(content)) {
-            prop_assert_eq!(Some(read.values.len()), read.header.shape().values());
-            prop_assert!(read.route(&vec![0.0; read.dimension()]).is_ok());
-        }
     }
 }

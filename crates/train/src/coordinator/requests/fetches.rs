@@ -3,6 +3,7 @@
 use std::io::{Read, Seek, SeekFrom};
 
 use dipaco_store::ObjectRef;
+use dipaco_store::names::{self, Owner};
 use dipaco_topology::PathId;
 
 use super::CoordinatorRequests;
@@ -48,17 +49,24 @@ impl CoordinatorRequests {
         }
     }
 
-    /// True if the manifest refers to this object as weights, as a change of weights or as a state.
+    /// True if the manifest refers to this object as weights, as a change of weights or as a state. Asked for each piece,
+    /// so it looks only at what the object's name says that it belongs to.
     fn is_current(&self, object: &ObjectRef) -> Result<bool, CoordinatorError> {
         let ledger = self.ledger();
         let training = ledger.training()?;
-        let fragments = training.modules.iter().flat_map(|module| &module.fragments);
-        let mut weights = fragments.flat_map(|fragment| {
-            let kept = fragment.kept.iter().map(|kept| &kept.weights);
-            kept.chain([&fragment.weights]).chain(fragment.changes.iter().map(|change| &change.object))
-        });
-        Ok(weights.any(|weights| weights == object)
-            || training.paths.iter().any(|record| record.state.as_ref() == Some(object)))
+        Ok(match names::owner(&object.name) {
+            Some(Owner::Fragment { module, fragment }) => {
+                training.fragment(module, fragment).is_some_and(|fragment| {
+                    let kept = fragment.kept.iter().map(|kept| &kept.weights);
+                    let changes = fragment.changes.iter().map(|change| &change.object);
+                    kept.chain([&fragment.weights]).chain(changes).any(|current| current == object)
+                })
+            }
+            Some(Owner::Path(path)) => {
+                training.path(path).is_some_and(|path| path.state.as_ref() == Some(object))
+            }
+            None => false,
+        })
     }
 
     /// Sends a piece of the shard of a path.
