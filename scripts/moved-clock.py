@@ -49,9 +49,20 @@ def main():
     }
     values = {"train.rounds": 1_000_000, "train.threads_per_worker": 1, "train.lease_seconds": 5}
     led = Led(options.dipaco, folder, made, *settings(values))
+    workers = [led.worker(f"w{number}") for number in range(2)]
+    try:
+        found = move(options, led, workers, shown)
+    finally:
+        end(*workers, led.leader)
+    shutil.rmtree(folder)
+    print(json.dumps(found, indent=2))
+
+
+def move(options, led, workers, shown):
+    """Moves the shown time of a running training, and disturbs it; returns what was seen."""
+    folder, made = led.folder, led.run
     first_token = folder / "first.token"
     shutil.copy(led.token, first_token)
-    workers = [led.worker(f"w{number}") for number in range(2)]
 
     def rounds():
         status = json.loads(run(options.dipaco, "status", "--json", "--run", made))
@@ -98,9 +109,7 @@ def main():
     joined = (folder / "coordinator.log").read_text(errors="replace").count("joined")
     found["connections"] = joined
     found["worker_processes_started"] = len(workers) + sum(worker.restarts for worker in workers)
-    end(*workers, led.leader)
-    shutil.rmtree(folder)
-    print(json.dumps(found, indent=2))
+    return found
 
 
 main()

@@ -132,7 +132,13 @@ impl TransformerRouter {
         };
         let header = decode(&text).map_err(|problem| damaged(&name, problem))?;
         let file = folder.join(WEIGHTS);
-        let specs: Arc<[_]> = path_specs(&header.model.with_outputs(header.paths as usize)).into();
+        let model = header.model.with_outputs(header.paths as usize);
+        let length = fs::metadata(&file).map_err(|source| io(&file, source))?.len();
+        // Before the tensors are listed: the header may promise a million blocks.
+        if weight_bytes(&model) > length.into() {
+            return Err(damaged(&name, "its model has more weights than their file".to_owned()));
+        }
+        let specs: Arc<[_]> = path_specs(&model).into();
         // The size of the header's tensors bounds the memory; a longer file is not theirs and fails the hash.
         let room = 4 * dipaco_model::parameters(&specs) as u64 + LARGEST_HEADER;
         let mut bytes = Vec::new();
@@ -211,6 +217,20 @@ fn compose(model: &ModelConfig, paths: u32, weights: &ModuleWeights) -> Result<P
     let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks)?;
     let module = Arc::new(Module::load(weights, &Device::Cpu)?);
     Ok(Path::compose(&model, &topology, &[module])?)
+}
+
+/// Bytes of the weights of a checked model, whose dimensions are below 2^24. Norms and a tied head are left out.
+fn weight_bytes(model: &ModelConfig) -> u128 {
+    let [d, a, f, v, heads, blocks] = [
+        model.hidden_size,
+        model.attention_size(),
+        model.ffn_size,
+        model.vocab_size,
+        model.head_size(),
+        model.blocks,
+    ]
+    .map(|size| size as u128);
+    4 * d * (v + heads + blocks * (4 * a + 3 * f))
 }
 
 fn decode(text: &[u8]) -> Result<Header, String> {

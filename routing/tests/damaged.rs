@@ -111,7 +111,7 @@ fn shard_set(rng: &mut CaseRng) -> Vec<u8> {
 #[test]
 fn damaged_shard_sets_are_refused_or_read() {
     let folder = tempfile::tempdir().unwrap();
-    Campaign::new("shard-set").memory(1 << 20).play(shard_set, |bytes| {
+    Campaign::new("shard-set").memory(1 << 20).cases(500).play(shard_set, |bytes| {
         fs::write(folder.path().join("shards.json"), bytes).unwrap();
         match ShardSet::open(folder.path()) {
             Ok(_) => Reached::Accepted,
@@ -155,7 +155,7 @@ fn damaged_transformer_routers_are_refused_or_read() {
     transformer(folder.path());
     let header = folder.path().join("transformer.json");
     let whole = fs::read(&header).unwrap();
-    Campaign::new("transformer-router").memory(4 << 20).cases(1000).play(
+    Campaign::new("transformer-router").memory(4 << 20).cases(300).play(
         |_| whole.clone(),
         |bytes| {
             fs::write(&header, bytes).unwrap();

@@ -6,6 +6,7 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 
 use crate::CaseRng;
+use crate::json::damage_values;
 
 /// Most kinds of damage to one input.
 const MOST: usize = 3;
@@ -34,9 +35,15 @@ const DECIMALS: [&str; 16] = [
     "null",
 ];
 
-/// Returns `bytes` with damage of one to three kinds. `other` is another valid input, for parts that belong elsewhere.
+/// Returns `bytes` with other values in their JSON, or with damage of one to three kinds to their bytes. `other` is another valid input, for parts that belong elsewhere.
 #[must_use]
 pub fn damage(rng: &mut CaseRng, bytes: &[u8], other: &[u8]) -> Vec<u8> {
+    // Most damage to bytes breaks JSON at its first check, so half of the inputs with JSON stay JSON.
+    if rng.random()
+        && let Some(damaged) = damage_values(rng, bytes)
+    {
+        return damaged;
+    }
     let mut damaged = bytes.to_vec();
     for _ in 0..rng.random_range(1..=MOST) {
         damage_once(rng, &mut damaged, other);

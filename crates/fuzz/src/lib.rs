@@ -7,6 +7,7 @@
 
 mod campaign;
 mod damage;
+mod json;
 
 pub use campaign::{Campaign, Counts, Reached};
 pub use damage::damage;

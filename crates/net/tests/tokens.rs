@@ -176,7 +176,7 @@ fn damaged_authorities_are_refused_or_read() {
     let pem = RunAuthority::create("run", now()).unwrap().to_pem();
     let other = RunAuthority::create("other", now()).unwrap().to_pem();
     let valid = |rng: &mut CaseRng| if rng.random() { pem.clone().into() } else { other.clone().into() };
-    Campaign::new("authority").memory(1 << 18).play(valid, |bytes| {
+    Campaign::new("authority").memory(1 << 18).past(0.1).play(valid, |bytes| {
         let text = String::from_utf8_lossy(bytes);
         match RunAuthority::from_pem(&text) {
             Ok(authority) => {

@@ -28,7 +28,7 @@ fn plan() -> WorkerPlan {
         context: 8,
         ..ModelConfig::default()
     };
-    config.topology = TopologyConfig::dense(2);
+    config.topology = TopologyConfig::dense(1);
     (config.train.rounds, config.train.inner_steps, config.train.batch) = (3, STEP, 2);
     (config.sync.overlap_steps, config.sync.eager) = (STEP, true);
     config.outer.error_feedback = 1.0;

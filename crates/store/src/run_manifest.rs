@@ -309,7 +309,7 @@ impl TrainingRecord {
     /// Inner steps of a path at the start of the current phase.
     #[must_use]
     pub fn phase_begin_step(&self) -> u64 {
-        u64::from(self.phase_begin()) * self.inner_steps
+        u64::from(self.phase_begin()).saturating_mul(self.inner_steps)
     }
 
     /// Complete rounds of a path.
@@ -328,7 +328,7 @@ impl TrainingRecord {
     /// contributions are merged.
     #[must_use]
     pub fn at_boundary(&self) -> bool {
-        let end = u64::from(self.phase_end()) * self.inner_steps;
+        let end = u64::from(self.phase_end()).saturating_mul(self.inner_steps);
         (self.phase as usize) < self.boundaries.len()
             && self.paths.iter().all(|path| path.steps == end && path.gradients.is_empty())
     }
