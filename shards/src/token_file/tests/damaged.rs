@@ -79,15 +79,20 @@ fn hdf5_child() {
     });
 }
 
+/// Only in a long run: the library may crash or loop for ever, and nothing ends it then.
 #[test]
 fn damaged_structures_behind_a_right_hash_end_at_most_their_process() {
+    if std::env::var("DIPACO_FUZZ_SECONDS").is_err() {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("first"), "0").unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "token_file::tests::damaged::hdf5_child", "--nocapture"]);
     child.env(CHILD, folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let ended = child.output().unwrap();
-    println!("{}", String::from_utf8_lossy(&ended.stdout));
-    println!("{}", String::from_utf8_lossy(&ended.stderr));
-    println!("{:?} at {:?}", ended.status, std::fs::read_to_string(folder.path().join("case")));
+    let case = std::fs::read_to_string(folder.path().join("case"));
+    println!("{}{}", String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    // A code is the end of a test: success, or a panic of this package. A signal is the end of the C library.
+    assert!(ended.status.code().is_none_or(|code| code == 0), "{:?} after {case:?} cases", ended.status);
 }
