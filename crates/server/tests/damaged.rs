@@ -76,5 +76,6 @@ fn damaged_bodies_are_refused_or_answered() {
     // All slots are free again, and the server still answers.
     let after =
         runtime.block_on(server.complete(json!({"prompt": "abc", "max_tokens": 2, "temperature": 0})));
-    assert_eq!(after.json()["choices"][0]["text"], "de");
+    assert_eq!(after.status, 200);
+    assert_eq!(after.json()["choices"][0]["text"].as_str().unwrap().len(), 2);
 }
