@@ -251,10 +251,10 @@ impl RunConfig {
         }
         // A given tokenizer has its own vocabulary, which is checked when the tokenizer is read.
         let (model, trained) = (self.model.vocab_size, self.prepare.vocab_size as usize);
-        if self.prepare.tokenizer.is_none() && model != 0 && model != trained {
+        if self.prepare.tokenizer.is_none() && model != 0 && model < trained {
             problems.add(format!(
                 "model.vocab_size is {model} but the tokenizer is trained with prepare.vocab_size = {trained}: leave \
-                 model.vocab_size at 0, or give both the same number"
+                 model.vocab_size at 0, or give at least as many rows as the tokenizer has entries"
             ));
         }
         if self.evaluation.prefix_tokens >= context {

@@ -51,6 +51,8 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     let mut exist = BTreeSet::new();
     let mut config = RunConfig::default();
     config.routing.phases.push(PhaseConfig::default());
+    // Not written if it is not set.
+    config.model.kv_heads = Some(2);
     collect(&serde_json::to_value(config).unwrap(), "", &mut exist);
     let documented: BTreeSet<String> = keys().map(|doc| doc.key.to_owned()).collect();
     assert_eq!(exist, documented);

@@ -73,7 +73,7 @@ fn llama_config(config: &ModelConfig, end_of_text: u32) -> serde_json::Value {
         "intermediate_size": config.ffn_size,
         "num_hidden_layers": config.blocks,
         "num_attention_heads": config.heads,
-        "num_key_value_heads": config.heads,
+        "num_key_value_heads": config.key_value_heads(),
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": config.context,
