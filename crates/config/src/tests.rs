@@ -90,6 +90,7 @@ fn phases_are_read_written_and_checked() {
 fn later_sources_win() {
     let (_directory, path) = file("[train]\nrounds = 5\nbatch = 5\ninner_steps = 5\n");
     let sources = Sources {
+        pretrained: None,
         file: Some(path.clone()),
         environment: vec![
             ("PATH".into(), "/bin".into()),

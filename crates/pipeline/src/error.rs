@@ -22,6 +22,41 @@ pub enum PipelineError {
         /// The directory.
         folder: PathBuf,
     },
+    /// A folder does not hold a model.
+    #[error(
+        "{} has no {file}: name a folder in Hugging Face's format, with config.json, tokenizer.json and model.safetensors",
+        folder.display()
+    )]
+    NoPretrained {
+        /// The folder.
+        folder: PathBuf,
+        /// The missing file.
+        file: String,
+    },
+    /// A file is larger than any such file can be.
+    #[error("{} has more than {largest} bytes: it can't be what its name says", file.display())]
+    TooLarge {
+        /// The file.
+        file: PathBuf,
+        /// The largest possible length in bytes.
+        largest: u64,
+    },
+    /// The run's tokenizer is not that of the imported model.
+    #[error(
+        "{} is not the tokenizer of the model in {}: import into a new run directory before `dipaco prepare`, or name the \
+         model's tokenizer.json in prepare.tokenizer",
+        file.display(),
+        folder.display()
+    )]
+    NotTheModels {
+        /// The tokenizer's file.
+        file: PathBuf,
+        /// The folder of the model.
+        folder: PathBuf,
+    },
+    /// A pretrained model can't be used.
+    #[error(transparent)]
+    Import(#[from] dipaco_model::ImportError),
     /// A step needs a router and shards.
     #[error("there are no shards in {}: run `dipaco route fit` and `dipaco route assign` with this run first", folder.display())]
     NotRouted {

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod imported_files;
 mod path_source;
 mod pinned;
 mod run;
@@ -28,6 +29,7 @@ pub mod dry_run;
 pub mod evaluate;
 pub mod experiment;
 pub mod files;
+pub mod import;
 pub mod labels;
 pub mod limits;
 pub mod phases;
@@ -45,6 +47,7 @@ pub mod transformer_router;
 pub mod vocabulary;
 
 pub use error::PipelineError;
+pub use imported_files::{ExportedFiles, ImportedFolder};
 pub use run::{Run, save_config};
 pub use run_directory::{RoutingFolder, RunDirectory};
 pub use text_codec::RunTextCodec;

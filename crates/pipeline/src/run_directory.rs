@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::imported_files::ImportedFolder;
+
 /// Names the files of a run. `docs/run-directory.md` describes them.
 #[derive(Clone, Debug)]
 pub struct RunDirectory {
@@ -58,6 +60,11 @@ impl RunDirectory {
     pub fn routing(&self, phase: u32) -> RoutingFolder {
         let root = self.root.join("routing");
         RoutingFolder { root: if phase == 0 { root } else { root.join(format!("phase-{phase}")) } }
+    }
+
+    /// The folder of the files of an imported model. A run with a seed of its own has none.
+    pub fn imported(&self) -> ImportedFolder {
+        ImportedFolder::new(self.root.join("imported"))
     }
 
     /// The store of weights and manifests.

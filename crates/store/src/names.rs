@@ -75,6 +75,12 @@ pub fn seed_weights(step: u64) -> String {
     format!("seed/{step}/weights")
 }
 
+/// The weights of an imported model, from which the seed model begins: `seed/imported-<hash>/weights`.
+#[must_use]
+pub fn imported_weights(hash: &str) -> String {
+    format!("seed/imported-{hash:.16}/weights")
+}
+
 /// The state from which the seed model continues after `step` inner steps: `seed/<step>/state`.
 #[must_use]
 pub fn seed_state(step: u64) -> String {

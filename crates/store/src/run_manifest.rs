@@ -71,9 +71,18 @@ pub struct SeedRecord {
     pub state: Option<ObjectRef>,
     /// Mean loss on the validation data at this step, in nats per token.
     pub validation_loss: Option<f64>,
+    /// The imported weights from which the pretraining began; absent in a seed that began with random weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imported: Option<ObjectRef>,
 }
 
 impl SeedRecord {
+    /// True if these are imported weights, without any step of this run.
+    #[must_use]
+    pub fn is_imported_as_is(&self) -> bool {
+        self.step == 0 && self.imported.as_ref() == Some(&self.weights)
+    }
+
     /// True if pretraining is complete.
     #[must_use]
     pub fn finished(&self) -> bool {

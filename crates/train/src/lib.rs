@@ -36,6 +36,6 @@ pub use router::{
     RouterError, RouterStep, RouterTraining, TrainedRouter, rising_losses, score_header, shard_repeats,
     small_shards, train_router, write_scores,
 };
-pub use seed::{SeedError, SeedOptions, SeedSummary, adopt_seed, train_seed};
+pub use seed::{SeedError, SeedOptions, SeedSummary, adopt_seed, import_seed, train_seed};
 pub use synchronizer::{SynchronizerError, SynchronizerOptions, SynchronizerSummary, synchronize};
 pub use worker::{WorkerError, WorkerOptions, WorkerSummary, work};
