@@ -71,8 +71,8 @@ pub struct ModelConfig {
     pub tie_embeddings: bool,
     /// True if weight decay applies to the token embedding (default true).
     pub embedding_decay: bool,
-    /// Standard deviation of the initial weights (default 0.02).
-    pub init_std: f64,
+    /// Standard deviation of the initial matrices (default not set: 1/√(3 · inputs) for each matrix).
+    pub init_std: Option<f64>,
     /// Type of the factors of matrix products in training (default f32).
     pub dtype: Dtype,
     /// Number of outputs of the head; 0 for one output per token of the vocabulary. Not a key of the configuration: a
@@ -95,7 +95,7 @@ impl Default for ModelConfig {
             rms_norm_eps: 1e-5,
             tie_embeddings: false,
             embedding_decay: true,
-            init_std: 0.02,
+            init_std: None,
             dtype: Dtype::F32,
             outputs: 0,
         }
@@ -149,9 +149,9 @@ impl ModelConfig {
         let numbers = [
             ("model.rope_theta", self.rope_theta),
             ("model.rms_norm_eps", self.rms_norm_eps),
-            ("model.init_std", self.init_std),
         ];
-        for (key, number) in numbers {
+        let init_std = self.init_std.map(|number| ("model.init_std", number));
+        for (key, number) in numbers.into_iter().chain(init_std) {
             if !number.is_finite() || number <= 0.0 {
                 return error(key, format!("is {number}: it must be above 0"));
             }

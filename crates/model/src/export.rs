@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use crate::init::matrix_deviation;
 use crate::split::require_specs;
 use crate::{ModelConfig, ModelError, ModuleWeights, path_specs};
 
@@ -78,7 +79,7 @@ fn llama_config(config: &ModelConfig, end_of_text: u32) -> serde_json::Value {
         "hidden_act": "silu",
         "max_position_embeddings": config.context,
         "rms_norm_eps": config.rms_norm_eps,
-        "initializer_range": config.init_std,
+        "initializer_range": matrix_deviation(config, config.hidden_size),
         "attention_bias": false,
         "attention_dropout": 0.0,
         "mlp_bias": false,

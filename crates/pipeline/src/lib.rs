@@ -14,6 +14,7 @@
 mod error;
 mod path_source;
 mod pinned;
+mod router_settings;
 mod run;
 mod run_directory;
 mod text_codec;

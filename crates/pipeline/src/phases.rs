@@ -20,6 +20,7 @@ use crate::error::PipelineError;
 use crate::files;
 use crate::prepared::token_file;
 use crate::route::{assign, origin_of, router, shard_records, shown};
+use crate::router_settings::router_settings;
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::store::manifest;
 use crate::weights::{Version, Weights};
@@ -110,7 +111,7 @@ pub fn refit(
     let training = next(weights)?;
     let (old, new) = (run.routing(training.phase), run.routing(training.phase + 1));
     let tokens = reserved(run, &old)?;
-    let settings = config.routing.of_router();
+    let settings = router_settings(config, weights)?;
     let ReservedScores { scores, hash: scores_hash } = scores(run, config, weights, &tokens)?;
     let from = TargetsFrom { router_hash: router(&old)?.hash().to_owned(), scores_hash };
     let seed_hash = weights.seed_hash()?;

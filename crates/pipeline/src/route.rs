@@ -14,6 +14,7 @@ use dipaco_telemetry::{Progress, ProgressUnit, Task};
 
 use crate::error::PipelineError;
 use crate::prepared::{token_file, tokenizer};
+use crate::router_settings::router_settings;
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::weights::Weights;
 use crate::{files, labels};
@@ -48,7 +49,7 @@ pub fn fit(
     let seed_hash = weights.seed_hash()?;
     let paths = weights.topology().paths();
     let routing = run.routing(0);
-    let settings = config.routing.of_router();
+    let settings = router_settings(config, weights)?;
     let labels_hash = labels_hash(config)?;
     let origin = Origin { labels_hash, ..origin_of(&file, seed_hash) };
     if routing.router().exists() {
@@ -204,7 +205,7 @@ pub fn features_part(
     cancel: &AtomicBool,
 ) -> Result<u64, PipelineError> {
     let file = token_file(run, &run.train_tokens())?;
-    let settings = config.routing.of_router();
+    let settings = router_settings(config, weights)?;
     let model = features_for(run, config, weights, &settings, settings.kind, progress, cancel)?;
     let features =
         SampleFeatures::new(&model, weights.seed_hash()?, &file, &settings, &run.routing(0).features())?;

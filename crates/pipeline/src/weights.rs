@@ -129,6 +129,15 @@ impl Weights {
         Ok(&seed.ok_or(PipelineError::NoSeed)?.weights.hash)
     }
 
+    /// Inner steps of the seed.
+    ///
+    /// # Errors
+    /// [`PipelineError::NoSeed`] when the seed is not finished.
+    pub fn seed_steps(&self) -> Result<u64, PipelineError> {
+        let seed = self.manifest.seed.as_ref().filter(|seed| seed.finished());
+        Ok(seed.ok_or(PipelineError::NoSeed)?.steps)
+    }
+
     /// The seed model. Blocks on the store.
     ///
     /// # Errors

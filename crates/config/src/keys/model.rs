@@ -35,7 +35,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "Applies weight decay to the token embedding. Weight decay moves the rows of all tokens, also of tokens that a \
          path never reads.",
     ),
-    key("model.init_std", "number", "Standard deviation of the initial weights."),
+    key(
+        "model.init_std",
+        "number",
+        "Standard deviation of the initial matrices. When it is not set, each matrix has 1 divided by the root of three \
+         times the number of its inputs; the token embedding counts as a matrix with D inputs.",
+    ),
     key(
         "model.dtype",
         "name",

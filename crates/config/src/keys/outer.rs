@@ -75,7 +75,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "outer.nesterov.learning_rate",
         "number",
-        "Outer learning rate. With 1 and momentum 0 the outer step is the mean itself.",
+        "Outer learning rate, before the factor of `outer.rescale`. With 1, momentum 0 and `outer.rescale = \"none\"` the outer \
+         step is the mean itself. The papers take 0.7.",
     ),
     key("outer.nesterov.momentum", "number", "Outer momentum, at least 0 and below 1."),
 ];

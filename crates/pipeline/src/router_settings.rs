@@ -1,0 +1,36 @@
+//! The settings of a router, with the blocks of the seed that its features come from.
+
+use dipaco_config::RunConfig;
+use dipaco_routing::RouterConfig;
+
+use crate::error::PipelineError;
+use crate::weights::Weights;
+
+/// Inner steps below which features come from the token embedding, unless `routing.feature_blocks` is set. The first steps
+/// of a seed move the output of its blocks along one direction that all documents share, and clusters follow it.
+const SHORT_SEED_STEPS: u64 = 300;
+
+/// The settings with which a router of this run is fitted. The router records them, so that text and prompts are routed by
+/// the same features later.
+pub(crate) fn router_settings(config: &RunConfig, weights: &Weights) -> Result<RouterConfig, PipelineError> {
+    let settings = config.routing.of_router();
+    let feature_blocks = settings.feature_blocks.or(blocks_of(weights.seed_steps()?));
+    Ok(RouterConfig { feature_blocks, ..settings })
+}
+
+/// Blocks that features come from after this number of inner steps; `None` for all.
+fn blocks_of(seed_steps: u64) -> Option<usize> {
+    (seed_steps < SHORT_SEED_STEPS).then_some(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_seed_routes_by_its_token_embedding() {
+        assert_eq!(blocks_of(0), Some(0));
+        assert_eq!(blocks_of(SHORT_SEED_STEPS - 1), Some(0));
+        assert_eq!(blocks_of(SHORT_SEED_STEPS), None);
+    }
+}
