@@ -146,10 +146,7 @@ impl ModelConfig {
                 format!("are {} × {}: their product must be at most {LARGEST}", self.heads, self.head_dim);
             return error("model.heads × model.head_dim", problem);
         }
-        let numbers = [
-            ("model.rope_theta", self.rope_theta),
-            ("model.rms_norm_eps", self.rms_norm_eps),
-        ];
+        let numbers = [("model.rope_theta", self.rope_theta), ("model.rms_norm_eps", self.rms_norm_eps)];
         let init_std = self.init_std.map(|number| ("model.init_std", number));
         for (key, number) in numbers.into_iter().chain(init_std) {
             if !number.is_finite() || number <= 0.0 {

@@ -10,7 +10,6 @@ fn fitted_on() -> FittedOn {
         labels_hash: None,
         documents: 7,
         loss: 0.25,
-        separation: None,
         targets: None,
         config: RouterConfig::default(),
     }
