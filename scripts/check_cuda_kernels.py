@@ -10,8 +10,11 @@ SOURCES = [
     "primitives.cuh", "common.cuh", "embedding.cu", "rms_norm.cu", "rope.cu", "swiglu.cu", "attention.cu",
     "attention_tensor.cu", "cross_entropy.cu", "gradient_norm.cu", "adamw.cu", "mean.cu",
 ]
-# D, H, Dh, F, V
-SHAPES = [(896, 16, 64, 2432, 32000), (256, 4, 64, 704, 4096), (2048, 16, 128, 5504, 32000), (100, 3, 18, 77, 301), (512, 2, 256, 1408, 9001)]
+# D, H, Hkv, Dh, F, V
+SHAPES = [
+    (896, 16, 16, 64, 2432, 32000), (256, 4, 4, 64, 704, 4096), (2048, 16, 4, 128, 5504, 32000), (576, 9, 3, 64, 1536, 49152),
+    (100, 3, 1, 18, 77, 301), (512, 2, 2, 256, 1408, 9001),
+]
 
 
 def main() -> int:
@@ -24,11 +27,11 @@ def main() -> int:
     failed = 0
     for architecture in architectures:
         for bf16 in (1, 0):
-            for width, heads, head_dim, ffn, vocabulary in SHAPES:
-                vector = 8 if all(n % 8 == 0 for n in (width, heads * head_dim, ffn, vocabulary)) else 1
+            for width, heads, kv_heads, head_dim, ffn, vocabulary in SHAPES:
+                vector = 8 if all(n % 8 == 0 for n in (width, kv_heads * head_dim, ffn, vocabulary)) else 1
                 tensor = int(bf16 and head_dim % 16 == 0 and head_dim <= 128)
-                defines = dict(BF16=bf16, WIDTH=width, HEADS=heads, HEAD_DIM=head_dim, FFN=ffn, VOCABULARY=vocabulary,
-                               VECTOR=vector, TENSOR_ATTENTION=tensor)
+                defines = dict(BF16=bf16, WIDTH=width, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, FFN=ffn,
+                               VOCABULARY=vocabulary, VECTOR=vector, TENSOR_ATTENTION=tensor)
                 options = [f"--gpu-architecture={architecture}", "--std=c++17"]
                 if architecture.startswith("sm_"):
                     options.append("--ptxas-options=-v")
@@ -42,7 +45,7 @@ def main() -> int:
                 log = ctypes.create_string_buffer(size.value)
                 nvrtc.nvrtcGetProgramLog(program, log)
                 failed += code != 0
-                shape = f"D {width} H {heads} Dh {head_dim} F {ffn} V {vocabulary}"
+                shape = f"D {width} H {heads}/{kv_heads} Dh {head_dim} F {ffn} V {vocabulary}"
                 print(f"{architecture} {'bf16' if bf16 else 'f32'} {shape}: {'FAILED' if code else 'compiles'}")
                 text = log.value.decode()
                 print_log(text, code)

@@ -126,7 +126,6 @@ pub fn fit_discriminative(
         labels_hash: None,
         documents: count as u64,
         loss: objective.evaluate(&found.place, 0.0, &|_| true, None),
-        separation: None,
         targets: Some(from),
         config: config.clone(),
     };

@@ -46,7 +46,7 @@ pub struct RouterConfig {
     pub prefix_tokens: usize,
     /// Label file for [`RouterKind::Labels`].
     pub labels: Option<PathBuf>,
-    /// Blocks of the seed that features come from; by default all. Fewer blocks are cheaper. With 0 a feature is the mean of
+    /// Blocks of the seed that features come from; `None` for all. Fewer blocks are cheaper. With 0 a feature is the mean of
     /// the token embeddings.
     pub feature_blocks: Option<usize>,
     /// True divides each component of a feature by its standard deviation over the documents of the fit, for k-means and

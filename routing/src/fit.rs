@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use crate::features::{FeatureExtractor, Featurizer};
 use crate::progress::ProgressFn;
 use crate::router::{FeaturePart, FittedOn, Router, feature_parts};
-use crate::{RouterConfig, RouterKind, RoutingError, calibrate, kmeans, separation, separation_warning};
+use crate::{RouterConfig, RouterKind, RoutingError, calibrate, kmeans};
 
 /// Stream of the random generator for the sample; k-means uses the streams from 0 up.
 const SAMPLE_STREAM: u64 = u64::MAX;
@@ -119,7 +119,6 @@ pub fn fit_points(
         labels_hash: origin.labels_hash,
         documents: documents as u64,
         loss: 0.0,
-        separation: None,
         targets: None,
         config: config.clone(),
     };
@@ -132,9 +131,8 @@ pub fn fit_points(
     let scaled = factors.as_ref().map(|factors| scaled(points, factors));
     let points = scaled.as_deref().unwrap_or(points);
     let found = cluster_parts(points, dimension, &clusters, config, progress)?;
-    let separation = separation_of(points, dimension, &clusters, config, found.inertia, progress)?;
     let loss = found.inertia / documents as f64;
-    let fitted_on = FittedOn { loss, separation: Some(separation), ..fitted_on };
+    let fitted_on = FittedOn { loss, ..fitted_on };
     // For points whose components are multiplied by their factors already.
     let router_with = |biases: &[f32]| {
         let (centroids, fitted_on) = (found.centroids.clone(), fitted_on.clone());
@@ -160,9 +158,6 @@ pub fn fit_points(
         sizes = histogram(choices(&router, points)?.into_iter(), paths);
     }
     warn_of_dominance(&sizes);
-    if let Some(warning) = separation_warning(Some(separation)) {
-        tracing::warn!("{warning}");
-    }
     let router = match factors {
         Some(factors) => router.scaled(&factors)?,
         None => router,
@@ -193,21 +188,6 @@ fn factors(points: &[f32], dimension: usize) -> Vec<f32> {
 /// Points (N, D) with each component multiplied by its factor (D).
 fn scaled(points: &[f32], factors: &[f32]) -> Vec<f32> {
     points.iter().zip(factors.iter().cycle()).map(|(value, factor)| value * factor).collect()
-}
-
-/// The separation of clusters with this inertia: clusters of the shuffled points, from a single start, are the comparison.
-fn separation_of(
-    points: &[f32],
-    dimension: usize,
-    clusters: &[u32],
-    config: &RouterConfig,
-    inertia: f64,
-    progress: &mut ProgressFn<'_>,
-) -> Result<f64, RoutingError> {
-    let once = RouterConfig { restarts: 1, ..config.clone() };
-    let shuffled = separation::shuffled(points, dimension, config.seed);
-    let found = cluster_parts(&shuffled, dimension, clusters, &once, progress)?;
-    Ok(separation::separation(inertia, found.inertia))
 }
 
 /// The clusterings of all parts of a feature together.

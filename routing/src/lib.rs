@@ -31,12 +31,12 @@ mod router;
 mod router_targets;
 mod sample_features;
 mod scores;
-mod separation;
 mod shard_set;
 mod statistics;
 #[cfg(test)]
 mod testing;
 mod text_router;
+mod token_gain;
 mod transformer;
 
 pub use assign::{Assigned, Assignment, assign};
@@ -57,10 +57,10 @@ pub use router::{FittedOn, ROUTER_FORMAT_VERSION, Route, Router, TargetsFrom};
 pub use router_targets::router_targets;
 pub use sample_features::SampleFeatures;
 pub use scores::{PATH_SCORES_FORMAT, PathScores, ScoreFiles, ScoreHeader, scores_are_there};
-pub use separation::separation_warning;
 pub use shard_set::{
     Example, Reserved, SHARD_SET_FORMAT_VERSION, Shard, ShardManifest, ShardSet, shard_file_name,
 };
 pub use statistics::{ShardExample, ShardStatistics, ShardStatisticsRow, inspect};
 pub use text_router::TextRouter;
+pub use token_gain::{token_gain, token_gain_warning};
 pub use transformer::{TRANSFORMER_ROUTER_FORMAT_VERSION, TransformerFittedOn, TransformerRouter};

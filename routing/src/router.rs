@@ -29,10 +29,6 @@ pub struct FittedOn {
     /// Loss of the fit: the mean squared distance of the documents to their centroids, or for a discriminative router the
     /// mean of -ln of the probability of their targets before the calibration of the biases.
     pub loss: f64,
-    /// Share by which the clusters are tighter than clusters of shuffled features, 0 to 1: near 0 the features hardly
-    /// separate documents. None for routers that do not cluster.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub separation: Option<f64>,
     /// Origin of the targets of a discriminative router; none for other routers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub targets: Option<TargetsFrom>,

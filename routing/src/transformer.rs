@@ -132,7 +132,13 @@ impl TransformerRouter {
         };
         let header = decode(&text).map_err(|problem| damaged(&name, problem))?;
         let file = folder.join(WEIGHTS);
-        let specs: Arc<[_]> = path_specs(&header.model.with_outputs(header.paths as usize)).into();
+        let model = header.model.with_outputs(header.paths as usize);
+        let length = fs::metadata(&file).map_err(|source| io(&file, source))?.len();
+        // Before the tensors are listed: the header may promise a million blocks.
+        if weight_bytes(&model) > length.into() {
+            return Err(damaged(&name, "its model has more weights than their file".to_owned()));
+        }
+        let specs: Arc<[_]> = path_specs(&model).into();
         // The size of the header's tensors bounds the memory; a longer file is not theirs and fails the hash.
         let room = 4 * dipaco_model::parameters(&specs) as u64 + LARGEST_HEADER;
         let mut bytes = Vec::new();
@@ -213,6 +219,20 @@ fn compose(model: &ModelConfig, paths: u32, weights: &ModuleWeights) -> Result<P
     Ok(Path::compose(&model, &topology, &[module])?)
 }
 
+/// Bytes of the weights of a checked model, whose dimensions are below 2^24. Norms and a tied head are left out.
+fn weight_bytes(model: &ModelConfig) -> u128 {
+    let [d, a, f, v, heads, blocks] = [
+        model.hidden_size,
+        model.attention_size(),
+        model.ffn_size,
+        model.vocab_size,
+        model.head_size(),
+        model.blocks,
+    ]
+    .map(|size| size as u128);
+    4 * d * (v + heads + blocks * (4 * a + 3 * f))
+}
+
 fn decode(text: &[u8]) -> Result<Header, String> {
     #[derive(Deserialize)]
     struct Version {
@@ -246,7 +266,6 @@ fn damaged(path: &FilePath, problem: String) -> RoutingError {
 #[cfg(test)]
 mod tests {
     use dipaco_model::init;
-    use proptest::prelude::*;
 
     use super::*;
 
@@ -332,12 +351,5 @@ mod tests {
         refused("lm_head");
         fs::write(&header, text.replace("\"paths\": 5", "\"paths\": 0")).unwrap();
         refused("no paths");
-    }
-
-    proptest! {
-        #[test]
-        fn any_header_is_refused_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            prop_assert!(decode(&bytes).is_err());
-        }
     }
 }

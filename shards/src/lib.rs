@@ -47,6 +47,7 @@ pub use fetch::{C4Split, FetchConfig, FetchReport, FetchedFile, fetch_c4};
 pub use part::Part;
 pub use prepare::{
     FileReport, PrepareConfig, PrepareReport, PrepareWork, SplitReport, TokenizerReport, prepare,
+    prepared_tokenizer,
 };
 pub use progress::{NoProgress, PrepareProgress};
 pub use readers::{

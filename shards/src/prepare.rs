@@ -23,6 +23,7 @@ use pieces::{FinishedPiece, Piece};
 use pipeline::Split;
 
 pub use config::PrepareConfig;
+pub use manifest::prepared_tokenizer;
 pub use report::{FileReport, PrepareReport, SplitReport, TokenizerReport};
 
 /// Names in the output folder.

@@ -336,13 +336,15 @@ fn unsafe_code_has_its_places() {
 }
 
 /// Packages besides this one with a file that reads outside its package, and its reason.
-const READERS: [(&str, &str); 6] = [
+const READERS: [(&str, &str); 8] = [
     (
         "crates/cli",
         "Cargo.lock and configs/quickstart.toml as parts of the program; configs/tiny.toml and tests/fixtures in tests",
     ),
     ("crates/config", "configs/ and docs/configuration.md in tests: each file is checked against the keys"),
     ("crates/experiment", "configs/experiments in a test"),
+    ("crates/fuzz", "the kept damaged inputs in tests/fixtures/fuzz"),
+    ("crates/pipeline", "the pretrained model of the tests of crates/model"),
     ("crates/server", "the stand-in for a model of the tests of crates/infer"),
     ("crates/train", "tests/fixtures/tiny.toml in tests"),
     ("shards", "damaged text beside the repository, in a test that is skipped without it"),

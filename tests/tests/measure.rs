@@ -106,7 +106,7 @@ fn a_dry_run_changes_nothing_and_uses_an_existing_tokenizer() {
     assert_eq!(plan["tokens"]["all"], 7 * 5120);
     assert_eq!(snapshot(&run.directory()), before);
     let _ = run
-        .dipaco("train --dry-run --set model.vocab_size=400 --set prepare.vocab_size=400")
+        .dipaco("train --dry-run --set model.vocab_size=300 --set prepare.vocab_size=300")
         .failed(2, &["model.vocab_size", "384"]);
 }
 

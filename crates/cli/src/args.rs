@@ -61,6 +61,9 @@ pub(crate) enum Command {
     /// Issue and revoke the tokens with which workers join a run.
     #[command(subcommand)]
     Token(commands::token::TokenCommand),
+    /// Take a run back to an earlier round.
+    #[command(after_help = commands::rollback::EXAMPLES)]
+    Rollback(commands::rollback::RollbackOptions),
     /// Measure perplexity on validation text.
     #[command(after_help = commands::evaluate::EXAMPLES)]
     Evaluate(commands::evaluate::EvaluateOptions),
@@ -90,6 +93,8 @@ pub(crate) enum Command {
     Config(commands::config::ConfigCommand),
     /// Check whether this machine can train and serve.
     Doctor(commands::doctor::DoctorOptions),
+    /// Print the licences of other people's packages in this program.
+    Licences,
     /// Print completions for a shell.
     #[command(after_help = commands::completions::EXAMPLES)]
     Completions {

@@ -54,7 +54,7 @@ pub(crate) enum CliError {
     Interrupted,
     /// A simulated run broke an invariant.
     #[error(
-        "{what}\nthis is a fault of dipaco; `dipaco simulate chaos --from SEED --seeds 1` plays it again"
+        "{what}\nthis is a fault of dipaco; `dipaco simulate chaos --from SEED --seeds 1` with the same --peers plays it again"
     )]
     Violated {
         /// The seeds and the broken invariants.

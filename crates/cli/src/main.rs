@@ -52,6 +52,7 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Synchronizer(options) => commands::synchronizer::run(&options),
         Command::Worker(options) => commands::worker::run(&options),
         Command::Token(command) => commands::token::run(&command),
+        Command::Rollback(options) => commands::rollback::run(&options, progress),
         Command::Evaluate(options) => commands::evaluate::run(&options, progress),
         Command::Experiment(command) => commands::experiment::run(&command, progress),
         Command::Plot(options) => commands::plot::run(&options),
@@ -62,6 +63,7 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Bench(command) => commands::bench::run(&command, progress),
         Command::Config(command) => commands::config::run(command),
         Command::Doctor(options) => commands::doctor::run(&options),
+        Command::Licences => commands::licences::run(),
         Command::Completions { shell } => commands::completions::run(shell, Cli::command()),
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_config::{RunConfig, Sources};
+use dipaco_config::{Pretrained, RunConfig, Sources};
 
 use crate::error::CliError;
 use crate::runtime;
@@ -28,18 +28,28 @@ pub(crate) struct RunOptions {
 impl RunOptions {
     /// The run's directory and its configuration, for commands that only read the run.
     pub(crate) fn open(&self) -> Result<(RunDirectory, RunConfig), CliError> {
+        self.open_with(None)
+    }
+
+    /// The same with the shape of a pretrained model, which the configuration must not contradict.
+    pub(crate) fn open_with(
+        &self,
+        pretrained: Option<&Pretrained>,
+    ) -> Result<(RunDirectory, RunConfig), CliError> {
+        let sources = |file| Sources {
+            pretrained: pretrained.cloned(),
+            ..Sources::with_environment(file, self.overrides.clone())
+        };
         let saved = self.run.as_ref().map(|run| RunDirectory::new(run).config()).filter(|file| file.exists());
         let file = self.config.clone().or(saved);
-        let loaded = RunConfig::load(&Sources::with_environment(file, self.overrides.clone()))?;
-        let mut config = loaded.config;
+        let mut config = RunConfig::load(&sources(file))?.config;
         let root = self.run.clone().unwrap_or_else(|| config.run.directory());
         // The saved directory is wrong in a copied run, and --run is right.
         config.run.directory = None;
         let run = RunDirectory::new(root);
         if self.config.is_none() && self.run.is_none() && run.config().exists() {
             // An earlier command began the default run: its configuration counts.
-            let sources = Sources::with_environment(Some(run.config()), self.overrides.clone());
-            config = RunConfig::load(&sources)?.config;
+            config = RunConfig::load(&sources(Some(run.config())))?.config;
             config.run.directory = None;
         }
         Ok((run.with_data(config.run.data.as_deref()), config))

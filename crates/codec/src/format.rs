@@ -304,26 +304,5 @@ mod tests {
                 prop_assert_eq!(once, twice);
             }
         }
-
-        #[test]
-        fn any_bytes_are_refused_or_read_without_panic(
-            tail in prop::collection::vec(any::<u8>(), 0..100), code in 0u32..6, count in 0u64..40, expected in 0usize..40,
-        ) {
-            let mut bytes = MAGIC.to_vec();
-            bytes.extend_from_slice(&VERSION.to_le_bytes());
-            bytes.extend_from_slice(&code.to_le_bytes());
-            bytes.extend_from_slice(&count.to_le_bytes());
-            bytes.extend_from_slice(&tail);
-            if let Ok(values) = decode(&bytes, expected) {
-                prop_assert!(values.len() == expected && values.iter().all(|value| value.is_finite()));
-            }
-            let _ = decode(&tail, expected);
-            let in_parts = |bytes: &[u8]| {
-                let mut values = Vec::new();
-                decode_parts(bytes.chunks(7), expected, |group| values.extend_from_slice(group)).map(|()| values)
-            };
-            prop_assert_eq!(in_parts(&bytes), decode(&bytes, expected));
-            prop_assert_eq!(in_parts(&tail), decode(&tail, expected));
-        }
     }
 }

@@ -4,7 +4,7 @@ use dipaco_routing::RouterKind;
 use dipaco_sync::{EmbeddingMean, Rescale, ScheduleError, Weighting};
 use dipaco_topology::Topology;
 
-use crate::{ConfigError, Problem, RunConfig};
+use crate::{ConfigError, OuterConfig, Problem, RunConfig};
 
 impl RunConfig {
     /// Checks every section, and that the sections fit together.
@@ -115,6 +115,7 @@ impl RunConfig {
         }
         self.check_level_learning_rates(problems);
         self.check_embedding_mean(problems);
+        self.check_merge(problems);
         if !(outer.guard.is_finite() && outer.guard >= 0.0) {
             problems.add(format!("outer.guard is {}: use a number from 0", outer.guard));
         }
@@ -150,6 +151,32 @@ impl RunConfig {
         }
         if let Some(rate) = rates.iter().find(|rate| !(rate.is_finite() && **rate > 0.0)) {
             problems.add(format!("outer.level_learning_rates has {rate}: use numbers above 0"));
+        }
+    }
+
+    fn check_merge(&self, problems: &mut Problems) {
+        let OuterConfig { merge, clip_radius, trim_share, delay, .. } = &self.outer;
+        if !(clip_radius.is_finite() && *clip_radius > 0.0) {
+            problems.add(format!("outer.clip_radius is {clip_radius}: use a number above 0"));
+        }
+        if !(0.0..0.5).contains(trim_share) {
+            problems.add(format!("outer.trim_share is {trim_share}: use at least 0 and below 0.5"));
+        }
+        if !merge.compares() {
+            return;
+        }
+        let merge = self.value("outer.merge").unwrap_or_default();
+        if *delay > 0 {
+            problems.add(format!(
+                "outer.merge is {merge}, which compares the contributions of an outer step, but outer.delay applies them \
+                 one by one: use \"mean\", or outer.delay = 0"
+            ));
+        }
+        if self.sync.eager {
+            problems.add(format!(
+                "outer.merge is {merge}, but with sync.eager a path must know its part of the result beforehand: use \
+                 \"mean\""
+            ));
         }
     }
 
@@ -251,10 +278,10 @@ impl RunConfig {
         }
         // A given tokenizer has its own vocabulary, which is checked when the tokenizer is read.
         let (model, trained) = (self.model.vocab_size, self.prepare.vocab_size as usize);
-        if self.prepare.tokenizer.is_none() && model != 0 && model != trained {
+        if self.prepare.tokenizer.is_none() && model != 0 && model < trained {
             problems.add(format!(
                 "model.vocab_size is {model} but the tokenizer is trained with prepare.vocab_size = {trained}: leave \
-                 model.vocab_size at 0, or give both the same number"
+                 model.vocab_size at 0, or give at least as many rows as the tokenizer has entries"
             ));
         }
         if self.evaluation.prefix_tokens >= context {

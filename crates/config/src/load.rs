@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use crate::keys::keys;
 use crate::layer::{self, Leaf};
 use crate::resolve::resolve;
-use crate::{ConfigError, Origin, Problem, RunConfig};
+use crate::{ConfigError, Origin, Pretrained, Problem, RunConfig};
 
 /// Sources of the values. Later fields win.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
+    /// A pretrained model, which gives the shape of the transformer. The other sources can't contradict it.
+    pub pretrained: Option<Pretrained>,
     /// A TOML file.
     pub file: Option<PathBuf>,
     /// Names and values of environment variables. Names that do not begin with `DIPACO__` are ignored.
@@ -27,7 +29,7 @@ impl Sources {
         let mut environment: Vec<_> =
             std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
         environment.sort();
-        Self { file, environment, overrides }
+        Self { pretrained: None, file, environment, overrides }
     }
 }
 
@@ -65,6 +67,9 @@ impl RunConfig {
         }
         for argument in &sources.overrides {
             add(layer::from_argument(argument));
+        }
+        if let Some(pretrained) = &sources.pretrained {
+            problems.extend(pretrained.take_precedence(&mut leaves));
         }
         if !problems.is_empty() {
             return Err(ConfigError::Problems(problems));

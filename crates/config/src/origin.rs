@@ -13,6 +13,8 @@ pub enum Origin {
         /// Line, counted from 1.
         line: usize,
     },
+    /// A pretrained model, by its folder or file.
+    Pretrained(PathBuf),
     /// Name of an environment variable.
     Environment(String),
     /// Text of an argument `--set`.
@@ -23,6 +25,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Pretrained(path) => write!(f, "the model in {}", path.display()),
             Self::Environment(name) => write!(f, "environment variable {name}"),
             Self::Argument(text) => write!(f, "--set {text}"),
         }

@@ -10,7 +10,7 @@ use dipaco_optim::{AdamWConfig, DelayedNesterovConfig, NesterovConfig, ScheduleC
 use dipaco_routing::RouterConfig;
 use dipaco_settings::{EvaluationConfig, ServeConfig};
 use dipaco_shards::PrepareConfig;
-use dipaco_sync::{EmbeddingMean, FoldRule, Rescale, SyncConfig, Weighting};
+use dipaco_sync::{EmbeddingMean, FoldRule, Merge, Rescale, SyncConfig, Weighting};
 use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 use serde::{Deserialize, Serialize};
 
@@ -340,6 +340,12 @@ pub enum Numerics {
 pub struct OuterConfig {
     /// Key `outer.weighting`.
     pub weighting: Weighting,
+    /// Key `outer.merge`.
+    pub merge: Merge,
+    /// Key `outer.clip_radius`.
+    pub clip_radius: f64,
+    /// Key `outer.trim_share`.
+    pub trim_share: f64,
     /// Key `outer.rescale`.
     pub rescale: Rescale,
     /// Key `outer.embedding_mean`.
@@ -366,6 +372,9 @@ impl Default for OuterConfig {
     fn default() -> Self {
         Self {
             weighting: Weighting::default(),
+            merge: Merge::default(),
+            clip_radius: 1.0,
+            trim_share: 0.25,
             rescale: Rescale::default(),
             embedding_mean: EmbeddingMean::default(),
             compression: Compression::default(),

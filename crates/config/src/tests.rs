@@ -51,6 +51,8 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     let mut exist = BTreeSet::new();
     let mut config = RunConfig::default();
     config.routing.phases.push(PhaseConfig::default());
+    // Not written if it is not set.
+    config.model.kv_heads = Some(2);
     collect(&serde_json::to_value(config).unwrap(), "", &mut exist);
     let documented: BTreeSet<String> = keys().map(|doc| doc.key.to_owned()).collect();
     assert_eq!(exist, documented);
@@ -88,6 +90,7 @@ fn phases_are_read_written_and_checked() {
 fn later_sources_win() {
     let (_directory, path) = file("[train]\nrounds = 5\nbatch = 5\ninner_steps = 5\n");
     let sources = Sources {
+        pretrained: None,
         file: Some(path.clone()),
         environment: vec![
             ("PATH".into(), "/bin".into()),
@@ -256,7 +259,7 @@ fn every_level_can_have_its_outer_learning_rate() {
     let rates = [0, 1].map(|level| config.outer.of_level(level).nesterov.learning_rate);
     assert_eq!(rates, [0.5, 1.0]);
     assert_eq!(config.outer.of_level(1).nesterov.momentum, 0.9);
-    assert_eq!(RunConfig::default().outer.of_level(1).nesterov.learning_rate, 0.7);
+    assert_eq!(RunConfig::default().outer.of_level(1).nesterov.learning_rate, 0.35);
     let error = set(&["outer.level_learning_rates=[0.5]"]).unwrap_err().to_string();
     assert!(
         error.contains("outer.level_learning_rates has 1 numbers but the topology has 2 levels"),
@@ -279,6 +282,26 @@ fn rows_count_as_touched_only_where_nothing_else_moves_them() {
         let error = set(&[touched[0], touched[1], against]).unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
     }
+}
+
+#[test]
+fn a_merge_that_compares_contributions_needs_them_together() {
+    for merge in ["clipped", "trimmed"] {
+        let merge = format!("outer.merge={merge}");
+        assert!(set(&[&merge]).is_ok());
+        let error = set(&[&merge, "outer.delay=4", "sync.quorum=1"]).unwrap_err().to_string();
+        assert!(error.contains("use \"mean\", or outer.delay = 0"), "{error}");
+        let error = set(&[&merge, "sync.eager=true"]).unwrap_err().to_string();
+        assert!(error.contains("with sync.eager a path must know its part of the result"), "{error}");
+    }
+    for wrong in ["outer.trim_share=0.5", "outer.trim_share=-0.1", "outer.clip_radius=0"] {
+        let (key, _) = wrong.split_once('=').unwrap();
+        let error = set(&[wrong]).unwrap_err().to_string();
+        assert!(error.contains(&format!("{key} is ")), "{error}");
+    }
+    let error = set(&["outer.clip_radius=nan"]).unwrap_err().to_string();
+    assert!(error.contains("outer.clip_radius: nan is not a finite number"), "{error}");
+    assert!(set(&["outer.merge=median"]).is_err());
 }
 
 #[test]
@@ -375,6 +398,8 @@ fn every_ready_configuration_loads() {
             ("quickstart", 4, 4),
             ("serve", 4, 4),
             ("small", 16, 8),
+            ("smollm2-2x2", 4, 5),
+            ("smollm2-4x4", 16, 9),
             ("tiny", 4, 4),
         ]
     );

@@ -2,10 +2,11 @@
 // memory. This file has the common parts of all head sizes, and the plain kernels for f32 and for head sizes without
 // kernels on the tensor cores; attention_tensor.cu has those for the tensor cores.
 //
-// qkv (B, T, 3, H, Dh), y (B, T, H, Dh). log_sums and delta (B, H, T) are f32; log_sums is the binary logarithm of the
-// sum of the exponentials of a query's scaled scores. One kernel computes the gradient of queries and another one the
-// gradients of keys and values, and both recompute the scores: no two blocks write the same number, so no sum depends
-// on the order of the blocks.
+// qkv (B, T, H + 2 · Hkv, Dh), y (B, T, H, Dh). Heads of queries in groups of H / Hkv share a head of keys and values
+// (arXiv:2305.13245). log_sums and delta (B, H, T) are f32; log_sums is the binary logarithm of the sum of the
+// exponentials of a query's scaled scores. One kernel computes the gradient of queries and another one the gradients of
+// keys and values, and both recompute the scores: no two blocks write the same number, so no sum depends on the order of
+// the blocks.
 
 #define LOG2_E 1.4426950408889634f
 #define SCORE_SCALE (1.0f / sqrtf((float)HEAD_DIM))
@@ -22,16 +23,26 @@ extern "C" __global__ void attention_delta(float* delta, const element* y, const
     if (lane == 0) delta[((size_t)(row / time) * HEADS + head) * time + row % time] = sum;
 }
 
-// Place of the head of a block: the grid is (tiles of rows, B · H).
+// Place of a head of queries and of its head of keys and values.
 struct Head {
-    size_t qkv;   // of query 0; keys and values are ATTENTION and 2 · ATTENTION further
+    size_t query;  // of row 0 in qkv
+    size_t key;
+    size_t value;
     size_t y;     // of row 0 in the result
     size_t rows;  // of row 0 in log_sums and delta
 };
-__device__ __forceinline__ Head block_head(int time) {
-    size_t sequence = blockIdx.y / HEADS, head = blockIdx.y % HEADS;
-    return {sequence * time * QKV + head * HEAD_DIM, sequence * time * ATTENTION + head * HEAD_DIM,
-            (size_t)blockIdx.y * time};
+__device__ __forceinline__ Head head_at(size_t sequence, size_t head, int time) {
+    size_t row = sequence * time * QKV, group = head / GROUP;
+    return {row + head * HEAD_DIM, row + ATTENTION + group * HEAD_DIM, row + ATTENTION + KEY_VALUE + group * HEAD_DIM,
+            sequence * time * ATTENTION + head * HEAD_DIM, (sequence * HEADS + head) * time};
+}
+
+// The head of a block whose grid is (tiles of queries, B · H).
+__device__ __forceinline__ Head block_head(int time) { return head_at(blockIdx.y / HEADS, blockIdx.y % HEADS, time); }
+
+// A head of the group of a block whose grid is (tiles of keys, B · Hkv).
+__device__ __forceinline__ Head group_head(int member, int time) {
+    return head_at(blockIdx.y / KV_HEADS, blockIdx.y % KV_HEADS * GROUP + member, time);
 }
 
 #if !TENSOR_ATTENTION
@@ -93,7 +104,7 @@ __device__ void store_sums(element* to, const float (&sums)[PLAIN_COLUMNS], floa
 extern "C" __global__ void attention_forward(element* y, float* log_sums, const element* qkv, int time) {
     __shared__ Tile tile;
     Head head = block_head(time);
-    const element* q = qkv + head.qkv;
+    const element *q = qkv + head.query, *k = qkv + head.key, *v = qkv + head.value;
     int first = blockIdx.x * PLAIN_BLOCK, own = first + thread() / 32 * PLAIN_ROWS, lane = thread() % 32;
     float largest[PLAIN_ROWS], sum[PLAIN_ROWS], weight[PLAIN_ROWS];
     Sums sums;
@@ -101,7 +112,7 @@ extern "C" __global__ void attention_forward(element* y, float* log_sums, const 
 #pragma unroll
     for (int r = 0; r < PLAIN_ROWS; r++) largest[r] = -INFINITE, sum[r] = 0;
     for (int keys = 0; keys < min(first + PLAIN_BLOCK, time); keys += 32) {
-        load_tile(tile, q + ATTENTION, QKV, keys, time);
+        load_tile(tile, k, QKV, keys, time);
 #pragma unroll
         for (int r = 0; r < PLAIN_ROWS; r++) {
             int query = min(own + r, time - 1);
@@ -114,7 +125,7 @@ extern "C" __global__ void attention_forward(element* y, float* log_sums, const 
             sum[r] = sum[r] * correction + warp_sum(weight[r]);
             largest[r] = most;
         }
-        load_tile(tile, q + 2 * ATTENTION, QKV, keys, time);
+        load_tile(tile, v, QKV, keys, time);
 #pragma unroll
         for (int r = 0; r < PLAIN_ROWS; r++) add_rows(sums[r], weight[r], tile);
     }
@@ -126,79 +137,82 @@ extern "C" __global__ void attention_forward(element* y, float* log_sums, const 
     }
 }
 
-// The first third of dqkv.
+// The queries' part of dqkv.
 extern "C" __global__ void attention_query_gradient(element* dqkv, const element* qkv, const element* dy,
                                                     const float* log_sums, const float* delta, int time) {
     __shared__ Tile tile;
     Head head = block_head(time);
-    const element* q = qkv + head.qkv;
+    const element *q = qkv + head.query, *k = qkv + head.key, *v = qkv + head.value;
     int first = blockIdx.x * PLAIN_BLOCK, own = first + thread() / 32 * PLAIN_ROWS, lane = thread() % 32;
     float weight[PLAIN_ROWS];
     Sums sums;
     zero(sums);
     for (int keys = 0; keys < min(first + PLAIN_BLOCK, time); keys += 32) {
-        load_tile(tile, q + ATTENTION, QKV, keys, time);
+        load_tile(tile, k, QKV, keys, time);
 #pragma unroll
         for (int r = 0; r < PLAIN_ROWS; r++) {
             int query = min(own + r, time - 1);
             float score = row_product(q + (size_t)query * QKV, tile) * (SCORE_SCALE * LOG2_E);
             weight[r] = keys + lane <= query ? exp2f(score - log_sums[head.rows + query]) : 0;
         }
-        load_tile(tile, q + 2 * ATTENTION, QKV, keys, time);
+        load_tile(tile, v, QKV, keys, time);
 #pragma unroll
         for (int r = 0; r < PLAIN_ROWS; r++) {
             int query = min(own + r, time - 1);
             weight[r] *= row_product(dy + head.y + (size_t)query * ATTENTION, tile) - delta[head.rows + query];
         }
-        load_tile(tile, q + ATTENTION, QKV, keys, time);
+        load_tile(tile, k, QKV, keys, time);
 #pragma unroll
         for (int r = 0; r < PLAIN_ROWS; r++) add_rows(sums[r], weight[r], tile);
     }
 #pragma unroll
     for (int r = 0; r < PLAIN_ROWS; r++) {
-        if (own + r < time) store_sums(dqkv + head.qkv + (size_t)(own + r) * QKV, sums[r], SCORE_SCALE);
+        if (own + r < time) store_sums(dqkv + head.query + (size_t)(own + r) * QKV, sums[r], SCORE_SCALE);
     }
 }
 
-// The second and the last third of dqkv.
+// The keys' and the values' parts of dqkv, which sum over the heads of the group.
 extern "C" __global__ void attention_key_value_gradient(element* dqkv, const element* qkv, const element* dy,
                                                         const float* log_sums, const float* delta, int time) {
     __shared__ Tile tile;
-    Head head = block_head(time);
-    const element* q = qkv + head.qkv;
     int first = blockIdx.x * PLAIN_BLOCK, own = first + thread() / 32 * PLAIN_ROWS, lane = thread() % 32;
     float weight[PLAIN_ROWS], slope[PLAIN_ROWS];
     Sums keys, values;
     zero(keys);
     zero(values);
-    for (int queries = first / 32 * 32; queries < time; queries += 32) {
-        int query = min(queries + lane, time - 1);
-        float log_sum = log_sums[head.rows + query], pull = delta[head.rows + query];
-        load_tile(tile, q, QKV, queries, time);
+    for (int member = 0; member < GROUP; member++) {
+        Head head = group_head(member, time);
+        const element *q = qkv + head.query, *k = qkv + head.key, *v = qkv + head.value;
+        for (int queries = first / 32 * 32; queries < time; queries += 32) {
+            int query = min(queries + lane, time - 1);
+            float log_sum = log_sums[head.rows + query], pull = delta[head.rows + query];
+            load_tile(tile, q, QKV, queries, time);
 #pragma unroll
-        for (int r = 0; r < PLAIN_ROWS; r++) {
-            int key = min(own + r, time - 1);
-            float score = row_product(q + ATTENTION + (size_t)key * QKV, tile) * (SCORE_SCALE * LOG2_E);
-            bool seen = queries + lane < time && key <= query;
-            weight[r] = seen ? exp2f(score - log_sum) : 0;
+            for (int r = 0; r < PLAIN_ROWS; r++) {
+                int key = min(own + r, time - 1);
+                float score = row_product(k + (size_t)key * QKV, tile) * (SCORE_SCALE * LOG2_E);
+                bool seen = queries + lane < time && key <= query;
+                weight[r] = seen ? exp2f(score - log_sum) : 0;
+            }
+            load_tile(tile, dy + head.y, ATTENTION, queries, time);
+#pragma unroll
+            for (int r = 0; r < PLAIN_ROWS; r++) {
+                int key = min(own + r, time - 1);
+                slope[r] = weight[r] * (row_product(v + (size_t)key * QKV, tile) - pull);
+                add_rows(values[r], weight[r], tile);
+            }
+            load_tile(tile, q, QKV, queries, time);
+#pragma unroll
+            for (int r = 0; r < PLAIN_ROWS; r++) add_rows(keys[r], slope[r], tile);
         }
-        load_tile(tile, dy + head.y, ATTENTION, queries, time);
-#pragma unroll
-        for (int r = 0; r < PLAIN_ROWS; r++) {
-            int key = min(own + r, time - 1);
-            slope[r] = weight[r] * (row_product(q + 2 * ATTENTION + (size_t)key * QKV, tile) - pull);
-            add_rows(values[r], weight[r], tile);
-        }
-        load_tile(tile, q, QKV, queries, time);
-#pragma unroll
-        for (int r = 0; r < PLAIN_ROWS; r++) add_rows(keys[r], slope[r], tile);
     }
+    Head head = group_head(0, time);
 #pragma unroll
     for (int r = 0; r < PLAIN_ROWS; r++) {
         if (own + r >= time) continue;
-        element* to = dqkv + head.qkv + (size_t)(own + r) * QKV;
-        store_sums(to + ATTENTION, keys[r], SCORE_SCALE);
-        store_sums(to + 2 * ATTENTION, values[r], 1);
+        element* to = dqkv + (size_t)(own + r) * QKV;
+        store_sums(to + head.key, keys[r], SCORE_SCALE);
+        store_sums(to + head.value, values[r], 1);
     }
 }
 

@@ -147,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     constexpr int R = FORWARD_ROWS;
     __shared__ Tiles tiles;
     Head head = block_head(time);
-    const bf16 *q = qkv + head.qkv, *k = q + ATTENTION, *v = k + ATTENTION;
+    const bf16 *q = qkv + head.query, *k = qkv + head.key, *v = qkv + head.value;
     // The last queries, which have the most keys, go first.
     int first = (gridDim.x - 1 - blockIdx.x) * WARPS * 16 * R, own = first + thread() / 32 * 16 * R, lane = thread() % 32;
     int end = min(first + WARPS * 16 * R, time);
@@ -238,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                              int time) {
     __shared__ Tiles tiles;
     Head head = block_head(time);
-    const bf16 *q = qkv + head.qkv, *k = q + ATTENTION, *v = k + ATTENTION;
+    const bf16 *q = qkv + head.query, *k = qkv + head.key, *v = qkv + head.value;
     int first = (gridDim.x - 1 - blockIdx.x) * WARPS * 16, own = first + thread() / 32 * 16, lane = thread() % 32;
     int end = min(first + WARPS * 16, time);
     const float scale = SCORE_SCALE * LOG2_E;
@@ -284,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         __syncthreads();
     }
     const float scales[2] = {SCORE_SCALE, SCORE_SCALE};
-    store_rows(dqkv + head.qkv, QKV, own, time, sums.at[0], scales);
+    store_rows(dqkv + head.query, QKV, own, time, sums.at[0], scales);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
@@ -292,8 +292,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                                  const float* delta, int time) {
     __shared__ Tiles tiles;
     __shared__ float numbers[2][2][TILE];  // log_sums and delta of a tile's queries
-    Head head = block_head(time);
-    const bf16 *q = qkv + head.qkv, *k = q + ATTENTION, *v = k + ATTENTION;
+    Head head = group_head(0, time);
+    const bf16 *k = qkv + head.key, *v = qkv + head.value;
     int first = blockIdx.x * WARPS * 16, own = first + thread() / 32 * 16, lane = thread() % 32;
     const float scale = SCORE_SCALE * LOG2_E;
     Left<1, STEPS> keys = load_left<1>(k, QKV, own, time);
@@ -302,8 +302,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     zero(key_sums);
     zero(value_sums);
 
-    auto fetch = [&](int stage, int queries) {
-        fetch_tile(tiles.a[stage], q, QKV, queries, time);
+    // The heads of the group follow each other as one sequence of tiles: keys see the same queries of each head.
+    const int start = first / TILE * TILE, tiles_of_head = (time - start + TILE - 1) / TILE;
+    auto fetch = [&](int stage, int step) {
+        Head head = group_head(step / tiles_of_head, time);
+        int queries = start + step % tiles_of_head * TILE;
+        fetch_tile(tiles.a[stage], qkv + head.query, QKV, queries, time);
         fetch_tile(tiles.b[stage], dy + head.y, ATTENTION, queries, time);
         if (thread() < TILE) {
             bool valid = queries + thread() < time;
@@ -312,11 +316,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             copy_async_4(&numbers[stage][1][thread()], delta + at, valid);
         }
     };
-    int queries = first / TILE * TILE;
-    fetch(0, queries);
+    fetch(0, 0);
     copy_commit();
-    for (int stage = 0; queries < time; queries += TILE, stage ^= 1) {
-        if (queries + TILE < time) fetch(stage ^ 1, queries + TILE);
+    for (int step = 0, stage = 0; step < GROUP * tiles_of_head; step++, stage ^= 1) {
+        int queries = start + step % tiles_of_head * TILE;
+        if (step + 1 < GROUP * tiles_of_head) fetch(stage ^ 1, step + 1);
         copy_commit();
         copy_wait<1>();
         __syncthreads();
@@ -343,8 +347,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         __syncthreads();
     }
     const float scales[2] = {SCORE_SCALE, SCORE_SCALE}, ones[2] = {1, 1};
-    store_rows(dqkv + head.qkv + ATTENTION, QKV, own, time, key_sums.at[0], scales);
-    store_rows(dqkv + head.qkv + 2 * ATTENTION, QKV, own, time, value_sums.at[0], ones);
+    store_rows(dqkv + head.key, QKV, own, time, key_sums.at[0], scales);
+    store_rows(dqkv + head.value, QKV, own, time, value_sums.at[0], ones);
 }
 
 #endif

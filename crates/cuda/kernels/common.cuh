@@ -16,7 +16,9 @@ typedef float element;
 #endif
 
 #define ATTENTION (HEADS * HEAD_DIM)
-#define QKV (3 * ATTENTION)  // the width of a row of queries, keys and values
+#define KEY_VALUE (KV_HEADS * HEAD_DIM)
+#define QKV (ATTENTION + 2 * KEY_VALUE)  // the width of a row of queries, keys and values
+#define GROUP (HEADS / KV_HEADS)         // heads of queries that share a head of keys and values
 
 // Consecutive elements, moved with one or two 16-byte accesses.
 template <class T, int N = VECTOR>

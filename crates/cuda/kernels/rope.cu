@@ -3,12 +3,12 @@
 #define HALF (HEAD_DIM / 2)
 #define TURNED (HALF % VECTOR == 0 ? VECTOR : 1)  // pairs that a thread rotates at once
 
-// Rotates queries and keys in place: qkv (rows, 3 · H · Dh), cosines and sines (T, Dh / 2); row r is position r % T.
+// Rotates queries and keys in place: qkv (rows, (H + 2 · Hkv) · Dh), cosines and sines (T, Dh / 2); row r is position r % T.
 // `sign` -1 rotates back, which is the gradient. One block per row.
 extern "C" __global__ void rope(element* qkv, const float* cosines, const float* sines, int time, float sign) {
     element* row = qkv + (size_t)blockIdx.x * QKV;
     size_t position = (size_t)(blockIdx.x % time) * HALF;
-    for (int i = thread() * TURNED; i < 2 * HEADS * HALF; i += threads() * TURNED) {
+    for (int i = thread() * TURNED; i < (HEADS + KV_HEADS) * HALF; i += threads() * TURNED) {
         element* at = row + i / HALF * HEAD_DIM + i % HALF;
         Pack<element, TURNED> low = load<TURNED>(at), high = load<TURNED>(at + HALF);
         Pack<float, TURNED> cosine = load<TURNED>(cosines + position + i % HALF);

@@ -124,6 +124,7 @@ impl Arena {
         let parameters = parameters(&path_specs(config));
         let rows = options.micro_batch * config.context;
         let (d, a, f) = (config.hidden_size, config.attention_size(), config.ffn_size);
+        let qkv = a + 2 * config.key_value_size();
         let head_rows = HEAD_ROWS.min(rows);
         let segment_count = segments(config).len();
         let weights = take(parameters, 4);
@@ -144,7 +145,7 @@ impl Arena {
             .map(|_| Saved {
                 middle: take(rows * d, 4),
                 input_normed: take(rows * d, element),
-                qkv: take(rows * 3 * a, element),
+                qkv: take(rows * qkv, element),
                 attended: take(rows * a, element),
                 log_sums: take(rows * config.heads, 4),
                 post_normed: take(rows * d, element),
@@ -175,7 +176,7 @@ impl Arena {
             slope_copy: if bf16 { take(rows * d, 2) } else { slope },
             normed_slope: take(rows * d, element),
             attended_slope: take(rows * a, element),
-            qkv_slope: take(rows * 3 * a, element),
+            qkv_slope: take(rows * qkv, element),
             delta: take(rows * config.heads, 4),
             norm_partial: take(NORM_GROUPS * d, 4),
             logits,

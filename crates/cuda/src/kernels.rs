@@ -73,12 +73,19 @@ pub(crate) fn attention_rows(config: &ModelConfig) -> AttentionRows {
 
 /// Returns the constants of common.cuh as options of the compiler.
 pub(crate) fn defines(config: &ModelConfig) -> Vec<String> {
-    let widths = [config.hidden_size, config.attention_size(), config.ffn_size, config.vocab_size];
+    let widths = [
+        config.hidden_size,
+        config.attention_size(),
+        config.key_value_size(),
+        config.ffn_size,
+        config.vocab_size,
+    ];
     let vector = if widths.iter().all(|width| width.is_multiple_of(8)) { 8 } else { 1 };
     [
         ("BF16", usize::from(config.dtype == Dtype::Bf16)),
         ("WIDTH", config.hidden_size),
         ("HEADS", config.heads),
+        ("KV_HEADS", config.key_value_heads()),
         ("HEAD_DIM", config.head_dim),
         ("FFN", config.ffn_size),
         ("VOCABULARY", config.vocab_size),

@@ -50,7 +50,7 @@ impl Layout {
         let (d, a, f) = (config.hidden_size, config.attention_size(), config.ffn_size);
         let input_norm = 0;
         let qkv = d;
-        let output = qkv + 3 * a * d;
+        let output = qkv + (a + 2 * config.key_value_size()) * d;
         let post_norm = output + d * a;
         let gate_up = post_norm + d;
         let down = gate_up + 2 * f * d;

@@ -61,7 +61,7 @@ impl<D: KernelDevice> Engine<D> {
             outputs,
         };
         BlockProjections {
-            qkv: projection(at.qkv, d, 3 * a),
+            qkv: projection(at.qkv, d, a + 2 * self.config.key_value_size()),
             output: projection(at.output, a, d),
             gate_up: projection(at.gate_up, d, 2 * f),
             down: projection(at.down, f, d),
@@ -162,7 +162,7 @@ impl<D: KernelDevice> Engine<D> {
             [delta.into(), saved.attended.into(), slope.into(), (rows.count() as i32).into(), time.into()];
         let grid = Grid::line(items.div_ceil(ROW_THREADS / 32));
         self.run("attention_delta", grid, ROW_THREADS, &arguments)?;
-        let grid = self.attention_grids(rows).backward;
+        let grids = self.attention_grids(rows);
         let arguments = [
             self.arena.qkv_slope.into(),
             saved.qkv.into(),
@@ -171,16 +171,18 @@ impl<D: KernelDevice> Engine<D> {
             delta.into(),
             time.into(),
         ];
-        self.run("attention_query_gradient", grid, ATTENTION_THREADS, &arguments)?;
-        self.run("attention_key_value_gradient", grid, ATTENTION_THREADS, &arguments)
+        self.run("attention_query_gradient", grids.queries, ATTENTION_THREADS, &arguments)?;
+        self.run("attention_key_value_gradient", grids.keys, ATTENTION_THREADS, &arguments)
     }
 
     fn attention_grids(&self, rows: Rows) -> AttentionGrids {
         let tile = attention_rows(&self.config);
         let heads = rows.sequences * self.config.heads;
+        let backward = rows.time.div_ceil(tile.backward);
         AttentionGrids {
             forward: Grid { x: rows.time.div_ceil(tile.forward), y: heads },
-            backward: Grid { x: rows.time.div_ceil(tile.backward), y: heads },
+            queries: Grid { x: backward, y: heads },
+            keys: Grid { x: backward, y: rows.sequences * self.config.key_value_heads() },
         }
     }
 
@@ -235,5 +237,8 @@ impl<D: KernelDevice> Engine<D> {
 /// Grids of the attention kernels.
 struct AttentionGrids {
     forward: Grid,
-    backward: Grid,
+    /// Of the gradients of queries.
+    queries: Grid,
+    /// Of the gradients of keys and values.
+    keys: Grid,
 }

@@ -37,6 +37,11 @@ pub trait TextCodec: Send + Sync {
     /// Returns the token that ends a document.
     fn end_of_text(&self) -> u32;
 
+    /// Returns the tokens that end a generated text. The end-of-text token is one of them.
+    fn end_tokens(&self) -> Vec<u32> {
+        vec![self.end_of_text()]
+    }
+
     /// Returns V, the number of tokens.
     fn vocab_size(&self) -> usize;
 

@@ -44,11 +44,11 @@ pub enum StopReason {
 pub struct Finished {
     /// Reason for the end.
     pub reason: FinishReason,
-    /// Stop text or stop token that ended it; `None` for the end-of-text token or the length.
+    /// Stop text or stop token that ended it; `None` for a token of [`TextCodec::end_tokens`] or the length.
     pub stop: Option<StopReason>,
     /// Remaining text that was held back.
     pub text: String,
-    /// Number of generated tokens, including the end-of-text token.
+    /// Number of generated tokens, including the end token.
     pub generated_tokens: usize,
 }
 
@@ -204,9 +204,10 @@ impl Job {
 
         let mut sampler = TokenSampler::new(request.sampling.clone(), &request.prompt);
         let mut text = ContinuationText::new(around.codec, request);
-        let end_of_text = around.codec.end_of_text();
         let mut ends = request.stop_token_ids.clone();
-        ends.extend((!request.ignore_eos).then_some(end_of_text));
+        if !request.ignore_eos {
+            ends.extend(around.codec.end_tokens());
+        }
         let mut last = Instant::now();
         while finished.generated_tokens < request.max_tokens {
             self.still_wanted(around)?;

@@ -27,7 +27,7 @@ fn config() -> ModelConfig {
         ffn_size: 32,
         vocab_size: VOCAB,
         context: 300,
-        init_std: 0.5,
+        init_std: Some(0.5),
         ..ModelConfig::default()
     }
 }

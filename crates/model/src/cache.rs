@@ -3,29 +3,60 @@
 use crate::ModelConfig;
 use crate::scratch::Scratch;
 
-/// Keys and values of one sequence, with room for `model.context` positions. All 2 · blocks · context · H · Dh numbers
-/// are allocated at once, so appending never moves them. The cache also keeps the memory of a pass for the next pass.
+/// Keys and values of one sequence, of up to `model.context` positions. The memory grows with the sequence: it is doubled
+/// when it is full, up to 2 · blocks · context · Hkv · Dh numbers. The cache also keeps the memory of a pass for the next
+/// pass.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     pub(crate) blocks: Vec<BlockCache>,
     pub(crate) scratch: Scratch,
     length: usize,
     context: usize,
+    /// Hkv × Dh.
+    row: usize,
 }
 
-/// Keys and values of one block, (context, H × Dh) each.
-#[derive(Clone, Debug)]
+/// Keys and values of one block, (positions, Hkv × Dh) each.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct BlockCache {
     pub(crate) keys: Vec<f32>,
     pub(crate) values: Vec<f32>,
 }
 
+/// Positions that a cache has room for at least, once it has any.
+const FEWEST: usize = 64;
+
 impl KvCache {
     pub(crate) fn new(config: &ModelConfig) -> Self {
-        let size = config.context * config.attention_size();
-        let block = BlockCache { keys: vec![0.0; size], values: vec![0.0; size] };
-        let scratch = Scratch::default();
-        Self { blocks: vec![block; config.blocks], scratch, length: 0, context: config.context }
+        Self {
+            blocks: vec![BlockCache::default(); config.blocks],
+            scratch: Scratch::default(),
+            length: 0,
+            context: config.context,
+            row: config.key_value_size(),
+        }
+    }
+
+    /// Returns true if the cache is one of a path of this shape.
+    pub(crate) fn fits(&self, config: &ModelConfig) -> bool {
+        (self.blocks.len(), self.row, self.context)
+            == (config.blocks, config.key_value_size(), config.context)
+    }
+
+    /// Makes room for `positions` positions, at most the context.
+    pub(crate) fn make_room(&mut self, positions: usize) {
+        let has = self.blocks.first().map_or(0, |block| block.keys.len() / self.row);
+        if positions <= has {
+            return;
+        }
+        // Doubling copies each position about once in all.
+        let room = positions.max(2 * has).max(FEWEST).min(self.context) * self.row;
+        for BlockCache { keys, values } in &mut self.blocks {
+            for numbers in [keys, values] {
+                numbers.reserve_exact(room - numbers.len());
+                numbers.resize(room, 0.0);
+            }
+        }
     }
 
     /// Returns the number of positions in the cache.

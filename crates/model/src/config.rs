@@ -53,12 +53,18 @@ pub struct ModelConfig {
     pub blocks: usize,
     /// H, attention heads (default 4).
     pub heads: usize,
+    /// Hkv, heads of keys and values (default none: H). A divisor of H: H / Hkv heads of queries share a head of keys and
+    /// values (grouped-query attention, arXiv:2305.13245). Not written if it is not set, so that the text of an older
+    /// configuration stays the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_heads: Option<usize>,
     /// Dh, elements per head (default 64). Even, because RoPE rotates pairs. H × Dh may differ from D, but programs of
     /// before 2025 that read an exported checkpoint assume that both are equal.
     pub head_dim: usize,
     /// F, width of the feed-forward layer (default 704: 8/3 D, rounded up to a multiple of 64).
     pub ffn_size: usize,
-    /// V, entries of the vocabulary (default 0: taken from the tokenizer). Any other value must match the tokenizer.
+    /// V, rows of the token embedding (default 0: as many as the tokenizer has entries). Any other value is at least that
+    /// number: pretrained models often have more rows.
     pub vocab_size: usize,
     /// Maximum number of tokens of a sequence (default 256): the training length and the size of the KV cache.
     pub context: usize,
@@ -71,8 +77,8 @@ pub struct ModelConfig {
     pub tie_embeddings: bool,
     /// True if weight decay applies to the token embedding (default true).
     pub embedding_decay: bool,
-    /// Standard deviation of the initial weights (default 0.02).
-    pub init_std: f64,
+    /// Standard deviation of the initial matrices (default not set: 1/√(3 · inputs) for each matrix).
+    pub init_std: Option<f64>,
     /// Type of the factors of matrix products in training (default f32).
     pub dtype: Dtype,
     /// Number of outputs of the head; 0 for one output per token of the vocabulary. Not a key of the configuration: a
@@ -87,6 +93,7 @@ impl Default for ModelConfig {
             hidden_size: 256,
             blocks: 4,
             heads: 4,
+            kv_heads: None,
             head_dim: 64,
             ffn_size: 704,
             vocab_size: 0,
@@ -95,7 +102,7 @@ impl Default for ModelConfig {
             rms_norm_eps: 1e-5,
             tie_embeddings: false,
             embedding_decay: true,
-            init_std: 0.02,
+            init_std: None,
             dtype: Dtype::F32,
             outputs: 0,
         }
@@ -136,6 +143,15 @@ impl ModelConfig {
             let problem = format!("are {}: at most {LARGEST}, and not with tied embeddings", self.outputs);
             return error("the head's outputs", problem);
         }
+        let kv_heads = self.key_value_heads();
+        if kv_heads == 0 || !self.heads.is_multiple_of(kv_heads) {
+            let problem = format!(
+                "is {kv_heads}: it must divide model.heads = {}, because each head of keys and values serves the same number \
+                 of heads of queries",
+                self.heads
+            );
+            return error("model.kv_heads", problem);
+        }
         if !self.head_dim.is_multiple_of(2) {
             let problem =
                 format!("is {}: it must be even, because RoPE rotates pairs of elements", self.head_dim);
@@ -146,12 +162,9 @@ impl ModelConfig {
                 format!("are {} × {}: their product must be at most {LARGEST}", self.heads, self.head_dim);
             return error("model.heads × model.head_dim", problem);
         }
-        let numbers = [
-            ("model.rope_theta", self.rope_theta),
-            ("model.rms_norm_eps", self.rms_norm_eps),
-            ("model.init_std", self.init_std),
-        ];
-        for (key, number) in numbers {
+        let numbers = [("model.rope_theta", self.rope_theta), ("model.rms_norm_eps", self.rms_norm_eps)];
+        let init_std = self.init_std.map(|number| ("model.init_std", number));
+        for (key, number) in numbers.into_iter().chain(init_std) {
             if !number.is_finite() || number <= 0.0 {
                 return error(key, format!("is {number}: it must be above 0"));
             }
@@ -185,16 +198,19 @@ impl ModelConfig {
     /// Returns the configuration with the vocabulary of the tokenizer.
     ///
     /// # Errors
-    /// `vocab_size` is given and differs from `vocabulary`.
+    /// `vocab_size` is given and below `vocabulary`.
     pub fn with_vocabulary(&self, vocabulary: usize) -> Result<Self, ModelError> {
-        if self.vocab_size != 0 && self.vocab_size != vocabulary {
+        if self.vocab_size == 0 {
+            return Ok(Self { vocab_size: vocabulary, ..self.clone() });
+        }
+        if self.vocab_size < vocabulary {
             let problem = format!(
-                "is {}, but the tokenizer has {vocabulary} entries: leave it out or use the tokenizer's number",
+                "is {}, but the tokenizer has {vocabulary} entries: leave it out or give at least the tokenizer's number",
                 self.vocab_size
             );
             return Err(ModelError::Config { key: "model.vocab_size", problem });
         }
-        Ok(Self { vocab_size: vocabulary, ..self.clone() })
+        Ok(self.clone())
     }
 
     /// Returns the same transformer with an untied head of `outputs` outputs instead of one output per token.
@@ -219,9 +235,21 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Returns H × Dh, the width of queries, keys and values.
+    /// Returns H × Dh, the width of queries.
     #[must_use]
     pub fn attention_size(&self) -> usize {
         self.heads * self.head_dim
+    }
+
+    /// Returns Hkv: [`ModelConfig::kv_heads`], or H.
+    #[must_use]
+    pub fn key_value_heads(&self) -> usize {
+        self.kv_heads.unwrap_or(self.heads)
+    }
+
+    /// Returns Hkv × Dh, the width of keys and of values.
+    #[must_use]
+    pub fn key_value_size(&self) -> usize {
+        self.key_value_heads() * self.head_dim
     }
 }

@@ -31,6 +31,7 @@ impl Path {
         let (width, attention, start) = (config.hidden_size, config.attention_size(), cache.len());
         self.check_decode(tokens, cache)?;
         let rows = tokens.len();
+        cache.make_room(start + rows);
         let KvCache { blocks, scratch, .. } = cache;
         scratch.resize(rows, width, attention, config.ffn_size);
         self.embedding().with(|weight| kernel::embedding(weight, tokens, width, &mut scratch.x))?;
@@ -73,9 +74,7 @@ impl Path {
         if positions > config.context {
             return Err(ModelError::Context { positions, context: config.context });
         }
-        let size = config.context * config.attention_size();
-        let fits = |block: &BlockCache| block.keys.len() == size && block.values.len() == size;
-        if cache.blocks.len() != config.blocks || !cache.blocks.iter().all(fits) {
+        if !cache.fits(config) {
             let problem = "it belongs to a path of another shape".to_owned();
             return Err(ModelError::Batch { what: "cache", problem });
         }
@@ -98,32 +97,25 @@ impl Path {
         let config = &*self.config;
         let (width, ffn, epsilon) = (config.hidden_size, config.ffn_size, config.rms_norm_eps as f32);
         let (heads, head_dim, attention) = (config.heads, config.head_dim, config.attention_size());
+        let (kv_heads, kv) = (config.key_value_heads(), config.key_value_size());
         let rope = &self.stack.shape.rope;
         let Scratch { x, h, q, y, gate, up, gated } = scratch;
         let rows = x.len() / width;
         let length = start + rows;
-        let new = start * attention..length * attention;
+        let new = start * kv..length * kv;
         let (wq, rest) = block.qkv.split_at(attention * width);
-        let (wk, wv) = rest.split_at(attention * width);
+        let (wk, wv) = rest.split_at(kv * width);
         let (wgate, wup) = block.gate_up.split_at(ffn * width);
 
         kernel::rms_norm(x, block.input_norm, h, epsilon);
         kernel::linear(h, wq, q, LinearShape { rows, inputs: width, outputs: attention });
-        kernel::linear(
-            h,
-            wk,
-            &mut past.keys[new.clone()],
-            LinearShape { rows, inputs: width, outputs: attention },
-        );
-        kernel::linear(
-            h,
-            wv,
-            &mut past.values[new.clone()],
-            LinearShape { rows, inputs: width, outputs: attention },
-        );
+        let key_value = LinearShape { rows, inputs: width, outputs: kv };
+        kernel::linear(h, wk, &mut past.keys[new.clone()], key_value);
+        kernel::linear(h, wv, &mut past.values[new.clone()], key_value);
         kernel::rope(q, rope, attention, start);
-        kernel::rope(&mut past.keys[new], rope, attention, start);
-        kernel::attend(q, KeyValues { keys: &past.keys, values: &past.values, length, heads, head_dim }, y);
+        kernel::rope(&mut past.keys[new], rope, kv, start);
+        let past = KeyValues { keys: &past.keys, values: &past.values, length, heads, kv_heads, head_dim };
+        kernel::attend(q, past, y);
         kernel::linear(y, block.o, h, LinearShape { rows, inputs: attention, outputs: width });
         kernel::add_assign(x, h);
 

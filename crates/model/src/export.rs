@@ -1,11 +1,12 @@
 //! Export of a path as a Hugging Face Llama checkpoint, and import.
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
+use crate::init::matrix_deviation;
 use crate::split::require_specs;
 use crate::{ModelConfig, ModelError, ModuleWeights, path_specs};
 
-/// Special tokens of a tokenizer that the configuration of a checkpoint names.
+/// Special tokens of a tokenizer that this program trained, which the configuration of a checkpoint names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecialTokens {
     /// Id of the end-of-text token, which also starts and pads a text.
@@ -44,7 +45,7 @@ pub fn export_llama(
     });
     let special = json!({ "bos_token": text, "eos_token": text, "pad_token": text, "unk_token": text });
     Ok(vec![
-        ("config.json".to_owned(), json_file("config.json", &llama_config(config, id))?),
+        ("config.json".to_owned(), config_file(config, &special_ids(id))?),
         ("generation_config.json".to_owned(), json_file("generation_config.json", &generation)?),
         ("model.safetensors".to_owned(), path.to_safetensors(Some(("format", "pt")))?),
         ("tokenizer.json".to_owned(), tokenizer_json.to_vec()),
@@ -62,7 +63,41 @@ pub fn import_llama(config: &ModelConfig, safetensors: &[u8]) -> Result<ModuleWe
     ModuleWeights::from_safetensors(safetensors, path_specs(config).into())
 }
 
-fn llama_config(config: &ModelConfig, end_of_text: u32) -> serde_json::Value {
+/// Returns name and content of the files of a checkpoint that depend on the model: `config.json` with `special`, the keys
+/// that name special tokens, and the weights. The caller adds the tokenizer's files.
+///
+/// # Errors
+/// The tensors are not the tensors of a path of this configuration.
+pub fn export_model(
+    config: &ModelConfig,
+    path: &ModuleWeights,
+    special: &Map<String, Value>,
+) -> Result<Vec<(String, Vec<u8>)>, ModelError> {
+    config.check_complete()?;
+    require_specs(&path.specs, &path_specs(config))?;
+    Ok(vec![
+        ("config.json".to_owned(), config_file(config, special)?),
+        ("model.safetensors".to_owned(), path.to_safetensors(Some(("format", "pt")))?),
+    ])
+}
+
+/// The keys of special tokens of a tokenizer with one special token.
+fn special_ids(end_of_text: u32) -> Map<String, Value> {
+    ["bos_token_id", "eos_token_id", "pad_token_id"]
+        .into_iter()
+        .map(|key| (key.to_owned(), end_of_text.into()))
+        .collect()
+}
+
+fn config_file(config: &ModelConfig, special: &Map<String, Value>) -> Result<Vec<u8>, ModelError> {
+    let mut file = llama_config(config);
+    if let Some(keys) = file.as_object_mut() {
+        keys.extend(special.clone());
+    }
+    json_file("config.json", &file)
+}
+
+fn llama_config(config: &ModelConfig) -> Value {
     // transformers 5 reads `rope_parameters` and `dtype`, older programs read `rope_theta` and `torch_dtype`. Without
     // the key that it reads, each silently uses its own default, so all are written.
     json!({
@@ -73,19 +108,16 @@ fn llama_config(config: &ModelConfig, end_of_text: u32) -> serde_json::Value {
         "intermediate_size": config.ffn_size,
         "num_hidden_layers": config.blocks,
         "num_attention_heads": config.heads,
-        "num_key_value_heads": config.heads,
+        "num_key_value_heads": config.key_value_heads(),
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": config.context,
         "rms_norm_eps": config.rms_norm_eps,
-        "initializer_range": config.init_std,
+        "initializer_range": matrix_deviation(config, config.hidden_size),
         "attention_bias": false,
         "attention_dropout": 0.0,
         "mlp_bias": false,
         "tie_word_embeddings": config.tie_embeddings,
-        "bos_token_id": end_of_text,
-        "eos_token_id": end_of_text,
-        "pad_token_id": end_of_text,
         "use_cache": true,
         "rope_theta": config.rope_theta,
         "rope_scaling": null,
@@ -95,6 +127,6 @@ fn llama_config(config: &ModelConfig, end_of_text: u32) -> serde_json::Value {
     })
 }
 
-fn json_file(file: &'static str, value: &serde_json::Value) -> Result<Vec<u8>, ModelError> {
+fn json_file(file: &'static str, value: &Value) -> Result<Vec<u8>, ModelError> {
     serde_json::to_vec_pretty(value).map_err(|source| ModelError::Json { file, source })
 }

@@ -6,7 +6,10 @@ use rayon::prelude::*;
 
 use crate::{ModelConfig, ModelError, ModuleWeights, TensorSpec, path_specs};
 
-/// Returns the initial weights of a whole path: norms are 1, all other tensors N(0, `init_std`²).
+/// Returns the initial weights of a whole path: norms are 1, all other tensors are normally distributed around 0.
+///
+/// Their standard deviation is `model.init_std`. Without that key a matrix has 1/√(3 · inputs) (PyTorch's rule for a linear
+/// map, arXiv:1502.01852 with a = √5). The token embedding counts as a matrix with D inputs.
 ///
 /// The two projections that write to the residual stream are scaled by 1/√(2 · blocks) (GPT-2's rule), so that the
 /// variance of the stream does not grow with depth. Each tensor has its own random stream, so the same seed gives the
@@ -24,11 +27,18 @@ pub fn init(config: &ModelConfig, seed: u64) -> Result<ModuleWeights, ModelError
             return vec![1.0; spec.parameters()];
         }
         let writes = spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
-        let std = config.init_std * if writes { residual } else { 1.0 };
+        // Matrices are (outputs, inputs), the embedding is (V, D).
+        let inputs = spec.shape.last().copied().unwrap_or(1);
+        let std = matrix_deviation(config, inputs) * if writes { residual } else { 1.0 };
         normal(seed, index as u64, spec.parameters(), std)
     };
     let values = specs.par_iter().enumerate().map(tensor).collect::<Vec<_>>().concat();
     ModuleWeights::new(specs.into(), values)
+}
+
+/// Returns the standard deviation of the initial values of a matrix with this number of inputs.
+pub(crate) fn matrix_deviation(config: &ModelConfig, inputs: usize) -> f64 {
+    config.init_std.unwrap_or_else(|| 1.0 / (3.0 * inputs as f64).sqrt())
 }
 
 /// Returns normally distributed numbers, by the Box-Muller transform.

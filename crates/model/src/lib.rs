@@ -37,6 +37,7 @@ mod error;
 mod export;
 mod forward;
 mod gradients;
+mod import;
 mod init;
 mod memory;
 mod module;
@@ -53,9 +54,10 @@ pub use dipaco_ops::{
     IGNORE, OpsError, Phase, Phases, Precision, Profile, TokenBatch, TokenError, TokenRows, product_rate,
 };
 pub use error::ModelError;
-pub use export::{SpecialTokens, export_llama, import_llama};
+pub use export::{SpecialTokens, export_llama, export_model, import_llama};
 pub use forward::Loss;
 pub use gradients::Gradients;
+pub use import::{ImportError, PretrainedSettings, PretrainedWeights, TensorIndex, untie};
 pub use init::init;
 pub use memory::{StepMemory, StepShape, step_memory};
 pub use module::Module;

@@ -62,12 +62,12 @@ impl StepMemory {
     }
 }
 
-/// Returns the memory of a training step, by formula. With R = B·T rows of a pass, A = H·Dh, and e bytes per element of
+/// Returns the memory of a training step, by formula. With R = B·T rows of a pass, A = H·Dh, A' = Hkv·Dh, and e bytes per element of
 /// `model.dtype`:
 ///
 /// - Weights and gradients take 4 bytes per parameter, moments 8.
-/// - A block keeps its input R·D·4. For the backward pass it also keeps queries, keys and values 3·R·A·e, the output of
-///   the attention R·A·e, gate and up 2·R·F·e, the residual stream after the attention R·D·4, and the normaliser of the
+/// - A block keeps its input R·D·4. For the backward pass it also keeps queries, keys and values R·(A + 2·A')·e, the output
+///   of the attention R·A·e, gate and up 2·R·F·e, the residual stream after the attention R·D·4, and the normaliser of the
 ///   softmax of each row and head B·H·T·4. With checkpointing each block keeps only its input, and one block at a time
 ///   keeps the rest.
 /// - The head computes the logits of some rows at the same time ([`dipaco_ops::head_rows`]), 4·V bytes each.
@@ -88,6 +88,7 @@ pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
         number(config.ffn_size),
         number(config.head_size()),
     );
+    let kv = number(config.key_value_size());
     let (rows, e, blocks) = (b.saturating_mul(t), number(config.dtype.bytes()), number(config.blocks));
     let head_rows = number(dipaco_ops::head_rows(usize::try_from(rows).unwrap_or(usize::MAX)));
     let parameters_of = |wanted: &dyn Fn(Part) -> bool| -> u64 {
@@ -100,7 +101,7 @@ pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
 
     let input = product(&[rows, d, F32]);
     let kept = sum(&[
-        product(&[4, rows, a, e]),
+        product(&[2, rows, a + kv, e]),
         product(&[2, rows, f, e]),
         input,
         product(&[b, number(config.heads), t, F32]),
@@ -123,7 +124,7 @@ pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
     let head_entries = v.min(HEAD_ENTRIES);
     let workspace = sum(&[
         product(&[rows, 4 * d + 2 * a + 2 * f, e]),
-        product(&[4 * a + 3 * f, d, e]),
+        product(&[2 * (a + kv) + 3 * f, d, e]),
         product(&[3, input]),
         product(&[head_rows, d, F32 + e]),
         product(&[head_entries, head_rows + d, e]),

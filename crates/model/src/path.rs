@@ -61,6 +61,7 @@ impl Path {
         let shape = BlockShape {
             width: config.hidden_size,
             heads: config.heads,
+            kv_heads: config.key_value_heads(),
             ffn: config.ffn_size,
             epsilon: config.rms_norm_eps as f32,
             rope: RopeTable::new(config.context, config.head_dim, config.rope_theta)?,

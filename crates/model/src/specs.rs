@@ -30,6 +30,7 @@ impl TensorSpec {
 #[must_use]
 pub fn path_specs(config: &ModelConfig) -> Vec<TensorSpec> {
     let (d, a, f, v) = (config.hidden_size, config.attention_size(), config.ffn_size, config.vocab_size);
+    let kv = config.key_value_size();
     let matrix = |name: String, rows, columns, part| TensorSpec {
         name,
         shape: vec![rows, columns],
@@ -45,8 +46,8 @@ pub fn path_specs(config: &ModelConfig) -> Vec<TensorSpec> {
         let block = [
             norm(name("input_layernorm"), part),
             matrix(name("self_attn.q_proj"), a, d, part),
-            matrix(name("self_attn.k_proj"), a, d, part),
-            matrix(name("self_attn.v_proj"), a, d, part),
+            matrix(name("self_attn.k_proj"), kv, d, part),
+            matrix(name("self_attn.v_proj"), kv, d, part),
             matrix(name("self_attn.o_proj"), d, a, part),
             norm(name("post_attention_layernorm"), part),
             matrix(name("mlp.gate_proj"), f, d, part),

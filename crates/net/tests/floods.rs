@@ -15,6 +15,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use support::{DAY, Run, loopback};
 use tokio::net::UdpSocket;
+use tokio::sync::oneshot;
 
 impl Run {
     fn token(&self, name: &str) -> JoinToken {
@@ -51,19 +52,22 @@ fn raw_client(authority: &[u8], identity: Option<&JoinToken>) -> Endpoint {
 }
 
 /// Passes datagrams to the server, and back only its demands for a proof of the address (QUIC Retry). A client behind it
-/// therefore begins a handshake and never ends it.
-async fn half_open(server: SocketAddr) -> SocketAddr {
+/// therefore begins a handshake and never ends it. The receiver hears of the first datagram that went to the server.
+async fn half_open(server: SocketAddr) -> (SocketAddr, oneshot::Receiver<()>) {
     let front = UdpSocket::bind(loopback()).await.unwrap();
     let back = UdpSocket::bind(loopback()).await.unwrap();
     let address = front.local_addr().unwrap();
+    let (begun, has_begun) = oneshot::channel();
     tokio::spawn(async move {
         let (mut to_server, mut to_client) = ([0; 65_535], [0; 65_535]);
-        let mut client = None;
+        let (mut client, mut begun) = (None, Some(begun));
         loop {
             tokio::select! {
                 Ok((length, from)) = front.recv_from(&mut to_server) => {
                     client = Some(from);
                     back.send_to(&to_server[..length], server).await.unwrap();
+                    // Fails only when the test has ended.
+                    let _ = begun.take().map(|begun| begun.send(()));
                 }
                 Ok((length, _)) = back.recv_from(&mut to_client) => {
                     let is_retry = to_client[0] & 0xf0 == 0xf0;
@@ -74,7 +78,7 @@ async fn half_open(server: SocketAddr) -> SocketAddr {
             }
         }
     });
-    address
+    (address, has_begun)
 }
 
 #[tokio::test]
@@ -85,10 +89,10 @@ async fn half_open_handshakes_keep_nobody_out() {
     let mut flood = Vec::new();
     for _ in 0..40 {
         let endpoint = raw_client(&token.authority, None);
-        let through = half_open(run.server.local_addr()).await;
+        let (through, has_begun) = half_open(run.server.local_addr()).await;
         let connecting = endpoint.connect(through, "dipaco-coordinator").unwrap();
         flood.push((endpoint, tokio::spawn(connecting.into_future())));
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        has_begun.await.unwrap();
     }
     let begun = Instant::now();
     connect(&token).await.unwrap();

@@ -4,7 +4,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use dipaco_net::{JoinToken, NetError, RunAuthority};
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use dipaco_fuzz::rand::Rng;
+use dipaco_fuzz::{Campaign, CaseRng, Reached};
+use dipaco_net::{HelperToken, JoinToken, NetError, RunAuthority};
 use proptest::prelude::*;
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -128,17 +132,64 @@ fn times_that_no_certificate_can_hold_are_refused() {
     authority.issue("worker", "a", vec![], SystemTime::UNIX_EPOCH, DAY).unwrap();
 }
 
-proptest! {
-    #[test]
-    fn arbitrary_text_is_no_token_and_no_authority(text in "\\PC{0,200}") {
-        prop_assert!(text.parse::<JoinToken>().is_err());
-        let prefixed = format!("dipaco1.{text}").parse::<JoinToken>();
-        prop_assert!(prefixed.is_err());
-        prop_assert!(RunAuthority::from_pem(&text).is_err());
-        let pem = format!("dipaco run: x\n-----BEGIN CERTIFICATE-----\n{text}");
-        prop_assert!(RunAuthority::from_pem(&pem).is_err());
-    }
+/// A join token or a helper's token with its prefix, as bytes: the content of the line without base64 and checksum.
+fn content(line: &str) -> Vec<u8> {
+    let (_, encoded) = line.split_once('.').unwrap();
+    let content = BASE64_URL_SAFE_NO_PAD.decode(encoded).unwrap();
+    content[..content.len() - 4].to_vec()
+}
 
+/// The line of a token with this content, with a right checksum.
+fn sealed(prefix: &str, content: &[u8]) -> String {
+    let sum = blake3::hash(content);
+    format!("{prefix}{}", BASE64_URL_SAFE_NO_PAD.encode([content, &sum.as_bytes()[..4]].concat()))
+}
+
+#[test]
+fn damaged_tokens_are_refused_or_read() {
+    let valid = |rng: &mut CaseRng| {
+        let bytes =
+            |rng: &mut CaseRng| (0..rng.random_range(0..40)).map(|_| rng.random()).collect::<Vec<u8>>();
+        let token = JoinToken {
+            run_id: "run".repeat(rng.random_range(0..5)),
+            addresses: vec!["127.0.0.1:1".to_owned(); rng.random_range(0..4)],
+            authority: bytes(rng),
+            certificate: bytes(rng),
+            key: bytes(rng),
+            expires: rng.random(),
+        };
+        content(&token.to_string())
+    };
+    Campaign::new("join-token").memory(1 << 16).cases(5000).play(valid, |bytes| {
+        // The line as text, and the same content behind a right checksum.
+        let _ = String::from_utf8_lossy(bytes).parse::<JoinToken>();
+        let _ = sealed("dipaco-helper1.", bytes).parse::<HelperToken>();
+        let Ok(token) = sealed("dipaco1.", bytes).parse::<JoinToken>() else { return Reached::Inside };
+        let _ = (token.check(now()), token.renew_at(now()));
+        assert!(token.to_string().parse::<JoinToken>().unwrap() == token);
+        Reached::Accepted
+    });
+}
+
+#[test]
+fn damaged_authorities_are_refused_or_read() {
+    let pem = RunAuthority::create("run", now()).unwrap().to_pem();
+    let other = RunAuthority::create("other", now()).unwrap().to_pem();
+    let valid = |rng: &mut CaseRng| if rng.random() { pem.clone().into() } else { other.clone().into() };
+    Campaign::new("authority").memory(1 << 18).past(0.1).play(valid, |bytes| {
+        let text = String::from_utf8_lossy(bytes);
+        match RunAuthority::from_pem(&text) {
+            Ok(authority) => {
+                let _ = authority.issue("worker", "a", vec![], now(), DAY).unwrap();
+                Reached::Accepted
+            }
+            Err(error) if error.to_string().contains("can't be read") => Reached::Outside,
+            Err(_) => Reached::Inside,
+        }
+    });
+}
+
+proptest! {
     #[test]
     fn any_mistyped_character_is_found(at: prop::sample::Index, typed in "[A-Za-z0-9_-]") {
         let token = JoinToken {

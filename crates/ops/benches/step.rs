@@ -45,6 +45,7 @@ impl Size {
         let shape = BlockShape {
             width: self.width,
             heads: self.heads,
+            kv_heads: self.heads,
             ffn: self.ffn(),
             epsilon: 1e-5,
             rope: RopeTable::new(self.time, HEAD_DIM, 1e4).unwrap(),

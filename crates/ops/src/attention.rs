@@ -18,6 +18,8 @@ pub(crate) struct AttentionShape {
     pub(crate) time: usize,
     /// H.
     pub(crate) heads: usize,
+    /// Hkv.
+    pub(crate) kv_heads: usize,
     /// Dh.
     pub(crate) head_dim: usize,
 }
@@ -28,36 +30,55 @@ impl AttentionShape {
         self.heads * self.head_dim
     }
 
-    /// Where the row of one head and position begins in an array (B, T, 3, H, Dh) of queries, keys and values.
-    fn qkv_row(self, part: Part, task: HeadTask, t: usize) -> usize {
-        ((task.sequence * self.time + t) * 3 + part as usize) * self.width() + task.head * self.head_dim
+    /// (H + 2 · Hkv) × Dh.
+    fn qkv_width(self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    /// Where the row of one head and position begins in an array (B, T, H, Dh).
-    fn row(self, task: HeadTask, t: usize) -> usize {
-        (task.sequence * self.time + t) * self.width() + task.head * self.head_dim
+    /// H / Hkv, the query heads of a group.
+    fn members(self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Where the row of one head and position begins in an array (B, T, H + 2 · Hkv, Dh) of queries, keys and values.
+    fn qkv_row(self, part: Part, task: GroupTask, t: usize) -> usize {
+        let head = match part {
+            Part::Query { member } => task.group * self.members() + member,
+            Part::Key => self.heads + task.group,
+            Part::Value => self.heads + self.kv_heads + task.group,
+        };
+        (task.sequence * self.time + t) * self.qkv_width() + head * self.head_dim
+    }
+
+    /// Where the row of a group's query head and position begins in an array (B, T, H, Dh).
+    fn row(self, task: GroupTask, member: usize, t: usize) -> usize {
+        let head = task.group * self.members() + member;
+        (task.sequence * self.time + t) * self.width() + head * self.head_dim
     }
 }
 
-/// The parts of an array (B, T, 3, H, Dh), in their order.
+/// The rows of a group in an array (B, T, H + 2 · Hkv, Dh).
 #[derive(Clone, Copy)]
 enum Part {
-    Query,
+    /// A query head of the group.
+    Query {
+        member: usize,
+    },
     Key,
     Value,
 }
 
-/// One head of one sequence: a task.
+/// One head of keys and values of one sequence, and the query heads that share it.
 #[derive(Clone, Copy)]
-struct HeadTask {
+struct GroupTask {
     sequence: usize,
-    head: usize,
+    group: usize,
 }
 
-impl HeadTask {
-    /// Tasks are numbered like the rows of `log_sums` (B, H, T).
+impl GroupTask {
+    /// Groups are numbered like the chunks of H / Hkv rows of `log_sums` (B, H, T).
     fn new(number: usize, shape: AttentionShape) -> Self {
-        Self { sequence: number / shape.heads, head: number % shape.heads }
+        Self { sequence: number / shape.kv_heads, group: number % shape.kv_heads }
     }
 }
 
@@ -84,35 +105,35 @@ fn scale(head_dim: usize) -> f32 {
     1.0 / (head_dim as f32).sqrt()
 }
 
-/// `softmax(q · kᵀ / sqrt(Dh)) · v` with a causal mask for qkv (B, T, 3, H, Dh) and y (B, T, H, Dh). Writes the logarithm
-/// of each row's sum of exponentials to `log_sums` (B, H, T).
+/// `softmax(q · kᵀ / sqrt(Dh)) · v` with a causal mask for qkv (B, T, H + 2 · Hkv, Dh) and y (B, T, H, Dh). Writes the
+/// logarithm of each row's sum of exponentials to `log_sums` (B, H, T).
 pub(crate) fn forward_all<E: Element>(qkv: &[E], y: &mut [E], log_sums: &mut [f32], shape: AttentionShape) {
     let AttentionShape { time, head_dim, .. } = shape;
     let y = Shared::new(y);
     log_sums.par_chunks_mut(time).enumerate().for_each(|(number, log_sums)| {
-        let task = HeadTask::new(number, shape);
+        let (task, member) = (GroupTask::new(number / shape.members(), shape), number % shape.members());
         let rows = |part| HeadRows {
             data: &qkv[shape.qkv_row(part, task, 0)..],
-            stride: 3 * shape.width(),
+            stride: shape.qkv_width(),
             head_dim,
         };
         let input = forward::HeadInput {
-            q: rows(Part::Query),
+            q: rows(Part::Query { member }),
             k: rows(Part::Key),
             v: rows(Part::Value),
             queries: time,
             keys: time,
         };
         forward::head(input, log_sums, |t, row| {
-            let at = shape.row(task, t);
+            let at = shape.row(task, member, t);
             // SAFETY: each task writes the columns of its own sequence and head.
             convert(row, unsafe { y.part(at..at + head_dim) });
         });
     });
 }
 
-/// Replaces qkv (B, T, 3, H, Dh) by its gradient, given y (B, T, H, Dh), its gradient `dy` and the `log_sums` (B, H, T) of
-/// [`forward_all`]. The gradients of queries and keys are rotated back.
+/// Replaces qkv (B, T, H + 2 · Hkv, Dh) by its gradient, given y (B, T, H, Dh), its gradient `dy` and the `log_sums`
+/// (B, H, T) of [`forward_all`]. The gradients of queries and keys are rotated back.
 pub(crate) fn backward_all<E: Element>(
     qkv: &mut [E],
     y: &[E],
@@ -123,52 +144,69 @@ pub(crate) fn backward_all<E: Element>(
 ) {
     let AttentionShape { time, head_dim, .. } = shape;
     let qkv = Shared::new(qkv);
-    log_sums.par_chunks(time).enumerate().for_each(|(number, log_sums)| {
-        let task = HeadTask::new(number, shape);
-        let rows = |data| HeadRows { data, stride: shape.width(), head_dim };
-        let from = shape.row(task, 0);
-        let result = backward::HeadResult { y: rows(&y[from..]), dy: rows(&dy[from..]), log_sums };
+    // A group is one task: its query heads add to the gradients of the same keys and values.
+    log_sums.par_chunks(time * shape.members()).enumerate().for_each(|(number, log_sums)| {
+        let task = GroupTask::new(number, shape);
+        let results = log_sums.chunks_exact(time).enumerate().map(|(member, log_sums)| {
+            let from = shape.row(task, member, 0);
+            let rows = |data| HeadRows { data, stride: shape.width(), head_dim };
+            backward::HeadResult { y: rows(&y[from..]), dy: rows(&dy[from..]), log_sums }
+        });
         let row = |part: Part, t: usize| {
             let at = shape.qkv_row(part, task, t);
-            // SAFETY: each task reads and writes the columns of its own sequence and head, one row at a time.
+            // SAFETY: each task reads and writes the columns of its own sequence and group, one row at a time.
             unsafe { qkv.part(at..at + head_dim) }
         };
-        backward::head(&row, result, rope);
+        backward::group(&row, results, rope, time);
     });
 }
 
-/// The keys and values of one sequence: `length` positions of `heads` heads of `head_dim` elements each.
+/// The keys and values of one sequence: `length` positions of `kv_heads` heads of `head_dim` elements each, for `heads`
+/// heads of queries.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyValues<'a> {
-    /// The keys (Tk, H, Dh).
+    /// The keys (Tk, Hkv, Dh).
     pub keys: &'a [f32],
-    /// The values (Tk, H, Dh).
+    /// The values (Tk, Hkv, Dh).
     pub values: &'a [f32],
     /// Tk.
     pub length: usize,
-    /// H.
+    /// H, a multiple of Hkv.
     pub heads: usize,
+    /// Hkv.
+    pub kv_heads: usize,
     /// Dh.
     pub head_dim: usize,
+}
+
+impl KeyValues<'_> {
+    /// Where the head of keys and values of a query head begins in a row.
+    fn column(&self, head: usize) -> usize {
+        head / (self.heads / self.kv_heads) * self.head_dim
+    }
 }
 
 /// Causal attention of one sequence without gradients. `q` and `y` are (Tq, H, Dh); the queries belong to the last Tq of
 /// the Tk positions.
 ///
 /// # Panics
-/// When a slice is shorter than the sizes say.
+/// When a slice is shorter than the sizes say, or Hkv does not divide H.
 pub fn attend(q: &[f32], past: KeyValues<'_>, y: &mut [f32]) {
-    let KeyValues { keys, values, length, heads, head_dim } = past;
-    let row = heads * head_dim;
+    let KeyValues { keys, values, length, heads, kv_heads, head_dim } = past;
+    assert!(
+        heads.is_multiple_of(kv_heads),
+        "{kv_heads} heads of keys do not divide {heads} heads of queries"
+    );
+    let (row, kv_row) = (heads * head_dim, kv_heads * head_dim);
     let queries = q.len() / row;
-    assert!(keys.len() >= length * row && values.len() >= length * row && queries <= length);
+    assert!(keys.len() >= length * kv_row && values.len() >= length * kv_row && queries <= length);
     assert!(y.len() >= queries * row, "the result is too short");
     // One query, the usual case of decoding, has too little work for packing keys or waking threads.
     if queries == 1 {
         let mut scores = vec![0.0; length];
         for head in 0..heads {
-            let at = head * head_dim..(head + 1) * head_dim;
-            let past = HeadPast { keys: &keys[at.start..], values: &values[at.start..], row };
+            let (at, column) = (head * head_dim..(head + 1) * head_dim, past.column(head));
+            let past = HeadPast { keys: &keys[column..], values: &values[column..], row: kv_row };
             vector::dispatch_with(
                 #[inline(always)]
                 |units| attend_one(units, &q[at.clone()], past, &mut scores, &mut y[at.clone()]),
@@ -178,12 +216,12 @@ pub fn attend(q: &[f32], past: KeyValues<'_>, y: &mut [f32]) {
     }
     let y = Shared::new(y);
     (0..heads).into_par_iter().for_each(|head| {
-        let from = head * head_dim;
-        let rows = |data| HeadRows { data, stride: row, head_dim };
+        let (from, column) = (head * head_dim, past.column(head));
+        let rows = |data, stride| HeadRows { data, stride, head_dim };
         let input = forward::HeadInput {
-            q: rows(&q[from..]),
-            k: rows(&keys[from..]),
-            v: rows(&values[from..]),
+            q: rows(&q[from..], row),
+            k: rows(&keys[column..], kv_row),
+            v: rows(&values[column..], kv_row),
             queries,
             keys: length,
         };

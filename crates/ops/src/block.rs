@@ -24,6 +24,9 @@ pub struct BlockShape {
     pub width: usize,
     /// H, the number of attention heads.
     pub heads: usize,
+    /// Hkv, the number of heads of keys and values, a divisor of H. H / Hkv query heads in a row share a head of keys and
+    /// values (grouped-query attention, arXiv:2305.13245).
+    pub kv_heads: usize,
     /// F, the width of the feed-forward layer.
     pub ffn: usize,
     /// Added to the mean square in RMSNorm.
@@ -38,10 +41,15 @@ impl BlockShape {
         self.heads * self.rope.head_dim()
     }
 
+    /// (H + 2 · Hkv) × Dh: queries, keys and values of a position.
+    pub(crate) fn qkv(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.rope.head_dim()
+    }
+
     /// Number of parameters of a block: see [`BlockWeights`].
     #[must_use]
     pub fn parameters(&self) -> usize {
-        2 * self.width + 4 * self.width * self.attention() + 3 * self.width * self.ffn
+        self.width * (2 + self.attention() + self.qkv() + 3 * self.ffn)
     }
 }
 
@@ -63,7 +71,8 @@ pub struct Stack {
 
 impl Stack {
     fn attention_shape(&self, batch: BatchShape) -> AttentionShape {
-        AttentionShape { time: batch.time, heads: self.shape.heads, head_dim: self.shape.rope.head_dim() }
+        let BlockShape { heads, kv_heads, ref rope, .. } = self.shape;
+        AttentionShape { time: batch.time, heads, kv_heads, head_dim: rope.head_dim() }
     }
 }
 

@@ -70,14 +70,18 @@ pub fn blocks(
 
 /// Checks that a block of this shape can exist, and gives its number of parameters.
 fn check_shape(block: &BlockShape) -> Result<usize, OpsError> {
-    let BlockShape { width, heads, ffn, ref rope, .. } = *block;
+    let BlockShape { width, heads, kv_heads, ffn, ref rope, .. } = *block;
     // Step by step: the sizes come from the caller and their products may overflow.
+    let all_heads = kv_heads.checked_add(heads).and_then(|heads| heads.checked_mul(2));
     let columns =
-        heads.checked_mul(rope.head_dim()).and_then(|a| a.checked_mul(4)?.checked_add(ffn.checked_mul(3)?));
+        all_heads.and_then(|heads| heads.checked_mul(rope.head_dim())?.checked_add(ffn.checked_mul(3)?));
     let parameters = columns.and_then(|columns| columns.checked_add(2)?.checked_mul(width));
-    parameters.filter(|_| width > 0 && heads > 0 && ffn > 0).ok_or_else(|| {
-        let problem =
-            format!("a block of width {width}, {heads} heads and feed-forward width {ffn} is impossible");
+    let possible = width > 0 && heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads) && ffn > 0;
+    parameters.filter(|_| possible).ok_or_else(|| {
+        let problem = format!(
+            "a block of width {width}, {heads} heads, {kv_heads} heads of keys and values and feed-forward width {ffn} \
+             is impossible"
+        );
         shape("blocks", problem)
     })
 }

@@ -7,11 +7,11 @@ use crate::config_error::require;
 use crate::vector::vectorized;
 use crate::{CHUNK, OptimConfigError};
 
-/// The outer optimizer. The defaults are DiLoCo's and DiPaCo's (arXiv:2403.10616 §4).
+/// The outer optimizer. The momentum is DiLoCo's and DiPaCo's (arXiv:2403.10616 §4); they take a rate of 0.7.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NesterovConfig {
-    /// Outer learning rate (default 0.7). With a rate of 1, the first step overshoots the mean of the paths by the
+    /// Outer learning rate (default 0.35). With a rate of 1, the first step overshoots the mean of the paths by the
     /// momentum.
     pub learning_rate: f64,
     /// Decay of the momentum per outer step, at least 0 and below 1 (default 0.9). 0 is plain gradient descent.
@@ -20,7 +20,7 @@ pub struct NesterovConfig {
 
 impl Default for NesterovConfig {
     fn default() -> Self {
-        Self { learning_rate: 0.7, momentum: 0.9 }
+        Self { learning_rate: 0.35, momentum: 0.9 }
     }
 }
 

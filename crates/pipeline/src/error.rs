@@ -22,6 +22,41 @@ pub enum PipelineError {
         /// The directory.
         folder: PathBuf,
     },
+    /// A folder does not hold a model.
+    #[error(
+        "{} has no {file}: name a folder in Hugging Face's format, with config.json, tokenizer.json and model.safetensors",
+        folder.display()
+    )]
+    NoPretrained {
+        /// The folder.
+        folder: PathBuf,
+        /// The missing file.
+        file: String,
+    },
+    /// A file is larger than any such file can be.
+    #[error("{} has more than {largest} bytes: it can't be what its name says", file.display())]
+    TooLarge {
+        /// The file.
+        file: PathBuf,
+        /// The largest possible length in bytes.
+        largest: u64,
+    },
+    /// The run's tokenizer is not that of the imported model.
+    #[error(
+        "{} is not the tokenizer of the model in {}: import into a new run directory before `dipaco prepare`, or name the \
+         model's tokenizer.json in prepare.tokenizer",
+        file.display(),
+        folder.display()
+    )]
+    NotTheModels {
+        /// The tokenizer's file.
+        file: PathBuf,
+        /// The folder of the model.
+        folder: PathBuf,
+    },
+    /// A pretrained model can't be used.
+    #[error(transparent)]
+    Import(#[from] dipaco_model::ImportError),
     /// A step needs a router and shards.
     #[error("there are no shards in {}: run `dipaco route fit` and `dipaco route assign` with this run first", folder.display())]
     NotRouted {
@@ -58,6 +93,14 @@ pub enum PipelineError {
     BusyRun {
         /// Address of the store.
         store: String,
+    },
+    /// The run is in training, or is being taken back.
+    #[error("the run in {} {busy}", folder.display())]
+    RunBusy {
+        /// The run's directory.
+        folder: PathBuf,
+        /// Who has the run, and what to do.
+        busy: &'static str,
     },
     /// A file can't be published.
     #[error(transparent)]
@@ -327,6 +370,7 @@ impl PipelineError {
             | Self::NoRun { .. }
             | Self::NoSuchPath { .. }
             | Self::FolderBusy { .. }
+            | Self::RunBusy { .. }
             | Self::OtherDefaults { .. }
             | Self::Model(dipaco_model::ModelError::Config { .. })
             | Self::Routing(dipaco_routing::RoutingError::Config { .. })

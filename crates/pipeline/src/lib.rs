@@ -12,10 +12,13 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod imported_files;
 mod path_source;
 mod pinned;
+mod router_settings;
 mod run;
 mod run_directory;
+mod run_lock;
 mod text_codec;
 mod validation;
 mod weights;
@@ -28,12 +31,14 @@ pub mod dry_run;
 pub mod evaluate;
 pub mod experiment;
 pub mod files;
+pub mod import;
 pub mod labels;
 pub mod limits;
 pub mod phases;
 pub mod prepare;
 pub mod prepared;
 pub mod product_rate;
+pub mod rollback;
 pub mod route;
 pub mod seed;
 pub mod serve;
@@ -45,6 +50,7 @@ pub mod transformer_router;
 pub mod vocabulary;
 
 pub use error::PipelineError;
+pub use imported_files::{ExportedFiles, ImportedFolder};
 pub use run::{Run, save_config};
 pub use run_directory::{RoutingFolder, RunDirectory};
 pub use text_codec::RunTextCodec;

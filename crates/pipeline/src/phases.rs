@@ -14,12 +14,13 @@ use dipaco_shards::{Part, TokenFile};
 use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use dipaco_topology::PathId;
-use dipaco_train::{CoordinatorError, Reroute, score_header, small_shards, write_scores};
+use dipaco_train::{CoordinatorError, LedgerError, Reroute, score_header, small_shards, write_scores};
 
 use crate::error::PipelineError;
 use crate::files;
 use crate::prepared::token_file;
 use crate::route::{assign, origin_of, router, shard_records, shown};
+use crate::router_settings::router_settings;
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::store::manifest;
 use crate::weights::{Version, Weights};
@@ -110,7 +111,7 @@ pub fn refit(
     let training = next(weights)?;
     let (old, new) = (run.routing(training.phase), run.routing(training.phase + 1));
     let tokens = reserved(run, &old)?;
-    let settings = config.routing.of_router();
+    let settings = router_settings(config, weights)?;
     let ReservedScores { scores, hash: scores_hash } = scores(run, config, weights, &tokens)?;
     let from = TargetsFrom { router_hash: router(&old)?.hash().to_owned(), scores_hash };
     let seed_hash = weights.seed_hash()?;
@@ -227,7 +228,7 @@ fn next(weights: &Weights) -> Result<&TrainingRecord, PipelineError> {
         return Err(PipelineError::NoPhase { phase: training.phase });
     }
     if !training.at_boundary() {
-        return Err(CoordinatorError::NotAtBoundary { round: training.phase_end() }.into());
+        return Err(CoordinatorError::from(LedgerError::NotAtBoundary { round: training.phase_end() }).into());
     }
     Ok(training)
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use dipaco_shards::{TokenFile, Tokenizer};
+use dipaco_shards::{TokenFile, Tokenizer, prepared_tokenizer};
 
 use crate::error::PipelineError;
 use crate::run_directory::RunDirectory;
@@ -16,7 +16,7 @@ pub fn tokenizer(run: &RunDirectory) -> Result<Tokenizer, PipelineError> {
     if !run.tokenizer().exists() {
         return Err(PipelineError::NotPrepared { folder: run.data() });
     }
-    Ok(Tokenizer::from_file(&run.tokenizer(), None)?)
+    Ok(prepared_tokenizer(&run.data())?)
 }
 
 /// Opens a token file and checks that it was made with the run's tokenizer.

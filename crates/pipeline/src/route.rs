@@ -14,6 +14,7 @@ use dipaco_telemetry::{Progress, ProgressUnit, Task};
 
 use crate::error::PipelineError;
 use crate::prepared::{token_file, tokenizer};
+use crate::router_settings::router_settings;
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::weights::Weights;
 use crate::{files, labels};
@@ -48,7 +49,7 @@ pub fn fit(
     let seed_hash = weights.seed_hash()?;
     let paths = weights.topology().paths();
     let routing = run.routing(0);
-    let settings = config.routing.of_router();
+    let settings = router_settings(config, weights)?;
     let labels_hash = labels_hash(config)?;
     let origin = Origin { labels_hash, ..origin_of(&file, seed_hash) };
     if routing.router().exists() {
@@ -140,6 +141,13 @@ pub fn assign(
     })?
     .into_iter();
     let Some(train) = shards.next() else { return Err(PipelineError::NotPrepared { folder: run.data() }) };
+    let kind = weights.config().routing.kind;
+    if !skipped && kind != RouterKind::Random {
+        let gain = dipaco_routing::token_gain(&train, weights.config().routing.prefix_tokens)?;
+        if let Some(warning) = dipaco_routing::token_gain_warning(gain) {
+            tracing::warn!("{warning}");
+        }
+    }
     Ok(Division { train, validation: shards.next(), skipped })
 }
 
@@ -204,7 +212,7 @@ pub fn features_part(
     cancel: &AtomicBool,
 ) -> Result<u64, PipelineError> {
     let file = token_file(run, &run.train_tokens())?;
-    let settings = config.routing.of_router();
+    let settings = router_settings(config, weights)?;
     let model = features_for(run, config, weights, &settings, settings.kind, progress, cancel)?;
     let features =
         SampleFeatures::new(&model, weights.seed_hash()?, &file, &settings, &run.routing(0).features())?;

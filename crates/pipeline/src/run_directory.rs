@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::imported_files::ImportedFolder;
+
 /// Names the files of a run. `docs/run-directory.md` describes them.
 #[derive(Clone, Debug)]
 pub struct RunDirectory {
@@ -60,6 +62,11 @@ impl RunDirectory {
         RoutingFolder { root: if phase == 0 { root } else { root.join(format!("phase-{phase}")) } }
     }
 
+    /// The folder of the files of an imported model. A run with a seed of its own has none.
+    pub fn imported(&self) -> ImportedFolder {
+        ImportedFolder::new(self.root.join("imported"))
+    }
+
     /// The store of weights and manifests.
     pub fn store(&self) -> PathBuf {
         self.root.join("store")
@@ -88,6 +95,11 @@ impl RunDirectory {
     /// The token of the synchronizers.
     pub fn synchronizer_token(&self) -> PathBuf {
         self.secrets().join("synchronizer.token")
+    }
+
+    /// The lock that keeps trainings and rollbacks apart.
+    pub fn lock(&self) -> PathBuf {
+        self.root.join("lock")
     }
 
     /// The names of revoked tokens.

@@ -48,7 +48,7 @@ pub async fn seed(
 }
 
 /// The identity of a new run: its name, and a suffix that no other run of that name has. Nothing computed depends on it.
-fn run_id(name: &str) -> String {
+pub(crate) fn run_id(name: &str) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let mut hasher = blake3::Hasher::new();
     hasher.update(&now.as_nanos().to_le_bytes()).update(&std::process::id().to_le_bytes());

@@ -32,11 +32,11 @@ pub async fn open(
     let weights = Weights::open(run, config, version).await?;
     let served = served_run(config, &weights)?;
     let router = router(&run.routing(weights.manifest().phase()))?;
-    let tokenizer = tokenizer(run)?;
+    let codec = RunTextCodec::new(tokenizer(run)?, run.imported().end_tokens()?);
     let model = tokio::task::spawn_blocking(move || load(weights, router))
         .await
         .map_err(|source| PipelineError::Task { source })??;
-    Ok(ServerState::start(serve, served, Arc::new(model), Arc::new(RunTextCodec::new(tokenizer)))?)
+    Ok(ServerState::start(serve, served, Arc::new(model), Arc::new(codec))?)
 }
 
 /// Describes the served weights to clients.

@@ -7,12 +7,16 @@ use dipaco_shards::{IncrementalDecoder, Tokenizer};
 #[derive(Clone)]
 pub struct RunTextCodec {
     tokenizer: Tokenizer,
+    end_tokens: Vec<u32>,
 }
 
 impl RunTextCodec {
-    /// A codec on a run's tokenizer.
-    pub fn new(tokenizer: Tokenizer) -> Self {
-        Self { tokenizer }
+    /// A codec on a run's tokenizer. A generated text ends at the end-of-text token, and at each of `end_tokens`.
+    pub fn new(tokenizer: Tokenizer, mut end_tokens: Vec<u32>) -> Self {
+        if !end_tokens.contains(&tokenizer.end_of_text()) {
+            end_tokens.push(tokenizer.end_of_text());
+        }
+        Self { tokenizer, end_tokens }
     }
 }
 
@@ -41,6 +45,10 @@ impl TextCodec for RunTextCodec {
 
     fn end_of_text(&self) -> u32 {
         self.tokenizer.end_of_text()
+    }
+
+    fn end_tokens(&self) -> Vec<u32> {
+        self.end_tokens.clone()
     }
 
     fn vocab_size(&self) -> usize {

@@ -21,6 +21,7 @@ use crate::limits::raise_open_files;
 use crate::phases;
 use crate::route::shard_records;
 use crate::run_directory::RunDirectory;
+use crate::run_lock::RunLock;
 use crate::store::{manifest, open_store};
 use crate::validation::validate_in_turn;
 use crate::workers::{WorkerSetup, Workers};
@@ -57,6 +58,7 @@ pub async fn train(
     cancel: CancellationToken,
 ) -> Result<CoordinatorSummary, PipelineError> {
     let store = open_store(run)?;
+    let _lock = RunLock::for_training(run)?;
     if options.resume {
         // First, because a damaged run goes back to a checkpoint and is then no longer complete.
         recover(&store, progress).await?;
@@ -135,9 +137,7 @@ async fn finished(
 ) -> Result<Option<CoordinatorSummary>, PipelineError> {
     let Some(manifest) = manifest(run).await? else { return Ok(None) };
     let (Some(seed), Some(training)) = (&manifest.seed, &manifest.training) else { return Ok(None) };
-    // The last lease of a path measures its final weights, so all are merged by then.
-    let complete = !training.paths.is_empty() && training.paths.iter().all(|path| path.measured);
-    if !complete || training.origin != training_origin(config, &seed.weights.hash)? {
+    if !training.finished() || training.origin != training_origin(config, &seed.weights.hash)? {
         return Ok(None);
     }
     Ok(Some(CoordinatorSummary {

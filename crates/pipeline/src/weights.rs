@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use dipaco_config::RunConfig;
 use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, TensorSpec, path_specs};
 use dipaco_path::Layout;
-use dipaco_store::{ObjectRef, RunManifest, RunStore, TrainingRecord};
+use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, TrainingRecord};
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
 
 use crate::error::PipelineError;
@@ -125,8 +125,15 @@ impl Weights {
     /// # Errors
     /// [`PipelineError::NoSeed`] when the seed is not finished.
     pub fn seed_hash(&self) -> Result<&str, PipelineError> {
-        let seed = self.manifest.seed.as_ref().filter(|seed| seed.finished());
-        Ok(&seed.ok_or(PipelineError::NoSeed)?.weights.hash)
+        Ok(&self.seed_record()?.weights.hash)
+    }
+
+    /// The manifest's record of the seed.
+    ///
+    /// # Errors
+    /// [`PipelineError::NoSeed`] when the seed is not finished.
+    pub fn seed_record(&self) -> Result<&SeedRecord, PipelineError> {
+        self.manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(PipelineError::NoSeed)
     }
 
     /// The seed model. Blocks on the store.
@@ -134,7 +141,7 @@ impl Weights {
     /// # Errors
     /// [`PipelineError::NoSeed`] when the seed is not finished, and the errors of the store.
     pub fn seed(&self) -> Result<Path, PipelineError> {
-        let seed = self.manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(PipelineError::NoSeed)?;
+        let seed = self.seed_record()?;
         let weights = self.read(&seed.weights, path_specs(&self.config.model))?;
         let module = Arc::new(Module::load(&weights, &Device::Cpu)?);
         let dense =

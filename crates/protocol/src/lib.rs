@@ -1,7 +1,8 @@
 //! Messages between workers, coordinator and synchronizers.
 //!
 //! [`Request`] and [`Response`] are the two ends of one operation. [`WorkerPlan`] is the part of the configuration that
-//! a worker needs. [`OuterStepOrder`] names everything that an outer step needs, so that any process can take it.
+//! a worker needs. [`OuterStepOrder`] names everything that an outer step needs, so that any process can take it; it
+//! and the other types of leases and results are the ledger's (`dipaco-ledger`).
 //!
 //! This package moves no bytes and decides nothing.
 
@@ -9,13 +10,15 @@
 
 mod error;
 mod messages;
-mod orders;
 mod plan;
 
+pub use dipaco_ledger::{
+    CompletedLease, FragmentWeights, GrantedLease, LeaseReport, LeaseResult, MergeInput, OuterStepDone,
+    OuterStepOrder, WeightChange,
+};
 pub use error::PlanError;
 pub use messages::{
-    CompletedLease, ContentDigest, FetchSource, FragmentWeights, GrantedLease, LeaseReport, LeaseResult,
-    PIECE_BYTES, PIECES_AT_ONCE, RUN_COMPLETE, Request, Response, SYNCHRONIZER, WORKER, WeightChange,
+    ContentDigest, FetchSource, PIECE_BYTES, PIECES_AT_ONCE, RUN_COMPLETE, Request, Response, SYNCHRONIZER,
+    WORKER,
 };
-pub use orders::{MergeInput, OuterStepDone, OuterStepOrder};
 pub use plan::WorkerPlan;

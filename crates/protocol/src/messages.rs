@@ -4,12 +4,10 @@
 //! piece is the payload of an operation of its own. Every operation can be repeated: a worker that loses an answer asks
 //! again. `docs/wire-protocol.md` describes the bytes.
 
-use dipaco_store::{ObjectRef, ShardRecord, names};
-use dipaco_sync::{Fence, FragmentId, LeaseClaim, LeaseKey, LeaseSecret, ScheduledSend};
+use dipaco_ledger::{GrantedLease, LeaseReport, LeaseResult, ObjectRef, OuterStepDone, OuterStepOrder};
+use dipaco_sync::{Fence, LeaseClaim, LeaseKey};
 use dipaco_topology::{ModuleId, PathId};
 use serde::{Deserialize, Serialize};
-
-use crate::orders::{OuterStepDone, OuterStepOrder};
 
 /// Length of a piece in bytes; only the last piece of an object or result is shorter. A broken connection costs one piece
 /// per stream, and the coordinator holds one piece per stream in memory. Shorter pieces cost more requests; at this
@@ -192,85 +190,6 @@ impl ContentDigest {
     }
 }
 
-/// A result of a lease, uploaded with [`Request::Submit`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum LeaseResult {
-    /// The outer gradient of a fragment.
-    OuterGradient {
-        /// The fragment.
-        fragment: FragmentId,
-        /// Sequence number of the path's contributions to the fragment, from 1.
-        number: u32,
-        /// Tokens trained on since the path's previous contribution, padding not counted.
-        tokens: u64,
-    },
-    /// The path's state at the end of the lease.
-    State,
-}
-
-impl LeaseResult {
-    /// Name of the result in messages.
-    pub fn name(self) -> String {
-        match self {
-            Self::OuterGradient { fragment, number, .. } => {
-                format!(
-                    "outer gradient {number} of fragment {} of module {}",
-                    fragment.index, fragment.module
-                )
-            }
-            Self::State => "the path's state".to_owned(),
-        }
-    }
-
-    /// Name of the result's object in the store. The name contains the content's hash, so another content never takes
-    /// its place. `step` is the last inner step of the lease.
-    pub fn object_name(self, lease: LeaseKey, step: u64, digest: &ContentDigest) -> String {
-        let LeaseKey { path, fence, .. } = lease;
-        let name = match self {
-            Self::OuterGradient { fragment: FragmentId { module, index: fragment }, number, .. } => {
-                names::outer_gradient(module, fragment, number, path, fence.0)
-            }
-            Self::State => names::path_state(path, step, fence.0),
-        };
-        format!("{name}-{}", digest.hash)
-    }
-
-    /// Tokens in an outer gradient; 0 for a state.
-    pub fn tokens(self) -> u64 {
-        match self {
-            Self::OuterGradient { tokens, .. } => tokens,
-            Self::State => 0,
-        }
-    }
-
-    /// The result as the coordinator expects it: the number of tokens is known only after the upload.
-    pub fn without_tokens(self) -> Self {
-        match self {
-            Self::OuterGradient { fragment, number, .. } => {
-                Self::OuterGradient { fragment, number, tokens: 0 }
-            }
-            Self::State => Self::State,
-        }
-    }
-}
-
-/// A worker's report on a finished lease.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct LeaseReport {
-    /// Mean training loss of the lease, in nats per token; absent if the lease takes no inner steps.
-    pub loss: Option<f64>,
-    /// Mean loss on the path's held-out documents of the global weights at the start of the lease, in nats per token;
-    /// absent if the shard has no held-out documents, or if the path starts from weights of its own.
-    pub held_out_loss: Option<f64>,
-    /// Tokens trained on, padding not counted.
-    pub tokens: u64,
-    /// Seconds of inner steps.
-    pub seconds: f64,
-    /// Seconds between the worker's previous inner step and the first inner step of this lease: transfers, and waiting for
-    /// a lease.
-    pub waited_seconds: f64,
-}
-
 /// A response of the coordinator or a synchronizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Response {
@@ -329,90 +248,4 @@ pub enum Response {
         /// The token's line of text, without addresses.
         token: String,
     },
-}
-
-/// A lease with the names of all its inputs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GrantedLease {
-    /// The path.
-    pub path: PathId,
-    /// The lease's fencing number.
-    pub fence: Fence,
-    /// Secret that the worker shows with each message about the lease.
-    pub secret: LeaseSecret,
-    /// Milliseconds until the lease ends without a heartbeat.
-    pub lease_ms: u64,
-    /// Number of inner steps of the path before the lease.
-    pub from: u64,
-    /// Number of inner steps of the path after the lease; equal to `from` if the lease only measures.
-    pub to: u64,
-    /// Number of inner steps of the path before its current phase of routing.
-    pub phase_step: u64,
-    /// Weights of the path's fragments, level by level.
-    pub weights: Vec<FragmentWeights>,
-    /// Outer gradients that the lease sends, in order.
-    pub sends: Vec<ScheduledSend>,
-    /// The path's state at the end of an earlier lease; absent until a lease uploads one.
-    pub state: Option<ObjectRef>,
-    /// The completed leases since that state. A worker without their results trains them again.
-    pub replay: Vec<CompletedLease>,
-    /// The lease that trained the path up to `from`. The worker of that lease may still hold the path's state.
-    pub made_by: Option<Fence>,
-    /// True if the lease must upload the path's state.
-    pub uploads_state: bool,
-    /// The path's shard in this phase.
-    pub shard: ShardRecord,
-}
-
-impl GrantedLease {
-    /// The lease as its worker names it.
-    #[must_use]
-    pub fn key(&self) -> LeaseKey {
-        LeaseKey { path: self.path, fence: self.fence, secret: self.secret }
-    }
-
-    /// True if the lease trains; false if it only measures.
-    #[must_use]
-    pub fn trains(&self) -> bool {
-        self.to > self.from
-    }
-}
-
-/// A completed lease that a worker trains again when it takes over the path.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CompletedLease {
-    /// Number of inner steps of the path before the lease.
-    pub from: u64,
-    /// Number of inner steps of the path after the lease.
-    pub to: u64,
-    /// Weights of the path's fragments, level by level.
-    pub weights: Vec<FragmentWeights>,
-    /// Outer gradients that the lease sent, in order.
-    pub sends: Vec<ScheduledSend>,
-}
-
-/// Global weights of a fragment.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FragmentWeights {
-    /// The fragment.
-    pub fragment: FragmentId,
-    /// The weights.
-    pub object: ObjectRef,
-    /// Changes that lead to these weights, newest last, for a worker that holds earlier weights.
-    pub changes: Vec<WeightChange>,
-    /// True if the path takes over these weights now; false if it took them over earlier and continues from them.
-    pub received: bool,
-    /// Factor of the path in the merged outer gradient: its weight times the rescaling of the mean.
-    pub share: f32,
-    /// `host:port` of the synchronizer that owns the module; absent if the coordinator owns it.
-    pub at: Option<String>,
-}
-
-/// A change of global weights.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WeightChange {
-    /// Content hash of the weights to which the change is added.
-    pub from: String,
-    /// The change, encoded like an outer gradient.
-    pub object: ObjectRef,
 }

@@ -38,7 +38,7 @@ pub enum ServerError {
         /// The file.
         path: PathBuf,
     },
-    /// The tokenizer and the model have vocabularies of different sizes.
+    /// The tokenizer has more tokens than the model.
     #[error(
         "the tokenizer has {tokenizer} tokens but the model has {model}: serve the run with its own tokenizer"
     )]
@@ -103,7 +103,8 @@ impl ServerState {
     ) -> Result<Arc<Self>, ServerError> {
         config.check()?;
         let keys = config.api_keys.as_deref().map(ApiKeys::load).transpose()?.unwrap_or_default();
-        if codec.vocab_size() != model.vocab_size() {
+        // A pretrained model may have more rows than its tokenizer has entries.
+        if codec.vocab_size() > model.vocab_size() {
             return Err(ServerError::Vocabulary { tokenizer: codec.vocab_size(), model: model.vocab_size() });
         }
         let metrics = Arc::new(Metrics::new(&run.name, model.topology().paths(), &run.version));

@@ -14,7 +14,7 @@ mod run;
 mod scheme;
 
 pub use bandwidth::required_bandwidth;
-pub use chaos::{Bug, Chaos, Violation, chaos};
+pub use chaos::{Bug, Chaos, Peers, Violation, chaos};
 pub use error::SimulateError;
 pub use run::{Chips, LargeRun, Link, Played, play};
 pub use scheme::SimulatedScheme;

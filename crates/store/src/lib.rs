@@ -38,21 +38,19 @@
 
 mod address;
 mod error;
+mod hash;
 mod manifest;
-pub mod names;
-mod object;
 mod pins;
-mod run_manifest;
 mod store;
 mod sweep;
 
 pub use address::StoreOptions;
+pub use dipaco_ledger::names;
+pub use dipaco_ledger::{
+    ChangeRecord, CheckpointRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest,
+    FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, ObjectRef, PathRecord, RollbackRecord,
+    RunManifest, SeedRecord, ShardRecord, TrainingRecord,
+};
 pub use error::StoreError;
 pub use manifest::{KEPT_MANIFESTS, Loaded, ManifestSchema, ManifestSequence};
-pub use object::ObjectRef;
-pub use run_manifest::{
-    ChangeRecord, CheckpointRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest,
-    FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, PathRecord, RunManifest, SeedRecord,
-    ShardRecord, TrainingRecord,
-};
 pub use store::{RunStore, StoredObject};

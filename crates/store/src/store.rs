@@ -9,8 +9,9 @@ use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{Error, GetOptions, GetResult, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 
+use crate::ObjectRef;
 use crate::address::{self, Open, Resolved, StoreOptions};
-use crate::object::{self, ObjectRef};
+use crate::hash::hash;
 use crate::{StoreError, manifest};
 
 /// An object in the list of [`RunStore::list`].
@@ -155,7 +156,7 @@ impl RunStore {
     /// [`StoreError::Missing`], [`StoreError::Cut`] and [`StoreError::Damaged`].
     pub async fn get(&self, reference: &ObjectRef) -> Result<Bytes, StoreError> {
         let content = self.read_object(reference, GetOptions::default()).await?;
-        let hash = object::hash(&content).await;
+        let hash = hash(&content).await;
         if hash != reference.hash || content.len() as u64 != reference.bytes {
             return Err(self.damaged(reference, hash, content.len() as u64));
         }
@@ -304,7 +305,7 @@ impl RunStore {
 }
 
 async fn reference(name: &str, content: &Bytes) -> ObjectRef {
-    ObjectRef { name: name.to_owned(), hash: object::hash(content).await, bytes: content.len() as u64 }
+    ObjectRef { name: name.to_owned(), hash: hash(content).await, bytes: content.len() as u64 }
 }
 
 fn object_path(name: &str) -> Result<Path, StoreError> {

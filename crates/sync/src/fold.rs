@@ -48,6 +48,14 @@ pub enum FoldError {
         /// The first path that is missing.
         path: PathId,
     },
+    /// Slices of the contributions are missing when the result is taken.
+    #[error("the contributions have been merged up to value {found} of {expected}")]
+    Slices {
+        /// The fragment's length in values.
+        expected: usize,
+        /// Number of merged values.
+        found: usize,
+    },
     /// There is nothing to merge.
     #[error("a mean of no contributions was asked for")]
     NoContribution,
@@ -282,14 +290,14 @@ impl Fold {
     }
 }
 
-fn scale(values: &mut [f32], factor: f32) {
+pub(crate) fn scale(values: &mut [f32], factor: f32) {
     for value in values {
         *value *= factor;
     }
 }
 
 /// Euclidean norm, summed in f64 in the order of the values.
-fn norm(values: &[f32]) -> f64 {
+pub(crate) fn norm(values: &[f32]) -> f64 {
     values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt()
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Holders {
     said: BTreeMap<ProcessId, BTreeSet<PathId>>,
     /// Last worker of each path. States of the path at other workers are older.
     trained: BTreeMap<PathId, ProcessId>,
+    /// Number of workers that have been forgotten.
+    forgotten: u64,
 }
 
 impl Holders {
@@ -95,6 +97,7 @@ impl Holders {
         if let Some(heard) = self.heard.remove(worker) {
             self.silent_since.remove(&(heard, worker.clone()));
         }
+        self.forgotten += 1;
         let held: Vec<_> = self.said.remove(worker).into_iter().flatten().collect();
         self.drop_holder(worker, &held);
         held
@@ -103,6 +106,11 @@ impl Holders {
     /// True if a worker has not been forgotten.
     pub(crate) fn knows(&self, worker: &ProcessId) -> bool {
         self.heard.contains_key(worker)
+    }
+
+    /// Number of workers that have been forgotten so far.
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.forgotten
     }
 
     fn drop_holder(&mut self, worker: &ProcessId, paths: &[PathId]) {

@@ -4,7 +4,8 @@
 //! module. [`Schedule`] gives the inner steps at which a path sends and receives each fragment. [`Scheme`] gives the
 //! contributions for which an outer step waits. [`RunState`] decides: it grants leases, counts each contribution at
 //! most once, and lists the fragments whose outer step is due. [`Fold`] merges the contributions to a fragment in an
-//! order that does not depend on their arrival. [`learner`] changes a path's weights at a send and at a receive.
+//! order that does not depend on their arrival. [`Clipping`] and [`TrimmedMean`] withstand a minority of liars.
+//! [`learner`] changes a path's weights at a send and at a receive.
 //!
 //! All are plain state machines. Time is an argument, values are slices of `f32`, and production, tests and simulation
 //! run the same code. This package has no socket, no file, no clock, no thread and no device.
@@ -16,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod clipping;
 mod config;
 mod drops;
 mod eager;
@@ -29,6 +31,7 @@ pub mod learner;
 mod lease;
 mod lease_claim;
 mod lease_limits;
+mod merge;
 mod process_id;
 mod progress;
 mod ready;
@@ -38,7 +41,9 @@ mod run_state;
 mod sampling;
 mod schedule;
 mod scheme;
+mod trimming;
 
+pub use clipping::Clipping;
 pub use config::SyncConfig;
 pub use drops::Drops;
 pub use eager::{Ahead, OuterRule};
@@ -50,6 +55,7 @@ pub use guard::{Guard, OutOfProportion};
 pub use lease::{Fence, Lease, LeaseError, LeaseTask, ScheduledReceive, ScheduledSend};
 pub use lease_claim::{LeaseClaim, LeaseKey, LeaseSecret};
 pub use lease_limits::{LeaseLimits, LeaseRequest};
+pub use merge::Merge;
 pub use process_id::ProcessId;
 pub use progress::{Contribution, PathProgress, ProgressError, TrainingProgress};
 pub use reason::Reason;
@@ -57,3 +63,4 @@ pub use rescale::Rescale;
 pub use run_state::{Commit, Grant, LeaseOutcome, OuterStep, RunPlan, RunState};
 pub use schedule::{Schedule, ScheduleError, SchedulePoint};
 pub use scheme::{Quorum, Scheme, dynamic_steps};
+pub use trimming::{TrimmedMean, TrimmedSlice};

@@ -101,6 +101,8 @@ pub struct RunState {
     grace: Grace,
     /// Inner steps per second, by worker.
     speeds: BTreeMap<ProcessId, f64>,
+    /// Number of forgotten workers when `speeds` was looked through last.
+    forgotten: u64,
     /// Fragments whose outer step was reported as due and is not recorded yet.
     stepping: BTreeSet<FragmentId>,
     holders: Holders,
@@ -146,6 +148,7 @@ impl RunState {
             stepped_at: BTreeMap::new(),
             grace,
             speeds: BTreeMap::new(),
+            forgotten: 0,
             stepping: BTreeSet::new(),
             holders: Holders::default(),
             compared: ProcessId::local(""),
@@ -197,6 +200,12 @@ impl RunState {
     /// Index of a fragment among the counters of its paths.
     fn slot(&self, fragment: FragmentId) -> usize {
         fragment.slot(self.plan.schedule.fragments())
+    }
+
+    /// Current phase of routing, from 0.
+    #[must_use]
+    pub fn phase(&self) -> usize {
+        self.plan.phase
     }
 
     /// Last inner step of the current phase.
@@ -415,9 +424,13 @@ impl RunState {
         for path in self.holders.forget(now, self.plan.limits.silence) {
             self.look_at(path);
         }
-        // Every process has a name of its own, so the speeds of processes that are gone would add up.
+        // Every process has a name of its own, so the speeds of processes that are gone would add up. Each grant comes
+        // here, so the speeds of all workers are looked at only after somebody has left.
         let holders = &self.holders;
-        self.speeds.retain(|worker, _| holders.knows(worker));
+        if self.forgotten != holders.forgotten() {
+            self.forgotten = holders.forgotten();
+            self.speeds.retain(|worker, _| holders.knows(worker));
+        }
     }
 
     /// Last inner step of a lease that starts after `from` inner steps.

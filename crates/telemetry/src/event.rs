@@ -122,6 +122,15 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cosine: Option<f64>,
     },
+    /// An operator took the training back to an earlier round.
+    RolledBack {
+        /// Rounds that every path had completed before.
+        from: u32,
+        /// Rounds that every path had completed at the checkpoint.
+        to: u32,
+        /// Rounds of the later checkpoints, which are undone.
+        undone: Vec<u32>,
+    },
     /// A lease expired, and its path waits for another worker.
     LeaseExpired {
         /// The path.

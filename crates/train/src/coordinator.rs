@@ -1,20 +1,22 @@
 //! The coordinator's process: answers workers, watches leases, and takes the outer steps of modules without a
 //! synchronizer.
 
+mod contributions;
 mod error;
-mod ledger;
 mod manifest_writer;
-mod orders;
-mod owners;
 mod recover;
 mod requests;
+mod rollback;
 mod round_tally;
 mod run_progress;
 mod start;
+mod take_over;
 
+pub use contributions::{FragmentContributions, PathContributions, TokenContributions, contributions_of};
 pub use error::CoordinatorError;
 pub use recover::recover;
 pub use requests::RenewToken;
+pub use rollback::roll_back;
 pub use start::{start_training, training_origin};
 
 use std::collections::BTreeSet;
@@ -25,6 +27,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
+use dipaco_ledger::{Ledger, PhaseBoundary};
 use dipaco_net::{Clock, Server};
 use dipaco_store::{RunStore, ShardRecord};
 use dipaco_telemetry::{Event, Events, Progress};
@@ -36,11 +39,10 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::coordinator::ledger::Ledger;
 use crate::coordinator::manifest_writer::ManifestWriter;
-use crate::coordinator::owners::ModuleOwners;
 use crate::coordinator::requests::CoordinatorRequests;
 use crate::coordinator::run_progress::RunProgress;
+use crate::coordinator::take_over::{ledger_plan, read_store};
 use crate::host::{ResultIntake, Revocations, Uploads, VerifiedGradients, serve_peers};
 use crate::open_run::OpenRun;
 use crate::synchronizer::Synchronizer;
@@ -159,7 +161,7 @@ pub async fn coordinate(
     Ok(CoordinatorSummary {
         finished,
         at_boundary: ended == Ended::Boundary,
-        rounds: ledger.training()?.rounds_done(),
+        rounds: ledger.rounds_done(),
         new_rounds: (inner_steps_taken(&ledger) - steps_before) as f64 / steps_of_round as f64,
         bytes_sent: traffic.udp_sent,
         bytes_received: traffic.udp_received,
@@ -203,46 +205,37 @@ impl RunningCoordinator {
         let topology = Topology::new(&config.topology, config.model.blocks)?;
         let plan = WorkerPlan::new(&config);
         let to_write = Arc::new(Notify::new());
-        // First of all: from the new incarnation on an older coordinator can't write, so nothing below races with it.
-        let (ledger, sequence) = Ledger::take_over(
-            &store,
-            started.manifest,
-            started.sequence,
-            topology.clone(),
-            &plan,
-            to_write.clone(),
-        )
-        .await?;
+        let stored = read_store(&store, started.manifest).await?;
+        let ledger = Ledger::take_over(stored, topology.clone(), ledger_plan(&plan)?)?;
         let layout = Layout::of_plan(&plan, &topology)?;
-        let schedule = plan.schedule()?;
-        let incarnation = ledger.incarnation();
         let steps_before = inner_steps_taken(&ledger);
         let total = u64::from(topology.paths()) * plan.total_steps();
         let steps: Vec<u64> = ledger.state().progress().paths.iter().map(|path| path.steps).collect();
         let progress = RunProgress::new(&progress, events, &steps, plan.train.inner_steps, total);
         let ledger = Arc::new(Mutex::new(ledger));
         let (written, on_disk) = watch::channel(0);
-        let manifest_writer = ManifestWriter {
+        let mut manifest_writer = ManifestWriter {
             ledger: ledger.clone(),
             store: store.clone(),
-            sequence,
-            changed: to_write,
+            sequence: started.sequence,
+            changed: to_write.clone(),
             written,
             dropped: BTreeSet::new(),
             clock,
         };
+        // First of all: from the new incarnation on an older coordinator can't write, so nothing below races with it.
+        manifest_writer.write_pending().await?;
         let writer = WriterTask::spawn(manifest_writer);
         let gradients = VerifiedGradients::default();
+        let (outer, scratch) = (config.outer.clone(), shards.clone());
         let synchronizer =
-            Synchronizer::new(store.clone(), layout.clone(), config.outer.clone(), gradients.clone());
+            Synchronizer::new(store.clone(), layout.clone(), outer, gradients.clone(), scratch);
         let intake =
             ResultIntake { store, plan, topology, layout, uploads: Uploads::new(shards.clone()), gradients };
         let requests = Arc::new(CoordinatorRequests {
             ledger,
             intake: Arc::new(intake),
-            schedule,
-            owners: Mutex::new(ModuleOwners::new(incarnation)),
-            lease: Duration::from_secs(config.train.lease_seconds),
+            to_write,
             standstill: Duration::from_secs(config.train.standstill_seconds),
             shards,
             changed: Arc::new(Notify::new()),
@@ -326,10 +319,9 @@ async fn lead_phases(
             if ledger.state().finished() {
                 return Ok(Ended::Complete);
             }
-            let training = ledger.training()?;
-            ledger.state().at_boundary().then(|| (training.phase + 1, training.phase_end()))
+            ledger.boundary()
         };
-        let Some((phase, round)) = boundary else {
+        let Some(PhaseBoundary { phase, round }) = boundary else {
             changed.await;
             continue;
         };

@@ -26,9 +26,11 @@ mod synchronizer;
 mod worker;
 
 pub use coordinator::{
-    CoordinatorError, CoordinatorOptions, CoordinatorSummary, RenewToken, Reroute, Rerouting, coordinate,
-    recover, start_training, training_origin,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, FragmentContributions, PathContributions,
+    RenewToken, Reroute, Rerouting, TokenContributions, contributions_of, coordinate, recover, roll_back,
+    start_training, training_origin,
 };
+pub use dipaco_ledger::LedgerError;
 pub use error::TrainError;
 pub use host::{HostError, Revocations};
 pub use open_run::{OpenRun, open_run};
@@ -36,6 +38,6 @@ pub use router::{
     RouterError, RouterStep, RouterTraining, TrainedRouter, rising_losses, score_header, shard_repeats,
     small_shards, train_router, write_scores,
 };
-pub use seed::{SeedError, SeedOptions, SeedSummary, adopt_seed, train_seed};
+pub use seed::{SeedError, SeedOptions, SeedSummary, adopt_seed, import_seed, train_seed};
 pub use synchronizer::{SynchronizerError, SynchronizerOptions, SynchronizerSummary, synchronize};
 pub use worker::{WorkerError, WorkerOptions, WorkerSummary, work};

@@ -1,6 +1,7 @@
 //! Pretraining of the seed: the dense path from which every path starts (arXiv:2403.10616 §2.5).
 
 mod error;
+mod import;
 mod pretraining;
 
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use dipaco_config::RunConfig;
 use dipaco_model::{ModelConfig, path_specs};
 use dipaco_path::{PathState, TrainDevice, module_files};
 use dipaco_shards::TokenFile;
-use dipaco_store::{RunManifest, RunStore, SeedRecord, names};
+use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, names};
 use dipaco_telemetry::{Events, Progress, ProgressUnit};
 use serde::Serialize;
 
@@ -19,6 +20,7 @@ use crate::blocking::blocking;
 use crate::open_run::OpenRun;
 use crate::stored_modules::read_module;
 pub use error::SeedError;
+pub use import::import_seed;
 use pretraining::{Monitor, Pretraining, SeedSnapshot, SeedStart};
 
 /// Settings and inputs of pretraining.
@@ -68,13 +70,19 @@ pub async fn train_seed(
     cancel: Arc<AtomicBool>,
 ) -> Result<(SeedSummary, OpenRun), SeedError> {
     let begun = Instant::now();
-    let origin = origin(&options.config, options.train.content_hash())?;
-    let saved = run.manifest.seed.clone().filter(|_| !options.restart);
+    let steps = options.config.seed_model.steps;
+    let before = run.manifest.seed.clone();
+    let imported = before.as_ref().and_then(|seed| seed.imported.clone());
+    let origin = origin(&options.config, options.train.content_hash(), imported.as_ref())?;
+    // Imported weights without a step have no text and no settings of pretraining that could differ.
+    let as_is = before.as_ref().is_some_and(SeedRecord::is_imported_as_is);
+    let saved = before.filter(|_| as_is || !options.restart);
     if let Some(seed) = &saved {
-        if seed.origin != origin {
+        if !as_is && seed.origin != origin {
             return Err(SeedError::OtherSeed);
         }
-        if seed.finished() {
+        let complete = if as_is { steps == 0 } else { seed.finished() };
+        if complete {
             let summary = SeedSummary {
                 finished: true,
                 step: seed.step,
@@ -83,15 +91,15 @@ pub async fn train_seed(
                 tokens: 0,
                 seconds: begun.elapsed().as_secs_f64(),
             };
+            import::plan_no_steps(&options.store, &mut run).await?;
             return Ok((summary, run));
         }
     }
-    let start = start(&options, saved).await?;
+    let start = start(&options, saved, imported.as_ref()).await?;
     // The weights of the paths descend from the seed in the store, so this seed must stay.
     if run.manifest.training.is_some() {
         return Err(SeedError::SeedInUse);
     }
-    let steps = options.config.seed_model.steps;
     let task = progress.task("seed", Some(steps), ProgressUnit::Count("steps"));
     let monitor = Monitor { events, task: task.clone(), cancel };
     let mut pretraining = Pretraining::new(&options, start, monitor)?;
@@ -124,12 +132,19 @@ pub async fn train_seed(
     Ok((summary, run))
 }
 
-/// Weights and state to begin with: those of the interrupted seed, or fresh ones.
-async fn start(options: &SeedOptions, saved: Option<SeedRecord>) -> Result<SeedStart, SeedError> {
+/// Weights and state to begin with: those of the interrupted seed, or imported or fresh weights.
+async fn start(
+    options: &SeedOptions,
+    saved: Option<SeedRecord>,
+    imported: Option<&ObjectRef>,
+) -> Result<SeedStart, SeedError> {
     let (model, store) = (&options.config.model, &options.store);
-    // Only an adopted seed has no state, and an adopted seed is finished.
+    // An adopted seed has no state, but is finished. Imported weights have no state either, and begin with a fresh one.
     let Some(SeedRecord { weights, state: Some(state), .. }) = saved else {
-        let weights = dipaco_model::init(model, options.config.run.seed)?;
+        let weights = match imported {
+            Some(weights) => read_module(store, weights, path_specs(model).into()).await?,
+            None => dipaco_model::init(model, options.config.run.seed)?,
+        };
         let state = PathState::start(weights.values.len());
         return Ok(SeedStart { weights, state });
     };
@@ -150,12 +165,17 @@ async fn save(
     let SeedSnapshot { step, weights, state, validation_loss } = snapshot;
     let weights = store.put_replacing(&names::seed_weights(step), weights).await?;
     let state = Some(store.put_replacing(&names::seed_state(step), state).await?);
-    let record = SeedRecord { origin: origin.to_owned(), step, steps, weights, state, validation_loss };
+    let imported = run.manifest.seed.as_ref().and_then(|seed| seed.imported.clone());
+    let kept = imported.as_ref().map(|object| object.name.clone());
+    let record =
+        SeedRecord { origin: origin.to_owned(), step, steps, weights, state, validation_loss, imported };
     let before = run.manifest.seed.replace(record);
     run.sequence = store.replace(&run.manifest, run.sequence).await?;
     let superseded = before.into_iter().flat_map(|seed| std::iter::once(seed.weights).chain(seed.state));
     // A seed that starts over may pass a step that an earlier seed was saved at: those names are in use again.
     let own_folder = format!("seed/{step}/");
+    // Imported weights stay: a restart begins with them.
+    let superseded = superseded.filter(|object| kept.as_ref() != Some(&object.name));
     for object in superseded.filter(|object| !object.name.starts_with(&own_folder)) {
         store.delete(&object.name).await?;
     }
@@ -184,13 +204,13 @@ pub async fn adopt_seed(
     // Decoded only to check that the seed has the shape of this run's model.
     module_files::decode("the other run's seed", &bytes, path_specs(model).into())?;
     let weights = store.put_replacing(&names::seed_weights(theirs.step), bytes).await?;
-    run.manifest.seed = Some(SeedRecord { weights, state: None, ..theirs });
+    run.manifest.seed = Some(SeedRecord { weights, state: None, imported: None, ..theirs });
     run.sequence = store.replace(&run.manifest, run.sequence).await?;
     Ok(run)
 }
 
 /// Hash of all settings and data that determine the seed's weights.
-fn origin(config: &RunConfig, data: &str) -> Result<String, SeedError> {
+fn origin(config: &RunConfig, data: &str, imported: Option<&ObjectRef>) -> Result<String, SeedError> {
     let routing = &config.routing;
     let reserved = (routing.router_share > 0.0).then_some((routing.router_share, routing.seed));
     let inputs = (
@@ -201,6 +221,7 @@ fn origin(config: &RunConfig, data: &str) -> Result<String, SeedError> {
         data,
         reserved,
     );
-    let text = serde_json::to_string(&inputs).map_err(|source| SeedError::Json { source })?;
+    let mut text = serde_json::to_string(&inputs).map_err(|source| SeedError::Json { source })?;
+    text.extend(imported.map(|object| object.hash.as_str()));
     Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
 }

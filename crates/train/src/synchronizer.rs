@@ -1,9 +1,12 @@
 //! Outer steps: merges the outer gradients of a fragment and makes its next version.
 
 mod error;
+mod gathered;
 mod process;
+mod robust_merge;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use dipaco_config::OuterConfig;
@@ -24,6 +27,7 @@ use dipaco_path::{Merged, OuterState};
 use dipaco_protocol::{MergeInput, OuterStepDone, OuterStepOrder};
 pub use error::SynchronizerError;
 pub use process::{SynchronizerOptions, SynchronizerSummary, synchronize};
+use robust_merge::RobustMerge;
 
 /// Carries out outer steps (arXiv:2403.10616, algorithm 1, lines 13 and 14, with the weights and the rescaling of §2.7).
 pub(crate) struct Synchronizer {
@@ -34,6 +38,15 @@ pub(crate) struct Synchronizer {
     gradients: VerifiedGradients,
     /// Outer gradients that have been merged before their outer step is due.
     folds: BTreeMap<FragmentId, Folding>,
+    /// Folder for contributions that have no room in memory.
+    scratch: PathBuf,
+}
+
+/// The contributions to an outer step as one outer gradient.
+struct MergedContributions {
+    values: Vec<f32>,
+    /// Similarity of the contributions, see [`Fold::cosine`].
+    cosine: Option<f64>,
 }
 
 /// A fold of some contributions of an outer step.
@@ -68,13 +81,15 @@ struct SteppedFragment {
 
 impl Synchronizer {
     /// `gradients` holds the outer gradients that this process has received. It reads all others from the store.
+    /// Merges that need all contributions of a step put them into unnamed files in `scratch` if they outgrow the memory.
     pub(crate) fn new(
         store: RunStore,
         layout: Layout,
         outer: OuterConfig,
         gradients: VerifiedGradients,
+        scratch: PathBuf,
     ) -> Self {
-        Self { store, layout, outer, gradients, folds: BTreeMap::new() }
+        Self { store, layout, outer, gradients, folds: BTreeMap::new(), scratch }
     }
 
     /// Merges the outer gradients that an order names, and takes the outer step if it is due.
@@ -83,11 +98,19 @@ impl Synchronizer {
         order: OuterStepOrder,
     ) -> Result<Option<OuterStepDone>, SynchronizerError> {
         let begun = Instant::now();
-        let (merged, cosine) = if self.outer.delayed().is_some() || order.shares.is_empty() {
+        let by_one = self.outer.delayed().is_some() || order.shares.is_empty();
+        // A single contribution has nothing to be compared with.
+        let compares = self.outer.merge.compares() && order.shares.len() > 1;
+        let (merged, cosine) = if by_one || compares {
             if !order.due {
                 return Ok(None);
             }
-            (self.each_contribution(&order).await?, None)
+            if by_one {
+                (self.each_contribution(&order).await?, None)
+            } else {
+                let MergedContributions { values, cosine } = self.compare(&order).await?;
+                (Merged::Mean(values), cosine)
+            }
         } else {
             let folding = self.fold(&order).await?;
             if !order.due {
@@ -140,6 +163,18 @@ impl Synchronizer {
             folding = Folding { fold, ..folding };
         }
         Ok(folding)
+    }
+
+    /// Merges the contributions of an order by a rule that compares them with each other.
+    async fn compare(&self, order: &OuterStepOrder) -> Result<MergedContributions, SynchronizerError> {
+        let weights = order.shares.iter().map(|share| share.weight).collect();
+        let tensors = self.fragment(order.fragment)?.fold_tensors();
+        let mut merge = RobustMerge::new(tensors, weights, &self.outer, &self.scratch);
+        for share in &order.shares {
+            let gradient = self.gradient(order.fragment, Some(share)).await?;
+            merge = blocking(move || merge.push(&gradient).map(|()| merge)).await??;
+        }
+        blocking(move || merge.finish()).await?
     }
 
     /// The values of an outer gradient: from memory if this process has verified them, else from the store.
@@ -277,8 +312,9 @@ mod tests {
                 .unwrap()
         };
         let weights = store.put("modules/before", encode(0.25)).await.unwrap();
+        let gradients = VerifiedGradients::default();
         let mut synchronizer =
-            Synchronizer::new(store.clone(), layout, config.outer.clone(), VerifiedGradients::default());
+            Synchronizer::new(store.clone(), layout, config.outer.clone(), gradients, std::env::temp_dir());
         let order = |gradient: ObjectRef| OuterStepOrder {
             fragment,
             version: 1,

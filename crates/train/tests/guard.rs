@@ -30,7 +30,7 @@ async fn the_guard_remembers_what_counts_across_a_restart() {
     let training = run.manifest().await.training.unwrap();
     let contributions: Vec<_> = training.contributions_of("lender").map(|(path, of)| (path.0, of)).collect();
     assert_eq!(contributions.len(), 4, "each path was trained with this token");
-    for (_, of) in contributions {
+    for (_, of) in &contributions {
         assert_eq!((of.gradients, of.first_step, of.last_step), (4, 4, 8));
     }
     assert_eq!(training.contributions_of("test").count(), 0);

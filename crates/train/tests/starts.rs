@@ -19,7 +19,9 @@ use dipaco_store::RunStore;
 use dipaco_sync::{FragmentId, ScheduledSend};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_topology::{LevelConfig, ModuleId, Modules, PathId, TopologyConfig};
-use dipaco_train::{CoordinatorError, SeedError, SeedOptions, SeedSummary, open_run, train_seed};
+use dipaco_train::{
+    CoordinatorError, LedgerError, SeedError, SeedOptions, SeedSummary, open_run, train_seed,
+};
 use tokio_util::sync::CancellationToken;
 
 use support::{Run, config, tokens};
@@ -162,9 +164,15 @@ async fn a_run_starts_once_and_continues_only_with_its_own_configuration_and_sha
 async fn a_path_without_documents_is_refused_at_the_start() {
     let mut run = Run::seeded(config()).await;
     run.shards[2].documents = 0;
-    assert!(matches!(run.start(false).await, Err(CoordinatorError::EmptyShard { path: PathId(2) })));
+    assert!(matches!(
+        run.start(false).await,
+        Err(CoordinatorError::Ledger(LedgerError::EmptyShard { path: PathId(2) }))
+    ));
     run.shards.pop();
-    assert!(matches!(run.start(false).await, Err(CoordinatorError::ShardCount { shards: 3, paths: 4 })));
+    assert!(matches!(
+        run.start(false).await,
+        Err(CoordinatorError::Ledger(LedgerError::ShardCount { shards: 3, paths: 4 }))
+    ));
 }
 
 fn dense_level() -> LevelConfig {

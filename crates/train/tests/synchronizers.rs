@@ -12,9 +12,9 @@ use dipaco_protocol::{
     FetchSource, GrantedLease, LeaseResult, OuterStepDone, Request, Response, SYNCHRONIZER,
 };
 use dipaco_store::{ObjectRef, names};
-use dipaco_sync::{Fence, FragmentId, SyncConfig};
+use dipaco_sync::{Fence, FragmentId, Merge, SyncConfig};
 use dipaco_telemetry::Events;
-use dipaco_topology::{ModuleId, PathId};
+use dipaco_topology::{ModuleId, PathId, TopologyConfig};
 use dipaco_train::SynchronizerError;
 use tokio_util::sync::CancellationToken;
 
@@ -47,7 +47,13 @@ async fn a_synchronizer_does_not_change_the_bits_of_a_run() {
     let mut streaming = config();
     streaming.sync = SyncConfig { fragments: 2, overlap_steps: 1, blend: 0.5, ..SyncConfig::default() };
     (streaming.outer.compression, streaming.outer.broadcast) = (Compression::E3m0, Compression::Int8);
-    for config in [config(), streaming] {
+    let robust = [Merge::Clipped, Merge::Trimmed].map(|merge| {
+        let mut config = config();
+        config.outer.merge = merge;
+        config.topology = TopologyConfig { replicas: 4, ..TopologyConfig::dense(config.model.blocks) };
+        config
+    });
+    for config in [config(), streaming].into_iter().chain(robust) {
         let (alone, split) = (Run::seeded(config.clone()).await, Run::seeded(config.clone()).await);
         alone.train(1).await;
         let (coordinator, token) = split.coordinator(Events::off(), CancellationToken::new()).await;

@@ -1,3 +1,5 @@
+use dipaco_fuzz::rand::Rng;
+use dipaco_fuzz::{Campaign, CaseRng, Reached};
 use proptest::prelude::*;
 
 use super::*;
@@ -107,14 +109,50 @@ proptest! {
         compute(&files, Part::WHOLE, usize::MAX);
         prop_assert_eq!(all(&files), (0..21).collect::<Vec<u16>>());
     }
+}
 
-    #[test]
-    fn any_bytes_are_no_finished_part(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-        let folder = tempfile::tempdir().unwrap();
-        let files = files(folder.path(), 21);
-        std::fs::create_dir(files.folder()).unwrap();
-        std::fs::write(files.file(Part::WHOLE), bytes).unwrap();
-        prop_assert_eq!(files.found().unwrap(), Found::Nothing);
-        prop_assert!(files.read(Part::WHOLE, &mut |_, _| Ok(())).is_err());
+/// The file with right checksums of its frames, as far as it has the length of whole frames.
+fn sealed(files: &PartFiles, mut bytes: Vec<u8>) -> Vec<u8> {
+    let header = files.own_header(Part::WHOLE).unwrap().len().min(bytes.len());
+    for (number, frame) in bytes[header..].chunks_exact_mut(2 * FRAME + CHECKSUM).enumerate() {
+        let (records, sum) = frame.split_at_mut(2 * FRAME);
+        sum.copy_from_slice(&checksum((number * FRAME) as u64, records));
     }
+    bytes
+}
+
+#[test]
+fn damaged_parts_are_refused_or_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), 20);
+    compute(&files, Part::WHOLE, usize::MAX);
+    let whole = std::fs::read(files.file(Part::WHOLE)).unwrap();
+    let valid = |rng: &mut CaseRng| {
+        let mut bytes = whole.clone();
+        let records = bytes.len() - 5 * (2 * FRAME + CHECKSUM);
+        bytes[records..].iter_mut().for_each(|byte| *byte = rng.random());
+        sealed(&files, bytes)
+    };
+    let read = |bytes: &[u8]| {
+        std::fs::write(files.file(Part::WHOLE), bytes).unwrap();
+        let mut seen = 0;
+        let read = files.read(Part::WHOLE, &mut |first, frame| {
+            assert_eq!((first, frame.len()), (seen, 2 * FRAME));
+            seen += FRAME as u64;
+            Ok(())
+        });
+        assert!(read.is_err() || seen == 20);
+        match (files.found().unwrap(), read) {
+            (Found::All(_), Ok(())) => Reached::Accepted,
+            (Found::All(_), Err(_)) => Reached::Inside,
+            // Whole frames, and more behind them: the computation begins again.
+            (Found::Nothing, Ok(())) => Reached::Inside,
+            (Found::Nothing, Err(_)) => Reached::Outside,
+        }
+    };
+    Campaign::new("routing-part").past(0.08).memory(1 << 20).cases(500).play(valid, |bytes| {
+        let as_it_is = read(bytes);
+        let sealed = read(&sealed(&files, bytes.to_vec()));
+        if as_it_is == Reached::Outside { sealed } else { as_it_is }
+    });
 }

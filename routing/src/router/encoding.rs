@@ -18,7 +18,7 @@ use crate::RoutingError;
 
 const MAGIC: &[u8; 8] = b"DIPACORT";
 /// Version of the router format that this program writes and reads.
-pub const ROUTER_FORMAT_VERSION: u32 = 4;
+pub const ROUTER_FORMAT_VERSION: u32 = 5;
 const FIXED: usize = 16;
 const CHECKSUM: usize = 32;
 

@@ -9,7 +9,7 @@ use super::{
     MANIFEST, PrepareConfig, PrepareReport, REPORT, TOKENIZER, TRAIN, VALIDATION, token_file_is_whole,
 };
 use crate::progress::Watch;
-use crate::{InputFile, ShardsError};
+use crate::{InputFile, ShardsError, Tokenizer};
 
 /// The inputs and the configuration that the outputs were made from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -121,6 +121,18 @@ pub(super) fn same_content(files: &[(&InputFile, &str)], watch: Watch<'_>) -> Re
         watch.progress.advance(file.bytes, 0);
     }
     Ok(true)
+}
+
+/// Opens the tokenizer in a folder of prepared text, with the end-of-text token that the text was prepared with.
+///
+/// # Errors
+/// The tokenizer cannot be read, or has no such token.
+pub fn prepared_tokenizer(folder: &Path) -> Result<Tokenizer, ShardsError> {
+    let config = read::<Manifest>(&folder.join(MANIFEST)).map(|manifest| manifest.config);
+    // The key counts only for a given tokenizer. One that this program trained has the usual name.
+    let given = config.filter(|config| config.tokenizer.is_some());
+    let end_of_text = given.and_then(|config| config.end_of_text);
+    Tokenizer::from_file(&folder.join(TOKENIZER), end_of_text.as_deref())
 }
 
 pub(super) fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Option<T> {

@@ -96,7 +96,7 @@ impl Header {
         Ok(header)
     }
 
-    fn check(&self, length: u64) -> Result<(), &'static str> {
+    pub(super) fn check(&self, length: u64) -> Result<(), &'static str> {
         if !matches!(self.token_bytes, 2 | 4) {
             return Err("a token has neither 2 nor 4 bytes");
         }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_model::{SpecialTokens, export_llama};
+use dipaco_model::{SpecialTokens, export_llama, export_model};
 use dipaco_topology::PathId;
 
 use crate::error::CliError;
@@ -53,12 +53,22 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
         let weights = Weights::open(&run, &config, version).await?;
         runtime::blocking(move || Ok(weights.path(path)?)).await
     })?;
-    let tokenizer = prepared::tokenizer(&run)?;
-    let special = SpecialTokens {
-        end_of_text: tokenizer.end_of_text(),
-        end_of_text_text: tokenizer.end_of_text_text(),
+    let (tokenizer, weights) = (prepared::tokenizer(&run)?, composed.weights()?);
+    let checkpoint = match run.imported().exported()? {
+        Some(imported) => {
+            let tokenizer = ("tokenizer.json".to_owned(), tokenizer.to_json().to_vec());
+            let mut checkpoint = export_model(&model, &weights, &imported.special)?;
+            checkpoint.extend(imported.files.into_iter().chain([tokenizer]));
+            checkpoint
+        }
+        None => {
+            let special = SpecialTokens {
+                end_of_text: tokenizer.end_of_text(),
+                end_of_text_text: tokenizer.end_of_text_text(),
+            };
+            export_llama(&model, &weights, &special, tokenizer.to_json())?
+        }
     };
-    let checkpoint = export_llama(&model, &composed.weights()?, &special, tokenizer.to_json())?;
     for (name, bytes) in &checkpoint {
         files::write(&options.out.join(name), bytes)?;
     }

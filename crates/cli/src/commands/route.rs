@@ -3,7 +3,7 @@
 mod fit_transformer;
 
 use clap::{Args, Subcommand};
-use dipaco_routing::{ShardSet, inspect};
+use dipaco_routing::{RouterKind, ShardSet, inspect};
 use dipaco_shards::Part;
 use dipaco_telemetry::{Progress, human};
 
@@ -299,25 +299,28 @@ fn show(options: &InspectOptions) -> Result<(), CliError> {
     if !folder.exists() {
         return Err(PipelineError::NotRouted { folder }.into());
     }
-    let statistics = inspect(&ShardSet::open(&folder)?, options.examples, options.example_tokens)?;
+    let shards = ShardSet::open(&folder)?;
+    let statistics = inspect(&shards, options.examples, options.example_tokens)?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let tokenizer = prepared::tokenizer(&run)?;
     if options.json {
         return output::print_json(&statistics);
     }
     let mut text = format!("{}\n", statistics.to_string().trim_end());
-    let separation = dipaco_pipeline::route::router(&routing)?.fitted_on().separation;
-    if let Some(separation) = separation {
-        let tighter = separation * 100.0;
-        text += &format!("clusters are {tighter:.0} % tighter than clusters of shuffled features\n");
-    }
+    let gain = dipaco_routing::token_gain(&shards, config.routing.prefix_tokens)?;
+    text += &format!(
+        "a shard's own token frequencies predict its text {gain:.2} bits per token better than those of all text\n"
+    );
     for row in &statistics.rows {
         for example in &row.examples {
             let words = tokenizer.decode(&example.tokens)?.replace('\n', "⏎");
             text += &format!("\npath {} · document {}\n  {words}\n", row.path, example.document);
         }
     }
-    if let Some(warning) = dipaco_routing::separation_warning(separation) {
+    // Random shards are meant to have no gain.
+    if config.routing.kind != RouterKind::Random
+        && let Some(warning) = dipaco_routing::token_gain_warning(gain)
+    {
         text += &format!("\nwarning: {warning}\n");
     }
     if !options.validation

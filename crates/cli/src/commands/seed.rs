@@ -1,6 +1,9 @@
 //! `dipaco seed`: pretrains the dense path that every path starts from.
 
+use std::path::Path;
+
 use clap::Args;
+use dipaco_pipeline::import::PretrainedFolder;
 use dipaco_telemetry::{Progress, human};
 
 use crate::device::DeviceOptions;
@@ -13,7 +16,9 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco seed --run runs/tiny                          pretrain, or continue an interrupted pretraining
   dipaco seed --run runs/tiny --set seed_model.steps=1000 --restart
-  dipaco seed --run runs/other --from runs/tiny        use the seed of another run";
+  dipaco seed --run runs/other --from runs/tiny        use the seed of another run
+  dipaco seed --run runs/mine --config configs/smollm2-2x2.toml --import smollm2/
+                                                       begin with a pretrained model; `dipaco prepare` follows";
 
 #[derive(Debug, Args)]
 pub(crate) struct SeedArguments {
@@ -25,6 +30,10 @@ pub(crate) struct SeedArguments {
     /// Copy the finished seed of the run in DIR instead of training one.
     #[arg(long, value_name = "DIR", conflicts_with = "restart")]
     from: Option<std::path::PathBuf>,
+    /// Begin with the model in FOLDER: Hugging Face's config.json, tokenizer.json and safetensors of a Llama. It gives the
+    /// run its tokenizer and its model section. seed_model.steps of pretraining follow when the text is prepared.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "from")]
+    import: Option<std::path::PathBuf>,
     #[command(flatten)]
     device: DeviceOptions,
     /// Print the result as JSON.
@@ -34,12 +43,19 @@ pub(crate) struct SeedArguments {
 
 pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
+    if let Some(folder) = &options.import
+        && !import(options, folder)?
+    {
+        return Ok(());
+    }
     let (run, config) = options.run.open_prepared()?;
     if let Some(from) = &options.from {
         let from = dipaco_pipeline::RunDirectory::new(from);
         return runtime::run(async { Ok(dipaco_pipeline::seed::adopt(&run, &config, &from).await?) });
     }
-    let how = dipaco_pipeline::seed::SeedHow { restart: options.restart, device: options.device.open()? };
+    // With --import it has replaced another seed already.
+    let restart = options.restart && options.import.is_none();
+    let how = dipaco_pipeline::seed::SeedHow { restart, device: options.device.open()? };
     let summary = runtime::run(async {
         Ok(dipaco_pipeline::seed::seed(&run, &config, how, progress, interrupt.flag()).await?)
     })?;
@@ -53,4 +69,34 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
         output::print(&format!("the seed {done}: {} steps{loss} ({tokens} tokens)\n", summary.step))?;
     }
     if summary.finished { Ok(()) } else { Err(CliError::Interrupted) }
+}
+
+/// Makes the model in a folder the seed of the run. Returns true if its pretraining can go on now.
+fn import(options: &SeedArguments, folder: &Path) -> Result<bool, CliError> {
+    let model = PretrainedFolder::open(folder)?;
+    let (run, config) = options.run.open_with(Some(&model.pretrained()))?;
+    let steps = config.seed_model.steps;
+    let imported = runtime::run(async {
+        Ok(dipaco_pipeline::import::import(&run, &config, &model, options.restart).await?)
+    })?;
+    if imported.prepared {
+        return Ok(true);
+    }
+    if options.json {
+        output::print_json(&imported)?;
+        return Ok(false);
+    }
+    let next = match steps {
+        0 => "`dipaco prepare` uses its tokenizer".to_owned(),
+        steps => format!(
+            "`dipaco prepare` uses its tokenizer, and `dipaco seed` then takes the {steps} steps of seed_model.steps"
+        ),
+    };
+    output::print(&format!(
+        "the seed of {} is the model in {}: {} parameters; {next}\n",
+        run.root().display(),
+        folder.display(),
+        human::integer(imported.parameters as u64),
+    ))?;
+    Ok(false)
 }

@@ -6,6 +6,7 @@ use clap::Args;
 use dipaco_telemetry::{Align, Event, Table, human, read_events};
 
 use self::data::Accounts;
+use crate::commands::rollback;
 use crate::error::CliError;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
@@ -73,6 +74,9 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
     }
     if let Some(training) = &manifest.training {
         text += &format!("paths: {} of {} rounds\n", training.rounds_done(), training.rounds);
+        if let Some(rollback) = manifest.rollbacks.last() {
+            text += &rollback::describe(rollback);
+        }
         if !training.boundaries.is_empty() {
             let (phase, last) = (training.phase, training.boundaries.len());
             text += &format!("routing: phase {phase} of 0 to {last}, up to round {}\n", training.phase_end());

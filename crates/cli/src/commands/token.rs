@@ -6,15 +6,17 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, Subcommand};
 use dipaco_net::JoinToken;
 use dipaco_protocol::WORKER;
-use dipaco_train::Revocations;
+use dipaco_telemetry::{Align, Table, human};
+use dipaco_train::{Revocations, TokenContributions};
 
 use crate::error::CliError;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
-use dipaco_pipeline::PipelineError;
 use dipaco_pipeline::authority::{authority, helper_token};
 use dipaco_pipeline::files;
+use dipaco_pipeline::rollback::contributions_of_token;
 use dipaco_pipeline::store::manifest;
+use dipaco_pipeline::{PipelineError, RunDirectory};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -31,6 +33,26 @@ pub(crate) enum TokenCommand {
     Issue(IssueOptions),
     /// Refuse a token from now on; its workers lose their leases.
     Revoke(RevokeOptions),
+    /// List what the bearer of a token contributed, and the round to go back to.
+    #[command(after_help = CONTRIBUTIONS_EXAMPLES)]
+    Contributions(ContributionsOptions),
+}
+
+pub(crate) const CONTRIBUTIONS_EXAMPLES: &str = "\
+Examples:
+  dipaco token contributions gpu-3 --run runs/big
+  dipaco token contributions gpu-3 --run runs/big --json";
+
+/// Options of `dipaco token contributions`.
+#[derive(Debug, Args)]
+pub(crate) struct ContributionsOptions {
+    /// Name of the token; \"worker\" is the name of join.token.
+    name: String,
+    #[command(flatten)]
+    run: RunOptions,
+    /// Print the contributions as JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Options of `dipaco token issue`.
@@ -67,6 +89,7 @@ pub(crate) fn run(command: &TokenCommand) -> Result<(), CliError> {
     match command {
         TokenCommand::Issue(options) => issue(options),
         TokenCommand::Revoke(options) => revoke(options),
+        TokenCommand::Contributions(options) => contributions(options),
     }
 }
 
@@ -117,4 +140,46 @@ fn revoke(options: &RevokeOptions) -> Result<(), CliError> {
     } else {
         format!("{name}: had been revoked before\n")
     })
+}
+
+fn contributions(options: &ContributionsOptions) -> Result<(), CliError> {
+    let (run, config) = options.run.open()?;
+    let found = runtime::run(async { Ok(contributions_of_token(&run, &config, &options.name).await?) })?;
+    if options.json { output::print_json(&found) } else { output::print(&describe(&found, &run)) }
+}
+
+/// The contributions in words.
+fn describe(found: &TokenContributions, run: &RunDirectory) -> String {
+    let TokenContributions { token, paths, undone_by_round, kept_rounds } = found;
+    if paths.is_empty() {
+        return format!("{token}: no contributions\n");
+    }
+    let right = Align::Right;
+    let mut table = Table::new(&[
+        ("path", right),
+        ("rounds", right),
+        ("outer gradients", right),
+        ("tokens", right),
+        ("fragments", Align::Left),
+    ]);
+    for path in paths {
+        let fragments = path.fragments.iter().map(|of| format!("{}/{}", of.module, of.fragment));
+        table.row([
+            path.path.to_string(),
+            format!("{}–{}", path.first_round, path.last_round),
+            human::integer(path.outer_gradients),
+            human::integer(path.tokens),
+            fragments.collect::<Vec<_>>().join(" "),
+        ]);
+    }
+    let run = run.root().display();
+    let undo = match (undone_by_round, kept_rounds.first()) {
+        (Some(round), _) => format!("dipaco rollback --run {run} --round {round}   undoes them"),
+        (None, Some(oldest)) => format!(
+            "every kept checkpoint has contributions of {token}; the oldest is that of round {oldest} (train.checkpoints \
+             sets how many are kept)"
+        ),
+        (None, None) => "the run keeps no checkpoint to go back to".to_owned(),
+    };
+    format!("{table}{undo}\n")
 }

@@ -7,6 +7,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key("model.blocks", "blocks", "Number of transformer blocks of a path."),
     key("model.heads", "heads", "H, the number of attention heads."),
     key(
+        "model.kv_heads",
+        "heads",
+        "Hkv, the number of heads of keys and values, a divisor of H (grouped-query attention). Each serves H / Hkv heads of \
+         queries. Fewer heads make the KV cache and the path smaller. Not set: as many as H.",
+    ),
+    key(
         "model.head_dim",
         "values",
         "Dh, the width of an attention head. Must be even, because positions rotate pairs of values.",
@@ -15,7 +21,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "model.vocab_size",
         "tokens",
-        "V, the number of different tokens; 0 takes the number of the tokenizer.",
+        "V, the number of rows of the token embedding, at least the number of the tokenizer's entries; 0 takes that number.",
     ),
     key(
         "model.context",
@@ -35,7 +41,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "Applies weight decay to the token embedding. Weight decay moves the rows of all tokens, also of tokens that a \
          path never reads.",
     ),
-    key("model.init_std", "number", "Standard deviation of the initial weights."),
+    key(
+        "model.init_std",
+        "number",
+        "Standard deviation of the initial matrices. When it is not set, each matrix has 1 divided by the root of three \
+         times the number of its inputs; the token embedding counts as a matrix with D inputs.",
+    ),
     key(
         "model.dtype",
         "name",

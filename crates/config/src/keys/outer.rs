@@ -11,6 +11,27 @@ pub(super) const KEYS: &[KeyDoc] = &[
          tokens per inner step, for paths that contribute unequal amounts.",
     ),
     key(
+        "outer.merge",
+        "name",
+        "Merges the contributions to an outer step. \"mean\" takes their weighted mean, which one liar can move anywhere \
+         within `outer.guard`. \"clipped\" and \"trimmed\" withstand a minority of liars among the paths of a module: \
+         \"clipped\" shortens contributions that are far from the others, \"trimmed\" leaves out the largest and the \
+         smallest values. Both need all contributions of a step at once, in memory or on the synchronizer's disk.",
+    ),
+    key(
+        "outer.clip_radius",
+        "times",
+        "With `outer.merge` = \"clipped\", the largest distance from the centre at which a contribution counts in full, as \
+         a multiple of the median distance. A smaller radius withstands more, a larger one changes honest contributions \
+         less.",
+    ),
+    key(
+        "outer.trim_share",
+        "share",
+        "With `outer.merge` = \"trimmed\", the share of the contributions that is left out at each end, rounded down: 0.25 \
+         leaves out one of four at each end, and none of three. At least 0 and below 0.5.",
+    ),
+    key(
         "outer.rescale",
         "exponent, or name",
         "Scaling of the mean: the number of paths through the module to the power of this exponent, from -1 to 1. \
@@ -75,7 +96,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "outer.nesterov.learning_rate",
         "number",
-        "Outer learning rate. With 1 and momentum 0 the outer step is the mean itself.",
+        "Outer learning rate, before the factor of `outer.rescale`. With 1, momentum 0 and `outer.rescale = \"none\"` the outer \
+         step is the mean itself. The papers take 0.7.",
     ),
     key("outer.nesterov.momentum", "number", "Outer momentum, at least 0 and below 1."),
 ];

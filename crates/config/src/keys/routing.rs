@@ -27,9 +27,9 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "routing.feature_blocks",
         "blocks",
-        "Blocks of the seed that a feature comes from: the mean of their output over the prefix. Not set: all blocks, as in \
-         the paper. 0: the mean of the token embeddings, which separates documents better than the blocks of a seed of few \
-         steps. Fewer blocks are cheaper.",
+        "Blocks of the seed that a feature comes from: the mean of their output over the prefix. 0: the mean of the token \
+         embeddings. Not set: all blocks, as in the paper, or 0 for a seed of fewer than 300 steps, whose blocks separate \
+         documents worse than its token embeddings. Fewer blocks are cheaper.",
     ),
     key(
         "routing.standardise",

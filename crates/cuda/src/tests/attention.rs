@@ -1,4 +1,5 @@
 use dipaco_model::Dtype::{self, Bf16, F32};
+use dipaco_model::ModelConfig;
 
 use super::{Buffer, assert_close, config, random, run};
 use crate::device::Grid;
@@ -14,14 +15,17 @@ struct Reference {
     dqkv: Vec<f64>,
 }
 
-fn reference(qkv: &[f64], dy: &[f64], time: usize, heads: usize, dim: usize) -> Reference {
-    let width = heads * dim;
-    let batch = qkv.len() / (3 * width * time);
+fn reference(qkv: &[f64], dy: &[f64], time: usize, heads: [usize; 2], dim: usize) -> Reference {
+    let [heads, kv_heads] = heads;
+    let (width, all) = (heads * dim, (heads + 2 * kv_heads) * dim);
+    let batch = qkv.len() / (all * time);
     let (mut y, mut log_sums, mut dqkv) =
         (vec![0.0; batch * time * width], vec![0.0; batch * heads * time], vec![0.0; qkv.len()]);
     let scale = 1.0 / (dim as f64).sqrt();
     for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
-        let at = |part: usize, t: usize| (b * time + t) * 3 * width + part * width + h * dim;
+        let group = h / (heads / kv_heads);
+        let column = [h, heads + group, heads + kv_heads + group];
+        let at = |part: usize, t: usize| (b * time + t) * all + column[part] * dim;
         let out = |t: usize| (b * time + t) * width + h * dim;
         for i in 0..time {
             let dot = |x: &[f64], xs: usize, y: &[f64], ys: usize| -> f64 {
@@ -52,27 +56,33 @@ fn reference(qkv: &[f64], dy: &[f64], time: usize, heads: usize, dim: usize) -> 
 }
 
 fn check(dtype: Dtype, batch: usize, time: usize, heads: usize, dim: usize, tolerance: f64) {
-    let config = config(dtype, 64, heads, dim);
+    check_grouped(dtype, batch, time, [heads, heads], dim, tolerance);
+}
+
+/// Checks these heads of queries, and of keys and values.
+fn check_grouped(dtype: Dtype, batch: usize, time: usize, both: [usize; 2], dim: usize, tolerance: f64) {
+    let [heads, kv_heads] = both;
+    let config = ModelConfig { kv_heads: Some(kv_heads), ..config(dtype, 64, heads, dim) };
     let mut host = Host::new(&config, 0);
-    let width = heads * dim;
+    let (width, all) = (heads * dim, (heads + 2 * kv_heads) * dim);
     let rows = batch * time;
     // Scores that differ by several units.
-    let numbers: Vec<f32> = random(3, rows * 3 * width).iter().map(|x| 2.0 * x).collect();
+    let numbers: Vec<f32> = random(3, rows * all).iter().map(|x| 2.0 * x).collect();
     let mut qkv = Buffer::new(dtype, &numbers);
     let mut dy = Buffer::new(dtype, &random(4, rows * width));
-    let expected = reference(&qkv.f64(), &dy.f64(), time, heads, dim);
+    let expected = reference(&qkv.f64(), &dy.f64(), time, both, dim);
     let mut runs = Vec::new();
     for backwards in [false, true] {
         host.backwards = backwards;
         let mut y = Buffer::zeros(dtype, rows * width);
         let mut log_sums = Buffer::zeros(F32, rows * heads);
         let mut delta = Buffer::zeros(F32, rows * heads);
-        let mut dqkv = Buffer::zeros(dtype, rows * 3 * width);
+        let mut dqkv = Buffer::zeros(dtype, rows * all);
         let tile = attention_rows(&config);
         let time_argument = (time as i32).into();
-        let grid = |rows: usize| Grid { x: time.div_ceil(rows), y: batch * heads };
+        let grid = |rows: usize, heads| Grid { x: time.div_ceil(rows), y: batch * heads };
         let arguments = [y.argument(), log_sums.argument(), qkv.argument(), time_argument];
-        run(&mut host, "attention_forward", grid(tile.forward), 128, &arguments);
+        run(&mut host, "attention_forward", grid(tile.forward, heads), 128, &arguments);
         let arguments = [delta.argument(), y.argument(), dy.argument(), (rows as i32).into(), time_argument];
         run(&mut host, "attention_delta", Grid::line((rows * heads).div_ceil(8)), 256, &arguments);
         let arguments = [
@@ -83,8 +93,8 @@ fn check(dtype: Dtype, batch: usize, time: usize, heads: usize, dim: usize, tole
             delta.argument(),
             time_argument,
         ];
-        run(&mut host, "attention_query_gradient", grid(tile.backward), 128, &arguments);
-        run(&mut host, "attention_key_value_gradient", grid(tile.backward), 128, &arguments);
+        run(&mut host, "attention_query_gradient", grid(tile.backward, heads), 128, &arguments);
+        run(&mut host, "attention_key_value_gradient", grid(tile.backward, kv_heads), 128, &arguments);
         assert_close("y", &y.values(), &expected.y, tolerance);
         assert_close("log_sums", &log_sums.values(), &expected.log_sums, 2e-6);
         assert_close("dqkv", &dqkv.values(), &expected.dqkv, tolerance);
@@ -112,6 +122,15 @@ fn tensor_core_attention_matches_at_each_head_size() {
     check(Bf16, 2, 200, 1, 64, 1e-2);
     check(Bf16, 1, 100, 2, 96, 1e-2);
     check(Bf16, 1, 70, 1, 128, 1e-2);
+}
+
+#[test]
+fn heads_of_queries_share_keys_and_values() {
+    check_grouped(F32, 2, 45, [6, 2], 18, 3e-6);
+    check_grouped(F32, 1, 33, [3, 1], 64, 3e-6);
+    check_grouped(Bf16, 2, 37, [4, 2], 10, 1e-2);
+    check_grouped(Bf16, 2, 150, [6, 2], 64, 1e-2);
+    check_grouped(Bf16, 1, 100, [3, 1], 96, 1e-2);
 }
 
 #[test]

@@ -38,6 +38,11 @@ fn even() -> ModelConfig {
     }
 }
 
+/// The same with twice as many heads, and this number of heads of keys and values.
+fn grouped(config: ModelConfig, kv_heads: usize) -> ModelConfig {
+    ModelConfig { heads: 2 * config.heads, kv_heads: Some(kv_heads), ..config }
+}
+
 /// An epsilon so large that the rounding of a gradient near 0 does not change the sign of its step.
 fn adamw() -> AdamWConfig {
     AdamWConfig { epsilon: 1e-4, clip_norm: 0.5, ..AdamWConfig::default() }
@@ -84,7 +89,7 @@ fn step_both(cpu: &mut CpuPath, engine: &mut Engine<Host>, config: &ModelConfig,
 
 #[test]
 fn five_steps_in_f32_are_those_of_the_cpu() {
-    for config in [odd(false), odd(true), even()] {
+    for config in [odd(false), odd(true), even(), grouped(odd(false), 1), grouped(even(), 2)] {
         let mut cpu = CpuPath::new(&config, 1);
         let mut engine = engine(&config, &cpu, WHOLE);
         for step in 0..5 {
@@ -106,7 +111,7 @@ fn five_steps_in_f32_are_those_of_the_cpu() {
 
 #[test]
 fn a_step_in_bf16_stays_near_the_one_in_f32() {
-    for config in [odd(true), even()] {
+    for config in [odd(true), even(), grouped(even(), 2)] {
         let mut cpu = CpuPath::new(&config, 1);
         let bf16 = ModelConfig { dtype: Dtype::Bf16, ..config.clone() };
         let mut engine = engine(&bf16, &cpu, WHOLE);

@@ -24,7 +24,7 @@ fn model_config() -> ModelConfig {
         ffn_size: 24,
         vocab_size: VOCABULARY,
         context: CONTEXT,
-        init_std: 0.3,
+        init_std: Some(0.3),
         ..ModelConfig::default()
     }
 }

@@ -1,8 +1,10 @@
-//! The backward pass of one head (arXiv:2205.14135 §3.1). Weights are computed once more from the scores, block by block.
+//! The backward pass of one head of keys and values and its query heads (arXiv:2205.14135 §3.1). Weights are computed once
+//! more from the scores, block by block.
 //!
 //! With P the weights (queries × keys), S the scaled scores and Y the result, per head:
 //! `dV = Pᵀ · dY`, `dP = dY · Vᵀ`, `dS = P ∘ (dP - delta) · scale` with `delta = rowsum(dY ∘ Y)`, `dQ = dS · K`,
-//! `dK = dSᵀ · Q`. A block of queries goes through all panels of keys that it sees before the next block begins.
+//! `dK = dSᵀ · Q`. A block of queries goes through all panels of keys that it sees before the next block begins. dK and dV
+//! sum over the query heads, one after the other.
 
 use super::{HeadRows, Part, even, scale};
 use crate::element::{Element, convert, narrow};
@@ -25,10 +27,10 @@ pub(super) struct HeadResult<'a, E> {
     pub(super) log_sums: &'a [f32],
 }
 
-/// Scratch memory of one head, or the lengths of its parts in f32. N is [`BLOCK`], M is [`PANEL`].
+/// Scratch memory of one group, or the lengths of its parts in f32. N is [`BLOCK`], M is [`PANEL`].
 struct BackwardBuffers<T> {
     /// The keys (T, Dh), E. Copies without gaps: every block of queries reads them again, while rows of qkv lie
-    /// 3 · H · Dh elements apart.
+    /// (H + 2 · Hkv) · Dh elements apart.
     keys: T,
     /// The values (T, Dh), E, likewise.
     values: T,
@@ -116,14 +118,15 @@ impl BackwardBuffers<usize> {
     }
 }
 
-/// Replaces the queries, keys and values of one head by their gradients. `row` gives the row of a part and position, to
-/// read and write.
-pub(super) fn head<'a, E: Element>(
+/// Replaces the queries, keys and values of a group by their gradients. `results` has the query heads in their order,
+/// `row` gives the row of a part and position, to read and write.
+pub(super) fn group<'a, 'b, E: Element>(
     row: &impl Fn(Part, usize) -> &'a mut [E],
-    result: HeadResult<'_, E>,
+    results: impl Iterator<Item = HeadResult<'b, E>>,
     rope: &RopeTable,
+    time: usize,
 ) {
-    let (time, head_dim) = (result.log_sums.len(), result.y.head_dim);
+    let head_dim = rope.head_dim();
     let group = Group::of::<E>();
     let mut total = 0;
     let lengths = BackwardBuffers::lengths::<E>(time, head_dim).map(|length| {
@@ -131,60 +134,18 @@ pub(super) fn head<'a, E: Element>(
         length
     });
     with_scratch(total, |mut memory| {
-        let buffers = lengths.map(|length| split_off(&mut memory, length));
-        let (keys, values) = (E::of_mut(buffers.keys), E::of_mut(buffers.values));
-        copy_rows(|t| row(Part::Key, t), time, head_dim, keys);
-        copy_rows(|t| row(Part::Value, t), time, head_dim, values);
-        let keys_packed = Rhs::pack(group, Matrix::rows(keys, time, head_dim), buffers.keys_packed);
+        let mut buffers = lengths.map(|length| split_off(&mut memory, length));
+        copy_rows(|t| row(Part::Key, t), time, head_dim, E::of_mut(buffers.keys));
+        copy_rows(|t| row(Part::Value, t), time, head_dim, E::of_mut(buffers.values));
+        let keys = Matrix::rows(E::of(buffers.keys), time, head_dim);
+        let keys_packed = Rhs::pack(group, keys, std::mem::take(&mut buffers.keys_packed));
         // Every block of queries adds to the gradients of the keys that it sees.
         buffers.dk.fill(0.0);
         buffers.dv.fill(0.0);
-        let (queries, dy) = (E::of_mut(buffers.queries), E::of_mut(buffers.dy));
-        let (weights, d_scores) = (E::of_mut(buffers.weights), E::of_mut(buffers.d_scores));
-        for first in (0..time).step_by(BLOCK) {
-            let count = BLOCK.min(time - first);
-            let statistics = load(row, &result, first, queries, dy);
-            let block = QueryBlock {
-                first,
-                count,
-                statistics,
-                q_transposed: Rhs::pack(
-                    group,
-                    Matrix::columns(queries, head_dim, count),
-                    &mut *buffers.queries_transposed,
-                ),
-                dy_transposed: Rhs::pack(
-                    group,
-                    Matrix::columns(dy, head_dim, count),
-                    &mut *buffers.dy_transposed,
-                ),
-                q: Rhs::pack(group, Matrix::rows(queries, count, head_dim), &mut *buffers.queries_packed),
-                dy: Rhs::pack(group, Matrix::rows(dy, count, head_dim), &mut *buffers.dy_packed),
-            };
-            let seen = first + count;
-            for key in (0..seen).step_by(PANEL) {
-                let panel = KeyPanel {
-                    first: key,
-                    count: PANEL.min(seen - key),
-                    keys: &keys[key * head_dim..],
-                    values: &values[key * head_dim..],
-                    scores: &mut *buffers.scores,
-                    d_weights: &mut *buffers.d_weights,
-                    weights: &mut *weights,
-                    d_scores: &mut d_scores[key * BLOCK..],
-                    dk: &mut buffers.dk[key * head_dim..],
-                    dv: &mut buffers.dv[key * head_dim..],
-                };
-                panel.add_gradients(&block, head_dim);
-            }
-            // The queries' gradients come last: they sum over all panels, in one product. Their rows of qkv are written now,
-            // since no later block reads these queries.
-            let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut *buffers.d_scores_packed);
-            pack(group, Matrix::rows(d_scores, seen, BLOCK), BLOCK, packed);
-            let lhs = Lhs::packed(packed, group, count, seen, BLOCK);
-            multiply(lhs, keys_packed, 0..head_dim, buffers.dq, head_dim, false);
-            for (i, dq) in buffers.dq.chunks_exact_mut(head_dim).take(count).enumerate() {
-                rotate_back(rope, dq, first + i, row(Part::Query, first + i));
+        for (member, result) in results.enumerate() {
+            let row = |t| row(Part::Query { member }, t);
+            for first in (0..time).step_by(BLOCK) {
+                query_block(&row, &result, first, keys_packed, rope, &mut buffers);
             }
         }
         let sums = buffers.dk.chunks_exact_mut(head_dim).zip(buffers.dv.chunks_exact(head_dim));
@@ -193,6 +154,59 @@ pub(super) fn head<'a, E: Element>(
             convert(dv, row(Part::Value, t));
         }
     });
+}
+
+/// Takes the queries of one head from `first` on, as many as make up a block, through all keys that they see: adds to `dk`
+/// and `dv`, and replaces the queries by their gradients.
+fn query_block<'a, E: Element>(
+    row: &impl Fn(usize) -> &'a mut [E],
+    result: &HeadResult<'_, E>,
+    first: usize,
+    keys_packed: Rhs<'_>,
+    rope: &RopeTable,
+    buffers: &mut BackwardBuffers<&mut [f32]>,
+) {
+    let (head_dim, group) = (rope.head_dim(), Group::of::<E>());
+    let count = BLOCK.min(result.log_sums.len() - first);
+    let (queries, dy) = (E::of_mut(buffers.queries), E::of_mut(buffers.dy));
+    let statistics = load(row, result, first, queries, dy);
+    let columns = |rows| Matrix::columns(rows, head_dim, count);
+    let block = QueryBlock {
+        first,
+        count,
+        statistics,
+        q_transposed: Rhs::pack(group, columns(&*queries), buffers.queries_transposed),
+        dy_transposed: Rhs::pack(group, columns(&*dy), buffers.dy_transposed),
+        q: Rhs::pack(group, Matrix::rows(queries, count, head_dim), buffers.queries_packed),
+        dy: Rhs::pack(group, Matrix::rows(dy, count, head_dim), buffers.dy_packed),
+    };
+    let (keys, values) = (E::of(buffers.keys), E::of(buffers.values));
+    let (weights, d_scores) = (E::of_mut(buffers.weights), E::of_mut(buffers.d_scores));
+    let seen = first + count;
+    for key in (0..seen).step_by(PANEL) {
+        let panel = KeyPanel {
+            first: key,
+            count: PANEL.min(seen - key),
+            keys: &keys[key * head_dim..],
+            values: &values[key * head_dim..],
+            scores: &mut *buffers.scores,
+            d_weights: &mut *buffers.d_weights,
+            weights: &mut *weights,
+            d_scores: &mut d_scores[key * BLOCK..],
+            dk: &mut buffers.dk[key * head_dim..],
+            dv: &mut buffers.dv[key * head_dim..],
+        };
+        panel.add_gradients(&block, head_dim);
+    }
+    // The queries' gradients come last: they sum over all panels, in one product. Their rows of qkv are written now, since
+    // no later block reads these queries.
+    let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut *buffers.d_scores_packed);
+    pack(group, Matrix::rows(d_scores, seen, BLOCK), BLOCK, packed);
+    let lhs = Lhs::packed(packed, group, count, seen, BLOCK);
+    multiply(lhs, keys_packed, 0..head_dim, buffers.dq, head_dim, false);
+    for (i, dq) in buffers.dq.chunks_exact_mut(head_dim).take(count).enumerate() {
+        rotate_back(rope, dq, first + i, row(first + i));
+    }
 }
 
 /// Copies `count` rows (Dh) into an array without gaps (rows, Dh).
@@ -218,7 +232,7 @@ struct Statistics {
 /// Copies the queries from `first` on, as many as make up a block, and the gradients of their results to `queries` and
 /// `dy` (N, Dh).
 fn load<'a, E: Element>(
-    row: &impl Fn(Part, usize) -> &'a mut [E],
+    row: &impl Fn(usize) -> &'a mut [E],
     result: &HeadResult<'_, E>,
     first: usize,
     queries: &mut [E],
@@ -229,7 +243,7 @@ fn load<'a, E: Element>(
     let mut statistics = Statistics { log_sums: [f32::MAX; BLOCK], deltas: [0.0; BLOCK] };
     let rows = queries.chunks_exact_mut(head_dim).zip(dy.chunks_exact_mut(head_dim)).take(BLOCK);
     for (i, ((query, d), &log_sum)) in rows.zip(&result.log_sums[first..]).enumerate() {
-        query.copy_from_slice(row(Part::Query, first + i));
+        query.copy_from_slice(row(first + i));
         d.copy_from_slice(result.dy.row(first + i));
         statistics.deltas[i] = vector::dispatch_with(
             #[inline(always)]

@@ -10,7 +10,7 @@ use crate::scratch::whole_lines;
 pub(crate) struct Activations<'a, E> {
     /// The residual stream between attention and the feed-forward layer (rows, D).
     pub(super) middle: &'a mut [f32],
-    /// Rotated queries and keys, and values (rows, 3, H, Dh).
+    /// Rotated queries and keys, and values (rows, H + 2 · Hkv, Dh).
     pub(super) qkv: &'a mut [E],
     /// The result of attention (rows, H, Dh).
     pub(super) y: &'a mut [E],
@@ -30,7 +30,7 @@ impl<'a, E: Element> Activations<'a, E> {
         let (gate_up, rest) = rest.split_at_mut(lengths.gate_up);
         Self {
             middle: &mut middle[..rows * shape.width],
-            qkv: &mut E::of_mut(qkv)[..rows * 3 * shape.attention()],
+            qkv: &mut E::of_mut(qkv)[..rows * shape.qkv()],
             y: &mut E::of_mut(y)[..rows * shape.attention()],
             gate_up: &mut E::of_mut(gate_up)[..rows * 2 * shape.ffn],
             log_sums: &mut rest[..lengths.log_sums],
@@ -60,7 +60,7 @@ impl Lengths {
         let rows = batch.rows();
         Self {
             middle: whole_lines(rows * shape.width),
-            qkv: whole_lines(E::room(rows * 3 * shape.attention())),
+            qkv: whole_lines(E::room(rows * shape.qkv())),
             y: whole_lines(E::room(rows * shape.attention())),
             gate_up: whole_lines(E::room(rows * 2 * shape.ffn)),
             log_sums: rows * shape.heads,

@@ -33,7 +33,7 @@ impl<'a> BackwardWeights<'a> {
         let (d, a, f) = (shape.width, shape.attention(), shape.ffn);
         let pack = |matrix, k, n| RightOperand::new::<E, f32>(&stack.workspace, Matrix::rows(matrix, k, n));
         let ((qkv, o), (gate_up, down)) = rayon::join(
-            || rayon::join(|| pack(weights.qkv, 3 * a, d), || pack(weights.o, d, a)),
+            || rayon::join(|| pack(weights.qkv, shape.qkv(), d), || pack(weights.o, d, a)),
             || rayon::join(|| pack(weights.gate_up, 2 * f, d), || pack(weights.down, d, f)),
         );
         Self { qkv, o, gate_up, down }
@@ -216,7 +216,7 @@ fn add_weight_gradients<E: Element>(
 }
 
 /// The half of a block before attention: adds to `dx` (rows, D) the gradient that comes through queries, keys and values,
-/// given their gradients `d_qkv` (rows, 3, H, Dh).
+/// given their gradients `d_qkv` (rows, H + 2 · Hkv, Dh).
 fn project_qkv<E: Element>(
     input: BlockInput<'_>,
     right: &BackwardWeights<'_>,
@@ -235,7 +235,7 @@ fn project_qkv<E: Element>(
 
     let BlockInput { stack, weights, batch, .. } = input;
     let (shape, workspace, count) = (&stack.shape, &stack.workspace, batch.rows());
-    let (d, a) = (shape.width, shape.attention());
+    let (d, columns) = (shape.width, shape.qkv());
     let mut memory = workspace.take(E::room(count * d));
     let mut norm_sums = WeightSums::take(workspace, count, d);
 
@@ -243,7 +243,7 @@ fn project_qkv<E: Element>(
     let mut h = RowSplitter::new(E::of_mut(&mut memory), d);
     let task = |rows: &Range<usize>| Task {
         x: part(input.x, d, rows),
-        d_qkv: part(d_qkv, 3 * a, rows),
+        d_qkv: part(d_qkv, columns, rows),
         dx: dx.next(rows.len()),
         norm_sums: sums.next(summed(rows)),
         h: h.next(rows.len()),
@@ -251,12 +251,12 @@ fn project_qkv<E: Element>(
     let tasks: Vec<_> = tasks.iter().map(task).collect();
     tasks.into_par_iter().with_max_len(1).for_each(|Task { x, d_qkv, dx, norm_sums, h }| {
         let norm = Norm { x, weight: weights.input_norm, epsilon: shape.epsilon };
-        norm.backward(LeftRows::contiguous(d_qkv, 3 * a), right.qkv.rhs(), dx, norm_sums, h);
+        norm.backward(LeftRows::contiguous(d_qkv, columns), right.qkv.rhs(), dx, norm_sums, h);
     });
     norm_sums.add_to(gradients.input_norm, workspace);
     let h = &E::of(&memory)[..count * d];
     let rhs = RightOperand::new::<E, E>(workspace, Matrix::rows(h, count, d));
-    let product = OuterProduct { a: d_qkv, stride: 3 * a, rows: 3 * a, rhs: rhs.rhs(), c: gradients.qkv };
+    let product = OuterProduct { a: d_qkv, stride: columns, rows: columns, rhs: rhs.rhs(), c: gradients.qkv };
     outer_products(&mut [product], count, !gradients.fresh);
     rhs.give(workspace);
     workspace.give(memory);

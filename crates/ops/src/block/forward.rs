@@ -42,7 +42,7 @@ impl<'a> ForwardWeights<'a> {
         // Gate and up are two operands, because a task needs the same columns of both at the same time.
         let (gate, up) = weights.gate_up.split_at(f * d);
         let ((qkv, o), (gate, (up, down))) = rayon::join(
-            || rayon::join(|| pack(weights.qkv, d, 3 * a), || pack(weights.o, a, d)),
+            || rayon::join(|| pack(weights.qkv, d, shape.qkv()), || pack(weights.o, a, d)),
             || {
                 rayon::join(
                     || pack(gate, d, f),
@@ -84,8 +84,8 @@ pub(crate) fn forward<E: Element>(
     });
 }
 
-/// The half of a block before attention: queries, keys and values (rows, 3, H, Dh) of x (rows, D) after its norm. Queries
-/// and keys are rotated.
+/// The half of a block before attention: queries, keys and values (rows, H + 2 · Hkv, Dh) of x (rows, D) after its norm.
+/// Queries and keys are rotated.
 fn project_qkv<E: Element>(input: BlockInput<'_>, weights: Rhs<'_>, qkv: &mut [E], tasks: &[Range<usize>]) {
     struct Task<'a, E> {
         rows: Range<usize>,
@@ -94,9 +94,11 @@ fn project_qkv<E: Element>(input: BlockInput<'_>, weights: Rhs<'_>, qkv: &mut [E
     }
 
     let shape = &input.stack.shape;
-    let (d, a, rope) = (shape.width, shape.attention(), &shape.rope);
+    let (d, all, rope) = (shape.width, shape.qkv(), &shape.rope);
+    // Queries and keys come before the values, which are not rotated.
+    let turned = (shape.heads + shape.kv_heads) * rope.head_dim();
     let step = whole_heads(rope);
-    let mut qkv = RowSplitter::new(qkv, 3 * a);
+    let mut qkv = RowSplitter::new(qkv, all);
     let task = |rows: &Range<usize>| Task {
         rows: rows.clone(),
         x: part(input.x, d, rows),
@@ -107,12 +109,11 @@ fn project_qkv<E: Element>(input: BlockInput<'_>, weights: Rhs<'_>, qkv: &mut [E
         let normed = Normed { x, norm: input.weights.input_norm, epsilon: shape.epsilon };
         normed.with::<E>(|h| {
             with_scratch(rows.len() * step, |scratch| {
-                by_columns(LeftRows::contiguous(h, d), 3 * a, step, |columns, h| {
+                by_columns(LeftRows::contiguous(h, d), all, step, |columns, h| {
                     let width = columns.len();
                     multiply(h, weights, columns.clone(), scratch, width, false);
-                    // Queries and keys come before the values, which are not rotated.
-                    let rotated = width.min((2 * a).saturating_sub(columns.start));
-                    let results = scratch.chunks_exact_mut(width).zip(qkv.chunks_exact_mut(3 * a));
+                    let rotated = width.min(turned.saturating_sub(columns.start));
+                    let results = scratch.chunks_exact_mut(width).zip(qkv.chunks_exact_mut(all));
                     // Rotated in f32 and rounded once.
                     vector::dispatch(
                         #[inline(always)]

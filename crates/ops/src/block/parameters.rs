@@ -2,13 +2,13 @@
 
 use super::BlockShape;
 
-/// A block's parameters in their order in memory: input norm (D), q, k, v (H·Dh, D each), o (D, H·Dh), post-attention
-/// norm (D), gate and up (F, D each), down (D, F). Neighbours that multiply the same input are one matrix.
+/// A block's parameters in their order in memory: input norm (D), q (H·Dh, D), k and v (Hkv·Dh, D each), o (D, H·Dh),
+/// post-attention norm (D), gate and up (F, D each), down (D, F). Neighbours that multiply the same input are one matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockWeights<'a> {
     /// (D).
     pub input_norm: &'a [f32],
-    /// Queries, keys and values (3, H·Dh, D).
+    /// Queries, keys and values ((H + 2 · Hkv)·Dh, D).
     pub qkv: &'a [f32],
     /// (D, H·Dh).
     pub o: &'a [f32],
@@ -29,7 +29,7 @@ impl<'a> BlockWeights<'a> {
     pub fn new(shape: &BlockShape, weights: &'a [f32]) -> Self {
         let (d, a, f) = (shape.width, shape.attention(), shape.ffn);
         let (input_norm, rest) = weights.split_at(d);
-        let (qkv, rest) = rest.split_at(3 * a * d);
+        let (qkv, rest) = rest.split_at(shape.qkv() * d);
         let (o, rest) = rest.split_at(d * a);
         let (post_norm, rest) = rest.split_at(d);
         let (gate_up, rest) = rest.split_at(2 * f * d);
@@ -57,7 +57,7 @@ impl<'a> BlockGradients<'a> {
     pub(crate) fn new(shape: &BlockShape, gradients: &'a mut [f32], fresh: bool) -> Self {
         let (d, a, f) = (shape.width, shape.attention(), shape.ffn);
         let (input_norm, rest) = gradients.split_at_mut(d);
-        let (qkv, rest) = rest.split_at_mut(3 * a * d);
+        let (qkv, rest) = rest.split_at_mut(shape.qkv() * d);
         let (o, rest) = rest.split_at_mut(d * a);
         let (post_norm, rest) = rest.split_at_mut(d);
         let (gate_up, rest) = rest.split_at_mut(2 * f * d);

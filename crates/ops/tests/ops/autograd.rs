@@ -42,9 +42,9 @@ fn stock_block(x: &Tensor, weights: &[Tensor], sizes: &Sizes) -> Result<Tensor> 
 #[test]
 fn a_block_has_the_gradients_of_stock_operations() {
     for sizes in [
-        Sizes { batch: 2, time: 49, width: 36, heads: 3, head_dim: 6, ffn: 47 },
-        Sizes { batch: 1, time: 70, width: 20, heads: 2, head_dim: 16, ffn: 65 },
-        Sizes { batch: 3, time: 5, width: 64, heads: 1, head_dim: 64, ffn: 128 },
+        Sizes { batch: 2, time: 49, width: 36, heads: 3, kv_heads: 3, head_dim: 6, ffn: 47 },
+        Sizes { batch: 1, time: 70, width: 20, heads: 2, kv_heads: 2, head_dim: 16, ffn: 65 },
+        Sizes { batch: 3, time: 5, width: 64, heads: 1, kv_heads: 1, head_dim: 64, ffn: 128 },
     ] {
         let shape = [sizes.batch, sizes.time, sizes.width];
         let elements = sizes.rows() * sizes.width;
@@ -107,7 +107,7 @@ fn a_head_has_the_gradients_of_stock_operations() {
     let theirs = candle_nn::loss::cross_entropy(&logits, &Tensor::new(kept, &Device::Cpu).unwrap()).unwrap();
     let expected = theirs.backward().unwrap();
 
-    let sizes = Sizes { batch, time, width, heads: 1, head_dim: 2, ffn: 1 };
+    let sizes = Sizes { batch, time, width, heads: 1, kv_heads: 1, head_dim: 2, ffn: 1 };
     let stack = stack(&sizes, Precision::F32, false);
     let w = Tensor::cat(&[&norm, &projection.flatten_all().unwrap()], 0).unwrap().detach();
     assert_eq!(w.dtype(), DType::F32);

@@ -89,7 +89,7 @@ fn check(sizes: Sizes) {
 }
 
 macro_rules! sizes {
-    ($($name:ident: ($batch:expr, $time:expr, $width:expr, $heads:expr, $head_dim:expr, $ffn:expr);)*) => {
+    ($($name:ident: ($batch:expr, $time:expr, $width:expr, $heads:expr, $kv_heads:expr, $head_dim:expr, $ffn:expr);)*) => {
         $(#[test]
         fn $name() {
             check(Sizes {
@@ -97,6 +97,7 @@ macro_rules! sizes {
                 time: $time,
                 width: $width,
                 heads: $heads,
+                kv_heads: $kv_heads,
                 head_dim: $head_dim,
                 ffn: $ffn,
             });
@@ -105,20 +106,23 @@ macro_rules! sizes {
 }
 
 sizes! {
-    // Batch, positions, width, heads, head size, feed-forward width.
-    a_single_position: (5, 1, 20, 3, 2, 47);
-    an_odd_width: (2, 5, 7, 3, 4, 9);
-    five_positions_of_three_sequences: (3, 5, 36, 3, 16, 300);
-    one_row_more_than_a_panel: (2, 49, 36, 3, 6, 47);
-    attention_in_two_blocks: (3, 70, 20, 2, 10, 33);
-    attention_in_three_blocks: (1, 130, 36, 1, 16, 47);
-    large_heads: (2, 130, 20, 2, 64, 36);
-    sums_longer_than_a_chunk: (1, 50, 520, 1, 64, 530);
+    // Batch, positions, width, heads, heads of keys and values, head size, feed-forward width.
+    a_single_position: (5, 1, 20, 3, 3, 2, 47);
+    an_odd_width: (2, 5, 7, 3, 3, 4, 9);
+    five_positions_of_three_sequences: (3, 5, 36, 3, 3, 16, 300);
+    one_row_more_than_a_panel: (2, 49, 36, 3, 3, 6, 47);
+    attention_in_two_blocks: (3, 70, 20, 2, 2, 10, 33);
+    attention_in_three_blocks: (1, 130, 36, 1, 1, 16, 47);
+    large_heads: (2, 130, 20, 2, 2, 64, 36);
+    sums_longer_than_a_chunk: (1, 50, 520, 1, 1, 64, 530);
+    three_queries_a_key: (2, 49, 36, 6, 2, 6, 47);
+    all_queries_of_one_key: (3, 70, 20, 3, 1, 16, 33);
+    groups_in_three_blocks: (1, 130, 36, 4, 2, 64, 47);
 }
 
 #[test]
 fn gradients_of_several_backward_passes_add_up() {
-    let sizes = Sizes { batch: 2, time: 49, width: 36, heads: 3, head_dim: 6, ffn: 47 };
+    let sizes = Sizes { batch: 2, time: 49, width: 36, heads: 3, kv_heads: 3, head_dim: 6, ffn: 47 };
     let shape = [2, 49, 36];
     let weights = weights(&sizes, 1);
     let w = tensor(&weights, &[weights.len()]);
@@ -145,7 +149,7 @@ fn gradients_of_several_backward_passes_add_up() {
 
 #[test]
 fn results_have_the_same_bits_with_any_number_of_threads() {
-    let sizes = Sizes { batch: 3, time: 70, width: 36, heads: 3, head_dim: 10, ffn: 300 };
+    let sizes = Sizes { batch: 3, time: 70, width: 36, heads: 3, kv_heads: 3, head_dim: 10, ffn: 300 };
     for (precision, _) in BOUNDS {
         let one = in_pool(1, || run(&sizes, 2, precision, false));
         for threads in [2, 5] {
@@ -156,7 +160,7 @@ fn results_have_the_same_bits_with_any_number_of_threads() {
 
 #[test]
 fn blocks_without_slots_give_the_same_and_keep_nothing() {
-    let sizes = Sizes { batch: 2, time: 49, width: 36, heads: 3, head_dim: 6, ffn: 47 };
+    let sizes = Sizes { batch: 2, time: 49, width: 36, heads: 3, kv_heads: 3, head_dim: 6, ffn: 47 };
     for (precision, _) in BOUNDS {
         let stack = stack(&sizes, precision, false);
         let weights = weights(&sizes, 2);

@@ -39,7 +39,7 @@ fn gradients_of_repeated_tokens_add_up() {
 #[test]
 fn a_whole_path_with_a_tied_head() {
     // The embedding (V, D), two blocks, the final norm: one flat group; the projection is the embedding.
-    let sizes = Sizes { batch: 2, time: 50, width: 20, heads: 2, head_dim: 6, ffn: 33 };
+    let sizes = Sizes { batch: 2, time: 50, width: 20, heads: 2, kv_heads: 2, head_dim: 6, ffn: 33 };
     let (d, vocabulary, parameters) = (20, 77, sizes.parameters());
     let mut all = numbers(1, vocabulary * d);
     all.extend([block_weights(2, &sizes), block_weights(3, &sizes)].concat());

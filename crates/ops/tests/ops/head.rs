@@ -6,7 +6,7 @@ use crate::reference::{self, Sizes};
 use crate::support::*;
 
 fn head_stack(width: usize, precision: Precision) -> Stack {
-    stack(&Sizes { batch: 1, time: 1, width, heads: 1, head_dim: 2, ffn: 1 }, precision, false)
+    stack(&Sizes { batch: 1, time: 1, width, heads: 1, kv_heads: 1, head_dim: 2, ffn: 1 }, precision, false)
 }
 
 /// 3 other parameters, then the norm, then the projection.

@@ -8,7 +8,7 @@ use dipaco_ops::{
 use crate::reference::Sizes;
 use crate::support::*;
 
-const SIZES: Sizes = Sizes { batch: 2, time: 3, width: 6, heads: 2, head_dim: 2, ffn: 5 };
+const SIZES: Sizes = Sizes { batch: 2, time: 3, width: 6, heads: 2, kv_heads: 2, head_dim: 2, ffn: 5 };
 
 fn zeros(shape: &[usize]) -> Tensor {
     Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap()
@@ -77,6 +77,9 @@ fn blocks() {
         |stack: &mut Stack| stack.shape.ffn = 0,
         |stack: &mut Stack| stack.shape.ffn = usize::MAX,
         |stack: &mut Stack| stack.shape.heads = usize::MAX,
+        |stack: &mut Stack| stack.shape.kv_heads = 0,
+        |stack: &mut Stack| stack.shape.kv_heads = usize::MAX,
+        |stack: &mut Stack| (stack.shape.heads, stack.shape.kv_heads) = (3, 2),
     ] {
         let mut bad = good.clone();
         change(&mut bad);

@@ -1,5 +1,9 @@
 //! The operations of a path and their gradients in f64, written for clarity. Central differences check the gradients.
 
+use std::ops::Range;
+
+use crate::support::{block_weights, numbers, wide};
+
 /// The sizes of a block and its batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
@@ -7,6 +11,7 @@ pub(crate) struct Sizes {
     pub(crate) time: usize,
     pub(crate) width: usize,
     pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) ffn: usize,
 }
@@ -23,16 +28,32 @@ impl Sizes {
         self.heads * self.head_dim
     }
 
+    /// The width of keys and of values.
+    pub(crate) fn kv(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// The elements of a query head at a position of one sequence.
+    fn query(&self, position: usize, head: usize) -> Range<usize> {
+        let at = position * self.attention() + head * self.head_dim;
+        at..at + self.head_dim
+    }
+
+    /// The elements of the head of keys, or of values, that a query head reads.
+    fn key(&self, position: usize, head: usize) -> Range<usize> {
+        let at = position * self.kv() + head / (self.heads / self.kv_heads) * self.head_dim;
+        at..at + self.head_dim
+    }
+
     /// The names and lengths of a block's parameters, in their order.
     pub(crate) fn parts(&self) -> [(&'static str, usize); 9] {
         let (d, a, f) = (self.width, self.attention(), self.ffn);
-        let projection = a * d;
         [
             ("input norm", d),
-            ("q", projection),
-            ("k", projection),
-            ("v", projection),
-            ("o", projection),
+            ("q", a * d),
+            ("k", self.kv() * d),
+            ("v", self.kv() * d),
+            ("o", a * d),
             ("post norm", d),
             ("gate", f * d),
             ("up", f * d),
@@ -97,10 +118,10 @@ fn rms_norm_backward(x: &[f64], w: &[f64], dy: &[f64], dx: &mut [f64], dw: &mut 
     }
 }
 
-/// Rotates rows of heads; a `sign` of -1 rotates back.
-fn rope(x: &mut [f64], sizes: &Sizes, sign: f64) {
-    let (a, half) = (sizes.attention(), sizes.head_dim / 2);
-    for (row, x) in x.chunks_mut(a).enumerate() {
+/// Rotates rows of `heads` heads; a `sign` of -1 rotates back.
+fn rope(x: &mut [f64], sizes: &Sizes, heads: usize, sign: f64) {
+    let half = sizes.head_dim / 2;
+    for (row, x) in x.chunks_mut(heads * sizes.head_dim).enumerate() {
         for head in x.chunks_mut(sizes.head_dim) {
             for j in 0..half {
                 let angle = (row % sizes.time) as f64 * THETA.powf(-2.0 * j as f64 / sizes.head_dim as f64);
@@ -121,16 +142,15 @@ fn weights(q: &[f64], k: impl Iterator<Item = Vec<f64>>) -> Vec<f64> {
     scores.iter().map(|s| (s - largest).exp() / sum).collect()
 }
 
-/// Attention of one sequence: q (Tq, H, Dh) belongs to the last Tq of the Tk positions of k and v (Tk, H, Dh).
-pub(crate) fn attention(q: &[f64], k: &[f64], v: &[f64], heads: usize, head_dim: usize) -> Vec<f64> {
-    let a = heads * head_dim;
-    let (queries, keys) = (q.len() / a, k.len() / a);
+/// Attention of one sequence: q (Tq, H, Dh) belongs to the last Tq of the Tk positions of k and v (Tk, Hkv, Dh).
+pub(crate) fn attention(q: &[f64], k: &[f64], v: &[f64], sizes: &Sizes) -> Vec<f64> {
+    let (queries, keys) = (q.len() / sizes.attention(), k.len() / sizes.kv());
     let mut y = vec![0.0; q.len()];
-    for (t, h) in (0..queries).flat_map(|t| (0..heads).map(move |h| (t, h))) {
-        let at = |t: usize| t * a + h * head_dim..t * a + (h + 1) * head_dim;
+    for (t, h) in (0..queries).flat_map(|t| (0..sizes.heads).map(move |h| (t, h))) {
+        let (at, of) = (|t| sizes.query(t, h), |s| sizes.key(s, h));
         let seen = keys - queries + t + 1;
-        for (s, weight) in weights(&q[at(t)], (0..seen).map(|s| k[at(s)].to_vec())).iter().enumerate() {
-            for (y, v) in y[at(t)].iter_mut().zip(&v[at(s)]) {
+        for (s, weight) in weights(&q[at(t)], (0..seen).map(|s| k[of(s)].to_vec())).iter().enumerate() {
+            for (y, v) in y[at(t)].iter_mut().zip(&v[of(s)]) {
                 *y += weight * v;
             }
         }
@@ -140,21 +160,21 @@ pub(crate) fn attention(q: &[f64], k: &[f64], v: &[f64], heads: usize, head_dim:
 
 /// The gradients of q, k and v of one sequence.
 fn attention_backward(q: &[f64], k: &[f64], v: &[f64], dy: &[f64], sizes: &Sizes) -> [Vec<f64>; 3] {
-    let (a, head_dim) = (sizes.attention(), sizes.head_dim);
+    let head_dim = sizes.head_dim;
     let scale = 1.0 / (head_dim as f64).sqrt();
-    let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![0.0; q.len()]);
+    let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| vec![0.0; x.len()]);
     for (t, h) in (0..sizes.time).flat_map(|t| (0..sizes.heads).map(move |h| (t, h))) {
-        let at = |t: usize| t * a + h * head_dim..t * a + (h + 1) * head_dim;
-        let weights = weights(&q[at(t)], (0..=t).map(|s| k[at(s)].to_vec()));
+        let (at, of) = (|t| sizes.query(t, h), |s| sizes.key(s, h));
+        let weights = weights(&q[at(t)], (0..=t).map(|s| k[of(s)].to_vec()));
         let d_weights: Vec<f64> =
-            (0..=t).map(|s| dy[at(t)].iter().zip(&v[at(s)]).map(|(a, b)| a * b).sum()).collect();
+            (0..=t).map(|s| dy[at(t)].iter().zip(&v[of(s)]).map(|(a, b)| a * b).sum()).collect();
         let mean: f64 = weights.iter().zip(&d_weights).map(|(a, b)| a * b).sum();
         for s in 0..=t {
             let d_score = weights[s] * (d_weights[s] - mean) * scale;
             for j in 0..head_dim {
-                dq[at(t).start + j] += d_score * k[at(s).start + j];
-                dk[at(s).start + j] += d_score * q[at(t).start + j];
-                dv[at(s).start + j] += weights[s] * dy[at(t).start + j];
+                dq[at(t).start + j] += d_score * k[of(s).start + j];
+                dk[of(s).start + j] += d_score * q[at(t).start + j];
+                dv[of(s).start + j] += weights[s] * dy[at(t).start + j];
             }
         }
     }
@@ -163,6 +183,12 @@ fn attention_backward(q: &[f64], k: &[f64], v: &[f64], dy: &[f64], sizes: &Sizes
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
+}
+
+/// One sequence of an array (B, T, anything).
+fn sequence<'a>(all: &'a [f64], number: usize, sizes: &Sizes) -> &'a [f64] {
+    let length = all.len() / sizes.batch;
+    &all[number * length..][..length]
 }
 
 /// The intermediate results of a block.
@@ -184,13 +210,12 @@ fn pass(x: &[f64], weights: &[f64], sizes: &Sizes) -> Pass {
     let add = |a: &[f64], b: Vec<f64>| -> Vec<f64> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
     let h = rms_norm(x, norm);
     let mut qkv = [q, k, v].map(|w| linear(&h, w, d));
-    rope(&mut qkv[0], sizes, 1.0);
-    rope(&mut qkv[1], sizes, 1.0);
-    let sequence = |b: usize| b * sizes.time * a..(b + 1) * sizes.time * a;
+    rope(&mut qkv[0], sizes, sizes.heads, 1.0);
+    rope(&mut qkv[1], sizes, sizes.kv_heads, 1.0);
     let y: Vec<f64> = (0..sizes.batch)
         .flat_map(|b| {
-            let [q, k, v] = qkv.each_ref().map(|all| &all[sequence(b)]);
-            attention(q, k, v, sizes.heads, sizes.head_dim)
+            let [q, k, v] = qkv.each_ref().map(|all| sequence(all, b, sizes));
+            attention(q, k, v, sizes)
         })
         .collect();
     let middle = add(x, linear(&y, o, a));
@@ -230,14 +255,14 @@ pub(crate) fn block_gradients(x: &[f64], weights: &[f64], dy: &[f64], sizes: &Si
     linear_backward(&p.y, o, &dx, a, &mut d_attention, d_o);
     let mut d_qkv = [(); 3].map(|()| Vec::new());
     for b in 0..sizes.batch {
-        let at = b * sizes.time * a..(b + 1) * sizes.time * a;
-        let [q, k, v] = p.qkv.each_ref().map(|all| &all[at.clone()]);
-        for (all, own) in d_qkv.iter_mut().zip(attention_backward(q, k, v, &d_attention[at.clone()], sizes)) {
+        let [q, k, v] = p.qkv.each_ref().map(|all| sequence(all, b, sizes));
+        let dy = sequence(&d_attention, b, sizes);
+        for (all, own) in d_qkv.iter_mut().zip(attention_backward(q, k, v, dy, sizes)) {
             all.extend(own);
         }
     }
-    rope(&mut d_qkv[0], sizes, -1.0);
-    rope(&mut d_qkv[1], sizes, -1.0);
+    rope(&mut d_qkv[0], sizes, sizes.heads, -1.0);
+    rope(&mut d_qkv[1], sizes, sizes.kv_heads, -1.0);
     dh.fill(0.0);
     for ((w, dw), dy) in [q, k, v].into_iter().zip([d_q, d_k, d_v]).zip(&d_qkv) {
         linear_backward(&p.h, w, dy, d, &mut dh, dw);
@@ -301,26 +326,33 @@ fn check_differences(point: &[f64], gradient: &[f64], objective: impl Fn(&[f64])
     }
 }
 
-#[test]
-fn gradients_of_the_reference_are_central_differences() {
-    use crate::support::{block_weights, numbers, wide};
-    let sizes = Sizes { batch: 2, time: 5, width: 7, heads: 2, head_dim: 4, ffn: 9 };
+/// Compares the gradients of a block of these sizes with central differences.
+fn check_block(sizes: &Sizes) {
     let x = wide(&numbers(1, sizes.rows() * sizes.width));
-    let w = wide(&block_weights(2, &sizes));
+    let w = wide(&block_weights(2, sizes));
     let dy = wide(&numbers(3, x.len()));
     let sum = |y: &[f64], dy: &[f64]| y.iter().zip(dy).map(|(a, b)| a * b).sum::<f64>();
-    let [dx, dw] = block_gradients(&x, &w, &dy, &sizes);
-    check_differences(&x, &dx, |x| sum(&block(x, &w, &sizes), &dy));
+    let [dx, dw] = block_gradients(&x, &w, &dy, sizes);
+    check_differences(&x, &dx, |x| sum(&block(x, &w, sizes), &dy));
     let mut at = 0;
     for part in sizes.split(&dw) {
         check_differences(&w[at..at + part.len()], part, |own| {
             let mut w = w.clone();
             w[at..at + own.len()].copy_from_slice(own);
-            sum(&block(&x, &w, &sizes), &dy)
+            sum(&block(&x, &w, sizes), &dy)
         });
         at += part.len();
     }
+}
 
+#[test]
+fn gradients_of_the_reference_are_central_differences() {
+    let plain = Sizes { batch: 2, time: 5, width: 7, heads: 2, kv_heads: 2, head_dim: 4, ffn: 9 };
+    for sizes in [plain, Sizes { heads: 6, ..plain }, Sizes { heads: 3, kv_heads: 1, ..plain }] {
+        check_block(&sizes);
+    }
+
+    let x = wide(&numbers(1, plain.rows() * plain.width));
     let (norm, projection) = (wide(&numbers(4, 7)), wide(&numbers(5, 11 * 7)));
     let targets: Vec<u32> = (0..10).map(|i| if i == 4 { u32::MAX } else { i }).collect();
     let loss = |x: &[f64], n: &[f64], p: &[f64]| -0.25 * log_probs(x, n, p, &targets).iter().sum::<f64>();

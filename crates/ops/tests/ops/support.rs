@@ -42,6 +42,7 @@ pub(crate) fn stack(sizes: &Sizes, precision: Precision, checkpointing: bool) ->
     let shape = BlockShape {
         width: sizes.width,
         heads: sizes.heads,
+        kv_heads: sizes.kv_heads,
         ffn: sizes.ffn,
         epsilon: EPSILON as f32,
         rope: RopeTable::new(sizes.time, sizes.head_dim, THETA).unwrap(),

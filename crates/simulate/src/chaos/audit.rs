@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dipaco_sync::{Contribution, FragmentId, Scheme, fragment_ids, fragment_ids_of};
+use dipaco_ledger::{ModuleRecord, TrainingRecord};
+use dipaco_sync::{Contribution, FragmentId, Scheme, fragment_ids_of};
 use dipaco_topology::PathId;
 
 use super::case::Case;
-use super::coordinator::{MergedStep, SimulatedDisk};
+use super::outer_step::MergedStep;
 use super::toy::{ToyGradient, sends};
 
 /// All merged contributions of a run.
@@ -17,34 +18,47 @@ pub(crate) struct Audit {
 }
 
 impl Audit {
-    /// Checks a write: the disk before and after it, and the outer step in it.
+    /// Checks a write: the record of the training before and after it, and the outer steps in it.
     ///
     /// # Errors
     /// The violated invariant.
     pub(crate) fn written(
         &mut self,
         case: &Case,
-        before: &SimulatedDisk,
-        after: &SimulatedDisk,
-        merged: Option<&MergedStep>,
+        before: &TrainingRecord,
+        after: &TrainingRecord,
+        merged: &[MergedStep],
     ) -> Result<(), String> {
-        for (fragment, &version) in &before.progress.versions {
-            let next = after.progress.versions[fragment];
-            let expected =
-                version + u32::from(merged.is_some_and(|merged| merged.step.fragment == *fragment));
-            if next != expected {
+        let fragments = |training: &TrainingRecord| -> BTreeMap<FragmentId, u32> {
+            let of = |record: &ModuleRecord| {
+                let module = record.module;
+                let versions = (0..).zip(&record.fragments);
+                versions.map(move |(index, record)| (FragmentId { module, index }, record.version)).collect()
+            };
+            training.modules.iter().flat_map(|record| -> Vec<_> { of(record) }).collect()
+        };
+        let new = fragments(after);
+        for (fragment, version) in fragments(before) {
+            let steps = merged.iter().filter(|step| step.fragment == fragment).map(|step| step.version);
+            let next = new.get(&fragment).copied().unwrap_or(0);
+            if !steps.eq(version + 1..=next) {
                 return Err(format!(
-                    "fragment {fragment} goes from version {version} to {next}, not to {expected}"
+                    "fragment {fragment} goes from version {version} to {next} without its outer steps"
                 ));
             }
         }
-        for (index, (old, new)) in before.progress.paths.iter().zip(&after.progress.paths).enumerate() {
+        for (index, (old, new)) in before.paths.iter().zip(&after.paths).enumerate() {
             let falls = old.steps > new.steps || old.sent.iter().zip(&new.sent).any(|(old, new)| old > new);
             if falls {
-                return Err(format!("path {index} goes back from {old:?} to {new:?}"));
+                return Err(format!("path {index} goes back from step {} to {}", old.steps, new.steps));
             }
         }
-        let Some(MergedStep { step, gradients }) = merged else { return Ok(()) };
+        merged.iter().try_for_each(|step| self.stepped(case, step))
+    }
+
+    /// Checks an outer step.
+    fn stepped(&mut self, case: &Case, step: &MergedStep) -> Result<(), String> {
+        let gradients = &step.gradients;
         for (contribution, gradient) in step.contributions.iter().zip(gradients) {
             let Contribution { path, number, base, .. } = *contribution;
             let fragment = step.fragment;
@@ -103,27 +117,6 @@ impl Audit {
                         merged.len()
                     ));
                 }
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that the weights are equal to those of the undisturbed run, bit for bit.
-    ///
-    /// # Errors
-    /// The first difference.
-    pub(crate) fn same_weights(
-        case: &Case,
-        disk: &SimulatedDisk,
-        undisturbed: &SimulatedDisk,
-    ) -> Result<(), String> {
-        for fragment in fragment_ids(&case.topology, case.schedule.fragments()) {
-            let bits = |disk: &SimulatedDisk| disk.weights[&fragment].map(f32::to_bits);
-            if bits(disk) != bits(undisturbed) {
-                return Err(format!(
-                    "the weights of {fragment} are {:?}, but {:?} in the undisturbed run",
-                    disk.weights[&fragment], undisturbed.weights[&fragment]
-                ));
             }
         }
         Ok(())

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use dipaco_ledger::{LedgerPlan, ShardRecord};
 use dipaco_sync::{
-    Drops, FragmentId, LeaseLimits, OuterRule, Quorum, Rescale, RunPlan, Schedule, Scheme, Weighting,
-    learner::Blend, merge_weights,
+    Drops, LeaseLimits, OuterRule, Quorum, Rescale, Schedule, Scheme, Weighting, learner::Blend,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+
+use super::Peers;
 
 /// Settings of a small run.
 #[derive(Clone, Debug)]
@@ -22,10 +24,15 @@ pub(crate) struct Case {
     /// Seed of shard sampling; absent without sampling.
     pub(crate) sampling: Option<u64>,
     pub(crate) workers: Vec<Machine>,
-    /// Number of peers that lie, up to half as many as workers.
+    /// Number of peers that only lie.
     pub(crate) liars: usize,
-    /// True if a path waits for the worker that holds its state.
-    pub(crate) bound: bool,
+    /// Number of workers that lie about their states; the last ones of `workers`.
+    pub(crate) lying_workers: usize,
+    /// Number of leases of a path after which it uploads its state.
+    pub(crate) state_every: u32,
+    /// Number of checkpoints to keep.
+    pub(crate) checkpoints: usize,
+    pub(crate) weighting: Weighting,
     pub(crate) faults: Faults,
 }
 
@@ -70,8 +77,8 @@ pub(crate) const LEASE: Duration = Duration::from_millis(2000);
 const STANDSTILL: Duration = Duration::from_millis(8000);
 
 impl Case {
-    /// The case of a seed.
-    pub(crate) fn of_seed(seed: u64) -> Result<Self, String> {
+    /// The case of a seed among these peers.
+    pub(crate) fn of_seed(seed: u64, peers: Peers) -> Result<Self, String> {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let random = &mut random;
         let topology = topology(random)?;
@@ -113,12 +120,37 @@ impl Case {
             step: Duration::from_micros(random.random_range(1_000..60_000)),
             clock: random.random_range(0.7..1.4),
         };
-        let workers: Vec<_> = (0..random.random_range(1..=5)).map(|_| worker(random)).collect();
+        let mut workers: Vec<_> = (0..random.random_range(1..=5)).map(|_| worker(random)).collect();
         let faults = faults(random);
-        let liars =
-            if random.random_bool(0.5) { random.random_range(0..=workers.len().div_ceil(2)) } else { 0 };
-        let bound = random.random_bool(0.5);
-        Ok(Self { topology, schedule, scheme, blend, eager, sampling, workers, liars, bound, faults })
+        // At most a third of all peers lie, and half of two.
+        let most = workers.len().div_ceil(2);
+        let liars = match peers {
+            Peers::Honest => 0,
+            Peers::SomeLie => random.random_range(1..=most),
+            Peers::Mixed if random.random_bool(0.5) => random.random_range(0..=most),
+            Peers::Mixed => 0,
+        };
+        let lying_workers = if liars > 0 { random.random_range(0..=1) } else { 0 };
+        let liars = liars - lying_workers;
+        workers.extend((0..lying_workers).map(|_| worker(random)));
+        let state_every = if random.random_bool(0.5) { 1 } else { random.random_range(2..=4) };
+        let checkpoints = random.random_range(0..=2);
+        let weighting = if random.random_bool(0.8) { Weighting::ShardSize } else { Weighting::Uniform };
+        Ok(Self {
+            topology,
+            schedule,
+            scheme,
+            blend,
+            eager,
+            sampling,
+            workers,
+            liars,
+            lying_workers,
+            state_every,
+            checkpoints,
+            weighting,
+            faults,
+        })
     }
 
     /// The same training by one worker, without faults.
@@ -137,26 +169,35 @@ impl Case {
             until: Duration::ZERO,
         };
         let workers = vec![Machine { step: Duration::from_millis(1), clock: 1.0 }];
-        Self { faults, workers, liars: 0, ..self.clone() }
+        Self { faults, workers, liars: 0, lying_workers: 0, ..self.clone() }
     }
 
-    pub(crate) fn plan(&self, phase: usize) -> RunPlan {
+    pub(crate) fn plan(&self) -> LedgerPlan {
         let limits = LeaseLimits { standstill: STANDSTILL, per_worker: 2, ..LeaseLimits::of_silence(LEASE) };
-        RunPlan { schedule: self.schedule.clone(), scheme: self.scheme, phase, limits }
+        LedgerPlan {
+            schedule: self.schedule.clone(),
+            scheme: self.scheme,
+            limits,
+            state_every: self.state_every,
+            checkpoints: self.checkpoints,
+            sampling: self.sampling,
+            weighting: self.weighting,
+            rescale: RESCALE,
+            guard: 0.0,
+            one_by_one: false,
+            compares: false,
+        }
     }
 
-    /// The tokens of a path's shard.
-    pub(crate) fn shard(path: PathId) -> u64 {
-        100 + 10 * u64::from(path.0)
-    }
-
-    /// A path's factor in the merged outer gradient of a fragment if each learner contributes once.
-    pub(crate) fn share(&self, fragment: FragmentId, path: PathId) -> f32 {
-        let learners: Vec<_> =
-            self.topology.paths_through(fragment.module).map(|path| (path, Self::shard(path))).collect();
-        let weights = merge_weights(Weighting::ShardSize, &learners).unwrap_or_default();
-        let own = weights.iter().find(|(other, _)| *other == path).map_or(0.0, |&(_, weight)| weight);
-        own * RESCALE.factor(learners.len())
+    /// The shards of all paths in a phase.
+    pub(crate) fn shards(&self, phase: u32) -> Vec<ShardRecord> {
+        let shard = |path: PathId| ShardRecord {
+            file: format!("phase-{phase}/{path}"),
+            hash: format!("{phase}-{path}"),
+            documents: 1,
+            tokens: 100 + 10 * u64::from(path.0),
+        };
+        self.topology.path_ids().map(shard).collect()
     }
 
     /// Description of the case in a line.
@@ -183,9 +224,9 @@ impl Case {
             if self.schedule.drops().any() { ", some dropped" } else { "" },
             self.schedule.total(),
             if self.sampling.is_some() { ", paths drawn" } else { "" },
-            self.workers.len(),
-            self.liars,
-            if self.bound { ", paths stay with their workers" } else { "" },
+            self.workers.len() - self.lying_workers,
+            self.liars + self.lying_workers,
+            if self.state_every > 1 { ", workers keep states" } else { "" },
             lost * 100.0,
             doubled * 100.0,
             worker_crash.as_secs_f64(),

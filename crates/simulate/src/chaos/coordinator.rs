@@ -1,55 +1,46 @@
-//! The coordinator of a simulated run: the real core, a disk, and one operation at a time.
+//! The coordinator of a simulated run: production's ledger, and a driver in virtual time.
+//!
+//! The driver does in this order, as production does: it asks the ledger whether a result is expected, checks the
+//! result, puts it into the store, and records it. An answer leaves after the write of the manifest that contains its
+//! change. Objects are deleted after that write.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use dipaco_optim::{NesterovConfig, nesterov_step};
+use dipaco_ledger::{
+    GrantedLease, LeaseCompletion, LeaseReport, LeaseResult, Ledger, ObjectRef, OuterStepOrder, Recording,
+    ResultError, RunManifest, SavedCheckpoint, StoredResult, StoredRun, TrainingRecord,
+};
 use dipaco_sync::{
-    Fence, Fold, FoldRule, FoldTensor, FragmentId, Grant, Lease, LeaseClaim, LeaseKey, LeaseOutcome,
-    LeaseRequest, LeaseSecret, OuterRule, OuterStep, ProcessId, RunState, ScheduledReceive, TrainingProgress,
-    Weighting, fragment_ids, fragment_ids_of, merge_weights,
+    Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, ProcessId, fragment_ids,
 };
 use dipaco_topology::PathId;
 
 use super::Bug;
-use super::case::{Case, RESCALE, RULE};
-use super::object_store::{Item, ItemKey, ObjectName, ObjectStore};
-use super::toy::{ToyGradient, ToyPathState, VALUES, Values, seed};
+use super::case::Case;
+use super::object_store::{Content, ObjectStore};
+use super::outer_step::MergedStep;
+use super::start::first_manifest;
+use super::toy::{InputWeights, ToyPathState};
 
-/// The durable data of a simulated run.
+/// The durable record of a simulated run.
 #[derive(Clone, Debug)]
 pub(crate) struct SimulatedDisk {
-    pub(crate) incarnation: u32,
-    pub(crate) phase: usize,
-    pub(crate) progress: TrainingProgress,
-    pub(crate) weights: BTreeMap<FragmentId, Values>,
-    momentum: BTreeMap<FragmentId, Values>,
-    /// Earlier versions that a path still needs.
-    kept: BTreeMap<(FragmentId, u32), Values>,
-    /// The stored state of each path; absent before its first completed lease.
-    pub(super) states: BTreeMap<PathId, ObjectName>,
-    pub(super) gradients: BTreeMap<(FragmentId, PathId, u32), ObjectName>,
+    pub(crate) manifest: RunManifest,
 }
 
 impl SimulatedDisk {
-    pub(crate) fn new(case: &Case) -> Self {
-        let fragments = case.schedule.fragments();
-        let all: Vec<FragmentId> = fragment_ids(&case.topology, fragments).collect();
-        Self {
-            incarnation: 0,
-            phase: 0,
-            progress: TrainingProgress::start(&case.topology, fragments),
-            weights: all.iter().map(|&fragment| (fragment, seed(fragment))).collect(),
-            momentum: all.iter().map(|&fragment| (fragment, [0.0; VALUES])).collect(),
-            kept: BTreeMap::new(),
-            states: BTreeMap::new(),
-            gradients: BTreeMap::new(),
-        }
+    /// The first manifest of a run, with the weights of version 0 in the store.
+    pub(crate) fn new(case: &Case, store: &mut ObjectStore) -> Self {
+        Self { manifest: first_manifest(case, store) }
     }
 
-    /// True if the manifest refers to an object.
-    pub(crate) fn refers_to(&self, name: &str) -> bool {
-        self.states.values().chain(self.gradients.values()).any(|object| object.name == name)
+    /// The record of the training.
+    ///
+    /// # Errors
+    /// When a write has lost it.
+    pub(crate) fn training(&self) -> Result<&TrainingRecord, String> {
+        self.manifest.training.as_ref().ok_or_else(|| "the manifest has no training".to_owned())
     }
 }
 
@@ -66,15 +57,18 @@ pub(crate) enum ChaosRequest {
         lease: LeaseKey,
         /// Inner steps that the worker has taken in the lease.
         taken: u64,
+        /// Inner steps of earlier leases that it has repeated.
+        repeated: u64,
     },
     /// Uploads a result.
     Upload {
         lease: LeaseKey,
-        item: Item,
+        item: LeaseResult,
+        content: Content,
     },
     Complete {
         lease: LeaseKey,
-        done: LeaseOutcome,
+        report: LeaseReport,
     },
 }
 
@@ -92,9 +86,12 @@ pub(crate) enum ChaosReply {
 /// A lease with its inputs.
 #[derive(Clone, Debug)]
 pub(crate) struct ChaosLease {
-    pub(crate) lease: Lease,
-    pub(crate) state: ToyPathState,
-    pub(crate) globals: Vec<(ScheduledReceive, Values)>,
+    pub(crate) lease: GrantedLease,
+    pub(crate) weights: Vec<InputWeights>,
+    /// The path's last stored state; the state before the first step if there is none.
+    pub(crate) stored: ToyPathState,
+    /// Weights of the leases to replay.
+    pub(crate) replay: Vec<Vec<InputWeights>>,
 }
 
 /// Sender of a request.
@@ -116,260 +113,114 @@ pub(crate) struct ChaosAnswer {
     pub(crate) reply: ChaosReply,
 }
 
-/// An outer step with the merged outer gradients.
+/// A result on its way through the store.
 #[derive(Clone, Debug)]
-pub(crate) struct MergedStep {
-    pub(crate) step: OuterStep,
-    /// One outer gradient for each contribution.
-    pub(crate) gradients: Vec<ToyGradient>,
+pub(crate) struct StoringResult {
+    pub(crate) to: Requester,
+    claim: LeaseClaim,
+    item: LeaseResult,
+    stored: StoredResult,
+    pub(crate) content: Content,
 }
 
-/// A merged outer step with its results.
-#[derive(Clone, Debug)]
-pub(crate) struct ComputedStep {
-    merged: MergedStep,
-    weights: Values,
-    momentum: Values,
+impl StoringResult {
+    pub(crate) fn object(&self) -> &ObjectRef {
+        &self.stored.object
+    }
 }
 
-/// A task of the coordinator.
-#[derive(Clone, Debug)]
-pub(crate) enum Operation {
-    Answer(Requester, ChaosRequest),
-    /// Records a result whose object is in the store.
-    Record {
-        to: Requester,
-        lease: LeaseKey,
-        item: Item,
-        object: ObjectName,
-    },
-    Step(Box<ComputedStep>),
-    BeginPhase,
-}
-
-/// An unfinished write to the disk.
-#[derive(Debug)]
-pub(crate) struct DiskWrite {
-    pub(crate) disk: SimulatedDisk,
-    pub(crate) merged: Option<MergedStep>,
-    /// The answer to send after the write.
-    pub(crate) answer: Option<ChaosAnswer>,
-    /// Objects to delete after the write.
-    pub(crate) obsolete: Vec<String>,
-}
-
-/// Effect of an operation outside the coordinator's memory.
-pub(crate) enum Effect {
-    Write(Box<DiskWrite>),
-    /// Puts an object into the store, and records it afterwards. Production writes a result before it counts.
-    Store(ObjectName, Box<Operation>),
-    Answer(ChaosAnswer),
+/// The outcome of a request.
+pub(crate) enum Handled {
+    /// The answer.
+    Answer(ChaosReply),
+    /// The answer, once all changes of the ledger are on the disk.
+    AnswerOnDisk(ChaosReply),
+    /// The result goes into the store, and is recorded afterwards.
+    Store(Box<StoringResult>),
+    /// The connection of the process is closed.
     Nothing,
 }
 
 /// A running coordinator.
 #[derive(Debug)]
 pub(crate) struct SimulatedCoordinator {
-    pub(crate) run_state: RunState,
-    /// The disk after all pending writes.
-    pub(super) disk: SimulatedDisk,
-    pub(crate) queue: VecDeque<Operation>,
-    pub(crate) writing: Option<Box<DiskWrite>>,
-    /// Fragments with an outer step in computation or in an unfinished write.
-    computing: BTreeSet<FragmentId>,
-    boundary: bool,
+    pub(crate) ledger: Ledger,
     pub(super) bug: Option<Bug>,
     /// The newest process of each worker.
     processes: BTreeMap<(String, String), u64>,
-    /// Results of the granted leases that are in the store.
-    pub(super) received: BTreeMap<(PathId, Fence), BTreeMap<ItemKey, ObjectName>>,
-    /// Objects that the next write makes obsolete.
-    pub(super) obsolete: Vec<String>,
     /// Number of granted leases; their secrets follow from it.
     granted: u64,
-    /// True if paths are bound to the workers that hold their states.
-    pub(super) bound: bool,
+    /// The last change of the ledger that is on the disk.
+    pub(crate) written: u64,
+    /// The deadline for which a timer is set.
+    pub(crate) timer: Option<Duration>,
+    /// Answers that wait for a change of the ledger to be on the disk.
+    pub(crate) waiting: VecDeque<(u64, ChaosAnswer)>,
+    /// Outer steps of changes that are not on the disk, by change.
+    pub(crate) merged: VecDeque<(u64, MergedStep)>,
+    /// Ordered outer steps that are not taken; the first one is in computation.
+    pub(super) ordered: VecDeque<OuterStepOrder>,
+    /// True while the text is divided for the next phase.
+    pub(crate) rerouting: bool,
 }
 
 impl SimulatedCoordinator {
     /// Continues the run from the disk.
-    pub(crate) fn take_over(case: &Case, disk: &mut SimulatedDisk, bug: Option<Bug>) -> Result<Self, String> {
-        disk.incarnation += 1;
-        if bug == Some(Bug::LostMomentum) && disk.incarnation > 1 {
-            disk.momentum.values_mut().for_each(|momentum| *momentum = [0.0; VALUES]);
+    pub(crate) fn take_over(
+        case: &Case,
+        disk: &SimulatedDisk,
+        store: &ObjectStore,
+        bug: Option<Bug>,
+    ) -> Result<Self, String> {
+        let mut manifest = disk.manifest.clone();
+        if bug == Some(Bug::LostMomentum)
+            && let Some(training) = &mut manifest.training
+        {
+            let fragments = training.modules.iter_mut().flat_map(|module| &mut module.fragments);
+            fragments.for_each(|fragment| fragment.momentum = None);
         }
-        let mut run_state = RunState::new(
-            case.topology.clone(),
-            case.plan(disk.phase),
-            disk.progress.clone(),
-            disk.incarnation,
-        )
-        .map_err(|error| error.to_string())?;
-        if let Some(seed) = case.sampling {
-            run_state.sample_shards(seed, case.topology.path_ids().map(Case::shard).collect());
+        let mut checkpoints = Vec::new();
+        for record in &manifest.checkpoints {
+            let Content::Checkpoint(content) = store.get(&record.object)? else {
+                return Err(format!("{} is no checkpoint", record.object.name));
+            };
+            let training = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+            checkpoints.push(SavedCheckpoint { record: record.clone(), training });
         }
+        let stored = StoredRun { manifest, checkpoints, names: store.names() };
+        let ledger = Ledger::take_over(stored, case.topology.clone(), case.plan());
         Ok(Self {
-            run_state,
-            disk: disk.clone(),
-            queue: VecDeque::new(),
-            writing: None,
-            computing: BTreeSet::new(),
-            boundary: false,
+            ledger: ledger.map_err(|error| error.to_string())?,
             bug,
             processes: BTreeMap::new(),
-            received: BTreeMap::new(),
-            obsolete: Vec::new(),
             granted: 0,
-            bound: case.bound,
+            written: 0,
+            timer: None,
+            waiting: VecDeque::new(),
+            merged: VecDeque::new(),
+            ordered: VecDeque::new(),
+            rerouting: false,
         })
-    }
-
-    /// Expires leases, and returns the outer steps whose computation begins now.
-    pub(crate) fn look(&mut self, now: Duration, store: &ObjectStore) -> Result<Vec<Operation>, String> {
-        for lease in self.run_state.expire(now) {
-            self.discard_received(lease.path);
-        }
-        if self.run_state.at_boundary() && !self.boundary {
-            self.boundary = true;
-            self.queue.push_back(Operation::BeginPhase);
-        }
-        let due = self.run_state.due(now).into_iter();
-        let due: Vec<_> = due.filter(|step| !self.computing.contains(&step.fragment)).collect();
-        due.into_iter()
-            .map(|step| {
-                self.computing.insert(step.fragment);
-                self.compute(step, store)
-            })
-            .collect()
-    }
-
-    /// Computes the new weights of an outer step with production's merging and momentum.
-    fn compute(&self, mut step: OuterStep, store: &ObjectStore) -> Result<Operation, String> {
-        let fragment = step.fragment;
-        if self.bug == Some(Bug::DoubleCount) && step.contributions.len() > 1 && step.version == 2 {
-            let again = step.contributions[0];
-            step.contributions.insert(0, again);
-        }
-        let gradient = |c: &dipaco_sync::Contribution| {
-            let object = self.disk.gradients.get(&(fragment, c.path, c.number)).ok_or_else(|| {
-                format!(
-                    "outer gradient {} of path {} to {fragment} counts, but is not on the disk",
-                    c.number, c.path
-                )
-            })?;
-            store.gradient(c.path, object)
-        };
-        let gradients: Vec<ToyGradient> =
-            step.contributions.iter().map(gradient).collect::<Result<_, _>>()?;
-        // Each contribution is its own learner here, so a path with two contributions to the step counts twice.
-        let learners: Vec<_> = (0..).map(PathId).zip(&step.contributions).collect();
-        let sizes: Vec<_> = learners.iter().map(|&(place, c)| (place, Case::shard(c.path))).collect();
-        let failed = |error: dipaco_sync::FoldError| format!("{fragment}: {error}");
-        let (mut weights, mut momentum) = (self.disk.weights[&fragment], self.disk.momentum[&fragment]);
-        if sizes.is_empty() {
-            let merged = MergedStep { step, gradients };
-            return Ok(Operation::Step(Box::new(ComputedStep { merged, weights, momentum })));
-        }
-        let shares = merge_weights(Weighting::ShardSize, &sizes).map_err(failed)?;
-        let rule = FoldRule { rescale: RESCALE, ..FoldRule::default() };
-        let mut fold = Fold::new(vec![FoldTensor::plain(VALUES)], shares, rule);
-        for (&(place, _), gradient) in learners.iter().zip(&gradients) {
-            fold.announce(place).map_err(failed)?;
-            fold.merge(place, &gradient.values).map_err(failed)?;
-        }
-        let merged = fold.finish().map_err(failed)?;
-        let OuterRule { learning_rate, momentum: mu } = RULE;
-        let config = NesterovConfig { learning_rate: learning_rate.into(), momentum: mu.into() };
-        nesterov_step(&mut weights, &merged, &mut momentum, &config);
-        let outer_step = MergedStep { step, gradients };
-        Ok(Operation::Step(Box::new(ComputedStep { merged: outer_step, weights, momentum })))
-    }
-
-    /// Carries out an operation in memory. If it changes durable data, the answer must wait for the returned write.
-    ///
-    /// # Errors
-    /// When the store lacks an object that counts.
-    pub(crate) fn operate(
-        &mut self,
-        now: Duration,
-        operation: Operation,
-        store: &ObjectStore,
-    ) -> Result<Effect, String> {
-        Ok(match operation {
-            Operation::Answer(to, _) if !self.greets(&to.process) => Effect::Nothing,
-            Operation::Answer(to, ChaosRequest::Upload { lease, item }) => self.upload(to, lease, item),
-            Operation::Answer(to, request) => match self.answer(now, &to.process, request, store)? {
-                (reply, true) => self.write(None, Some(ChaosAnswer { to, reply })),
-                (reply, false) => Effect::Answer(ChaosAnswer { to, reply }),
-            },
-            Operation::Record { to, lease, item, object } => {
-                match self.record(&self.claim(lease, &to.process), &item, object) {
-                    (reply, true) => self.write(None, Some(ChaosAnswer { to, reply })),
-                    (reply, false) => Effect::Answer(ChaosAnswer { to, reply }),
-                }
-            }
-            Operation::Step(computed) => {
-                let ComputedStep { merged, weights, momentum } = *computed;
-                let step = &merged.step;
-                let fragment = step.fragment;
-                self.computing.remove(&fragment);
-                // The planted bug repeats a contribution. The core must not see it: the audit has to find it.
-                let mut core = step.clone();
-                core.contributions.dedup();
-                if !self.run_state.stepped(&core, Duration::from_millis(1)) {
-                    return Ok(Effect::Nothing);
-                }
-                let before = std::mem::replace(self.disk.weights.entry(fragment).or_default(), weights);
-                self.disk.kept.insert((fragment, step.version - 1), before);
-                self.disk.momentum.insert(fragment, momentum);
-                for contribution in &step.contributions {
-                    let key = (fragment, contribution.path, contribution.number);
-                    self.obsolete.extend(self.disk.gradients.remove(&key).map(|object| object.name));
-                }
-                let needed = self.run_state.needed_versions(fragment);
-                self.disk.kept.retain(|(kept, version), _| *kept != fragment || needed.contains(version));
-                self.write(Some(merged), None)
-            }
-            Operation::BeginPhase => {
-                self.disk.phase += 1;
-                self.run_state.go_on(self.disk.phase);
-                self.boundary = false;
-                self.write(None, None)
-            }
-        })
-    }
-
-    fn write(&mut self, merged: Option<MergedStep>, answer: Option<ChaosAnswer>) -> Effect {
-        self.disk.progress = self.run_state.progress().clone();
-        let obsolete = std::mem::take(&mut self.obsolete);
-        Effect::Write(Box::new(DiskWrite { disk: self.disk.clone(), merged, answer, obsolete }))
     }
 
     /// Returns whether a process may still send requests: the connection of a process that has a successor is closed.
     /// The leases of an earlier process of the same worker end.
     fn greets(&mut self, process: &ProcessId) -> bool {
         let worker = (process.token.clone(), process.name.clone());
-        let newest = self.processes.entry(worker).or_insert(process.instance);
-        if process.instance < *newest {
+        let newest = self.processes.insert(worker.clone(), process.instance);
+        if let Some(newest) = newest.filter(|newest| process.instance < *newest) {
+            self.processes.insert(worker, newest);
             return false;
         }
-        *newest = process.instance;
-        let left: Vec<_> = self
-            .run_state
-            .leases()
-            .filter(|lease| process.replaces(&lease.worker))
-            .map(|lease| (lease.path, lease.fence))
-            .collect();
-        for (path, fence) in left {
-            self.run_state.release(path, fence);
-            self.discard_received(path);
+        if newest != Some(process.instance) {
+            self.ledger.release(|other| process.replaces(other));
         }
         true
     }
 
     /// The claim of a process to a lease that it names.
-    pub(super) fn claim(&self, key: LeaseKey, process: &ProcessId) -> LeaseClaim {
-        let named = self.run_state.lease(key.path).filter(|lease| lease.fence == key.fence);
+    fn claim(&self, key: LeaseKey, process: &ProcessId) -> LeaseClaim {
+        let named = self.ledger.state().lease(key.path).filter(|lease| lease.fence == key.fence);
         match named {
             // The planted bug: path and fencing number suffice.
             Some(lease) if self.bug == Some(Bug::ForeignLease) => lease.claim(),
@@ -377,79 +228,165 @@ impl SimulatedCoordinator {
         }
     }
 
-    /// Answers a request. The second value is true if the disk must have the change before the worker gets the answer.
-    fn answer(
-        &mut self,
-        now: Duration,
-        process: &ProcessId,
-        request: ChaosRequest,
-        store: &ObjectStore,
-    ) -> Result<(ChaosReply, bool), String> {
+    /// A secret that no other lease has.
+    fn secret(&mut self) -> LeaseSecret {
         self.granted += 1;
         let mut bits = [0; 16];
         bits[..8].copy_from_slice(&self.granted.to_le_bytes());
-        let secret = LeaseSecret::new(bits);
+        bits[8..12].copy_from_slice(&self.ledger.incarnation().to_le_bytes());
+        LeaseSecret::new(bits)
+    }
+
+    /// Handles a request.
+    ///
+    /// # Errors
+    /// When the store lacks an object that counts, or the ledger contradicts itself.
+    pub(crate) fn handle(
+        &mut self,
+        now: Duration,
+        to: &Requester,
+        request: ChaosRequest,
+        store: &ObjectStore,
+    ) -> Result<Handled, String> {
+        let process = &to.process;
+        if !self.greets(process) {
+            return Ok(Handled::Nothing);
+        }
         Ok(match request {
             ChaosRequest::Ask { held } => {
-                let request = LeaseRequest { worker: process, held: &held, secret };
-                match self.run_state.grant(now, &request) {
-                    Grant::Finished => (ChaosReply::Finished, false),
-                    Grant::Wait(_) => (ChaosReply::Wait, false),
-                    Grant::Lease(lease) => (self.granted(*lease, store)?, false),
-                }
+                let request = LeaseRequest { worker: process, held: &held, secret: self.secret() };
+                let grant = self.ledger.grant(now, &request);
+                Handled::Answer(self.granted(Ok(grant), store)?.unwrap_or(ChaosReply::Finished))
             }
             ChaosRequest::Follow { lease } => {
-                match self.run_state.follow(now, &self.claim(lease, process), secret) {
-                    Ok(Grant::Lease(lease)) => (self.granted(*lease, store)?, false),
-                    Ok(Grant::Wait(_)) => (ChaosReply::Wait, false),
-                    // No lease follows.
-                    Ok(Grant::Finished) => (ChaosReply::Done, false),
-                    Err(error) => (refused(&error), false),
-                }
+                let (claim, secret) = (self.claim(lease, process), self.secret());
+                let grant = self.ledger.follow(now, &claim, secret);
+                // No lease follows.
+                Handled::Answer(self.granted(grant, store)?.unwrap_or(ChaosReply::Done))
             }
-            ChaosRequest::Heartbeat { lease, taken } => {
-                let renewed = self.run_state.heartbeat(now, &self.claim(lease, process), taken);
-                (if renewed.is_ok() { ChaosReply::Done } else { ChaosReply::Lost }, false)
+            ChaosRequest::Heartbeat { lease, taken, repeated } => {
+                let renewed = self.ledger.heartbeat(now, &self.claim(lease, process), taken, repeated);
+                Handled::Answer(if renewed.is_ok() { ChaosReply::Done } else { ChaosReply::Lost })
             }
-            // Uploads go through the store first.
-            ChaosRequest::Upload { .. } => (ChaosReply::Lost, false),
-            ChaosRequest::Complete { lease, done } => self.complete(now, &self.claim(lease, process), &done),
+            ChaosRequest::Upload { lease, item, content } => self.upload(to, lease, item, content),
+            ChaosRequest::Complete { lease, report } => {
+                let completion = self.ledger.complete_lease(now, &self.claim(lease, process), &report);
+                Handled::AnswerOnDisk(match completion.map_err(|error| error.to_string())? {
+                    LeaseCompletion::Accepted { .. } | LeaseCompletion::Duplicate => ChaosReply::Done,
+                    LeaseCompletion::Lost(error) => refused(&error.into()),
+                    LeaseCompletion::Closed => ChaosReply::Lost,
+                    LeaseCompletion::Incomplete(missing) => {
+                        ChaosReply::Refused(format!("{missing} is missing"))
+                    }
+                })
+            }
         })
     }
 
-    fn granted(&self, lease: Lease, store: &ObjectStore) -> Result<ChaosReply, String> {
-        let values = |receive: &ScheduledReceive| {
-            let ScheduledReceive { fragment, version } = *receive;
-            let newest = self.run_state.progress().versions[&fragment];
-            let found = if version == newest {
-                self.disk.weights.get(&fragment)
-            } else {
-                self.disk.kept.get(&(fragment, version))
-            };
-            found.map(|values| (*receive, *values)).ok_or((fragment, version))
+    /// Admits a result and checks it, before it goes into the store.
+    fn upload(&self, to: &Requester, lease: LeaseKey, item: LeaseResult, content: Content) -> Handled {
+        let claim = self.claim(lease, &to.process);
+        let hash = content.under(String::new()).hash;
+        let end = match self.ledger.expects(&claim, item, &hash) {
+            Ok(end) => end,
+            // The planted bug: whatever a lease may have is written.
+            Err(ResultError::OtherContent { .. }) if self.bug == Some(Bug::OverwrittenObject) => 0,
+            Err(error) => return Handled::Answer(refused(&error)),
         };
-        Ok(match lease.receives.iter().map(values).collect() {
-            Ok(globals) => {
-                let state = match self.disk.states.get(&lease.path) {
-                    Some(object) => store.state(lease.path, object)?,
-                    None => {
-                        let schedule = self.run_state.schedule();
-                        let topology = self.run_state.topology();
-                        ToyPathState::start(&fragment_ids_of(topology, schedule.fragments(), lease.path))
-                    }
-                };
-                ChaosReply::Lease(Box::new(ChaosLease { lease, state, globals }))
+        let norm = match (&content, item) {
+            (Content::Gradient(gradient), LeaseResult::OuterGradient { .. }) => gradient.norm(),
+            (Content::State(state), LeaseResult::State)
+                if state.step == end || self.bug == Some(Bug::UncheckedState) =>
+            {
+                0.0
             }
-            Err((fragment, version)) => {
-                ChaosReply::Refused(format!("version {version} of {fragment} is needed, but deleted"))
+            _ => {
+                return Handled::Answer(ChaosReply::Refused(format!("{}: wrong content", item.name())));
             }
+        };
+        let name = match self.bug {
+            Some(Bug::OverwrittenObject) => item.object_name(lease, 0, "hash"),
+            _ => item.object_name(lease, end, &hash),
+        };
+        let stored = StoredResult { object: content.under(name), norm };
+        Handled::Store(Box::new(StoringResult { to: to.clone(), claim, item, stored, content }))
+    }
+
+    /// Records a result that is in the store.
+    ///
+    /// # Errors
+    /// When the ledger contradicts itself.
+    pub(crate) fn record(&mut self, result: StoringResult) -> Result<ChaosReply, String> {
+        let StoringResult { claim, item, stored, .. } = result;
+        let recording = self.ledger.record_result(&claim, item, stored);
+        Ok(match recording.map_err(|error| error.to_string())? {
+            Recording::Recorded => ChaosReply::Done,
+            Recording::Rejected(error) => refused(&error),
+        })
+    }
+
+    /// The answer to a request for a lease; `None` if there is none for the worker.
+    fn granted(
+        &self,
+        grant: Result<Grant, LeaseError>,
+        store: &ObjectStore,
+    ) -> Result<Option<ChaosReply>, String> {
+        Ok(match grant {
+            Ok(Grant::Lease(lease)) => Some(ChaosReply::Lease(Box::new(self.lease(&lease, store)?))),
+            Ok(Grant::Wait(_)) => Some(ChaosReply::Wait),
+            Ok(Grant::Finished) => None,
+            Err(error) => Some(refused(&error.into())),
+        })
+    }
+
+    /// A lease with its inputs from the store.
+    fn lease(&self, lease: &Lease, store: &ObjectStore) -> Result<ChaosLease, String> {
+        let lease = self.ledger.granted_lease(lease).map_err(|error| error.to_string())?;
+        let inputs = |weights: &[dipaco_ledger::FragmentWeights]| {
+            let input = |weights: &dipaco_ledger::FragmentWeights| {
+                Ok::<_, String>(InputWeights {
+                    fragment: weights.fragment,
+                    weights: store.weights(&weights.object)?,
+                    received: weights.received,
+                    share: weights.share,
+                })
+            };
+            weights.iter().map(input).collect::<Result<Vec<_>, _>>()
+        };
+        let fragments: Vec<_> = lease.weights.iter().map(|weights| weights.fragment).collect();
+        let stored = match &lease.state {
+            Some(object) => store.state(object)?,
+            None => ToyPathState::start(&fragments),
+        };
+        let replay = lease.replay.iter().map(|completed| inputs(&completed.weights));
+        Ok(ChaosLease {
+            weights: inputs(&lease.weights)?,
+            stored,
+            replay: replay.collect::<Result<_, _>>()?,
+            lease,
         })
     }
 }
 
-pub(super) fn refused(error: &dipaco_sync::LeaseError) -> ChaosReply {
+/// The answer to a result or a claim that does not count.
+fn refused(error: &ResultError) -> ChaosReply {
     match error {
-        dipaco_sync::LeaseError::Lost { .. } => ChaosReply::Lost,
+        ResultError::Lease(LeaseError::Lost { .. }) => ChaosReply::Lost,
         error => ChaosReply::Refused(error.to_string()),
     }
+}
+
+/// Every object that the manifest refers to is in the store, with the right content.
+///
+/// # Errors
+/// The first object that is not.
+pub(crate) fn check_objects(case: &Case, disk: &SimulatedDisk, store: &ObjectStore) -> Result<(), String> {
+    let training = disk.training()?;
+    let count = fragment_ids(&case.topology, case.schedule.fragments()).count();
+    let known = training.modules.iter().map(|module| module.fragments.len()).sum::<usize>();
+    if known != count {
+        return Err(format!("the manifest has {known} of {count} fragments"));
+    }
+    training.objects().try_for_each(|object| store.get(object).map(drop))?;
+    disk.manifest.checkpoints.iter().try_for_each(|checkpoint| store.get(&checkpoint.object).map(drop))
 }

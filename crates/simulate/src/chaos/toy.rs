@@ -3,10 +3,11 @@
 
 use std::ops::Range;
 
-use dipaco_sync::{Ahead, FragmentId, Lease, LeaseTask, ScheduledReceive, learner};
+use dipaco_sync::{Ahead, FragmentId, learner};
 use dipaco_topology::PathId;
 
 use super::case::{Case, RULE};
+use super::object_store::ToyWeights;
 
 /// Values of a fragment.
 pub(crate) const VALUES: usize = 3;
@@ -38,6 +39,30 @@ pub(crate) struct ToyGradient {
     pub(crate) seen: u32,
     /// Inner steps in it.
     pub(crate) steps: Range<u64>,
+}
+
+/// The beginning of a lease.
+#[derive(Clone, Copy)]
+pub(crate) struct Beginning<'a> {
+    pub(crate) path: PathId,
+    /// Inner steps of the path before the lease.
+    pub(crate) from: u64,
+    pub(crate) trains: bool,
+    /// True if a phase of routing begins with the lease.
+    pub(crate) begins_phase: bool,
+    /// The weights of the path's fragments, in order.
+    pub(crate) weights: &'a [InputWeights],
+}
+
+/// Global weights of a fragment, as a lease names them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InputWeights {
+    pub(crate) fragment: FragmentId,
+    pub(crate) weights: ToyWeights,
+    /// True if the path takes over the weights now.
+    pub(crate) received: bool,
+    /// Factor of the path in the merged outer gradient.
+    pub(crate) share: f32,
 }
 
 /// A hash of the words, as a number between -1 and 1.
@@ -72,38 +97,27 @@ impl ToyPathState {
         }
     }
 
-    /// Receives the global weights at the start of a lease.
-    pub(crate) fn take_over(
-        &mut self,
-        case: &Case,
-        lease: &Lease,
-        fragments: &[FragmentId],
-        globals: &[(ScheduledReceive, Values)],
-    ) {
-        let begins = lease.from == case.schedule.begin(case.schedule.phase_at(lease.from));
+    /// The same state after another number of steps, for a lease that only measures.
+    pub(crate) fn at(self, step: u64) -> Self {
+        Self { step, ..self }
+    }
+
+    /// Takes over global weights at the start of a lease.
+    pub(crate) fn take_over(&mut self, case: &Case, beginning: &Beginning<'_>) {
+        let &Beginning { path, from, trains, begins_phase, weights } = beginning;
         // A phase begins with the global weights only, without a share of the path's own weights.
-        let blend =
-            if begins || lease.task == LeaseTask::Measure { learner::Blend::default() } else { case.blend };
-        for (receive, values) in globals {
-            if let Some(slot) = fragments.iter().position(|fragment| *fragment == receive.fragment) {
-                let mut values = *values;
-                if begins {
-                    self.ahead[slot] = Ahead::start(VALUES);
-                } else if case.eager && lease.task == LeaseTask::Train {
-                    values
-                        .iter_mut()
-                        .zip(&self.ahead[slot].weights)
-                        .for_each(|(value, ahead)| *value += ahead);
-                }
-                let keeps_own = case.schedule.keeps_own(lease.path, receive.fragment.index, lease.from);
-                let blend = if keeps_own && lease.task == LeaseTask::Train {
-                    learner::Blend { own: 1.0 }
-                } else {
-                    blend
-                };
-                learner::receive(&mut self.base[slot], &mut self.local[slot], &values, blend);
-                self.seen[slot] = receive.version;
+        let blend = if begins_phase || !trains { learner::Blend::default() } else { case.blend };
+        for (slot, input) in weights.iter().enumerate().filter(|(_, input)| input.received) {
+            let mut values = input.weights.values;
+            if begins_phase {
+                self.ahead[slot] = Ahead::start(VALUES);
+            } else if case.eager && trains {
+                values.iter_mut().zip(&self.ahead[slot].weights).for_each(|(value, ahead)| *value += ahead);
             }
+            let keeps_own = case.schedule.keeps_own(path, input.fragment.index, from);
+            let blend = if keeps_own && trains { learner::Blend { own: 1.0 } } else { blend };
+            learner::receive(&mut self.base[slot], &mut self.local[slot], &values, blend);
+            self.seen[slot] = input.weights.version;
         }
     }
 
@@ -124,16 +138,10 @@ impl ToyPathState {
     }
 
     /// The outer gradient of a fragment at the path's current step.
-    pub(crate) fn send(
-        &mut self,
-        case: &Case,
-        path: PathId,
-        fragment: FragmentId,
-        slot: usize,
-    ) -> ToyGradient {
+    pub(crate) fn send(&mut self, case: &Case, slot: usize, share: f32) -> ToyGradient {
         let gradient = learner::send(&mut self.base[slot], &self.local[slot]);
         if case.eager {
-            self.ahead[slot].send(&gradient, case.share(fragment, path), RULE);
+            self.ahead[slot].send(&gradient, share, RULE);
         }
         let steps = std::mem::replace(&mut self.sent_at[slot], self.step)..self.step;
         ToyGradient { values: std::array::from_fn(|i| gradient[i]), seen: self.seen[slot], steps }
@@ -146,4 +154,11 @@ pub(crate) fn sends(case: &Case, path: PathId, fragment: u32) -> Option<Vec<u32>
     let numbers = 1..=schedule.sent_through(fragment, schedule.total());
     let sent = numbers.filter(|&number| !schedule.dropped(path, fragment, number));
     (!case.scheme.dynamic_steps()).then(|| sent.map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect())
+}
+
+impl ToyGradient {
+    /// Euclidean norm.
+    pub(crate) fn norm(&self) -> f64 {
+        self.values.iter().map(|value| f64::from(value * value)).sum::<f64>().sqrt()
+    }
 }

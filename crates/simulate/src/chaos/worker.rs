@@ -3,14 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dipaco_sync::{FragmentId, LeaseKey, LeaseOutcome, LeaseTask, ScheduledReceive, fragment_ids_of};
+use dipaco_ledger::{LeaseReport, LeaseResult};
+use dipaco_sync::{Fence, FragmentId, LeaseKey};
 use dipaco_topology::PathId;
 
 use super::Bug;
 use super::case::Case;
 use super::coordinator::{ChaosLease, ChaosReply, ChaosRequest};
-use super::object_store::Item;
-use super::toy::{ToyPathState, Values};
+use super::lease_in_training::LeaseInTraining;
+use super::object_store::{Content, ToyWeights};
+use super::toy::{Beginning, ToyPathState};
+
+/// Time between two heartbeats on the worker's clock.
+const HEARTBEAT: Duration = Duration::from_millis(500);
 
 /// Memory of a worker.
 #[derive(Debug, Default)]
@@ -29,28 +34,9 @@ pub(crate) struct ChaosWorker {
     /// The lease in training.
     current: Option<LeaseInTraining>,
     /// The last received weights; only a worker with a bug uses them.
-    seen: BTreeMap<FragmentId, (u32, Values)>,
-    /// The path that the worker trained last; it holds the state.
-    held: Vec<PathId>,
-}
-
-#[derive(Debug)]
-struct LeaseInTraining {
-    granted: ChaosLease,
-    fragments: Vec<FragmentId>,
-    state: ToyPathState,
-    begun: Duration,
-    /// Requests of uploaded results without an acknowledgement.
-    open: BTreeSet<u64>,
-    /// Results that wait for the completion of the previous lease.
-    waiting: Vec<ChaosRequest>,
-    /// True after the last inner step.
-    trained: bool,
-    /// The following lease.
-    following: Option<ChaosLease>,
-    completing: bool,
-    /// Number of the lease at its worker. Events of earlier leases are stale.
-    serial: u64,
+    seen: BTreeMap<FragmentId, ToyWeights>,
+    /// The states of the paths that the worker trained, with the lease that made each.
+    pub(super) kept: BTreeMap<PathId, (Fence, ToyPathState)>,
 }
 
 /// An action of a worker.
@@ -66,6 +52,22 @@ pub(crate) enum WorkerAction {
     AskLater(Duration),
     /// Asks for the following lease after this long.
     FollowLater(Duration, u64),
+}
+
+/// The world of a worker at an event.
+#[derive(Clone, Copy)]
+pub(crate) struct Surroundings<'a> {
+    pub(crate) now: Duration,
+    pub(crate) case: &'a Case,
+    /// Number of the worker.
+    pub(crate) worker: usize,
+    pub(crate) bug: Option<Bug>,
+}
+
+impl Surroundings<'_> {
+    fn heartbeat(&self) -> Duration {
+        HEARTBEAT.div_f64(self.case.workers[self.worker].clock)
+    }
 }
 
 impl ChaosWorker {
@@ -85,7 +87,7 @@ impl ChaosWorker {
         if self.current.is_some() || asks || self.finished {
             Vec::new()
         } else {
-            let held = self.held.clone();
+            let held = self.kept.keys().copied().collect();
             vec![self.call(ChaosRequest::Ask { held })]
         }
     }
@@ -99,15 +101,12 @@ impl ChaosWorker {
     /// Processes the answer to a request.
     ///
     /// # Errors
-    /// If the coordinator refuses a valid request.
+    /// If the coordinator refuses a valid request, or grants a lease with wrong inputs.
     pub(crate) fn receive_reply(
         &mut self,
-        now: Duration,
-        case: &Case,
-        who: usize,
+        around: Surroundings<'_>,
         id: u64,
         reply: ChaosReply,
-        bug: Option<Bug>,
     ) -> Result<Vec<WorkerAction>, String> {
         // A doubled reply, or a reply to a request that the worker gave up with its leases.
         let Some(request) = self.open.remove(&id) else { return Ok(Vec::new()) };
@@ -115,9 +114,7 @@ impl ChaosWorker {
             (_, ChaosReply::Refused(why)) => {
                 return Err(format!("a valid request of a worker is refused: {why}"));
             }
-            (ChaosRequest::Ask { .. }, ChaosReply::Lease(granted)) => {
-                self.begin(now, case, who, *granted, bug)
-            }
+            (ChaosRequest::Ask { .. }, ChaosReply::Lease(granted)) => self.begin(around, *granted, None)?,
             (ChaosRequest::Ask { .. }, ChaosReply::Finished) => {
                 self.finished = true;
                 Vec::new()
@@ -127,11 +124,11 @@ impl ChaosWorker {
             (ChaosRequest::Heartbeat { .. }, _) => Vec::new(),
             (ChaosRequest::Follow { lease: LeaseKey { fence, .. } }, reply) => {
                 match (&mut self.current, reply) {
-                    (Some(training), ChaosReply::Lease(granted)) if training.granted.lease.fence == fence => {
+                    (Some(training), ChaosReply::Lease(granted)) if training.lease.fence == fence => {
                         training.following = Some(*granted);
-                        self.go_on(now, case, who, bug)
+                        self.go_on(around)?
                     }
-                    (Some(training), ChaosReply::Wait) if training.granted.lease.fence == fence => {
+                    (Some(training), ChaosReply::Wait) if training.lease.fence == fence => {
                         vec![WorkerAction::FollowLater(Duration::from_millis(15), training.serial)]
                     }
                     _ => Vec::new(),
@@ -141,47 +138,47 @@ impl ChaosWorker {
                 for training in self.previous.iter_mut().chain(&mut self.current) {
                     training.open.remove(&id);
                 }
-                self.complete(now)
+                self.complete(around.now)
             }
-            (ChaosRequest::Complete { lease, .. }, _) if self.previous.take().is_some() => {
-                // The current lease counts from here on, so its results may go.
-                self.held = vec![lease.path];
-                let waiting = self
-                    .current
-                    .as_mut()
-                    .map(|training| std::mem::take(&mut training.waiting))
-                    .unwrap_or_default();
-                let mut actions = self.contribute(waiting);
-                actions.extend(self.complete(now));
-                actions.extend(self.go_on(now, case, who, bug));
-                actions
-            }
-            (ChaosRequest::Complete { lease, .. }, _) => {
-                self.held = vec![lease.path];
-                self.drop_leases()
-            }
+            (ChaosRequest::Complete { lease, .. }, _) => self.completed(around, lease)?,
         })
     }
 
+    /// Keeps the state of a completed lease, and goes on.
+    fn completed(&mut self, around: Surroundings<'_>, lease: LeaseKey) -> Result<Vec<WorkerAction>, String> {
+        let Some(done) = self.previous.take() else {
+            if let Some(done) = self.current.take() {
+                self.kept.insert(lease.path, (lease.fence, done.state));
+            }
+            return Ok(self.drop_leases());
+        };
+        self.kept.insert(lease.path, (lease.fence, done.state));
+        // The current lease counts from here on, so its results may go.
+        let waiting = self.current.as_mut().map(|training| std::mem::take(&mut training.waiting));
+        let mut actions = self.contribute(waiting.unwrap_or_default());
+        actions.extend(self.complete(around.now));
+        actions.extend(self.go_on(around)?);
+        Ok(actions)
+    }
+
     /// Begins the following lease if the training of the current lease is done.
-    fn go_on(&mut self, now: Duration, case: &Case, who: usize, bug: Option<Bug>) -> Vec<WorkerAction> {
+    fn go_on(&mut self, around: Surroundings<'_>) -> Result<Vec<WorkerAction>, String> {
         if self.previous.is_some() || self.current.as_ref().is_none_or(|training| !training.trained) {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let Some(granted) = self.current.as_mut().and_then(|training| training.following.take()) else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
         self.previous = self.current.take();
         let state = self.previous.as_ref().map(|training| training.state.clone());
-        let granted = ChaosLease { state: state.unwrap_or_else(|| granted.state.clone()), ..granted };
-        self.begin(now, case, who, granted, bug)
+        self.begin(around, granted, state)
     }
 
     pub(crate) fn follow(&mut self, serial: u64) -> Vec<WorkerAction> {
         let Some(training) = self.current.as_ref().filter(|training| training.serial == serial) else {
             return Vec::new();
         };
-        let lease = training.granted.lease.key();
+        let lease = training.lease.key();
         if training.completing { Vec::new() } else { vec![self.call(ChaosRequest::Follow { lease })] }
     }
 
@@ -196,8 +193,8 @@ impl ChaosWorker {
         }
     }
 
-    fn contribute(&mut self, gradients: Vec<ChaosRequest>) -> Vec<WorkerAction> {
-        let actions: Vec<WorkerAction> = gradients.into_iter().map(|request| self.call(request)).collect();
+    fn contribute(&mut self, results: Vec<ChaosRequest>) -> Vec<WorkerAction> {
+        let actions: Vec<WorkerAction> = results.into_iter().map(|request| self.call(request)).collect();
         if let Some(training) = &mut self.current {
             training.open.extend(
                 actions.iter().filter_map(|action| {
@@ -210,120 +207,102 @@ impl ChaosWorker {
 
     fn begin(
         &mut self,
-        now: Duration,
-        case: &Case,
-        who: usize,
+        around: Surroundings<'_>,
         granted: ChaosLease,
-        bug: Option<Bug>,
-    ) -> Vec<WorkerAction> {
-        let fragments = fragment_ids_of(&case.topology, case.schedule.fragments(), granted.lease.path);
-        let mut state = granted.state.clone();
-        let mut globals = granted.globals.clone();
-        for (receive, values) in &mut globals {
-            let fresh = (receive.version, *values);
-            if let (Some(Bug::StaleBase), Some(old)) = (bug, self.seen.insert(receive.fragment, fresh)) {
-                *receive = ScheduledReceive { fragment: receive.fragment, version: old.0 };
-                *values = old.1;
+        before: Option<ToyPathState>,
+    ) -> Result<Vec<WorkerAction>, String> {
+        let case = around.case;
+        let (mut state, repeated) = self.start_state(case, &granted, before)?;
+        let ChaosLease { lease, mut weights, .. } = granted;
+        for input in weights.iter_mut().filter(|input| input.received) {
+            let old = self.seen.insert(input.fragment, input.weights);
+            if let (Some(Bug::StaleBase), Some(old)) = (around.bug, old) {
+                input.weights = old;
             }
         }
-        state.take_over(case, &granted.lease, &fragments, &globals);
+        let begins_phase = lease.from == lease.phase_step;
+        let beginning = Beginning {
+            path: lease.path,
+            from: lease.from,
+            trains: lease.trains(),
+            begins_phase,
+            weights: &weights,
+        };
+        state.take_over(case, &beginning);
         self.next += 1;
         let serial = self.next;
-        let training = LeaseInTraining {
-            granted,
-            fragments,
+        let trains = lease.trains();
+        self.current = Some(LeaseInTraining {
+            lease,
+            weights,
             state,
-            begun: now,
+            begun: around.now,
+            repeated,
             open: BTreeSet::new(),
             waiting: Vec::new(),
             trained: false,
             following: None,
             completing: false,
             serial,
-        };
-        let measures = training.granted.lease.task == LeaseTask::Measure;
-        self.current = Some(training);
-        let pause = Duration::from_millis(500).div_f64(case.workers[who].clock);
-        let mut actions = vec![WorkerAction::Beat(pause, serial)];
-        if measures {
-            actions.extend(self.end(now, case));
-        } else {
-            actions.extend(self.until_next(case, who));
+        });
+        let mut actions = vec![WorkerAction::Beat(around.heartbeat(), serial)];
+        if trains {
+            actions.extend(self.until_next(around, repeated));
             if case.schedule.overlap() > 0 {
                 actions.push(WorkerAction::FollowLater(Duration::from_millis(5), serial));
             }
+        } else {
+            actions.extend(self.end(around));
         }
-        actions
+        Ok(actions)
     }
 
-    /// Trains until the next send of the path or the end of the lease.
-    fn until_next(&self, case: &Case, who: usize) -> Option<WorkerAction> {
+    /// Trains until the next send of the path or the end of the lease, after `repeated` steps of earlier leases.
+    fn until_next(&self, around: Surroundings<'_>, repeated: u64) -> Option<WorkerAction> {
         let training = self.current.as_ref()?;
-        let at = training.state.step;
-        let next = training.granted.lease.sends.iter().map(|send| send.step).filter(|&step| step > at).min();
-        let steps = next.unwrap_or(training.granted.lease.to).min(training.granted.lease.to) - at;
+        let steps = training.next_stop() - training.state.step + repeated;
         // Leases of the cases have few steps, so the conversion never saturates.
-        Some(WorkerAction::Train(
-            case.workers[who].step * u32::try_from(steps).unwrap_or(u32::MAX),
-            training.serial,
-        ))
+        let time = around.case.workers[around.worker].step * u32::try_from(steps).unwrap_or(u32::MAX);
+        Some(WorkerAction::Train(time, training.serial))
     }
 
     /// Handles the end of the training up to the next send.
     pub(crate) fn trained(
         &mut self,
-        now: Duration,
-        case: &Case,
-        who: usize,
+        around: Surroundings<'_>,
         serial: u64,
-        bug: Option<Bug>,
-    ) -> Vec<WorkerAction> {
+    ) -> Result<Vec<WorkerAction>, String> {
         let Some(training) = self.current.as_mut().filter(|training| training.serial == serial) else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
-        let lease = training.granted.lease.clone();
-        let at = training.state.step;
-        let next = lease.sends.iter().map(|send| send.step).filter(|&step| step > at).min();
-        let to = next.unwrap_or(lease.to).min(lease.to);
-        let path = lease.path;
-        training.state.train(path, to);
-        let mut sent = Vec::new();
-        for send in lease.sends.iter().filter(|send| send.step == to && to < lease.to) {
-            if let Some(slot) = training.fragments.iter().position(|fragment| *fragment == send.fragment) {
-                let gradient = training.state.send(case, path, send.fragment, slot);
-                let item = Item::Gradient(*send, gradient);
-                sent.push(ChaosRequest::Upload { lease: lease.key(), item });
-            }
+        let to = training.next_stop();
+        if to == training.lease.to {
+            let mut actions = self.end(around);
+            actions.extend(self.go_on(around)?);
+            return Ok(actions);
         }
+        let sent = training.train(around.case, to);
         let mut actions = self.upload(sent);
-        if to == lease.to {
-            actions.extend(self.end(now, case));
-            actions.extend(self.go_on(now, case, who, bug));
-        } else {
-            actions.extend(self.until_next(case, who));
-        }
-        actions
+        actions.extend(self.until_next(around, 0));
+        Ok(actions)
     }
 
     /// Handles the end of the lease's training.
-    fn end(&mut self, now: Duration, case: &Case) -> Vec<WorkerAction> {
+    fn end(&mut self, around: Surroundings<'_>) -> Vec<WorkerAction> {
         let Some(training) = &mut self.current else { return Vec::new() };
-        let granted = training.granted.lease.clone();
-        let (path, lease) = (granted.path, granted.key());
-        let mut results = Vec::new();
-        for send in granted.sends.iter().filter(|send| send.step == granted.to) {
-            if let Some(slot) = training.fragments.iter().position(|fragment| *fragment == send.fragment) {
-                let gradient = training.state.send(case, path, send.fragment, slot);
-                results.push(ChaosRequest::Upload { lease, item: Item::Gradient(*send, gradient) });
-            }
-        }
-        if granted.task == LeaseTask::Train {
-            let item = Item::State(Box::new(training.state.clone()));
-            results.push(ChaosRequest::Upload { lease, item });
+        let to = training.lease.to;
+        let mut results = if training.lease.trains() { training.train(around.case, to) } else { Vec::new() };
+        if training.lease.uploads_state {
+            let content = Content::State(Box::new(training.state.clone()));
+            results.push(ChaosRequest::Upload {
+                lease: training.lease.key(),
+                item: LeaseResult::State,
+                content,
+            });
         }
         training.trained = true;
         let mut actions = self.upload(results);
-        actions.extend(self.complete(now));
+        actions.extend(self.complete(around.now));
         actions
     }
 
@@ -335,18 +314,23 @@ impl ChaosWorker {
             return Vec::new();
         }
         training.completing = true;
-        let done = LeaseOutcome { seconds: (now - training.begun).as_secs_f64(), ..LeaseOutcome::default() };
-        let lease = training.granted.lease.key();
-        vec![self.call(ChaosRequest::Complete { lease, done })]
+        let report = LeaseReport {
+            // Any loss: it decides which versions are kept as the best.
+            held_out_loss: Some(f64::from(training.state.local[0][0]).abs()),
+            seconds: (now - training.begun).as_secs_f64(),
+            ..LeaseReport::default()
+        };
+        let lease = training.lease.key();
+        vec![self.call(ChaosRequest::Complete { lease, report })]
     }
 
-    pub(crate) fn beat(&mut self, case: &Case, who: usize, serial: u64) -> Vec<WorkerAction> {
+    pub(crate) fn beat(&mut self, around: Surroundings<'_>, serial: u64) -> Vec<WorkerAction> {
         let Some(training) = self.current.as_ref().filter(|training| training.serial == serial) else {
             return Vec::new();
         };
-        let lease = training.granted.lease.key();
-        let taken = training.state.step - training.granted.lease.from;
-        let pause = Duration::from_millis(500).div_f64(case.workers[who].clock);
-        vec![self.call(ChaosRequest::Heartbeat { lease, taken }), WorkerAction::Beat(pause, serial)]
+        let lease = training.lease.key();
+        let (taken, repeated) = (training.state.step - training.lease.from, training.repeated);
+        let beat = self.call(ChaosRequest::Heartbeat { lease, taken, repeated });
+        vec![beat, WorkerAction::Beat(around.heartbeat(), serial)]
     }
 }

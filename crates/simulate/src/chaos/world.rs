@@ -3,19 +3,22 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dipaco_sync::{LeaseKey, ProcessId};
+use dipaco_sync::{Lease, LeaseKey, ProcessId};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::audit::Audit;
 use super::case::Case;
 use super::coordinator::{
-    ChaosAnswer, ChaosReply, ChaosRequest, DiskWrite, Effect, Operation, Requester, SimulatedCoordinator,
-    SimulatedDisk,
+    ChaosAnswer, ChaosReply, ChaosRequest, Requester, SimulatedCoordinator, SimulatedDisk, StoringResult,
 };
+use super::faults::Fault;
 use super::liar::Liar;
-use super::object_store::{Item, ObjectStore};
-use super::worker::{ChaosWorker, WorkerAction};
+use super::object_store::{Content, ObjectStore};
+use super::outer_step::TakenStep;
+use super::played_run::PlayedRun;
+use super::worker::{ChaosWorker, Surroundings, WorkerAction};
+use super::writes::WriteUnderWay;
 use super::{Bug, Chaos};
 
 /// Time without an answer after which a worker repeats a request.
@@ -24,7 +27,7 @@ const PATIENCE: Duration = Duration::from_millis(600);
 const LONGEST: Duration = Duration::from_secs(3_000);
 
 #[derive(Debug)]
-enum ChaosEvent {
+pub(super) enum ChaosEvent {
     /// A request arrives at the coordinator.
     ToCoordinator(Requester, ChaosRequest),
     /// An event of a worker's process.
@@ -33,12 +36,8 @@ enum ChaosEvent {
         incarnation: u32,
         event: WorkerEvent,
     },
-    /// The write of a coordinator has reached the disk.
-    Written(u32),
-    /// A coordinator has computed an outer step.
-    Computed(u32, Operation),
-    /// The deadline of a coordinator has passed.
-    Timer(u32),
+    /// An event of the coordinator of this incarnation.
+    OfCoordinator(u32, CoordinatorEvent),
     Fault(Fault),
     /// A liar sends a message.
     Lie(usize),
@@ -46,9 +45,26 @@ enum ChaosEvent {
     CoordinatorStarts,
 }
 
+/// An event of a coordinator's process.
+#[derive(Debug)]
+pub(super) enum CoordinatorEvent {
+    /// A result is in the store.
+    Stored(Box<StoringResult>),
+    /// The next part of the write under way is on the disk.
+    Written,
+    /// The first ordered outer step is computed.
+    TakesStep,
+    /// The objects of an outer step are in the store.
+    TookStep(Box<TakenStep>),
+    /// The text is divided for the next phase.
+    Rerouted,
+    /// A deadline has passed.
+    Timer,
+}
+
 /// An event of a worker's process. Requests and leases have numbers at their worker.
 #[derive(Debug)]
-enum WorkerEvent {
+pub(super) enum WorkerEvent {
     Reply(u64, ChaosReply),
     Resend(u64),
     Ask,
@@ -57,35 +73,30 @@ enum WorkerEvent {
     Follow(u64),
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Fault {
-    WorkerDies,
-    WorkerPauses,
-    Partition,
-    CoordinatorDies,
-}
-
 /// A run and its pending events.
 pub(crate) struct ChaosWorld<'a> {
-    case: &'a Case,
-    bug: Option<Bug>,
-    random: ChaCha8Rng,
-    now: Duration,
+    pub(super) case: &'a Case,
+    pub(super) bug: Option<Bug>,
+    pub(super) random: ChaCha8Rng,
+    pub(super) now: Duration,
     events: BTreeMap<(Duration, u64), ChaosEvent>,
     serial: u64,
-    disk: SimulatedDisk,
-    coordinator: Option<SimulatedCoordinator>,
-    workers: Vec<ChaosWorker>,
+    pub(super) disk: SimulatedDisk,
+    pub(super) coordinator: Option<SimulatedCoordinator>,
+    /// The write of the coordinator that is under way.
+    pub(super) writing: Option<WriteUnderWay>,
+    pub(super) workers: Vec<ChaosWorker>,
     liars: Vec<Liar>,
-    store: ObjectStore,
-    audit: Audit,
-    summary: Chaos,
+    pub(super) store: ObjectStore,
+    pub(super) audit: Audit,
+    pub(super) summary: Chaos,
 }
 
 impl<'a> ChaosWorld<'a> {
     pub(crate) fn new(case: &'a Case, seed: u64, bug: Option<Bug>) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(1);
+        let mut store = ObjectStore::default();
         Self {
             case,
             bug,
@@ -93,21 +104,22 @@ impl<'a> ChaosWorld<'a> {
             now: Duration::ZERO,
             events: BTreeMap::new(),
             serial: 0,
-            disk: SimulatedDisk::new(case),
+            disk: SimulatedDisk::new(case, &mut store),
             coordinator: None,
+            writing: None,
             workers: case.workers.iter().map(|_| ChaosWorker::default()).collect(),
             liars: (0..case.liars).map(Liar::new).collect(),
-            store: ObjectStore::default(),
+            store,
             audit: Audit::default(),
             summary: Chaos::default(),
         }
     }
 
-    /// Plays the run to its end.
+    /// Plays the run to its end. Returns the disk and the store.
     ///
     /// # Errors
     /// The violated invariant and its virtual time.
-    pub(crate) fn play(mut self) -> Result<(SimulatedDisk, Chaos), String> {
+    pub(crate) fn play(mut self) -> Result<PlayedRun, String> {
         self.after(Duration::ZERO, ChaosEvent::CoordinatorStarts);
         for worker in 0..self.workers.len() {
             self.after(Duration::ZERO, ChaosEvent::WorkerStarts(worker));
@@ -122,19 +134,29 @@ impl<'a> ChaosWorld<'a> {
             self.now = now;
             self.summary.events += 1;
             if now > LONGEST {
-                return Err(format!("the run does not end: {:?}", self.disk.progress));
+                return Err("the run does not end".to_owned());
             }
             self.handle(event).map_err(|why| format!("at {:.3} s: {why}", now.as_secs_f64()))?;
-            if self.disk.progress.paths.iter().all(|path| path.measured) {
+            if self.disk.training()?.paths.iter().all(|path| path.measured) {
                 self.summary.virtual_seconds = now.as_secs_f64();
                 self.audit.ended(self.case)?;
-                return Ok((self.disk, self.summary));
+                return Ok(PlayedRun { disk: self.disk, store: self.store, summary: self.summary });
             }
         }
         Err("the simulation has no further event, and the run has not ended".to_owned())
     }
 
-    fn after(&mut self, pause: Duration, event: ChaosEvent) {
+    /// Schedules an event of the current coordinator.
+    pub(super) fn after_for_coordinator(&mut self, pause: Duration, event: CoordinatorEvent) {
+        self.after(pause, ChaosEvent::OfCoordinator(self.disk.manifest.incarnation, event));
+    }
+
+    /// Duration of a write to the disk.
+    pub(super) fn disk_time(&mut self) -> Duration {
+        self.between(100, self.case.faults.disk)
+    }
+
+    pub(super) fn after(&mut self, pause: Duration, event: ChaosEvent) {
         self.serial += 1;
         self.events.insert((self.now + pause, self.serial), event);
     }
@@ -143,27 +165,13 @@ impl<'a> ChaosWorld<'a> {
         self.now < self.case.faults.until
     }
 
-    fn chance(&mut self, share: f64) -> bool {
+    pub(super) fn chance(&mut self, share: f64) -> bool {
         self.disturbed() && share > 0.0 && self.random.random_bool(share)
     }
 
-    fn between(&mut self, least: u64, most: Duration) -> Duration {
+    pub(super) fn between(&mut self, least: u64, most: Duration) -> Duration {
         let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX).max(least);
         Duration::from_micros(self.random.random_range(least..=most))
-    }
-
-    fn next_fault(&mut self, fault: Fault) {
-        let faults = &self.case.faults;
-        let mean = match fault {
-            Fault::WorkerDies => faults.worker_crash,
-            Fault::WorkerPauses => faults.worker_pause,
-            Fault::Partition => faults.partition,
-            Fault::CoordinatorDies => faults.coordinator_crash,
-        };
-        let pause = self.between(1, mean * 2);
-        if self.now + pause < self.case.faults.until {
-            self.after(pause, ChaosEvent::Fault(fault));
-        }
     }
 
     /// Sends a message: it is lost, or it arrives once or twice, each time with its own delay.
@@ -185,6 +193,8 @@ impl<'a> ChaosWorld<'a> {
         for action in actions {
             match action {
                 WorkerAction::Call(request_number, request) => {
+                    let request = self.as_sent(worker, request);
+                    self.liars.iter_mut().for_each(|liar| liar.overhears(request.clone()));
                     let requester = self.requester(worker, incarnation, request_number);
                     self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
                     self.after_for(PATIENCE, worker, WorkerEvent::Resend(request_number));
@@ -201,6 +211,31 @@ impl<'a> ChaosWorld<'a> {
         }
     }
 
+    /// A request as its worker sends it: a worker that lies sends a state with wrong steps.
+    fn as_sent(&self, worker: usize, mut request: ChaosRequest) -> ChaosRequest {
+        if self.lies(worker)
+            && let ChaosRequest::Upload { content: Content::State(state), .. } = &mut request
+        {
+            state.step += 1;
+        }
+        request
+    }
+
+    /// True if a worker lies now. All lies end with the faults.
+    fn lies(&self, worker: usize) -> bool {
+        self.disturbed() && self.may_lie(worker)
+    }
+
+    /// True if a worker lies while there are faults. Its refusals may come later.
+    fn may_lie(&self, worker: usize) -> bool {
+        worker + self.case.lying_workers >= self.workers.len()
+    }
+
+    /// The world of a worker.
+    fn around(&self, worker: usize) -> Surroundings<'a> {
+        Surroundings { now: self.now, case: self.case, worker, bug: self.bug }
+    }
+
     /// The sender of a worker's request.
     fn requester(&self, worker: usize, incarnation: u32, request: u64) -> Requester {
         let (token, name) = ("honest".to_owned(), format!("worker-{worker}"));
@@ -213,7 +248,7 @@ impl<'a> ChaosWorld<'a> {
         let leases: Vec<LeaseKey> = self
             .coordinator
             .iter()
-            .flat_map(|coordinator| coordinator.run_state.leases().map(dipaco_sync::Lease::key))
+            .flat_map(|coordinator| coordinator.ledger.state().leases().map(Lease::key))
             .collect();
         let request = self.liars[number].lie(self.case, &mut self.random, &leases);
         let process = self.liars[number].process.clone();
@@ -250,29 +285,14 @@ impl<'a> ChaosWorld<'a> {
                 }
                 Ok(())
             }
-            ChaosEvent::ToCoordinator(requester, request) => {
-                if let Some(coordinator) = &mut self.coordinator {
-                    coordinator.queue.push_back(Operation::Answer(requester, request));
+            ChaosEvent::ToCoordinator(requester, request) => self.request_arrives(&requester, request),
+            ChaosEvent::OfCoordinator(incarnation, event) => {
+                // Events of an earlier coordinator are void.
+                if self.coordinator.is_none() || incarnation != self.disk.manifest.incarnation {
+                    return Ok(());
                 }
-                self.run_coordinator()
+                self.handle_of_coordinator(event)
             }
-            ChaosEvent::Written(incarnation) if incarnation == self.disk.incarnation => {
-                if let Some(write) = self.coordinator.as_mut().and_then(|c| c.writing.take())
-                    && let Some(answer) = self.write(*write)?
-                {
-                    self.send(&answer);
-                }
-                self.run_coordinator()
-            }
-            ChaosEvent::Computed(incarnation, operation) if incarnation == self.disk.incarnation => {
-                if let Some(coordinator) = &mut self.coordinator {
-                    coordinator.queue.push_back(operation);
-                }
-                self.run_coordinator()
-            }
-            ChaosEvent::Timer(incarnation) if incarnation == self.disk.incarnation => self.run_coordinator(),
-            // Events of an earlier coordinator.
-            ChaosEvent::Written(_) | ChaosEvent::Computed(..) | ChaosEvent::Timer(_) => Ok(()),
             ChaosEvent::Fault(fault) => self.inject(fault),
             ChaosEvent::Lie(liar) => {
                 self.lie(liar);
@@ -285,70 +305,49 @@ impl<'a> ChaosWorld<'a> {
                 self.perform(worker, actions);
                 Ok(())
             }
-            ChaosEvent::CoordinatorStarts => {
-                let coordinator = SimulatedCoordinator::take_over(self.case, &mut self.disk, self.bug)?;
-                self.coordinator = Some(coordinator);
-                let disk = &self.disk;
-                self.store.keep(|name| disk.refers_to(name));
-                self.run_coordinator()
-            }
+            ChaosEvent::CoordinatorStarts => self.coordinator_starts(),
         }
     }
 
     /// Handles an event of a worker that is alive and not paused.
     fn handle_of_worker(&mut self, worker: usize, event: WorkerEvent) -> Result<(), String> {
-        let (case, now, bug) = (self.case, self.now, self.bug);
-        match event {
+        let around = self.around(worker);
+        let actions = match event {
             WorkerEvent::Reply(number, reply) => {
                 // Before the worker forgets its request.
                 let forged = self.forged_repeat(worker, number, &reply);
-                let actions = self.workers[worker].receive_reply(now, case, worker, number, reply, bug)?;
-                self.perform(worker, actions);
+                // A refused liar gives up.
+                let reply = match reply {
+                    ChaosReply::Refused(_) if self.may_lie(worker) => ChaosReply::Lost,
+                    reply => reply,
+                };
+                let actions = self.workers[worker].receive_reply(around, number, reply)?;
                 if let Some(request) = forged {
                     let incarnation = self.workers[worker].incarnation;
                     let requester = self.requester(worker, incarnation, u64::MAX);
                     self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
                 }
+                actions
             }
-            WorkerEvent::Resend(number) => {
-                if let Some(request) = self.workers[worker].open.get(&number).cloned() {
-                    self.perform(worker, vec![WorkerAction::Call(number, request)]);
-                }
-            }
-            WorkerEvent::Ask => {
-                let actions = self.workers[worker].ask();
-                self.perform(worker, actions);
-            }
-            WorkerEvent::Trained(lease) => {
-                let actions = self.workers[worker].trained(now, case, worker, lease, bug);
-                self.perform(worker, actions);
-            }
-            WorkerEvent::Follow(lease) => {
-                let actions = self.workers[worker].follow(lease);
-                self.perform(worker, actions);
-            }
-            WorkerEvent::Beat(lease) => {
-                let actions = self.workers[worker].beat(case, worker, lease);
-                self.perform(worker, actions);
-            }
-        }
+            WorkerEvent::Resend(number) => match self.workers[worker].open.get(&number).cloned() {
+                Some(request) => vec![WorkerAction::Call(number, request)],
+                None => Vec::new(),
+            },
+            WorkerEvent::Ask => self.workers[worker].ask(),
+            WorkerEvent::Trained(lease) => self.workers[worker].trained(around, lease)?,
+            WorkerEvent::Follow(lease) => self.workers[worker].follow(lease),
+            WorkerEvent::Beat(lease) => self.workers[worker].beat(around, lease),
+        };
+        self.perform(worker, actions);
         Ok(())
     }
 
-    /// Audits a write, and makes it durable. Returns the answer that waited for it.
-    fn write(&mut self, write: DiskWrite) -> Result<Option<ChaosAnswer>, String> {
-        self.audit.written(self.case, &self.disk, &write.disk, write.merged.as_ref())?;
-        self.disk = write.disk;
-        write.obsolete.iter().for_each(|name| self.store.delete(name));
-        Ok(write.answer)
-    }
-
     /// Sends an answer to its worker.
-    fn send(&mut self, answer: &ChaosAnswer) {
+    pub(super) fn send(&mut self, answer: &ChaosAnswer) {
         let Requester { worker, incarnation, request, .. } = answer.to;
         if let Some(liar) = worker.checked_sub(self.workers.len()) {
             if let ChaosReply::Lease(granted) = &answer.reply {
-                self.liars[liar].granted(granted.lease.key());
+                self.liars[liar].granted(granted.lease.clone());
             }
             return;
         }
@@ -365,86 +364,12 @@ impl<'a> ChaosWorld<'a> {
         }
         let mut request = self.workers[worker].open.get(&number)?.clone();
         match &mut request {
-            ChaosRequest::Upload { item: Item::Gradient(_, gradient), .. } => gradient.values = [1e9; 3],
-            ChaosRequest::Upload { item: Item::State(state), .. } => {
+            ChaosRequest::Upload { content: Content::Gradient(gradient), .. } => gradient.values = [1e9; 3],
+            ChaosRequest::Upload { content: Content::State(state), .. } => {
                 state.local.iter_mut().for_each(|values| *values = [1e9; 3]);
             }
             _ => return None,
         }
         Some(request)
-    }
-
-    /// Runs the coordinator until it writes or its queue is empty.
-    fn run_coordinator(&mut self) -> Result<(), String> {
-        let now = self.now;
-        loop {
-            let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
-            let begun = coordinator.look(now, &self.store)?;
-            let deadline = coordinator.run_state.next_deadline();
-            let next = if coordinator.writing.is_none() { coordinator.queue.pop_front() } else { None };
-            let effect =
-                next.map(|operation| coordinator.operate(now, operation, &self.store)).transpose()?;
-            let incarnation = self.disk.incarnation;
-            for operation in begun {
-                let pause = self.between(100, Duration::from_millis(20));
-                self.after(pause, ChaosEvent::Computed(incarnation, operation));
-            }
-            if let Some(deadline) = deadline.filter(|deadline| *deadline > now) {
-                self.after(deadline - now, ChaosEvent::Timer(incarnation));
-            }
-            match effect {
-                None => return Ok(()),
-                Some(Effect::Write(write)) => {
-                    let pause = self.between(100, self.case.faults.disk);
-                    if let Some(coordinator) = &mut self.coordinator {
-                        coordinator.writing = Some(write);
-                    }
-                    self.after(pause, ChaosEvent::Written(incarnation));
-                }
-                Some(Effect::Store(object, record)) => {
-                    if let Operation::Record { item, .. } = &*record {
-                        self.store.put(&object, item.clone().content());
-                    }
-                    let pause = self.between(100, self.case.faults.disk);
-                    self.after(pause, ChaosEvent::Computed(incarnation, *record));
-                }
-                Some(Effect::Answer(answer)) => self.send(&answer),
-                Some(Effect::Nothing) => {}
-            }
-        }
-    }
-
-    fn inject(&mut self, fault: Fault) -> Result<(), String> {
-        self.summary.faults += 1;
-        let worker = self.random.random_range(0..self.workers.len());
-        match fault {
-            Fault::WorkerDies => {
-                if self.workers[worker].alive {
-                    self.workers[worker].alive = false;
-                    let pause = self.between(1_000, Duration::from_millis(1_500));
-                    self.after(pause, ChaosEvent::WorkerStarts(worker));
-                }
-            }
-            Fault::WorkerPauses => {
-                self.workers[worker].paused_until = self.now + self.between(1_000, Duration::from_secs(5));
-            }
-            Fault::Partition => {
-                self.workers[worker].cut_off_until = self.now + self.between(1_000, Duration::from_secs(5));
-            }
-            Fault::CoordinatorDies => {
-                if let Some(coordinator) = self.coordinator.take() {
-                    // An unfinished write may have reached the disk or not. In both cases no worker has an answer.
-                    if let Some(write) = coordinator.writing
-                        && self.random.random_bool(0.5)
-                    {
-                        self.write(*write)?;
-                    }
-                    let pause = self.between(1_000, Duration::from_millis(1_500));
-                    self.after(pause, ChaosEvent::CoordinatorStarts);
-                }
-            }
-        }
-        self.next_fault(fault);
-        Ok(())
     }
 }

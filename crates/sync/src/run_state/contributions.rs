@@ -141,7 +141,9 @@ impl RunState {
         if lease.to > lease.from && done.seconds.is_finite() && done.seconds > 0.0 {
             let steps = (lease.to - lease.from) as f64;
             self.grace.inner_step(path, done.seconds / steps);
-            self.speeds.insert(lease.worker.clone(), steps / done.seconds);
+            if self.holders.knows(&lease.worker) {
+                self.speeds.insert(lease.worker.clone(), steps / done.seconds);
+            }
         }
         self.leases.remove(&path);
         if let Some(following) = self.following.remove(&path) {

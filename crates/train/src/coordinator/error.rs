@@ -1,6 +1,6 @@
 //! Errors of the coordinator.
 
-use dipaco_topology::PathId;
+use dipaco_ledger::LedgerError;
 use thiserror::Error;
 
 use crate::TrainError;
@@ -15,9 +15,6 @@ pub enum CoordinatorError {
     /// The store has no finished seed.
     #[error("this run has no finished seed model: run `dipaco seed` first")]
     NoSeed,
-    /// Training has not begun.
-    #[error("the training of this run has not begun: run `dipaco train`")]
-    NotStarted,
     /// Training has begun and may not be continued.
     #[error(
         "the training of this run has begun ({rounds} of {of} rounds done): continue it with --resume, or use another run directory"
@@ -33,45 +30,11 @@ pub enum CoordinatorError {
         "this run was trained with another configuration, seed model or shards, and going on would mix the two: continue it with its own configuration, or use another run directory"
     )]
     OtherTraining,
-    /// The number of shards differs from the number of paths.
-    #[error(
-        "there are {shards} shards for {paths} paths: run `dipaco route fit` and `dipaco route assign` for this configuration"
-    )]
-    ShardCount {
-        /// Number of shards.
-        shards: usize,
-        /// Number of paths of the topology.
-        paths: u32,
-    },
-    /// The shard of a path is empty.
-    #[error(
-        "path {path} has no documents to train on: use fewer paths, more text, or another router seed (`--set router.seed=…`), and route again"
-    )]
-    EmptyShard {
-        /// The path.
-        path: PathId,
-    },
-    /// The next phase of routing can't begin yet.
-    #[error(
-        "the next phase begins after {round} rounds of every path, and the run is not there yet: train on first"
-    )]
-    NotAtBoundary {
-        /// The round with which the current phase ends.
-        round: u32,
-    },
     /// The text could not be divided for the next phase.
     #[error(transparent)]
     Reroute {
         /// The reason.
         source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// The manifest lacks a record.
-    #[error(
-        "the manifest lacks {what}: it is damaged or of another run; go back to a copy of the run's store"
-    )]
-    ManifestLacks {
-        /// The missing record.
-        what: String,
     },
     /// A checkpoint of the run can't be read. Its hash is right, so its form is that of another version.
     #[error(
@@ -83,6 +46,27 @@ pub enum CoordinatorError {
         /// The reason.
         #[source]
         source: serde_json::Error,
+    },
+    /// The run has no checkpoint of a round.
+    #[error(
+        "the run keeps no checkpoint of round {round}; it keeps {}",
+        kept_rounds(kept, *finished)
+    )]
+    NotKept {
+        /// The round.
+        round: u32,
+        /// Rounds whose checkpoints are kept, ascending.
+        kept: Vec<u32>,
+        /// True if the run is complete.
+        finished: bool,
+    },
+    /// A checkpoint can't be the state of the run.
+    #[error("the checkpoint of round {round} is damaged: go back to another round")]
+    DamagedCheckpoint {
+        /// Round of the checkpoint.
+        round: u32,
+        /// The first damaged object.
+        source: dipaco_store::StoreError,
     },
     /// An object that the run needs is damaged, and so is every checkpoint.
     #[error("the run can't go on, and has no undamaged checkpoint: restore its store from a copy")]
@@ -100,12 +84,9 @@ pub enum CoordinatorError {
     /// The coordinator stops, so a change does not count any more.
     #[error("the coordinator stops; every acknowledged result is kept")]
     Stopped,
-    /// The manifest's progress does not fit the configuration.
+    /// The ledger can't go on with the run.
     #[error(transparent)]
-    Progress(#[from] dipaco_sync::ProgressError),
-    /// The weights of contributions can't be computed.
-    #[error(transparent)]
-    Fold(#[from] dipaco_sync::FoldError),
+    Ledger(LedgerError),
     /// An outer step fails.
     #[error(transparent)]
     Synchronizer(SynchronizerError),
@@ -115,6 +96,22 @@ pub enum CoordinatorError {
     /// An error that all roles share.
     #[error(transparent)]
     Core(#[from] TrainError),
+}
+
+/// The kept rounds in words.
+fn kept_rounds(kept: &[u32], finished: bool) -> String {
+    match kept {
+        [] if finished => "none, because a complete run needs none: go back before its end".to_owned(),
+        [] => "none: set train.checkpoints to keep some from now on".to_owned(),
+        [one] => format!("only round {one}: give it, or set train.checkpoints to keep more from now on"),
+        kept => {
+            let rounds: Vec<_> = kept.iter().map(u32::to_string).collect();
+            format!(
+                "rounds {}: give one of them, or set train.checkpoints to keep more from now on",
+                rounds.join(", ")
+            )
+        }
+    }
 }
 
 through_train_error!(CoordinatorError);
@@ -135,6 +132,16 @@ impl From<SynchronizerError> for CoordinatorError {
             SynchronizerError::Core(core) => Self::Core(core),
             SynchronizerError::Host(error) => error.into(),
             error => Self::Synchronizer(error),
+        }
+    }
+}
+
+impl From<LedgerError> for CoordinatorError {
+    fn from(error: LedgerError) -> Self {
+        match error {
+            LedgerError::Closed => Self::Stopped,
+            LedgerError::Internal { what } => Self::internal(what),
+            error => Self::Ledger(error),
         }
     }
 }

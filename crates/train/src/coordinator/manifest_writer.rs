@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use dipaco_ledger::{Ledger, NewCheckpoint, PendingWrite};
 use dipaco_net::Clock;
 use dipaco_store::{ManifestSequence, RunStore};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::coordinator::error::CoordinatorError;
-use crate::coordinator::ledger::Ledger;
 
 /// Pause after a write for each path of the run. The manifest has about a kilobyte a path.
 const PAUSE: Duration = Duration::from_micros(30);
@@ -51,26 +51,33 @@ impl ManifestWriter {
         Ok(())
     }
 
+    /// Writes the changes of the ledger since the last write: first a new checkpoint, then the manifest that names it.
+    /// Returns the pause before the next write.
+    pub(crate) async fn write_pending(&mut self) -> Result<Duration, CoordinatorError> {
+        let pending = self.ledger.lock().unwrap_or_else(PoisonError::into_inner).poll_write()?;
+        let Some(PendingWrite { checkpoint, manifest, change, obsolete }) = pending else {
+            return Ok(Duration::ZERO);
+        };
+        if let Some(NewCheckpoint { object, content }) = checkpoint {
+            self.store.put_referenced(&object, [content.into()]).await?;
+        }
+        let mut pause = Duration::ZERO;
+        if let Some(manifest) = manifest {
+            let paths = manifest.training.as_ref().map_or(0, |training| training.paths.len());
+            pause = PAUSE * u32::try_from(paths).unwrap_or(u32::MAX);
+            self.sequence = self.store.replace(&manifest, self.sequence).await?;
+            self.written.send_replace(change);
+        }
+        self.dropped.extend(obsolete);
+        Ok(pause)
+    }
+
     /// Writes until `stop` is triggered, and then the remaining changes.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), CoordinatorError> {
         loop {
             // Read before the ledger: changes that precede the stop are in this write, the last one.
             let stopping = stop.is_cancelled();
-            let written = *self.written.borrow();
-            let pending =
-                self.ledger.lock().unwrap_or_else(PoisonError::into_inner).pending_write(written)?;
-            // Checkpoint, manifest, deletions: a crash between two of them leaves a manifest whose objects all exist.
-            if let Some(checkpoint) = pending.checkpoint {
-                self.store.put_referenced(&checkpoint.object, [checkpoint.content]).await?;
-            }
-            let mut pause = Duration::ZERO;
-            if let Some(manifest) = pending.manifest {
-                let paths = manifest.training.as_ref().map_or(0, |training| training.paths.len());
-                pause = PAUSE * u32::try_from(paths).unwrap_or(u32::MAX);
-                self.sequence = self.store.replace(&manifest, self.sequence).await?;
-                self.written.send_replace(pending.change);
-            }
-            self.dropped.extend(pending.obsolete);
+            let pause = self.write_pending().await?;
             self.delete_dropped().await?;
             if stopping {
                 return Ok(());

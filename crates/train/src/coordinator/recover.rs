@@ -7,7 +7,7 @@ use dipaco_telemetry::{Progress, ProgressUnit};
 use tokio::task::JoinSet;
 
 use crate::coordinator::error::CoordinatorError;
-use crate::coordinator::ledger::{CheckpointContent, is_damage, read_checkpoint};
+use crate::coordinator::take_over::{CheckpointContent, is_damage, read_checkpoint};
 
 /// Number of objects that are read at a time.
 const AT_ONCE: usize = 4;
@@ -55,7 +55,7 @@ pub async fn recover(store: &RunStore, progress: &Progress) -> Result<Option<u32
 }
 
 /// The outcome of reading all objects of a training.
-enum Verification {
+pub(super) enum Verification {
     /// Every object is sound.
     Sound,
     /// This object was the first damaged one.
@@ -63,7 +63,7 @@ enum Verification {
 }
 
 /// Reads all objects of a training except the objects in `sound`, and adds each undamaged object to `sound`.
-async fn verify(
+pub(super) async fn verify(
     store: &RunStore,
     training: &TrainingRecord,
     sound: &mut BTreeSet<ObjectRef>,

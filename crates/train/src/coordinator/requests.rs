@@ -5,21 +5,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dipaco_config::Numerics;
+use dipaco_ledger::{LeaseCompletion, Ledger, Recording, ResultError, StoredResult};
 use dipaco_net::NetError;
 use dipaco_store::{ObjectRef, ShardRecord};
-use dipaco_sync::{LeaseClaim, LeaseKey, LeaseTask, ProcessId, Schedule};
+use dipaco_sync::{LeaseClaim, LeaseError, LeaseKey, LeaseTask, ProcessId};
 use dipaco_telemetry::Event;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::blocking::joined;
 use crate::coordinator::error::CoordinatorError;
-use crate::coordinator::ledger::{LeaseCompletion, Ledger, Recording};
-use crate::coordinator::owners::ModuleOwners;
 use crate::coordinator::run_progress::RunProgress;
 use crate::host::{
-    Admission, Answer, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations, Role, StoredResult,
-    UploadedPiece, refused,
+    Admission, Answer, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations, Role, UploadedPiece,
+    refused,
 };
 use dipaco_protocol::{ContentDigest, FetchSource, LeaseReport, LeaseResult, Request, Response};
 
@@ -37,11 +36,8 @@ pub type RenewToken = Arc<dyn Fn(&str, &str) -> Result<String, NetError> + Send 
 pub(crate) struct CoordinatorRequests {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) intake: Arc<ResultIntake>,
-    pub(crate) schedule: Schedule,
-    /// The processes that take the outer steps of each module.
-    pub(crate) owners: Mutex<ModuleOwners>,
-    /// Time after which a lease ends without a heartbeat.
-    pub(crate) lease: Duration,
+    /// Wakes the manifest writer.
+    pub(crate) to_write: Arc<Notify>,
     /// Time after which a synchronizer loses its modules without an outer step.
     pub(crate) standstill: Duration,
     /// The routing folder, which holds the shards of all phases.
@@ -112,7 +108,7 @@ impl RequestHandler for CoordinatorRequests {
     }
 
     fn is_broken(&self) -> bool {
-        self.ledger.is_poisoned() || self.owners.is_poisoned()
+        self.ledger.is_poisoned()
     }
 
     /// Welcomes a process. Releases the leases of an earlier process under its token and name, because that process is
@@ -120,7 +116,7 @@ impl RequestHandler for CoordinatorRequests {
     async fn welcome(&self, peer: &Peer, returning: bool) -> Result<Answer, CoordinatorError> {
         if !returning && peer.role == Role::Worker {
             let own = peer.process();
-            self.release_all(|worker| own.replaces(worker))?;
+            self.release_all(|worker| own.replaces(worker));
             self.progress.event_of_peer(Event::WorkerJoined {
                 worker: peer.worker.clone(),
                 numerics: peer.numerics.clone(),
@@ -164,7 +160,7 @@ impl RequestHandler for CoordinatorRequests {
             }
             Request::Release => {
                 let own = peer.process();
-                self.release_all(|worker| *worker == own)?;
+                self.release_all(|worker| *worker == own);
                 Ok((Response::Done, None))
             }
             Request::Orders { modules, address, wait_ms } => {
@@ -190,7 +186,8 @@ impl RequestHandler for CoordinatorRequests {
 
     async fn expel(&self, peer: &Peer) -> Result<(), CoordinatorError> {
         self.take_modules_back(&peer.process(), "its token has been revoked");
-        self.release_all(|worker| worker.token == peer.token)
+        self.release_all(|worker| worker.token == peer.token);
+        Ok(())
     }
 
     async fn left(&self, peer: &Peer, reason: String) -> Result<(), CoordinatorError> {
@@ -226,9 +223,11 @@ impl CoordinatorRequests {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The owners of modules. Never locked across a wait.
-    pub(crate) fn owners(&self) -> MutexGuard<'_, ModuleOwners> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Changes the ledger, and wakes the manifest writer.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Ledger) -> T) -> T {
+        let changed = change(&mut self.ledger());
+        self.to_write.notify_one();
+        changed
     }
 
     /// Runs a change of ledger and store to its end even if the connection of its request breaks. A change that stopped
@@ -253,27 +252,20 @@ impl CoordinatorRequests {
     }
 
     /// Ends the leases of the selected processes unfinished.
-    fn release_all(&self, selected: impl Fn(&ProcessId) -> bool) -> Result<(), CoordinatorError> {
-        let leases: Vec<_> = {
-            let ledger = self.ledger();
-            let own = ledger.state().leases().filter(|lease| selected(&lease.worker));
-            own.map(|lease| (lease.path, lease.fence)).collect()
-        };
-        for (path, fence) in leases {
-            if self.ledger().release(path, fence)? {
-                self.drop_ended_uploads();
-                self.progress.lost(path, fence);
-                self.changed.notify_waiters();
-            }
+    fn release_all(&self, selected: impl Fn(&ProcessId) -> bool) {
+        let released = self.change(|ledger| ledger.release(selected));
+        for lease in &released {
+            self.progress.lost(lease.path, lease.fence);
         }
-        Ok(())
+        if !released.is_empty() {
+            self.drop_ended_uploads();
+            self.changed.notify_waiters();
+        }
     }
 
     /// Time of the next event without a message: of a lease, a grace period, or an outer step of a synchronizer.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        let of_leases = self.ledger().state().next_deadline();
-        let of_steps = self.owners().oldest_order().map(|since| since.saturating_add(self.standstill));
-        of_leases.into_iter().chain(of_steps).min()
+        self.ledger().next_deadline(self.standstill)
     }
 
     /// Renews a lease and notes its progress.
@@ -296,7 +288,7 @@ impl CoordinatorRequests {
     fn admit_result(&self, claim: &LeaseClaim, item: LeaseResult, digest: &ContentDigest) -> Admission {
         match self.ledger().expects(claim, item, &digest.hash) {
             Ok(to) => Admission::Expected { to },
-            Err(error) => Admission::Rejected(error.response()),
+            Err(error) => Admission::Rejected(refusal(&error)),
         }
     }
 
@@ -308,14 +300,14 @@ impl CoordinatorRequests {
         item: LeaseResult,
         stored: StoredResult,
     ) -> Result<Response, CoordinatorError> {
-        let recording = self.ledger().record_result(claim, item, stored)?;
+        let recording = self.change(|ledger| ledger.record_result(claim, item, stored))?;
         self.notify_synchronizers();
         self.on_disk().await?;
         Ok(match recording {
             Recording::Recorded => Response::Done,
             Recording::Rejected(error) => {
                 tracing::warn!(path = %claim.key.path, item = item.name(), %error, "a result does not count");
-                error.response()
+                refusal(&error)
             }
         })
     }
@@ -329,7 +321,7 @@ impl CoordinatorRequests {
     ) -> Result<Response, CoordinatorError> {
         let ObjectRef { name, hash, bytes } = stored.object.clone();
         let digest = ContentDigest { hash, bytes };
-        let named = digest.is_well_formed() && name == item.object_name(claim.key, 0, &digest);
+        let named = digest.is_well_formed() && name == item.object_name(claim.key, 0, &digest.hash);
         if !named || item == LeaseResult::State || !stored.norm.is_finite() {
             let reason = format!("{name} is not the object of {} of this lease", item.name());
             return Ok(Response::Refused { reason });
@@ -361,7 +353,7 @@ impl CoordinatorRequests {
     ) -> Result<Answer, CoordinatorError> {
         let LeaseKey { path, fence, .. } = claim.key;
         let worker = &claim.worker.name;
-        let completed = self.ledger().complete_lease(self.now(), claim, &report)?;
+        let completed = self.change(|ledger| ledger.complete_lease(self.now(), claim, &report))?;
         // A duplicate waits too: the write of its first request may still be under way.
         self.on_disk().await?;
         match completed {
@@ -408,7 +400,7 @@ impl CoordinatorRequests {
 
     /// Begins the next phase of routing with these shards.
     pub(crate) async fn begin_phase(&self, shards: Vec<ShardRecord>) -> Result<(), CoordinatorError> {
-        self.ledger().begin_phase(shards)?;
+        self.change(|ledger| ledger.begin_phase(shards))?;
         self.on_disk().await?;
         self.changed.notify_waiters();
         Ok(())
@@ -419,7 +411,7 @@ impl CoordinatorRequests {
         self.notify_synchronizers();
         self.expire_leases()?;
         let before = self.now().checked_sub(self.standstill);
-        let overdue = before.map(|before| self.owners().overdue(before)).unwrap_or_default();
+        let overdue = before.map(|before| self.ledger().overdue(before)).unwrap_or_default();
         for synchronizer in overdue {
             self.take_modules_back(&synchronizer, "it has not taken an outer step in time");
         }
@@ -428,7 +420,7 @@ impl CoordinatorRequests {
 
     /// Ends the leases whose deadline has passed.
     fn expire_leases(&self) -> Result<(), CoordinatorError> {
-        let expired = self.ledger().expire(self.now())?;
+        let expired = self.change(|ledger| ledger.expire(self.now()));
         for lease in &expired {
             tracing::warn!(%lease.path, lease.from, worker = lease.worker.name, "a lease expired; another worker trains the path again from its start");
             self.progress.lost(lease.path, lease.fence);
@@ -444,5 +436,14 @@ impl CoordinatorRequests {
             self.changed.notify_waiters();
         }
         Ok(())
+    }
+}
+
+/// The answer to the worker of a result that does not count.
+fn refusal(error: &ResultError) -> Response {
+    let reason = error.to_string();
+    match error {
+        ResultError::Lease(LeaseError::Lost { .. }) => Response::Lost { reason },
+        _ => Response::Refused { reason },
     }
 }

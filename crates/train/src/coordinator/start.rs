@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dipaco_config::RunConfig;
+use dipaco_ledger::check_shards;
 use dipaco_model::{ModuleWeights, path_specs, split};
 use dipaco_store::{
     CountRecord, FragmentRecord, Loaded, ModuleRecord, PathRecord, RunManifest, RunStore, ShardRecord,
@@ -111,15 +112,4 @@ pub async fn start_training(
     // Last: no manifest names the objects above before this write. A start that ends early is repeated, and replaces them.
     let sequence = store.replace(&manifest, sequence).await?;
     Ok(OpenRun { manifest, sequence })
-}
-
-/// Checks that every path has a shard with at least one document.
-pub(crate) fn check_shards(topology: &Topology, shards: &[ShardRecord]) -> Result<(), CoordinatorError> {
-    if shards.len() != topology.paths() as usize {
-        return Err(CoordinatorError::ShardCount { shards: shards.len(), paths: topology.paths() });
-    }
-    match topology.path_ids().find(|path| shards[path.index()].documents == 0) {
-        Some(path) => Err(CoordinatorError::EmptyShard { path }),
-        None => Ok(()),
-    }
 }

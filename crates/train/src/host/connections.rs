@@ -312,8 +312,8 @@ mod tests {
     use super::*;
     use crate::TrainError;
     use crate::host::HostError;
-    use crate::host::StoredResult;
     use crate::host::results::{Admission, ResultIntake, ResultReceiver};
+    use dipaco_ledger::StoredResult;
 
     const LONG: Duration = Duration::from_secs(60);
 

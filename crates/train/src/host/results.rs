@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dipaco_codec::{decode_parts, encoded_len};
+use dipaco_ledger::StoredResult;
 use dipaco_model::{parameters, path_specs};
 use dipaco_net::Exchange;
 use dipaco_optim::squared_norm;
@@ -125,14 +126,6 @@ pub(crate) struct ResultIntake {
     pub(crate) gradients: VerifiedGradients,
 }
 
-/// A result that has passed its check and is in the store.
-#[derive(Clone, Debug)]
-pub(crate) struct StoredResult {
-    pub(crate) object: ObjectRef,
-    /// Euclidean norm of an outer gradient; 0 for a state.
-    pub(crate) norm: f64,
-}
-
 /// The outcome of checking and storing a result.
 enum Storing {
     /// The result is in the store.
@@ -232,7 +225,7 @@ impl ResultIntake {
         };
         let ContentDigest { hash, bytes } = content.digest.clone();
         // The name contains the hash, so this never replaces another content.
-        let object = ObjectRef { name: item.object_name(claim.key, to, &content.digest), hash, bytes };
+        let object = ObjectRef { name: item.object_name(claim.key, to, &content.digest.hash), hash, bytes };
         self.store.put_referenced(&object, content.pieces().cloned()).await?;
         // After the store has the object: a restart finds there what it does not find in memory.
         if let Some(values) = values {

@@ -14,7 +14,7 @@ pub enum SeedError {
     NoSeed,
     /// The store has a seed of another configuration or data.
     #[error(
-        "this run's seed model was trained with another configuration or other text: use another run directory, or train it anew with `dipaco seed --restart`"
+        "this run's seed model was trained with another configuration, other text or from another model: use another run directory, or train it anew with `dipaco seed --restart`"
     )]
     OtherSeed,
     /// The seed can't be replaced, because paths have been trained from it.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_config::OuterConfig;
+use dipaco_ledger::StoredResult;
 use dipaco_net::{Clock, JoinToken, Server};
 use dipaco_store::{ObjectRef, RunStore, names};
 use dipaco_topology::ModuleId;
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::client::{Identity, LONG_CALL_TIMEOUT, NextIdentity, SHORT_CALL_TIMEOUT, Session, instance};
 use crate::host::{
     Admission, Answer, ObjectPiece, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations,
-    StoredResult, UploadedPiece, Uploads, VerifiedGradients, read_piece, refused, serve_peers,
+    UploadedPiece, Uploads, VerifiedGradients, read_piece, refused, serve_peers,
 };
 use crate::synchronizer::{Synchronizer, SynchronizerError};
 use dipaco_path::{Layout, TrainDevice, numerics};
@@ -105,7 +106,8 @@ pub async fn synchronize(
     let layout = Layout::of_plan(&plan, &topology)?;
     let outer: OuterConfig = plan.outer.clone();
     let gradients = VerifiedGradients::default();
-    let synchronizer = Synchronizer::new(store.clone(), layout.clone(), outer.clone(), gradients.clone());
+    let synchronizer =
+        Synchronizer::new(store.clone(), layout.clone(), outer.clone(), gradients.clone(), collect.clone());
     let intake = ResultIntake { store, plan, topology, layout, uploads: Uploads::new(collect), gradients };
     let process = Arc::new(SynchronizerProcess {
         run,

@@ -57,7 +57,7 @@ const SETTINGS: [&str; 18] = [
 pub(crate) fn config() -> RunConfig {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny.toml");
     let overrides = SETTINGS.map(ToOwned::to_owned).to_vec();
-    let sources = Sources { file: Some(file.into()), environment: Vec::new(), overrides };
+    let sources = Sources { file: Some(file.into()), overrides, ..Sources::default() };
     let mut config = RunConfig::load(&sources).unwrap().config;
     config.model.vocab_size = VOCABULARY as usize;
     config

@@ -235,7 +235,7 @@ async fn measure(
 /// The configuration of the load test. The environment does not change it, so that measurements can be compared.
 fn config() -> Result<RunConfig, CliError> {
     let overrides = SETTINGS.map(ToOwned::to_owned).to_vec();
-    Ok(RunConfig::load(&Sources { file: None, environment: Vec::new(), overrides })?.config)
+    Ok(RunConfig::load(&Sources { overrides, ..Sources::default() })?.config)
 }
 
 /// The coordinator's side: coordinates a run until the end of standard input.

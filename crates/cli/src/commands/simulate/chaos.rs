@@ -1,7 +1,7 @@
 //! `dipaco simulate chaos`: small runs with faults, checked against the invariants.
 
-use clap::Args;
-use dipaco_simulate::{Chaos, Violation, chaos};
+use clap::{Args, ValueEnum};
+use dipaco_simulate::{Chaos, Peers, Violation, chaos};
 use dipaco_telemetry::{Progress, ProgressUnit, human};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -13,6 +13,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco simulate chaos                       10,000 small runs, each with its own schedule of faults
   dipaco simulate chaos --from 4711 --seeds 1 one of them again
+  dipaco simulate chaos --peers lying         runs with peers that lie
   dipaco simulate chaos --seeds 1000000 --json";
 
 /// Number of seeds between two updates of the progress.
@@ -29,9 +30,33 @@ pub(crate) struct ChaosOptions {
     /// Seed of the first run.
     #[arg(long, value_name = "N", default_value_t = 0)]
     from: u64,
+    /// Peers of the runs.
+    #[arg(long, value_enum, default_value_t = PeerKind::Mixed)]
+    peers: PeerKind,
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// Peers of the runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PeerKind {
+    /// Half of the runs may have peers that lie.
+    Mixed,
+    /// All peers are honest.
+    Honest,
+    /// Up to a third of the peers of every run lies.
+    Lying,
+}
+
+impl From<PeerKind> for Peers {
+    fn from(peers: PeerKind) -> Self {
+        match peers {
+            PeerKind::Mixed => Self::Mixed,
+            PeerKind::Honest => Self::Honest,
+            PeerKind::Lying => Self::SomeLie,
+        }
+    }
 }
 
 /// The result.
@@ -79,7 +104,8 @@ pub(crate) fn run(options: &ChaosOptions, progress: &Progress) -> Result<(), Cli
     let mut next = options.from;
     while next < end {
         let last = next.saturating_add(AT_ONCE).min(end);
-        let played: Vec<_> = (next..last).into_par_iter().map(|seed| chaos(seed, None)).collect();
+        let played: Vec<_> =
+            (next..last).into_par_iter().map(|seed| chaos(seed, options.peers.into(), None)).collect();
         played.into_iter().for_each(|played| found.add(played));
         task.set(last - options.from);
         next = last;

@@ -25,40 +25,32 @@ impl CoordinatorRequests {
         object: &ObjectRef,
         offset: u64,
     ) -> Result<Answer, CoordinatorError> {
-        if !self.is_current(object)? {
+        if !self.is_current(object) {
             return Ok(outdated(object));
         }
         match read_piece(&self.intake.store, object, offset).await {
             ObjectPiece::Answer(answer) => Ok(answer),
             // Superseded and deleted since the first lookup.
-            ObjectPiece::Unreadable(_) if !self.is_current(object)? => Ok(outdated(object)),
+            ObjectPiece::Unreadable(_) if !self.is_current(object) => Ok(outdated(object)),
             ObjectPiece::Unreadable(error) => Err(error.into()),
         }
     }
 
     /// Reads an object that a worker received with a wrong hash. A damaged object ends the coordinator.
     pub(super) async fn check_object(&self, object: &ObjectRef) -> Result<Answer, CoordinatorError> {
-        if !self.is_current(object)? {
+        if !self.is_current(object) {
             return Ok(outdated(object));
         }
         match self.intake.store.verify(object).await {
             Ok(()) => Ok((Response::Done, None)),
-            Err(_) if !self.is_current(object)? => Ok(outdated(object)),
+            Err(_) if !self.is_current(object) => Ok(outdated(object)),
             Err(error) => Err(error.into()),
         }
     }
 
     /// True if the manifest refers to this object as weights, as a change of weights or as a state.
-    fn is_current(&self, object: &ObjectRef) -> Result<bool, CoordinatorError> {
-        let ledger = self.ledger();
-        let training = ledger.training()?;
-        let fragments = training.modules.iter().flat_map(|module| &module.fragments);
-        let mut weights = fragments.flat_map(|fragment| {
-            let kept = fragment.kept.iter().map(|kept| &kept.weights);
-            kept.chain([&fragment.weights]).chain(fragment.changes.iter().map(|change| &change.object))
-        });
-        Ok(weights.any(|weights| weights == object)
-            || training.paths.iter().any(|record| record.state.as_ref() == Some(object)))
+    fn is_current(&self, object: &ObjectRef) -> bool {
+        self.ledger().is_current(object)
     }
 
     /// Sends a piece of the shard of a path.
@@ -68,7 +60,7 @@ impl CoordinatorRequests {
         hash: &str,
         offset: u64,
     ) -> Result<Answer, CoordinatorError> {
-        let file = match self.shard(&self.ledger(), path) {
+        let file = match self.ledger().shard(path) {
             Ok(shard) if shard.hash != hash => {
                 let reason = format!("this shard of path {path} is of an earlier phase");
                 return Ok((Response::Lost { reason }, None));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use dipaco_store::names;
+use dipaco_ledger::{Claimed, Orders, ReducedGradient, StepRecording, names};
 use dipaco_sync::{FragmentId, ProcessId};
 use dipaco_telemetry::Event;
 use dipaco_topology::ModuleId;
@@ -11,8 +11,6 @@ use tokio::time::Instant;
 
 use super::CoordinatorRequests;
 use crate::coordinator::error::CoordinatorError;
-use crate::coordinator::orders::OrderBuilder;
-use crate::coordinator::owners::{Claimed, ModuleOwners};
 use crate::host::{Answer, Peer, refused};
 use crate::synchronizer::Synchronizer;
 use dipaco_protocol::Response;
@@ -27,7 +25,7 @@ impl CoordinatorRequests {
         &self,
         mut synchronizer: Synchronizer,
     ) -> Result<(), CoordinatorError> {
-        let own = self.owners().own();
+        let own = self.ledger().own_fence();
         let mut contributed = self.contributed.subscribe();
         loop {
             // Before the orders are computed, so that a later contribution ends the wait below.
@@ -35,10 +33,8 @@ impl CoordinatorRequests {
             let orders = self.orders(own)?;
             let idle = !orders.iter().any(|order| order.due);
             for order in orders {
-                if let Some(done) = synchronizer.carry_out(order).await?
-                    && !self.record_step(&done)?
-                {
-                    self.delete_rejected(&done)?;
+                if let Some(done) = synchronizer.carry_out(order).await? {
+                    self.record_step(&done)?;
                 }
             }
             if idle {
@@ -48,66 +44,36 @@ impl CoordinatorRequests {
         }
     }
 
-    /// The orders for the synchronizer with this fencing number: outer steps that are due, then steps with new
-    /// contributions, which it can merge early. The order of a due step is complete in itself, so a lost early order does
-    /// no harm.
+    /// The orders for the synchronizer with this fencing number.
     fn orders(&self, fence: u64) -> Result<Vec<OuterStepOrder>, CoordinatorError> {
-        let mut ledger = self.ledger();
-        let due = ledger.due(self.now());
+        let Orders { orders, reduced } = self.ledger().orders(self.now(), fence)?;
         // A grace period may have begun.
         self.deadlines.notify_one();
-        let mut owners = self.owners();
-        let owned = |owners: &ModuleOwners, fragment: FragmentId| owners.fence(fragment.module) == fence;
-        let news = ledger.remove_news(|fragment| owned(&owners, fragment));
-        let builder = OrderBuilder::new(&self.intake, &self.schedule, &ledger, fence)?;
-        let mut orders = Vec::new();
-        let mut stepping = BTreeSet::new();
-        for step in due {
-            stepping.insert(step.fragment);
-            if owned(&owners, step.fragment) {
-                orders.push(builder.due(&step)?);
-                owners.order(self.now(), fence, step);
-            }
-        }
-        for fragment in news.into_iter().filter(|fragment| !stepping.contains(fragment)) {
-            orders.extend(builder.early(fragment)?);
+        for ReducedGradient { path, fragment, norm, token } in reduced {
+            tracing::warn!(%path, %fragment, norm, token, "an outer gradient out of proportion is reduced");
         }
         Ok(orders)
     }
 
     /// Records an outer step. Returns false if it does not count, because another synchronizer has been asked since.
     fn record_step(&self, done: &OuterStepDone) -> Result<bool, CoordinatorError> {
-        let &OuterStepDone { fragment, version, fence, .. } = done;
-        let FragmentId { module, index } = fragment;
-        let paths = {
-            let mut ledger = self.ledger();
-            let record = ledger.training()?.fragment(module, index);
-            // A repeated message about a step that counts.
-            if record.is_some_and(|record| (record.version, &record.weights) == (version, &done.weights)) {
-                return Ok(true);
-            }
-            let Some(step) = self.owners().remove_ordered(fragment, version, fence) else { return Ok(false) };
-            ledger.record_step(&step, done)?;
-            step.contributions.len()
+        let &OuterStepDone { fragment: FragmentId { module, index }, version, .. } = done;
+        let contributions = match self.change(|ledger| ledger.record_step(done))? {
+            StepRecording::Counts { contributions } => contributions,
+            StepRecording::Known => return Ok(true),
+            StepRecording::Rejected => return Ok(false),
         };
         self.progress.event(Event::ModuleStepped {
             module,
             fragment: index,
             version: version.into(),
-            paths: u32::try_from(paths).unwrap_or(u32::MAX),
+            paths: u32::try_from(contributions).unwrap_or(u32::MAX),
             outer_gradient_norm: done.norm,
             cosine: done.cosine,
         })?;
         self.changed.notify_waiters();
         self.notify_synchronizers();
         Ok(true)
-    }
-
-    /// Deletes the objects of an outer step that does not count. The message may be a late repetition of a step that did
-    /// count: objects that paths still need are kept.
-    fn delete_rejected(&self, done: &OuterStepDone) -> Result<(), CoordinatorError> {
-        let names: Vec<_> = done.objects().map(|object| object.name.clone()).collect();
-        self.ledger().delete_unused(names)
     }
 
     /// Records an outer step of a synchronizer in another process.
@@ -131,7 +97,6 @@ impl CoordinatorRequests {
         if counts {
             return Ok(Response::Done);
         }
-        self.delete_rejected(done)?;
         let reason =
             format!("outer step {version} of {} has been given to another synchronizer", done.fragment);
         Ok(Response::Lost { reason })
@@ -158,7 +123,7 @@ impl CoordinatorRequests {
         if modules.is_empty() || address.is_empty() || address.len() > ADDRESS_BYTES {
             return Ok(refused("a synchronizer has modules, and an address at which workers reach it"));
         }
-        let Claimed { fence, new } = match self.owners().claim(&peer.process(), address, modules) {
+        let Claimed { fence, new } = match self.ledger().claim_modules(&peer.process(), address, modules) {
             Ok(claim) => claim,
             Err(reason) => return Ok(refused(reason)),
         };
@@ -176,7 +141,7 @@ impl CoordinatorRequests {
             // Marked as seen before the orders are made, so that a contribution from now on ends the wait below.
             contributed.borrow_and_update();
             // A newer process of this name may have claimed the modules during the wait.
-            if self.owners().fence(modules[0]) != fence {
+            if self.ledger().owner_fence(modules[0]) != fence {
                 let reason = "another process of the same name has the modules".to_owned();
                 return Ok((Response::Lost { reason }, None));
             }
@@ -201,7 +166,7 @@ impl CoordinatorRequests {
 
     /// Takes the modules of a synchronizer back. The coordinator takes their outer steps from then on.
     pub(super) fn take_modules_back(&self, process: &ProcessId, reason: &str) {
-        let modules = self.owners().release(process);
+        let modules = self.ledger().release_modules(process);
         if modules > 0 {
             let synchronizer = &process.name;
             tracing::warn!(

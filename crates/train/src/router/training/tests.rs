@@ -15,7 +15,7 @@ fn model() -> ModelConfig {
         vocab_size: VOCABULARY as usize,
         context: 24,
         tie_embeddings: true,
-        init_std: 0.2,
+        init_std: Some(0.2),
         ..ModelConfig::default()
     }
 }

@@ -1,0 +1,87 @@
+//! The shape that a pretrained model gives a run.
+
+use std::path::PathBuf;
+
+use dipaco_model::ModelConfig;
+use serde_json::Value;
+
+use crate::layer::{KeyPath, Leaf};
+use crate::{Origin, Problem};
+
+/// A pretrained model from which a run's seed begins.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pretrained {
+    /// The folder or file of the model, for messages.
+    pub path: PathBuf,
+    /// The shape of the model.
+    pub model: ModelConfig,
+}
+
+/// Keys that a pretrained model decides.
+const KEYS: [&str; 11] = [
+    "hidden_size",
+    "blocks",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn_size",
+    "vocab_size",
+    "context",
+    "rope_theta",
+    "rms_norm_eps",
+    "tie_embeddings",
+];
+
+impl Pretrained {
+    /// Puts the model's values before those of the user, and returns a problem for each value of the user that contradicts
+    /// the model. The user may take a shorter context, and untie tied embeddings.
+    pub(crate) fn take_precedence(&self, leaves: &mut Vec<Leaf>) -> Vec<Problem> {
+        let ours = serde_json::to_value(&self.model).unwrap_or_default();
+        let key_of = |leaf: &Leaf| leaf.path.to_string().strip_prefix("model.").map(str::to_owned);
+        // A vocabulary of 0 asks for the tokenizer's, which may have fewer entries than the model has rows.
+        leaves.retain(|leaf| key_of(leaf).as_deref() != Some("vocab_size") || leaf.value != 0);
+        let mut problems = Vec::new();
+        for leaf in &*leaves {
+            let Some(key) = key_of(leaf) else { continue };
+            if let Some(has) = self.contradiction(&ours, &key, &leaf.value) {
+                problems.push(Problem {
+                    message: format!(
+                        "model.{key} is {}, but the model in {} has {has}",
+                        leaf.value,
+                        self.path.display()
+                    ),
+                    origin: Some(leaf.origin.clone()),
+                    remedy: Some("leave the key out, and it comes from the model".to_owned()),
+                });
+            }
+        }
+        let origin = Origin::Pretrained(self.path.clone());
+        let own = KEYS.iter().filter_map(|key| {
+            let (path, value) = (KeyPath::parse(&format!("model.{key}"))?, ours.get(key)?.clone());
+            Some(Leaf { path, value, raw: None, origin: origin.clone() })
+        });
+        // Its tokenizer comes with the model, so none is trained with a vocabulary of its own.
+        let entries = ours.get("vocab_size").and_then(|entries| {
+            let path = KeyPath::parse("prepare.vocab_size")?;
+            Some(Leaf { path, value: entries.clone(), raw: None, origin: origin.clone() })
+        });
+        leaves.splice(0..0, own.chain(entries).collect::<Vec<_>>());
+        problems
+    }
+
+    /// The model's value of a key, if the value `given` contradicts it.
+    fn contradiction(&self, ours: &Value, key: &str, given: &Value) -> Option<Value> {
+        let has = match key {
+            "kv_heads" => Value::from(self.model.key_value_heads()),
+            _ if KEYS.contains(&key) => ours.get(key)?.clone(),
+            _ => return None,
+        };
+        let agrees = match key {
+            // Values of another type are reported where all types are checked.
+            "context" => given.as_u64() <= has.as_u64(),
+            "tie_embeddings" => given == &Value::Bool(false) || given == &has,
+            _ => given == &has || (given.as_f64().is_some() && given.as_f64() == has.as_f64()),
+        };
+        (!agrees).then_some(has)
+    }
+}

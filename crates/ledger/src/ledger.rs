@@ -1,0 +1,363 @@
+//! The ledger of a run: its state machine, its objects, and the owners of its modules.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use dipaco_sync::{
+    Fence, FragmentId, Grant, Guard, Lease, LeaseClaim, LeaseError, LeaseRequest, LeaseSecret, ProcessId,
+    RunPlan, RunState, fragment_ids_of,
+};
+use dipaco_topology::{PathId, Topology};
+
+use crate::names::{self, Owner};
+use crate::owners::ModuleOwners;
+use crate::records::{Divided, TrainingObjects};
+use crate::{
+    CheckpointRecord, LeaseResult, LedgerError, LedgerPlan, ObjectRef, RollbackRecord, RunManifest,
+    SeedRecord, ShardRecord, TrainingRecord,
+};
+
+mod checkpoints;
+mod completion;
+mod grants;
+mod order_builder;
+mod outer_steps;
+mod phases;
+mod results;
+
+use checkpoints::Checkpoints;
+pub use checkpoints::NewCheckpoint;
+pub use completion::LeaseCompletion;
+pub use outer_steps::{Orders, ReducedGradient, StepRecording};
+pub use phases::{PhaseBoundary, check_shards};
+use results::ReceivedResult;
+pub use results::{Recording, StoredResult};
+
+/// The decisions of a coordinator: the state machine of the run, the objects that make it up, and the owners of its
+/// modules.
+///
+/// Each call changes the ledger in memory. [`Ledger::poll_write`] then returns the next write of the manifest. The caller
+/// sends no answer before the change that it tells of is on the disk ([`Ledger::changes`]), so a change that a worker
+/// knows of survives a crash. After a failed write the caller must end, because memory is ahead of the disk.
+#[derive(Debug)]
+pub struct Ledger {
+    run: String,
+    incarnation: u32,
+    seed: Option<SeedRecord>,
+    /// The last rollbacks of the run.
+    rollbacks: Vec<RollbackRecord>,
+    plan: LedgerPlan,
+    state: RunState,
+    objects: TrainingObjects,
+    /// Processes that take the outer steps of each module.
+    owners: ModuleOwners,
+    /// Number of changes of the manifest under this coordinator.
+    changes: u64,
+    /// Number of the last change in a write that [`Ledger::poll_write`] returned.
+    polled: u64,
+    /// Objects that the manifest does not refer to any more. The manifest on the disk may still refer to them.
+    obsolete: Vec<String>,
+    /// Results of the granted leases that are in the store, without their numbers of tokens.
+    received: BTreeMap<(PathId, Fence), BTreeMap<LeaseResult, ReceivedResult>>,
+    /// Refuses outer gradients that are far larger than those that count.
+    guard: Guard,
+    /// Fragments with contributions that their synchronizer has not been told of.
+    news: BTreeSet<FragmentId>,
+    /// Earlier rounds to which the run can go back.
+    checkpoints: Checkpoints,
+    /// True when the coordinator stops: nothing counts from then on.
+    closed: bool,
+}
+
+/// The store of a run as a coordinator finds it.
+#[derive(Clone, Debug)]
+pub struct StoredRun {
+    /// The current manifest.
+    pub manifest: RunManifest,
+    /// The undamaged checkpoints that the manifest names, the newest last.
+    pub checkpoints: Vec<SavedCheckpoint>,
+    /// Names of all objects of the training in the store. Listed before the manifest is replaced, so none of them belongs
+    /// to a later coordinator.
+    pub names: Vec<String>,
+}
+
+/// A checkpoint and its content.
+#[derive(Clone, Debug)]
+pub struct SavedCheckpoint {
+    /// The manifest's record.
+    pub record: CheckpointRecord,
+    /// The training.
+    pub training: TrainingRecord,
+}
+
+/// The next write of the manifest. Checkpoint, manifest, deletions: a crash between two of them leaves a manifest whose
+/// objects all exist.
+#[derive(Clone, Debug)]
+pub struct PendingWrite {
+    /// A checkpoint to which the manifest refers, to be written before it.
+    pub checkpoint: Option<NewCheckpoint>,
+    /// The manifest; `None` if it has not changed.
+    pub manifest: Option<RunManifest>,
+    /// Number of the last change in the manifest.
+    pub change: u64,
+    /// Objects that can be deleted after the write.
+    pub obsolete: Vec<String>,
+}
+
+impl Ledger {
+    /// Takes a run over. Raises the incarnation, so fencing numbers are new, and an earlier coordinator that still runs
+    /// fails at its next write. The first write replaces the manifest, and must reach the disk before any other call.
+    ///
+    /// # Errors
+    /// When training has not begun, or the manifest does not fit the plan.
+    pub fn take_over(stored: StoredRun, topology: Topology, plan: LedgerPlan) -> Result<Self, LedgerError> {
+        let StoredRun { manifest, checkpoints, names } = stored;
+        let RunManifest { run, incarnation, seed, training, checkpoints: _, rollbacks } = manifest;
+        let incarnation = incarnation.saturating_add(1);
+        let Divided { progress, phase, objects } = training.ok_or(LedgerError::NotStarted)?.divide()?;
+        let LedgerPlan { schedule, scheme, limits, .. } = plan.clone();
+        let run_plan = RunPlan { schedule, scheme, phase, limits };
+        let mut state = RunState::new(topology, run_plan, progress, incarnation)?;
+        for (path, objects) in (0..).map(PathId).zip(&objects.paths) {
+            state.bind(path, !objects.replay.is_empty());
+        }
+        if let Some(seed) = plan.sampling {
+            state.sample_shards(seed, objects.shard_tokens());
+        }
+        let mut ledger = Self {
+            run,
+            incarnation,
+            seed,
+            rollbacks,
+            news: state.progress().pending.keys().copied().collect(),
+            state,
+            objects,
+            owners: ModuleOwners::new(incarnation),
+            changes: 1,
+            polled: 0,
+            obsolete: Vec::new(),
+            received: BTreeMap::new(),
+            guard: Guard::new(plan.guard),
+            checkpoints: Checkpoints::new(plan.checkpoints, checkpoints),
+            closed: false,
+            plan,
+        };
+        // Objects that a crashed coordinator left behind.
+        ledger.delete_unused(names);
+        Ok(ledger)
+    }
+
+    /// The number of the last change.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// The next write; `None` if nothing has changed since the last call.
+    ///
+    /// # Errors
+    /// When the ledger contradicts itself.
+    pub fn poll_write(&mut self) -> Result<Option<PendingWrite>, LedgerError> {
+        let changed = self.changes > self.polled;
+        if !changed && self.obsolete.is_empty() {
+            return Ok(None);
+        }
+        let (mut checkpoint, mut manifest) = (None, None);
+        if changed {
+            let training = self.objects.record(self.state.progress(), self.state.phase())?;
+            checkpoint = self.take_checkpoint(&training)?;
+            manifest = Some(RunManifest {
+                run: self.run.clone(),
+                incarnation: self.incarnation,
+                seed: self.seed.clone(),
+                training: Some(training),
+                checkpoints: self.checkpoints.records(),
+                rollbacks: self.rollbacks.clone(),
+            });
+        }
+        self.polled = self.changes;
+        let obsolete = std::mem::take(&mut self.obsolete);
+        Ok(Some(PendingWrite { checkpoint, manifest, change: self.changes, obsolete }))
+    }
+
+    /// Notes a change of the manifest, after which it does not refer to `obsolete` any more.
+    fn note_change(&mut self, obsolete: Vec<String>) {
+        self.changes += 1;
+        // Objects of a checkpoint are deleted with the checkpoint.
+        self.obsolete.extend(obsolete.into_iter().filter(|name| !self.checkpoints.need(name)));
+    }
+
+    /// The names to which neither the manifest nor a checkpoint refers.
+    fn unused(&self, names: impl IntoIterator<Item = String>) -> Vec<String> {
+        let used: BTreeSet<_> = self.objects.all().map(|object| &object.name).collect();
+        let unused = |name: &String| !used.contains(name) && !self.checkpoints.need(name);
+        names.into_iter().filter(unused).collect()
+    }
+
+    /// Deletes objects that do not count with the next write. Keeps objects that the manifest or a checkpoint needs: a
+    /// late repetition of an accepted result names the accepted object.
+    fn delete_unused(&mut self, names: impl IntoIterator<Item = String>) {
+        let unused = self.unused(names);
+        self.obsolete.extend(unused);
+    }
+
+    /// Closes the ledger. Later results are answered as if their lease were lost.
+    pub fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// The state machine.
+    #[must_use]
+    pub fn state(&self) -> &RunState {
+        &self.state
+    }
+
+    /// Number of coordinators that the run has had, with this one.
+    #[must_use]
+    pub fn incarnation(&self) -> u32 {
+        self.incarnation
+    }
+
+    /// Identity of the run.
+    #[must_use]
+    pub fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// Rounds that every path has completed.
+    #[must_use]
+    pub fn rounds_done(&self) -> u32 {
+        let steps = self.state.progress().paths.iter().map(|path| path.steps).min().unwrap_or(0);
+        u32::try_from(steps / self.objects.inner_steps.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// The shard of a path in this phase.
+    ///
+    /// # Errors
+    /// When there is no such path.
+    pub fn shard(&self, path: PathId) -> Result<&ShardRecord, LedgerError> {
+        let lacks = || LedgerError::Lacks { what: format!("the shard of path {path}") };
+        self.objects.shards.get(path.index()).ok_or_else(lacks)
+    }
+
+    /// True if a worker may fetch an object: the manifest refers to it as weights, as a change of weights or as a state.
+    #[must_use]
+    pub fn is_current(&self, object: &ObjectRef) -> bool {
+        // Asked for each piece, so it looks only at what the object's name says that it belongs to.
+        match names::owner(&object.name) {
+            Some(Owner::Fragment(fragment)) => {
+                let objects = self.objects.fragments.get(&fragment);
+                objects.is_some_and(|objects| objects.for_workers().any(|current| current == object))
+            }
+            Some(Owner::Path(path)) => {
+                self.objects.paths.get(path.index()).is_some_and(|path| path.state.as_ref() == Some(object))
+            }
+            None => false,
+        }
+    }
+
+    /// Grants a lease to a worker that holds the states of the paths of its request.
+    pub fn grant(&mut self, now: Duration, request: &LeaseRequest<'_>) -> Grant {
+        self.state.grant(now, request)
+    }
+
+    /// Grants the lease that follows a current lease.
+    ///
+    /// # Errors
+    /// When the claim names no current lease.
+    pub fn follow(
+        &mut self,
+        now: Duration,
+        claim: &LeaseClaim,
+        secret: LeaseSecret,
+    ) -> Result<Grant, LeaseError> {
+        self.state.follow(now, claim, secret)
+    }
+
+    /// Renews a lease whose worker has taken `step` inner steps of it, after it repeated steps of earlier leases. A
+    /// worker may report any number: it counts up to the steps that the lease can have.
+    ///
+    /// # Errors
+    /// When the claim names no lease.
+    pub fn heartbeat(
+        &mut self,
+        now: Duration,
+        claim: &LeaseClaim,
+        step: u64,
+        repeated: u64,
+    ) -> Result<(), LeaseError> {
+        let path = self.objects.paths.get(claim.key.path.index());
+        let replay = path.map_or(0, |path| path.replay.iter().map(|lease| lease.to - lease.from).sum());
+        let steps = self.state.schedule().total();
+        let taken = step.min(steps).saturating_add(repeated.min(replay));
+        self.state.heartbeat(now, claim, taken).map(|_| ())
+    }
+
+    /// True if a claim names a current lease.
+    #[must_use]
+    pub fn is_out(&self, claim: &LeaseClaim) -> bool {
+        self.state.check(claim).is_ok()
+    }
+
+    /// Ends the leases of the selected processes unfinished, and deletes their results. Returns the leases.
+    pub fn release(&mut self, selected: impl Fn(&ProcessId) -> bool) -> Vec<Lease> {
+        let leases: Vec<_> = self.state.leases().filter(|lease| selected(&lease.worker)).cloned().collect();
+        for lease in &leases {
+            self.state.release(lease.path, lease.fence);
+            self.discard_received(lease.path);
+        }
+        leases
+    }
+
+    /// Ends the leases whose deadline has passed, and deletes their results. Returns the leases.
+    pub fn expire(&mut self, now: Duration) -> Vec<Lease> {
+        let expired = self.state.expire(now);
+        for lease in &expired {
+            self.discard_received(lease.path);
+        }
+        expired
+    }
+
+    /// Time of the next event without a message: of a lease, of a grace period, or of a synchronizer that has not taken an
+    /// outer step for `standstill`.
+    #[must_use]
+    pub fn next_deadline(&self, standstill: Duration) -> Option<Duration> {
+        let of_steps = self.owners.oldest_order().map(|since| since.saturating_add(standstill));
+        self.state.next_deadline().into_iter().chain(of_steps).min()
+    }
+
+    /// Deletes the results of the leases of this path that do not count.
+    fn discard_received(&mut self, path: PathId) {
+        let leases = self.received.range((path, Fence(0))..=(path, Fence(u64::MAX)));
+        let leases: Vec<_> = leases.map(|(&lease, _)| lease).collect();
+        let received = leases.into_iter().filter_map(|lease| self.received.remove(&lease)).flatten();
+        let names: Vec<_> = received.map(|(_, result)| result.object.name).collect();
+        self.delete_unused(names);
+    }
+
+    /// Index of a fragment in the lists of its paths' records.
+    fn slot(&self, fragment: FragmentId) -> usize {
+        fragment.slot(self.state.schedule().fragments())
+    }
+
+    fn fragment_ids_of(&self, path: PathId) -> Vec<FragmentId> {
+        fragment_ids_of(self.state.topology(), self.state.schedule().fragments(), path)
+    }
+
+    /// Drops the earlier versions of a fragment that no path needs to train on, to replay, or as its early-stopping best.
+    /// Returns the names of their objects.
+    fn prune(&mut self, fragment: FragmentId) -> Result<Vec<String>, LedgerError> {
+        let slot = self.slot(fragment);
+        let mut needed = self.state.needed_versions(fragment);
+        for path in self.state.topology().paths_through(fragment.module) {
+            let path = self.objects.path(path)?;
+            needed.extend(path.best.as_ref().and_then(|best| best.versions.get(slot)));
+            needed.extend(path.replay.iter().filter_map(|lease| lease.versions.get(slot)));
+        }
+        let objects = self.objects.fragment_mut(fragment)?;
+        let (kept, dropped): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut objects.kept).into_iter().partition(|kept| needed.contains(&kept.version));
+        objects.kept = kept;
+        Ok(dropped.into_iter().map(|kept| kept.weights.name).collect())
+    }
+}

@@ -1,0 +1,162 @@
+//! Outer steps in the ledger: the owners of modules, the orders, and the steps that count.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use dipaco_sync::{FragmentId, ProcessId};
+use dipaco_topology::{ModuleId, PathId};
+
+use super::Ledger;
+use super::order_builder::OrderBuilder;
+use crate::owners::Claimed;
+use crate::{ChangeRecord, KeptVersion, LedgerError, OuterStepDone, OuterStepOrder};
+
+/// The orders of a synchronizer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Orders {
+    /// Outer steps that are due, then steps whose contributions can be merged early.
+    pub orders: Vec<OuterStepOrder>,
+    /// Outer gradients that count with a smaller weight.
+    pub reduced: Vec<ReducedGradient>,
+}
+
+/// An outer gradient out of proportion: its weight in the mean is reduced.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReducedGradient {
+    /// The path that contributed it.
+    pub path: PathId,
+    /// The fragment.
+    pub fragment: FragmentId,
+    /// Euclidean norm of the outer gradient.
+    pub norm: f64,
+    /// Name of the token whose bearer contributed it.
+    pub token: String,
+}
+
+/// The outcome of recording an outer step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepRecording {
+    /// The step counts.
+    Counts {
+        /// Number of merged contributions.
+        contributions: usize,
+    },
+    /// A repeated message about a step that counts.
+    Known,
+    /// The step does not count, because another synchronizer has been asked since. Its objects are deleted.
+    Rejected,
+}
+
+impl Ledger {
+    /// The orders for the synchronizer with this fencing number: outer steps that are due, then steps with new
+    /// contributions, which it can merge early. The order of a due step is complete in itself, so a lost early order does
+    /// no harm.
+    ///
+    /// # Errors
+    /// When the ledger contradicts itself.
+    pub fn orders(&mut self, now: Duration, fence: u64) -> Result<Orders, LedgerError> {
+        let due = self.state.due(now);
+        let owners = &self.owners;
+        let owned = |fragment: &FragmentId| owners.fence(fragment.module) == fence;
+        let news: Vec<_> = self.news.extract_if(.., |fragment| owned(fragment)).collect();
+        let stepping: BTreeSet<_> = due.iter().map(|step| step.fragment).collect();
+        let own: Vec<_> = due.into_iter().filter(|step| owned(&step.fragment)).collect();
+        let builder = OrderBuilder::new(self, fence);
+        let mut orders = Orders::default();
+        for step in &own {
+            let order = builder.due(step, &mut orders.reduced)?;
+            orders.orders.push(order);
+        }
+        for fragment in news.into_iter().filter(|fragment| !stepping.contains(fragment)) {
+            orders.orders.extend(builder.early(fragment)?);
+        }
+        own.into_iter().for_each(|step| self.owners.order(now, fence, step));
+        Ok(orders)
+    }
+
+    /// Records an outer step whose objects are in the store.
+    ///
+    /// # Errors
+    /// When the ledger is closed, or contradicts itself.
+    pub fn record_step(&mut self, done: &OuterStepDone) -> Result<StepRecording, LedgerError> {
+        let &OuterStepDone { fragment, version, fence, .. } = done;
+        let newest = self.state.progress().versions.get(&fragment).copied();
+        if newest == Some(version) && self.objects.fragment(fragment)?.weights == done.weights {
+            return Ok(StepRecording::Known);
+        }
+        let Some(step) = self.owners.remove_ordered(fragment, version, fence) else {
+            // The message may be a late repetition of a step that did count: objects that paths still need are kept.
+            let names: Vec<_> = done.objects().map(|object| object.name.clone()).collect();
+            self.delete_unused(names);
+            return Ok(StepRecording::Rejected);
+        };
+        if self.closed {
+            return Err(LedgerError::Closed);
+        }
+        // Another process may report any number of seconds.
+        let took = Duration::try_from_secs_f64(done.seconds).unwrap_or_default();
+        if !self.state.stepped(&step, took) {
+            let what = format!("outer step {} of {fragment} was ordered and is not due", step.version);
+            return Err(LedgerError::internal(what));
+        }
+        let OuterStepDone { weights, momentum, change, .. } = done.clone();
+        let mut obsolete = Vec::new();
+        let objects = self.objects.fragment_mut(fragment)?;
+        let before = std::mem::replace(&mut objects.weights, weights);
+        if let Some(object) = change {
+            objects.changes.push(ChangeRecord { from: before.hash.clone(), version: step.version, object });
+            // Longer changes are useless: a worker would fetch the weights instead.
+            let bytes =
+                |changes: &[ChangeRecord]| changes.iter().map(|change| change.object.bytes).sum::<u64>();
+            while bytes(&objects.changes) >= objects.weights.bytes && !objects.changes.is_empty() {
+                obsolete.push(objects.changes.remove(0).object.name);
+            }
+        }
+        objects.kept.push(KeptVersion { version: step.version.saturating_sub(1), weights: before });
+        obsolete.extend(objects.momentum.replace(momentum).map(|object| object.name));
+        for contribution in &step.contributions {
+            let merged = objects.gradients.remove(contribution);
+            obsolete.extend(merged.map(|gradient| gradient.object.name));
+        }
+        obsolete.extend(self.prune(fragment)?);
+        self.note_change(obsolete);
+        Ok(StepRecording::Counts { contributions: step.contributions.len() })
+    }
+
+    /// Makes a synchronizer the owner of modules, or finds that it is. An earlier process under the same name loses its
+    /// modules.
+    ///
+    /// # Errors
+    /// The reason, when another synchronizer owns one of the modules.
+    pub fn claim_modules(
+        &mut self,
+        owner: &ProcessId,
+        address: &str,
+        modules: &[ModuleId],
+    ) -> Result<Claimed, String> {
+        self.owners.claim(owner, address, modules)
+    }
+
+    /// Takes the modules of a synchronizer back. Returns their number.
+    pub fn release_modules(&mut self, owner: &ProcessId) -> usize {
+        self.owners.release(owner)
+    }
+
+    /// The coordinator's own fencing number.
+    #[must_use]
+    pub fn own_fence(&self) -> u64 {
+        self.owners.own()
+    }
+
+    /// Fencing number of the owner of a module.
+    #[must_use]
+    pub fn owner_fence(&self, module: ModuleId) -> u64 {
+        self.owners.fence(module)
+    }
+
+    /// The synchronizers that have not taken an outer step since `before`.
+    #[must_use]
+    pub fn overdue(&self, before: Duration) -> BTreeSet<ProcessId> {
+        self.owners.overdue(before)
+    }
+}

@@ -1,0 +1,184 @@
+//! Results of leases in the ledger.
+
+use dipaco_sync::{Commit, Contribution, FragmentId, Guard, LeaseClaim, LeaseError, LeaseKey, LeaseTask};
+
+use super::Ledger;
+use crate::records::CountedGradient;
+use crate::{ContributorRecord, LeaseResult, LedgerError, ObjectRef, ResultError};
+
+/// A result that has passed its check and is in the store.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredResult {
+    /// The object.
+    pub object: ObjectRef,
+    /// Euclidean norm of an outer gradient; 0 for a state.
+    pub norm: f64,
+}
+
+/// A result of a granted lease that is in the store.
+#[derive(Debug)]
+pub(super) struct ReceivedResult {
+    pub(super) object: ObjectRef,
+    /// Tokens in an outer gradient; 0 for a state.
+    pub(super) tokens: u64,
+    /// Euclidean norm of an outer gradient; 0 for a state.
+    norm: f64,
+}
+
+/// The outcome of recording a result.
+#[derive(Debug)]
+pub enum Recording {
+    /// The result counts already, or counts with the end of its lease.
+    Recorded,
+    /// The result does not count.
+    Rejected(ResultError),
+}
+
+/// The decision about a result that may count.
+enum Decision {
+    /// It is this contribution to the fragment.
+    Counts(FragmentId, Contribution),
+    /// It counts with the end of its lease.
+    CountsWithLease,
+    /// A lost lease of the path contributed it before.
+    Duplicate,
+}
+
+/// The lease that contributes an outer gradient.
+#[derive(Clone, Copy)]
+pub(super) struct Contributor<'a> {
+    /// Name of its worker's token.
+    pub(super) token: &'a str,
+    /// Inner steps of the path at the end of the lease.
+    pub(super) to: u64,
+}
+
+impl Ledger {
+    /// Inner steps of the path after which its worker makes this result.
+    ///
+    /// # Errors
+    /// When the claim names no current lease, the lease does not expect the result, or has another content of it.
+    pub fn expects(&self, claim: &LeaseClaim, item: LeaseResult, hash: &str) -> Result<u64, ResultError> {
+        let to = match item {
+            LeaseResult::OuterGradient { fragment, number, tokens } => {
+                self.state.expects(claim, fragment, number, tokens)?.step
+            }
+            LeaseResult::State => {
+                let lease = self.state.check(claim)?;
+                if lease.task != LeaseTask::Train {
+                    return Err(ResultError::Measures);
+                }
+                lease.to
+            }
+        };
+        self.check_content(claim, item, hash)?;
+        Ok(to)
+    }
+
+    /// Checks that a lease has no other content of a result.
+    fn check_content(&self, claim: &LeaseClaim, item: LeaseResult, hash: &str) -> Result<(), ResultError> {
+        let received = self.received.get(&(claim.key.path, claim.key.fence));
+        match received.and_then(|received| received.get(&item.without_tokens())) {
+            Some(result) if (result.object.hash.as_str(), result.tokens) != (hash, item.tokens()) => {
+                Err(ResultError::OtherContent { item: item.name() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Records that a result of a lease is in the store. An outer gradient that is sent before the end of its lease
+    /// counts at once. The object is deleted if it does not count.
+    ///
+    /// # Errors
+    /// When the ledger contradicts itself.
+    pub fn record_result(
+        &mut self,
+        claim: &LeaseClaim,
+        item: LeaseResult,
+        stored: StoredResult,
+    ) -> Result<Recording, LedgerError> {
+        let StoredResult { object, norm } = stored;
+        let lease = (claim.key.path, claim.key.fence);
+        let received = ReceivedResult { object: object.clone(), tokens: item.tokens(), norm };
+        match self.decide(claim, item, &received) {
+            Ok(Decision::Counts(fragment, contribution)) => {
+                let to = self.state.lease(lease.0).map_or(0, |lease| lease.to);
+                let contributor = Contributor { token: &claim.worker.token, to };
+                self.count(fragment, contribution, &received, contributor)?;
+                self.note_change(Vec::new());
+            }
+            Ok(Decision::CountsWithLease) => {}
+            Ok(Decision::Duplicate) => self.delete_unused([object.name]),
+            Err(error) => {
+                // The same content with another number of tokens has the name of the result that counts.
+                let same = |result: &ReceivedResult| result.object.name == object.name;
+                if !self.received.get(&lease).is_some_and(|received| received.values().any(same)) {
+                    self.delete_unused([object.name]);
+                }
+                return Ok(Recording::Rejected(error));
+            }
+        }
+        self.received.entry(lease).or_default().insert(item.without_tokens(), received);
+        Ok(Recording::Recorded)
+    }
+
+    /// Decides on a result that is in the store. Its lease may have ended since [`Ledger::expects`].
+    fn decide(
+        &mut self,
+        claim: &LeaseClaim,
+        item: LeaseResult,
+        received: &ReceivedResult,
+    ) -> Result<Decision, ResultError> {
+        let LeaseKey { path, fence, .. } = claim.key;
+        if self.closed {
+            return Err(LeaseError::Lost { path, step: 0, fence }.into());
+        }
+        self.check_content(claim, item, &received.object.hash)?;
+        let LeaseResult::OuterGradient { fragment, number, tokens } = item else {
+            self.state.check(claim)?;
+            return Ok(Decision::CountsWithLease);
+        };
+        let counted = self.objects.fragments.get(&fragment).map_or(&[][..], |objects| &objects.norms);
+        self.guard.check(fragment, counted, received.norm)?;
+        match self.state.contribute(claim, fragment, number, tokens) {
+            Commit::Accepted(Some(contribution)) => Ok(Decision::Counts(fragment, contribution)),
+            Commit::Accepted(None) => Ok(Decision::CountsWithLease),
+            Commit::Duplicate => Ok(Decision::Duplicate),
+            Commit::Refused(error) => Err(error.into()),
+        }
+    }
+
+    /// Keeps the object of an outer gradient that counts, and adds it to the accounts of its path and its fragment.
+    pub(super) fn count(
+        &mut self,
+        fragment: FragmentId,
+        contribution: Contribution,
+        received: &ReceivedResult,
+        Contributor { token, to }: Contributor<'_>,
+    ) -> Result<(), LedgerError> {
+        let Contribution { path, steps, tokens, .. } = contribution;
+        let ReceivedResult { object, norm, .. } = received;
+        self.news.insert(fragment);
+        let slot = self.slot(fragment);
+        let objects = self.objects.fragment_mut(fragment)?;
+        Guard::remember(&mut objects.norms, *norm);
+        let gradient = CountedGradient { object: object.clone(), norm: *norm, token: token.to_owned() };
+        objects.gradients.insert(contribution, gradient);
+        let path = self.objects.path_mut(path)?;
+        let fragments = path.counted.len();
+        if let Some(counted) = path.counted.get_mut(slot) {
+            counted.steps = counted.steps.saturating_add(steps);
+            counted.tokens = counted.tokens.saturating_add(tokens);
+        }
+        let first = || ContributorRecord { first_step: to, ..ContributorRecord::default() };
+        let contributor = path.contributors.entry(token.to_owned()).or_insert_with(first);
+        contributor.gradients += 1;
+        contributor.last_step = to;
+        contributor.tokens = contributor.tokens.saturating_add(tokens);
+        contributor.by_fragment.resize(fragments, 0);
+        if let Some(gradients) = contributor.by_fragment.get_mut(slot) {
+            *gradients += 1;
+        }
+        Ok(())
+    }
+}

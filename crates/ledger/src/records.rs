@@ -1,0 +1,244 @@
+//! The objects of a training in the coordinator's memory, and the record of the training in the manifest.
+//!
+//! [`TrainingProgress`] says how far the training is, and only [`dipaco_sync::RunState`] changes it. [`TrainingObjects`]
+//! holds everything else. The manifest's [`TrainingRecord`] is made of both when it is written, so no number is kept
+//! twice.
+
+use std::collections::BTreeMap;
+
+use dipaco_sync::{Contribution, FragmentId, PathProgress, TrainingProgress};
+use dipaco_topology::PathId;
+
+use crate::{
+    ChangeRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest, FragmentRecord,
+    GradientRecord, KeptVersion, LedgerError, ModuleRecord, ObjectRef, PathRecord, ShardRecord,
+    TrainingRecord,
+};
+
+/// The objects of a training, and everything of its record that is not progress.
+#[derive(Clone, Debug)]
+pub(crate) struct TrainingObjects {
+    origin: String,
+    pub(crate) rounds: u32,
+    pub(crate) inner_steps: u64,
+    pub(crate) boundaries: Vec<u32>,
+    pub(crate) shards: Vec<ShardRecord>,
+    pub(crate) fragments: BTreeMap<FragmentId, FragmentObjects>,
+    pub(crate) paths: Vec<PathObjects>,
+}
+
+/// The objects of a fragment. [`FragmentRecord`] describes the fields.
+#[derive(Clone, Debug)]
+pub(crate) struct FragmentObjects {
+    pub(crate) weights: ObjectRef,
+    pub(crate) momentum: Option<ObjectRef>,
+    pub(crate) changes: Vec<ChangeRecord>,
+    pub(crate) kept: Vec<KeptVersion>,
+    pub(crate) norms: Vec<f64>,
+    /// Outer gradients that wait for an outer step.
+    pub(crate) gradients: BTreeMap<Contribution, CountedGradient>,
+}
+
+/// The object of an outer gradient that counts.
+#[derive(Clone, Debug)]
+pub(crate) struct CountedGradient {
+    pub(crate) object: ObjectRef,
+    pub(crate) norm: f64,
+    pub(crate) token: String,
+}
+
+/// The objects and accounts of a path. [`PathRecord`] describes the fields.
+#[derive(Clone, Debug)]
+pub(crate) struct PathObjects {
+    pub(crate) counted: Vec<CountRecord>,
+    pub(crate) state: Option<ObjectRef>,
+    pub(crate) fence: Option<u64>,
+    pub(crate) replay: Vec<CompletedLeaseRecord>,
+    pub(crate) best: Option<EarlyStoppingBest>,
+    pub(crate) last: Option<EarlyStoppingBest>,
+    pub(crate) contributors: BTreeMap<String, ContributorRecord>,
+}
+
+/// A manifest's training, divided into progress and objects.
+pub(crate) struct Divided {
+    pub(crate) progress: TrainingProgress,
+    pub(crate) phase: usize,
+    pub(crate) objects: TrainingObjects,
+}
+
+impl FragmentObjects {
+    /// Weights of a kept version, or of the newest version `newest`.
+    pub(crate) fn weights_at(&self, version: u32, newest: u32) -> Option<&ObjectRef> {
+        if version == newest {
+            return Some(&self.weights);
+        }
+        self.kept.iter().find(|kept| kept.version == version).map(|kept| &kept.weights)
+    }
+
+    /// The objects that a worker may fetch: weights and changes of weights.
+    pub(crate) fn for_workers(&self) -> impl Iterator<Item = &ObjectRef> {
+        let changes = self.changes.iter().map(|change| &change.object);
+        [&self.weights].into_iter().chain(self.kept.iter().map(|kept| &kept.weights)).chain(changes)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &ObjectRef> {
+        let gradients = self.gradients.values().map(|gradient| &gradient.object);
+        self.for_workers().chain(&self.momentum).chain(gradients)
+    }
+}
+
+impl TrainingObjects {
+    /// Tokens in the shard of each path.
+    pub(crate) fn shard_tokens(&self) -> Vec<u64> {
+        self.shards.iter().map(|shard| shard.tokens).collect()
+    }
+
+    /// All objects of the training.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &ObjectRef> {
+        let of_fragments = self.fragments.values().flat_map(FragmentObjects::all);
+        of_fragments.chain(self.paths.iter().filter_map(|path| path.state.as_ref()))
+    }
+
+    pub(crate) fn fragment(&self, fragment: FragmentId) -> Result<&FragmentObjects, LedgerError> {
+        self.fragments.get(&fragment).ok_or_else(|| lacks_fragment(fragment))
+    }
+
+    pub(crate) fn fragment_mut(&mut self, fragment: FragmentId) -> Result<&mut FragmentObjects, LedgerError> {
+        self.fragments.get_mut(&fragment).ok_or_else(|| lacks_fragment(fragment))
+    }
+
+    pub(crate) fn path(&self, path: PathId) -> Result<&PathObjects, LedgerError> {
+        self.paths.get(path.index()).ok_or_else(|| lacks_path(path))
+    }
+
+    pub(crate) fn path_mut(&mut self, path: PathId) -> Result<&mut PathObjects, LedgerError> {
+        self.paths.get_mut(path.index()).ok_or_else(|| lacks_path(path))
+    }
+
+    /// The record of the training for the manifest.
+    pub(crate) fn record(
+        &self,
+        progress: &TrainingProgress,
+        phase: usize,
+    ) -> Result<TrainingRecord, LedgerError> {
+        let mut modules: Vec<ModuleRecord> = Vec::new();
+        let mut gradients: Vec<Vec<GradientRecord>> = vec![Vec::new(); self.paths.len()];
+        for (&fragment, objects) in &self.fragments {
+            let version = progress.versions.get(&fragment).copied();
+            let version = version.ok_or_else(|| lacks_fragment(fragment))?;
+            for contribution in progress.pending.get(&fragment).into_iter().flatten() {
+                let gradient = objects.gradients.get(contribution);
+                let gradient = gradient.ok_or_else(|| lacks_gradient(fragment, contribution))?;
+                let CountedGradient { object, norm, token } = gradient.clone();
+                let Contribution { path, number, base, steps, tokens } = *contribution;
+                let FragmentId { module, index: fragment } = fragment;
+                let of_path = gradients.get_mut(path.index()).ok_or_else(|| lacks_path(path))?;
+                of_path.push(GradientRecord {
+                    module,
+                    fragment,
+                    number,
+                    base,
+                    steps,
+                    tokens,
+                    norm,
+                    token,
+                    object,
+                });
+            }
+            if modules.last().is_none_or(|module| module.module != fragment.module) {
+                modules.push(ModuleRecord { module: fragment.module, fragments: Vec::new() });
+            }
+            // Fragments come in order, so the last module is the fragment's.
+            if let Some(module) = modules.last_mut() {
+                let FragmentObjects { weights, momentum, changes, kept, norms, gradients: _ } =
+                    objects.clone();
+                let record = FragmentRecord { version, weights, momentum, changes, kept, norms };
+                module.fragments.push(record);
+            }
+        }
+        let path = |((objects, progress), gradients): ((&PathObjects, &PathProgress), _)| {
+            let PathObjects { counted, state, fence, replay, best, last, contributors } = objects.clone();
+            let PathProgress { steps, measured, sent, adopted } = progress.clone();
+            PathRecord {
+                steps,
+                measured,
+                sent,
+                adopted,
+                counted,
+                state,
+                fence,
+                replay,
+                best,
+                last,
+                gradients,
+                contributors,
+            }
+        };
+        Ok(TrainingRecord {
+            origin: self.origin.clone(),
+            rounds: self.rounds,
+            inner_steps: self.inner_steps,
+            boundaries: self.boundaries.clone(),
+            phase: u32::try_from(phase).unwrap_or(u32::MAX),
+            shards: self.shards.clone(),
+            modules,
+            paths: self.paths.iter().zip(&progress.paths).zip(gradients).map(path).collect(),
+        })
+    }
+}
+
+impl TrainingRecord {
+    /// Divides the record into progress and objects.
+    pub(crate) fn divide(self) -> Result<Divided, LedgerError> {
+        let mut progress = TrainingProgress {
+            versions: BTreeMap::new(),
+            paths: Vec::with_capacity(self.paths.len()),
+            pending: BTreeMap::new(),
+        };
+        let mut fragments = BTreeMap::new();
+        for ModuleRecord { module, fragments: records } in self.modules {
+            for (index, record) in (0..).zip(records) {
+                let FragmentRecord { version, weights, momentum, changes, kept, norms } = record;
+                let fragment = FragmentId { module, index };
+                progress.versions.insert(fragment, version);
+                let gradients = BTreeMap::new();
+                fragments
+                    .insert(fragment, FragmentObjects { weights, momentum, changes, kept, norms, gradients });
+            }
+        }
+        let mut paths = Vec::with_capacity(self.paths.len());
+        for (path, record) in (0..).map(PathId).zip(self.paths) {
+            let PathRecord { steps, measured, sent, adopted, counted, state, fence, replay, .. } = record;
+            let PathRecord { best, last, gradients, contributors, .. } = record;
+            progress.paths.push(PathProgress { steps, measured, sent, adopted });
+            paths.push(PathObjects { counted, state, fence, replay, best, last, contributors });
+            for record in gradients {
+                let GradientRecord { module, fragment: index, number, base, steps, tokens, .. } = record;
+                let fragment = FragmentId { module, index };
+                let contribution = Contribution { path, number, base, steps, tokens };
+                progress.pending.entry(fragment).or_default().push(contribution);
+                let GradientRecord { norm, token, object, .. } = record;
+                let objects = fragments.get_mut(&fragment).ok_or_else(|| lacks_fragment(fragment))?;
+                objects.gradients.insert(contribution, CountedGradient { object, norm, token });
+            }
+        }
+        progress.pending.values_mut().for_each(|pending| pending.sort_unstable());
+        let Self { origin, rounds, inner_steps, boundaries, phase, shards, .. } = self;
+        let objects = TrainingObjects { origin, rounds, inner_steps, boundaries, shards, fragments, paths };
+        Ok(Divided { progress, phase: phase as usize, objects })
+    }
+}
+
+fn lacks_fragment(fragment: FragmentId) -> LedgerError {
+    LedgerError::Lacks { what: format!("fragment {fragment}") }
+}
+
+fn lacks_path(path: PathId) -> LedgerError {
+    LedgerError::Lacks { what: format!("path {path}") }
+}
+
+/// The ledger records a contribution and its object together, so this is a fault of the program.
+pub(crate) fn lacks_gradient(fragment: FragmentId, contribution: &Contribution) -> LedgerError {
+    let Contribution { number, path, .. } = contribution;
+    LedgerError::internal(format!("no object of outer gradient {number} of path {path} to {fragment}"))
+}

@@ -1,0 +1,170 @@
+//! The weights of a pretrained Llama in safetensors files.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use half::f16;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+
+use super::{ImportError, PretrainedSettings, TensorIndex};
+use crate::{ModelConfig, ModuleWeights, TensorSpec, path_specs};
+
+/// Name of the output projection. A tied model has none, or a copy of the embedding.
+const HEAD: &str = "lm_head.weight";
+const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Tensors of every block, and tensors of the rest of a tied model.
+const TENSORS_OF_A_BLOCK: usize = 9;
+const OTHER_TENSORS: usize = 2;
+
+/// The weights of a model that is being imported, file by file.
+#[derive(Debug)]
+pub struct PretrainedWeights {
+    specs: Arc<[TensorSpec]>,
+    /// Place of each tensor among `values`, by name.
+    places: HashMap<String, usize>,
+    values: Vec<Option<Vec<f32>>>,
+    index: Option<TensorIndex>,
+}
+
+impl PretrainedWeights {
+    /// Expects the tensors of a model. `tensors` is the number of tensors that the index or the only file has; `index` is
+    /// absent for a model in one file.
+    ///
+    /// # Errors
+    /// There are fewer tensors than the settings demand.
+    pub fn new(
+        settings: &PretrainedSettings,
+        tensors: usize,
+        index: Option<TensorIndex>,
+    ) -> Result<Self, ImportError> {
+        let model = &settings.model;
+        // The list of tensors grows with the number of blocks, which a stranger wrote.
+        let expected = model.blocks.saturating_mul(TENSORS_OF_A_BLOCK).saturating_add(OTHER_TENSORS);
+        if tensors < expected {
+            return Err(ImportError::Value {
+                file: "config.json".to_owned(),
+                key: "num_hidden_layers".to_owned(),
+                problem: format!(
+                    "is {}, which makes at least {expected} tensors, but the files have {tensors}",
+                    model.blocks
+                ),
+            });
+        }
+        let mut names: Vec<TensorSpec> = path_specs(model);
+        let specs: Arc<[TensorSpec]> = names.clone().into();
+        if model.tie_embeddings {
+            let spec = names[0].clone();
+            names.push(TensorSpec { name: HEAD.to_owned(), ..spec });
+        }
+        let places = names.iter().enumerate().map(|(place, spec)| (spec.name.clone(), place)).collect();
+        Ok(Self { specs, places, values: vec![None; names.len()], index })
+    }
+
+    /// Returns the number of tensors of a safetensors file; errors call it `file`.
+    ///
+    /// # Errors
+    /// The bytes are no safetensors file.
+    pub fn tensors_of(bytes: &[u8], file: &str) -> Result<usize, ImportError> {
+        Ok(open(bytes, file)?.len())
+    }
+
+    /// Takes the tensors of a file; errors call it `file`.
+    ///
+    /// # Errors
+    /// The file is damaged, or one of its tensors is unknown, was there before, belongs into another file, or is of another
+    /// shape or type.
+    pub fn read(&mut self, bytes: &[u8], file: &str) -> Result<(), ImportError> {
+        for (name, view) in open(bytes, file)?.tensors() {
+            let wrong = |problem: String| {
+                Err(ImportError::Tensor { file: file.to_owned(), tensor: name.clone(), problem })
+            };
+            // Older programs saved this buffer. It follows from the settings.
+            if name.ends_with(".rotary_emb.inv_freq") {
+                continue;
+            }
+            if let Some(index) = &self.index
+                && index.file_of(&name) != Some(file)
+            {
+                return wrong("is here, but the index has it elsewhere or not at all".to_owned());
+            }
+            let Some(&place) = self.places.get(&name) else {
+                let biases = if name.ends_with(".bias") { ": biases are not supported" } else { "" };
+                return wrong(format!("is not part of a Llama with these settings{biases}"));
+            };
+            let spec = self.specs.get(place).unwrap_or(&self.specs[0]);
+            if view.shape() != spec.shape {
+                return wrong(format!("is {:?}, but the settings demand {:?}", view.shape(), spec.shape));
+            }
+            if self.values[place].is_some() {
+                return wrong("is in two files".to_owned());
+            }
+            match numbers(&view) {
+                Some(values) => self.values[place] = Some(values),
+                None => {
+                    return wrong(format!("is of type {:?}: only F32, F16 and BF16 are read", view.dtype()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the weights when all files have been read.
+    ///
+    /// # Errors
+    /// A tensor is missing, has a number that is not finite, or the head of a tied model differs from the embedding.
+    pub fn finish(mut self) -> Result<ModuleWeights, ImportError> {
+        let wrong = |tensor: &str, problem: String| ImportError::Tensor {
+            file: "the model".to_owned(),
+            tensor: tensor.to_owned(),
+            problem,
+        };
+        // A tied model has one place more than tensors.
+        let copy = if self.values.len() > self.specs.len() { self.values.pop().flatten() } else { None };
+        let total = self.values.iter().flatten().map(Vec::len).sum();
+        let mut values = Vec::with_capacity(total);
+        for (spec, tensor) in self.specs.iter().zip(self.values) {
+            let tensor = tensor.ok_or_else(|| wrong(&spec.name, "is missing from the files".to_owned()))?;
+            if let Some(place) = tensor.iter().position(|value| !value.is_finite()) {
+                return Err(wrong(&spec.name, format!("has {} at place {place}", tensor[place])));
+            }
+            values.extend_from_slice(&tensor);
+        }
+        if copy.is_some_and(|copy| values.get(..copy.len()) != Some(&copy[..])) {
+            let problem = format!("differs from {EMBEDDING}, but tie_word_embeddings is true");
+            return Err(wrong(HEAD, problem));
+        }
+        Ok(ModuleWeights::new(self.specs, values)?)
+    }
+}
+
+/// Returns the weights of a tied model with an output projection of its own, which begins as a copy of the embedding.
+/// `config` has `tie_embeddings = false`.
+///
+/// # Errors
+/// The weights are not those of the tied model.
+pub fn untie(config: &ModelConfig, tied: &ModuleWeights) -> Result<ModuleWeights, ImportError> {
+    let embedding = tied.tensors().next().map_or(&[][..], |(_, values)| values);
+    // The output projection is the last tensor of a path.
+    let values = [&tied.values, embedding].concat();
+    Ok(ModuleWeights::new(path_specs(config).into(), values)?)
+}
+
+fn open<'a>(bytes: &'a [u8], file: &str) -> Result<SafeTensors<'a>, ImportError> {
+    SafeTensors::deserialize(bytes)
+        .map_err(|source| ImportError::Safetensors { file: file.to_owned(), source })
+}
+
+/// The elements of a tensor as f32; `None` if they are of another type.
+fn numbers(view: &TensorView<'_>) -> Option<Vec<f32>> {
+    let (pairs, _) = view.data().as_chunks::<2>();
+    let half = |convert: fn(u16) -> f32| pairs.iter().map(|&two| convert(u16::from_le_bytes(two))).collect();
+    match view.dtype() {
+        Dtype::F32 => {
+            Some(view.data().as_chunks::<4>().0.iter().map(|&four| f32::from_le_bytes(four)).collect())
+        }
+        Dtype::F16 => Some(half(|bits| f16::from_bits(bits).to_f32())),
+        // A bf16 is the upper half of an f32.
+        Dtype::BF16 => Some(half(|bits| f32::from_bits(u32::from(bits) << 16))),
+        _ => None,
+    }
+}

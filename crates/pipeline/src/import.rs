@@ -1,0 +1,189 @@
+//! Beginning a run with a pretrained model: a folder in Hugging Face's format becomes the run's seed, tokenizer and settings.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use dipaco_config::{Pretrained, RunConfig};
+use dipaco_model::{ModuleWeights, PretrainedSettings, PretrainedWeights, TensorIndex, untie};
+use dipaco_shards::Tokenizer;
+use dipaco_train::{import_seed, open_run};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::error::PipelineError;
+use crate::imported_files::{CONFIG, CopiedFile, TOKENIZER, TOKENIZER_CONFIG};
+use crate::run::save_config;
+use crate::run_directory::RunDirectory;
+use crate::seed::run_id;
+use crate::store::open_store;
+use crate::{files, prepared};
+
+/// Name of the weights of a model in one file.
+const ONE_FILE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Largest index of tensors and files, in bytes. A model of 100,000 tensors has 10 MB.
+const LARGEST_INDEX: u64 = 64 << 20;
+
+/// A pretrained model in a folder, before its large files are read.
+#[derive(Clone, Debug)]
+pub struct PretrainedFolder {
+    folder: PathBuf,
+    settings: PretrainedSettings,
+    copied: Vec<(CopiedFile, Vec<u8>)>,
+}
+
+impl PretrainedFolder {
+    /// Reads the small files of a folder in Hugging Face's format.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`] when a file can't be read, [`PipelineError::TooLarge`] when it is larger than such a file can
+    /// be, and [`PipelineError::Import`] when the model is not one that this program computes.
+    pub fn open(folder: &Path) -> Result<Self, PipelineError> {
+        let mut copied = Vec::new();
+        for file in CopiedFile::ALL {
+            if let Some(bytes) = read_small(&folder.join(file.name()), file.largest())? {
+                file.check(&bytes)?;
+                copied.push((file, bytes));
+            }
+        }
+        let of = |wanted: CopiedFile| {
+            copied.iter().find(|(file, _)| *file == wanted).map(|(_, bytes)| bytes.as_slice())
+        };
+        let missing = |file: CopiedFile| PipelineError::NoPretrained {
+            folder: folder.to_owned(),
+            file: file.name().to_owned(),
+        };
+        let settings = PretrainedSettings::parse(of(CONFIG).ok_or_else(|| missing(CONFIG))?, CONFIG.name())?;
+        of(TOKENIZER).ok_or_else(|| missing(TOKENIZER))?;
+        Ok(Self { folder: folder.to_owned(), settings, copied })
+    }
+
+    /// The shape that the model gives a run's configuration.
+    pub fn pretrained(&self) -> Pretrained {
+        Pretrained { path: self.folder.clone(), model: self.settings.model.clone() }
+    }
+
+    fn bytes(&self, wanted: CopiedFile) -> &[u8] {
+        self.copied.iter().find(|(file, _)| *file == wanted).map_or(&[], |(_, bytes)| bytes)
+    }
+
+    /// The tokenizer, whose end-of-text token is `end_of_text`, or one of the usual names, or the token that ends the
+    /// model's texts.
+    fn tokenizer(&self, end_of_text: Option<&str>) -> Result<Tokenizer, PipelineError> {
+        let (json, name) = (self.bytes(TOKENIZER), self.folder.join(TOKENIZER.name()));
+        let name = name.display().to_string();
+        let usual = Tokenizer::from_bytes(json, end_of_text, &name);
+        match (usual, self.eos_token()) {
+            (Err(_), Some(token)) if end_of_text.is_none() => {
+                Ok(Tokenizer::from_bytes(json, Some(&token), &name)?)
+            }
+            (usual, _) => Ok(usual?),
+        }
+    }
+
+    /// The text of the token that ends a text: a text, or an object with its content.
+    fn eos_token(&self) -> Option<String> {
+        let config: Value = serde_json::from_slice(self.bytes(TOKENIZER_CONFIG)).ok()?;
+        let token = config.get("eos_token")?;
+        Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned())
+    }
+
+    /// Reads the weights, one file at a time.
+    fn weights(&self) -> Result<ModuleWeights, PipelineError> {
+        let index = read_small(&self.folder.join(INDEX), LARGEST_INDEX)?;
+        let Some(index) = index else {
+            let bytes = self.read_large(ONE_FILE)?;
+            let tensors = PretrainedWeights::tensors_of(&bytes, ONE_FILE)?;
+            let mut weights = PretrainedWeights::new(&self.settings, tensors, None)?;
+            weights.read(&bytes, ONE_FILE)?;
+            return Ok(weights.finish()?);
+        };
+        let index = TensorIndex::parse(&index, INDEX)?;
+        let mut weights = PretrainedWeights::new(&self.settings, index.tensors(), Some(index.clone()))?;
+        for file in index.files() {
+            weights.read(&self.read_large(file)?, file)?;
+        }
+        Ok(weights.finish()?)
+    }
+
+    fn read_large(&self, file: &str) -> Result<Vec<u8>, PipelineError> {
+        let path = self.folder.join(file);
+        std::fs::read(&path).map_err(|source| PipelineError::Io { action: "read", path, source })
+    }
+}
+
+/// A model that became a run's seed.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ImportedModel {
+    /// Number of parameters of the seed.
+    pub parameters: usize,
+    /// True if the run has prepared text.
+    pub prepared: bool,
+}
+
+/// Makes a pretrained model the seed of a run, and its tokenizer the tokenizer of the run. `config` is the run's
+/// configuration with the shape of the model ([`PretrainedFolder::pretrained`]). With `restart` it replaces another seed.
+///
+/// # Errors
+/// When a file of the model can't be used, the run was prepared with another tokenizer, the run has another seed, or a file
+/// can't be written.
+pub async fn import(
+    run: &RunDirectory,
+    config: &RunConfig,
+    model: &PretrainedFolder,
+    restart: bool,
+) -> Result<ImportedModel, PipelineError> {
+    let tokenizer = model.tokenizer(config.prepare.end_of_text.as_deref())?;
+    let prepared = run.tokenizer().exists();
+    let same = |file: &Path, found: &Tokenizer| {
+        if found.hash() == tokenizer.hash() {
+            return Ok(());
+        }
+        let (file, folder) = (file.to_owned(), model.folder.clone());
+        Err(PipelineError::NotTheModels { file, folder })
+    };
+    if prepared {
+        same(&run.tokenizer(), &prepared::tokenizer(run)?)?;
+    }
+    let mut config = config.clone();
+    let own = run.imported().file(TOKENIZER);
+    match config.prepare.tokenizer.as_ref().filter(|file| **file != own) {
+        Some(file) => {
+            same(file, &Tokenizer::from_file(file, config.prepare.end_of_text.as_deref())?)?;
+        }
+        None => config.prepare.tokenizer = Some(own),
+    }
+    config.prepare.end_of_text = Some(tokenizer.end_of_text_text());
+    let sized = config.model.with_vocabulary(tokenizer.vocab_size() as usize)?;
+    let mut weights = model.weights()?;
+    if model.settings.model.tie_embeddings && !sized.tie_embeddings {
+        weights = untie(&sized, &weights)?;
+    }
+    let store = open_store(run)?;
+    let started = open_run(&store, || run_id(&config.run.name)).await?;
+    // First the seed: it may be refused, and then nothing of the run has changed.
+    import_seed(&store, started, &weights, config.seed_model.steps, restart).await?;
+    for (file, bytes) in &model.copied {
+        files::write(&run.imported().file(*file), bytes)?;
+    }
+    save_config(run, &config)?;
+    Ok(ImportedModel { parameters: weights.values.len(), prepared })
+}
+
+/// Reads a file of at most `largest` bytes; `None` if it does not exist.
+pub(crate) fn read_small(path: &Path, largest: u64) -> Result<Option<Vec<u8>>, PipelineError> {
+    let failed = |source| PipelineError::Io { action: "read", path: path.to_owned(), source };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(failed(source)),
+    };
+    let mut bytes = Vec::new();
+    // One byte more than allowed, to see that the file goes on. Its length in the file system may change meanwhile.
+    file.take(largest.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > largest {
+        return Err(PipelineError::TooLarge { file: path.to_owned(), largest });
+    }
+    Ok(Some(bytes))
+}

@@ -1,0 +1,52 @@
+//! Going back to an earlier round of a run, and what that would undo.
+
+use dipaco_config::RunConfig;
+use dipaco_store::{RollbackRecord, RunStore};
+use dipaco_telemetry::{Event, Events, Progress};
+use dipaco_topology::Topology;
+use dipaco_train::{TokenContributions, contributions_of};
+
+use crate::error::PipelineError;
+use crate::run_directory::RunDirectory;
+use crate::run_lock::RunLock;
+
+/// Takes a run that nobody trains back to its checkpoint after `round` complete rounds, and writes an event.
+///
+/// # Errors
+/// [`PipelineError::RunBusy`] during a training, [`PipelineError::NotTrained`] before the first training,
+/// [`PipelineError::Coordinator`] when the round is not kept or its checkpoint is damaged.
+pub async fn roll_back(
+    run: &RunDirectory,
+    round: u32,
+    progress: &Progress,
+) -> Result<RollbackRecord, PipelineError> {
+    if !run.root().exists() {
+        return Err(PipelineError::NoRun { folder: run.root().to_owned() });
+    }
+    if !run.store().exists() {
+        return Err(PipelineError::NotTrained);
+    }
+    let _lock = RunLock::for_rollback(run)?;
+    let store = RunStore::open(&run.store().to_string_lossy())?;
+    let rollback = dipaco_train::roll_back(&store, round, progress).await?;
+    let RollbackRecord { from, to, undone } = rollback.clone();
+    Events::create(&run.events())?.write(Event::RolledBack { from, to, undone })?;
+    Ok(rollback)
+}
+
+/// The contributions of the bearer of a token to a run with this configuration.
+///
+/// # Errors
+/// [`PipelineError::NotTrained`] before the first training, and when the store can't be read.
+pub async fn contributions_of_token(
+    run: &RunDirectory,
+    config: &RunConfig,
+    token: &str,
+) -> Result<TokenContributions, PipelineError> {
+    if !run.store().exists() {
+        return Err(PipelineError::NotTrained);
+    }
+    let topology = Topology::new(&config.topology, config.model.blocks)?;
+    let store = RunStore::open(&run.store().to_string_lossy())?;
+    Ok(contributions_of(&store, token, &topology, config.sync.fragments).await?)
+}

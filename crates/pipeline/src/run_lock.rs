@@ -1,0 +1,79 @@
+//! The lock that keeps trainings and rollbacks of a run apart.
+
+use std::fs::{File, TryLockError};
+
+use crate::error::PipelineError;
+use crate::run_directory::RunDirectory;
+
+/// The lock on a run. It ends with this value or the process.
+#[derive(Debug)]
+pub(crate) struct RunLock {
+    _file: File,
+}
+
+impl RunLock {
+    /// Locks a run against a rollback. Several coordinators may hold this lock: the newest takes the run over. On a file
+    /// system without locks a training goes on without one, and a rollback is refused.
+    ///
+    /// # Errors
+    /// [`PipelineError::RunBusy`] during a rollback.
+    pub(crate) fn for_training(run: &RunDirectory) -> Result<Option<Self>, PipelineError> {
+        let busy = "is being taken back: wait until `dipaco rollback` has ended";
+        match Self::take(run, File::try_lock_shared, busy) {
+            Err(error @ PipelineError::Io { .. }) => {
+                tracing::warn!(%error, "the run is not locked against `dipaco rollback`");
+                Ok(None)
+            }
+            locked => locked.map(Some),
+        }
+    }
+
+    /// Locks a run against every training on this machine.
+    ///
+    /// # Errors
+    /// [`PipelineError::RunBusy`] during a training, [`PipelineError::Io`] when the file can't be made.
+    pub(crate) fn for_rollback(run: &RunDirectory) -> Result<Self, PipelineError> {
+        Self::take(run, File::try_lock, "is in training: stop `dipaco train` or `dipaco coordinator` first")
+    }
+
+    fn take(
+        run: &RunDirectory,
+        lock: impl Fn(&File) -> Result<(), TryLockError>,
+        busy: &'static str,
+    ) -> Result<Self, PipelineError> {
+        let path = run.lock();
+        let failed = |action| {
+            let path = path.clone();
+            move |source| PipelineError::Io { action, path, source }
+        };
+        let file = File::create(&path).map_err(failed("create"))?;
+        match lock(&file) {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(TryLockError::WouldBlock) => {
+                Err(PipelineError::RunBusy { folder: run.root().to_owned(), busy })
+            }
+            Err(TryLockError::Error(source)) => Err(failed("lock")(source)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_taken_back_only_while_nobody_trains_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path());
+        let (one, other) = (RunLock::for_training(&run).unwrap(), RunLock::for_training(&run).unwrap());
+        let busy = RunLock::for_rollback(&run).unwrap_err();
+        assert!(busy.to_string().contains("is in training: stop"), "{busy}");
+        assert!(one.is_some() && other.is_some());
+        drop((one, other));
+        let rollback = RunLock::for_rollback(&run).unwrap();
+        let busy = RunLock::for_training(&run).unwrap_err();
+        assert!(busy.to_string().contains("is being taken back"), "{busy}");
+        drop(rollback);
+        assert!(RunLock::for_training(&run).unwrap().is_some());
+    }
+}

@@ -1,0 +1,215 @@
+//! A pretrained model becomes a run's seed, tokenizer and settings.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests panic too")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use dipaco_config::{RunConfig, Sources};
+use dipaco_pipeline::import::{ImportedModel, PretrainedFolder, import};
+use dipaco_pipeline::seed::{SeedHow, seed};
+use dipaco_pipeline::{PipelineError, RunDirectory, Weights, prepare, prepared, vocabulary};
+use dipaco_store::{RunManifest, RunStore, SeedRecord};
+use dipaco_telemetry::Progress;
+
+/// No section [model]: it comes from the model.
+const CONFIG: &str = r#"
+[[topology.levels]]
+modules = 2
+blocks = "0"
+[[topology.levels]]
+modules = 2
+blocks = "1"
+[[topology.levels]]
+modules = 1
+embedding = true
+head = true
+[seed_model]
+steps = 2
+batch = 2
+sequence_tokens = 32
+validate_every = 0
+[train]
+sequence_tokens = 32
+[evaluation]
+prefix_tokens = 16
+[routing]
+prefix_tokens = 16
+"#;
+
+/// A model that transformers saved: grouped-query attention, tied embeddings, bf16 in two files, more rows than entries.
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/pretrained")
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// A run in a temporary folder.
+struct Test {
+    folder: tempfile::TempDir,
+    run: RunDirectory,
+}
+
+impl Test {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("run.toml"), CONFIG).unwrap();
+        let run = RunDirectory::new(folder.path().join("run"));
+        Self { folder, run }
+    }
+
+    fn config(&self, model: &PretrainedFolder, overrides: &[&str]) -> Result<RunConfig, String> {
+        let sources = Sources {
+            pretrained: Some(model.pretrained()),
+            file: Some(self.folder.path().join("run.toml")),
+            overrides: overrides.iter().map(|&text| text.to_owned()).collect(),
+            ..Sources::default()
+        };
+        RunConfig::load(&sources).map(|resolved| resolved.config).map_err(|error| error.to_string())
+    }
+
+    fn import(&self, overrides: &[&str]) -> Result<ImportedModel, PipelineError> {
+        let model = PretrainedFolder::open(&model())?;
+        let config = self.config(&model, overrides).unwrap();
+        block_on(import(&self.run, &config, &model, false))
+    }
+
+    /// The saved configuration, with the vocabulary.
+    fn saved(&self) -> RunConfig {
+        let file = self.run.config();
+        let saved = RunConfig::from_toml(&std::fs::read_to_string(&file).unwrap(), &file).unwrap();
+        vocabulary::with_vocabulary(&self.run, &saved).unwrap()
+    }
+
+    fn prepare(&self) {
+        let text = self.folder.path().join("text.jsonl");
+        let line = |i: u32| {
+            serde_json::json!({"text": format!("the path {i} of the router ").repeat(9)}).to_string()
+        };
+        std::fs::write(&text, (0..60).map(line).collect::<Vec<_>>().join("\n")).unwrap();
+        let file = self.run.config();
+        let config = RunConfig::from_toml(&std::fs::read_to_string(&file).unwrap(), &file).unwrap();
+        let stop = AtomicBool::new(false);
+        prepare::prepare(&self.run, &config, &[text], &[], &Progress::hidden(), &stop).unwrap();
+    }
+
+    fn train_seed(&self, steps: u64, restart: bool) {
+        let mut config = self.saved();
+        config.seed_model.steps = steps;
+        let how = SeedHow { restart, ..SeedHow::default() };
+        let summary = block_on(seed(&self.run, &config, how, &Progress::hidden(), Arc::default())).unwrap();
+        assert!(summary.finished && summary.step == steps, "{summary:?}");
+    }
+
+    fn seed(&self) -> SeedRecord {
+        let store = RunStore::open(&self.run.store().to_string_lossy()).unwrap();
+        block_on(store.load::<RunManifest>()).unwrap().unwrap().manifest.seed.unwrap()
+    }
+}
+
+#[test]
+fn a_model_is_imported_prepared_and_adapted() {
+    let test = Test::new();
+    let imported = test.import(&[]).unwrap();
+    assert_eq!((imported.parameters, imported.prepared), (8272, false));
+    let before = test.seed();
+    assert_eq!((before.step, before.steps, before.finished()), (0, 2, false));
+    assert_eq!(before.imported.as_ref(), Some(&before.weights));
+
+    test.prepare();
+    let config = test.saved();
+    assert_eq!(
+        (config.model.vocab_size, config.model.kv_heads, config.model.rope_theta),
+        (272, Some(2), 5e4)
+    );
+    let tokenizer = prepared::tokenizer(&test.run).unwrap();
+    assert_eq!(tokenizer.to_json(), std::fs::read(model().join("tokenizer.json")).unwrap());
+    assert_eq!(tokenizer.end_of_text_text(), "<|endoftext|>");
+    assert_eq!(test.run.imported().end_tokens().unwrap(), [2, 0]);
+
+    test.train_seed(2, false);
+    let adapted = test.seed();
+    assert!(adapted.finished() && adapted.weights.hash != before.weights.hash);
+    assert_eq!(adapted.imported, before.imported, "the imported weights stay for a restart");
+    test.train_seed(2, true);
+    assert_eq!(test.seed().weights.hash, adapted.weights.hash, "a restart begins with the same weights");
+
+    let exported = test.run.imported().exported().unwrap().unwrap();
+    assert_eq!(exported.special["eos_token_id"], serde_json::json!([2, 0]));
+    let names: Vec<&str> = exported.files.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["tokenizer_config.json", "generation_config.json", "chat_template.jinja"]);
+    for (name, bytes) in &exported.files {
+        assert_eq!(bytes, &std::fs::read(model().join(name)).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn without_steps_the_seed_is_the_model_itself() {
+    let test = Test::new();
+    test.import(&[]).unwrap();
+    // The same import again changes nothing.
+    test.import(&[]).unwrap();
+    test.prepare();
+    // The configuration of the import asked for steps, and this one for none.
+    test.train_seed(0, false);
+    let seed = test.seed();
+    assert_eq!((seed.steps, seed.finished(), seed.imported.as_ref()), (0, true, Some(&seed.weights)));
+    let path = block_on(async {
+        let config = test.saved();
+        let weights = Weights::open(&test.run, &config, dipaco_pipeline::Version::Current).await.unwrap();
+        tokio::task::spawn_blocking(move || weights.seed().unwrap()).await.unwrap()
+    });
+    assert_eq!(path.weights().unwrap().values.len(), 8272);
+}
+
+#[test]
+fn contradictions_name_both_values() {
+    let test = Test::new();
+    let model = PretrainedFolder::open(&model()).unwrap();
+    let wrong = ["model.hidden_size=32", "model.kv_heads=4", "model.context=65", "model.rope_theta=1e4"];
+    let message = test.config(&model, &wrong).unwrap_err();
+    for (given, has) in [
+        ("model.hidden_size is 32, but the model in", "has 16"),
+        ("model.kv_heads is 4, but the model in", "has 2"),
+        ("model.context is 65, but the model in", "has 64"),
+        ("model.rope_theta is 10000.0, but the model in", "has 50000.0"),
+    ] {
+        let line = message.lines().find(|line| line.contains(given));
+        assert!(line.is_some_and(|line| line.contains(has)), "{given}, {has}: {message}");
+    }
+    let same = ["model.hidden_size=16", "model.context=32", "model.vocab_size=0", "model.dtype=bf16"];
+    let config = test.config(&model, &same).unwrap();
+    assert_eq!((config.model.context, config.model.vocab_size), (32, 272));
+}
+
+#[test]
+fn embeddings_are_untied_on_request_and_other_tokenizers_are_refused() {
+    let test = Test::new();
+    let imported = test.import(&["model.tie_embeddings=false"]).unwrap();
+    assert_eq!(imported.parameters, 8272 + 272 * 16);
+
+    let other = Test::new();
+    let config = other.folder.path().join("tokenizer.json");
+    let json = std::fs::read_to_string(model().join("tokenizer.json")).unwrap();
+    std::fs::write(&config, json.replace("<|im_start|>", "<|begin|>")).unwrap();
+    let error = other.import(&[&format!("prepare.tokenizer={}", config.display())]).unwrap_err();
+    assert!(matches!(error, PipelineError::NotTheModels { .. }), "{error}");
+}
+
+#[test]
+fn folders_without_a_model_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || PretrainedFolder::open(folder.path()).unwrap_err().to_string();
+    let copy = |file: &str| {
+        std::fs::copy(model().join(file), folder.path().join(file)).unwrap();
+    };
+    assert!(open().contains("has no config.json"), "{}", open());
+    copy("config.json");
+    assert!(open().contains("has no tokenizer.json"), "{}", open());
+    copy("tokenizer.json");
+    std::fs::write(folder.path().join("generation_config.json"), "[]").unwrap();
+    assert!(open().contains("generation_config.json is not a JSON object"), "{}", open());
+}

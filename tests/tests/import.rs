@@ -1,0 +1,180 @@
+//! A run that begins with a pretrained model.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::PathBuf;
+
+use dipaco_tests::fixtures::{corpus, root};
+use dipaco_tests::run::Run;
+use serde_json::{Value, json};
+
+/// A model that transformers saved: two blocks, grouped-query attention, tied embeddings, bf16 in two files.
+fn model() -> PathBuf {
+    root().join("crates/model/tests/fixtures/pretrained")
+}
+
+/// Two levels of blocks, and the tied embedding and head in a level that all paths share. No section [model].
+const CONFIG: &str = r#"
+[run]
+name = "imported"
+[[topology.levels]]
+modules = 2
+blocks = "0"
+[[topology.levels]]
+modules = 2
+blocks = "1"
+[[topology.levels]]
+modules = 1
+embedding = true
+head = true
+[prepare]
+text_document_bytes = 1024
+validation_fraction = 0.05
+[seed_model]
+steps = 4
+batch = 4
+sequence_tokens = 64
+validate_every = 0
+[train]
+rounds = 1
+inner_steps = 3
+batch = 4
+sequence_tokens = 64
+holdout_sequences = 4
+[routing]
+restarts = 2
+"#;
+
+fn run() -> Run {
+    let run = Run::new();
+    fs::write(run.config(), CONFIG).unwrap();
+    run
+}
+
+fn import(words: &str) -> String {
+    format!("seed --import {} {words}", model().display())
+}
+
+fn json_file(path: PathBuf) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn an_imported_model_is_prepared_adapted_routed_trained_and_exported() {
+    let run = run();
+    let _ = run.dipaco(&import("")).succeeded().says("8,272 parameters");
+    let config: toml::Table = fs::read_to_string(run.file("config.toml")).unwrap().parse().unwrap();
+    let shape = ["hidden_size", "heads", "kv_heads", "vocab_size", "context"]
+        .map(|key| config["model"][key].as_integer().unwrap());
+    assert_eq!(shape, [16, 4, 2, 272, 64]);
+    assert_eq!(config["prepare"]["end_of_text"].as_str(), Some("<|endoftext|>"));
+    let seed = run.status()["seed"].clone();
+    assert_eq!((&seed["step"], &seed["steps"]), (&json!(0), &json!(4)));
+    assert_eq!(seed["weights"], seed["imported"]);
+
+    let _ = run.prepare(corpus()).succeeded();
+    let tokenizer = fs::read(model().join("tokenizer.json")).unwrap();
+    assert_eq!(fs::read(run.file("data/tokenizer.json")).unwrap(), tokenizer);
+    let _ = run.dipaco("route fit").failed(1, &["no finished seed"]);
+    let _ = run.dipaco("seed").succeeded().says("4 steps");
+    let adapted = run.status()["seed"].clone();
+    assert_eq!((&adapted["step"], &adapted["imported"]), (&json!(4), &seed["imported"]));
+    assert_ne!(adapted["weights"]["hash"], seed["weights"]["hash"]);
+    let _ = run.dipaco("seed --restart").succeeded();
+    assert_eq!(
+        run.status()["seed"]["weights"]["hash"],
+        adapted["weights"]["hash"],
+        "it begins with the same weights"
+    );
+
+    for step in ["route fit", "route assign", "train --workers 1"] {
+        let _ = run.dipaco(step).succeeded();
+    }
+    let out = run.folder().join("path-1");
+    let _ = run.dipaco(&format!("export --path 1 --out {}", out.display())).succeeded();
+    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"] {
+        assert_eq!(fs::read(out.join(file)).unwrap(), fs::read(model().join(file)).unwrap(), "{file}");
+    }
+    let (ours, theirs) = (json_file(out.join("config.json")), json_file(model().join("config.json")));
+    for key in [
+        "model_type",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "tie_word_embeddings",
+        "rms_norm_eps",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "max_position_embeddings",
+    ] {
+        assert_eq!(ours[key], theirs[key], "{key}");
+    }
+    assert_eq!(ours["rope_theta"], theirs["rope_parameters"]["rope_theta"]);
+    // What was exported can be imported.
+    let again = self::run();
+    let _ = again.dipaco(&format!("seed --import {}", out.display())).succeeded();
+}
+
+#[test]
+fn a_seed_without_steps_is_the_model_itself() {
+    let run = run();
+    let _ = run.dipaco(&import("--set seed_model.steps=0")).succeeded();
+    let _ = run.dipaco(&import("--set seed_model.steps=0")).succeeded();
+    let _ = run.prepare(corpus()).succeeded();
+    let _ = run.dipaco("seed").succeeded().says("0 steps");
+    let _ = run.dipaco("route fit").succeeded();
+    let seed = run.status()["seed"].clone();
+    assert_eq!(seed["weights"], seed["imported"]);
+}
+
+#[test]
+fn contradictions_name_both_values() {
+    let run = run();
+    let _ = run
+        .dipaco(&import("--set model.hidden_size=32 --set model.kv_heads=4 --set model.context=65"))
+        .failed(
+            2,
+            &[
+                "model.hidden_size is 32, but the model in",
+                "has 16",
+                "model.kv_heads is 4, but the model in",
+                "has 2",
+                "model.context is 65, but the model in",
+                "has 64",
+            ],
+        );
+    assert!(!run.directory().exists(), "a refused import leaves nothing behind");
+    let _ = run.dipaco(&import("--set model.context=32 --set model.rope_theta=5e4 --set seed_model.sequence_tokens=32 --set train.sequence_tokens=32 --set evaluation.prefix_tokens=16 --set routing.prefix_tokens=16")).succeeded();
+
+    // Prepared with a tokenizer of its own, and then a model with another one.
+    let other = self::run();
+    let _ = other.prepare(corpus()).failed(2, &["topology"]);
+}
+
+#[test]
+fn embeddings_are_untied_on_request() {
+    let run = run();
+    let text = CONFIG.replace("modules = 1\nembedding = true\nhead = true", "modules = 2\nhead = true");
+    let text = text.replace("blocks = \"0\"", "blocks = \"0\"\nembedding = true");
+    fs::write(run.config(), text).unwrap();
+    let _ = run.dipaco(&import("")).failed(2, &["model.tie_embeddings: is true, but topology.levels"]);
+    let _ = run.dipaco(&import("--set model.tie_embeddings=false")).succeeded().says("12,624 parameters");
+}
+
+#[test]
+fn a_folder_without_a_model_is_refused() {
+    let run = run();
+    let folder = run.folder().join("empty");
+    fs::create_dir(&folder).unwrap();
+    let import = format!("seed --import {}", folder.display());
+    let _ = run.dipaco(&import).failed(1, &["has no config.json"]);
+    fs::copy(model().join("config.json"), folder.join("config.json")).unwrap();
+    let _ = run.dipaco(&import).failed(1, &["has no tokenizer.json"]);
+    fs::copy(model().join("tokenizer.json"), folder.join("tokenizer.json")).unwrap();
+    let _ = run.dipaco(&import).failed(1, &["can't read", "model.safetensors"]);
+    fs::write(folder.join("model.safetensors"), [0xff; 4096]).unwrap();
+    let _ = run.dipaco(&import).failed(1, &["model.safetensors is not a valid safetensors file"]);
+}
