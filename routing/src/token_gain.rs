@@ -18,10 +18,14 @@ const COMMON_TOKENS: f64 = 1_000.0;
 /// The documents of each shard with even numbers give the frequencies, and those with odd numbers are predicted. The first
 /// `prefix_tokens` tokens of a document do not count, because they chose the shard. The gain estimates the mutual
 /// information between path and token. It is about 0 for random shards.
+/// Returns `None` for a single shard.
 ///
 /// # Errors
 /// A shard can't be opened or does not match the manifest, as in [`ShardSet::open_shard`].
-pub fn token_gain(shards: &ShardSet, prefix_tokens: usize) -> Result<f64, RoutingError> {
+pub fn token_gain(shards: &ShardSet, prefix_tokens: usize) -> Result<Option<f64>, RoutingError> {
+    if shards.shards().len() < 2 {
+        return Ok(None);
+    }
     let mut files = Vec::with_capacity(shards.shards().len());
     for shard in shards.shards() {
         files.push(shards.open_shard(shard.path)?);
@@ -42,7 +46,7 @@ pub fn token_gain(shards: &ShardSet, prefix_tokens: usize) -> Result<f64, Routin
         }
         tokens += predicted.tokens;
     }
-    Ok(if tokens == 0 { 0.0 } else { bits / tokens as f64 })
+    Ok((tokens > 0).then(|| bits / tokens as f64))
 }
 
 /// A warning when shards are hardly different kinds of text.
@@ -114,7 +118,7 @@ mod tests {
     use crate::{FeatureExtractor, Origin, RouterConfig, RouterKind, assign, fit_points};
 
     /// The gain of shards of four topics with five tokens each, by a router of this kind.
-    fn gain_of(kind: RouterKind, points: &[f32], model: &dyn FeatureExtractor) -> f64 {
+    fn gain_of(kind: RouterKind, points: &[f32], model: &dyn FeatureExtractor, paths: u32) -> Option<f64> {
         let folder = tempfile::tempdir().unwrap();
         let file = corpus(folder.path(), 4_000);
         let config = RouterConfig { kind, ..RouterConfig::default() };
@@ -125,7 +129,7 @@ mod tests {
             labels_hash: None,
         };
         let dimension = model.dimension();
-        let fit = fit_points(points, dimension, &[TOPICS], origin, &config, &mut silent).unwrap();
+        let fit = fit_points(points, dimension, &[paths], origin, &config, &mut silent).unwrap();
         let shards = folder.path().join("shards");
         let assigned = assign(model, "seed", &fit.router, &file, &shards, &mut silent).unwrap();
         token_gain(&assigned.shards, 4).unwrap()
@@ -162,12 +166,13 @@ mod tests {
         let numbers: Vec<u64> = (0..400).collect();
         let points = featurizer.batch(&file, &numbers).unwrap();
         // One of four topics with equal shares is 2 bits. Every document ends with the same token, which has no topic.
-        let topics = gain_of(RouterKind::KMeans, &points, &Histogram);
+        let topics = gain_of(RouterKind::KMeans, &points, &Histogram, TOPICS).unwrap();
         assert!((1.7..2.0).contains(&topics), "{topics}");
         assert_eq!(token_gain_warning(topics), None);
         let even: Vec<f32> = (0u16..1000).map(|i| (f32::from(i) + 0.5) / 1000.0).collect();
-        let random = gain_of(RouterKind::Random, &even, &Number);
+        let random = gain_of(RouterKind::Random, &even, &Number, TOPICS).unwrap();
         assert!(random.abs() < 0.05, "{random}");
         assert!(token_gain_warning(random).unwrap().contains("routing.feature_blocks = 0"));
+        assert_eq!(gain_of(RouterKind::KMeans, &points, &Histogram, 1), None, "a single shard has all text");
     }
 }

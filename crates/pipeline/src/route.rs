@@ -144,7 +144,7 @@ pub fn assign(
     let kind = weights.config().routing.kind;
     if !skipped && kind != RouterKind::Random {
         let gain = dipaco_routing::token_gain(&train, weights.config().routing.prefix_tokens)?;
-        if let Some(warning) = dipaco_routing::token_gain_warning(gain) {
+        if let Some(warning) = gain.and_then(dipaco_routing::token_gain_warning) {
             tracing::warn!("{warning}");
         }
     }

@@ -308,9 +308,11 @@ fn show(options: &InspectOptions) -> Result<(), CliError> {
     }
     let mut text = format!("{}\n", statistics.to_string().trim_end());
     let gain = dipaco_routing::token_gain(&shards, config.routing.prefix_tokens)?;
-    text += &format!(
-        "a shard's own token frequencies predict its text {gain:.2} bits per token better than those of all text\n"
-    );
+    if let Some(gain) = gain {
+        text += &format!(
+            "a shard's own token frequencies predict its text {gain:.2} bits per token better than those of all text\n"
+        );
+    }
     for row in &statistics.rows {
         for example in &row.examples {
             let words = tokenizer.decode(&example.tokens)?.replace('\n', "⏎");
@@ -319,7 +321,7 @@ fn show(options: &InspectOptions) -> Result<(), CliError> {
     }
     // Random shards are meant to have no gain.
     if config.routing.kind != RouterKind::Random
-        && let Some(warning) = dipaco_routing::token_gain_warning(gain)
+        && let Some(warning) = gain.and_then(dipaco_routing::token_gain_warning)
     {
         text += &format!("\nwarning: {warning}\n");
     }
