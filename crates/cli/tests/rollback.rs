@@ -2,23 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't run the binary has failed")]
 
 use std::fs;
-use std::process::{Command, Stdio};
 
-/// The configuration and the text of the end-to-end tests.
-const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures");
+mod support;
 
-/// Runs `dipaco` with `words` and returns its exit code, standard output and standard error.
-fn dipaco(words: &[&str]) -> (i32, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_dipaco"))
-        .args(words)
-        .env_remove("RUST_LOG")
-        .env("DIPACO_DEVICE", "cpu")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
-}
+use support::{FIXTURES, dipaco};
 
 fn succeeds(words: &[&str]) -> String {
     let (code, out, err) = dipaco(words);
