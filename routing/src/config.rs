@@ -34,6 +34,18 @@ pub enum RouterKind {
     Discriminative,
 }
 
+/// The source of a document's features.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FeatureKind {
+    /// Token vectors by latent semantic analysis of the training text ([`crate::TokenVectors`]). They cost no pass of a
+    /// model. Written `"lsa"`.
+    #[default]
+    Lsa,
+    /// The mean output of blocks of the seed (arXiv:2403.10616 §2.4.1). Written `"seed"`.
+    Seed,
+}
+
 /// Section `[routing]`: the assignment of documents to paths. The topology sets the number of paths.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -46,8 +58,12 @@ pub struct RouterConfig {
     pub prefix_tokens: usize,
     /// Label file for [`RouterKind::Labels`].
     pub labels: Option<PathBuf>,
-    /// Blocks of the seed that features come from; `None` for all. Fewer blocks are cheaper. With 0 a feature is the mean of
-    /// the token embeddings.
+    /// The source of a document's features for all kinds but `"random"` and `"labels"`; default `"lsa"`.
+    pub features: FeatureKind,
+    /// Components of an LSA feature; default 64, at most 1,024. A few times the number of clusters of the text suffice.
+    pub lsa_components: usize,
+    /// Blocks of the seed that features `"seed"` come from; `None` for all. Fewer blocks are cheaper. With 0 a feature is
+    /// the mean of the token embeddings.
     pub feature_blocks: Option<usize>,
     /// True divides each component of a feature by its standard deviation over the documents of the fit, for k-means and
     /// product k-means; default false. Otherwise the components with the largest variance decide.
@@ -92,6 +108,8 @@ impl Default for RouterConfig {
             kind: RouterKind::KMeans,
             prefix_tokens: 32,
             labels: None,
+            features: FeatureKind::Lsa,
+            lsa_components: 64,
             feature_blocks: None,
             standardise: false,
             sample_documents: 100_000,
@@ -143,6 +161,7 @@ impl RouterConfig {
     pub fn check(&self) -> Result<(), RoutingError> {
         let counts = [
             ("prefix_tokens", self.prefix_tokens, 1 << 16),
+            ("lsa_components", self.lsa_components, 1 << 10),
             ("sample_documents", self.sample_documents, 1 << 30),
             ("restarts", self.restarts, 1 << 16),
             ("iterations", self.iterations, 1 << 20),
@@ -218,6 +237,8 @@ mod tests {
         let default = RouterConfig::default;
         let bad = [
             (RouterConfig { prefix_tokens: 0, ..default() }, "routing.prefix_tokens = 0"),
+            (RouterConfig { lsa_components: 0, ..default() }, "routing.lsa_components = 0"),
+            (RouterConfig { lsa_components: 2000, ..default() }, "routing.lsa_components = 2000"),
             (RouterConfig { sample_documents: 0, ..default() }, "routing.sample_documents = 0"),
             (RouterConfig { restarts: 0, ..default() }, "routing.restarts = 0"),
             (RouterConfig { iterations: 0, ..default() }, "routing.iterations = 0"),

@@ -7,8 +7,8 @@ use dipaco_shards::{TokenFile, TokenRows};
 use crate::progress::{ProgressFn, RoutingProgress, report};
 use crate::{RoutingError, Source};
 
-/// The model that turns the beginning of a document into a point. It is always the seed: training does not change the
-/// seed, so a document keeps its features for the whole run (arXiv:2403.10616 §2.4).
+/// Turns the beginning of a document into a point. Training changes neither token vectors nor the seed, so a document keeps
+/// its features for the whole run (arXiv:2403.10616 §2.4).
 pub trait FeatureExtractor {
     /// D, the number of components of a feature.
     fn dimension(&self) -> usize;
@@ -16,7 +16,7 @@ pub trait FeatureExtractor {
     /// Largest number of tokens of a row.
     fn context(&self) -> usize;
 
-    /// Mean over each row's tokens of the last block's output, (B, D) row-major. `tokens` (B, T) is padded on the right with
+    /// The feature of each row's tokens, (B, D) row-major. `tokens` (B, T) is padded on the right with
     /// any token of the vocabulary; `lengths` (B) is the number of tokens of each row without padding.
     ///
     /// # Errors

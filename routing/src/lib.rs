@@ -1,7 +1,7 @@
 //! Routers: document prefix to path (arXiv:2403.10616 §2.4).
 //!
-//! A document's *features* are the mean of a block of the seed model over its first tokens ([`RouterFeatures`]). [`fit()`] fits a router by
-//! clustering the features of a sample, [`fit_discriminative`] by learning the best path of each document from the
+//! A document's *features* come from latent semantic analysis of its first tokens ([`TokenVectors`]) or from a block of the
+//! seed model ([`RouterFeatures`]). [`fit()`] fits a router by clustering the features of a sample, [`fit_discriminative`] by learning the best path of each document from the
 //! [scores of the paths](PathScores). [`assign()`] divides a token file into one shard per path. At inference,
 //! [`Router::route`] chooses the path of an input.
 //!
@@ -37,11 +37,12 @@ mod statistics;
 mod testing;
 mod text_router;
 mod token_gain;
+mod token_vectors;
 mod transformer;
 
 pub use assign::{Assigned, Assignment, assign};
 pub use classifier::{Discriminative, ScoredDocuments, fit_discriminative, targets_of};
-pub use config::{ClassifierConfig, RouterConfig, RouterKind};
+pub use config::{ClassifierConfig, FeatureKind, RouterConfig, RouterKind};
 pub use error::{RoutingError, Source};
 pub use features::{FeatureExtractor, silent};
 pub use fit::{Fit, Origin, fit, fit_points};
@@ -63,4 +64,5 @@ pub use shard_set::{
 pub use statistics::{ShardExample, ShardStatistics, ShardStatisticsRow, inspect};
 pub use text_router::TextRouter;
 pub use token_gain::{token_gain, token_gain_warning};
+pub use token_vectors::TokenVectors;
 pub use transformer::{TRANSFORMER_ROUTER_FORMAT_VERSION, TransformerFittedOn, TransformerRouter};

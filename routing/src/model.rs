@@ -5,13 +5,16 @@ use std::sync::Arc;
 use dipaco_model::Path;
 use dipaco_shards::{TokenRows, document_number};
 
-use crate::{FeatureExtractor, PrefixLabels, RouterConfig, RouterKind, RoutingError, Source};
+use crate::{
+    FeatureExtractor, FeatureKind, PrefixLabels, Router, RouterConfig, RouterKind, RoutingError, Source,
+    TokenVectors,
+};
 
 /// Key context that separates this use of BLAKE3 from all others.
 const RANDOM: &str = "dipaco 2026 random paths of documents";
 
-/// Features for a kind of router: the mean output of blocks of the seed, or for random routing a number from 0 to below 1
-/// that is a hash of the tokens or follows from a label.
+/// Features for a kind of router: LSA of the tokens, the mean output of blocks of the seed, or for random routing a number
+/// from 0 to below 1 that is a hash of the tokens or follows from a label.
 #[derive(Clone, Debug)]
 pub struct RouterFeatures {
     seed: Path,
@@ -20,7 +23,9 @@ pub struct RouterFeatures {
 
 #[derive(Clone, Debug)]
 enum Feature {
-    /// Output of this number of blocks.
+    /// Sums of token vectors.
+    Lsa(TokenVectors),
+    /// Output of this number of blocks of the seed.
     Blocks(usize),
     /// Hash with this seed.
     Hash(u64),
@@ -29,13 +34,39 @@ enum Feature {
 }
 
 impl RouterFeatures {
-    /// The features of `seed` for a router of this kind and these settings.
+    /// The features that a fitted router reads.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Config`] if the seed has fewer blocks, or the router needs labels ([`Self::labelled`]).
-    pub fn new(seed: Path, kind: RouterKind, config: &RouterConfig) -> Result<Self, RoutingError> {
+    /// As [`Self::new`].
+    pub fn of_router(seed: Path, router: &Router) -> Result<Self, RoutingError> {
+        Self::new(seed, router.kind(), &router.fitted_on().config, router.token_vectors())
+    }
+
+    /// The features for a router of this kind and these settings. Features `"lsa"` need the token `vectors` of the text.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Config`] if the vectors are missing, the seed has fewer blocks, or the router needs labels
+    /// ([`Self::labelled`]).
+    pub fn new(
+        seed: Path,
+        kind: RouterKind,
+        config: &RouterConfig,
+        vectors: Option<TokenVectors>,
+    ) -> Result<Self, RoutingError> {
         let blocks = seed.config().blocks;
+        let by_features = !matches!(kind, RouterKind::Random | RouterKind::Labels);
+        if by_features && config.features == FeatureKind::Lsa {
+            let Some(vectors) = vectors else {
+                return Err(RoutingError::Config {
+                    key: "features",
+                    value: "\"lsa\"".into(),
+                    problem: "needs token vectors, and this router has none: run route fit again",
+                });
+            };
+            return Ok(Self { seed, source: Feature::Lsa(vectors) });
+        }
         let source = match (kind, config.feature_blocks) {
             (RouterKind::Random, _) => Feature::Hash(config.seed),
             (RouterKind::Labels, _) => {
@@ -77,7 +108,8 @@ impl RouterFeatures {
 
 impl FeatureExtractor for RouterFeatures {
     fn dimension(&self) -> usize {
-        match self.source {
+        match &self.source {
+            Feature::Lsa(vectors) => vectors.components(),
             Feature::Blocks(_) => self.seed.config().hidden_size,
             Feature::Hash(_) | Feature::Label(..) => 1,
         }
@@ -93,6 +125,7 @@ impl FeatureExtractor for RouterFeatures {
             rows.zip(lengths).map(|(row, &length)| row.get(..length).unwrap_or(row))
         };
         match &self.source {
+            Feature::Lsa(vectors) => Ok(rows().flat_map(|row| vectors.feature(row)).collect()),
             Feature::Blocks(blocks) => Ok(self.seed.early_features(*blocks, tokens, lengths)?),
             Feature::Hash(seed) => Ok(rows().map(|row| document_number(RANDOM, *seed, row) as f32).collect()),
             Feature::Label(labels, paths) => {

@@ -22,6 +22,13 @@ pub enum RoutingProgress {
         /// All documents.
         total: u64,
     },
+    /// Token vectors took an iteration of latent semantic analysis.
+    Vectors {
+        /// Iterations done; 0 while documents are read.
+        iteration: usize,
+        /// All iterations.
+        iterations: usize,
+    },
     /// k-means took an iteration.
     KMeans {
         /// Number of the start, from 0.

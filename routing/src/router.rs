@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub use self::encoding::ROUTER_FORMAT_VERSION;
 pub(crate) use self::rule::{FeaturePart, feature_parts};
 use self::rule::{Shape, check_finite, nearest};
-use crate::{RouterConfig, RouterKind, RoutingError};
+use crate::{RouterConfig, RouterKind, RoutingError, TokenVectors};
 
 /// Data and settings of a router's fit, enough to tell if the router belongs to a model and to a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ pub struct Route {
 #[derive(Clone, PartialEq)]
 pub struct Router {
     header: Header,
-    /// The numbers of the rule, then the factors of the features (D) if there are any.
+    /// The numbers of the rule, then the factors of the features (D) and the token vectors (V, D) if there are any.
     values: Vec<f32>,
     /// The encoding; `hash` is its hash.
     bytes: Vec<u8>,
@@ -81,6 +81,8 @@ struct Header {
     dimension: u32,
     /// True if features are multiplied by factors (D) before the rule sees them.
     scaled: bool,
+    /// V, the number of token vectors that give the features; 0 if features come from elsewhere.
+    token_vectors: u32,
     prefix_tokens: u32,
     fitted_on: FittedOn,
 }
@@ -90,8 +92,14 @@ impl Header {
         Shape { kind: self.kind, clusters: &self.clusters, dimension: self.dimension as usize }
     }
 
-    /// Number of values in the file: those of the rule, and the factors of the features.
+    /// Number of values in the file: those of the rule, the factors of the features, and the token vectors.
     fn values(&self) -> Option<usize> {
+        let vectors = (self.token_vectors as usize).checked_mul(self.dimension as usize)?;
+        self.rule_and_factors()?.checked_add(vectors)
+    }
+
+    /// Number of values before the token vectors.
+    fn rule_and_factors(&self) -> Option<usize> {
         let factors = if self.scaled { self.dimension as usize } else { 0 };
         self.shape().values()?.checked_add(factors)
     }
@@ -163,13 +171,37 @@ impl Router {
     /// As [`Self::kmeans`].
     pub fn scaled(self, factors: &[f32]) -> Result<Self, RoutingError> {
         let dimension = self.dimension();
-        if factors.len() != dimension || self.header.scaled {
+        if factors.len() != dimension || self.header.scaled || self.header.token_vectors > 0 {
             let what = "the factors of a router's features";
             return Err(RoutingError::Shape { what, expected: dimension, actual: factors.len() });
         }
         let mut values = self.values;
         values.extend_from_slice(factors);
         Self::of(Header { scaled: true, ..self.header }, values)
+    }
+
+    /// The same router with the token vectors that give its features.
+    ///
+    /// # Errors
+    ///
+    /// [`RoutingError::Shape`] if the vectors don't have D components, or the router has vectors already.
+    pub fn with_token_vectors(self, vectors: &TokenVectors) -> Result<Self, RoutingError> {
+        let dimension = self.dimension();
+        let count = u32::try_from(vectors.vocabulary()).unwrap_or(0);
+        if vectors.components() != dimension || count == 0 || self.header.token_vectors > 0 {
+            let what = "components of the router's token vectors";
+            return Err(RoutingError::Shape { what, expected: dimension, actual: vectors.components() });
+        }
+        let mut values = self.values;
+        values.extend_from_slice(vectors.values());
+        Self::of(Header { token_vectors: count, ..self.header }, values)
+    }
+
+    /// The token vectors that give the features; `None` if features come from elsewhere.
+    #[must_use]
+    pub fn token_vectors(&self) -> Option<TokenVectors> {
+        let values = self.values.get(self.header.rule_and_factors()?..)?;
+        TokenVectors::new(self.dimension(), values.to_vec()).ok()
     }
 
     /// A router that sends a document with features x (D) to the path with the largest component of W x + b, for `weights`
@@ -207,7 +239,19 @@ impl Router {
             let what = "the numbers of a router";
             return Err(RoutingError::Shape { what, expected, actual: values.len() });
         };
-        Self::of(Header { kind, paths, clusters, dimension, scaled: false, prefix_tokens, fitted_on }, values)
+        Self::of(
+            Header {
+                kind,
+                paths,
+                clusters,
+                dimension,
+                scaled: false,
+                token_vectors: 0,
+                prefix_tokens,
+                fitted_on,
+            },
+            values,
+        )
     }
 
     /// Encodes a router.
@@ -322,10 +366,9 @@ impl Router {
             return Err(RoutingError::NotFinite { what: "feature", index: 0, component });
         }
         let shape = self.header.shape();
-        let (rule, factors) = self.values.split_at(shape.values().unwrap_or(0).min(self.values.len()));
-        if factors.is_empty() {
-            return Ok(shape.distances(rule, features));
-        }
+        let (rule, rest) = self.values.split_at(shape.values().unwrap_or(0).min(self.values.len()));
+        let factors = rest.get(..dimension).filter(|_| self.header.scaled);
+        let Some(factors) = factors else { return Ok(shape.distances(rule, features)) };
         let scaled: Vec<f32> = features.iter().zip(factors).map(|(value, factor)| value * factor).collect();
         Ok(shape.distances(rule, &scaled))
     }

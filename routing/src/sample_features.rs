@@ -46,6 +46,7 @@ impl<'a> SampleFeatures<'a> {
             "model": seed_hash,
             "tokens": file.content_hash(),
             "dimension": model.dimension(),
+            "features": config.features,
             "blocks": config.feature_blocks,
             "prefix_tokens": prefix_tokens,
             "sample_documents": config.sample_documents,

@@ -19,7 +19,7 @@ impl TextRouter {
     ///
     /// [`RoutingError::Mismatch`] if the router was made for another seed.
     pub fn new(router: Router, seed: Path, seed_hash: &str) -> Result<Self, RoutingError> {
-        let features = RouterFeatures::new(seed, router.kind(), &router.fitted_on().config)?;
+        let features = RouterFeatures::of_router(seed, &router)?;
         router.check_seed(features.dimension(), seed_hash)?;
         Ok(Self { router, features })
     }

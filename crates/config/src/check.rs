@@ -1,6 +1,6 @@
 //! Checks that the values of a configuration are in range and fit together.
 
-use dipaco_routing::RouterKind;
+use dipaco_routing::{FeatureKind, RouterKind};
 use dipaco_sync::{EmbeddingMean, Rescale, ScheduleError, Weighting};
 use dipaco_topology::Topology;
 
@@ -268,6 +268,12 @@ impl RunConfig {
         if let Some(blocks) = self.routing.feature_blocks.filter(|&blocks| blocks > self.model.blocks) {
             problems
                 .add(format!("routing.feature_blocks is {blocks} but model.blocks is {}", self.model.blocks));
+        }
+        if self.routing.feature_blocks.is_some() && self.routing.features != FeatureKind::Seed {
+            problems.add(
+                "routing.feature_blocks counts blocks of the seed: set routing.features = \"seed\", or leave it out"
+                    .to_owned(),
+            );
         }
         if self.evaluation.prefix_tokens < self.routing.prefix_tokens {
             problems.add(format!(

@@ -248,9 +248,12 @@ fn rescaling_is_an_exponent_or_a_name() {
 
 #[test]
 fn features_can_come_from_an_untrained_seed_and_from_a_lower_block() {
-    assert!(set(&["seed_model.steps=0", "routing.feature_blocks=0"]).is_ok());
-    let error = set(&["routing.feature_blocks=5"]).unwrap_err().to_string();
+    let seed = "routing.features=seed";
+    assert!(set(&["seed_model.steps=0", "routing.feature_blocks=0", seed]).is_ok());
+    let error = set(&["routing.feature_blocks=5", seed]).unwrap_err().to_string();
     assert!(error.contains("routing.feature_blocks is 5 but model.blocks is 4"), "{error}");
+    let error = set(&["routing.feature_blocks=0"]).unwrap_err().to_string();
+    assert!(error.contains("set routing.features = \"seed\""), "{error}");
 }
 
 #[test]

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_routing::{
-    Likelihoods, PathScores, Router, RouterFeatures, RouterKind, RoutingError, SampleFeatures, ScoreHeader,
-    ScoredDocuments, TargetsFrom, fit_discriminative, scores_are_there, targets_of,
+    FeatureExtractor, FeatureKind, Likelihoods, PathScores, Router, RouterFeatures, RouterKind, RoutingError,
+    SampleFeatures, ScoreHeader, ScoredDocuments, TargetsFrom, fit_discriminative, scores_are_there,
+    targets_of,
 };
 use dipaco_shards::{Part, TokenFile};
 use dipaco_store::{ShardRecord, TrainingRecord};
@@ -113,7 +114,8 @@ pub fn refit(
     let tokens = reserved(run, &old)?;
     let settings = router_settings(config, weights)?;
     let ReservedScores { scores, hash: scores_hash } = scores(run, config, weights, &tokens)?;
-    let from = TargetsFrom { router_hash: router(&old)?.hash().to_owned(), scores_hash };
+    let old = router(&old)?;
+    let from = TargetsFrom { router_hash: old.hash().to_owned(), scores_hash };
     let seed_hash = weights.seed_hash()?;
     let origin = origin_of(&tokens, seed_hash);
     if new.router().exists() {
@@ -122,7 +124,9 @@ pub fn refit(
             return Ok((known, false));
         }
     }
-    let model = RouterFeatures::new(weights.seed()?, RouterKind::Discriminative, &settings)?;
+    // A document keeps its features for the whole run.
+    let vectors = old.token_vectors();
+    let model = RouterFeatures::new(weights.seed()?, RouterKind::Discriminative, &settings, vectors.clone())?;
     let features = SampleFeatures::new(&model, seed_hash, &tokens, &settings, &new.features())?;
     let paths = weights.topology().paths();
     let mut likelihoods = Likelihoods::new(features.numbers().to_vec(), paths);
@@ -132,7 +136,7 @@ pub fn refit(
     let targets = targets_of(likelihoods.values(), paths)?;
     let mut show = shown(progress, "route refit", cancel);
     let points = features.all(&mut show)?;
-    let dimension = weights.model().hidden_size;
+    let dimension = model.dimension();
     let documents = ScoredDocuments { features: &points, dimension, targets: &targets, paths };
     let fitted = fit_discriminative(&documents, origin, from, &settings, &mut show)?;
     tracing::info!(
@@ -143,9 +147,13 @@ pub fn refit(
         uncalibrated = ?fitted.uncalibrated_sizes,
         "a discriminative router is fitted"
     );
-    files::write(&new.router(), fitted.router.to_bytes())?;
+    let router = match vectors.filter(|_| settings.features == FeatureKind::Lsa) {
+        Some(vectors) => fitted.router.with_token_vectors(&vectors)?,
+        None => fitted.router,
+    };
+    files::write(&new.router(), router.to_bytes())?;
     features.remove()?;
-    Ok((fitted.router, true))
+    Ok((router, true))
 }
 
 /// Takes all steps to the next phase. Returns its shards.

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_routing::{
-    Assignment, FeatureExtractor, Origin, Router, RouterConfig, RouterFeatures, RouterKind, RoutingProgress,
-    SampleFeatures, ShardSet,
+    Assignment, FeatureExtractor, FeatureKind, Origin, ProgressFn, Router, RouterConfig, RouterFeatures,
+    RouterKind, RoutingProgress, SampleFeatures, ShardSet, TokenVectors,
 };
 use dipaco_shards::{Part, TokenFile};
 use dipaco_store::ShardRecord;
@@ -58,16 +58,22 @@ pub fn fit(
             return Ok((known, false));
         }
     }
-    let model = features_for(run, config, weights, &settings, settings.kind, progress, cancel)?;
     let mut show = shown(progress, "features", cancel);
+    let vectors = token_vectors(&file, &settings, &mut show)?;
+    let wanted = Wanted { settings: &settings, kind: settings.kind, vectors: vectors.clone() };
+    let model = wanted.features(run, config, weights, progress, cancel)?;
     let features = SampleFeatures::new(&model, seed_hash, &file, &settings, &routing.features())?;
     let points = features.all(&mut show)?;
     let clusters = weights.topology().radices();
     let dimension = model.dimension();
     let fitted = dipaco_routing::fit_points(&points, dimension, &clusters, origin, &settings, &mut show)?;
-    files::write(&routing.router(), fitted.router.to_bytes())?;
+    let router = match &vectors {
+        Some(vectors) => fitted.router.with_token_vectors(vectors)?,
+        None => fitted.router,
+    };
+    files::write(&routing.router(), router.to_bytes())?;
     features.remove()?;
-    Ok((fitted.router, true))
+    Ok((router, true))
 }
 
 /// The origin of a router that is fitted on the documents of `tokens`.
@@ -90,23 +96,45 @@ fn labels_hash(config: &RunConfig) -> Result<Option<String>, PipelineError> {
     Ok(Some(blake3::hash(&std::fs::read(file).map_err(failed)?).to_hex().to_string()))
 }
 
-/// The features for a router of this kind, fitted with these settings. A router of labels reads the run's text again.
-fn features_for(
-    run: &RunDirectory,
-    config: &RunConfig,
-    weights: &Weights,
+/// The token vectors of a text, for routers that need them.
+fn token_vectors(
+    file: &TokenFile,
     settings: &RouterConfig,
+    progress: &mut ProgressFn<'_>,
+) -> Result<Option<TokenVectors>, PipelineError> {
+    let by_features = !matches!(settings.kind, RouterKind::Random | RouterKind::Labels);
+    if by_features && settings.features == FeatureKind::Lsa {
+        return Ok(Some(TokenVectors::fit(file, settings, progress)?));
+    }
+    Ok(None)
+}
+
+/// The features that a router reads.
+struct Wanted<'a> {
+    /// Settings of the fit.
+    settings: &'a RouterConfig,
     kind: RouterKind,
-    progress: &Progress,
-    cancel: &AtomicBool,
-) -> Result<RouterFeatures, PipelineError> {
-    let seed = weights.seed()?;
-    match &config.routing.labels {
-        Some(file) if kind == RouterKind::Labels => {
-            let labels = labels::prefix_labels(run, file, settings.prefix_tokens, progress, cancel)?;
-            Ok(RouterFeatures::labelled(seed, labels, weights.topology().paths())?)
+    vectors: Option<TokenVectors>,
+}
+
+impl Wanted<'_> {
+    /// The source of the features. A router of labels reads the run's text again.
+    fn features(
+        self,
+        run: &RunDirectory,
+        config: &RunConfig,
+        weights: &Weights,
+        progress: &Progress,
+        cancel: &AtomicBool,
+    ) -> Result<RouterFeatures, PipelineError> {
+        let seed = weights.seed()?;
+        match &config.routing.labels {
+            Some(file) if self.kind == RouterKind::Labels => {
+                let labels = labels::prefix_labels(run, file, self.settings.prefix_tokens, progress, cancel)?;
+                Ok(RouterFeatures::labelled(seed, labels, weights.topology().paths())?)
+            }
+            _ => Ok(RouterFeatures::new(seed, self.kind, self.settings, self.vectors)?),
         }
-        _ => Ok(RouterFeatures::new(seed, kind, settings)?),
     }
 }
 
@@ -181,7 +209,8 @@ fn divide<T>(
     let routing = run.routing(phase);
     let router = router(&routing)?;
     let (config, settings) = (weights.config(), &router.fitted_on().config);
-    let model = features_for(run, config, weights, settings, router.kind(), progress, cancel)?;
+    let wanted = Wanted { settings, kind: router.kind(), vectors: router.token_vectors() };
+    let model = wanted.features(run, config, weights, progress, cancel)?;
     let seed_hash = weights.seed_hash()?;
     let config = &config.routing;
     let train = token_file(run, &run.train_tokens())?;
@@ -213,10 +242,13 @@ pub fn features_part(
 ) -> Result<u64, PipelineError> {
     let file = token_file(run, &run.train_tokens())?;
     let settings = router_settings(config, weights)?;
-    let model = features_for(run, config, weights, &settings, settings.kind, progress, cancel)?;
+    let mut show = shown(progress, "features", cancel);
+    let vectors = token_vectors(&file, &settings, &mut show)?;
+    let wanted = Wanted { settings: &settings, kind: settings.kind, vectors };
+    let model = wanted.features(run, config, weights, progress, cancel)?;
     let features =
         SampleFeatures::new(&model, weights.seed_hash()?, &file, &settings, &run.routing(0).features())?;
-    Ok(features.part(part, &mut shown(progress, "features", cancel))?)
+    Ok(features.part(part, &mut show)?)
 }
 
 /// Checks that a routed run still has the tokenizer that it was routed with. Another tokenizer of the same size would fit

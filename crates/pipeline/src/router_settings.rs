@@ -1,13 +1,13 @@
 //! The settings of a router, with the blocks of the seed that its features come from.
 
 use dipaco_config::RunConfig;
-use dipaco_routing::RouterConfig;
+use dipaco_routing::{FeatureKind, RouterConfig};
 use dipaco_store::SeedRecord;
 
 use crate::error::PipelineError;
 use crate::weights::Weights;
 
-/// Inner steps below which features come from the token embedding, unless `routing.feature_blocks` is set. The first steps
+/// Inner steps below which features `"seed"` come from the token embedding, unless `routing.feature_blocks` is set. The first steps
 /// of a seed move the output of its blocks along one direction that all documents share, and clusters follow it.
 const SHORT_SEED_STEPS: u64 = 300;
 
@@ -15,6 +15,9 @@ const SHORT_SEED_STEPS: u64 = 300;
 /// the same features later.
 pub(crate) fn router_settings(config: &RunConfig, weights: &Weights) -> Result<RouterConfig, PipelineError> {
     let settings = config.routing.of_router();
+    if settings.features != FeatureKind::Seed {
+        return Ok(settings);
+    }
     let feature_blocks = settings.feature_blocks.or(blocks_of(weights.seed_record()?));
     Ok(RouterConfig { feature_blocks, ..settings })
 }

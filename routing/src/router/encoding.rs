@@ -11,14 +11,14 @@
 //!
 //! The numbers are the centroids (P, D) of k-means, the centroids (K, width) of each part of product k-means, first to
 //! last, the centres (P) of random routing, or the weights (P, D) of a discriminative router; then the biases (P); then,
-//! if the header says so, the factors (D) of the features.
+//! if the header says so, the factors (D) of the features and the token vectors (V, D) that give them.
 
 use super::{Header, check_finite};
 use crate::RoutingError;
 
 const MAGIC: &[u8; 8] = b"DIPACORT";
 /// Version of the router format that this program writes and reads.
-pub const ROUTER_FORMAT_VERSION: u32 = 5;
+pub const ROUTER_FORMAT_VERSION: u32 = 6;
 const FIXED: usize = 16;
 const CHECKSUM: usize = 32;
 

@@ -111,3 +111,21 @@ proptest! {
         prop_assert!(Router::from_bytes(&changed).is_err());
     }
 }
+
+#[test]
+fn token_vectors_stay_with_the_router() {
+    let vectors = TokenVectors::new(2, vec![1.0, 0.0, 0.5, -0.5, 0.0, 2.0]).unwrap();
+    for router in [router(), router().scaled(&[2.0, 0.5]).unwrap()] {
+        assert_eq!(router.token_vectors(), None);
+        let with = router.clone().with_token_vectors(&vectors).unwrap();
+        let read = Router::from_bytes(with.to_bytes()).unwrap();
+        assert_eq!(read.token_vectors(), Some(vectors.clone()));
+        assert_eq!(read.route(&[4.0, 3.0]).unwrap(), router.route(&[4.0, 3.0]).unwrap());
+        assert!(with.with_token_vectors(&vectors).is_err(), "twice");
+    }
+    let wide = TokenVectors::new(3, vec![1.0; 3]).unwrap();
+    assert!(matches!(
+        router().with_token_vectors(&wide),
+        Err(RoutingError::Shape { expected: 2, actual: 3, .. })
+    ));
+}

@@ -25,9 +25,21 @@ pub(super) const KEYS: &[KeyDoc] = &[
          must label every document of the run.",
     ),
     key(
+        "routing.features",
+        "name",
+        "Source of a document's features, except for the kinds \"random\" and \"labels\". \"lsa\": sums of token vectors, by \
+         latent semantic analysis of up to 20,000 documents of `routing.sample_documents`. They cost no pass of a model. \"seed\": the \
+         mean output of blocks of the seed, as in the paper.",
+    ),
+    key(
+        "routing.lsa_components",
+        "components",
+        "Components of a feature \"lsa\", at most the number of tokens of the vocabulary. More tell more topics apart and add noise.",
+    ),
+    key(
         "routing.feature_blocks",
         "blocks",
-        "Blocks of the seed that a feature comes from: the mean of their output over the prefix. 0: the mean of the token \
+        "Blocks of the seed that a feature \"seed\" comes from: the mean of their output over the prefix. 0: the mean of the token \
          embeddings. Not set: all blocks, as in the paper, or 0 for a seed of fewer than 300 steps, whose blocks separate \
          documents worse than its token embeddings. Fewer blocks are cheaper.",
     ),

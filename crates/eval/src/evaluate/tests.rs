@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, init, split};
-use dipaco_routing::{RouterConfig, RouterFeatures, assign, fit, silent};
+use dipaco_routing::{FeatureKind, RouterConfig, RouterFeatures, assign, fit, silent};
 use dipaco_shards::{ShardsError, TokenBatch, TokenFileInfo, TokenFileWriter};
 use dipaco_topology::{Topology, TopologyConfig};
 
@@ -76,9 +76,9 @@ fn run(model: &dyn LanguageModel, file: &TokenFile, config: &EvaluationConfig) -
 }
 
 fn shards(folder: &std::path::Path, file: &TokenFile, paths: u32) -> ShardSet {
-    let config = RouterConfig::default();
-    let seed = RouterFeatures::new(tiny(5), config.kind, &config).unwrap();
-    let fitted = fit(&seed, "seed", file, &[paths], &RouterConfig::default(), &mut silent).unwrap();
+    let config = RouterConfig { features: FeatureKind::Seed, ..RouterConfig::default() };
+    let seed = RouterFeatures::new(tiny(5), config.kind, &config, None).unwrap();
+    let fitted = fit(&seed, "seed", file, &[paths], &config, &mut silent).unwrap();
     assign(&seed, "seed", &fitted.router, file, &folder.join("shards"), &mut silent).unwrap().shards
 }
 
