@@ -14,6 +14,8 @@ mod assign;
 mod calibrate;
 mod classifier;
 mod config;
+#[cfg(test)]
+mod damaged;
 mod decisions;
 mod error;
 mod features;

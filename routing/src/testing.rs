@@ -1,10 +1,10 @@
-//! A corpus and a feature extractor for tests.
+//! A corpus, a feature extractor and the records of routers for tests.
 
 use std::path::Path;
 
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter, TokenRows};
 
-use crate::{FeatureExtractor, Source};
+use crate::{FeatureExtractor, FittedOn, RouterConfig, Source, TransformerFittedOn};
 
 /// Different kinds of documents in [`corpus`].
 pub(crate) const TOPICS: u32 = 4;
@@ -56,4 +56,34 @@ pub(crate) fn corpus(folder: &Path, documents: u32) -> TokenFile {
     }
     writer.finish().unwrap();
     TokenFile::open(path).unwrap()
+}
+
+/// Data and settings of a router's fit.
+pub(crate) fn fitted_on() -> FittedOn {
+    FittedOn {
+        tokens_hash: "aa".into(),
+        tokenizer_hash: "bb".into(),
+        seed_hash: "cc".into(),
+        labels_hash: None,
+        documents: 7,
+        loss: 0.25,
+        targets: None,
+        config: RouterConfig::default(),
+    }
+}
+
+/// Data and settings of a transformer router's fit.
+pub(crate) fn transformer_fitted_on() -> TransformerFittedOn {
+    TransformerFittedOn {
+        tokens_hash: "tokens".into(),
+        tokenizer_hash: "tokenizer".into(),
+        seed_hash: "seed".into(),
+        modules_hash: "modules".into(),
+        scores_hash: "scores".into(),
+        settings: "{}".into(),
+        documents: 3,
+        steps: 10,
+        held_out_loss: Some(0.5),
+        blind_loss: None,
+    }
 }

@@ -2,7 +2,7 @@
 
 use dipaco_shards::TokenFile;
 
-use crate::{RoutingError, ShardSet};
+use crate::{RouterKind, RoutingError, ShardSet};
 
 /// Below this gain in bits per token, shards are hardly different kinds of text.
 const LEAST_GAIN: f64 = 0.1;
@@ -49,10 +49,12 @@ pub fn token_gain(shards: &ShardSet, prefix_tokens: usize) -> Result<Option<f64>
     Ok((tokens > 0).then(|| bits / tokens as f64))
 }
 
-/// A warning when shards are hardly different kinds of text.
+/// A warning when the shards of a router of this kind are hardly different kinds of text. Random shards are meant to have
+/// no gain, and a single shard has none.
 #[must_use]
-pub fn token_gain_warning(gain: f64) -> Option<String> {
-    (gain < LEAST_GAIN).then(|| {
+pub fn token_gain_warning(kind: RouterKind, gain: Option<f64>) -> Option<String> {
+    let low = gain.filter(|gain| *gain < LEAST_GAIN && kind != RouterKind::Random);
+    low.map(|gain| {
         format!(
             "the router hardly separates kinds of text: a shard's own token frequencies predict its text only {gain:.2} bits \
              per token better than those of all text, and random shards have 0; train the seed longer \
@@ -115,7 +117,7 @@ mod tests {
     use super::*;
     use crate::features::silent;
     use crate::testing::{Histogram, TOPICS, corpus};
-    use crate::{FeatureExtractor, Origin, RouterConfig, RouterKind, assign, fit_points};
+    use crate::{FeatureExtractor, Origin, RouterConfig, assign, fit_points};
 
     /// The gain of shards of four topics with five tokens each, by a router of this kind.
     fn gain_of(kind: RouterKind, points: &[f32], model: &dyn FeatureExtractor, paths: u32) -> Option<f64> {
@@ -168,11 +170,17 @@ mod tests {
         // One of four topics with equal shares is 2 bits. Every document ends with the same token, which has no topic.
         let topics = gain_of(RouterKind::KMeans, &points, &Histogram, TOPICS).unwrap();
         assert!((1.7..2.0).contains(&topics), "{topics}");
-        assert_eq!(token_gain_warning(topics), None);
+        assert_eq!(token_gain_warning(RouterKind::KMeans, Some(topics)), None);
         let even: Vec<f32> = (0u16..1000).map(|i| (f32::from(i) + 0.5) / 1000.0).collect();
         let random = gain_of(RouterKind::Random, &even, &Number, TOPICS).unwrap();
         assert!(random.abs() < 0.05, "{random}");
-        assert!(token_gain_warning(random).unwrap().contains("routing.feature_blocks = 0"));
+        let warning = token_gain_warning(RouterKind::KMeans, Some(random)).unwrap();
+        assert!(warning.contains("routing.feature_blocks = 0"));
+        assert_eq!(
+            token_gain_warning(RouterKind::Random, Some(random)),
+            None,
+            "random shards are to have no gain"
+        );
         assert_eq!(gain_of(RouterKind::KMeans, &points, &Histogram, 1), None, "a single shard has all text");
     }
 }

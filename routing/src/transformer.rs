@@ -268,6 +268,7 @@ mod tests {
     use dipaco_model::init;
 
     use super::*;
+    use crate::testing::transformer_fitted_on as fitted_on;
 
     fn model() -> ModelConfig {
         ModelConfig {
@@ -280,21 +281,6 @@ mod tests {
             context: 12,
             tie_embeddings: true,
             ..ModelConfig::default()
-        }
-    }
-
-    fn fitted_on() -> TransformerFittedOn {
-        TransformerFittedOn {
-            tokens_hash: "tokens".into(),
-            tokenizer_hash: "tokenizer".into(),
-            seed_hash: "seed".into(),
-            modules_hash: "modules".into(),
-            scores_hash: "scores".into(),
-            settings: "{}".into(),
-            documents: 3,
-            steps: 10,
-            held_out_loss: Some(0.5),
-            blind_loss: None,
         }
     }
 

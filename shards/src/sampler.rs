@@ -5,7 +5,7 @@ mod permutation;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{DocumentSet, IGNORE, ShardsError, TokenBatch, TokenFile};
+use crate::{DocumentSet, ShardsError, TokenBatch, TokenFile};
 
 pub use permutation::Permutation;
 
@@ -40,8 +40,8 @@ pub struct WindowPlace {
 /// the last window is padded. An epoch draws every sequence once, in an order that depends on seed and epoch.
 /// [`Self::batch`] is a pure function of the position, so a checkpoint needs to keep only the position.
 ///
-/// In a batch, padding is the end-of-text token. The target of a token is the token that follows it; [`IGNORE`] where there
-/// is none. [`TokenFile::batch`] checks both against the vocabulary of the file.
+/// The sampler chooses the places of the tokens. [`TokenFile::batch`] reads them, pads them, and checks them against the
+/// vocabulary.
 pub struct Sampler {
     file: Arc<TokenFile>,
     documents: Range<u64>,
@@ -195,9 +195,9 @@ impl Sampler {
                 Some((of, permutation)) if *of == epoch => permutation,
                 _ => &order.insert((epoch, Permutation::new(self.sequences, self.config.seed, epoch))).1,
             };
-            permutation.apply(place)
+            self.places(permutation.apply(place))
         });
-        self.rows(rows, batch)
+        self.file.batch(&rows.collect::<Vec<_>>(), self.config.sequence_length)
     }
 
     /// Sequences `first` to `first + batch` in the order of the file, for evaluation. A range beyond the last sequence is
@@ -208,7 +208,8 @@ impl Sampler {
     pub fn window_batch(&self, first: u64, batch: usize) -> Result<TokenBatch, ShardsError> {
         let end = first.saturating_add(batch as u64).min(self.sequences);
         let first = first.min(end);
-        self.rows(first..end, (end - first) as usize)
+        let rows: Vec<_> = (first..end).map(|window| self.places(window)).collect();
+        self.file.batch(&rows, self.config.sequence_length)
     }
 
     /// All sequences once, in the order of the file, in batches of `batch`; the last batch may be smaller.
@@ -228,8 +229,9 @@ impl Sampler {
         WindowPlace { document, start: (window - before) * length_t }
     }
 
-    /// The tokens of a sequence, at most T + 1.
-    fn window(&self, place: WindowPlace) -> Vec<u32> {
+    /// The places of a sequence's tokens in the file, at most T + 1.
+    fn places(&self, window: u64) -> Vec<Range<u64>> {
+        let place = self.place(window);
         let most = self.config.sequence_length as u64 + 1;
         if !self.config.packing || self.selected.is_none() {
             let range = if self.config.packing {
@@ -238,39 +240,24 @@ impl Sampler {
                 self.file.document_range(place.document)
             };
             let start = range.start + place.start;
-            return self.file.slice(start..(start + most).min(range.end)).to_vec();
+            let window = start..(start + most).min(range.end);
+            return vec![window];
         }
         let (mut document, before) = self.find(place.start);
         let mut skip = place.start - before;
-        let mut own = Vec::with_capacity(most as usize);
-        while (own.len() as u64) < most && document < self.documents.end {
+        let mut places = Vec::new();
+        let mut left = most;
+        while left > 0 && document < self.documents.end {
             let range = self.file.document_range(document);
             let start = range.start + skip;
-            let end = (start + most - own.len() as u64).min(range.start + self.length(document));
+            let end = (start + left).min(range.start + self.length(document));
             if start < end {
-                own.extend(self.file.slice(start..end).iter());
+                left -= end - start;
+                places.push(start..end);
             }
             (document, skip) = (document + 1, 0);
         }
-        own
-    }
-
-    fn rows(&self, windows: impl Iterator<Item = u64>, batch: usize) -> Result<TokenBatch, ShardsError> {
-        let length_t = self.config.sequence_length;
-        let mut tokens = Vec::with_capacity(batch * length_t);
-        let mut targets = Vec::with_capacity(batch * length_t);
-        let mut counted_targets = 0;
-        for window in windows {
-            let place = self.place(window);
-            let own = self.window(place);
-            let counted = own.len().saturating_sub(1);
-            counted_targets += counted;
-            tokens.extend(own.iter().take(counted));
-            targets.extend(own.iter().skip(1));
-            tokens.extend(std::iter::repeat_n(self.file.end_of_text(), length_t - counted));
-            targets.extend(std::iter::repeat_n(IGNORE, length_t - counted));
-        }
-        self.file.batch(tokens, targets, batch, counted_targets)
+        places
     }
 }
 

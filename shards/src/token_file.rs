@@ -181,12 +181,36 @@ impl TokenFile {
         self.map.tokens(first + start * bytes..first + end * bytes, bytes)
     }
 
-    /// A batch of B = `batch` rows of this file's tokens (B, T) with their targets (B, T), after the check that each id is
-    /// in the vocabulary. `counted` targets are tokens of the file, and the others are [`IGNORE`].
+    /// A batch of rows of T = `length` tokens (B, T) with their targets (B, T), after the check that each id is in the
+    /// vocabulary. A row is given as the places of its tokens in the file, T + 1 at most. The target of a token is the
+    /// token that follows it in its row. Behind the last target of a row stand end-of-text tokens with [`IGNORE`] as
+    /// target.
+    ///
+    /// # Errors
+    /// A token is not in the vocabulary, there is no row, or a row has more than T + 1 tokens.
+    pub fn batch(&self, rows: &[Vec<Range<u64>>], length: usize) -> Result<TokenBatch, ShardsError> {
+        let mut tokens = Vec::with_capacity(rows.len() * length);
+        let mut targets = Vec::with_capacity(rows.len() * length);
+        let mut counted = 0;
+        for places in rows {
+            let own: Vec<u32> = places.iter().flat_map(|range| self.slice(range.clone()).iter()).collect();
+            let with_target = own.len().saturating_sub(1);
+            counted += with_target;
+            tokens.extend(own.iter().take(with_target));
+            targets.extend(own.iter().skip(1));
+            let padding = length.saturating_sub(with_target);
+            tokens.extend(std::iter::repeat_n(self.end_of_text(), padding));
+            targets.extend(std::iter::repeat_n(IGNORE, padding));
+        }
+        self.batch_of(tokens, targets, rows.len(), counted)
+    }
+
+    /// A batch of B = `batch` rows of ids (B, T) with their targets (B, T), after the check that each id is in the
+    /// vocabulary, for a caller that chooses its own targets. `counted` targets are tokens, and the others are [`IGNORE`].
     ///
     /// # Errors
     /// A token is not in the vocabulary, or the ids are not rows of one length.
-    pub fn batch(
+    pub fn batch_of(
         &self,
         tokens: Vec<u32>,
         targets: Vec<u32>,
@@ -206,7 +230,7 @@ impl TokenFile {
     /// B = `batch` rows of this file's tokens (B, T), after the check that each id is in the vocabulary.
     ///
     /// # Errors
-    /// As [`Self::batch`].
+    /// A token is not in the vocabulary, or the ids are not rows of one length.
     pub fn rows(&self, tokens: Vec<u32>, batch: usize) -> Result<TokenRows, ShardsError> {
         TokenRows::new(tokens, batch, self.vocab_size() as usize).map_err(|error| self.refused(error))
     }

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use dipaco_tests::fixtures::{corpus, root};
+use dipaco_tests::fixtures::{corpus, fixture, root};
 use dipaco_tests::run::Run;
 use serde_json::{Value, json};
 
@@ -13,41 +13,9 @@ fn model() -> PathBuf {
     root().join("crates/model/tests/fixtures/pretrained")
 }
 
-/// Two levels of blocks, and the tied embedding and head in a level that all paths share. No section [model].
-const CONFIG: &str = r#"
-[run]
-name = "imported"
-[[topology.levels]]
-modules = 2
-blocks = "0"
-[[topology.levels]]
-modules = 2
-blocks = "1"
-[[topology.levels]]
-modules = 1
-embedding = true
-head = true
-[prepare]
-text_document_bytes = 1024
-validation_fraction = 0.05
-[seed_model]
-steps = 4
-batch = 4
-sequence_tokens = 64
-validate_every = 0
-[train]
-rounds = 1
-inner_steps = 3
-batch = 4
-sequence_tokens = 64
-holdout_sequences = 4
-[routing]
-restarts = 2
-"#;
-
 fn run() -> Run {
     let run = Run::new();
-    fs::write(run.config(), CONFIG).unwrap();
+    fs::copy(fixture("imported.toml"), run.config()).unwrap();
     run
 }
 
@@ -157,7 +125,8 @@ fn contradictions_name_both_values() {
 #[test]
 fn embeddings_are_untied_on_request() {
     let run = run();
-    let text = CONFIG.replace("modules = 1\nembedding = true\nhead = true", "modules = 2\nhead = true");
+    let text = fs::read_to_string(fixture("imported.toml")).unwrap();
+    let text = text.replace("modules = 1\nembedding = true\nhead = true", "modules = 2\nhead = true");
     let text = text.replace("blocks = \"0\"", "blocks = \"0\"\nembedding = true");
     fs::write(run.config(), text).unwrap();
     let _ = run.dipaco(&import("")).failed(2, &["model.tie_embeddings: is true, but topology.levels"]);

@@ -53,7 +53,7 @@ impl Scorer<'_> {
         let failed = |source| EvalError::Model { file: file(first.text), document: first.document, source };
         // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
         let file_of_first = self.plan.texts[first.text as usize].file;
-        let batch = file_of_first.batch(tokens, targets, rows.len(), counted_targets)?;
+        let batch = file_of_first.batch_of(tokens, targets, rows.len(), counted_targets)?;
         let targets = batch.targets();
         let log_probs = self.model.token_log_probs(&batch).map_err(failed)?;
         if log_probs.len() != targets.len() {

@@ -149,7 +149,8 @@ impl Layout {
     /// # Errors
     /// When there is no such fragment.
     pub fn fragment(&self, level: u16, fragment: u32) -> Result<&FragmentLayout, PathError> {
-        let found = self.fragments(level)?.get(fragment as usize);
+        let level_layout = self.levels.get(usize::from(level));
+        let found = level_layout.and_then(|level| level.fragments.get(fragment as usize));
         found.ok_or_else(|| PathError::NoSuchFragment {
             what: format!("fragment {fragment} of level {level}"),
         })

@@ -169,12 +169,12 @@ pub fn assign(
     })?
     .into_iter();
     let Some(train) = shards.next() else { return Err(PipelineError::NotPrepared { folder: run.data() }) };
-    let kind = weights.config().routing.kind;
-    if !skipped && kind != RouterKind::Random {
-        let gain = dipaco_routing::token_gain(&train, weights.config().routing.prefix_tokens)?;
-        if let Some(warning) = gain.and_then(dipaco_routing::token_gain_warning) {
-            tracing::warn!("{warning}");
-        }
+    let routing = &weights.config().routing;
+    if !skipped
+        && let gain = dipaco_routing::token_gain(&train, routing.prefix_tokens)?
+        && let Some(warning) = dipaco_routing::token_gain_warning(routing.kind, gain)
+    {
+        tracing::warn!("{warning}");
     }
     Ok(Division { train, validation: shards.next(), skipped })
 }

@@ -13,30 +13,16 @@ use dipaco_pipeline::{PipelineError, RunDirectory, Weights, prepare, prepared, v
 use dipaco_store::{RunManifest, RunStore, SeedRecord};
 use dipaco_telemetry::Progress;
 
-/// No section [model]: it comes from the model.
-const CONFIG: &str = r#"
-[[topology.levels]]
-modules = 2
-blocks = "0"
-[[topology.levels]]
-modules = 2
-blocks = "1"
-[[topology.levels]]
-modules = 1
-embedding = true
-head = true
-[seed_model]
-steps = 2
-batch = 2
-sequence_tokens = 32
-validate_every = 0
-[train]
-sequence_tokens = 32
-[evaluation]
-prefix_tokens = 16
-[routing]
-prefix_tokens = 16
-"#;
+/// Settings beside `tests/fixtures/imported.toml`, for texts of a few words.
+const SETTINGS: [&str; 7] = [
+    "prepare.validation_fraction=0.02",
+    "seed_model.steps=2",
+    "seed_model.batch=2",
+    "seed_model.sequence_tokens=32",
+    "train.sequence_tokens=32",
+    "evaluation.prefix_tokens=16",
+    "routing.prefix_tokens=16",
+];
 
 /// A model that transformers saved: grouped-query attention, tied embeddings, bf16 in two files, more rows than entries.
 fn model() -> PathBuf {
@@ -56,7 +42,6 @@ struct Test {
 impl Test {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("run.toml"), CONFIG).unwrap();
         let run = RunDirectory::new(folder.path().join("run"));
         Self { folder, run }
     }
@@ -64,8 +49,8 @@ impl Test {
     fn config(&self, model: &PretrainedFolder, overrides: &[&str]) -> Result<RunConfig, String> {
         let sources = Sources {
             pretrained: Some(model.pretrained()),
-            file: Some(self.folder.path().join("run.toml")),
-            overrides: overrides.iter().map(|&text| text.to_owned()).collect(),
+            file: Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/imported.toml")),
+            overrides: SETTINGS.iter().chain(overrides).map(|&text| text.to_owned()).collect(),
             ..Sources::default()
         };
         RunConfig::load(&sources).map(|resolved| resolved.config).map_err(|error| error.to_string())

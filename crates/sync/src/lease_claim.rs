@@ -54,7 +54,8 @@ pub struct LeaseClaim {
 
 impl LeaseClaim {
     /// True if both name the same lease with its secret, and are the same process.
-    pub(crate) fn matches(&self, granted: &Self) -> bool {
+    #[must_use]
+    pub fn matches(&self, granted: &Self) -> bool {
         self.key.path == granted.key.path
             && self.key.fence == granted.key.fence
             && self.key.secret.equals(&granted.key.secret)

@@ -60,7 +60,9 @@ pub use process_id::ProcessId;
 pub use progress::{Contribution, PathProgress, ProgressError, TrainingProgress};
 pub use reason::Reason;
 pub use rescale::Rescale;
-pub use run_state::{Commit, Grant, LeaseOutcome, OuterStep, RunPlan, RunState};
+pub use run_state::{
+    Commit, EarlyContribution, ExpectedSend, Grant, LeaseOutcome, OuterStep, RunPlan, RunState,
+};
 pub use schedule::{Schedule, ScheduleError, SchedulePoint};
 pub use scheme::{Quorum, Scheme, dynamic_steps};
 pub use trimming::{TrimmedMean, TrimmedSlice};

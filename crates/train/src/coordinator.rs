@@ -230,8 +230,8 @@ impl RunningCoordinator {
         let (outer, scratch) = (config.outer.clone(), shards.clone());
         let synchronizer =
             Synchronizer::new(store.clone(), layout.clone(), outer, gradients.clone(), scratch);
-        let intake =
-            ResultIntake { store, plan, topology, layout, uploads: Uploads::new(shards.clone()), gradients };
+        let uploads = Uploads::new(shards.clone());
+        let intake = ResultIntake { store, plan, topology, layout, uploads, gradients, modules: None };
         let requests = Arc::new(CoordinatorRequests {
             ledger,
             intake: Arc::new(intake),

@@ -11,8 +11,8 @@ mod verified_gradients;
 
 pub(crate) use connections::{RequestHandler, serve_peers};
 pub use error::HostError;
-pub(crate) use peer::{Answer, Peer, Role, refused};
+pub(crate) use peer::{Answer, OTHER_ROLE, Peer, Role, refused};
 pub(crate) use results::{Admission, ObjectPiece, ResultIntake, ResultReceiver, read_piece};
 pub use revocations::Revocations;
-pub use uploads::{CompleteUpload, PieceOutcome, ReceivedContent, UploadedPiece, Uploads};
+pub use uploads::{CompleteUpload, PieceOutcome, ReceivedContent, Upload, UploadedPiece, Uploads};
 pub(crate) use verified_gradients::VerifiedGradients;

@@ -21,8 +21,8 @@ use crate::TrainError;
 use crate::blocking::blocking;
 use crate::host::VerifiedGradients;
 use crate::stored_modules::read_module;
+use dipaco_path::Layout;
 use dipaco_path::module_files;
-use dipaco_path::{FragmentLayout, Layout};
 use dipaco_path::{Merged, OuterState};
 use dipaco_protocol::{MergeInput, OuterStepDone, OuterStepOrder};
 pub use error::SynchronizerError;
@@ -124,10 +124,6 @@ impl Synchronizer {
         self.step(order, merged, cosine, begun).await.map(Some)
     }
 
-    fn fragment(&self, fragment: FragmentId) -> Result<&FragmentLayout, SynchronizerError> {
-        Ok(self.layout.fragment(fragment.module.level, fragment.index)?)
-    }
-
     /// Merges the outer gradients of an order as far as they are there. The order of merging is that of the places, so
     /// the sum does not depend on the order of arrival.
     async fn fold(&mut self, order: &OuterStepOrder) -> Result<Folding, SynchronizerError> {
@@ -143,8 +139,8 @@ impl Synchronizer {
             Some(folding) => folding,
             None => {
                 let by_place = places().map(|(place, share)| (place, share.weight)).collect();
-                let fold =
-                    Fold::new(self.fragment(fragment)?.fold_tensors(), by_place, self.outer.fold_rule());
+                let tensors = self.layout.fragment(fragment.module.level, fragment.index)?.fold_tensors();
+                let fold = Fold::new(tensors, by_place, self.outer.fold_rule());
                 let weights = shares.iter().map(|share| share.weight).collect();
                 Folding { version, fence, weights, fold, announced: BTreeMap::new() }
             }
@@ -168,7 +164,8 @@ impl Synchronizer {
     /// Merges the contributions of an order by a rule that compares them with each other.
     async fn compare(&self, order: &OuterStepOrder) -> Result<MergedContributions, SynchronizerError> {
         let weights = order.shares.iter().map(|share| share.weight).collect();
-        let tensors = self.fragment(order.fragment)?.fold_tensors();
+        let FragmentId { module, index } = order.fragment;
+        let tensors = self.layout.fragment(module.level, index)?.fold_tensors();
         let mut merge = RobustMerge::new(tensors, weights, &self.outer, &self.scratch);
         for share in &order.shares {
             let gradient = self.gradient(order.fragment, Some(share)).await?;
@@ -191,7 +188,7 @@ impl Synchronizer {
             return Ok(values);
         }
         let bytes = self.store.get(object).await?;
-        let specs = self.fragment(fragment)?.specs.clone();
+        let specs = self.layout.fragment(fragment.module.level, fragment.index)?.specs.clone();
         Ok(blocking(move || module_files::decode_gradient(path, fragment.module, &specs, &bytes)).await??)
     }
 
@@ -211,8 +208,9 @@ impl Synchronizer {
 
     /// The weights and the state of the outer optimizer before a step.
     async fn inputs(&self, order: &OuterStepOrder) -> Result<StepInputs, SynchronizerError> {
-        let specs = self.fragment(order.fragment)?.specs.clone();
-        let outer = self.outer.of_level(order.fragment.module.level);
+        let FragmentId { module, index } = order.fragment;
+        let specs = self.layout.fragment(module.level, index)?.specs.clone();
+        let outer = self.outer.of_level(module.level);
         let weights = read_module(&self.store, &order.weights, specs.clone()).await?;
         let state = match &order.momentum {
             Some(object) => OuterState::decode(&outer, &specs, &self.store.get(object).await?)?,

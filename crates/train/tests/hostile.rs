@@ -3,6 +3,7 @@
 
 mod support;
 
+use dipaco_config::RunConfig;
 use dipaco_model::{level_specs, parameters, path_specs};
 use dipaco_path::PathState;
 use dipaco_protocol::{GrantedLease, LeaseReport, LeaseResult, Request, Response};
@@ -24,6 +25,23 @@ fn lost(answer: Response) -> String {
     match answer {
         Response::Lost { reason } => reason,
         other => panic!("not lost but {other:?}"),
+    }
+}
+
+/// A coordinated run with a liar that has a valid token.
+struct Hostile {
+    run: Run,
+    coordinator: Coordinating,
+    token: dipaco_net::JoinToken,
+    liar: Puppet,
+}
+
+impl Hostile {
+    async fn started(config: RunConfig) -> Self {
+        let run = Run::seeded(config).await;
+        let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+        let liar = Puppet::welcome(&token, "liar").await;
+        Self { run, coordinator, token, liar }
     }
 }
 
@@ -51,9 +69,7 @@ fn first_gradient(work: &GrantedLease, tokens: u64) -> LeaseResult {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paths_that_the_run_does_not_have_end_no_coordinator() {
-    let run = Run::seeded(config()).await;
-    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
-    let liar = Puppet::welcome(&token, "liar").await;
+    let Hostile { run, coordinator, token, liar } = Hostile::started(config()).await;
     for held in [vec![PathId(99)], vec![PathId(u32::MAX)], vec![PathId(0); 5]] {
         let refused = refusal(liar.ask(&Request::Lease { held, wait_ms: 0 }, None).await.unwrap().0);
         assert!(refused.contains("4 paths"), "{refused}");
@@ -93,9 +109,7 @@ async fn a_lease_belongs_to_the_process_that_got_it() {
 async fn a_second_content_is_refused(overlap_steps: u64) {
     let mut config = config();
     (config.sync.fragments, config.sync.overlap_steps) = (2, overlap_steps);
-    let run = Run::seeded(config).await;
-    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
-    let liar = Puppet::welcome(&token, "liar").await;
+    let Hostile { run, coordinator, token, liar } = Hostile::started(config).await;
     let work = liar.lease().await;
     let topology = Topology::new(&run.config.topology, run.config.model.blocks).unwrap();
     let plan = dipaco_protocol::WorkerPlan::new(&run.config);
@@ -130,9 +144,7 @@ async fn a_second_content_of_what_counts_at_once_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_that_no_training_makes_is_refused() {
-    let run = Run::seeded(config()).await;
-    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
-    let liar = Puppet::welcome(&token, "liar").await;
+    let Hostile { run, coordinator, token, liar } = Hostile::started(config()).await;
     let work = liar.lease().await;
     let model = &run.config.model;
     let position = work.to * run.config.train.batch as u64;
@@ -185,9 +197,7 @@ async fn a_process_holds_at_most_two_leases() {
 async fn more_tokens_than_a_lease_has_are_refused() {
     let mut config = config();
     config.outer.weighting = dipaco_sync::Weighting::Tokens;
-    let run = Run::seeded(config).await;
-    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
-    let liar = Puppet::welcome(&token, "liar").await;
+    let Hostile { run, coordinator, token, liar } = Hostile::started(config).await;
     let work = liar.lease().await;
     let values = values_of(&run, work.sends[0].fragment);
     // 4 inner steps of 4 sequences of 16 tokens.

@@ -26,6 +26,10 @@ use tokio_util::sync::CancellationToken;
 
 use support::{Run, config, tokens};
 
+fn store_in(folder: &std::path::Path) -> RunStore {
+    RunStore::create(&folder.join("store").to_string_lossy()).unwrap()
+}
+
 /// Trains the seed in a store in its own folder until it is complete or `stop` is triggered.
 async fn seed(
     folder: &std::path::Path,
@@ -33,7 +37,7 @@ async fn seed(
     train: Arc<TokenFile>,
     stop: Option<(Events, CancellationToken)>,
 ) -> Result<SeedSummary, SeedError> {
-    let store = RunStore::create(&folder.join("store").to_string_lossy()).unwrap();
+    let store = store_in(folder);
     let started = open_run(&store, || "test-run".to_owned()).await?;
     let cancel = Arc::new(AtomicBool::new(false));
     let events = match stop {
@@ -64,7 +68,7 @@ async fn an_interrupted_seed_goes_on_to_the_same_weights() {
     let first = first.unwrap();
     let last = seed(folder.path(), config(), train.clone(), None).await.unwrap();
     assert!(last.finished && first.step + last.new_steps == 4);
-    let store = RunStore::create(&folder.path().join("store").to_string_lossy()).unwrap();
+    let store = store_in(folder.path());
     let continued = open_run(&store, String::new).await.unwrap().manifest.seed.unwrap();
     assert_eq!(continued.weights.hash, whole.weights.hash);
     assert_eq!(continued.state.unwrap().hash, whole.state.unwrap().hash);
@@ -81,7 +85,7 @@ async fn a_seed_is_validated_as_often_as_configured_and_at_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let mut config = config();
         config.seed_model.validate_every = every;
-        let store = RunStore::create(&folder.path().join("store").to_string_lossy()).unwrap();
+        let store = store_in(folder.path());
         let started = open_run(&store, || "test-run".to_owned()).await.unwrap();
         let train = tokens(&folder.path().join("train.h5"), 0, 60);
         let validation = Some(tokens(&folder.path().join("validation.h5"), 0, 10));
@@ -101,7 +105,7 @@ async fn a_seed_is_validated_as_often_as_configured_and_at_the_end() {
 
 /// Hash of the seed's weights in the store of a folder.
 async fn seed_weights(folder: &std::path::Path) -> String {
-    let store = RunStore::create(&folder.join("store").to_string_lossy()).unwrap();
+    let store = store_in(folder);
     open_run(&store, String::new).await.unwrap().manifest.seed.unwrap().weights.hash
 }
 
@@ -139,7 +143,7 @@ async fn a_seed_without_steps_is_its_initial_weights() {
     let train = tokens(&folder.path().join("train.h5"), 0, 60);
     let summary = seed(folder.path(), config.clone(), train.clone(), None).await.unwrap();
     assert!(summary.finished && summary.new_steps == 0);
-    let store = RunStore::create(&folder.path().join("store").to_string_lossy()).unwrap();
+    let store = store_in(folder.path());
     let record = open_run(&store, String::new).await.unwrap().manifest.seed.unwrap();
     let bytes = store.get(&record.weights).await.unwrap();
     let saved = ModuleWeights::from_safetensors(&bytes, path_specs(&config.model).into()).unwrap();

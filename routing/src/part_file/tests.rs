@@ -2,6 +2,7 @@ use dipaco_fuzz::rand::Rng;
 use dipaco_fuzz::{Campaign, CaseRng, Reached};
 use proptest::prelude::*;
 
+use super::frames::checksum;
 use super::*;
 
 const FRAME: usize = 4;

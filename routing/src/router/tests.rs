@@ -1,19 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-
-fn fitted_on() -> FittedOn {
-    FittedOn {
-        tokens_hash: "aa".into(),
-        tokenizer_hash: "bb".into(),
-        seed_hash: "cc".into(),
-        labels_hash: None,
-        documents: 7,
-        loss: 0.25,
-        targets: None,
-        config: RouterConfig::default(),
-    }
-}
+use crate::testing::fitted_on;
 
 fn router() -> Router {
     Router::kmeans(2, vec![0.0, 0.0, 4.0, 0.0, 0.0, 3.0], &[0.0; 3], fitted_on()).unwrap()

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{TokenFileInfo, TokenFileWriter};
+use crate::{IGNORE, TokenFileInfo, TokenFileWriter};
 
 /// A file of documents with `lengths` tokens each. All tokens of the file differ, except the end-of-text tokens.
 fn file(folder: &tempfile::TempDir, lengths: &[u32]) -> Arc<TokenFile> {

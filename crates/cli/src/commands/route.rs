@@ -3,7 +3,7 @@
 mod fit_transformer;
 
 use clap::{Args, Subcommand};
-use dipaco_routing::{RouterKind, ShardSet, inspect};
+use dipaco_routing::{ShardSet, inspect};
 use dipaco_shards::Part;
 use dipaco_telemetry::{Progress, human};
 
@@ -319,10 +319,7 @@ fn show(options: &InspectOptions) -> Result<(), CliError> {
             text += &format!("\npath {} · document {}\n  {words}\n", row.path, example.document);
         }
     }
-    // Random shards are meant to have no gain.
-    if config.routing.kind != RouterKind::Random
-        && let Some(warning) = gain.and_then(dipaco_routing::token_gain_warning)
-    {
+    if let Some(warning) = dipaco_routing::token_gain_warning(config.routing.kind, gain) {
         text += &format!("\nwarning: {warning}\n");
     }
     if !options.validation

@@ -143,7 +143,7 @@ fn the_prefix_of_every_sequence_is_read_but_not_counted() {
             if inputs.is_empty() {
                 continue;
             }
-            let batch = file.batch(inputs.to_vec(), targets.to_vec(), 1, targets.len()).unwrap();
+            let batch = file.batch_of(inputs.to_vec(), targets.to_vec(), 1, targets.len()).unwrap();
             let log_probs = Path::token_log_probs(&model, &batch).unwrap();
             let counted = log_probs.iter().skip(31);
             sequences += u64::from(counted.len() > 0);

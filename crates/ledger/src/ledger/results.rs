@@ -1,6 +1,8 @@
 //! Results of leases in the ledger.
 
-use dipaco_sync::{Commit, Contribution, FragmentId, Guard, LeaseClaim, LeaseError, LeaseKey, LeaseTask};
+use dipaco_sync::{
+    Commit, Contribution, EarlyContribution, FragmentId, Guard, LeaseClaim, LeaseError, LeaseKey, LeaseTask,
+};
 
 use super::Ledger;
 use crate::records::CountedGradient;
@@ -37,7 +39,7 @@ pub enum Recording {
 /// The decision about a result that may count.
 enum Decision {
     /// It is this contribution to the fragment.
-    Counts(FragmentId, Contribution),
+    Counts(FragmentId, EarlyContribution),
     /// It counts with the end of its lease.
     CountsWithLease,
     /// A lost lease of the path contributed it before.
@@ -61,7 +63,7 @@ impl Ledger {
     pub fn expects(&self, claim: &LeaseClaim, item: LeaseResult, hash: &str) -> Result<u64, ResultError> {
         let to = match item {
             LeaseResult::OuterGradient { fragment, number, tokens } => {
-                self.state.expects(claim, fragment, number, tokens)?.step
+                self.state.expects(claim, fragment, number, tokens)?.send.step
             }
             LeaseResult::State => {
                 let lease = self.state.check(claim)?;
@@ -101,8 +103,7 @@ impl Ledger {
         let lease = (claim.key.path, claim.key.fence);
         let received = ReceivedResult { object: object.clone(), tokens: item.tokens(), norm };
         match self.decide(claim, item, &received) {
-            Ok(Decision::Counts(fragment, contribution)) => {
-                let to = self.state.lease(lease.0).map_or(0, |lease| lease.to);
+            Ok(Decision::Counts(fragment, EarlyContribution { contribution, to })) => {
                 let contributor = Contributor { token: &claim.worker.token, to };
                 self.count(fragment, contribution, &received, contributor)?;
                 self.note_change(Vec::new());
@@ -141,7 +142,7 @@ impl Ledger {
         let counted = self.objects.fragments.get(&fragment).map_or(&[][..], |objects| &objects.norms);
         self.guard.check(fragment, counted, received.norm)?;
         match self.state.contribute(claim, fragment, number, tokens) {
-            Commit::Accepted(Some(contribution)) => Ok(Decision::Counts(fragment, contribution)),
+            Commit::Accepted(Some(counted)) => Ok(Decision::Counts(fragment, counted)),
             Commit::Accepted(None) => Ok(Decision::CountsWithLease),
             Commit::Duplicate => Ok(Decision::Duplicate),
             Commit::Refused(error) => Err(error.into()),

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dipaco_sync::{
-    Commit, Fence, FragmentId, Grant, LeaseClaim, LeaseError, LeaseLimits, LeaseOutcome, LeaseRequest,
-    LeaseSecret, OuterStep, RunPlan, RunState, ScheduledSend, TrainingProgress,
+    Fence, FragmentId, LeaseLimits, OuterStep, RunPlan, RunState, ScheduledSend, TrainingProgress,
 };
 use dipaco_topology::{Topology, TopologyConfig};
 
@@ -14,6 +13,8 @@ use super::learner::Learner;
 use super::tally::Tally;
 use super::{LargeRun, Played};
 use crate::SimulateError;
+
+mod leases;
 
 /// Largest number of events.
 const MOST_EVENTS: u64 = 200_000_000;
@@ -219,26 +220,6 @@ impl<'a> RunWorld<'a> {
         }
     }
 
-    /// A learner asks for a lease, if it is free.
-    fn ask(&mut self, number: usize) {
-        let learner = &mut self.learners[number];
-        if !learner.is_free() {
-            return;
-        }
-        let secret = LeaseSecret::default();
-        let request = LeaseRequest { worker: &learner.worker, held: &learner.held, secret };
-        let Grant::Lease(lease) = self.run_state.grant(self.now, &request) else {
-            return;
-        };
-        if let RunEnd::Step(step) = self.end
-            && lease.from >= step
-        {
-            self.before_end.remove(&number);
-        }
-        learner.begin(*lease);
-        self.go(number);
-    }
-
     /// All free learners ask for a lease.
     fn wake(&mut self) {
         for number in 0..self.learners.len() {
@@ -291,42 +272,6 @@ impl<'a> RunWorld<'a> {
         if at == to {
             self.after(arrived - now.as_secs_f64(), RunEvent::Finished(number, fence));
         }
-        Ok(())
-    }
-
-    /// A learner's lease, if it is still current.
-    fn claim(&self, number: usize, fence: Fence) -> Option<LeaseClaim> {
-        let lease = &self.learners[number].current.as_ref()?.lease;
-        (lease.fence == fence).then(|| lease.claim())
-    }
-
-    fn refused(&self, number: usize, error: &LeaseError) -> SimulateError {
-        SimulateError::Refused {
-            seconds: self.now.as_secs_f64(),
-            learner: number,
-            problem: error.to_string(),
-        }
-    }
-
-    fn contribute(&mut self, number: usize, fence: Fence, send: ScheduledSend) -> Result<(), SimulateError> {
-        let Some(claim) = self.claim(number, fence) else { return Ok(()) };
-        if let Commit::Refused(error) = self.run_state.contribute(&claim, send.fragment, send.number, 0) {
-            return Err(self.refused(number, &error));
-        }
-        self.step();
-        Ok(())
-    }
-
-    fn complete(&mut self, number: usize, fence: Fence) -> Result<(), SimulateError> {
-        let Some(claim) = self.claim(number, fence) else { return Ok(()) };
-        let seconds = self.learners[number].current.as_ref().map_or(0.0, |current| current.seconds);
-        let done = LeaseOutcome { seconds, ..LeaseOutcome::default() };
-        if let Commit::Refused(error) = self.run_state.commit(self.now, &claim, &done) {
-            return Err(self.refused(number, &error));
-        }
-        self.learners[number].done();
-        self.step();
-        self.ask(number);
         Ok(())
     }
 

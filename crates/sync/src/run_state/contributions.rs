@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Commit, LeaseOutcome, RunState};
+use super::{Commit, EarlyContribution, ExpectedSend, LeaseOutcome, RunState};
 use crate::{Contribution, FragmentId, Lease, LeaseClaim, LeaseError, LeaseTask, ScheduledSend};
 
 impl RunState {
-    /// The send of a current lease to which an outer gradient belongs.
+    /// The current lease that sends an outer gradient, and the send to which the gradient belongs.
     ///
     /// # Errors
     /// When the lease is not current, expects no such outer gradient, or trains fewer tokens for it.
@@ -17,7 +17,7 @@ impl RunState {
         fragment: FragmentId,
         number: u32,
         tokens: u64,
-    ) -> Result<ScheduledSend, LeaseError> {
+    ) -> Result<ExpectedSend<'_>, LeaseError> {
         let lease = self.check(claim)?;
         let (path, fence) = (lease.path, lease.fence);
         let send = lease.sends.iter().find(|send| (send.fragment, send.number) == (fragment, number));
@@ -28,7 +28,7 @@ impl RunState {
         if tokens > most {
             return Err(LeaseError::Tokens { path, fence, fragment, number, tokens, most });
         }
-        Ok(send)
+        Ok(ExpectedSend { lease, send })
     }
 
     /// Inner steps in an outer gradient.
@@ -50,21 +50,18 @@ impl RunState {
         fragment: FragmentId,
         number: u32,
         tokens: u64,
-    ) -> Commit<Option<Contribution>> {
-        let send = match self.expects(claim, fragment, number, tokens) {
-            Ok(send) => send,
+    ) -> Commit<Option<EarlyContribution>> {
+        let (lease, send) = match self.expects(claim, fragment, number, tokens) {
+            Ok(ExpectedSend { lease, send }) if send.step < lease.to => (lease.clone(), send),
+            Ok(_) => return Commit::Accepted(None),
             Err(error) => return Commit::Refused(error),
         };
-        match self.leases.get(&claim.key.path) {
-            Some(lease) if send.step < lease.to => {
-                let lease = lease.clone();
-                match self.count(&lease, send, tokens) {
-                    Commit::Accepted(contribution) => Commit::Accepted(Some(contribution)),
-                    Commit::Duplicate => Commit::Duplicate,
-                    Commit::Refused(error) => Commit::Refused(error),
-                }
+        match self.count(&lease, send, tokens) {
+            Commit::Accepted(contribution) => {
+                Commit::Accepted(Some(EarlyContribution { contribution, to: lease.to }))
             }
-            _ => Commit::Accepted(None),
+            Commit::Duplicate => Commit::Duplicate,
+            Commit::Refused(error) => Commit::Refused(error),
         }
     }
 

@@ -54,12 +54,6 @@ struct Upload {
     digest: ContentDigest,
 }
 
-/// Content with the digest that was computed from it.
-struct HashedContent {
-    content: Bytes,
-    digest: ContentDigest,
-}
-
 impl Transfer {
     /// Transfers over a session with the coordinator, and with the synchronizers that leases name. They use at most so
     /// many megabits per second in each direction; 0 means no limit.
@@ -86,9 +80,9 @@ impl Transfer {
     ) -> Result<Bytes, ClientError> {
         if let Some(session) = self.routes.synchronizer(fragment).await? {
             match self.fetch(&session, object).await {
-                Ok(fetched) if fetched.digest.hash == object.hash => return Ok(fetched.content),
+                Ok(Some(content)) => return Ok(content),
                 // The coordinator checks its own copy, which a synchronizer can't.
-                Ok(_) => {
+                Ok(None) => {
                     tracing::warn!(name = object.name, "an object arrived damaged from its synchronizer");
                 }
                 Err(error) if needs_the_coordinator(&error) => self.routes.avoid(fragment, &error).await,
@@ -105,9 +99,8 @@ impl Transfer {
     pub async fn object(self: &Arc<Self>, object: &ObjectRef) -> Result<Bytes, ClientError> {
         let session = self.routes.coordinator();
         for last in [false, true] {
-            let fetched = self.fetch(session, object).await?;
-            if fetched.digest.hash == object.hash {
-                return Ok(fetched.content);
+            if let Some(content) = self.fetch(session, object).await? {
+                return Ok(content);
             }
             if !last {
                 tracing::warn!(
@@ -121,14 +114,19 @@ impl Transfer {
         Err(ClientError::OtherObject { name: object.name.clone() })
     }
 
-    /// Downloads an object and hashes it.
+    /// Downloads an object, and compares its hash; `None` if it arrived damaged.
     async fn fetch(
         self: &Arc<Self>,
         session: &Arc<Session>,
         object: &ObjectRef,
-    ) -> Result<HashedContent, ClientError> {
+    ) -> Result<Option<Bytes>, ClientError> {
         let content = self.assemble(session, object).await?.freeze();
-        HashedContent::of(content).await
+        let expected = object.hash.clone();
+        let compared = blocking(move || {
+            let whole = ContentDigest::of(&content).hash == expected;
+            whole.then_some(content)
+        });
+        Ok(compared.await?)
     }
 
     /// Downloads the pieces of an object into one allocation.
@@ -224,7 +222,11 @@ impl Transfer {
         item: LeaseResult,
         content: Bytes,
     ) -> Result<(), ClientError> {
-        let HashedContent { content, digest } = HashedContent::of(content).await?;
+        let (content, digest) = blocking(move || {
+            let digest = ContentDigest::of(&content);
+            (content, digest)
+        })
+        .await?;
         let coordinator = self.routes.coordinator().clone();
         let to_coordinator = Upload { session: coordinator, lease, item, digest };
         if let LeaseResult::OuterGradient { fragment, .. } = item
@@ -291,14 +293,6 @@ impl Transfer {
             () = tokio::time::sleep(wait) => Ok(slot),
             () = self.routes.coordinator().cancelled() => Err(ClientError::cancelled()),
         }
-    }
-}
-
-impl HashedContent {
-    /// Hashes content on a thread that may block.
-    async fn of(content: Bytes) -> Result<Self, ClientError> {
-        let hashed = blocking(move || Self { digest: ContentDigest::of(&content), content });
-        Ok(hashed.await?)
     }
 }
 

@@ -5,10 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dipaco_config::Numerics;
-use dipaco_ledger::{LeaseCompletion, Ledger, Recording, ResultError, StoredResult};
+use dipaco_ledger::{Ledger, StoredResult};
 use dipaco_net::NetError;
-use dipaco_store::{ObjectRef, ShardRecord};
-use dipaco_sync::{LeaseClaim, LeaseError, LeaseKey, LeaseTask, ProcessId};
+use dipaco_store::ShardRecord;
 use dipaco_telemetry::Event;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -17,14 +16,17 @@ use crate::blocking::joined;
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::run_progress::RunProgress;
 use crate::host::{
-    Admission, Answer, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations, Role, UploadedPiece,
-    refused,
+    Admission, Answer, OTHER_ROLE, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations, Role,
+    UploadedPiece, refused,
 };
-use dipaco_protocol::{ContentDigest, FetchSource, LeaseReport, LeaseResult, Request, Response};
+use dipaco_protocol::{FetchSource, Request, Response};
 
 mod fetches;
 mod leases;
 mod outer_steps;
+mod results;
+
+use leases::StepsTaken;
 
 /// Longest time for which a request for a lease stays open.
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
@@ -59,45 +61,6 @@ pub(crate) struct CoordinatorRequests {
     pub(crate) progress: Arc<RunProgress>,
 }
 
-/// A worker's account of the inner steps of its lease so far.
-struct StepsTaken {
-    step: u64,
-    /// Inner steps of earlier leases that the worker repeated first.
-    repeated: u64,
-    /// Mean training loss in nats per token.
-    loss: Option<f32>,
-}
-
-/// The refusal of a request that a token's role does not allow.
-const OTHER_ROLE: &str =
-    "this token does not allow the request: workers and synchronizers have their own tokens";
-
-impl ResultReceiver for CoordinatorRequests {
-    type Error = CoordinatorError;
-
-    fn intake(&self) -> &Arc<ResultIntake> {
-        &self.intake
-    }
-
-    async fn admit(&self, peer: &Peer, piece: &UploadedPiece) -> Result<Admission, CoordinatorError> {
-        if peer.role == Role::Synchronizer {
-            return Ok(Admission::Rejected(Response::Refused { reason: OTHER_ROLE.to_owned() }));
-        }
-        Ok(self.admit_result(&piece.claim, piece.item, &piece.digest))
-    }
-
-    async fn record(
-        &self,
-        piece: &UploadedPiece,
-        stored: StoredResult,
-    ) -> Result<Response, CoordinatorError> {
-        let response = self.record_result(&piece.claim, piece.item, stored).await?;
-        // The lease may have ended after `admit`, and its uploads were dropped before this one was added.
-        self.drop_ended_uploads();
-        Ok(response)
-    }
-}
-
 impl RequestHandler for CoordinatorRequests {
     fn revocations(&self) -> &Revocations {
         &self.revocations
@@ -115,10 +78,9 @@ impl RequestHandler for CoordinatorRequests {
     /// gone.
     async fn welcome(&self, peer: &Peer, returning: bool) -> Result<Answer, CoordinatorError> {
         if !returning && peer.role == Role::Worker {
-            let own = peer.process();
-            self.release_all(|worker| own.replaces(worker));
+            self.release_all(|worker| peer.process.replaces(worker));
             self.progress.event_of_peer(Event::WorkerJoined {
-                worker: peer.worker.clone(),
+                worker: peer.process.name.clone(),
                 numerics: peer.numerics.clone(),
             })?;
         }
@@ -159,18 +121,20 @@ impl RequestHandler for CoordinatorRequests {
                 .await
             }
             Request::Release => {
-                let own = peer.process();
-                self.release_all(|worker| *worker == own);
+                self.release_all(|worker| *worker == peer.process);
                 Ok((Response::Done, None))
             }
             Request::Orders { modules, address, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms).min(LONGEST_WAIT);
                 self.give_orders(peer, &modules, &address, wait).await
             }
-            Request::Expected { claim, item, digest } => Ok(match self.admit_result(&claim, item, &digest) {
-                Admission::Expected { .. } => (Response::Done, None),
-                Admission::Rejected(response) => (response, None),
-            }),
+            Request::Expected { claim, item, digest } => {
+                let piece = UploadedPiece { claim, item, digest, offset: 0 };
+                Ok(match self.admit(&piece).await? {
+                    Admission::Expected { .. } => (Response::Done, None),
+                    Admission::Rejected(response) => (response, None),
+                })
+            }
             Request::Stored { claim, item, object, norm } => self
                 .run_detached(move |requests| async move {
                     requests.record_remote_result(&claim, item, StoredResult { object, norm }).await
@@ -185,18 +149,18 @@ impl RequestHandler for CoordinatorRequests {
     }
 
     async fn expel(&self, peer: &Peer) -> Result<(), CoordinatorError> {
-        self.take_modules_back(&peer.process(), "its token has been revoked");
-        self.release_all(|worker| worker.token == peer.token);
+        self.take_modules_back(&peer.process, "its token has been revoked");
+        self.release_all(|worker| worker.token == peer.process.token);
         Ok(())
     }
 
     async fn left(&self, peer: &Peer, reason: String) -> Result<(), CoordinatorError> {
         match peer.role {
-            Role::Worker => {
-                Ok(self.progress.event_of_peer(Event::WorkerLeft { worker: peer.worker.clone(), reason })?)
-            }
+            Role::Worker => Ok(self
+                .progress
+                .event_of_peer(Event::WorkerLeft { worker: peer.process.name.clone(), reason })?),
             Role::Synchronizer => {
-                self.take_modules_back(&peer.process(), &reason);
+                self.take_modules_back(&peer.process, &reason);
                 Ok(())
             }
         }
@@ -207,7 +171,7 @@ impl CoordinatorRequests {
     /// A new token for a peer, of the role and the name in its certificate.
     fn renew_token(&self, peer: &Peer) -> Answer {
         let Some(renew) = &self.renew else { return refused("this coordinator renews no tokens") };
-        match renew(peer.role.name(), &peer.token) {
+        match renew(peer.role.name(), &peer.process.token) {
             Ok(token) => (Response::Renewed { token }, None),
             Err(error) => refused(format!("the token can't be renewed: {error}")),
         }
@@ -251,84 +215,6 @@ impl CoordinatorRequests {
         written.map_err(|_| CoordinatorError::Stopped)
     }
 
-    /// Ends the leases of the selected processes unfinished.
-    fn release_all(&self, selected: impl Fn(&ProcessId) -> bool) {
-        let released = self.change(|ledger| ledger.release(selected));
-        for lease in &released {
-            self.progress.lost(lease.path, lease.fence);
-        }
-        if !released.is_empty() {
-            self.drop_ended_uploads();
-            self.changed.notify_waiters();
-        }
-    }
-
-    /// Time of the next event without a message: of a lease, a grace period, or an outer step of a synchronizer.
-    pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        self.ledger().next_deadline(self.standstill)
-    }
-
-    /// Renews a lease and notes its progress.
-    fn heartbeat(&self, claim: &LeaseClaim, taken: StepsTaken) -> Answer {
-        let StepsTaken { step, repeated, loss } = taken;
-        let LeaseKey { path, fence, .. } = claim.key;
-        let renewed = self.ledger().heartbeat(self.now(), claim, step, repeated);
-        match renewed {
-            Ok(()) => {
-                // A worker may report any number; the bar must not run ahead of the lease.
-                let step = step.min(self.intake.plan.train.inner_steps);
-                self.progress.running(path, fence, step, loss);
-                (Response::Done, None)
-            }
-            Err(error) => (Response::Lost { reason: error.to_string() }, None),
-        }
-    }
-
-    /// Returns whether a lease is out and asks for a result.
-    fn admit_result(&self, claim: &LeaseClaim, item: LeaseResult, digest: &ContentDigest) -> Admission {
-        match self.ledger().expects(claim, item, &digest.hash) {
-            Ok(to) => Admission::Expected { to },
-            Err(error) => Admission::Rejected(refusal(&error)),
-        }
-    }
-
-    /// Records that a result is in the store, and waits until that is on the disk. A result for the end of a lease counts
-    /// only with [`complete_lease`](Self::complete_lease).
-    async fn record_result(
-        &self,
-        claim: &LeaseClaim,
-        item: LeaseResult,
-        stored: StoredResult,
-    ) -> Result<Response, CoordinatorError> {
-        let recording = self.change(|ledger| ledger.record_result(claim, item, stored))?;
-        self.notify_synchronizers();
-        self.on_disk().await?;
-        Ok(match recording {
-            Recording::Recorded => Response::Done,
-            Recording::Rejected(error) => {
-                tracing::warn!(path = %claim.key.path, item = item.name(), %error, "a result does not count");
-                refusal(&error)
-            }
-        })
-    }
-
-    /// Records a result that a synchronizer has stored.
-    async fn record_remote_result(
-        &self,
-        claim: &LeaseClaim,
-        item: LeaseResult,
-        stored: StoredResult,
-    ) -> Result<Response, CoordinatorError> {
-        let ObjectRef { name, hash, bytes } = stored.object.clone();
-        let digest = ContentDigest { hash, bytes };
-        let named = digest.is_well_formed() && name == item.object_name(claim.key, 0, &digest.hash);
-        if !named || item == LeaseResult::State || !stored.norm.is_finite() {
-            let reason = format!("{name} is not the object of {} of this lease", item.name());
-            return Ok(Response::Refused { reason });
-        }
-        self.record_result(claim, item, stored).await
-    }
-
     /// Wakes the processes that take outer steps.
     pub(crate) fn notify_synchronizers(&self) {
         self.contributed.send_modify(|count| *count += 1);
@@ -345,105 +231,11 @@ impl CoordinatorRequests {
         step / self.intake.plan.train.inner_steps.max(1)
     }
 
-    /// Completes a lease: its results count together with its report.
-    async fn complete_lease(
-        &self,
-        claim: &LeaseClaim,
-        report: LeaseReport,
-    ) -> Result<Answer, CoordinatorError> {
-        let LeaseKey { path, fence, .. } = claim.key;
-        let worker = &claim.worker.name;
-        let completed = self.change(|ledger| ledger.complete_lease(self.now(), claim, &report))?;
-        // A duplicate waits too: the write of its first request may still be under way.
-        self.on_disk().await?;
-        match completed {
-            LeaseCompletion::Closed => {
-                Ok((Response::Lost { reason: "the coordinator stops".to_owned() }, None))
-            }
-            LeaseCompletion::Duplicate => Ok((Response::Done, None)),
-            LeaseCompletion::Lost(error) => {
-                let (worker, reason) = (worker.clone(), error.to_string());
-                self.progress.event_of_peer(Event::ResultRefused {
-                    path,
-                    round: self.round(error.step().unwrap_or(0)),
-                    worker,
-                    reason: reason.clone(),
-                })?;
-                Ok((Response::Lost { reason }, None))
-            }
-            LeaseCompletion::Incomplete(missing) => Ok(refused(format!("{missing} is missing"))),
-            LeaseCompletion::Accepted { lease, best } => {
-                self.drop_ended_uploads();
-                let round = self.round(lease.from);
-                if lease.task == LeaseTask::Train {
-                    let loss = report.loss.unwrap_or(f64::NAN);
-                    self.progress.committed(path, lease.from, lease.to, loss)?;
-                    self.progress.add_time(report.seconds, report.waited_seconds);
-                    self.notify_synchronizers();
-                }
-                self.progress.event(Event::PathCompleted {
-                    path,
-                    round,
-                    worker: worker.clone(),
-                    loss: report.loss.unwrap_or(f64::NAN),
-                    heldout_loss: report.held_out_loss,
-                    best,
-                    seconds: report.seconds,
-                    waited_seconds: report.waited_seconds,
-                })?;
-                tracing::debug!(%path, round, %fence, worker, "committed");
-                self.changed.notify_waiters();
-                Ok((Response::Done, None))
-            }
-        }
-    }
-
     /// Begins the next phase of routing with these shards.
     pub(crate) async fn begin_phase(&self, shards: Vec<ShardRecord>) -> Result<(), CoordinatorError> {
         self.change(|ledger| ledger.begin_phase(shards))?;
         self.on_disk().await?;
         self.changed.notify_waiters();
         Ok(())
-    }
-
-    /// Ends leases and grace periods of outer steps whose time is over.
-    pub(crate) fn on_deadline(&self) -> Result<(), CoordinatorError> {
-        self.notify_synchronizers();
-        self.expire_leases()?;
-        let before = self.now().checked_sub(self.standstill);
-        let overdue = before.map(|before| self.ledger().overdue(before)).unwrap_or_default();
-        for synchronizer in overdue {
-            self.take_modules_back(&synchronizer, "it has not taken an outer step in time");
-        }
-        Ok(())
-    }
-
-    /// Ends the leases whose deadline has passed.
-    fn expire_leases(&self) -> Result<(), CoordinatorError> {
-        let expired = self.change(|ledger| ledger.expire(self.now()));
-        for lease in &expired {
-            tracing::warn!(%lease.path, lease.from, worker = lease.worker.name, "a lease expired; another worker trains the path again from its start");
-            self.progress.lost(lease.path, lease.fence);
-            self.progress.event(Event::LeaseExpired {
-                path: lease.path,
-                round: self.round(lease.from),
-                worker: lease.worker.name.clone(),
-                fence: lease.fence.0,
-            })?;
-        }
-        if !expired.is_empty() {
-            self.drop_ended_uploads();
-            self.changed.notify_waiters();
-        }
-        Ok(())
-    }
-}
-
-/// The answer to the worker of a result that does not count.
-fn refusal(error: &ResultError) -> Response {
-    let reason = error.to_string();
-    match error {
-        ResultError::Lease(LeaseError::Lost { .. }) => Response::Lost { reason },
-        _ => Response::Refused { reason },
     }
 }

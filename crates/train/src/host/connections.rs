@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dipaco_net::{Exchange, NetError, PeerConnection, Server};
+use dipaco_sync::ProcessId;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -113,7 +114,7 @@ async fn serve<H: RequestHandler>(
     if peer.role == Role::Synchronizer {
         connection.allow_exchanges(SYNCHRONIZER_EXCHANGES);
     }
-    tracing::info!(worker = peer.worker, %address, "joined");
+    tracing::info!(worker = peer.process.name, %address, "joined");
     let mut exchanges = JoinSet::new();
     // One semaphore a connection: a peer that is slow to send or to receive holds no more memory than these pieces,
     // and takes none from other peers.
@@ -124,15 +125,16 @@ async fn serve<H: RequestHandler>(
                 let Some(exchange) = exchange else { break };
                 let (host, peer, pieces) = (host.clone(), peer.clone(), pieces.clone());
                 let reception = reception.clone();
-                exchanges.spawn(async move { handle(exchange, &host, &peer, &pieces, &reception).await });
+                exchanges.spawn(async move { answer(exchange, &host, &peer, &pieces, &reception).await });
             }
             Some(ended) = exchanges.join_next() => match ended {
-                Ok(Handled::Answered) => {}
-                Ok(Handled::Revoked) => connection.close_revoked(),
-                Ok(Handled::Failed(error)) => return Err(error),
+                Ok(answered) => match answered? {
+                    Answered::Yes => {}
+                    Answered::Revoked => connection.close_revoked(),
+                },
                 // Only the peer of this request loses its connection.
                 Err(failure) => {
-                    reception.bug(&peer.worker, failure, host.is_broken())?;
+                    reception.bug(&peer.process.name, failure, host.is_broken())?;
                     connection.close("a bug of this program was met while it answered a request");
                 }
             },
@@ -143,8 +145,8 @@ async fn serve<H: RequestHandler>(
         }
     }
     let ended = connection.closed().await.to_string();
-    tracing::info!(worker = peer.worker, reason = ended, "left");
-    if revoked(&*host, &peer.token)?.is_some() {
+    tracing::info!(worker = peer.process.name, reason = ended, "left");
+    if revoked(&*host, &peer.process.token)?.is_some() {
         host.expel(&peer).await?;
     }
     // The process of a replaced connection is still here.
@@ -179,7 +181,7 @@ async fn greet<H: RequestHandler>(
             return Ok(None);
         }
     };
-    if let Some(reason) = revoked(host, &peer.token)? {
+    if let Some(reason) = revoked(host, &peer.process.token)? {
         respond(exchange, &Response::Refused { reason }, None).await;
         return Ok(None);
     }
@@ -217,52 +219,45 @@ fn identify(request: Request, connection: &PeerConnection) -> Result<Peer, Strin
     if numerics.len() > NAME_BYTES || numerics.chars().any(char::is_control) {
         return Err("the fingerprint of the worker's device is no fingerprint".to_owned());
     }
-    Ok(Peer { worker, instance, token: connection.name().to_owned(), role, numerics })
+    let process = ProcessId { token: connection.name().to_owned(), name: worker, instance };
+    Ok(Peer { process, role, numerics })
 }
 
 /// The end of a request.
-enum Handled<E> {
+enum Answered {
     /// The request has its answer, or its peer is gone.
-    Answered,
+    Yes,
     /// The peer's token has been revoked.
     Revoked,
-    /// This process ends.
-    Failed(E),
 }
 
-/// Answers one request. `pieces` bounds the pieces of this connection that are in memory.
-async fn handle<H: RequestHandler>(
-    exchange: Exchange,
-    host: &Arc<H>,
-    peer: &Peer,
-    pieces: &Semaphore,
-    reception: &Reception,
-) -> Handled<H::Error> {
-    answer(exchange, host, peer, pieces, reception).await.unwrap_or_else(Handled::Failed)
-}
-
+/// Answers one request. `pieces` bounds the pieces of this connection that are in memory. An error ends this process.
 async fn answer<H: RequestHandler>(
     mut exchange: Exchange,
     host: &Arc<H>,
     peer: &Peer,
     pieces: &Semaphore,
     reception: &Reception,
-) -> Result<Handled<H::Error>, H::Error> {
+) -> Result<Answered, H::Error> {
     let request = match exchange.request::<Request>().await {
         Ok(request) => request,
         Err(error) => {
             if let Some(suppressed) = reception.warnings.due(Instant::now()) {
-                tracing::warn!(worker = peer.worker, %error, suppressed, "a request can't be read");
+                tracing::warn!(worker = peer.process.name, %error, suppressed, "a request can't be read");
             }
-            return Ok(Handled::Answered);
+            return Ok(Answered::Yes);
         }
     };
     // Looked up for every request: a revocation holds at once, not when the file is looked at next.
-    if let Some(reason) = revoked(&**host, &peer.token)? {
-        tracing::warn!(worker = peer.worker, token = peer.token, "the token of a worker has been revoked");
+    if let Some(reason) = revoked(&**host, &peer.process.token)? {
+        tracing::warn!(
+            worker = peer.process.name,
+            token = peer.process.token,
+            "the token of a worker has been revoked"
+        );
         host.expel(peer).await?;
         respond(exchange, &Response::Refused { reason }, None).await;
-        return Ok(Handled::Revoked);
+        return Ok(Answered::Revoked);
     }
     // Held until the answer has arrived. `acquire` fails only on a closed semaphore, and this one is never closed.
     let _piece = if request.moves_a_piece() { pieces.acquire().await.ok() } else { None };
@@ -274,13 +269,13 @@ async fn answer<H: RequestHandler>(
             let piece = UploadedPiece { claim: peer.claim(lease), item, digest, offset };
             match results::receive(&mut exchange, host, peer, piece).await? {
                 Some(response) => (response, None),
-                None => return Ok(Handled::Answered),
+                None => return Ok(Answered::Yes),
             }
         }
         request => host.answer(peer, request).await?,
     };
     respond(exchange, &response, payload).await;
-    Ok(Handled::Answered)
+    Ok(Answered::Yes)
 }
 
 /// The reason why a token is refused; `None` if it is valid.
@@ -304,104 +299,4 @@ async fn respond(exchange: Exchange, response: &Response, payload: Option<Bytes>
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::SystemTime;
-
-    use dipaco_net::{Client, Limits, RunAuthority};
-
-    use super::*;
-    use crate::TrainError;
-    use crate::host::HostError;
-    use crate::host::results::{Admission, ResultIntake, ResultReceiver};
-    use dipaco_ledger::StoredResult;
-
-    const LONG: Duration = Duration::from_secs(60);
-
-    /// Panics on one request, and confirms all others.
-    struct Buggy(Revocations);
-
-    #[derive(Debug, thiserror::Error)]
-    enum BuggyError {
-        #[error(transparent)]
-        Host(#[from] HostError),
-        #[error(transparent)]
-        Core(#[from] TrainError),
-    }
-
-    impl ResultReceiver for Buggy {
-        type Error = BuggyError;
-
-        fn intake(&self) -> &Arc<ResultIntake> {
-            unreachable!("this host takes no results")
-        }
-
-        async fn admit(&self, _: &Peer, _: &UploadedPiece) -> Result<Admission, BuggyError> {
-            unreachable!("this host takes no results")
-        }
-
-        async fn record(&self, _: &UploadedPiece, _: StoredResult) -> Result<Response, BuggyError> {
-            unreachable!("this host takes no results")
-        }
-    }
-
-    impl RequestHandler for Buggy {
-        fn revocations(&self) -> &Revocations {
-            &self.0
-        }
-
-        async fn welcome(&self, _: &Peer, _: bool) -> Result<Answer, BuggyError> {
-            Ok((Response::Done, None))
-        }
-
-        async fn answer(self: &Arc<Self>, _: &Peer, request: Request) -> Result<Answer, BuggyError> {
-            assert!(request != Request::Release, "the bug of this test");
-            Ok((Response::Done, None))
-        }
-
-        async fn expel(&self, _: &Peer) -> Result<(), BuggyError> {
-            Ok(())
-        }
-
-        async fn left(&self, _: &Peer, _: String) -> Result<(), BuggyError> {
-            Ok(())
-        }
-    }
-
-    async fn greeted(token: &dipaco_net::JoinToken, name: &str) -> Client {
-        let client = Client::connect(token, SystemTime::now(), Limits::default()).await.unwrap();
-        let hello = Request::Hello {
-            worker: name.to_owned(),
-            instance: 1,
-            version: crate::BUILD.to_owned(),
-            numerics: "test".to_owned(),
-        };
-        let (answer, _) = client.call::<_, Response>(&hello, None, 0, LONG).await.unwrap();
-        assert_eq!(answer, Response::Done);
-        client
-    }
-
-    #[tokio::test]
-    async fn a_panic_closes_its_connection_and_nothing_else() {
-        let now = SystemTime::now();
-        let authority = RunAuthority::create("run", now).unwrap();
-        let identity = authority.server(now, LONG).unwrap();
-        let server = Server::bind("127.0.0.1:0".parse().unwrap(), &identity, Limits::default()).unwrap();
-        let addresses = vec![server.local_addr().to_string()];
-        let token = authority.issue("worker", "a", addresses, now, LONG).unwrap();
-        let (host, farewell) = (Arc::new(Buggy(Revocations::none())), CancellationToken::new());
-        let visit = async {
-            let (unlucky, other) = (greeted(&token, "unlucky").await, greeted(&token, "other").await);
-            let error = unlucky.call::<_, Response>(&Request::Release, None, 0, LONG).await.unwrap_err();
-            assert!(matches!(error, NetError::Closed { .. } | NetError::Abandoned { .. }), "{error}");
-            assert!(unlucky.closed().await.to_string().contains("a bug of this program"));
-            let ask = Request::Lease { held: Vec::new(), wait_ms: 0 };
-            assert_eq!(other.call::<_, Response>(&ask, None, 0, LONG).await.unwrap().0, Response::Done);
-            // The peer of the panic may come back, too.
-            greeted(&token, "unlucky").await;
-        };
-        tokio::select! {
-            ended = serve_peers(&server, &host, &farewell) => panic!("the process ended: {ended:?}"),
-            () = visit => {}
-        }
-    }
-}
+mod tests;

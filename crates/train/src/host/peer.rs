@@ -7,12 +7,8 @@ use dipaco_sync::{LeaseClaim, LeaseKey, ProcessId};
 /// The process at the other end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
-    /// Name to which leases are given.
-    pub(crate) worker: String,
-    /// Random number that tells a process from its successor under the same name.
-    pub(crate) instance: u64,
-    /// Name in the peer's token.
-    pub(crate) token: String,
+    /// Token, name and random number of the process. Leases are given to it.
+    pub(crate) process: ProcessId,
     /// Role that the token grants.
     pub(crate) role: Role,
     /// Fingerprint of the arithmetic of the process's device.
@@ -22,12 +18,7 @@ pub(crate) struct Peer {
 impl Peer {
     /// The claim of the process to a lease that it names.
     pub(crate) fn claim(&self, key: LeaseKey) -> LeaseClaim {
-        LeaseClaim { key, worker: self.process() }
-    }
-
-    /// Identity of the process.
-    pub(crate) fn process(&self) -> ProcessId {
-        ProcessId { token: self.token.clone(), name: self.worker.clone(), instance: self.instance }
+        LeaseClaim { key, worker: self.process.clone() }
     }
 }
 
@@ -59,6 +50,10 @@ impl Role {
 
 /// A response and its payload.
 pub(crate) type Answer = (Response, Option<Bytes>);
+
+/// The refusal of a request that a token's role does not allow.
+pub(crate) const OTHER_ROLE: &str =
+    "this token does not allow the request: workers and synchronizers have their own tokens";
 
 /// Refuses a request.
 pub(crate) fn refused(reason: impl Into<String>) -> Answer {

@@ -45,14 +45,14 @@ impl Reception {
     pub(crate) fn register(&self, peer: &Peer) -> Registration {
         let mut known = self.known();
         let replaced = CancellationToken::new();
-        let before = known.insert(peer.process(), replaced.clone());
+        let before = known.insert(peer.process.clone(), replaced.clone());
         if let Some(before) = &before {
             before.cancel();
         } else {
-            let of_worker = |instance| ProcessId { instance, ..peer.process() };
+            let of_worker = |instance| ProcessId { instance, ..peer.process.clone() };
             let processes = known.range(of_worker(0)..=of_worker(u64::MAX));
             processes
-                .filter(|(process, _)| peer.process().replaces(process))
+                .filter(|(process, _)| peer.process.replaces(process))
                 .for_each(|(_, earlier)| earlier.cancel());
         }
         Registration { returning: before.is_some(), replaced }
@@ -67,7 +67,7 @@ impl Reception {
         if peer.numerics == *first {
             return None;
         }
-        let (worker, numerics) = (&peer.worker, &peer.numerics);
+        let (worker, numerics) = (&peer.process.name, &peer.numerics);
         if any {
             tracing::warn!(
                 worker,
@@ -87,7 +87,7 @@ impl Reception {
     pub(crate) fn left(&self, peer: &Peer) {
         let mut known = self.known();
         if known.len() > REMEMBERED {
-            known.remove(&peer.process());
+            known.remove(&peer.process);
         }
     }
 

@@ -9,13 +9,13 @@ use dipaco_model::{parameters, path_specs};
 use dipaco_net::Exchange;
 use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, StoreError};
-use dipaco_sync::FragmentId;
-use dipaco_topology::{PathId, Topology};
+use dipaco_sync::{FragmentId, LeaseClaim};
+use dipaco_topology::{ModuleId, PathId, Topology};
 
 use crate::TrainError;
 use crate::blocking::{blocking, joined};
 use crate::host::HostError;
-use crate::host::peer::{Answer, Peer};
+use crate::host::peer::{Answer, OTHER_ROLE, Peer, Role};
 use crate::host::uploads::{CompleteUpload, PieceOutcome, ReceivedContent, UploadedPiece, Uploads};
 use crate::host::verified_gradients::VerifiedGradients;
 use dipaco_path::module_files::check_state;
@@ -30,27 +30,19 @@ pub(crate) trait ResultReceiver: Send + Sync + 'static {
     /// Collects and checks the results.
     fn intake(&self) -> &Arc<ResultIntake>;
 
-    /// The refusal of a result that this process never takes, whatever its lease; `None` if some lease may have it.
-    fn objection(&self, piece: &UploadedPiece) -> Option<Response> {
-        self.intake().objection(piece)
-    }
-
-    /// Returns whether the lease of a piece is out and asks for its result.
-    fn admit(
-        &self,
-        peer: &Peer,
-        piece: &UploadedPiece,
-    ) -> impl Future<Output = Result<Admission, Self::Error>> + Send;
+    /// Returns whether a lease is out and asks for the result of a piece. Asked once for each upload.
+    fn admit(&self, piece: &UploadedPiece) -> impl Future<Output = Result<Admission, Self::Error>> + Send;
 
     /// Records a result that is in the store, and returns the answer to its worker.
     fn record(
         &self,
-        piece: &UploadedPiece,
+        claim: &LeaseClaim,
+        item: LeaseResult,
         stored: StoredResult,
     ) -> impl Future<Output = Result<Response, Self::Error>> + Send;
 }
 
-/// The decision about a piece of a result.
+/// The decision about an upload.
 pub(crate) enum Admission {
     /// The lease expects the result.
     Expected {
@@ -69,8 +61,11 @@ pub(crate) async fn receive<R: ResultReceiver>(
     peer: &Peer,
     piece: UploadedPiece,
 ) -> Result<Option<Response>, R::Error> {
+    if peer.role == Role::Synchronizer {
+        return Ok(Some(Response::Refused { reason: OTHER_ROLE.to_owned() }));
+    }
     // Checked before the payload is read: a result of a wrong length costs no memory and no bandwidth.
-    if let Some(refusal) = host.objection(&piece) {
+    if let Some(refusal) = host.intake().objection(&piece) {
         return Ok(Some(refusal));
     }
     let payload = match piece.digest.bytes.min(PIECE_BYTES) {
@@ -78,36 +73,39 @@ pub(crate) async fn receive<R: ResultReceiver>(
         limit => match exchange.receive_payload(limit).await {
             Ok(payload) => payload,
             Err(error) => {
-                tracing::debug!(worker = peer.worker, %error, "the payload of a request did not arrive");
+                tracing::debug!(worker = peer.process.name, %error, "the payload of a request did not arrive");
                 return Ok(None);
             }
         },
     };
     // A task of its own, which goes on when the connection breaks: a result that is stored must also be recorded.
-    let (host, peer) = (host.clone(), peer.clone());
-    let accepted = tokio::spawn(async move { accept(&*host, &peer, piece, payload).await });
+    let host = host.clone();
+    let accepted = tokio::spawn(async move { accept(&*host, piece, payload).await });
     Ok(Some(joined(accepted.await)??))
 }
 
 /// Adds a piece to its upload. Checks, stores and records the result when its last piece has arrived.
 async fn accept<R: ResultReceiver>(
     host: &R,
-    peer: &Peer,
     piece: UploadedPiece,
     payload: Bytes,
 ) -> Result<Response, R::Error> {
-    // After the payload has arrived: until then the lease may have ended, and nothing would remove its upload.
-    let to = match host.admit(peer, &piece).await? {
-        Admission::Expected { to } => to,
-        Admission::Rejected(response) => return Ok(response),
-    };
     let intake = host.intake();
-    let mut complete = match intake.uploads.add_piece(&piece, payload).await? {
+    // After the payload has arrived: until then the lease may have ended, and its uploads with it.
+    let upload = match intake.uploads.find(&piece) {
+        Some(upload) => upload,
+        None => match host.admit(&piece).await? {
+            Admission::Expected { to } => intake.uploads.begin(&piece, to),
+            Admission::Rejected(response) => return Ok(response),
+        },
+    };
+    let mut complete = match intake.uploads.add_piece(&upload, piece.offset, payload).await? {
         PieceOutcome::Answer(response) => return Ok(response),
         PieceOutcome::Complete(complete) => complete,
     };
-    let response = match intake.check_and_store(to, &piece, &complete).await? {
-        Storing::Stored(stored) => host.record(&piece, stored).await?,
+    let response = match intake.check_and_store(upload.to, &piece, &complete).await? {
+        // Decided again when it is recorded: the lease may have ended since the upload began.
+        Storing::Stored(stored) => host.record(&piece.claim, piece.item, stored).await?,
         Storing::Refused(refusal) => refusal,
     };
     complete.finish(response.clone());
@@ -124,6 +122,8 @@ pub(crate) struct ResultIntake {
     pub(crate) uploads: Uploads,
     /// Outer gradients that are checked and not folded yet.
     pub(crate) gradients: VerifiedGradients,
+    /// Modules whose outer gradients this process takes; `None` if it takes all results.
+    pub(crate) modules: Option<Vec<ModuleId>>,
 }
 
 /// The outcome of checking and storing a result.
@@ -177,11 +177,18 @@ impl ResultIntake {
         through.then(|| fragment.values())
     }
 
-    /// The refusal of a result that no lease of this run can have; `None` if some lease can.
-    pub(crate) fn objection(&self, piece: &UploadedPiece) -> Option<Response> {
+    /// The refusal of a result that this process never takes, or that no lease of this run can have; `None` for any other.
+    fn objection(&self, piece: &UploadedPiece) -> Option<Response> {
         let &UploadedPiece { ref claim, item, ref digest, .. } = piece;
         let path = claim.key.path;
+        let own = |modules: &Vec<ModuleId>| match item {
+            LeaseResult::OuterGradient { fragment, .. } => modules.contains(&fragment.module),
+            LeaseResult::State => false,
+        };
         let reason = match item {
+            _ if !self.modules.as_ref().is_none_or(own) => {
+                format!("{} is not of the modules of this synchronizer", item.name())
+            }
             _ if path.0 >= self.topology.paths() => {
                 format!("there is no path {path}: this run has {} paths", self.topology.paths())
             }

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use dipaco_sync::LeaseClaim;
+use dipaco_sync::{Fence, LeaseClaim, LeaseKey, ProcessId};
+use dipaco_topology::PathId;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
 use crate::TrainError;
@@ -54,23 +55,30 @@ pub struct UploadedPiece {
     pub offset: u64,
 }
 
-/// The result that an upload is for. Its number of tokens is not part of the key.
+/// The result that an upload is for. Neither its number of tokens nor the lease's secret is part of the key: a secret is
+/// never looked up, only compared.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct UploadKey {
-    claim: LeaseClaim,
+    worker: ProcessId,
+    path: PathId,
+    fence: Fence,
     item: LeaseResult,
 }
 
 impl UploadKey {
     fn of(piece: &UploadedPiece) -> Self {
-        Self { claim: piece.claim.clone(), item: piece.item.without_tokens() }
+        let LeaseClaim { key: LeaseKey { path, fence, .. }, worker } = piece.claim.clone();
+        Self { worker, path, fence, item: piece.item.without_tokens() }
     }
 }
 
 /// The upload of one result.
-struct Upload {
+pub struct Upload {
+    claim: LeaseClaim,
     item: LeaseResult,
     digest: ContentDigest,
+    /// Inner steps of the path at the end of the lease.
+    pub to: u64,
     progress: Arc<tokio::sync::Mutex<UploadProgress>>,
 }
 
@@ -116,42 +124,46 @@ impl Uploads {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if a piece of this result has arrived before.
-    pub fn has_begun(&self, piece: &UploadedPiece) -> bool {
-        self.uploads().contains_key(&UploadKey::of(piece))
+    /// The upload to which a piece belongs; `None` if it has not begun.
+    pub fn find(&self, piece: &UploadedPiece) -> Option<Arc<Upload>> {
+        self.uploads().get(&UploadKey::of(piece)).filter(|upload| upload.has(piece)).cloned()
     }
 
-    /// The upload that a piece belongs to. Another content of the same result replaces an upload that is not complete: the
-    /// worker may have made the result again.
-    fn upload_of(&self, piece: &UploadedPiece) -> Arc<Upload> {
+    /// Begins the upload to which a piece belongs, unless another piece has begun it meanwhile. The lease leads to inner
+    /// step `to`. Another content of the same result replaces an upload that is not complete: the worker may have made the
+    /// result again. The caller has checked that the lease expects the result, and that it may have the announced length.
+    pub fn begin(&self, piece: &UploadedPiece, to: u64) -> Arc<Upload> {
         let mut uploads = self.uploads();
         let key = UploadKey::of(piece);
         match uploads.get(&key) {
-            Some(upload) if upload.item == piece.item && upload.digest == piece.digest => upload.clone(),
+            Some(upload) if upload.has(piece) => upload.clone(),
             _ => {
-                let upload = Arc::new(Upload::new(piece.item, piece.digest.clone()));
+                let upload = Arc::new(Upload::new(piece, to));
                 uploads.insert(key, upload.clone());
                 upload
             }
         }
     }
 
-    /// Adds a piece to its upload. The caller has checked that the result may have the announced length.
+    /// Adds a piece to its upload.
     ///
     /// # Errors
     /// When the disk fails.
-    pub async fn add_piece(&self, piece: &UploadedPiece, content: Bytes) -> Result<PieceOutcome, HostError> {
-        let UploadedPiece { item, digest, offset, .. } = piece;
-        let found = content.len() as u64;
-        if digest.piece(*offset) != Some(found) {
+    pub async fn add_piece(
+        &self,
+        upload: &Upload,
+        offset: u64,
+        content: Bytes,
+    ) -> Result<PieceOutcome, HostError> {
+        let (digest, found) = (&upload.digest, content.len() as u64);
+        if digest.piece(offset) != Some(found) {
             let reason = format!(
                 "{} of {} bytes has no piece of {found} bytes at {offset}: every piece but the last has {PIECE_BYTES} bytes",
-                item.name(),
+                upload.item.name(),
                 digest.bytes
             );
             return Ok(PieceOutcome::Answer(Response::Refused { reason }));
         }
-        let upload = self.upload_of(piece);
         let mut progress = upload.progress.clone().lock_owned().await;
         if let Some(answer) = &progress.answer {
             return Ok(PieceOutcome::Answer(answer.clone()));
@@ -161,8 +173,8 @@ impl Uploads {
             let content = blocking(move || ReceivedContent::of_one_piece(content)).await?;
             return Ok(PieceOutcome::Complete(CompleteUpload { progress, content }));
         }
-        if progress.missing.contains(offset) {
-            progress = self.store_piece(progress, piece, content).await?;
+        if progress.missing.contains(&offset) {
+            progress = self.store_piece(progress, upload, offset, content).await?;
         }
         if progress.missing.is_empty() {
             return Ok(PieceOutcome::Complete(self.assemble(progress, digest.bytes).await?));
@@ -175,12 +187,12 @@ impl Uploads {
     async fn store_piece(
         &self,
         mut progress: OwnedMutexGuard<UploadProgress>,
-        piece: &UploadedPiece,
+        upload: &Upload,
+        offset: u64,
         content: Bytes,
     ) -> Result<OwnedMutexGuard<UploadProgress>, HostError> {
         progress.last = self.pieces.fetch_add(1, Ordering::Relaxed);
-        let offset = piece.offset;
-        if piece.digest.bytes <= self.longest
+        if upload.digest.bytes <= self.longest
             && !progress.received.is_in_file()
             && let Some(permit) = self.memory_permit().await?
         {
@@ -247,17 +259,23 @@ impl Uploads {
 
     /// Drops the uploads of leases that are not out any more.
     pub fn retain(&self, is_out: impl Fn(&LeaseClaim) -> bool) {
-        self.uploads().retain(|key, _| is_out(&key.claim));
+        self.uploads().retain(|_, upload| is_out(&upload.claim));
     }
 }
 
 impl Upload {
-    fn new(item: LeaseResult, digest: ContentDigest) -> Self {
+    fn new(piece: &UploadedPiece, to: u64) -> Self {
+        let UploadedPiece { claim, item, digest, .. } = piece.clone();
         // The caller has bounded the announced length, so this set is as long as the model's files have pieces.
         let missing =
             (0..).step_by(PIECE_BYTES as usize).take_while(|&at| digest.piece(at).is_some()).collect();
         let progress = UploadProgress { received: ReceivedPieces::default(), missing, last: 0, answer: None };
-        Self { item, digest, progress: Arc::new(tokio::sync::Mutex::new(progress)) }
+        Self { claim, item, digest, to, progress: Arc::new(tokio::sync::Mutex::new(progress)) }
+    }
+
+    /// True if a piece is one of this upload: it has the lease's secret, and announces the same content.
+    fn has(&self, piece: &UploadedPiece) -> bool {
+        piece.claim.matches(&self.claim) && piece.item == self.item && piece.digest == self.digest
     }
 }
 

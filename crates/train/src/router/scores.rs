@@ -7,7 +7,7 @@ use std::path::{Path as FilePath, PathBuf};
 use dipaco_files::{FileError, PendingFile};
 use dipaco_model::Path;
 use dipaco_routing::{ScoreFiles, ScoreHeader, scores_are_there};
-use dipaco_shards::{IGNORE, TokenFile};
+use dipaco_shards::TokenFile;
 use dipaco_store::TrainingRecord;
 use dipaco_topology::{ModuleId, PathId, Topology};
 use rayon::prelude::*;
@@ -119,18 +119,12 @@ fn score(
     order.sort_by_key(|&index| std::cmp::Reverse(windows[index].predicted));
     let batches = order.par_chunks(batch.max(1)).map(|rows| {
         let width = rows.iter().map(|&row| windows[row].predicted).max().unwrap_or(0);
-        let mut inputs = Vec::with_capacity(width * rows.len());
-        let mut targets = Vec::with_capacity(width * rows.len());
-        for &row in rows {
+        let places = rows.iter().map(|&row| {
             let Window { start, predicted } = windows[row];
-            let text = tokens.slice(start..start + predicted as u64 + 1);
-            inputs.extend(text.iter().take(predicted));
-            inputs.extend(std::iter::repeat_n(tokens.end_of_text(), width - predicted));
-            targets.extend(text.iter().skip(1));
-            targets.extend(std::iter::repeat_n(IGNORE, width - predicted));
-        }
-        let counted = rows.iter().map(|&row| windows[row].predicted).sum();
-        let scores = model.token_log_probs(&tokens.batch(inputs, targets, rows.len(), counted)?)?;
+            let window = start..start + predicted as u64 + 1;
+            vec![window]
+        });
+        let scores = model.token_log_probs(&tokens.batch(&places.collect::<Vec<_>>(), width)?)?;
         let scores = scores.chunks_exact(width).zip(rows);
         scores
             .map(|(scores, &row)| {

@@ -24,6 +24,7 @@ use crate::host::{
 use crate::synchronizer::{Synchronizer, SynchronizerError};
 use dipaco_path::{Layout, TrainDevice, numerics};
 use dipaco_protocol::{FetchSource, LeaseResult, RUN_COMPLETE, Request, Response};
+use dipaco_sync::LeaseClaim;
 
 /// Time for which the coordinator keeps a request for outer steps open, in milliseconds.
 const WAIT_MS: u64 = 15_000;
@@ -108,7 +109,8 @@ pub async fn synchronize(
     let gradients = VerifiedGradients::default();
     let synchronizer =
         Synchronizer::new(store.clone(), layout.clone(), outer.clone(), gradients.clone(), collect.clone());
-    let intake = ResultIntake { store, plan, topology, layout, uploads: Uploads::new(collect), gradients };
+    let (uploads, taken) = (Uploads::new(collect), Some(modules.clone()));
+    let intake = ResultIntake { store, plan, topology, layout, uploads, gradients, modules: taken };
     let process = Arc::new(SynchronizerProcess {
         run,
         intake: Arc::new(intake),
@@ -223,39 +225,23 @@ impl ResultReceiver for SynchronizerProcess {
         &self.intake
     }
 
-    fn objection(&self, piece: &UploadedPiece) -> Option<Response> {
-        match piece.item {
-            LeaseResult::OuterGradient { fragment, .. } if self.modules.contains(&fragment.module) => {
-                self.intake.objection(piece)
-            }
-            item => {
-                let reason = format!("{} is not of the modules of this synchronizer", item.name());
-                Some(Response::Refused { reason })
-            }
-        }
-    }
-
-    async fn admit(&self, _: &Peer, piece: &UploadedPiece) -> Result<Admission, SynchronizerError> {
+    async fn admit(&self, piece: &UploadedPiece) -> Result<Admission, SynchronizerError> {
         let UploadedPiece { claim, item, digest, .. } = piece.clone();
-        // One question to the coordinator for each upload, not for each piece.
-        if !self.intake.uploads.has_begun(piece) {
-            match self.ask_coordinator(&Request::Expected { claim, item, digest }).await? {
-                Response::Done => {}
-                answer => return Ok(Admission::Rejected(answer)),
-            }
-        }
-        // The name of an outer gradient does not contain the step at which its lease ends.
-        Ok(Admission::Expected { to: 0 })
+        Ok(match self.ask_coordinator(&Request::Expected { claim, item, digest }).await? {
+            // The name of an outer gradient does not contain the step at which its lease ends.
+            Response::Done => Admission::Expected { to: 0 },
+            answer => Admission::Rejected(answer),
+        })
     }
 
     async fn record(
         &self,
-        piece: &UploadedPiece,
+        claim: &LeaseClaim,
+        item: LeaseResult,
         stored: StoredResult,
     ) -> Result<Response, SynchronizerError> {
-        let UploadedPiece { claim, item, .. } = piece.clone();
         let StoredResult { object, norm } = stored;
-        self.ask_coordinator(&Request::Stored { claim, item, object, norm }).await
+        self.ask_coordinator(&Request::Stored { claim: claim.clone(), item, object, norm }).await
     }
 }
 

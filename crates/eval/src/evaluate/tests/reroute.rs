@@ -137,7 +137,7 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
                     }
                     let mut targets = vec![u32::MAX; place];
                     targets[place - 1] = sequence[place];
-                    let batch = file.batch(sequence[..place].to_vec(), targets, 1, 1).unwrap();
+                    let batch = file.batch_of(sequence[..place].to_vec(), targets, 1, 1).unwrap();
                     let log_probs = Path::token_log_probs(&models[path], &batch).unwrap();
                     nll[path] -= f64::from(log_probs[place - 1]);
                     tokens[path] += 1;

@@ -1,9 +1,12 @@
-//! Answers to requests for leases.
+//! Answers to requests for leases, their renewals, and their ends.
 
 use std::time::Duration;
 
 use dipaco_ledger::Ledger;
-use dipaco_sync::{Grant, Lease, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, LeaseTask, RunState};
+use dipaco_sync::{
+    Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, LeaseTask, ProcessId, RunState,
+};
+use dipaco_telemetry::Event;
 use dipaco_topology::PathId;
 use tokio::time::Instant;
 
@@ -15,6 +18,15 @@ use dipaco_protocol::Response;
 /// A secret that nobody can guess, from the system's random numbers.
 fn lease_secret() -> LeaseSecret {
     LeaseSecret::new(rand::random())
+}
+
+/// A worker's account of the inner steps of its lease so far.
+pub(super) struct StepsTaken {
+    pub(super) step: u64,
+    /// Inner steps of earlier leases that the worker repeated first.
+    pub(super) repeated: u64,
+    /// Mean training loss in nats per token.
+    pub(super) loss: Option<f32>,
 }
 
 impl CoordinatorRequests {
@@ -29,7 +41,7 @@ impl CoordinatorRequests {
         if held.len() > paths as usize || held.iter().any(|path| path.0 >= paths) {
             return Ok(refused(format!("this run has {paths} paths: the request names others, or more")));
         }
-        let worker = peer.process();
+        let worker = peer.process.clone();
         // A change wakes every waiting worker. Only workers with a possible lease go through the full decision.
         let worth = |state: &RunState| state.has_work(&worker) || state.finished();
         let secret = lease_secret();
@@ -97,10 +109,75 @@ impl CoordinatorRequests {
             self.progress.leased(lease.from)?;
         }
         let Lease { path, from, to, fence, .. } = lease;
-        tracing::debug!(%path, from, to, %fence, worker = peer.worker, "lease");
+        tracing::debug!(%path, from, to, %fence, worker = peer.process.name, "lease");
         if let Some(other) = &lease.hands_over {
-            tracing::info!(%path, from = peer.worker, to = other.name, "the path changes hands");
+            tracing::info!(%path, from = peer.process.name, to = other.name, "the path changes hands");
         }
         Ok((Response::Lease(Box::new(granted)), None))
+    }
+
+    /// Renews a lease and notes its progress.
+    pub(super) fn heartbeat(&self, claim: &LeaseClaim, taken: StepsTaken) -> Answer {
+        let StepsTaken { step, repeated, loss } = taken;
+        let LeaseKey { path, fence, .. } = claim.key;
+        let renewed = self.ledger().heartbeat(self.now(), claim, step, repeated);
+        match renewed {
+            Ok(()) => {
+                // A worker may report any number; the bar must not run ahead of the lease.
+                let step = step.min(self.intake.plan.train.inner_steps);
+                self.progress.running(path, fence, step, loss);
+                (Response::Done, None)
+            }
+            Err(error) => (Response::Lost { reason: error.to_string() }, None),
+        }
+    }
+
+    /// Ends the leases of the selected processes unfinished.
+    pub(super) fn release_all(&self, selected: impl Fn(&ProcessId) -> bool) {
+        let released = self.change(|ledger| ledger.release(selected));
+        for lease in &released {
+            self.progress.lost(lease.path, lease.fence);
+        }
+        if !released.is_empty() {
+            self.drop_ended_uploads();
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Time of the next event without a message: of a lease, a grace period, or an outer step of a synchronizer.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        self.ledger().next_deadline(self.standstill)
+    }
+
+    /// Ends leases and grace periods of outer steps whose time is over.
+    pub(crate) fn on_deadline(&self) -> Result<(), CoordinatorError> {
+        self.notify_synchronizers();
+        self.expire_leases()?;
+        let before = self.now().checked_sub(self.standstill);
+        let overdue = before.map(|before| self.ledger().overdue(before)).unwrap_or_default();
+        for synchronizer in overdue {
+            self.take_modules_back(&synchronizer, "it has not taken an outer step in time");
+        }
+        Ok(())
+    }
+
+    /// Ends the leases whose deadline has passed.
+    fn expire_leases(&self) -> Result<(), CoordinatorError> {
+        let expired = self.change(|ledger| ledger.expire(self.now()));
+        for lease in &expired {
+            tracing::warn!(%lease.path, lease.from, worker = lease.worker.name, "a lease expired; another worker trains the path again from its start");
+            self.progress.lost(lease.path, lease.fence);
+            self.progress.event(Event::LeaseExpired {
+                path: lease.path,
+                round: self.round(lease.from),
+                worker: lease.worker.name.clone(),
+                fence: lease.fence.0,
+            })?;
+        }
+        if !expired.is_empty() {
+            self.drop_ended_uploads();
+            self.changed.notify_waiters();
+        }
+        Ok(())
     }
 }

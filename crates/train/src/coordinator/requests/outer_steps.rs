@@ -123,13 +123,13 @@ impl CoordinatorRequests {
         if modules.is_empty() || address.is_empty() || address.len() > ADDRESS_BYTES {
             return Ok(refused("a synchronizer has modules, and an address at which workers reach it"));
         }
-        let Claimed { fence, new } = match self.ledger().claim_modules(&peer.process(), address, modules) {
+        let Claimed { fence, new } = match self.ledger().claim_modules(&peer.process, address, modules) {
             Ok(claim) => claim,
             Err(reason) => return Ok(refused(reason)),
         };
         if new {
             tracing::info!(
-                synchronizer = peer.worker,
+                synchronizer = peer.process.name,
                 address,
                 modules = modules.len(),
                 "a synchronizer takes the outer steps of these modules"

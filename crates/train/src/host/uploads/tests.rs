@@ -2,8 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use dipaco_sync::{Fence, LeaseKey, LeaseSecret, ProcessId};
-use dipaco_topology::PathId;
+use dipaco_sync::LeaseSecret;
 
 use super::*;
 
@@ -62,7 +61,8 @@ impl Collector {
         let content = Bytes::from_owner(Counted(bytes.to_vec(), self.in_memory.clone()));
         let (digest, offset) = (digest.clone(), offset as u64);
         let piece = UploadedPiece { claim: claim(), item, digest, offset };
-        self.uploads.add_piece(&piece, content).await.unwrap()
+        let upload = self.uploads.find(&piece).unwrap_or_else(|| self.uploads.begin(&piece, 0));
+        self.uploads.add_piece(&upload, piece.offset, content).await.unwrap()
     }
 
     async fn piece(&self, digest: &ContentDigest, number: usize) -> PieceOutcome {

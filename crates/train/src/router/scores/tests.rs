@@ -73,7 +73,7 @@ fn every_token_but_the_first_of_a_document_has_the_models_probability() {
             let end = (start + 8).min(text.len() - 1);
             let (inputs, targets) = (text[start..end].to_vec(), text[start + 1..=end].to_vec());
             let alone =
-                model.token_log_probs(&tokens.batch(inputs, targets, 1, end - start).unwrap()).unwrap();
+                model.token_log_probs(&tokens.batch_of(inputs, targets, 1, end - start).unwrap()).unwrap();
             for (found, alone) in found[start + 1..=end].iter().zip(alone) {
                 assert!((found - alone).abs() < 1e-5, "{found} {alone}");
             }

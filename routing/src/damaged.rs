@@ -1,5 +1,4 @@
 //! Damaged routers and shard sets.
-#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::Path;
@@ -9,26 +8,11 @@ use dipaco_fuzz::{Campaign, CaseRng, Reached};
 use dipaco_model::{ModelConfig, init};
 use dipaco_topology::PathId;
 
-use dipaco_routing::{
-    Example, FittedOn, Reserved, Router, RouterConfig, Shard, ShardManifest, ShardSet, TransformerFittedOn,
-    TransformerRouter,
-};
+use crate::testing::{fitted_on, transformer_fitted_on};
+use crate::{Example, Reserved, Router, Shard, ShardManifest, ShardSet, TransformerRouter};
 
 /// Components of the features.
 const WIDTH: usize = 4;
-
-fn fitted_on() -> FittedOn {
-    FittedOn {
-        tokens_hash: "aa".into(),
-        tokenizer_hash: "bb".into(),
-        seed_hash: "cc".into(),
-        labels_hash: None,
-        documents: 7,
-        loss: 0.25,
-        targets: None,
-        config: RouterConfig::default(),
-    }
-}
 
 /// A router of one of the kinds, without its checksum.
 fn router(rng: &mut CaseRng) -> Vec<u8> {
@@ -94,7 +78,7 @@ fn shard_set(rng: &mut CaseRng) -> Vec<u8> {
     let reserved = Reserved { documents: 1, tokens: 5, content_hash: "cd".into(), share: 0.1, seed: 1 };
     let manifest = ShardManifest {
         format: "dipaco-shard-set".into(),
-        version: dipaco_routing::SHARD_SET_FORMAT_VERSION,
+        version: crate::SHARD_SET_FORMAT_VERSION,
         router_hash: "aa".into(),
         seed_hash: "bb".into(),
         tokens_hash: "cc".into(),
@@ -132,20 +116,8 @@ fn transformer(folder: &Path) {
         tie_embeddings: true,
         ..ModelConfig::default()
     };
-    let fitted_on = TransformerFittedOn {
-        tokens_hash: "tokens".into(),
-        tokenizer_hash: "tokenizer".into(),
-        seed_hash: "seed".into(),
-        modules_hash: "modules".into(),
-        scores_hash: "scores".into(),
-        settings: "{}".into(),
-        documents: 3,
-        steps: 10,
-        held_out_loss: Some(0.5),
-        blind_loss: None,
-    };
     let weights = init(&model.with_outputs(5), 1).unwrap();
-    TransformerRouter::save(folder, &model, 5, &weights, fitted_on).unwrap();
+    TransformerRouter::save(folder, &model, 5, &weights, transformer_fitted_on()).unwrap();
 }
 
 #[test]

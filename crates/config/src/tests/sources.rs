@@ -1,0 +1,116 @@
+//! Tests of files, variables and overrides.
+
+use super::*;
+
+#[test]
+fn later_sources_win() {
+    let (_directory, path) = file("[train]\nrounds = 5\nbatch = 5\ninner_steps = 5\n");
+    let sources = Sources {
+        pretrained: None,
+        file: Some(path.clone()),
+        environment: vec![
+            ("PATH".into(), "/bin".into()),
+            ("DIPACO__TRAIN__BATCH".into(), "6".into()),
+            ("DIPACO__TRAIN__INNER_STEPS".into(), "6".into()),
+        ],
+        overrides: vec!["train.inner_steps=7".into(), "run.name=given".into(), "run.seed = 0x10".into()],
+    };
+    let resolved = RunConfig::load(&sources).unwrap();
+    let train = &resolved.config.train;
+    assert_eq!((train.rounds, train.batch, train.inner_steps), (5, 6, 7));
+    assert_eq!((resolved.config.run.name.as_str(), resolved.config.run.seed), ("given", 16));
+    assert_eq!(resolved.origins["train.rounds"], Origin::File { path, line: 2 });
+    assert_eq!(resolved.origins["train.batch"], Origin::Environment("DIPACO__TRAIN__BATCH".into()));
+    assert!(!resolved.origins.contains_key("train.sequence_tokens"));
+}
+
+#[test]
+fn unknown_keys_are_refused_with_the_nearest_name() {
+    assert_eq!(
+        problems(
+            "[train]\nrounds = 2\nbacth = 3\n[mdoel]\nblocks = 2\nheads = 4\n[run]\nrounds = 3\nxyzzy = 1\n"
+        ),
+        [
+            ":5: unknown key `mdoel` (did you mean `model`?)",
+            ":8: unknown key `run.rounds` (did you mean `train.rounds`?)",
+            ":9: unknown key `run.xyzzy` (`dipaco config keys` lists all keys)",
+            ":3: unknown key `train.bacth` (did you mean `train.batch`?)",
+        ]
+    );
+    assert_eq!(
+        problems("[[topology.levels]]\nmodules = 1\nblock = \"0..4\"\n"),
+        [":3: unknown key `topology.levels[0].block` (did you mean `topology.levels[].blocks`?)"]
+    );
+}
+
+#[test]
+fn wrong_types_name_the_key_and_the_place() {
+    let text = "[train]\nrounds = \"many\"\nbatch = -1\n[model]\ntie_embeddings = 1\n[run]\nname = true\n\
+                [outer]\nrescale = \"sqrt\"\n";
+    let mut found = problems(text);
+    found.sort();
+    assert_eq!(
+        found,
+        [
+            ":2: train.rounds: expected a whole number from 0, found the string \"many\"",
+            ":3: train.batch: expected a whole number from 0, found the number -1",
+            ":5: model.tie_embeddings: expected true or false, found the number 1",
+            ":7: run.name: expected a string, found true",
+            ":9: outer.rescale: expected an exponent, \"none\", \"sqrt-paths\" or \"rda\", found the string \"sqrt\"",
+        ]
+    );
+    assert_eq!(problems("train = 3\n"), [":1: train: expected a section, found the value 3"]);
+    assert_eq!(
+        problems("[train.rounds]\nx = 3\n"),
+        [":2: train.rounds: expected a value, found a section or list"]
+    );
+    assert_eq!(
+        problems("[train]\nholdout_fraction = inf\n"),
+        [":2: train.holdout_fraction: inf is not a finite number"]
+    );
+}
+
+#[test]
+fn invalid_toml_is_reported_with_its_place() {
+    let found = problems("[train]\nrounds = = 3\n");
+    assert!(found[0].starts_with(":2: this is not valid TOML"), "{found:?}");
+    assert!(problems("[run]\nseed = 1\nseed = 2\n")[0].starts_with(":3: this is not valid TOML"));
+}
+
+#[test]
+fn a_file_replaces_the_levels_as_a_whole() {
+    let text = "[model]\nblocks = 2\n[[topology.levels]]\nmodules = 3\nblocks = \"0..2\"\nembedding = true\nhead = true\n";
+    let topology = load_text(text).unwrap().config.topology;
+    assert_eq!((topology.levels.len(), topology.levels[0].modules), (1, dipaco_topology::Modules::Count(3)));
+    let missing = problems("[[topology.levels]]\nblocks = \"0..4\"\n");
+    assert_eq!(missing, [":2: topology.levels[0]: missing field `modules`"]);
+}
+
+#[test]
+fn levels_can_be_set_one_by_one() {
+    let config = set(&["topology.levels[1].modules=4", "topology.levels.0.modules=paths"]).unwrap().config;
+    assert_eq!(config.topology.levels[0].modules, dipaco_topology::Modules::Paths);
+    assert_eq!(config.topology.levels[1].modules, dipaco_topology::Modules::Count(4));
+    let error = set(&["topology.levels[9].modules=4"]).unwrap_err().to_string();
+    assert!(error.contains("topology.levels[9].modules: the list has no such element"), "{error}");
+    let all =
+        set(&["topology.levels=[{modules = 8, blocks = \"0..4\", embedding = true, head = true}]"]).unwrap();
+    assert_eq!(all.config.topology.levels.len(), 1);
+}
+
+#[test]
+fn overrides_are_toml_or_text() {
+    assert_eq!(set(&["run.name=7"]).unwrap().config.run.name, "7");
+    assert_eq!(set(&["run.directory=some/where"]).unwrap().config.run.directory, Some("some/where".into()));
+    assert_eq!(set(&["run.name=a=b"]).unwrap_err().to_string().matches("run.name").count(), 2);
+    let error = set(&["train.rounds"]).unwrap_err().to_string();
+    assert_eq!(error, "--set train.rounds: no value is given (write --set section.key=value)");
+    assert!(set(&["=3"]).unwrap_err().to_string().contains("`` is not a key"));
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let error =
+        RunConfig::load(&Sources { file: Some("none.toml".into()), ..Sources::default() }).unwrap_err();
+    assert!(error.to_string().contains("none.toml"), "{error}");
+}

@@ -1,0 +1,209 @@
+//! Grants of leases: the path that a worker trains next, and the length of its lease.
+
+use std::time::Duration;
+
+use dipaco_topology::PathId;
+
+use super::{Grant, RunState};
+use crate::scheme::dynamic_steps;
+use crate::{
+    Fence, Lease, LeaseClaim, LeaseError, LeaseLimits, LeaseRequest, LeaseSecret, LeaseTask, ProcessId,
+    Reason,
+};
+
+/// Speed up to which a worker counts as the fastest, as a multiple of the median speed.
+const FASTEST: f64 = 16.0;
+
+impl RunState {
+    /// Grants a lease to a worker: on the path that is furthest behind among the paths that can run. Among equals a
+    /// path of `held` (paths whose state the worker holds) goes before the lowest number. With shard sampling, on the
+    /// drawn path.
+    pub fn grant(&mut self, now: Duration, request: &LeaseRequest<'_>) -> Grant {
+        let worker = request.worker;
+        if self.finished() {
+            return Grant::Finished;
+        }
+        self.forget(now);
+        let exist = |path: &PathId| self.progress.paths.get(path.index()).is_some();
+        let held: Vec<_> = request.held.iter().copied().filter(exist).collect();
+        for path in self.holders.asks(now, worker, &held) {
+            self.look_at(path);
+        }
+        debug_assert!(self.topology.path_ids().all(|path| self.task(path) == self.ready.task(path)));
+        debug_assert!(self.topology.path_ids().all(|path| self.ready.is_open(path)
+            == (self.ready.place(path).is_some() && !self.holders.are_waited_for(path))));
+        if let Some(reason) = self.has_enough(worker) {
+            return Grant::Wait(reason);
+        }
+        let Some((path, task)) = self.next_for(worker) else {
+            return Grant::Wait(self.reason(worker));
+        };
+        let lease = self.draw_up(now, path, self.path(path).steps, task, request);
+        self.followed.remove(&path);
+        self.leases.insert(path, lease.clone());
+        self.look_at(path);
+        Grant::Lease(Box::new(lease))
+    }
+
+    /// The reason not to grant a worker a further lease; `None` if it may have one.
+    fn has_enough(&self, worker: &ProcessId) -> Option<Reason> {
+        let all = self.leases.values().chain(self.following.values());
+        let leases = all.filter(|lease| lease.worker == *worker).count();
+        (leases >= self.plan.limits.per_worker).then_some(Reason::Enough { leases })
+    }
+
+    /// A new lease on a path from inner step `from`.
+    fn draw_up(
+        &mut self,
+        now: Duration,
+        path: PathId,
+        from: u64,
+        task: LeaseTask,
+        request: &LeaseRequest<'_>,
+    ) -> Lease {
+        let worker = request.worker;
+        let to = match task {
+            LeaseTask::Train => self.stop(from, worker),
+            LeaseTask::Measure => from,
+        };
+        let fence = Fence(self.next_fence);
+        self.next_fence += 1;
+        let receives = self.receives(path, from, task).into_iter().map(|(receive, _)| receive).collect();
+        let sends = if task == LeaseTask::Train { self.sends(path, from, to) } else { Vec::new() };
+        let hands_over = (to > from && to < self.end()).then(|| self.hand_over(path, from, worker)).flatten();
+        let LeaseLimits { silence, standstill, .. } = self.plan.limits;
+        Lease {
+            path,
+            from,
+            to,
+            fence,
+            task,
+            receives,
+            sends,
+            secret: request.secret,
+            worker: worker.clone(),
+            hands_over,
+            deadline: now.saturating_add(silence),
+            taken: 0,
+            stands_still: now.saturating_add(standstill),
+        }
+    }
+
+    /// Grants the lease that follows a current lease on the same path, as soon as its inputs exist. The worker
+    /// prefetches the inputs during training and continues without a pause. The following lease becomes current when
+    /// the current lease completes, and is lost with it. Only then can a further lease follow. Returns
+    /// [`Grant::Finished`] if no lease can follow before the current lease completes, or if the worker could continue
+    /// with a path that is further behind.
+    ///
+    /// # Errors
+    /// When the lease is no longer valid.
+    pub fn follow(
+        &mut self,
+        now: Duration,
+        claim: &LeaseClaim,
+        secret: LeaseSecret,
+    ) -> Result<Grant, LeaseError> {
+        let path = claim.key.path;
+        if let Some(current) = self.leases.get(&path)
+            && self.followed.get(&path).is_some_and(|followed| claim.matches(followed))
+        {
+            // The worker lost the answer, and its lease has completed since then.
+            return Ok(Grant::Lease(Box::new(current.clone())));
+        }
+        if self.following.get(&path).is_some_and(|following| following.admits(claim)) {
+            // The worker already trains this lease while it uploads the results of the lease before it.
+            return Ok(Grant::Wait(Reason::Follows { path }));
+        }
+        let lease = self.check(claim)?.clone();
+        if let Some(following) = self.following.get(&path) {
+            return Ok(Grant::Lease(Box::new(following.clone())));
+        }
+        let goes_on = lease.task == LeaseTask::Train && lease.hands_over.is_none() && lease.to < self.end();
+        if !goes_on || self.plan.schedule.overlap() == 0 {
+            return Ok(Grant::Finished);
+        }
+        self.forget(now);
+        if self.first_for(&lease.worker).is_some_and(|(steps, _)| steps < lease.to) {
+            return Ok(Grant::Finished);
+        }
+        if let Some(reason) = self.has_enough(&lease.worker) {
+            return Ok(Grant::Wait(reason));
+        }
+        let receives = self.receives(path, lease.to, LeaseTask::Train);
+        if let Some((receive, _)) = receives.iter().find(|(receive, needed)| receive.version < *needed) {
+            return Ok(Grant::Wait(self.reason_of(receive.fragment)));
+        }
+        let request = LeaseRequest { worker: &lease.worker, held: &[], secret };
+        let next = self.draw_up(now, path, lease.to, LeaseTask::Train, &request);
+        self.following.insert(path, next.clone());
+        Ok(Grant::Lease(Box::new(next)))
+    }
+
+    /// The next path for a worker, and its task.
+    fn next_for(&self, worker: &ProcessId) -> Option<(PathId, LeaseTask)> {
+        let best = match &self.sampling {
+            None => self.first_for(worker).map(|(steps, first)| {
+                let mut held = self.holders.of(worker).filter(|&path| self.ready.place(path) == Some(steps));
+                held.next().unwrap_or(first)
+            }),
+            Some(sampling) => {
+                let free = self.ready.free().map(|(_, path)| path);
+                let candidates: Vec<PathId> =
+                    free.filter(|&path| self.holders.other(path, worker).is_none()).collect();
+                let steps: Vec<u64> = self.progress.paths.iter().map(|path| path.steps).collect();
+                sampling.draw(&candidates, &steps, self.next_fence)
+            }
+        };
+        best.and_then(|path| Some((path, self.ready.task(path).ok()?)))
+    }
+
+    /// The path that is furthest behind among the paths open to a worker, with its number of inner steps.
+    fn first_for(&self, worker: &ProcessId) -> Option<(u64, PathId)> {
+        let own = self.holders.of(worker).filter_map(|path| Some((self.ready.place(path)?, path)));
+        own.chain(self.ready.first_open()).min()
+    }
+
+    /// True if a path is open to a worker whose held paths are known.
+    #[must_use]
+    pub fn has_work(&self, worker: &ProcessId) -> bool {
+        self.first_for(worker).is_some()
+    }
+
+    /// Frees the paths of workers that were silent for the duration of a lease.
+    fn forget(&mut self, now: Duration) {
+        for path in self.holders.forget(now, self.plan.limits.silence) {
+            self.look_at(path);
+        }
+        // Every process has a name of its own, so the speeds of processes that are gone would add up. Each grant comes
+        // here, so the speeds of all workers are looked at only after somebody has left.
+        let holders = &self.holders;
+        if self.forgotten != holders.forgotten() {
+            self.forgotten = holders.forgotten();
+            self.speeds.retain(|worker, _| holders.knows(worker));
+        }
+    }
+
+    /// Last inner step of a lease that starts after `from` inner steps.
+    fn stop(&self, from: u64, worker: &ProcessId) -> u64 {
+        if !self.plan.scheme.dynamic_steps() {
+            return self.plan.schedule.next_stop(from);
+        }
+        let fastest = self.fastest();
+        let steps = dynamic_steps(self.plan.schedule.inner_steps(), self.speed(worker, fastest), fastest);
+        (from + steps).min(self.end())
+    }
+
+    /// Inner steps per second of the fastest worker, and at most [`FASTEST`] times the median. Workers state their
+    /// seconds themselves: an impossible speed must not shorten the leases of all others to one step.
+    pub(super) fn fastest(&self) -> f64 {
+        let mut speeds: Vec<f64> = self.speeds.values().copied().collect();
+        speeds.sort_by(f64::total_cmp);
+        let median = speeds.get(speeds.len().saturating_sub(1) / 2).copied();
+        speeds.last().map_or(1.0, |&fastest| median.map_or(fastest, |median| fastest.min(FASTEST * median)))
+    }
+
+    /// Inner steps per second of a worker; an unmeasured worker counts as fast as the fastest.
+    pub(super) fn speed(&self, worker: &ProcessId, fastest: f64) -> f64 {
+        self.speeds.get(worker).copied().unwrap_or(fastest)
+    }
+}

@@ -1,0 +1,133 @@
+//! Tests of outer steps that wait for a quorum.
+
+use super::*;
+
+fn quorum(learners: u32, grace: u64, dynamic_steps: bool) -> RunState {
+    let quorum = Quorum { learners, grace: at(grace), grace_share: 0.5, throttle: 0.0, dynamic_steps };
+    let schedule = Schedule::new(STEPS, 1, 0, vec![20]).unwrap();
+    begin(RunPlan {
+        schedule,
+        scheme: Scheme::Quorum(quorum),
+        phase: 0,
+        limits: LeaseLimits::of_silence(at(1000)),
+    })
+}
+
+#[test]
+fn a_quorum_waits_for_its_grace_and_no_longer() {
+    let mut rounds = quorum(1, 30, false);
+    let [a, b] = [(); 2].map(|()| lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[]))));
+    assert!(matches!(commit(&mut rounds, &a), Commit::Accepted(_)));
+    assert!(rounds.due(at(10)).is_empty());
+    assert_eq!(rounds.next_deadline(), Some(at(40)));
+    // Only paths 0 and 1 go through module 0/0; modules 1/0 and 1/1 wait for other paths.
+    assert!(matches!(commit(&mut rounds, &b), Commit::Accepted(_)));
+    let due = step_all(&mut rounds, at(20));
+    assert_eq!(
+        due.iter().map(|s| (s.fragment, s.contributions.len())).collect::<Vec<_>>(),
+        [(fragment(0, 0, 0), 2)]
+    );
+    let due = step_all(&mut rounds, at(50));
+    assert_eq!(due.iter().map(|s| s.contributions.len()).collect::<Vec<_>>(), [1, 1]);
+    // The path does not wait: it continues with the newest version.
+    let next = lease(rounds.grant(at(50), &request(&ProcessId::local("w"), &[PathId(2)])));
+    assert_eq!((next.path, next.from), (PathId(2), 0));
+}
+
+#[test]
+fn a_quorum_is_smaller_when_fewer_are_left() {
+    let mut rounds = quorum(2, 0, false);
+    let dead = lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[PathId(0)])));
+    assert_eq!(dead.path, PathId(0));
+    // Path 0 is held back to the end: only it makes the last contributions to its modules.
+    let mut largest = Vec::new();
+    for now in 1..40 {
+        if now == 20 {
+            assert!(rounds.release(dead.path, dead.fence));
+        }
+        if let Grant::Lease(l) = rounds.grant(at(now), &request(&ProcessId::local("w"), &[])) {
+            assert!(matches!(commit(&mut rounds, &l), Commit::Accepted(_)));
+        }
+        largest.extend(step_all(&mut rounds, at(now)).iter().map(|step| step.contributions.len()));
+    }
+    assert!(rounds.finished(), "{:?}", rounds.progress());
+    assert!(largest.contains(&1) && largest.contains(&2), "{largest:?}");
+}
+
+#[test]
+fn slower_workers_take_fewer_steps() {
+    let mut rounds = quorum(1, 0, true);
+    let [fast, slow] =
+        ["fast", "slow"].map(|worker| lease(rounds.grant(at(0), &request(&ProcessId::local(worker), &[]))));
+    assert_eq!((fast.to, slow.to), (10, 10), "nothing is known yet");
+    rounds.commit(at(0), &fast.claim(), &LeaseOutcome { seconds: 1.0, ..LeaseOutcome::default() });
+    rounds.commit(at(0), &slow.claim(), &LeaseOutcome { seconds: 4.0, ..LeaseOutcome::default() });
+    step_all(&mut rounds, at(0));
+    let [fast, slow] =
+        ["fast", "slow"].map(|worker| lease(rounds.grant(at(0), &request(&ProcessId::local(worker), &[]))));
+    assert_eq!((fast.to, slow.to), (10, 2));
+    assert_eq!((slow.path, slow.sends[0].step, slow.sends[0].number), (PathId(3), 2, 1));
+}
+
+#[test]
+fn a_throttle_lets_an_outer_step_gather_whom_the_quorum_does_not_wait_for() {
+    let schedule = Schedule::new(STEPS, 1, 0, vec![30]).unwrap();
+    let quorum = |throttle| Quorum {
+        learners: 1,
+        grace: Duration::ZERO,
+        grace_share: 0.0,
+        throttle,
+        dynamic_steps: false,
+    };
+    for (throttle, merged) in [(0.0, vec![1, 1, 1, 1]), (0.9, vec![1, 1, 2])] {
+        let scheme = Scheme::Quorum(quorum(throttle));
+        let mut rounds = begin(RunPlan {
+            schedule: schedule.clone(),
+            scheme,
+            phase: 0,
+            limits: LeaseLimits::of_silence(LEASE),
+        });
+        let shared = fragment(0, 0, 0);
+        let mut found = Vec::new();
+        // Paths 0 and 1 take ten seconds for their ten steps, one second apart.
+        let done = LeaseOutcome { seconds: 10.0, ..LeaseOutcome::default() };
+        let first: Vec<_> =
+            (0..2).map(|_| lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[])))).collect();
+        let mut look = |rounds: &mut RunState, now| {
+            found.extend(
+                step_all(rounds, now).iter().filter(|s| s.fragment == shared).map(|s| s.contributions.len()),
+            );
+        };
+        rounds.commit(at(0), &first[0].claim(), &done);
+        look(&mut rounds, at(10));
+        rounds.commit(at(0), &first[1].claim(), &done);
+        // With the throttle it waits until nine seconds after the first.
+        look(&mut rounds, at(11));
+        look(&mut rounds, at(19));
+        let again: Vec<_> =
+            (0..4).map(|_| lease(rounds.grant(at(19), &request(&ProcessId::local("w"), &[])))).collect();
+        let of = |path: u32| again.iter().find(|lease| lease.path == PathId(path)).unwrap();
+        rounds.commit(at(0), &of(0).claim(), &done);
+        look(&mut rounds, at(21));
+        rounds.commit(at(0), &of(1).claim(), &done);
+        look(&mut rounds, at(22));
+        look(&mut rounds, at(28));
+        assert_eq!(found, merged, "{throttle}");
+    }
+}
+
+#[test]
+fn a_worker_that_states_an_impossible_speed_does_not_shorten_the_leases_of_others() {
+    let mut rounds = quorum(1, 0, true);
+    let workers = ["honest", "liar", "other"].map(ProcessId::local);
+    let leases = workers.each_ref().map(|worker| lease(rounds.grant(at(0), &request(worker, &[]))));
+    for (lease, seconds) in leases.iter().zip([1.0, 1e-300, 1.0]) {
+        rounds.commit(at(0), &lease.claim(), &LeaseOutcome { seconds, ..LeaseOutcome::default() });
+    }
+    step_all(&mut rounds, at(0));
+    assert!(rounds.fastest() <= 16.0 * 10.0, "{}", rounds.fastest());
+    let lies = LeaseOutcome { seconds: f64::INFINITY, ..LeaseOutcome::default() };
+    let next = lease(rounds.grant(at(0), &request(&workers[1], &[])));
+    rounds.commit(at(0), &next.claim(), &lies);
+    assert!(rounds.fastest().is_finite() && rounds.fastest() > 0.0);
+}

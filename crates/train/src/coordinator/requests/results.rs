@@ -1,0 +1,129 @@
+//! Answers to requests with results of leases.
+
+use std::sync::Arc;
+
+use dipaco_ledger::{LeaseCompletion, Recording, ResultError, StoredResult};
+use dipaco_store::ObjectRef;
+use dipaco_sync::{LeaseClaim, LeaseError, LeaseKey, LeaseTask};
+use dipaco_telemetry::Event;
+
+use super::CoordinatorRequests;
+use crate::coordinator::error::CoordinatorError;
+use crate::host::{Admission, Answer, ResultIntake, ResultReceiver, UploadedPiece, refused};
+use dipaco_protocol::{ContentDigest, LeaseReport, LeaseResult, Response};
+
+impl ResultReceiver for CoordinatorRequests {
+    type Error = CoordinatorError;
+
+    fn intake(&self) -> &Arc<ResultIntake> {
+        &self.intake
+    }
+
+    async fn admit(&self, piece: &UploadedPiece) -> Result<Admission, CoordinatorError> {
+        Ok(match self.ledger().expects(&piece.claim, piece.item, &piece.digest.hash) {
+            Ok(to) => Admission::Expected { to },
+            Err(error) => Admission::Rejected(refusal(&error)),
+        })
+    }
+
+    /// Records that a result is in the store, and waits until that is on the disk. A result for the end of a lease counts
+    /// only with [`complete_lease`](Self::complete_lease).
+    async fn record(
+        &self,
+        claim: &LeaseClaim,
+        item: LeaseResult,
+        stored: StoredResult,
+    ) -> Result<Response, CoordinatorError> {
+        let recording = self.change(|ledger| ledger.record_result(claim, item, stored))?;
+        self.notify_synchronizers();
+        self.on_disk().await?;
+        Ok(match recording {
+            Recording::Recorded => Response::Done,
+            Recording::Rejected(error) => {
+                tracing::warn!(path = %claim.key.path, item = item.name(), %error, "a result does not count");
+                refusal(&error)
+            }
+        })
+    }
+}
+
+impl CoordinatorRequests {
+    /// Records a result that a synchronizer has stored.
+    pub(super) async fn record_remote_result(
+        &self,
+        claim: &LeaseClaim,
+        item: LeaseResult,
+        stored: StoredResult,
+    ) -> Result<Response, CoordinatorError> {
+        let ObjectRef { name, hash, bytes } = stored.object.clone();
+        let digest = ContentDigest { hash, bytes };
+        let named = digest.is_well_formed() && name == item.object_name(claim.key, 0, &digest.hash);
+        if !named || item == LeaseResult::State || !stored.norm.is_finite() {
+            let reason = format!("{name} is not the object of {} of this lease", item.name());
+            return Ok(Response::Refused { reason });
+        }
+        self.record(claim, item, stored).await
+    }
+
+    /// Completes a lease: its results count together with its report.
+    pub(super) async fn complete_lease(
+        &self,
+        claim: &LeaseClaim,
+        report: LeaseReport,
+    ) -> Result<Answer, CoordinatorError> {
+        let LeaseKey { path, fence, .. } = claim.key;
+        let worker = &claim.worker.name;
+        let completed = self.change(|ledger| ledger.complete_lease(self.now(), claim, &report))?;
+        // A duplicate waits too: the write of its first request may still be under way.
+        self.on_disk().await?;
+        match completed {
+            LeaseCompletion::Closed => {
+                Ok((Response::Lost { reason: "the coordinator stops".to_owned() }, None))
+            }
+            LeaseCompletion::Duplicate => Ok((Response::Done, None)),
+            LeaseCompletion::Lost(error) => {
+                let (worker, reason) = (worker.clone(), error.to_string());
+                self.progress.event_of_peer(Event::ResultRefused {
+                    path,
+                    round: self.round(error.step().unwrap_or(0)),
+                    worker,
+                    reason: reason.clone(),
+                })?;
+                Ok((Response::Lost { reason }, None))
+            }
+            LeaseCompletion::Incomplete(missing) => Ok(refused(format!("{missing} is missing"))),
+            LeaseCompletion::Accepted { lease, best } => {
+                self.drop_ended_uploads();
+                let round = self.round(lease.from);
+                if lease.task == LeaseTask::Train {
+                    let loss = report.loss.unwrap_or(f64::NAN);
+                    self.progress.committed(path, lease.from, lease.to, loss)?;
+                    self.progress.add_time(report.seconds, report.waited_seconds);
+                    self.notify_synchronizers();
+                }
+                self.progress.event(Event::PathCompleted {
+                    path,
+                    round,
+                    worker: worker.clone(),
+                    loss: report.loss.unwrap_or(f64::NAN),
+                    heldout_loss: report.held_out_loss,
+                    best,
+                    seconds: report.seconds,
+                    waited_seconds: report.waited_seconds,
+                })?;
+                tracing::debug!(%path, round, %fence, worker, "committed");
+                self.changed.notify_waiters();
+                Ok((Response::Done, None))
+            }
+        }
+    }
+}
+
+/// The answer to the worker of a result that does not count.
+fn refusal(error: &ResultError) -> Response {
+    let reason = error.to_string();
+    match error {
+        ResultError::Lease(LeaseError::Lost { .. }) => Response::Lost { reason },
+        _ => Response::Refused { reason },
+    }
+}
