@@ -57,9 +57,8 @@ pub fn token_gain_warning(kind: RouterKind, gain: Option<f64>) -> Option<String>
     low.map(|gain| {
         format!(
             "the router hardly separates kinds of text: a shard's own token frequencies predict its text only {gain:.2} bits \
-             per token better than those of all text, and random shards have 0; train the seed longer \
-             (seed_model.steps), try routing.feature_blocks = 0 or routing.standardise, or read more of a document \
-             (routing.prefix_tokens)"
+             per token better than those of all text, and random shards have 0; compare the features \
+             \"lsa\" and \"seed\" (routing.features), or read more of a document (routing.prefix_tokens)"
         )
     })
 }
@@ -175,7 +174,7 @@ mod tests {
         let random = gain_of(RouterKind::Random, &even, &Number, TOPICS).unwrap();
         assert!(random.abs() < 0.05, "{random}");
         let warning = token_gain_warning(RouterKind::KMeans, Some(random)).unwrap();
-        assert!(warning.contains("routing.feature_blocks = 0"));
+        assert!(warning.contains("routing.features"));
         assert_eq!(
             token_gain_warning(RouterKind::Random, Some(random)),
             None,
