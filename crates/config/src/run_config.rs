@@ -245,6 +245,8 @@ pub struct TrainConfig {
     pub numerics: Numerics,
     /// Key `train.standstill_seconds`.
     pub standstill_seconds: u64,
+    /// Key `train.quarantine_after`.
+    pub quarantine_after: usize,
     /// Key `train.state_every`.
     pub state_every: u32,
     /// Key `train.held_paths`.
@@ -279,6 +281,7 @@ impl Default for TrainConfig {
             max_workers: 1024,
             numerics: Numerics::default(),
             standstill_seconds: 1800,
+            quarantine_after: 2,
             state_every: 1,
             held_paths: 1,
             checkpoints: 2,
@@ -302,6 +305,7 @@ impl TrainConfig {
             max_workers,
             numerics,
             standstill_seconds,
+            quarantine_after,
             state_every,
             held_paths,
             checkpoints,
@@ -316,6 +320,7 @@ impl TrainConfig {
             max_workers,
             numerics,
             standstill_seconds,
+            quarantine_after,
             state_every,
             held_paths,
             checkpoints,

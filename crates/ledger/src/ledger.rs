@@ -23,6 +23,7 @@ mod grants;
 mod order_builder;
 mod outer_steps;
 mod phases;
+mod quarantine;
 mod results;
 
 use checkpoints::Checkpoints;
@@ -30,6 +31,7 @@ pub use checkpoints::NewCheckpoint;
 pub use completion::LeaseCompletion;
 pub use outer_steps::{Orders, ReducedGradient, StepRecording};
 pub use phases::{PhaseBoundary, check_shards};
+pub use quarantine::{FailureDecision, TrainingFailure};
 use results::ReceivedResult;
 pub use results::{Recording, StoredResult};
 

@@ -26,8 +26,8 @@ pub use error::{LedgerError, ResultError};
 pub use granted_lease::{CompletedLease, FragmentWeights, GrantedLease, WeightChange};
 pub use lease_result::{LeaseReport, LeaseResult};
 pub use ledger::{
-    LeaseCompletion, Ledger, NewCheckpoint, Orders, PendingWrite, PhaseBoundary, Recording, ReducedGradient,
-    SavedCheckpoint, StepRecording, StoredResult, StoredRun, check_shards,
+    FailureDecision, LeaseCompletion, Ledger, NewCheckpoint, Orders, PendingWrite, PhaseBoundary, Recording,
+    ReducedGradient, SavedCheckpoint, StepRecording, StoredResult, StoredRun, TrainingFailure, check_shards,
 };
 pub use object::ObjectRef;
 pub use orders::{MergeInput, OuterStepDone, OuterStepOrder};
@@ -35,6 +35,6 @@ pub use owners::Claimed;
 pub use plan::LedgerPlan;
 pub use run_manifest::{
     ChangeRecord, CheckpointRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest,
-    FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, PathRecord, RollbackRecord, RunManifest,
-    SeedRecord, ShardRecord, TrainingRecord,
+    FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, PathRecord, QuarantineRecord, RollbackRecord,
+    RunManifest, SeedRecord, ShardRecord, TrainingRecord,
 };

@@ -23,6 +23,8 @@ pub struct LedgerPlan {
     pub rescale: Rescale,
     /// Largest norm of an outer gradient as a multiple of the median; 0 allows all.
     pub guard: f64,
+    /// Number of workers for which the training of a path fails before nobody trains it any more; 0 for no number.
+    pub quarantine_after: usize,
     /// True if the outer optimizer takes each contribution by itself (delayed Nesterov).
     pub one_by_one: bool,
     /// True if the merge compares contributions, so that it needs all of them at once.

@@ -4,15 +4,15 @@
 //! holds everything else. The manifest's [`TrainingRecord`] is made of both when it is written, so no number is kept
 //! twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dipaco_sync::{Contribution, FragmentId, PathProgress, TrainingProgress};
 use dipaco_topology::PathId;
 
 use crate::{
     ChangeRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest, FragmentRecord,
-    GradientRecord, KeptVersion, LedgerError, ModuleRecord, ObjectRef, PathRecord, ShardRecord,
-    TrainingRecord,
+    GradientRecord, KeptVersion, LedgerError, ModuleRecord, ObjectRef, PathRecord, QuarantineRecord,
+    ShardRecord, TrainingRecord,
 };
 
 /// The objects of a training, and everything of its record that is not progress.
@@ -57,6 +57,7 @@ pub(crate) struct PathObjects {
     pub(crate) best: Option<EarlyStoppingBest>,
     pub(crate) last: Option<EarlyStoppingBest>,
     pub(crate) contributors: BTreeMap<String, ContributorRecord>,
+    pub(crate) quarantine: Option<QuarantineRecord>,
 }
 
 /// A manifest's training, divided into progress and objects.
@@ -157,7 +158,8 @@ impl TrainingObjects {
             }
         }
         let path = |((objects, progress), gradients): ((&PathObjects, &PathProgress), _)| {
-            let PathObjects { counted, state, fence, replay, best, last, contributors } = objects.clone();
+            let PathObjects { counted, state, fence, replay, best, last, contributors, quarantine } =
+                objects.clone();
             let PathProgress { steps, measured, sent, adopted } = progress.clone();
             PathRecord {
                 steps,
@@ -172,6 +174,7 @@ impl TrainingObjects {
                 last,
                 gradients,
                 contributors,
+                quarantine,
             }
         };
         Ok(TrainingRecord {
@@ -194,6 +197,7 @@ impl TrainingRecord {
             versions: BTreeMap::new(),
             paths: Vec::with_capacity(self.paths.len()),
             pending: BTreeMap::new(),
+            quarantined: BTreeSet::new(),
         };
         let mut fragments = BTreeMap::new();
         for ModuleRecord { module, fragments: records } in self.modules {
@@ -209,9 +213,12 @@ impl TrainingRecord {
         let mut paths = Vec::with_capacity(self.paths.len());
         for (path, record) in (0..).map(PathId).zip(self.paths) {
             let PathRecord { steps, measured, sent, adopted, counted, state, fence, replay, .. } = record;
-            let PathRecord { best, last, gradients, contributors, .. } = record;
+            let PathRecord { best, last, gradients, contributors, quarantine, .. } = record;
             progress.paths.push(PathProgress { steps, measured, sent, adopted });
-            paths.push(PathObjects { counted, state, fence, replay, best, last, contributors });
+            if quarantine.is_some() {
+                progress.quarantined.insert(path);
+            }
+            paths.push(PathObjects { counted, state, fence, replay, best, last, contributors, quarantine });
             for record in gradients {
                 let GradientRecord { module, fragment: index, number, base, steps, tokens, .. } = record;
                 let fragment = FragmentId { module, index };

@@ -12,6 +12,7 @@ mod path_record;
 
 pub use path_record::{
     CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest, GradientRecord, PathRecord,
+    QuarantineRecord,
 };
 
 /// The current state of a run.

@@ -27,6 +27,7 @@ fn plan() -> LedgerPlan {
         sampling: None,
         weighting: Weighting::ShardSize,
         rescale: Rescale::SQRT_PATHS,
+        quarantine_after: 2,
         guard: 10.0,
         one_by_one: false,
         compares: false,

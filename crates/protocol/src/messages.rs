@@ -131,6 +131,13 @@ pub enum Request {
     Stepped(Box<OuterStepDone>),
     /// Asks for a token of the same name and role that is valid for longer.
     Renew,
+    /// Reports that the training of a lease diverged. The lease ends.
+    Diverged {
+        /// The lease.
+        lease: LeaseKey,
+        /// Number of inner steps of the path before the step that diverged.
+        step: u64,
+    },
 }
 
 impl Request {

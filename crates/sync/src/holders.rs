@@ -108,6 +108,11 @@ impl Holders {
         self.heard.contains_key(worker)
     }
 
+    /// The workers that have not been forgotten.
+    pub(crate) fn known(&self) -> impl Iterator<Item = &ProcessId> {
+        self.heard.keys()
+    }
+
     /// Number of workers that have been forgotten so far.
     pub(crate) fn forgotten(&self) -> u64 {
         self.forgotten

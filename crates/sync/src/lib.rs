@@ -61,7 +61,8 @@ pub use progress::{Contribution, PathProgress, ProgressError, TrainingProgress};
 pub use reason::Reason;
 pub use rescale::Rescale;
 pub use run_state::{
-    Commit, EarlyContribution, ExpectedSend, Grant, LeaseOutcome, OuterStep, RunPlan, RunState,
+    Commit, EarlyContribution, ExpectedSend, FailedTraining, Grant, LeaseOutcome, OuterStep, RunPlan,
+    RunState,
 };
 pub use schedule::{Schedule, ScheduleError, SchedulePoint};
 pub use scheme::{Quorum, Scheme, dynamic_steps};

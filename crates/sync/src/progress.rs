@@ -1,6 +1,6 @@
 //! Progress of a run, as the manifest records it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dipaco_topology::{PathId, Topology};
 use serde::{Deserialize, Serialize};
@@ -57,6 +57,8 @@ pub struct TrainingProgress {
     pub paths: Vec<PathProgress>,
     /// Contributions that wait for the outer step of their fragment, by path and sequence number.
     pub pending: BTreeMap<FragmentId, Vec<Contribution>>,
+    /// Paths in quarantine: nobody trains them any more. Their steps go on without contributions.
+    pub quarantined: BTreeSet<PathId>,
 }
 
 impl TrainingProgress {
@@ -69,6 +71,7 @@ impl TrainingProgress {
             versions: fragment_id::fragment_ids(topology, fragments).map(|fragment| (fragment, 0)).collect(),
             paths: vec![path; topology.paths() as usize],
             pending: BTreeMap::new(),
+            quarantined: BTreeSet::new(),
         }
     }
 
@@ -105,8 +108,13 @@ impl TrainingProgress {
                 } else {
                     Some(pending.first().copied().unwrap_or(sent.saturating_add(1)))
                 };
-                let waits = oldest.map(|oldest| (oldest..=sent).filter(|number| !dropped(number)));
-                if adopted > version || !waits.is_some_and(|waits| waits.eq(pending)) {
+                let quarantined = self.quarantined.contains(&path);
+                let consistent = oldest.is_some_and(|oldest| {
+                    // A path in quarantine contributes only what it sent before.
+                    let waits = |number: &u32| !dropped(number) && (!quarantined || pending.contains(number));
+                    (oldest..=sent).filter(waits).eq(pending.iter().copied())
+                });
+                if adopted > version || !consistent {
                     return Err(ProgressError::Inconsistent { fragment, version, path, sent });
                 }
             }

@@ -59,9 +59,9 @@ impl Ready {
         self.free.iter().copied()
     }
 
-    /// The path that is furthest behind among the free paths that are open to every worker.
-    pub(crate) fn first_open(&self) -> Option<(u64, PathId)> {
-        self.open.first().copied()
+    /// Free paths that are open to every worker; the path that is furthest behind is first.
+    pub(crate) fn open(&self) -> impl Iterator<Item = (u64, PathId)> + '_ {
+        self.open.iter().copied()
     }
 
     /// True if a path is free and open to every worker.

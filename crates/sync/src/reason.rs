@@ -36,6 +36,11 @@ pub enum Reason {
         /// The worker.
         worker: String,
     },
+    /// The training of a path failed for this worker, so the path waits for another worker.
+    Failed {
+        /// The path.
+        path: PathId,
+    },
     /// All contributions to a fragment are there; its outer step is in progress.
     OuterStep {
         /// The fragment.
@@ -86,6 +91,12 @@ impl fmt::Display for Reason {
             }
             Self::Held { path, worker } => {
                 write!(f, "path {path} waits for {worker}, which holds what it was trained to")
+            }
+            Self::Failed { path } => {
+                write!(
+                    f,
+                    "the training of path {path} failed for this worker, and the path waits for another one"
+                )
             }
             Self::OuterStep { fragment, cut } => {
                 named(f, *fragment, *cut)?;

@@ -19,9 +19,11 @@ mod current_leases;
 mod grants;
 mod hand_over;
 mod outer_steps;
+mod quarantine;
 mod tasks;
 
 use outer_steps::Gathering;
+pub use quarantine::FailedTraining;
 
 /// Settings of a run that the core needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -130,6 +132,8 @@ pub struct RunState {
     /// Draws the next path in proportion to the untrained part of its shard. Without it, the path that is furthest
     /// behind is next.
     sampling: Option<Sampling>,
+    /// Workers for which the training of a path has failed since the path's last completed lease.
+    failed: BTreeMap<PathId, BTreeSet<ProcessId>>,
 }
 
 impl RunState {
@@ -168,6 +172,7 @@ impl RunState {
             compared: ProcessId::local(""),
             ready: Ready::default(),
             sampling: None,
+            failed: BTreeMap::new(),
         };
         rounds.look_at_all();
         Ok(rounds)

@@ -131,6 +131,17 @@ pub enum Event {
         /// Rounds of the later checkpoints, which are undone.
         undone: Vec<u32>,
     },
+    /// The training of a path failed for several workers, and nobody trains it any more.
+    PathQuarantined {
+        /// The path.
+        path: PathId,
+        /// Inner steps of the path at the end of its last completed lease.
+        step: u64,
+        /// Names of the workers.
+        workers: Vec<String>,
+        /// The last failure.
+        reason: String,
+    },
     /// A lease expired, and its path waits for another worker.
     LeaseExpired {
         /// The path.

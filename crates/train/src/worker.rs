@@ -17,6 +17,7 @@
 //! | uploading | uploads the outer gradients of the lease's end, and the state if the lease asks for it | `completion.rs`, `gradients.rs` |
 //! | completed | has told the coordinator `Complete`; keeps the state for the path's next lease | `completion.rs`, `kept_states.rs` |
 //! | lost | drops the results and gives all leases back | this file |
+//! | diverged | tells the coordinator, and goes on with another path or ends | this file |
 //!
 //! Heartbeats (`heartbeat.rs`) renew the lease from the grant to the completion. The answer to a heartbeat can declare the
 //! lease lost, which cancels its training.
@@ -68,10 +69,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
-use crate::client::{ClientError, GOODBYE_TIMEOUT, Identity, Session, Transfer, instance};
+use crate::client::{
+    ClientError, GOODBYE_TIMEOUT, Identity, LONG_CALL_TIMEOUT, LeaseKey, Session, Transfer, expect_done,
+    instance,
+};
 use background::{Background, nothing};
 use carry_out::CarriedOut;
-use dipaco_path::{Layout, TrainDevice, numerics};
+use dipaco_path::{Layout, PathError, TrainDevice, numerics};
 use dipaco_protocol::{Request, Response};
 pub use error::WorkerError;
 use fragment_cache::FragmentCache;
@@ -199,6 +203,13 @@ impl Worker {
                     self.give_back().await;
                     (next, uploading) = (None, nothing());
                 }
+                Err(WorkerError::Diverged { lease, step, source }) => {
+                    let reported = self.report_divergence(lease, step, source).await;
+                    self.counts.lost.fetch_add(1, Ordering::Relaxed);
+                    self.give_back().await;
+                    reported?;
+                    (next, uploading) = (None, nothing());
+                }
                 Err(error) => {
                     self.give_back().await;
                     return Err(error);
@@ -218,9 +229,37 @@ impl Worker {
             None => self.first_lease(&mut uploading).await?,
         };
         match prefetched {
-            Some(prefetched) => self.carry_out(prefetched, uploading).await.map(Some),
+            Some(prefetched) => {
+                let lease = prefetched.active.key();
+                let carried_out = self.carry_out(prefetched, uploading).await;
+                carried_out.map(Some).map_err(|error| error.of_lease(lease))
+            }
             // No lease is left, but the results of the last one may still be on their way.
             None => uploading.await.map(|()| None),
+        }
+    }
+
+    /// Reports a divergence. This worker goes on if another worker can try the path, or nobody trains it any more.
+    ///
+    /// # Errors
+    /// The divergence, when no other worker is known, and when the coordinator can't be reached.
+    async fn report_divergence(
+        &mut self,
+        lease: LeaseKey,
+        step: u64,
+        source: PathError,
+    ) -> Result<(), WorkerError> {
+        tracing::warn!(path = %lease.path, %source, "the training of a path diverged");
+        // The kept state may be the reason.
+        drop(self.states.take(lease.path));
+        let request = Request::Diverged { lease, step };
+        match self.prefetch.session.call(&request, None, LONG_CALL_TIMEOUT).await? {
+            Response::Refused { reason } => {
+                tracing::error!(reason, "the worker ends");
+                Err(WorkerError::Diverged { lease, step, source })
+            }
+            Response::Lost { .. } => Ok(()),
+            answer => Ok(expect_done(answer, "diverged")?),
         }
     }
 

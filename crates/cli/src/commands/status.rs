@@ -3,6 +3,7 @@
 mod data;
 
 use clap::Args;
+use dipaco_store::QuarantineRecord;
 use dipaco_telemetry::{Align, Event, Table, human, read_events};
 
 use self::data::Accounts;
@@ -76,6 +77,15 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
         text += &format!("paths: {} of {} rounds\n", training.rounds_done(), training.rounds);
         if let Some(rollback) = manifest.rollbacks.last() {
             text += &rollback::describe(rollback);
+        }
+        for (path, record) in training.paths.iter().enumerate() {
+            if let Some(QuarantineRecord { step, workers, reason }) = &record.quarantine {
+                text += &format!(
+                    "path {path} is in quarantine since inner step {step}: {reason} (workers: {}); nobody trains it, and \
+                     `dipaco rollback` ends this\n",
+                    workers.join(", ")
+                );
+            }
         }
         if !training.boundaries.is_empty() {
             let (phase, last) = (training.phase, training.boundaries.len());

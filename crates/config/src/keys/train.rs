@@ -78,6 +78,13 @@ pub(super) const KEYS: &[KeyDoc] = &[
          At least `train.lease_seconds`.",
     ),
     free(
+        "train.quarantine_after",
+        "workers",
+        "Number of workers for which the training of a path fails before nobody trains the path any more. A training fails \
+         when it diverges, or when `outer.guard` refuses its outer gradient. The other paths then go on without it. \
+         `dipaco rollback` ends a quarantine. 0 for no number.",
+    ),
+    free(
         "train.state_every",
         "leases",
         "Leases of a path between two uploads of its state (moments, data position), which is twice the size of the \

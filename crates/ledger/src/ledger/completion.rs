@@ -81,6 +81,7 @@ impl Ledger {
             obsolete.extend(self.note_completed(&lease, results.contains_key(&LeaseResult::State))?);
         }
         obsolete.extend(self.note_results(&lease, &contributions, results)?);
+        self.state.pass_over_quarantined();
         // A path whose last leases are in no state goes on with the worker that trained them, if it can.
         let bound = !self.objects.path(path)?.replay.is_empty();
         self.state.bind(path, bound);

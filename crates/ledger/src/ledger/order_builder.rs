@@ -70,7 +70,11 @@ impl<'a> OrderBuilder<'a> {
         let gradients = gradients.filter(|(contribution, _)| contribution.number == version);
         let gradients: BTreeMap<PathId, &ObjectRef> =
             gradients.map(|(contribution, gradient)| (contribution.path, &gradient.object)).collect();
-        let dropped = |path| state.schedule().dropped(path, fragment.index, u64::from(version));
+        // A path in quarantine contributes only what it sent before.
+        let dropped = |path| {
+            state.schedule().dropped(path, fragment.index, u64::from(version))
+                || state.is_quarantined(path) && !gradients.contains_key(&path)
+        };
         let learners: Vec<_> =
             state.topology().paths_through(fragment.module).filter(|&path| !dropped(path)).collect();
         if learners.is_empty() {

@@ -2,9 +2,10 @@
 
 use dipaco_sync::{
     Commit, Contribution, EarlyContribution, FragmentId, Guard, LeaseClaim, LeaseError, LeaseKey, LeaseTask,
+    OutOfProportion,
 };
 
-use super::Ledger;
+use super::{FailureDecision, Ledger, TrainingFailure};
 use crate::records::CountedGradient;
 use crate::{ContributorRecord, LeaseResult, LedgerError, ObjectRef, ResultError};
 
@@ -34,6 +35,8 @@ pub enum Recording {
     Recorded,
     /// The result does not count.
     Rejected(ResultError),
+    /// The outer gradient is out of proportion. It does not count, and the training of its path has failed for the worker.
+    Failed(OutOfProportion, FailureDecision),
 }
 
 /// The decision about a result that may count.
@@ -116,7 +119,11 @@ impl Ledger {
                 if !self.received.get(&lease).is_some_and(|received| received.values().any(same)) {
                     self.delete_unused([object.name]);
                 }
-                return Ok(Recording::Rejected(error));
+                let ResultError::OutOfProportion(failure) = error else {
+                    return Ok(Recording::Rejected(error));
+                };
+                let decision = self.training_failed(claim, &TrainingFailure::OutOfProportion(failure))?;
+                return Ok(Recording::Failed(failure, decision));
             }
         }
         self.received.entry(lease).or_default().insert(item.without_tokens(), received);

@@ -36,6 +36,22 @@ pub struct PathRecord {
     pub gradients: Vec<GradientRecord>,
     /// The contributions of each token to the path, by the token's name. A revoked token's contributions are found here.
     pub contributors: BTreeMap<String, ContributorRecord>,
+    /// The quarantine of the path; absent if workers train it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quarantine: Option<QuarantineRecord>,
+}
+
+/// The end of a path's training, because it failed for several workers. The path keeps its last stored state and its steps
+/// go on without training, so that the other paths need not wait for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuarantineRecord {
+    /// Inner steps of the path at the end of its last completed lease.
+    pub step: u64,
+    /// The workers for which its training failed.
+    pub workers: Vec<String>,
+    /// The last failure.
+    pub reason: String,
 }
 
 /// Contributions of the bearer of a token to a path.

@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use dipaco_ledger::{ModuleRecord, TrainingRecord};
-use dipaco_sync::{Contribution, FragmentId, Scheme, fragment_ids_of};
+use dipaco_sync::{Contribution, FragmentId, Scheme, fragment_ids, fragment_ids_of};
 use dipaco_topology::PathId;
 
 use super::case::Case;
+use super::coordinator::SimulatedDisk;
+use super::object_store::ObjectStore;
 use super::outer_step::MergedStep;
 use super::toy::{ToyGradient, sends};
 
@@ -84,13 +86,18 @@ impl Audit {
         Ok(())
     }
 
-    /// Checks a finished run: every inner step of every path is in the weights of each of its fragments exactly once.
+    /// Checks a finished run: every inner step of every path is in the weights of each of its fragments exactly once. A
+    /// path that diverges for everybody is in quarantine, and no other path is. Its steps before are in the weights once.
     ///
     /// # Errors
     /// The violated invariant.
-    pub(crate) fn ended(mut self, case: &Case) -> Result<(), String> {
+    pub(crate) fn ended(mut self, case: &Case, training: &TrainingRecord) -> Result<(), String> {
         let (fragments, total) = (case.schedule.fragments(), case.schedule.total());
-        for path in case.topology.path_ids() {
+        for (path, record) in case.topology.path_ids().zip(&training.paths) {
+            let diverges = case.diverging.is_some_and(|diverging| diverging.path == path);
+            if diverges != record.quarantine.is_some() {
+                return Err(format!("path {path} is in quarantine: {}", record.quarantine.is_some()));
+            }
             for fragment in fragment_ids_of(&case.topology, fragments, path) {
                 let mut merged = self.merged.remove(&(fragment, path)).unwrap_or_default();
                 merged.sort_by_key(|(contribution, _)| contribution.number);
@@ -111,6 +118,9 @@ impl Audit {
                     }
                     trained = gradient.steps.end;
                 }
+                if diverges {
+                    continue;
+                }
                 if trained != total || expected.is_some_and(|expected| expected.len() != merged.len()) {
                     return Err(format!(
                         "{fragment} has {trained} of {total} steps of path {path} in {} outer gradients",
@@ -121,4 +131,19 @@ impl Audit {
         }
         Ok(())
     }
+}
+
+/// Every object that the manifest refers to is in the store, with the right content.
+///
+/// # Errors
+/// The first object that is not.
+pub(crate) fn check_objects(case: &Case, disk: &SimulatedDisk, store: &ObjectStore) -> Result<(), String> {
+    let training = disk.training()?;
+    let count = fragment_ids(&case.topology, case.schedule.fragments()).count();
+    let known = training.modules.iter().map(|module| module.fragments.len()).sum::<usize>();
+    if known != count {
+        return Err(format!("the manifest has {known} of {count} fragments"));
+    }
+    training.objects().try_for_each(|object| store.get(object).map(drop))?;
+    disk.manifest.checkpoints.iter().try_for_each(|checkpoint| store.get(&checkpoint.object).map(drop))
 }

@@ -33,7 +33,17 @@ pub(crate) struct Case {
     /// Number of checkpoints to keep.
     pub(crate) checkpoints: usize,
     pub(crate) weighting: Weighting,
+    /// A path whose training diverges for every worker.
+    pub(crate) diverging: Option<Diverging>,
     pub(crate) faults: Faults,
+}
+
+/// A path whose training diverges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Diverging {
+    pub(crate) path: PathId,
+    /// Every lease that goes beyond this inner step diverges.
+    pub(crate) after: u64,
 }
 
 /// A machine of a worker.
@@ -135,6 +145,8 @@ impl Case {
         workers.extend((0..lying_workers).map(|_| worker(random)));
         let state_every = if random.random_bool(0.5) { 1 } else { random.random_range(2..=4) };
         let checkpoints = random.random_range(0..=2);
+        // Drawn apart, so that the cases of seeds without such a path stay as they are.
+        let diverging = diverging(seed, &topology, schedule.total());
         let weighting = if random.random_bool(0.8) { Weighting::ShardSize } else { Weighting::Uniform };
         Ok(Self {
             topology,
@@ -149,6 +161,7 @@ impl Case {
             state_every,
             checkpoints,
             weighting,
+            diverging,
             faults,
         })
     }
@@ -184,6 +197,7 @@ impl Case {
             weighting: self.weighting,
             rescale: RESCALE,
             guard: 0.0,
+            quarantine_after: (self.workers.len() - self.lying_workers).clamp(1, 2),
             one_by_one: false,
             compares: false,
         }
@@ -213,10 +227,11 @@ impl Case {
             ),
         };
         format!(
-            "{} paths {:?}, H {}, F {}, overlap {}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
+            "{} paths {:?}{}, H {}, F {}, overlap {}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
              a worker dies every {:.1} s, the coordinator every {:.1} s",
             self.topology.paths(),
             self.topology.radices(),
+            self.diverging.map_or(String::new(), |diverging| format!(", path {} diverges", diverging.path)),
             self.schedule.inner_steps(),
             self.schedule.fragments(),
             self.schedule.overlap(),
@@ -233,6 +248,18 @@ impl Case {
             coordinator_crash.as_secs_f64(),
         )
     }
+}
+
+/// In one of eight cases, a path that diverges after some of its steps.
+fn diverging(seed: u64, topology: &Topology, steps: u64) -> Option<Diverging> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(2);
+    // The last path of a run never goes into quarantine.
+    let chosen = random.random_bool(0.125) && topology.paths() > 1;
+    chosen.then(|| Diverging {
+        path: PathId(random.random_range(0..topology.paths())),
+        after: random.random_range(0..steps),
+    })
 }
 
 /// A replicated model, a grid, or a grid with a level of path-specific modules.

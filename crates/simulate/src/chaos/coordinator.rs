@@ -8,12 +8,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use dipaco_ledger::{
-    GrantedLease, LeaseCompletion, LeaseReport, LeaseResult, Ledger, ObjectRef, OuterStepOrder, Recording,
-    ResultError, RunManifest, SavedCheckpoint, StoredResult, StoredRun, TrainingRecord,
+    FailureDecision, GrantedLease, LeaseCompletion, LeaseReport, LeaseResult, Ledger, ObjectRef,
+    OuterStepOrder, Recording, ResultError, RunManifest, SavedCheckpoint, StoredResult, StoredRun,
+    TrainingFailure, TrainingRecord,
 };
-use dipaco_sync::{
-    Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, ProcessId, fragment_ids,
-};
+use dipaco_sync::{Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, ProcessId};
 use dipaco_topology::PathId;
 
 use super::Bug;
@@ -69,6 +68,11 @@ pub(crate) enum ChaosRequest {
     Complete {
         lease: LeaseKey,
         report: LeaseReport,
+    },
+    /// The training of a lease diverged after this inner step.
+    Diverged {
+        lease: LeaseKey,
+        step: u64,
     },
 }
 
@@ -269,6 +273,16 @@ impl SimulatedCoordinator {
                 Handled::Answer(if renewed.is_ok() { ChaosReply::Done } else { ChaosReply::Lost })
             }
             ChaosRequest::Upload { lease, item, content } => self.upload(to, lease, item, content),
+            ChaosRequest::Diverged { lease, step } => {
+                let (claim, failure) = (self.claim(lease, process), TrainingFailure::Diverged { step });
+                let decision = self.ledger.training_failed(&claim, &failure);
+                Handled::AnswerOnDisk(match decision.map_err(|error| error.to_string())? {
+                    FailureDecision::Lost(_) => ChaosReply::Lost,
+                    FailureDecision::Retried | FailureDecision::Alone | FailureDecision::Quarantined(_) => {
+                        ChaosReply::Done
+                    }
+                })
+            }
             ChaosRequest::Complete { lease, report } => {
                 let completion = self.ledger.complete_lease(now, &self.claim(lease, process), &report);
                 Handled::AnswerOnDisk(match completion.map_err(|error| error.to_string())? {
@@ -322,6 +336,7 @@ impl SimulatedCoordinator {
         Ok(match recording.map_err(|error| error.to_string())? {
             Recording::Recorded => ChaosReply::Done,
             Recording::Rejected(error) => refused(&error),
+            Recording::Failed(failure, _) => ChaosReply::Refused(failure.to_string()),
         })
     }
 
@@ -374,19 +389,4 @@ fn refused(error: &ResultError) -> ChaosReply {
         ResultError::Lease(LeaseError::Lost { .. }) => ChaosReply::Lost,
         error => ChaosReply::Refused(error.to_string()),
     }
-}
-
-/// Every object that the manifest refers to is in the store, with the right content.
-///
-/// # Errors
-/// The first object that is not.
-pub(crate) fn check_objects(case: &Case, disk: &SimulatedDisk, store: &ObjectStore) -> Result<(), String> {
-    let training = disk.training()?;
-    let count = fragment_ids(&case.topology, case.schedule.fragments()).count();
-    let known = training.modules.iter().map(|module| module.fragments.len()).sum::<usize>();
-    if known != count {
-        return Err(format!("the manifest has {known} of {count} fragments"));
-    }
-    training.objects().try_for_each(|object| store.get(object).map(drop))?;
-    disk.manifest.checkpoints.iter().try_for_each(|checkpoint| store.get(&checkpoint.object).map(drop))
 }

@@ -8,7 +8,7 @@ use dipaco_sync::{Fence, FragmentId, LeaseKey};
 use dipaco_topology::PathId;
 
 use super::Bug;
-use super::case::Case;
+use super::case::{Case, Diverging};
 use super::coordinator::{ChaosLease, ChaosReply, ChaosRequest};
 use super::lease_in_training::LeaseInTraining;
 use super::object_store::{Content, ToyWeights};
@@ -120,7 +120,7 @@ impl ChaosWorker {
                 Vec::new()
             }
             (ChaosRequest::Ask { .. }, _) => vec![WorkerAction::AskLater(Duration::from_millis(40))],
-            (_, ChaosReply::Lost) => self.drop_leases(),
+            (_, ChaosReply::Lost) | (ChaosRequest::Diverged { .. }, _) => self.drop_leases(),
             (ChaosRequest::Heartbeat { .. }, _) => Vec::new(),
             (ChaosRequest::Follow { lease: LeaseKey { fence, .. } }, reply) => {
                 match (&mut self.current, reply) {
@@ -276,6 +276,14 @@ impl ChaosWorker {
             return Ok(Vec::new());
         };
         let to = training.next_stop();
+        let lease = &training.lease;
+        if let Some(Diverging { path, after }) = around.case.diverging
+            && path == lease.path
+            && lease.to > after
+        {
+            let request = ChaosRequest::Diverged { lease: lease.key(), step: training.state.step };
+            return Ok(vec![self.call(request)]);
+        }
         if to == training.lease.to {
             let mut actions = self.end(around);
             actions.extend(self.go_on(around)?);

@@ -139,7 +139,8 @@ impl<'a> ChaosWorld<'a> {
             self.handle(event).map_err(|why| format!("at {:.3} s: {why}", now.as_secs_f64()))?;
             if self.disk.training()?.paths.iter().all(|path| path.measured) {
                 self.summary.virtual_seconds = now.as_secs_f64();
-                self.audit.ended(self.case)?;
+                let training = self.disk.training()?.clone();
+                self.audit.ended(self.case, &training)?;
                 return Ok(PlayedRun { disk: self.disk, store: self.store, summary: self.summary });
             }
         }

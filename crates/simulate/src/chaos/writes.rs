@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use dipaco_ledger::PendingWrite;
 
 use super::Bug;
-use super::coordinator::check_objects;
+use super::audit::check_objects;
 use super::object_store::Content;
 use super::outer_step::MergedStep;
 use super::world::{ChaosWorld, CoordinatorEvent};

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use dipaco_topology::PathId;
+
 use super::{Commit, EarlyContribution, ExpectedSend, LeaseOutcome, RunState};
 use crate::{Contribution, FragmentId, Lease, LeaseClaim, LeaseError, LeaseTask, ScheduledSend};
 
@@ -124,7 +126,7 @@ impl RunState {
             }
         }
         let slots: Vec<_> = lease.receives.iter().map(|r| (self.slot(r.fragment), r.version)).collect();
-        let scheduled = self.scheduled(&lease);
+        let scheduled = self.scheduled(path, lease.to, lease.task);
         let progress = &mut self.progress.paths[path.index()];
         for (sent, scheduled) in progress.sent.iter_mut().zip(scheduled) {
             // Dropped outer gradients at the end of the lease.
@@ -151,21 +153,29 @@ impl RunState {
         }
         self.committed.insert(path, claim.clone());
         self.holders.trained(&lease.worker, path);
-        self.look_at(path);
-        if !self.plan.scheme.waits() && lease.to == self.plan.schedule.total() {
-            // Other paths can measure their final weights once every path is at the end.
-            self.fragment_ids_of(path).into_iter().for_each(|fragment| self.look_at_learners(fragment));
+        if lease.task == LeaseTask::Train {
+            self.failed.remove(&path);
         }
+        self.arrived(path);
         Commit::Accepted(accepted)
     }
 
-    /// Number of sends and drops of each fragment of a lease's path up to the end of the lease.
-    fn scheduled(&self, lease: &Lease) -> Vec<u32> {
-        if self.plan.scheme.dynamic_steps() || lease.task == LeaseTask::Measure {
+    /// Updates the index after a path has moved on.
+    pub(super) fn arrived(&mut self, path: PathId) {
+        self.look_at(path);
+        if !self.plan.scheme.waits() && self.path(path).steps == self.plan.schedule.total() {
+            // Other paths can measure their final weights once every path is at the end.
+            self.fragment_ids_of(path).into_iter().for_each(|fragment| self.look_at_learners(fragment));
+        }
+    }
+
+    /// Number of sends and drops of each fragment of a path up to the end of a lease at step `to`.
+    pub(super) fn scheduled(&self, path: PathId, to: u64, task: LeaseTask) -> Vec<u32> {
+        if self.plan.scheme.dynamic_steps() || task == LeaseTask::Measure {
             return Vec::new();
         }
-        let sent = |fragment: FragmentId| self.plan.schedule.sent_through(fragment.index, lease.to);
-        let fragments = self.fragment_ids_of(lease.path).into_iter();
+        let sent = |fragment: FragmentId| self.plan.schedule.sent_through(fragment.index, to);
+        let fragments = self.fragment_ids_of(path).into_iter();
         fragments.map(|fragment| u32::try_from(sent(fragment)).unwrap_or(u32::MAX)).collect()
     }
 }

@@ -47,7 +47,7 @@ impl RunState {
         self.leases.get(&claim.key.path).filter(|lease| lease.admits(claim)).ok_or_else(|| self.lost(claim))
     }
 
-    fn lost(&self, claim: &LeaseClaim) -> LeaseError {
+    pub(super) fn lost(&self, claim: &LeaseClaim) -> LeaseError {
         let (path, fence) = (claim.key.path, claim.key.fence);
         match self.progress.paths.get(path.index()) {
             Some(done) => LeaseError::Lost { path, step: done.steps, fence },

@@ -143,13 +143,17 @@ impl RunState {
     fn next_for(&self, worker: &ProcessId) -> Option<(PathId, LeaseTask)> {
         let best = match &self.sampling {
             None => self.first_for(worker).map(|(steps, first)| {
-                let mut held = self.holders.of(worker).filter(|&path| self.ready.place(path) == Some(steps));
+                let mut held = self.holders.of(worker).filter(|&path| {
+                    self.ready.place(path) == Some(steps) && !self.leaves_to_others(path, worker)
+                });
                 held.next().unwrap_or(first)
             }),
             Some(sampling) => {
                 let free = self.ready.free().map(|(_, path)| path);
-                let candidates: Vec<PathId> =
-                    free.filter(|&path| self.holders.other(path, worker).is_none()).collect();
+                let open = |&path: &PathId| {
+                    self.holders.other(path, worker).is_none() && !self.leaves_to_others(path, worker)
+                };
+                let candidates: Vec<PathId> = free.filter(open).collect();
                 let steps: Vec<u64> = self.progress.paths.iter().map(|path| path.steps).collect();
                 sampling.draw(&candidates, &steps, self.next_fence)
             }
@@ -160,7 +164,9 @@ impl RunState {
     /// The path that is furthest behind among the paths open to a worker, with its number of inner steps.
     fn first_for(&self, worker: &ProcessId) -> Option<(u64, PathId)> {
         let own = self.holders.of(worker).filter_map(|path| Some((self.ready.place(path)?, path)));
-        own.chain(self.ready.first_open()).min()
+        let own = own.filter(|&(_, path)| !self.leaves_to_others(path, worker));
+        // Few paths fail, so the first open path is mostly the answer.
+        own.chain(self.ready.open().find(|&(_, path)| !self.leaves_to_others(path, worker))).min()
     }
 
     /// True if a path is open to a worker whose held paths are known.

@@ -22,7 +22,7 @@ impl RunState {
     /// the weights that they change. A worker that joins later would have no path at all.
     pub(super) fn hand_over(&mut self, path: PathId, from: u64, worker: &ProcessId) -> Option<ProcessId> {
         let own = self.unfinished(worker).filter(|&other| other != path).count() + 1;
-        let open = self.ready.first_open().map(|(steps, _)| steps);
+        let open = self.ready.open().next().map(|(steps, _)| steps);
         // One path at a time: the other worker must ask for this path before the next one changes hands.
         if own < 2
             || open.is_some_and(|steps| steps <= from)

@@ -96,7 +96,7 @@ impl RunState {
     /// Updates the index for a path.
     pub(super) fn look_at(&mut self, path: PathId) {
         let task = self.task(path);
-        let leased = self.leases.contains_key(&path);
+        let leased = self.leases.contains_key(&path) || self.progress.quarantined.contains(&path);
         let reserved = self.holders.are_waited_for(path);
         self.ready.set(path, self.path(path).steps, task, leased, reserved);
     }
@@ -117,6 +117,10 @@ impl RunState {
     pub(super) fn reason(&self, worker: &ProcessId) -> Reason {
         if self.at_boundary() {
             return Reason::PhaseEnds { steps: self.end() };
+        }
+        let left = |path: &PathId| !self.leases.contains_key(path) && self.leaves_to_others(*path, worker);
+        if let Some(path) = self.topology.path_ids().find(left) {
+            return Reason::Failed { path };
         }
         let idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
         let waiting =

@@ -120,6 +120,10 @@ impl RequestHandler for CoordinatorRequests {
                 )
                 .await
             }
+            Request::Diverged { lease, step } => {
+                let claim = peer.claim(lease);
+                self.run_detached(move |requests| async move { requests.diverged(&claim, step).await }).await
+            }
             Request::Release => {
                 self.release_all(|worker| *worker == peer.process);
                 Ok((Response::Done, None))

@@ -30,6 +30,7 @@ pub(super) fn ledger_plan(plan: &WorkerPlan) -> Result<LedgerPlan, CoordinatorEr
         weighting: outer.weighting,
         rescale: outer.rescale,
         guard: outer.guard,
+        quarantine_after: train.quarantine_after,
         one_by_one: outer.delayed().is_some(),
         compares: outer.merge.compares(),
     })

@@ -1,5 +1,7 @@
 //! Errors of a worker.
 
+use dipaco_path::PathError;
+use dipaco_sync::LeaseKey;
 use dipaco_topology::ModuleId;
 use thiserror::Error;
 
@@ -16,6 +18,16 @@ pub enum WorkerError {
     LeaseLost {
         /// The reason, mostly in the coordinator's words.
         reason: String,
+    },
+    /// The training of a lease diverged.
+    #[error("a lease of path {} has no result", lease.path)]
+    Diverged {
+        /// The lease.
+        lease: LeaseKey,
+        /// Number of inner steps of the path before the step that diverged.
+        step: u64,
+        /// The divergence.
+        source: PathError,
     },
     /// The coordinator names a shard in a way that would leave the folders of shards.
     #[error("the coordinator names the shard {name:?}, which is not the name of a shard: join another run")]
@@ -56,6 +68,16 @@ impl WorkerError {
     /// The error of a user who asked to stop.
     pub(super) fn cancelled() -> Self {
         Self::Core(TrainError::Cancelled)
+    }
+
+    /// The error of a lease. A divergence names the lease, because the coordinator decides what becomes of its path.
+    pub(super) fn of_lease(self, lease: LeaseKey) -> Self {
+        match self {
+            Self::Core(TrainError::Path(source @ PathError::Diverged { step, .. })) => {
+                Self::Diverged { lease, step, source }
+            }
+            error => error,
+        }
     }
 
     /// The error of a lease whose training was cancelled: the heartbeat heard that it is lost.

@@ -56,7 +56,9 @@ impl Account {
         let ahead = config.sync.overlap_steps.max(config.train.inner_steps);
         let at_end = steps == u64::from(training.phase_end()) * training.inner_steps || steps == begin;
         let behind = if at_end { 0 } else { config.train.inner_steps };
-        let balanced = least + behind >= steps && most <= steps + ahead;
+        // The steps of a path in quarantine go on without training.
+        let quarantined = record.quarantine.is_some();
+        let balanced = (quarantined || least + behind >= steps) && most <= steps + ahead;
         Self {
             path,
             steps,

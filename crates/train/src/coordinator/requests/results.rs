@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use dipaco_ledger::{LeaseCompletion, Recording, ResultError, StoredResult};
+use dipaco_ledger::{
+    FailureDecision, LeaseCompletion, QuarantineRecord, Recording, ResultError, StoredResult, TrainingFailure,
+};
 use dipaco_store::ObjectRef;
 use dipaco_sync::{LeaseClaim, LeaseError, LeaseKey, LeaseTask};
 use dipaco_telemetry::Event;
@@ -43,6 +45,11 @@ impl ResultReceiver for CoordinatorRequests {
                 tracing::warn!(path = %claim.key.path, item = item.name(), %error, "a result does not count");
                 refusal(&error)
             }
+            Recording::Failed(failure, decision) => {
+                tracing::warn!(path = %claim.key.path, item = item.name(), %failure, "a result does not count");
+                self.announce(claim, &decision)?;
+                Response::Refused { reason: failure.to_string() }
+            }
         })
     }
 }
@@ -63,6 +70,43 @@ impl CoordinatorRequests {
             return Ok(Response::Refused { reason });
         }
         self.record(claim, item, stored).await
+    }
+
+    /// Ends a lease whose training diverged after inner step `step` of the path.
+    pub(super) async fn diverged(&self, claim: &LeaseClaim, step: u64) -> Result<Answer, CoordinatorError> {
+        let failure = TrainingFailure::Diverged { step };
+        let decision = self.change(|ledger| ledger.training_failed(claim, &failure))?;
+        self.on_disk().await?;
+        if !matches!(decision, FailureDecision::Lost(_)) {
+            let LeaseKey { path, fence, .. } = claim.key;
+            let worker = &claim.worker.name;
+            tracing::warn!(%path, worker, step, "the training of a path diverged");
+            self.progress.lost(path, fence);
+            self.drop_ended_uploads();
+        }
+        self.announce(claim, &decision)?;
+        self.changed.notify_waiters();
+        Ok(match decision {
+            FailureDecision::Lost(error) => (Response::Lost { reason: error.to_string() }, None),
+            FailureDecision::Retried | FailureDecision::Quarantined(_) => (Response::Done, None),
+            FailureDecision::Alone => refused(
+                "the training of this path has failed for every worker that is known: lower the learning rate, clip \
+                 gradients, or let another machine join",
+            ),
+        })
+    }
+
+    /// Tells that a path has gone into quarantine.
+    fn announce(&self, claim: &LeaseClaim, decision: &FailureDecision) -> Result<(), CoordinatorError> {
+        let FailureDecision::Quarantined(record) = decision else { return Ok(()) };
+        let QuarantineRecord { step, workers, reason } = record.clone();
+        let path = claim.key.path;
+        tracing::error!(%path, step, ?workers, reason, "a path goes into quarantine: nobody trains it any more");
+        self.progress.event(Event::PathQuarantined { path, step, workers, reason })?;
+        // Its modules need not wait for it any more.
+        self.notify_synchronizers();
+        self.changed.notify_waiters();
+        Ok(())
     }
 
     /// Completes a lease: its results count together with its report.

@@ -1,0 +1,234 @@
+//! A path whose training fails for several workers goes into quarantine, and the others go on without it.
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use dipaco_ledger::{
+    CountRecord, FailureDecision, FragmentRecord, LeaseCompletion, LeaseReport, LeaseResult, Ledger,
+    LedgerPlan, ModuleRecord, ObjectRef, OuterStepDone, PathRecord, Recording, RunManifest, ShardRecord,
+    StepRecording, StoredResult, StoredRun, TrainingFailure, TrainingRecord,
+};
+use dipaco_sync::{
+    FragmentId, Grant, Lease, LeaseLimits, LeaseRequest, LeaseSecret, ProcessId, Reason, Rescale, Schedule,
+    Scheme, Weighting,
+};
+use dipaco_topology::{LevelConfig, ModuleId, Modules, PathId, Topology, TopologyConfig};
+
+const NOW: Duration = Duration::ZERO;
+const MODULE: ModuleId = ModuleId { level: 0, index: 0 };
+const FRAGMENT: FragmentId = FragmentId { module: MODULE, index: 0 };
+
+fn object(name: &str) -> ObjectRef {
+    ObjectRef::of(name, name.as_bytes())
+}
+
+/// Three paths through one module, two rounds of three steps.
+fn start() -> RunManifest {
+    let fragment = FragmentRecord {
+        version: 0,
+        weights: object("modules/0"),
+        momentum: None,
+        changes: Vec::new(),
+        kept: Vec::new(),
+        norms: Vec::new(),
+    };
+    let path = PathRecord {
+        sent: vec![0],
+        adopted: vec![0],
+        counted: vec![CountRecord::default()],
+        ..PathRecord::default()
+    };
+    let shard =
+        |path: u32| ShardRecord { file: format!("{path}"), hash: "h".into(), documents: 3, tokens: 100 };
+    let training = TrainingRecord {
+        origin: "origin".into(),
+        rounds: 2,
+        inner_steps: 3,
+        boundaries: Vec::new(),
+        phase: 0,
+        shards: (0..3).map(shard).collect(),
+        modules: vec![ModuleRecord { module: MODULE, fragments: vec![fragment] }],
+        paths: vec![path; 3],
+    };
+    RunManifest { training: Some(training), ..RunManifest::new("run".into()) }
+}
+
+fn take_over(manifest: RunManifest) -> Ledger {
+    let level = LevelConfig { modules: Modules::Count(1), blocks: "0".into(), embedding: true, head: true };
+    let topology = Topology::new(&TopologyConfig { replicas: 3, levels: vec![level] }, 1).unwrap();
+    let plan = LedgerPlan {
+        schedule: Schedule::new(3, 1, 0, vec![6]).unwrap(),
+        scheme: Scheme::Synchronous,
+        limits: LeaseLimits::of_silence(Duration::from_secs(1)),
+        state_every: 9,
+        checkpoints: 0,
+        sampling: None,
+        weighting: Weighting::ShardSize,
+        rescale: Rescale::SQRT_PATHS,
+        guard: 10.0,
+        quarantine_after: 2,
+        one_by_one: false,
+        compares: false,
+    };
+    Ledger::take_over(StoredRun { manifest, checkpoints: Vec::new(), names: Vec::new() }, topology, plan)
+        .unwrap()
+}
+
+fn ask(ledger: &mut Ledger, worker: &str) -> Grant {
+    let worker = ProcessId::local(worker);
+    ledger.grant(NOW, &LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default() })
+}
+
+fn lease(ledger: &mut Ledger, worker: &str) -> Lease {
+    match ask(ledger, worker) {
+        Grant::Lease(lease) => *lease,
+        other => panic!("no lease for {worker}: {other:?}"),
+    }
+}
+
+fn diverges(ledger: &mut Ledger, lease: &Lease) -> FailureDecision {
+    ledger.training_failed(&lease.claim(), &TrainingFailure::Diverged { step: lease.from }).unwrap()
+}
+
+/// Uploads an outer gradient of this norm.
+fn upload(ledger: &mut Ledger, lease: &Lease, norm: f64) -> Recording {
+    let send = lease.sends[0];
+    let item = LeaseResult::OuterGradient { fragment: FRAGMENT, number: send.number, tokens: 1 };
+    let object = object(&format!("{}-{}-{norm}", lease.path, lease.from));
+    ledger.record_result(&lease.claim(), item, StoredResult { object, norm }).unwrap()
+}
+
+fn complete(ledger: &mut Ledger, lease: &Lease) {
+    assert!(matches!(upload(ledger, lease, 1.0), Recording::Recorded));
+    let completed = ledger.complete_lease(NOW, &lease.claim(), &LeaseReport::default()).unwrap();
+    assert!(matches!(completed, LeaseCompletion::Accepted { .. }), "{completed:?}");
+}
+
+/// Takes the outer step that is due; returns the paths that contribute.
+fn step(ledger: &mut Ledger) -> Vec<u32> {
+    let fence = ledger.own_fence();
+    let orders = ledger.orders(NOW, fence).unwrap().orders;
+    let [order] = orders.as_slice() else { panic!("{orders:?}") };
+    assert!(order.due);
+    let version = order.version;
+    let done = OuterStepDone {
+        fragment: FRAGMENT,
+        version,
+        fence,
+        weights: object(&format!("modules/{version}")),
+        momentum: object(&format!("momenta/{version}")),
+        change: None,
+        norm: 1.0,
+        cosine: None,
+        seconds: 0.0,
+    };
+    assert!(matches!(ledger.record_step(&done).unwrap(), StepRecording::Counts { .. }));
+    let weights: f32 = order.shares.iter().map(|share| share.weight).sum();
+    assert!((weights - 1.0).abs() < 1e-6, "the others have the whole weight");
+    order.shares.iter().map(|share| share.path.0).collect()
+}
+
+fn written(ledger: &mut Ledger) -> RunManifest {
+    ledger.poll_write().unwrap().unwrap().manifest.unwrap()
+}
+
+#[test]
+fn a_path_that_diverges_for_two_workers_is_left_out_and_a_restart_remembers_it() {
+    let mut ledger = take_over(start());
+    let (of_a, of_b) = (lease(&mut ledger, "a"), lease(&mut ledger, "b"));
+    assert_eq!((of_a.path, of_b.path), (PathId(0), PathId(1)));
+    assert_eq!(diverges(&mut ledger, &of_a), FailureDecision::Retried);
+    assert!(matches!(diverges(&mut ledger, &of_a), FailureDecision::Lost(_)), "the lease has ended");
+    // The worker gets another path, and this one no more.
+    let of_a = lease(&mut ledger, "a");
+    assert_eq!(of_a.path, PathId(2));
+    complete(&mut ledger, &of_a);
+    let Grant::Wait(reason) = ask(&mut ledger, "a") else { panic!("a lease") };
+    assert_eq!(reason, Reason::Failed { path: PathId(0) });
+    complete(&mut ledger, &of_b);
+    let of_b = lease(&mut ledger, "b");
+    assert_eq!(of_b.path, PathId(0));
+    let FailureDecision::Quarantined(record) = diverges(&mut ledger, &of_b) else { panic!("no quarantine") };
+    assert_eq!((record.step, record.workers.as_slice()), (0, &["a".to_owned(), "b".to_owned()][..]));
+    assert_eq!(record.reason, "its training diverged after inner step 0");
+    assert_eq!(step(&mut ledger), [1, 2], "the step does not wait for the path");
+
+    let mut ledger = take_over(written(&mut ledger));
+    for path in [PathId(1), PathId(2)] {
+        let next = lease(&mut ledger, "a");
+        assert_eq!((next.path, next.from), (path, 3));
+        complete(&mut ledger, &next);
+    }
+    assert_eq!(step(&mut ledger), [1, 2]);
+    // The other paths measure their final weights.
+    for path in [PathId(1), PathId(2)] {
+        let last = lease(&mut ledger, "a");
+        assert_eq!((last.path, last.from, last.to), (path, 6, 6));
+        let completed = ledger.complete_lease(NOW, &last.claim(), &LeaseReport::default()).unwrap();
+        assert!(matches!(completed, LeaseCompletion::Accepted { .. }), "{completed:?}");
+    }
+    assert!(ledger.state().finished());
+    let training = written(&mut ledger).training.unwrap();
+    assert_eq!(training.paths[0].quarantine, Some(record));
+    let counted = training.paths.iter().map(|path| path.counted[0].steps).collect::<Vec<_>>();
+    assert_eq!(counted, [0, 6, 6]);
+}
+
+#[test]
+fn a_completed_lease_shows_that_the_workers_were_to_blame() {
+    let mut ledger = take_over(start());
+    let of_a = lease(&mut ledger, "a");
+    assert_eq!(diverges(&mut ledger, &of_a), FailureDecision::Alone, "nobody else is known");
+    let of_b = lease(&mut ledger, "b");
+    assert_eq!(of_b.path, PathId(0));
+    complete(&mut ledger, &of_b);
+    for path in [PathId(1), PathId(2)] {
+        let of_b = lease(&mut ledger, "b");
+        assert_eq!(of_b.path, path);
+        complete(&mut ledger, &of_b);
+    }
+    assert_eq!(step(&mut ledger), [0, 1, 2]);
+    let of_b = lease(&mut ledger, "b");
+    assert_eq!((of_b.path, diverges(&mut ledger, &of_b)), (PathId(0), FailureDecision::Retried));
+    assert_eq!(lease(&mut ledger, "a").path, PathId(0), "the first worker may try it again");
+}
+
+#[test]
+fn gradients_that_the_guard_refuses_count_as_failures() {
+    let mut ledger = take_over(start());
+    for path in 0..3 {
+        let of_a = lease(&mut ledger, "a");
+        assert_eq!(of_a.path, PathId(path));
+        complete(&mut ledger, &of_a);
+    }
+    step(&mut ledger);
+    let of_a = lease(&mut ledger, "a");
+    complete(&mut ledger, &of_a);
+    for (worker, quarantined) in [("b", false), ("c", true)] {
+        let lease = lease(&mut ledger, worker);
+        assert_eq!(lease.path, PathId(1));
+        let Recording::Failed(_, decision) = upload(&mut ledger, &lease, 1e6) else { panic!("not refused") };
+        assert_eq!(matches!(decision, FailureDecision::Quarantined(_)), quarantined, "{decision:?}");
+        if !quarantined {
+            // A refused outer gradient leaves the lease as it is.
+            assert!(ledger.is_out(&lease.claim()));
+            ledger.release(|process| process.name == worker);
+        }
+    }
+    let training = written(&mut ledger).training.unwrap();
+    assert!(training.paths[1].quarantine.as_ref().unwrap().reason.contains("outer.guard"));
+}
+
+#[test]
+fn the_last_path_never_goes_into_quarantine() {
+    let mut ledger = take_over(start());
+    for path in 0..3 {
+        let of_a = lease(&mut ledger, "a");
+        assert_eq!(of_a.path, PathId(path));
+        diverges(&mut ledger, &of_a);
+        let of_b = lease(&mut ledger, "b");
+        assert_eq!(of_b.path, PathId(path));
+        let quarantined = matches!(diverges(&mut ledger, &of_b), FailureDecision::Quarantined(_));
+        assert_eq!(quarantined, path < 2);
+    }
+}

@@ -1,0 +1,63 @@
+//! Paths whose training fails: for one worker, for several workers, and for the only worker.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use dipaco_protocol::{Request, Response};
+use dipaco_telemetry::Events;
+use dipaco_train::WorkerError;
+use tokio_util::sync::CancellationToken;
+
+use support::{Puppet, Run, config};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_path_that_diverges_for_two_workers_is_left_out_of_the_run() {
+    let run = Run::seeded(config()).await;
+    let stop = CancellationToken::new();
+    let (coordinator, token) = run.coordinator(Events::off(), stop.clone()).await;
+    let (first, second) = (Puppet::welcome(&token, "first").await, Puppet::welcome(&token, "second").await);
+    let (of_first, of_second) = (first.lease().await, second.lease().await);
+    let diverged = |lease| Request::Diverged { lease, step: 0 };
+    // The claim of another worker counts for nothing.
+    let foreign = second.ask(&diverged(of_first.key()), None).await.unwrap().0;
+    assert!(matches!(foreign, Response::Lost { .. }), "{foreign:?}");
+    assert_eq!(first.ask(&diverged(of_first.key()), None).await.unwrap().0, Response::Done);
+    assert_ne!(first.lease().await.path, of_first.path, "the path waits for another worker");
+    second.ask(&Request::Release, None).await.unwrap();
+    let again = second.lease().await;
+    assert_eq!((of_first.path.0, again.path, of_second.path.0), (0, of_first.path, 1));
+    assert_eq!(second.ask(&diverged(again.key()), None).await.unwrap().0, Response::Done);
+    // A restart keeps the quarantine.
+    stop.cancel();
+    drop((first, second));
+    coordinator.await.unwrap().unwrap();
+    let record = run.manifest().await.training.unwrap().paths[0].quarantine.clone().unwrap();
+    assert_eq!(record.workers, ["first", "second"]);
+    assert_eq!(record.reason, "its training diverged after inner step 0");
+
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let worker = run.spawn_worker(&token, "honest");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+    let training = run.manifest().await.training.unwrap();
+    assert_eq!(training.paths[0].quarantine, Some(record));
+    for (path, record) in training.paths.iter().enumerate() {
+        let expected = if path == 0 { 0 } else { 12 };
+        assert!(record.counted.iter().all(|counted| counted.steps == expected), "path {path}: {record:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_only_worker_ends_with_the_divergence() {
+    let mut config = config();
+    config.train.adamw.learning_rate = 1e30;
+    let run = Run::seeded(config).await;
+    let stop = CancellationToken::new();
+    let (coordinator, token) = run.coordinator(Events::off(), stop.clone()).await;
+    let ended = run.spawn_worker(&token, "alone").await.unwrap();
+    assert!(matches!(ended, Err(WorkerError::Diverged { .. })), "{ended:?}");
+    stop.cancel();
+    coordinator.await.unwrap().unwrap();
+    let training = run.manifest().await.training.unwrap();
+    assert!(training.paths.iter().all(|path| path.quarantine.is_none()));
+}
