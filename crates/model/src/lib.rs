@@ -41,17 +41,21 @@ mod import;
 mod init;
 mod memory;
 mod module;
+mod packed;
 mod path;
 mod scratch;
 mod specs;
 mod split;
+mod step;
 mod weights;
 
 pub use cache::KvCache;
 pub use candle_core::{Device, Tensor};
 pub use config::{Dtype, ModelConfig};
+pub use dipaco_ops::kernel::{exp_scaled, sum_exp};
 pub use dipaco_ops::{
-    IGNORE, OpsError, Phase, Phases, Precision, Profile, TokenBatch, TokenError, TokenRows, product_rate,
+    IGNORE, KvPages, OpsError, PAGE_TOKENS, Phase, Phases, Precision, Profile, TokenBatch, TokenError,
+    TokenRows, product_rate,
 };
 pub use error::ModelError;
 pub use export::{SpecialTokens, export_llama, export_model, import_llama};
@@ -61,7 +65,9 @@ pub use import::{ImportError, PretrainedSettings, PretrainedWeights, TensorIndex
 pub use init::init;
 pub use memory::{StepMemory, StepShape, step_memory};
 pub use module::Module;
+pub use packed::PackedModule;
 pub use path::Path;
 pub use specs::{TensorSpec, level_specs, parameters, path_specs};
 pub use split::{join, split};
+pub use step::{Positions, StepSequence, Stepper};
 pub use weights::ModuleWeights;

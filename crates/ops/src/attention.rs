@@ -2,6 +2,7 @@
 
 mod backward;
 mod forward;
+pub(crate) mod paged;
 
 use rayon::prelude::*;
 
