@@ -26,7 +26,13 @@ impl Observer for Seen {
 
 fn start(slots: usize, queued: usize) -> (Engine, Arc<Fake>, Arc<Seen>) {
     let (model, seen) = (Fake::new(400), Arc::new(Seen::default()));
-    let config = EngineConfig { slots, queued_requests: queued, queued_tokens: 10_000 };
+    let config = EngineConfig {
+        slots,
+        queued_requests: queued,
+        queued_tokens: 10_000,
+        kv_bytes: 64 << 20,
+        ..EngineConfig::default()
+    };
     let engine = Engine::start(model.clone(), Arc::new(Bytes), seen.clone(), &config).unwrap();
     (engine, model, seen)
 }

@@ -70,14 +70,17 @@ fn load(weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
     let router = TextRouter::new(router, weights.seed()?, weights.seed_hash()?)?;
     let prefix = PrefixRouter {
         prefix_tokens,
-        route: Box::new(move |prefix| {
-            let tokens = TokenRows::new(prefix, 1, vocabulary)?;
-            let routes = router.route(&tokens, &[prefix.len()])?;
-            let route = routes.into_iter().next().ok_or("the router returned no route")?;
-            Ok((route.path, route.distances))
+        route: Box::new(move |prefixes| {
+            let longest = prefixes.iter().map(|prefix| prefix.len()).max().unwrap_or(0);
+            let lengths: Vec<usize> = prefixes.iter().map(|prefix| prefix.len()).collect();
+            let padding = |prefix: &&[u32]| std::iter::repeat_n(0, longest - prefix.len());
+            let padded = prefixes.iter().flat_map(|prefix| prefix.iter().copied().chain(padding(prefix)));
+            let tokens = TokenRows::new(padded.collect::<Vec<u32>>(), prefixes.len(), vocabulary)?;
+            let routes = router.route(&tokens, &lengths)?;
+            Ok(routes.into_iter().map(|route| (route.path, route.distances)).collect())
         }),
     };
-    let load = move |path| weights.path(path).map_err(BoxError::from);
+    let load = move |path| weights.served_path(path).map_err(BoxError::from);
     let model = RunModel::new(model, topology, Some(prefix), Box::new(load))?;
     model.load_all()?;
     Ok(model)

@@ -1,0 +1,78 @@
+//! A sequence from its admission to its last event.
+
+use std::time::{Duration, Instant};
+
+use dipaco_topology::PathId;
+use tokio::sync::mpsc;
+
+use crate::{EngineError, Event, GenerateRequest, Outcome, RequestSummary, SequenceEvent};
+
+/// The caller of a sequence went away.
+#[derive(Debug)]
+pub(crate) struct Gone;
+
+/// An admitted sequence.
+pub(crate) struct Job {
+    pub(crate) request: GenerateRequest,
+    /// Index of the request in its submission.
+    pub(crate) sequence: usize,
+    /// Number of the submission. The first failure ends all its sequences.
+    pub(crate) submission: u64,
+    pub(crate) events: mpsc::Sender<Result<SequenceEvent, EngineError>>,
+    pub(crate) arrived: Instant,
+    pub(crate) deadline: Duration,
+    /// `None` until the sequence is routed.
+    pub(crate) path: Option<PathId>,
+    /// Time that the router took; `None` for a pinned path.
+    pub(crate) routing: Option<Duration>,
+}
+
+impl Job {
+    /// The summary of a job that has not begun.
+    pub(crate) fn summary(&self, outcome: Outcome) -> RequestSummary {
+        let waited = self.arrived.elapsed();
+        RequestSummary {
+            path: self.path.or(self.request.path),
+            outcome,
+            prompt_tokens: self.request.prompt.len(),
+            cached_tokens: 0,
+            generated_tokens: 0,
+            max_tokens: self.request.max_tokens,
+            queued: waited,
+            routing: self.routing,
+            prefill: None,
+            first_token: None,
+            total: waited,
+        }
+    }
+
+    /// True if the model has nothing to compute for the request.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.request.max_tokens == 0 && !self.request.score_prompt
+    }
+
+    pub(crate) fn is_late(&self) -> bool {
+        self.arrived.elapsed() >= self.deadline
+    }
+
+    /// Sends an event or the failure of the sequence.
+    pub(crate) fn send(&self, event: Result<Event, EngineError>) -> Result<(), Gone> {
+        let event = event.map(|event| SequenceEvent { sequence: self.sequence, event });
+        // The channel has room for all events of the submission, so sending fails only when the caller is gone.
+        self.events.try_send(event).map_err(|_| Gone)
+    }
+}
+
+/// Largest number of events of a request: `Started`, `Prompt`, each `Token`, the last event, and one to spare.
+pub(crate) fn most_events(request: &GenerateRequest) -> usize {
+    request.max_tokens + 4
+}
+
+/// The outcome that counts for a failure.
+pub(crate) fn outcome(error: &EngineError) -> Outcome {
+    match error {
+        EngineError::Deadline { .. } => Outcome::Deadline,
+        EngineError::ShuttingDown => Outcome::ShuttingDown,
+        _ => Outcome::Error,
+    }
+}
