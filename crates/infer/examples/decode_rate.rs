@@ -84,9 +84,10 @@ fn load(options: &Options) -> Result<RunModel, Box<dyn Error>> {
     let mut columns = Vec::new();
     for seed in 0..options.grid {
         let modules = split(&config, &topology, &init(&config, seed.into())?)?;
-        let modules = modules.iter().enumerate().map(|(level, module)| {
-            Ok(Arc::new(PackedModule::new(&config, &topology, level, module)?))
-        });
+        let modules = modules
+            .iter()
+            .enumerate()
+            .map(|(level, module)| Ok(Arc::new(PackedModule::new(&config, &topology, level, module)?)));
         columns.push(modules.collect::<Result<Vec<_>, Box<dyn Error>>>()?);
     }
     let levels = topology.clone();

@@ -151,6 +151,8 @@ impl Engine {
         let mut engine = Self { shared, threads: Vec::with_capacity(2), slots };
         let (shared, kv) = (Arc::clone(&engine.shared), config.kv_type);
         engine.spawn("dipaco-engine", move || {
+            // Should the thread end by a bug, callers learn of it now and not at their deadlines.
+            let _end = shared.abort.clone().drop_guard();
             let model = Arc::clone(&shared.model);
             runner::run(&shared, &pool, model.executor(pages, kv).as_mut());
         })?;

@@ -25,9 +25,7 @@ pub enum EngineError {
         retry_after: Duration,
     },
     /// A request that does not fit into an empty queue or the memory of keys and values.
-    #[error(
-        "the request holds {given} {unit}, more than the limit of {limit}: send it in smaller parts"
-    )]
+    #[error("the request holds {given} {unit}, more than the limit of {limit}: send it in smaller parts")]
     TooLarge {
         /// Number of units in the request.
         given: usize,

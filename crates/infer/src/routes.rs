@@ -69,8 +69,10 @@ fn route_new(
     cache: &mut RouteCache,
     sequences: &[Unrouted],
 ) -> BTreeMap<Arc<[u32]>, EngineError> {
-    let new: BTreeSet<&Arc<[u32]>> = sequences.iter().filter_map(|sequence| sequence.prefix.as_ref()).collect();
-    let new: Vec<&Arc<[u32]>> = new.into_iter().filter(|prefix| !cache.routes.contains_key(*prefix)).collect();
+    let new: BTreeSet<&Arc<[u32]>> =
+        sequences.iter().filter_map(|sequence| sequence.prefix.as_ref()).collect();
+    let new: Vec<&Arc<[u32]>> =
+        new.into_iter().filter(|prefix| !cache.routes.contains_key(*prefix)).collect();
     let mut failures = BTreeMap::new();
     let mut add = |some: &[&Arc<[u32]>]| -> Result<(), EngineError> {
         let prefixes: Vec<&[u32]> = some.iter().map(|prefix| &***prefix).collect();
@@ -106,7 +108,8 @@ fn find(
         },
         (None, None) => return Err(EngineError::EmptyPrompt),
     };
-    let prepare = || shared.model.prepare(path).map_err(failed(format!("starting a sequence on path {path}")));
+    let prepare =
+        || shared.model.prepare(path).map_err(failed(format!("starting a sequence on path {path}")));
     Ok((path, route, guarded(prepare)?))
 }
 

@@ -137,6 +137,10 @@ impl Shared {
         all: &mut BTreeMap<SequenceId, Running>,
     ) {
         let mut state = self.lock();
+        // Removed before the step counts: the pages of a failed sequence may hold anything, so nobody may read them.
+        for (id, _) in results.iter().filter(|(_, next)| next.is_err()) {
+            state.scheduler.remove(*id);
+        }
         state.scheduler.done(plan, seconds);
         for (id, next) in &results {
             if let Ok(Next::Token(token)) = next {

@@ -101,7 +101,8 @@ impl TokenSampler {
         exp_scaled(adjusted, max, temperature, all);
         weights.clear();
         let possible = (0u32..).zip(&*all).zip(&*adjusted);
-        let possible = possible.filter(|((_, weight), logit)| **weight >= min_p && **logit > f32::NEG_INFINITY);
+        let possible =
+            possible.filter(|((_, weight), logit)| **weight >= min_p && **logit > f32::NEG_INFINITY);
         weights.extend(possible.map(|((id, &weight), _)| (id, f64::from(weight))));
         if top_k > 0 && top_k < weights.len() {
             weights.select_nth_unstable_by(top_k, heavier);

@@ -373,8 +373,10 @@ impl Scheduler {
 
     /// The waiting sequence that is next: of the least served client, the first that came.
     fn next_waiting(&self) -> Option<SequenceId> {
-        let served = |sequence: &Sequence| self.clients.get(&sequence.client).map_or(0, |client| client.served);
-        let waiting = self.sequences.iter().filter(|(_, sequence)| !sequence.running && sequence.root.is_some());
+        let served =
+            |sequence: &Sequence| self.clients.get(&sequence.client).map_or(0, |client| client.served);
+        let waiting =
+            self.sequences.iter().filter(|(_, sequence)| !sequence.running && sequence.root.is_some());
         let mut waiting: Vec<_> = waiting.map(|(id, sequence)| (served(sequence), *id)).collect();
         waiting.sort_unstable();
         waiting.into_iter().map(|(_, id)| id).find(|id| !self.follows(&self.sequences[id]))
@@ -399,7 +401,9 @@ impl Scheduler {
     /// next token.
     fn cached(&self, sequence: &Sequence) -> (Vec<u32>, Vec<Content>) {
         let (mut pages, mut contents) = (Vec::new(), Vec::new());
-        let Some(mut before) = sequence.root.filter(|_| sequence.reads_cache) else { return (pages, contents) };
+        let Some(mut before) = sequence.root.filter(|_| sequence.reads_cache) else {
+            return (pages, contents);
+        };
         for index in 0..(sequence.tokens.len() - 1) / PAGE_TOKENS {
             let Some((page, content)) =
                 sequence.page(index).and_then(|tokens| self.pool.find(before, tokens))

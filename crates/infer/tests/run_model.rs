@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_infer::{
-    BoxError, Engine, EngineConfig, EngineError, Event, GenerateRequest, NoObserver, PathVersion, PrefixRouter,
-    RoutedModel, RunModel, SamplingParams, SequenceEvent, ServedPath,
+    BoxError, Engine, EngineConfig, EngineError, Event, GenerateRequest, NoObserver, PathVersion,
+    PrefixRouter, RoutedModel, RunModel, SamplingParams, SequenceEvent, ServedPath,
 };
 use dipaco_model::{
-    Device, ModelConfig, ModelError, Module, ModuleWeights, PackedModule, Path, TokenBatch, TokenError, TokenRows,
-    init, split,
+    Device, ModelConfig, ModelError, Module, ModuleWeights, PackedModule, Path, TokenBatch, TokenError,
+    TokenRows, init, split,
 };
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
 use fake::{Bytes, Fake, VOCAB};
@@ -57,10 +57,7 @@ fn run() -> (Arc<RunModel>, Loads) {
             let part = part(&levels, module);
             Ok::<_, BoxError>(Arc::new(PackedModule::new(&config(), &levels, module.level.into(), &part)?))
         });
-        Ok(ServedPath {
-            modules: modules.collect::<Result<_, _>>()?,
-            version: PathVersion([id.0 as u8; 32]),
-        })
+        Ok(ServedPath { modules: modules.collect::<Result<_, _>>()?, version: PathVersion([id.0 as u8; 32]) })
     };
     let model = RunModel::new(config(), topology, Some(router), Box::new(load)).unwrap();
     (Arc::new(model), loads)

@@ -8,7 +8,7 @@ use dipaco_topology::Topology;
 
 use crate::packed::block_shape;
 use crate::split::places;
-use crate::{KvCache, ModelConfig, ModelError, Module, ModuleWeights, TensorSpec, path_specs};
+use crate::{ModelConfig, ModelError, Module, ModuleWeights, TensorSpec, path_specs};
 
 /// A transformer composed of one module per level. Composing and cloning are cheap, because tensors are reference
 /// counted. All methods take `&self`, and several threads may use one path at the same time.
@@ -107,12 +107,6 @@ impl Path {
             place.with(|elements| values.extend_from_slice(elements))?;
         }
         ModuleWeights::new(self.specs.clone(), values)
-    }
-
-    /// Returns an empty KV cache for one sequence of this path.
-    #[must_use]
-    pub fn new_cache(&self) -> KvCache {
-        KvCache::new(&self.config)
     }
 
     pub(crate) fn embedding(&self) -> &Place {

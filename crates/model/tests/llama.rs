@@ -50,6 +50,34 @@ fn two_levels() -> Topology {
         .unwrap()
 }
 
+/// One sequence on packed weights of a path.
+struct Decoder {
+    stepper: Stepper,
+    modules: Vec<Arc<PackedModule>>,
+    kv: KvPages,
+    length: usize,
+}
+
+impl Decoder {
+    fn new(config: &ModelConfig, topology: &Topology, weights: &ModuleWeights) -> Self {
+        let modules = split(config, topology, weights).unwrap();
+        let pack = |(level, module)| PackedModule::new(config, topology, level, module).unwrap().into();
+        let modules = modules.iter().enumerate().map(pack).collect();
+        let stepper = Stepper::new(config, topology).unwrap();
+        Self { kv: stepper.pages(2, Dtype::F32), stepper, modules, length: 0 }
+    }
+
+    /// Appends tokens and returns the logits of each.
+    fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
+        let Self { stepper, modules, kv, length } = self;
+        let logits = Positions::All;
+        let rows = StepSequence { modules, tokens, start: *length, pages: &[0, 1], logits };
+        let logits = stepper.step(&[rows], kv)?.swap_remove(0);
+        *length += tokens.len();
+        Ok(logits)
+    }
+}
+
 /// The same numbers as in `fixtures/llama.py`.
 fn weights(config: &ModelConfig) -> ModuleWeights {
     let specs: Arc<[TensorSpec]> = path_specs(config).into();
@@ -136,8 +164,9 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
         }
 
         let tokens = tokens();
-        let logits =
-            tokens.chunks(TIME).flat_map(|row| path.decode(row, &mut path.new_cache(), true).unwrap());
+        let logits = tokens
+            .chunks(TIME)
+            .flat_map(|row| Decoder::new(&config, &topology, &weights(&config)).append(row).unwrap());
         assert_close(logits, &floats(&expected["logits"]), 1e-5, "logits");
     }
 }
@@ -156,21 +185,16 @@ fn decode_in_pieces(config: &ModelConfig) {
     let mean = -scores.iter().sum::<f32>() / 20.0;
     assert!((mean - path.loss(&batch()).unwrap().mean).abs() < 1e-6);
     for pieces in [vec![12], vec![1; 12], vec![5, 1, 6], vec![11, 1]] {
-        let (mut cache, mut logits, mut rest) = (path.new_cache(), Vec::new(), &tokens[..TIME]);
+        let mut decoder = Decoder::new(config, &two_levels(), &weights(config));
+        let (mut logits, mut rest) = (Vec::new(), &tokens[..TIME]);
         for piece in pieces {
-            logits.extend(path.decode(&rest[..piece], &mut cache, true).unwrap());
+            logits.extend(decoder.append(&rest[..piece]).unwrap());
             rest = &rest[piece..];
         }
-        assert_eq!(cache.len(), TIME);
         for ((row, &target), score) in logits.chunks(64).zip(&targets).zip(&scores) {
             let sum: f64 = row.iter().map(|&logit| f64::from(logit).exp()).sum();
             assert!((f64::from(row[target as usize]) - sum.ln() - f64::from(*score)).abs() < 1e-5);
         }
-        let mut again = path.new_cache();
-        path.decode(&tokens[..TIME - 1], &mut again, false).unwrap();
-        let last = path.decode(&tokens[TIME - 1..TIME], &mut again, false).unwrap();
-        let pairs = last.iter().zip(&logits[(TIME - 1) * 64..]);
-        assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-5));
     }
 }
 
@@ -201,8 +225,10 @@ fn shared_keys_and_values_are_repeated_ones_and_their_gradients_add_up() {
             compose(&config, &two_levels(), weights, true)
         };
         let (ours, theirs) = (with(&config, &shared), with(&plain, &copies));
-        let logits = |path: &Path| path.decode(&tokens()[..TIME], &mut path.new_cache(), true).unwrap();
-        assert_eq!(logits(&ours), logits(&theirs));
+        let logits = |config: &ModelConfig, weights: &ModuleWeights| {
+            Decoder::new(config, &two_levels(), weights).append(&tokens()[..TIME]).unwrap()
+        };
+        assert_eq!(logits(&config, &shared), logits(&plain, &copies));
         let scores = |path: &Path| path.token_log_probs(&batch()).unwrap();
         assert_eq!(scores(&ours), scores(&theirs));
         let (loss, ours) = ours.gradients(&batch(), BATCH).unwrap();
@@ -224,65 +250,6 @@ fn shared_keys_and_values_are_repeated_ones_and_their_gradients_add_up() {
             assert_close(ours.iter().copied(), &expected, tolerance, &spec.name);
         }
     }
-}
-
-#[test]
-fn a_cache_that_is_full_or_refused_stays_usable() {
-    let config = config(false);
-    let path = compose(&config, &dense(), &weights(&config), false);
-    let mut cache = path.new_cache();
-    assert_eq!(cache.bytes(), 0, "an empty cache takes no memory");
-    path.decode(&[1; 30], &mut cache, false).unwrap();
-    let error = path.decode(&[1; 3], &mut cache, false).unwrap_err();
-    assert!(matches!(error, ModelError::Context { positions: 33, context: 32 }));
-    assert!(matches!(
-        path.decode(&[64], &mut cache, false),
-        Err(ModelError::Token { token: 64, vocabulary: 64 })
-    ));
-    assert!(path.decode(&[], &mut cache, false).is_err());
-    assert_eq!(cache.len(), 30);
-    let first = path.decode(&[2, 3], &mut cache, false).unwrap();
-    cache.truncate(30);
-    assert_eq!(first, path.decode(&[2, 3], &mut cache, false).unwrap());
-}
-
-#[test]
-fn a_cache_grows_with_its_sequence_and_keeps_every_position() {
-    let config = ModelConfig { context: 1000, ..grouped() };
-    let path = compose(&config, &dense(), &weights(&config), false);
-    let position = 2 * 2 * 2 * 16 * 4;
-    let tokens: Vec<u32> = (0..1000).map(|i| i * i % 64).collect();
-    let (mut cache, mut logits, mut rooms) = (path.new_cache(), Vec::new(), Vec::new());
-    for piece in tokens.chunks(50) {
-        logits = path.decode(piece, &mut cache, false).unwrap();
-        rooms.push(cache.bytes() / position);
-    }
-    rooms.dedup();
-    assert_eq!(rooms, [64, 128, 256, 512, 1000]);
-    // A cache with room for everything at once has never moved a position.
-    assert_eq!(path.decode(&tokens[950..], &mut whole(&path, &tokens[..950]), false).unwrap(), logits);
-}
-
-/// A cache of these tokens, decoded in pieces of 50, that had its memory from the start.
-fn whole(path: &Path, tokens: &[u32]) -> KvCache {
-    let mut cache = path.new_cache();
-    path.decode(&vec![0; 1000], &mut cache, false).unwrap();
-    cache.truncate(0);
-    tokens.chunks(50).for_each(|piece| drop(path.decode(piece, &mut cache, false).unwrap()));
-    cache
-}
-
-#[test]
-fn threads_share_a_path() {
-    let config = config(false);
-    let path = compose(&config, &dense(), &weights(&config), false);
-    let decode = |token: u32| path.decode(&[token, 2, 3], &mut path.new_cache(), false).unwrap();
-    let alone: Vec<_> = (0..8).map(decode).collect();
-    let together: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..8).map(|token| scope.spawn(move || decode(token))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    assert_eq!(alone, together);
 }
 
 #[test]
@@ -311,9 +278,6 @@ fn a_training_step_has_the_same_bits_for_any_number_of_threads() {
             bits.extend(gradients.tensors().flat_map(|(_, g)| g).map(|x| x.to_bits()));
             bits.extend(path.token_log_probs(&batch).unwrap().iter().map(|x| x.to_bits()));
             bits.extend(path.features(batch.tokens(), &[32; 8]).unwrap().iter().map(|x| x.to_bits()));
-            bits.extend(
-                path.decode(&tokens[..90], &mut path.new_cache(), false).unwrap().iter().map(|x| x.to_bits()),
-            );
             bits
         })
     };
@@ -404,7 +368,7 @@ fn outputs_at_positions_are_those_of_decoding_and_do_not_depend_on_later_tokens(
     let found = path.position_logits(&rows(&tokens, BATCH), &[4, 7]).unwrap();
     assert_eq!(found.len(), BATCH * 2 * 5);
     for (row, found) in tokens.chunks_exact(TIME).zip(found.chunks_exact(10)) {
-        let all = path.decode(row, &mut path.new_cache(), true).unwrap();
+        let all = Decoder::new(&config, &dense(), &weights(&config)).append(row).unwrap();
         for (at, found) in [4, 7].into_iter().zip(found.chunks_exact(5)) {
             let expected = &all[at * 5..][..5];
             assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-4), "{found:?} {expected:?}");

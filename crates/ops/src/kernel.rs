@@ -1,10 +1,9 @@
-//! The computations of a path on plain slices, without a graph: for incremental decoding and scoring.
+//! Computations on plain slices, without a graph: for serving, scoring and routing.
 //!
 //! Every function takes row-major f32 and panics when a slice is shorter than the sizes demand.
 
 use rayon::prelude::*;
 
-pub use crate::attention::{KeyValues, attend};
 pub use crate::block::BlockWeights;
 pub use crate::linear::LinearShape;
 

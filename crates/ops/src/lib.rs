@@ -7,8 +7,9 @@
 //! - The tensor functions [`embedding`], [`blocks`] and [`cross_entropy`] make up a training step; [`token_log_probs`]
 //!   scores. They read a module's flat parameters and write gradients to [`GradientSlot`]s. Their memory comes from a
 //!   [`Workspace`] and goes back there. Products are f32, or bf16 with f32 sums ([`Precision`]).
-//! - [`kernel`] has the same computations on plain slices, without a graph, for incremental decoding.
+//! - [`PackedBlock`] runs a block on rows of many sequences, for serving. Keys and values lie in [`KvPages`].
 //! - [`PackedRows`] multiplies many blocks of rows by one matrix.
+//! - [`kernel`] has computations on plain slices, without a graph.
 //! - [`with_slice`] and [`update_in_place`] give access to a tensor's memory.
 //!
 //! The tensor functions take token ids and targets as [`TokenRows`] and [`TokenBatch`], whose ids are checked where they enter.

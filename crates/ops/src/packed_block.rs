@@ -1,4 +1,6 @@
 //! A transformer block for serving: weights packed once, rows of many sequences.
+//!
+//! A block is implemented three times, and the three must change together: see `block/forward.rs`.
 
 use rayon::prelude::*;
 

@@ -1,5 +1,6 @@
 //! Serving a run over HTTP.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
@@ -71,13 +72,19 @@ fn load(weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
     let prefix = PrefixRouter {
         prefix_tokens,
         route: Box::new(move |prefixes| {
-            let longest = prefixes.iter().map(|prefix| prefix.len()).max().unwrap_or(0);
-            let lengths: Vec<usize> = prefixes.iter().map(|prefix| prefix.len()).collect();
-            let padding = |prefix: &&[u32]| std::iter::repeat_n(0, longest - prefix.len());
-            let padded = prefixes.iter().flat_map(|prefix| prefix.iter().copied().chain(padding(prefix)));
-            let tokens = TokenRows::new(padded.collect::<Vec<u32>>(), prefixes.len(), vocabulary)?;
-            let routes = router.route(&tokens, &lengths)?;
-            Ok(routes.into_iter().map(|route| (route.path, route.distances)).collect())
+            // Prefixes of one length make a pass. Others would have to be padded.
+            let mut lengths: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+            for (number, prefix) in prefixes.iter().enumerate() {
+                lengths.entry(prefix.len()).or_default().push(number);
+            }
+            let mut found = BTreeMap::new();
+            for (length, numbers) in lengths {
+                let ids: Vec<u32> = numbers.iter().flat_map(|&number| prefixes[number]).copied().collect();
+                let tokens = TokenRows::new(ids, numbers.len(), vocabulary)?;
+                let routes = router.route(&tokens, &vec![length; numbers.len()])?;
+                found.extend(numbers.into_iter().zip(routes));
+            }
+            Ok(found.into_values().map(|route| (route.path, route.distances)).collect())
         }),
     };
     let load = move |path| weights.served_path(path).map_err(BoxError::from);

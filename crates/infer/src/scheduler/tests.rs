@@ -102,7 +102,10 @@ fn work_that_takes_longer_than_the_deadline_is_refused_at_once() {
     }
     // 17 prompts of 8 tokens and one more token each, at 80 rows a second.
     let refused = scheduler.admit(vec![arrival(0, vec![1; 8], 1)], Duration::from_secs(1)).unwrap_err();
-    assert!(matches!(refused, EngineError::Overloaded { unit: "seconds of work", waiting: 1, .. }), "{refused}");
+    assert!(
+        matches!(refused, EngineError::Overloaded { unit: "seconds of work", waiting: 1, .. }),
+        "{refused}"
+    );
     assert!(scheduler.admit(vec![arrival(0, vec![1; 8], 1)], Duration::from_secs(3)).is_ok());
 }
 

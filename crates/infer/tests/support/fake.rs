@@ -4,8 +4,8 @@
 use std::sync::{Arc, Condvar, Mutex};
 
 use dipaco_infer::{
-    BoxError, Executor, KvType, PathVersion, Positions, Route, RoutedModel, SequenceRows, TextCodec, TextStream,
-    TokenizerInfo,
+    BoxError, Executor, KvType, PathVersion, Positions, Route, RoutedModel, SequenceRows, TextCodec,
+    TextStream, TokenizerInfo,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 
@@ -140,7 +140,9 @@ impl FakeSteps<'_> {
         for (position, &token) in (start..).zip(tokens) {
             self.pages[pages[position / 16] as usize][position % 16] = token;
         }
-        assert!((0..start).all(|position| self.pages[pages[position / 16] as usize][position % 16] != u32::MAX));
+        assert!(
+            (0..start).all(|position| self.pages[pages[position / 16] as usize][position % 16] != u32::MAX)
+        );
         let from = tokens.len() - positions.count(tokens.len());
         let rows: Vec<f32> =
             (from..tokens.len()).flat_map(|i| logits(tokens[i], start + i, path.0)).collect();
