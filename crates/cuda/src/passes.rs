@@ -1,7 +1,7 @@
 //! The forward and the backward pass through the blocks.
 //!
 //! One block is written down three times: in `dipaco-ops` (`block/forward.rs` and `block/backward.rs`) for training on
-//! the CPU, in `dipaco-model` (`decode.rs`) for decoding with a KV cache, and here for training on a GPU. Change all
+//! the CPU and in its `packed_block.rs` for serving, and here for training on a GPU. Change all
 //! three together; the tests of this package and of `dipaco-model` compare their results.
 
 use dipaco_model::Dtype;

@@ -1,56 +1,112 @@
-//! The engine: slots that run sequences.
+//! The engine: admission, and the threads that route sequences and run steps.
 
 use std::any::Any;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use dipaco_model::PAGE_TOKENS;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::job::{Job, Surroundings, held, most_events};
-use crate::queue::{Queue, QueueLimits};
+use crate::job::{Job, most_events, outcome};
+use crate::routes::{self, Unrouted};
+use crate::runner;
+use crate::scheduler::{Arrival, Limits, Scheduler, SequenceId};
 use crate::{
-    EngineError, Event, GenerateRequest, Load, Observer, Outcome, Route, RoutedModel, SequenceEvent,
-    TextCodec,
+    EngineError, Event, Finished, GenerateRequest, KvType, Observer, Outcome, PathVersion, Route,
+    RoutedModel, SequenceEvent, TextCodec,
 };
 
 /// Limits of the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Number of sequences that run at a time, each on its own thread; 0 takes the number of cores.
+    /// Number of sequences that run at a time; 0 takes [`EngineConfig::SLOTS`].
     pub slots: usize,
-    /// Number of sequences that may wait for a slot.
+    /// Number of sequences that may wait for their turn.
     pub queued_requests: usize,
-    /// Number of prompt tokens that may wait for a slot.
+    /// Number of prompt tokens that may wait for their turn.
     pub queued_tokens: usize,
+    /// Number of tokens of a step, at least `slots`. More tokens read prompts with less work in all, fewer let the others
+    /// wait less while a prompt is read.
+    pub step_tokens: usize,
+    /// Memory of keys and values in bytes, at least that of one sequence; 0 takes the memory of all slots, at most
+    /// [`EngineConfig::KV_BYTES`].
+    pub kv_bytes: usize,
+    /// Type of keys and values. bf16 takes half the memory and rounds.
+    pub kv_type: KvType,
+    /// Number of threads; 0 takes the number of cores.
+    pub threads: usize,
+}
+
+impl EngineConfig {
+    /// Sequences that run at a time by default.
+    pub const SLOTS: usize = 32;
+    /// Largest memory of keys and values by default, in bytes.
+    pub const KV_BYTES: usize = 2 << 30;
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { slots: 0, queued_requests: 1024, queued_tokens: 1 << 20 }
+        Self {
+            slots: 0,
+            queued_requests: 1024,
+            queued_tokens: 1 << 20,
+            step_tokens: 64,
+            kv_bytes: 0,
+            kv_type: KvType::F32,
+            threads: 0,
+        }
     }
 }
 
-/// Runs sequences on paths. Dropping it cancels all sequences and waits for the current step of each slot.
+/// Load of the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Number of sequences that wait for their turn.
+    pub waiting: usize,
+    /// Number of prompt tokens of the waiting sequences.
+    pub waiting_tokens: usize,
+    /// Number of sequences that run.
+    pub running: usize,
+}
+
+/// Runs sequences on paths. Dropping it cancels all sequences and waits for the current step.
 pub struct Engine {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     slots: usize,
 }
 
-struct Shared {
-    model: Arc<dyn RoutedModel>,
-    codec: Arc<dyn TextCodec>,
-    observer: Arc<dyn Observer>,
-    queue: Queue<Job>,
-    abort: CancellationToken,
+/// What callers and the engine's threads share.
+pub(crate) struct Shared {
+    pub(crate) model: Arc<dyn RoutedModel>,
+    pub(crate) codec: Arc<dyn TextCodec>,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) abort: CancellationToken,
+    pub(crate) load: watch::Sender<Load>,
+    state: Mutex<State>,
+    /// The state changed.
+    change: Condvar,
+}
+
+pub(crate) struct State {
+    pub(crate) scheduler: Scheduler,
+    /// Sequences that have not left the queue.
+    pub(crate) waiting: BTreeMap<SequenceId, Job>,
+    pub(crate) unrouted: VecDeque<Unrouted>,
+    /// Running sequences whose callers went away, with the reason.
+    pub(crate) cancelled: Vec<(SequenceId, Outcome)>,
+    /// A number for the modules of each path.
+    pub(crate) versions: BTreeMap<PathVersion, u32>,
+    submissions: u64,
+    closed: bool,
 }
 
 impl Engine {
-    /// Starts the slots.
+    /// Starts the threads and reserves the memory of keys and values.
     ///
     /// # Errors
     /// When the operating system refuses a thread.
@@ -60,20 +116,54 @@ impl Engine {
         observer: Arc<dyn Observer>,
         config: &EngineConfig,
     ) -> std::io::Result<Self> {
-        let slots = match config.slots {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
-            slots => slots,
+        let slots = if config.slots == 0 { EngineConfig::SLOTS } else { config.slots };
+        let pages = pages(model.as_ref(), slots, config);
+        let scheduler = Scheduler::new(Limits {
+            sequences: slots,
+            step_tokens: config.step_tokens,
+            queued_sequences: config.queued_requests,
+            queued_tokens: config.queued_tokens,
+            pages,
+        });
+        let state = State {
+            scheduler,
+            waiting: BTreeMap::new(),
+            unrouted: VecDeque::new(),
+            cancelled: Vec::new(),
+            versions: BTreeMap::new(),
+            submissions: 0,
+            closed: false,
         };
-        let queue =
-            Queue::new(QueueLimits { requests: config.queued_requests, tokens: config.queued_tokens, slots });
-        let shared = Arc::new(Shared { model, codec, observer, queue, abort: CancellationToken::new() });
-        let mut engine = Self { shared, threads: Vec::with_capacity(slots), slots };
-        for number in 0..slots {
-            let shared = Arc::clone(&engine.shared);
-            let thread = std::thread::Builder::new().name(format!("dipaco-slot-{number}"));
-            engine.threads.push(thread.spawn(move || shared.serve_slot())?);
-        }
+        let shared = Arc::new(Shared {
+            model,
+            codec,
+            observer,
+            abort: CancellationToken::new(),
+            load: watch::Sender::new(Load::default()),
+            state: Mutex::new(state),
+            change: Condvar::new(),
+        });
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(config.threads)
+            .thread_name(|number| format!("dipaco-step-{number}"))
+            .build()
+            .map_err(std::io::Error::other)?;
+        let mut engine = Self { shared, threads: Vec::with_capacity(2), slots };
+        let (shared, kv) = (Arc::clone(&engine.shared), config.kv_type);
+        engine.spawn("dipaco-engine", move || {
+            // Should the thread end by a bug, callers learn of it now and not at their deadlines.
+            let _end = shared.abort.clone().drop_guard();
+            let model = Arc::clone(&shared.model);
+            runner::run(&shared, &pool, model.executor(pages, kv).as_mut());
+        })?;
+        let shared = Arc::clone(&engine.shared);
+        engine.spawn("dipaco-router", move || routes::run(&shared))?;
         Ok(engine)
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+        self.threads.push(std::thread::Builder::new().name(name.to_owned()).spawn(run)?);
+        Ok(())
     }
 
     /// The model behind the engine.
@@ -97,30 +187,46 @@ impl Engine {
     /// Admits all of these sequences, or none of them. `deadline` is the time from now to the last token of all of them.
     ///
     /// # Errors
-    /// When a request is invalid, the queue is full, or the engine is shutting down.
+    /// When a request is invalid, the queue is full or too long for the deadline, or the engine is shutting down.
     pub fn submit(
         &self,
         requests: Vec<GenerateRequest>,
         deadline: Duration,
     ) -> Result<Submission, EngineError> {
-        let Shared { model, queue, .. } = self.shared.as_ref();
+        let Shared { model, .. } = self.shared.as_ref();
         let (context, vocab_size, paths) = (model.context(), model.vocab_size(), model.topology().paths());
         for request in &requests {
             request.check(context, vocab_size, paths)?;
         }
         let (arrived, unfinished) = (Instant::now(), requests.len());
-        let failed = Arc::new(AtomicBool::new(false));
         let (events, receiver) = mpsc::channel(requests.iter().map(most_events).sum::<usize>().max(1));
-        let jobs = requests.into_iter().enumerate().map(|(sequence, request)| Job {
-            request,
-            sequence,
-            events: events.clone(),
-            failed: Arc::clone(&failed),
-            arrived,
-            deadline,
+        let arrivals = requests.iter().map(|request| Arrival {
+            client: request.client,
+            prompt: Arc::clone(&request.prompt),
+            max_tokens: request.max_tokens,
+            reads_cache: !request.score_prompt,
         });
-        queue.push(jobs.collect())?;
-        Ok(Submission { events: receiver, arrived, deadline, unfinished, shared: Arc::clone(&self.shared) })
+        let arrivals = arrivals.collect();
+        let most = model.prefix_tokens();
+        let mut state = self.shared.lock();
+        if state.closed {
+            return Err(EngineError::ShuttingDown);
+        }
+        let sequences = state.scheduler.admit(arrivals, deadline)?;
+        state.submissions += 1;
+        let submission = state.submissions;
+        for (sequence, (request, &id)) in requests.into_iter().zip(&sequences).enumerate() {
+            let prefix = &request.prompt[..request.prompt.len().min(most)];
+            let prefix = request.path.is_none().then(|| prefix.into());
+            state.unrouted.push_back(Unrouted { id, prefix, pinned: request.path });
+            let (events, path, routing) = (events.clone(), None, None);
+            let job = Job { request, sequence, submission, events, arrived, deadline, path, routing };
+            state.waiting.insert(id, job);
+        }
+        self.shared.changed(&state);
+        drop(state);
+        let shared = Arc::clone(&self.shared);
+        Ok(Submission { events: receiver, arrived, deadline, unfinished, sequences, shared })
     }
 
     /// Routes tokens without generating text. Runs the model on the calling thread, so call it where blocking is allowed.
@@ -135,31 +241,51 @@ impl Engine {
             model.vocab_size(),
             model.topology().paths(),
         )?;
-        model.route(prefix).map_err(|source| EngineError::Model { action: "routing the text".into(), source })
+        let failed = |source| EngineError::Model { action: "routing the text".into(), source };
+        let routes = model.route(&[prefix]).map_err(failed)?;
+        routes.into_iter().next().ok_or_else(|| failed("the model returned no route".into()))
     }
 
     /// The current load of the engine.
     #[must_use]
     pub fn load(&self) -> Load {
-        *self.shared.queue.load().borrow()
+        *self.shared.load.borrow()
     }
 
     /// The load of the engine, for waiting on its changes.
     #[must_use]
     pub fn watch_load(&self) -> watch::Receiver<Load> {
-        self.shared.queue.load()
+        self.shared.load.subscribe()
     }
 
     /// Refuses new sequences from now on. Admitted sequences go on.
     pub fn close(&self) {
-        self.shared.queue.close();
+        self.shared.lock().closed = true;
     }
 
     /// Refuses new sequences and ends the admitted ones with [`EngineError::ShuttingDown`], within one step of the model.
     pub fn abort(&self) {
         self.close();
         self.shared.abort.cancel();
+        let mut state = self.shared.lock();
+        let waiting: Vec<SequenceId> = state.waiting.keys().copied().collect();
+        for id in waiting {
+            self.shared.end_waiting(state, id, Outcome::ShuttingDown, Some(Err(EngineError::ShuttingDown)));
+            state = self.shared.lock();
+        }
+        self.shared.changed(&state);
     }
+}
+
+/// Pages of the pool.
+fn pages(model: &dyn RoutedModel, slots: usize, config: &EngineConfig) -> usize {
+    let sequence = model.context().div_ceil(PAGE_TOKENS);
+    let page = model.page_bytes(config.kv_type).max(1);
+    let wanted = match config.kv_bytes {
+        0 => slots.saturating_mul(sequence).min(EngineConfig::KV_BYTES / page),
+        bytes => bytes / page,
+    };
+    wanted.max(sequence)
 }
 
 impl Drop for Engine {
@@ -167,40 +293,67 @@ impl Drop for Engine {
         self.abort();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                tracing::error!("the thread of a slot panicked outside of a request");
+                tracing::error!("a thread of the engine panicked outside of a request");
             }
         }
     }
 }
 
 impl Shared {
-    fn serve_slot(&self) {
-        let around = Surroundings {
-            model: self.model.as_ref(),
-            codec: self.codec.as_ref(),
-            observer: self.observer.as_ref(),
-            abort: &self.abort,
-        };
-        while let Some(job) = self.queue.pop() {
-            let mut summary = job.summary(Outcome::Error);
-            // A panic in one request must not take the slot away from all other requests.
-            let result = catch_unwind(AssertUnwindSafe(|| job.run(&around, &mut summary)));
-            let last = result.unwrap_or_else(|panic| {
-                summary.outcome = Outcome::Error;
-                let message = message(panic.as_ref());
-                tracing::error!(%message, "a request panicked");
-                Some(Err(EngineError::Panicked { message }))
-            });
-            summary.total = job.arrived.elapsed();
-            self.observer.finished(&summary);
-            self.queue.done(held(&summary));
-            if let Some(last) = last {
-                // Sent after the counts are updated, so that a caller with its answer also finds the request in the counts.
-                // Sending fails only when the caller is gone.
-                let _ = job.send(last.map(Event::Finished));
-            }
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // No code under the lock can panic halfway through a change, so the state behind a poisoned lock is whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a change of the state.
+    pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.change.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells watchers and threads that the state changed.
+    pub(crate) fn changed(&self, state: &State) {
+        self.load.send_replace(state.scheduler.load());
+        self.change.notify_all();
+    }
+
+    /// Ends a sequence that has not left the queue. A failure ends the other sequences of its submission.
+    pub(crate) fn end_waiting(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        id: SequenceId,
+        outcome: Outcome,
+        end: Option<Result<Finished, EngineError>>,
+    ) {
+        let Some(job) = state.waiting.remove(&id) else { return };
+        state.scheduler.remove(id);
+        self.observer.finished(&job.summary(outcome));
+        if let Some(Err(_)) = end {
+            self.abandon_waiting(&mut state, job.submission);
+        }
+        self.changed(&state);
+        drop(state);
+        if let Some(end) = end {
+            // Sending fails only when the caller is gone.
+            let _ = job.send(end.map(Event::Finished));
         }
     }
+
+    /// Ends the sequences of a submission that have not left the queue, after another one failed.
+    pub(crate) fn abandon_waiting(&self, state: &mut State, submission: u64) {
+        for (id, job) in state.waiting.extract_if(.., |_, job| job.submission == submission) {
+            state.scheduler.remove(id);
+            self.observer.finished(&job.summary(Outcome::Abort));
+        }
+    }
+}
+
+/// Runs `f`, and turns its panic into an error: a panic in one request must not end the others.
+pub(crate) fn guarded<R>(f: impl FnOnce() -> Result<R, EngineError>) -> Result<R, EngineError> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        let message = message(panic.as_ref());
+        tracing::error!(%message, "a request panicked");
+        Err(EngineError::Panicked { message })
+    })
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {
@@ -215,6 +368,7 @@ pub struct Submission {
     deadline: Duration,
     /// Number of sequences without their last event.
     unfinished: usize,
+    sequences: Vec<SequenceId>,
     shared: Arc<Shared>,
 }
 
@@ -222,7 +376,7 @@ impl Submission {
     /// Waits for the next event of any sequence. Returns `None` after the last event of the last sequence.
     ///
     /// The first failure ends all sequences, so a submission is never answered in part. A sequence that is still in the
-    /// queue at the deadline fails then, not when it gets a slot. Dropping the returned future loses no event.
+    /// queue at the deadline fails then, not at its turn. Dropping the returned future loses no event.
     ///
     /// # Errors
     /// The failure of a sequence, the deadline, or the shutdown of the engine.
@@ -247,28 +401,37 @@ impl Submission {
         match &received {
             Ok(SequenceEvent { event: Event::Finished(_), .. }) => self.unfinished -= 1,
             Ok(_) => {}
-            Err(_) => self.cancel(),
+            // Only the deadline and the shutdown are the caller's news to the engine.
+            Err(error) => self.cancel(match outcome(error) {
+                Outcome::Error => Outcome::Abort,
+                outcome => outcome,
+            }),
         }
         received.map(Some)
     }
 
     /// Ends the sequences that run, and takes the waiting ones out of the queue.
-    fn cancel(&mut self) {
+    fn cancel(&mut self, outcome: Outcome) {
         self.unfinished = 0;
-        self.events.close();
-        // A waiting sequence frees its place in the queue now, not when a slot would take it.
-        for job in self.shared.queue.remove_abandoned() {
-            let late = job.arrived.elapsed() >= job.deadline;
-            let outcome = if late { Outcome::Deadline } else { Outcome::Abort };
-            self.shared.observer.finished(&job.summary(outcome));
+        let mut state = self.shared.lock();
+        for &id in &self.sequences {
+            // A waiting sequence frees its place in the queue now, not at its turn.
+            if let Some(job) = state.waiting.remove(&id) {
+                state.scheduler.remove(id);
+                self.shared.observer.finished(&job.summary(outcome));
+            } else {
+                state.cancelled.push((id, outcome));
+            }
         }
+        self.events.close();
+        self.shared.changed(&state);
     }
 }
 
 impl Drop for Submission {
     fn drop(&mut self) {
         if self.unfinished > 0 {
-            self.cancel();
+            self.cancel(Outcome::Abort);
         }
     }
 }

@@ -12,28 +12,26 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// The queue is full for now.
+    /// The queue is full for now, or its work takes longer than the request's deadline.
     #[error("the queue is full ({waiting} of at most {limit} {unit} are waiting): try again in {} s", retry_after.as_secs())]
     Overloaded {
         /// Number of waiting units.
         waiting: usize,
         /// Largest number of waiting units.
         limit: usize,
-        /// The counted unit: sequences or prompt tokens.
+        /// The counted unit: sequences, prompt tokens or seconds of work.
         unit: &'static str,
         /// Time after which to try again, estimated from recent requests.
         retry_after: Duration,
     },
-    /// A request that does not fit into an empty queue.
-    #[error(
-        "the request holds {given} {unit}, more than the queue's limit of {limit}: send it in smaller parts"
-    )]
+    /// A request that does not fit into an empty queue or the memory of keys and values.
+    #[error("the request holds {given} {unit}, more than the limit of {limit}: send it in smaller parts")]
     TooLarge {
         /// Number of units in the request.
         given: usize,
         /// Number of units that the queue can hold.
         limit: usize,
-        /// The counted unit: sequences or prompt tokens.
+        /// The counted unit: sequences, prompt tokens or cache pages.
         unit: &'static str,
     },
     /// A prompt without a token.
@@ -116,10 +114,28 @@ pub enum EngineError {
         #[source]
         source: BoxError,
     },
-    /// The request panicked, which is a bug. The slot goes on with other requests.
+    /// The request panicked, which is a bug. The engine goes on with other requests.
     #[error("the request panicked, which is a bug: {message}")]
     Panicked {
         /// Message of the panic.
         message: String,
     },
+}
+
+impl EngineError {
+    /// The same failure for another sequence. Its causes become text.
+    pub(crate) fn again(&self) -> Self {
+        let mut causes = String::new();
+        let mut cause = std::error::Error::source(self);
+        while let Some(next) = cause {
+            causes.push_str(if causes.is_empty() { "" } else { ": " });
+            causes.push_str(&next.to_string());
+            cause = next.source();
+        }
+        match self {
+            Self::Model { action, .. } => Self::Model { action: action.clone(), source: causes.into() },
+            Self::Panicked { message } => Self::Panicked { message: message.clone() },
+            other => Self::Model { action: other.to_string(), source: causes.into() },
+        }
+    }
 }

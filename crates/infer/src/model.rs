@@ -1,8 +1,9 @@
 //! The interface between the engine and a model.
 
+use dipaco_model::Positions;
 use dipaco_topology::{PathId, Topology};
 
-use crate::BoxError;
+use crate::{BoxError, KvType};
 
 /// Decision of the router for an input.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +15,11 @@ pub struct Route {
     /// Number of tokens of the input that the router read.
     pub prefix_tokens: usize,
 }
+
+/// The versions of a path's modules: a hash of their contents. Keys and values of equal tokens under equal versions are
+/// equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PathVersion(pub [u8; 32]);
 
 /// The paths of a model and their router.
 pub trait RoutedModel: Send + Sync {
@@ -29,25 +35,47 @@ pub trait RoutedModel: Send + Sync {
     /// Largest number of tokens of an input that the router reads.
     fn prefix_tokens(&self) -> usize;
 
-    /// Picks the path of an input from its first tokens. `prefix` has 1 to [`prefix_tokens`](Self::prefix_tokens) tokens.
+    /// Picks the path of each input from its first tokens, 1 to [`prefix_tokens`](Self::prefix_tokens) of them. A route does
+    /// not depend on the other inputs.
     ///
     /// # Errors
     /// When the features can't be computed.
-    fn route(&self, prefix: &[u32]) -> Result<Route, BoxError>;
+    fn route(&self, prefixes: &[&[u32]]) -> Result<Vec<Route>, BoxError>;
 
-    /// Begins a sequence on a path, with an empty KV cache.
+    /// Makes a path ready to run, and returns the versions of its modules.
     ///
     /// # Errors
     /// When the path does not exist or its modules can't be loaded.
-    fn begin(&self, path: PathId) -> Result<Box<dyn Sequence>, BoxError>;
+    fn prepare(&self, path: PathId) -> Result<PathVersion, BoxError>;
+
+    /// Returns the memory of a page of keys and values in bytes.
+    fn page_bytes(&self, kv: KvType) -> usize;
+
+    /// Reserves `pages` pages of keys and values, and returns what runs steps with them.
+    fn executor(&self, pages: usize, kv: KvType) -> Box<dyn Executor + '_>;
 }
 
-/// One sequence on one path, with its KV cache.
-pub trait Sequence: Send {
-    /// Appends T tokens and returns logits in f32: (T, V) row-major if `all_positions` is set, else (V) of the last
-    /// position.
+/// Runs steps on a model, with its pages of keys and values.
+pub trait Executor: Send {
+    /// Appends the tokens of each sequence and returns, for each, the logits (positions, V) that it asks for. A sequence's
+    /// logits have the same bits whatever other sequences the step has. Rows may be repeated with the same result.
     ///
     /// # Errors
-    /// When the context is exceeded or the device fails.
-    fn feed(&mut self, tokens: &[u32], all_positions: bool) -> Result<Vec<f32>, BoxError>;
+    /// When a sequence can't run. The rows of the others may have run.
+    fn step(&mut self, rows: &[SequenceRows<'_>]) -> Result<Vec<Vec<f32>>, BoxError>;
+}
+
+/// The rows of one sequence in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct SequenceRows<'a> {
+    /// The path, which was prepared.
+    pub path: PathId,
+    /// The tokens to append.
+    pub tokens: &'a [u32],
+    /// Number of tokens before them.
+    pub start: usize,
+    /// Numbers of the sequence's pages, in the order of its tokens.
+    pub pages: &'a [u32],
+    /// The positions whose logits are wanted.
+    pub logits: Positions,
 }

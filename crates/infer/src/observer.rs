@@ -30,6 +30,8 @@ pub struct RequestSummary {
     pub outcome: Outcome,
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Number of tokens of the prompt whose keys and values came from the prefix cache.
+    pub cached_tokens: usize,
     /// Number of generated tokens.
     pub generated_tokens: usize,
     /// Largest number of tokens that the request allowed.
@@ -46,7 +48,7 @@ pub struct RequestSummary {
     pub total: Duration,
 }
 
-/// Counts requests and tokens. The engine calls it from the threads of its slots, so implementations must be fast.
+/// Counts requests and tokens. The engine calls it from its threads, so implementations must be fast.
 pub trait Observer: Send + Sync {
     /// Called for each token but the first of a sequence, with the time since the token before.
     fn token(&self, interval: Duration);

@@ -108,6 +108,8 @@ pub struct GenerateRequest {
     pub log_probs: Option<usize>,
     /// Scores the tokens of the prompt too. Needs `log_probs`.
     pub score_prompt: bool,
+    /// Number of the client. Clients get equal shares of a busy engine.
+    pub client: u64,
 }
 
 impl GenerateRequest {
@@ -126,6 +128,7 @@ impl GenerateRequest {
             ignore_eos: false,
             log_probs: None,
             score_prompt: false,
+            client: 0,
         }
     }
 

@@ -1,16 +1,25 @@
 //! The paths of a run and their router as a model.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dipaco_model::{KvCache, ModelConfig, ModelError, Path};
+use dipaco_model::{KvPages, ModelConfig, ModelError, PackedModule, StepSequence, Stepper};
 use dipaco_topology::{PathId, Topology};
 use thiserror::Error;
 
-use crate::{BoxError, Route, RoutedModel, Sequence};
+use crate::{BoxError, Executor, KvType, PathVersion, Route, RoutedModel, SequenceRows};
+
+/// A path that is ready to run.
+#[derive(Clone, Debug)]
+pub struct ServedPath {
+    /// One module for each level. Paths share modules.
+    pub modules: Vec<Arc<PackedModule>>,
+    /// The versions of the modules.
+    pub version: PathVersion,
+}
 
 /// Loads a path, composed of modules that it shares with other paths. May be called from several threads, and again for a
 /// path that failed to load before.
-pub type LoadPath = Box<dyn Fn(PathId) -> Result<Path, BoxError> + Send + Sync>;
+pub type LoadPath = Box<dyn Fn(PathId) -> Result<ServedPath, BoxError> + Send + Sync>;
 
 /// Errors of a run's model.
 #[derive(Debug, Error)]
@@ -29,6 +38,14 @@ pub enum RunModelError {
         path: PathId,
         /// P.
         paths: u32,
+    },
+    /// A router that gave too few or too many routes.
+    #[error("the router gave {given} routes for {asked} inputs: it and the engine disagree")]
+    Routes {
+        /// Number of routes.
+        given: usize,
+        /// Number of inputs.
+        asked: usize,
     },
     /// A path could not be loaded.
     #[error("path {path} can't be loaded")]
@@ -52,25 +69,26 @@ pub enum RunModelError {
     Model(#[from] ModelError),
 }
 
-/// Picks the path for the first tokens of an input, and returns it with the distance to every path (P).
-pub type RoutePrefix = Box<dyn Fn(&[u32]) -> Result<(PathId, Vec<f32>), BoxError> + Send + Sync>;
+/// Picks the path for the first tokens of each input, and returns it with the distance to every path (P).
+pub type RoutePrefixes = Box<dyn Fn(&[&[u32]]) -> Result<Vec<(PathId, Vec<f32>)>, BoxError> + Send + Sync>;
 
 /// Picks a path from the first tokens of an input (arXiv:2403.10616 §2.4).
 pub struct PrefixRouter {
     /// Largest number of tokens that the router reads.
     pub prefix_tokens: usize,
-    /// The routing rule.
-    pub route: RoutePrefix,
+    /// The routing rule. An input's path does not depend on the other inputs.
+    pub route: RoutePrefixes,
 }
 
 /// The paths of a run and their router.
 pub struct RunModel {
     config: ModelConfig,
     topology: Topology,
+    stepper: Stepper,
     router: Option<PrefixRouter>,
     load: LoadPath,
     /// A path's lock is held while the path is loaded, so that it is loaded once.
-    paths: Vec<Mutex<Option<Path>>>,
+    paths: Vec<Mutex<Option<ServedPath>>>,
 }
 
 impl RunModel {
@@ -84,12 +102,12 @@ impl RunModel {
         router: Option<PrefixRouter>,
         load: LoadPath,
     ) -> Result<Self, RunModelError> {
-        config.check_topology(&topology)?;
+        let stepper = Stepper::new(&config, &topology)?;
         if router.is_none() && topology.paths() > 1 {
             return Err(RunModelError::NoRouter { paths: topology.paths() });
         }
         let paths = topology.path_ids().map(|_| Mutex::default()).collect();
-        Ok(Self { config, topology, router, load, paths })
+        Ok(Self { config, topology, stepper, router, load, paths })
     }
 
     /// Loads every path now, so that no request waits for a path and damaged files are found at the start.
@@ -104,7 +122,7 @@ impl RunModel {
     ///
     /// # Errors
     /// When the path does not exist or can't be loaded.
-    pub fn path(&self, id: PathId) -> Result<Path, RunModelError> {
+    pub fn path(&self, id: PathId) -> Result<ServedPath, RunModelError> {
         let paths = self.topology.paths();
         let slot = self.paths.get(id.index()).ok_or(RunModelError::NoPath { path: id, paths })?;
         let mut slot = lock(slot);
@@ -140,32 +158,54 @@ impl RoutedModel for RunModel {
         self.router.as_ref().map_or(1, |router| router.prefix_tokens.clamp(1, self.config.context))
     }
 
-    fn route(&self, prefix: &[u32]) -> Result<Route, BoxError> {
+    fn route(&self, prefixes: &[&[u32]]) -> Result<Vec<Route>, BoxError> {
         let Some(router) = &self.router else {
-            return Ok(Route { path: PathId(0), distances: Vec::new(), prefix_tokens: 0 });
+            let only = Route { path: PathId(0), distances: Vec::new(), prefix_tokens: 0 };
+            return Ok(vec![only; prefixes.len()]);
         };
-        let (path, distances) = (router.route)(prefix)?;
-        let paths = self.topology.paths();
-        if path.0 >= paths {
-            return Err(RunModelError::WrongRouter { path, paths }.into());
+        let routes = (router.route)(prefixes)?;
+        let (given, asked, paths) = (routes.len(), prefixes.len(), self.topology.paths());
+        if given != asked {
+            return Err(RunModelError::Routes { given, asked }.into());
         }
-        Ok(Route { path, distances, prefix_tokens: prefix.len() })
+        let route = |((path, distances), prefix): ((PathId, Vec<f32>), &&[u32])| {
+            if path.0 >= paths {
+                return Err(RunModelError::WrongRouter { path, paths }.into());
+            }
+            Ok(Route { path, distances, prefix_tokens: prefix.len() })
+        };
+        routes.into_iter().zip(prefixes).map(route).collect()
     }
 
-    fn begin(&self, path: PathId) -> Result<Box<dyn Sequence>, BoxError> {
-        let path = self.path(path)?;
-        let cache = path.new_cache();
-        Ok(Box::new(Decoding { path, cache }))
+    fn prepare(&self, path: PathId) -> Result<PathVersion, BoxError> {
+        Ok(self.path(path)?.version)
+    }
+
+    fn page_bytes(&self, kv: KvType) -> usize {
+        self.stepper.page_bytes(kv)
+    }
+
+    fn executor(&self, pages: usize, kv: KvType) -> Box<dyn Executor + '_> {
+        Box::new(Steps { model: self, pages: self.stepper.pages(pages, kv) })
     }
 }
 
-struct Decoding {
-    path: Path,
-    cache: KvCache,
+struct Steps<'a> {
+    model: &'a RunModel,
+    pages: KvPages,
 }
 
-impl Sequence for Decoding {
-    fn feed(&mut self, tokens: &[u32], all_positions: bool) -> Result<Vec<f32>, BoxError> {
-        Ok(self.path.decode(tokens, &mut self.cache, all_positions)?)
+impl Executor for Steps<'_> {
+    fn step(&mut self, rows: &[SequenceRows<'_>]) -> Result<Vec<Vec<f32>>, BoxError> {
+        let paths = rows.iter().map(|rows| self.model.path(rows.path)).collect::<Result<Vec<_>, _>>()?;
+        let batch: Vec<StepSequence<'_>> = rows
+            .iter()
+            .zip(&paths)
+            .map(|(rows, path)| {
+                let SequenceRows { tokens, start, pages, logits, .. } = *rows;
+                StepSequence { modules: &path.modules, tokens, start, pages, logits }
+            })
+            .collect();
+        Ok(self.model.stepper.step(&batch, &mut self.pages)?)
     }
 }

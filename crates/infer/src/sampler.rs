@@ -1,7 +1,9 @@
 //! Choosing the next token.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
+use dipaco_model::exp_scaled;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -18,6 +20,8 @@ pub struct TokenSampler {
     adjusted: Vec<f32>,
     /// The tokens that can still be drawn with their weights, in memory that all tokens share.
     weights: Vec<(u32, f64)>,
+    /// The weights of all tokens (V), in memory that all tokens share.
+    all: Vec<f32>,
 }
 
 impl TokenSampler {
@@ -28,8 +32,8 @@ impl TokenSampler {
         rng.set_stream(sampling.choice);
         let repeats = sampling.repetition_penalty != 1.0;
         let prompt = prompt.iter().copied().filter(|_| repeats).collect();
-        let (generated, adjusted, weights) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Self { sampling, rng, prompt, generated, adjusted, weights }
+        let (generated, adjusted, weights, all) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { sampling, rng, prompt, generated, adjusted, weights, all }
     }
 
     /// Chooses a token from logits (V). A `banned` token is chosen only if no other token is left.
@@ -54,7 +58,7 @@ impl TokenSampler {
         }
         let likeliest =
             (0u32..).zip(&self.adjusted).reduce(|best, next| if next.1 > best.1 { next } else { best })?;
-        let (mut token, max) = (likeliest.0, f64::from(*likeliest.1));
+        let (mut token, max) = (likeliest.0, *likeliest.1);
         if self.sampling.temperature > 0.0 {
             let draw: f64 = self.rng.random();
             token = self.draw(max, draw).unwrap_or(token);
@@ -90,32 +94,24 @@ impl TokenSampler {
 
     /// Draws from the tokens that `min_p`, `top_k` and `top_p` leave, with a uniform number `draw` in [0, 1). `max` is the
     /// largest adjusted logit.
-    fn draw(&mut self, max: f64, draw: f64) -> Option<u32> {
+    fn draw(&mut self, max: f32, draw: f64) -> Option<u32> {
         let SamplingParams { temperature, min_p, top_k, top_p, .. } = self.sampling;
-        let weight = |logit: f32| ((f64::from(logit) - max) / f64::from(temperature)).exp();
-        let Self { adjusted, weights, .. } = self;
+        let Self { adjusted, weights, all, .. } = self;
+        all.resize(adjusted.len(), 0.0);
+        exp_scaled(adjusted, max, temperature, all);
         weights.clear();
-        let all = (0u32..).zip(&*adjusted).map(|(id, &logit)| (id, weight(logit)));
-        weights.extend(all.filter(|&(_, w)| w > 0.0));
-        if min_p > 0.0 {
-            weights.retain(|&(_, w)| w >= f64::from(min_p));
-        }
-        let heavier = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        let possible = (0u32..).zip(&*all).zip(&*adjusted);
+        let possible =
+            possible.filter(|((_, weight), logit)| **weight >= min_p && **logit > f32::NEG_INFINITY);
+        weights.extend(possible.map(|((id, &weight), _)| (id, f64::from(weight))));
         if top_k > 0 && top_k < weights.len() {
             weights.select_nth_unstable_by(top_k, heavier);
             weights.truncate(top_k);
         }
-        if top_p < 1.0 || top_k > 0 {
-            weights.sort_unstable_by(heavier);
-        }
         if top_p < 1.0 {
-            let nucleus = f64::from(top_p) * weights.iter().map(|w| w.1).sum::<f64>();
-            let mut reached = 0.0;
-            let last = weights.iter().position(|&(_, w)| {
-                reached += w;
-                reached >= nucleus
-            });
-            weights.truncate(last.map_or(weights.len(), |last| last + 1));
+            keep_nucleus(weights, f64::from(top_p));
+        } else if top_k > 0 {
+            weights.sort_unstable_by(heavier);
         }
         let mut left = draw * weights.iter().map(|w| w.1).sum::<f64>();
         let drawn = weights.iter().find(|&&(_, w)| {
@@ -123,6 +119,35 @@ impl TokenSampler {
             left < 0.0
         });
         drawn.or(weights.last()).map(|&(id, _)| id)
+    }
+}
+
+/// Heavier tokens first, lower ids first among equals.
+fn heavier(a: &(u32, f64), b: &(u32, f64)) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+/// Keeps the smallest set of heaviest tokens that has the fraction `top_p` of the weight, heaviest first. Usually these are
+/// few of many, so only a few are sorted.
+fn keep_nucleus(weights: &mut Vec<(u32, f64)>, top_p: f64) {
+    let nucleus = top_p * weights.iter().map(|w| w.1).sum::<f64>();
+    let mut sorted = 64;
+    loop {
+        let some = sorted.min(weights.len());
+        if some < weights.len() {
+            weights.select_nth_unstable_by(some, heavier);
+        }
+        weights[..some].sort_unstable_by(heavier);
+        let mut reached = 0.0;
+        let last = weights[..some].iter().position(|&(_, w)| {
+            reached += w;
+            reached >= nucleus
+        });
+        match last {
+            Some(last) => return weights.truncate(last + 1),
+            None if some == weights.len() => return,
+            None => sorted *= 8,
+        }
     }
 }
 
@@ -173,6 +198,27 @@ mod tests {
         assert_eq!(possible(SamplingParams { temperature: 1e-30, ..SamplingParams::default() }), [1]);
         let bias = BTreeMap::from([(1, -100.0), (3, -100.0), (0, 100.0)]);
         assert_eq!(possible(SamplingParams { logit_bias: bias, ..SamplingParams::default() }), [0]);
+    }
+
+    #[test]
+    fn a_nucleus_of_many_tokens_is_that_of_a_full_sort() {
+        // Weights that fall slowly, so that the nucleus is larger than the first sorted part.
+        let all: Vec<(u32, f64)> = (0..3000).map(|i| (i, 1.0 / f64::from(i * 7919 % 3000 + 100))).collect();
+        for top_p in [0.001, 0.3, 0.9, 0.999_999] {
+            let mut sorted = all.clone();
+            sorted.sort_unstable_by(heavier);
+            let total: f64 = all.iter().map(|w| w.1).sum();
+            let mut reached = 0.0;
+            let count = sorted.iter().take_while(|w| {
+                let before = reached < top_p * total;
+                reached += w.1;
+                before
+            });
+            let count = count.count();
+            let mut kept = all.clone();
+            keep_nucleus(&mut kept, top_p);
+            assert_eq!(kept, sorted[..count], "{top_p}");
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Log-probabilities of tokens.
 
+use dipaco_model::sum_exp;
+
 /// Lowest log-probability. Lower values are raised to it, because JSON has no infinity and clients add these numbers up.
 pub const LOWEST_LOG_PROB: f32 = -9999.0;
 
@@ -15,14 +17,18 @@ pub struct TokenScore {
     pub top: Vec<(u32, f32)>,
 }
 
-/// Scores a token and the `top` likeliest tokens under logits (V). The sum is taken in f64.
+/// Scores a token and the `top` likeliest tokens under logits (V). The exponentials and their sum are f32,
+/// the rest is f64.
 ///
 /// Returns `None` when the logits are not a distribution (a NaN, a +∞, or only -∞), or when the token is not below V.
 #[must_use]
 pub fn score(logits: &[f32], token: u32, top: usize) -> Option<TokenScore> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - f64::from(max)).exp()).sum();
-    let normaliser = f64::from(max) + sum.ln();
+    // Checked here: an exponential in f32 turns -∞ into a tiny number.
+    if !max.is_finite() {
+        return None;
+    }
+    let normaliser = f64::from(max) + f64::from(sum_exp(logits, max)).ln();
     if !normaliser.is_finite() {
         return None;
     }

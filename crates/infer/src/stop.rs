@@ -22,19 +22,27 @@ pub enum Stop {
 pub struct StopMatcher {
     stops: Vec<String>,
     held: String,
+    /// Number of bytes of the held text in which no stop text may end.
+    passed: usize,
 }
 
 impl StopMatcher {
     /// A matcher for these texts. Empty texts are ignored.
     #[must_use]
     pub fn new(stops: &[String]) -> Self {
-        Self { stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(), held: String::new() }
+        let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        Self { stops, held: String::new(), passed: 0 }
     }
 
     /// Takes the next piece of text.
     pub fn push(&mut self, text: &str) -> Stop {
         self.held.push_str(text);
-        let ends = |stop: &String| self.held.find(stop.as_str()).map(|start| (start + stop.len(), start));
+        let ends = |stop: &String| {
+            // A stop text from here on ends after the passed text.
+            let from = (self.passed + 1).saturating_sub(stop.len());
+            let from = self.held.ceil_char_boundary(from);
+            self.held[from..].find(stop.as_str()).map(|start| (from + start + stop.len(), from + start))
+        };
         let first = self
             .stops
             .iter()
@@ -46,9 +54,23 @@ impl StopMatcher {
             before.truncate(start);
             return Stop::Reached { before, stop };
         }
+        Stop::Continue(self.give())
+    }
+
+    /// Takes a piece of text in which no stop text ends. One that begins there may end in a later piece. Returns the text
+    /// that can't be part of a stop text.
+    pub fn pass(&mut self, text: &str) -> String {
+        self.held.push_str(text);
+        self.passed = self.held.len();
+        self.give()
+    }
+
+    /// Takes the text that can't be part of a stop text out of the held text.
+    fn give(&mut self) -> String {
         let safe = self.held.len() - self.possible_start();
         let rest = self.held.split_off(safe);
-        Stop::Continue(std::mem::replace(&mut self.held, rest))
+        self.passed = self.passed.saturating_sub(safe);
+        std::mem::replace(&mut self.held, rest)
     }
 
     /// Ends the stream and returns the text held back.
@@ -100,6 +122,18 @@ mod tests {
         assert_eq!(run(&["abcd", "bc"], &["abcd"]), ("a".into(), Some("bc".into())));
         assert_eq!(run(&["bc", "abc"], &["xabc"]), ("x".into(), Some("abc".into())));
         assert_eq!(run(&[""], &["text"]), ("text".into(), None));
+    }
+
+    #[test]
+    fn a_stop_text_that_begins_in_passed_text_may_end_after_it() {
+        let stops = ["ab".into(), "bcd".into()];
+        let mut matcher = StopMatcher::new(&stops);
+        assert_eq!(matcher.pass("xab"), "xa", "a stop text that ends there counts as text");
+        assert_eq!(matcher.push("c"), Stop::Continue(String::new()));
+        assert_eq!(matcher.push("d"), Stop::Reached { before: String::new(), stop: "bcd".into() });
+        let mut matcher = StopMatcher::new(&stops);
+        assert_eq!(matcher.pass("a"), "");
+        assert_eq!(matcher.push("b"), Stop::Reached { before: String::new(), stop: "ab".into() });
     }
 
     proptest! {

@@ -26,7 +26,13 @@ impl Observer for Seen {
 
 fn start(slots: usize, queued: usize) -> (Engine, Arc<Fake>, Arc<Seen>) {
     let (model, seen) = (Fake::new(400), Arc::new(Seen::default()));
-    let config = EngineConfig { slots, queued_requests: queued, queued_tokens: 10_000 };
+    let config = EngineConfig {
+        slots,
+        queued_requests: queued,
+        queued_tokens: 10_000,
+        kv_bytes: 64 << 20,
+        ..EngineConfig::default()
+    };
     let engine = Engine::start(model.clone(), Arc::new(Bytes), seen.clone(), &config).unwrap();
     (engine, model, seen)
 }
@@ -115,6 +121,12 @@ async fn stops_are_left_out_or_kept_as_asked() {
     let answer = one(&engine, stop.clone()).await;
     assert_eq!((answer.text.as_str(), answer.tokens.len()), ("bcd", 5));
     assert_eq!(finished(&answer).stop, Some(StopReason::Text("ef".into())));
+    let late = GenerateRequest { min_tokens: 4, ..stop.clone() };
+    assert_eq!(
+        one(&engine, late).await.text,
+        "bcd",
+        "a stop text may begin before min_tokens and end after it"
+    );
     let answer = one(&engine, GenerateRequest { include_stop: true, ..stop }).await;
     assert_eq!(answer.text, "bcdef");
     let answer = one(&engine, GenerateRequest { stop: vec!["ez".into()], max_tokens: 4, ..ask("a") }).await;
@@ -252,10 +264,47 @@ async fn a_deadline_ends_a_waiting_and_a_running_request() {
 }
 
 #[tokio::test]
+async fn a_running_request_that_reaches_its_deadline_counts_as_late() {
+    let (engine, model, seen) = start(1, 8);
+    let mut load = engine.watch_load();
+    model.gate.shut();
+    let late = engine.submit(vec![ask("a")], Duration::from_millis(50)).unwrap();
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    assert!(matches!(collect(late).await.end, Some(Err(EngineError::Deadline { .. }))));
+    model.gate.open();
+    load.wait_for(|load| load.running == 0).await.unwrap();
+    assert_eq!(seen.0.lock().unwrap()[0].outcome, Outcome::Deadline);
+}
+
+#[tokio::test]
+async fn prompts_that_begin_alike_share_what_was_computed_and_scored_prompts_do_not() {
+    let (engine, _, seen) = start(4, 8);
+    let prompt: Vec<u32> = (0..50).map(|i| 97 + i % 20).collect();
+    let request = GenerateRequest { prompt: prompt.clone().into(), max_tokens: 4, ..ask("-") };
+    let first = one(&engine, request.clone()).await;
+    let again = one(&engine, request.clone()).await;
+    assert_eq!((finished(&first).cached_tokens, finished(&again).cached_tokens), (0, 48));
+    assert_eq!(first.tokens, again.tokens);
+    let scored = GenerateRequest { log_probs: Some(0), score_prompt: true, ..request.clone() };
+    let scored = one(&engine, scored).await;
+    assert_eq!((finished(&scored).cached_tokens, scored.scores.len()), (0, 54));
+    // Another path has other keys and values.
+    let other = one(&engine, GenerateRequest { path: Some(PathId(1)), ..request }).await;
+    assert_eq!(finished(&other).cached_tokens, 0);
+    let cached: Vec<_> = seen.0.lock().unwrap().iter().map(|summary| summary.cached_tokens).collect();
+    assert_eq!(cached, [0, 48, 0, 0]);
+}
+
+#[tokio::test]
 async fn a_failure_or_panic_ends_the_request_but_not_the_slot() {
     let (engine, ..) = start(1, 8);
     let error = one(&engine, ask("a!")).await.end.unwrap().unwrap_err();
     assert_eq!(error.to_string(), "reading the prompt on path 0 failed");
+    // Pages of a failed sequence are not read by the next one, which fails in the same way.
+    for _ in 0..2 {
+        let long = one(&engine, ask("abcdefghijklmnopqrstuvw!abcdefghijklmn")).await;
+        assert!(long.end.unwrap().is_err());
+    }
     let error = one(&engine, ask("a#")).await.end.unwrap().unwrap_err();
     assert!(error.to_string().contains("asked to panic"), "{error}");
     for log_probs in [None, Some(1)] {

@@ -1,5 +1,6 @@
 //! The shape of a path.
 
+use dipaco_ops::Precision;
 use dipaco_topology::{Part, Topology};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,15 @@ impl Dtype {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl From<Dtype> for Precision {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::Bf16 => Self::Bf16,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The forward pass over whole sequences: losses, scores and features.
 
 use candle_core::Tensor;
+use dipaco_ops::kernel::{self, LinearShape};
 use dipaco_ops::{self as ops, EmbeddingPlace, GradientSlot, HeadSlots, TokenBatch, TokenRows};
 
 use crate::gradients::by_part;
@@ -102,6 +103,21 @@ impl Path {
                 .collect()
         };
         self.logits(&ops::with_slice(&x, gather)?)
+    }
+
+    /// Returns the outputs of the head (rows, V) for rows (rows, D) of the last block's output.
+    fn logits(&self, x: &[f32]) -> Result<Vec<f32>, ModelError> {
+        let (width, place) = (self.config.hidden_size, self.head_place());
+        let (rows, outputs) = (x.len() / width, place.vocabulary);
+        let mut normed = vec![0.0; x.len()];
+        let mut logits = vec![0.0; rows * outputs];
+        ops::with_slice(&self.head().flat, |weights| {
+            let norm = &weights[place.norm..][..width];
+            let projection = &weights[place.projection..][..outputs * width];
+            kernel::rms_norm(x, norm, &mut normed, self.config.rms_norm_eps as f32);
+            kernel::linear(&normed, projection, &mut logits, LinearShape { rows, inputs: width, outputs });
+        })?;
+        Ok(logits)
     }
 
     /// Returns the features of the router (arXiv:2403.10616 §2.4): [`Path::early_features`] after all blocks.

@@ -1,13 +1,14 @@
-//! The Llama-shaped transformer cut into modules: composition of a path, KV cache, import and export.
+//! The Llama-shaped transformer cut into modules: composition of a path, steps of serving, import and export.
 //!
 //! A *module* is one copy of a level's parameters. It exists as flat numbers ([`ModuleWeights`], the form in which it
 //! is stored, sent and averaged) or on the device ([`Module`], shared by all paths through it). A [`Path`] is composed
-//! of one module per level and computes losses, gradients, features and next-token logits. Tensor names are the names
+//! of one module per level and computes losses, gradients and features. For serving, modules are packed ([`PackedModule`])
+//! and a [`Stepper`] runs rows of many sequences on many paths. Tensor names are the names
 //! of Hugging Face's Llama, so a path is a Llama checkpoint: rotate-half RoPE, RMSNorm in f32, SwiGLU, no biases,
 //! explicit head size.
 //!
 //! ```
-//! use dipaco_model::{Device, ModelConfig, Module, Path, init, split};
+//! use dipaco_model::{Device, ModelConfig, Module, Path, TokenRows, init, split};
 //! use dipaco_topology::{Topology, TopologyConfig};
 //!
 //! let config = ModelConfig { vocab_size: 96, hidden_size: 32, blocks: 2, heads: 2, head_dim: 16, ffn_size: 48, ..ModelConfig::default() };
@@ -15,7 +16,7 @@
 //! let modules = split(&config, &topology, &init(&config, 7)?)?;
 //! let modules = modules.iter().map(|m| Ok(Module::load(m, &Device::Cpu)?.into())).collect::<Result<Vec<_>, dipaco_model::ModelError>>()?;
 //! let path = Path::compose(&config, &topology, &modules)?;
-//! let logits = path.decode(&[1, 2, 3], &mut path.new_cache(), false)?;
+//! let logits = path.position_logits(&TokenRows::new([1, 2, 3], 1, 96)?, &[2])?;
 //! assert_eq!(logits.len(), 96);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -24,15 +25,13 @@
 //!
 //! Token ids are checked against the vocabulary once, where they enter the program. Functions on batches take a
 //! [`TokenBatch`] or [`TokenRows`], and building these types is the check. For training, routing and evaluation
-//! `dipaco-shards` builds them from token files. [`Path::decode`] takes plain ids of one sequence and checks them itself.
+//! `dipaco-shards` builds them from token files. [`Stepper::step`] takes plain ids and checks them itself.
 //!
 //! This package starts no threads, logs nothing and reads no files. It has no optimizer and no tokenizer.
 
 #![forbid(unsafe_code)]
 
-mod cache;
 mod config;
-mod decode;
 mod error;
 mod export;
 mod forward;
@@ -41,17 +40,19 @@ mod import;
 mod init;
 mod memory;
 mod module;
+mod packed;
 mod path;
-mod scratch;
 mod specs;
 mod split;
+mod step;
 mod weights;
 
-pub use cache::KvCache;
 pub use candle_core::{Device, Tensor};
 pub use config::{Dtype, ModelConfig};
+pub use dipaco_ops::kernel::{exp_scaled, sum_exp};
 pub use dipaco_ops::{
-    IGNORE, OpsError, Phase, Phases, Precision, Profile, TokenBatch, TokenError, TokenRows, product_rate,
+    IGNORE, KvPages, OpsError, PAGE_TOKENS, Phase, Phases, Precision, Profile, TokenBatch, TokenError,
+    TokenRows, product_rate,
 };
 pub use error::ModelError;
 pub use export::{SpecialTokens, export_llama, export_model, import_llama};
@@ -61,7 +62,9 @@ pub use import::{ImportError, PretrainedSettings, PretrainedWeights, TensorIndex
 pub use init::init;
 pub use memory::{StepMemory, StepShape, step_memory};
 pub use module::Module;
+pub use packed::PackedModule;
 pub use path::Path;
 pub use specs::{TensorSpec, level_specs, parameters, path_specs};
 pub use split::{join, split};
+pub use step::{Positions, StepSequence, Stepper};
 pub use weights::ModuleWeights;

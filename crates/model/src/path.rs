@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use dipaco_ops::{BlockShape, HeadPlace, Precision, Profile, RopeTable, Stack, Workspace};
+use dipaco_ops::{HeadPlace, Profile, Stack, Workspace};
 use dipaco_topology::Topology;
 
+use crate::packed::block_shape;
 use crate::split::places;
-use crate::{Dtype, KvCache, ModelConfig, ModelError, Module, ModuleWeights, TensorSpec, path_specs};
+use crate::{ModelConfig, ModelError, Module, ModuleWeights, TensorSpec, path_specs};
 
 /// A transformer composed of one module per level. Composing and cloning are cheap, because tensors are reference
 /// counted. All methods take `&self`, and several threads may use one path at the same time.
@@ -58,21 +59,10 @@ impl Path {
             let flat = modules[tensor.level].flat().clone();
             parts.push(Place { flat, at, parameters: spec.parameters() });
         }
-        let shape = BlockShape {
-            width: config.hidden_size,
-            heads: config.heads,
-            kv_heads: config.key_value_heads(),
-            ffn: config.ffn_size,
-            epsilon: config.rms_norm_eps as f32,
-            rope: RopeTable::new(config.context, config.head_dim, config.rope_theta)?,
-        };
-        let precision = match config.dtype {
-            Dtype::F32 => Precision::F32,
-            Dtype::Bf16 => Precision::Bf16,
-        };
+        let shape = block_shape(config, config.context)?;
         let stack = Stack {
             shape,
-            precision,
+            precision: config.dtype.into(),
             checkpointing: false,
             workspace: Workspace::default(),
             profile: Profile::default(),
@@ -117,12 +107,6 @@ impl Path {
             place.with(|elements| values.extend_from_slice(elements))?;
         }
         ModuleWeights::new(self.specs.clone(), values)
-    }
-
-    /// Returns an empty KV cache for one sequence of this path.
-    #[must_use]
-    pub fn new_cache(&self) -> KvCache {
-        KvCache::new(&self.config)
     }
 
     pub(crate) fn embedding(&self) -> &Place {

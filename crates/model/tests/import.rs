@@ -61,7 +61,9 @@ fn assert_logits(config: &ModelConfig, weights: &ModuleWeights) {
     let tokens: Vec<u32> = numbers("tokens").iter().map(|&token| token as u32).collect();
     let stride = expected["stride"].as_u64().unwrap() as usize;
     let path = compose(config, weights);
-    let logits = path.decode(&tokens, &mut path.new_cache(), true).unwrap();
+    let rows = TokenRows::new(&*tokens, 1, config.vocab_size).unwrap();
+    let positions: Vec<usize> = (0..tokens.len()).collect();
+    let logits = path.position_logits(&rows, &positions).unwrap();
     let found = logits.chunks(config.vocab_size).flat_map(|row| row.iter().step_by(stride));
     let (found, expected) = (found.collect::<Vec<_>>(), numbers("logits"));
     assert_eq!(found.len(), expected.len());

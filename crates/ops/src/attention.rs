@@ -2,14 +2,13 @@
 
 mod backward;
 mod forward;
+pub(crate) mod paged;
 
 use rayon::prelude::*;
 
 use crate::element::{Element, convert};
-use crate::exp::{dot, exp, maximum};
 use crate::product::{Group, LeftRows, Shared};
 use crate::rope::RopeTable;
-use crate::vector::{self, Units};
 
 /// The shape of attention within one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -159,109 +158,6 @@ pub(crate) fn backward_all<E: Element>(
         };
         backward::group(&row, results, rope, time);
     });
-}
-
-/// The keys and values of one sequence: `length` positions of `kv_heads` heads of `head_dim` elements each, for `heads`
-/// heads of queries.
-#[derive(Clone, Copy, Debug)]
-pub struct KeyValues<'a> {
-    /// The keys (Tk, Hkv, Dh).
-    pub keys: &'a [f32],
-    /// The values (Tk, Hkv, Dh).
-    pub values: &'a [f32],
-    /// Tk.
-    pub length: usize,
-    /// H, a multiple of Hkv.
-    pub heads: usize,
-    /// Hkv.
-    pub kv_heads: usize,
-    /// Dh.
-    pub head_dim: usize,
-}
-
-impl KeyValues<'_> {
-    /// Where the head of keys and values of a query head begins in a row.
-    fn column(&self, head: usize) -> usize {
-        head / (self.heads / self.kv_heads) * self.head_dim
-    }
-}
-
-/// Causal attention of one sequence without gradients. `q` and `y` are (Tq, H, Dh); the queries belong to the last Tq of
-/// the Tk positions.
-///
-/// # Panics
-/// When a slice is shorter than the sizes say, or Hkv does not divide H.
-pub fn attend(q: &[f32], past: KeyValues<'_>, y: &mut [f32]) {
-    let KeyValues { keys, values, length, heads, kv_heads, head_dim } = past;
-    assert!(
-        heads.is_multiple_of(kv_heads),
-        "{kv_heads} heads of keys do not divide {heads} heads of queries"
-    );
-    let (row, kv_row) = (heads * head_dim, kv_heads * head_dim);
-    let queries = q.len() / row;
-    assert!(keys.len() >= length * kv_row && values.len() >= length * kv_row && queries <= length);
-    assert!(y.len() >= queries * row, "the result is too short");
-    // One query, the usual case of decoding, has too little work for packing keys or waking threads.
-    if queries == 1 {
-        let mut scores = vec![0.0; length];
-        for head in 0..heads {
-            let (at, column) = (head * head_dim..(head + 1) * head_dim, past.column(head));
-            let past = HeadPast { keys: &keys[column..], values: &values[column..], row: kv_row };
-            vector::dispatch_with(
-                #[inline(always)]
-                |units| attend_one(units, &q[at.clone()], past, &mut scores, &mut y[at.clone()]),
-            );
-        }
-        return;
-    }
-    let y = Shared::new(y);
-    (0..heads).into_par_iter().for_each(|head| {
-        let (from, column) = (head * head_dim, past.column(head));
-        let rows = |data, stride| HeadRows { data, stride, head_dim };
-        let input = forward::HeadInput {
-            q: rows(&q[from..], row),
-            k: rows(&keys[column..], kv_row),
-            v: rows(&values[column..], kv_row),
-            queries,
-            keys: length,
-        };
-        let mut log_sums = vec![0.0; queries];
-        forward::head(input, &mut log_sums, |t, row_of_y| {
-            // SAFETY: each task writes the columns of its own head.
-            unsafe { y.part(t * row + from..t * row + from + head_dim) }.copy_from_slice(row_of_y);
-        });
-    });
-}
-
-/// The keys and values of one head: Dh elements every `row`.
-#[derive(Clone, Copy)]
-struct HeadPast<'a> {
-    keys: &'a [f32],
-    values: &'a [f32],
-    row: usize,
-}
-
-/// One head of one query: q and y (Dh), `scores` is memory for one number per key.
-#[inline(always)]
-fn attend_one(units: Units, q: &[f32], past: HeadPast<'_>, scores: &mut [f32], y: &mut [f32]) {
-    let scale = scale(q.len());
-    for (score, key) in scores.iter_mut().zip(past.keys.chunks(past.row)) {
-        *score = dot(units, q, &key[..q.len()]) * scale;
-    }
-    // Less the largest score, no exponential overflows, and the sum is at least 1.
-    let largest = maximum(scores);
-    let mut sum = 0.0;
-    y.fill(0.0);
-    for (score, value) in scores.iter().zip(past.values.chunks(past.row)) {
-        let weight = exp(units, score - largest);
-        sum += weight;
-        for (y, value) in y.iter_mut().zip(value) {
-            *y += weight * value;
-        }
-    }
-    for y in y {
-        *y /= sum;
-    }
 }
 
 /// The next even number of elements where groups are pairs: the elements of the last pair must both be there.

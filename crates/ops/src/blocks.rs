@@ -23,7 +23,7 @@ use crate::memory::{elements, read};
 /// gradients.
 ///
 /// A block is implemented three times, and the three must change together: here (training and scoring), in
-/// `crates/model/src/decode.rs` over [`crate::kernel`] (incremental decoding), and in `crates/cuda/src/passes.rs` (GPU).
+/// `packed_block.rs` (serving), and in `crates/cuda/src/passes.rs` (GPU).
 ///
 /// # Errors
 /// When the shapes do not fit each other, or T is more than the positions of the rotations.

@@ -1,10 +1,9 @@
-//! The computations of a path on plain slices, without a graph: for incremental decoding and scoring.
+//! Computations on plain slices, without a graph: for serving, scoring and routing.
 //!
 //! Every function takes row-major f32 and panics when a slice is shorter than the sizes demand.
 
 use rayon::prelude::*;
 
-pub use crate::attention::{KeyValues, attend};
 pub use crate::block::BlockWeights;
 pub use crate::linear::LinearShape;
 
@@ -85,6 +84,27 @@ pub fn embedding(weight: &[f32], tokens: &[u32], width: usize, y: &mut [f32]) {
 #[must_use]
 pub fn log_sum_exp(row: &[f32]) -> f32 {
     crate::head::log_sum_exp(row)
+}
+
+/// `Σ exp(x - shift)` of one row, for a shift of at least its largest element.
+#[must_use]
+pub fn sum_exp(row: &[f32], shift: f32) -> f32 {
+    vector::dispatch_with(
+        #[inline(always)]
+        |units| crate::exp::sum_exp(units, row, shift),
+    )
+}
+
+/// `y = exp((x - shift) / scale)`, element by element, for a shift of at least the largest element.
+pub fn exp_scaled(x: &[f32], shift: f32, scale: f32, y: &mut [f32]) {
+    vector::dispatch_with(
+        #[inline(always)]
+        |units| {
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = crate::exp::exp(units, (x - shift) / scale);
+            }
+        },
+    );
 }
 
 /// The sizes of a product `C = Aᵀ · B`: A (depth, rows), B (depth, columns), C (rows, columns).

@@ -7,8 +7,9 @@
 //! - The tensor functions [`embedding`], [`blocks`] and [`cross_entropy`] make up a training step; [`token_log_probs`]
 //!   scores. They read a module's flat parameters and write gradients to [`GradientSlot`]s. Their memory comes from a
 //!   [`Workspace`] and goes back there. Products are f32, or bf16 with f32 sums ([`Precision`]).
-//! - [`kernel`] has the same computations on plain slices, without a graph, for incremental decoding.
+//! - [`PackedBlock`] runs a block on rows of many sequences, for serving. Keys and values lie in [`KvPages`].
 //! - [`PackedRows`] multiplies many blocks of rows by one matrix.
+//! - [`kernel`] has computations on plain slices, without a graph.
 //! - [`with_slice`] and [`update_in_place`] give access to a tensor's memory.
 //!
 //! The tensor functions take token ids and targets as [`TokenRows`] and [`TokenBatch`], whose ids are checked where they enter.
@@ -31,8 +32,10 @@ mod error;
 mod exp;
 mod gradient_slot;
 mod head;
+mod kv_pages;
 mod linear;
 mod memory;
+mod packed_block;
 mod packed_rows;
 mod product;
 mod profile;
@@ -57,8 +60,10 @@ pub use embedding::{EmbeddingPlace, embedding};
 pub use error::OpsError;
 pub use gradient_slot::{GradientSlot, PartGradient};
 pub use head::head_rows;
+pub use kv_pages::{KvPages, KvShape, PAGE_TOKENS, SequencePages, SequencePlace};
 pub use memory::{update_in_place, with_slice};
-pub use packed_rows::PackedRows;
+pub use packed_block::PackedBlock;
+pub use packed_rows::{PackedRows, Target, gated_products};
 pub use product::{instructions, product_rate};
 pub use profile::{Phase, Phases, Profile};
 pub use rope::RopeTable;

@@ -1,5 +1,6 @@
 //! Serving a run over HTTP.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
@@ -70,14 +71,23 @@ fn load(weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
     let router = TextRouter::new(router, weights.seed()?, weights.seed_hash()?)?;
     let prefix = PrefixRouter {
         prefix_tokens,
-        route: Box::new(move |prefix| {
-            let tokens = TokenRows::new(prefix, 1, vocabulary)?;
-            let routes = router.route(&tokens, &[prefix.len()])?;
-            let route = routes.into_iter().next().ok_or("the router returned no route")?;
-            Ok((route.path, route.distances))
+        route: Box::new(move |prefixes| {
+            // Prefixes of one length make a pass. Others would have to be padded.
+            let mut lengths: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+            for (number, prefix) in prefixes.iter().enumerate() {
+                lengths.entry(prefix.len()).or_default().push(number);
+            }
+            let mut found = BTreeMap::new();
+            for (length, numbers) in lengths {
+                let ids: Vec<u32> = numbers.iter().flat_map(|&number| prefixes[number]).copied().collect();
+                let tokens = TokenRows::new(ids, numbers.len(), vocabulary)?;
+                let routes = router.route(&tokens, &vec![length; numbers.len()])?;
+                found.extend(numbers.into_iter().zip(routes));
+            }
+            Ok(found.into_values().map(|route| (route.path, route.distances)).collect())
         }),
     };
-    let load = move |path| weights.path(path).map_err(BoxError::from);
+    let load = move |path| weights.served_path(path).map_err(BoxError::from);
     let model = RunModel::new(model, topology, Some(prefix), Box::new(load))?;
     model.load_all()?;
     Ok(model)

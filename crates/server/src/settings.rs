@@ -11,6 +11,7 @@ pub(crate) fn engine(config: &ServeConfig) -> EngineConfig {
         slots: config.slots,
         queued_requests: config.queued_requests,
         queued_tokens: config.queued_tokens,
+        ..EngineConfig::default()
     }
 }
 

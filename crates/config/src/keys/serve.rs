@@ -12,7 +12,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "serve.slots",
         "sequences",
-        "Sequences that are computed at a time; 0 takes the number of cores. More slots than cores slow down each sequence.",
+        "Sequences that are computed at a time; 0 takes 32. Sequences that share modules share the work of reading \
+         weights, so more slots generate more tokens a second in all, and each sequence is slower.",
     ),
     free(
         "serve.queued_requests",

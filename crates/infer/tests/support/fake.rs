@@ -3,7 +3,10 @@
 
 use std::sync::{Arc, Condvar, Mutex};
 
-use dipaco_infer::{BoxError, Route, RoutedModel, Sequence, TextCodec, TextStream, TokenizerInfo};
+use dipaco_infer::{
+    BoxError, Executor, KvType, PathVersion, Positions, Route, RoutedModel, SequenceRows, TextCodec,
+    TextStream, TokenizerInfo,
+};
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 
 pub const END: u32 = 256;
@@ -77,27 +80,32 @@ impl RoutedModel for Fake {
         4
     }
 
-    fn route(&self, prefix: &[u32]) -> Result<Route, BoxError> {
-        let path = prefix[0] % 4;
-        let distances = (0..4).map(|p| if p == path { 0.25 } else { 1.0 }).collect();
-        Ok(Route { path: PathId(path), distances, prefix_tokens: prefix.len() })
+    fn route(&self, prefixes: &[&[u32]]) -> Result<Vec<Route>, BoxError> {
+        let route = |prefix: &&[u32]| {
+            let path = prefix[0] % 4;
+            let distances = (0..4).map(|p| if p == path { 0.25 } else { 1.0 }).collect();
+            Route { path: PathId(path), distances, prefix_tokens: prefix.len() }
+        };
+        Ok(prefixes.iter().map(route).collect())
     }
 
-    fn begin(&self, path: PathId) -> Result<Box<dyn Sequence>, BoxError> {
-        Ok(Box::new(FakeSequence {
-            path: path.0,
-            seen: 0,
-            gate: Arc::clone(&self.gate),
-            context: self.context,
-        }))
+    fn prepare(&self, path: PathId) -> Result<PathVersion, BoxError> {
+        Ok(PathVersion([path.0 as u8; 32]))
+    }
+
+    fn page_bytes(&self, _: KvType) -> usize {
+        1 << 20
+    }
+
+    fn executor(&self, pages: usize, _: KvType) -> Box<dyn Executor + '_> {
+        Box::new(FakeSteps { model: self, pages: vec![[u32::MAX; 16]; pages] })
     }
 }
 
-struct FakeSequence {
-    path: u32,
-    seen: usize,
-    context: usize,
-    gate: Arc<Gate>,
+struct FakeSteps<'a> {
+    model: &'a Fake,
+    /// The tokens of each page.
+    pages: Vec<[u32; 16]>,
 }
 
 /// The logits after a token at a position: flat noise with one clear maximum.
@@ -113,21 +121,33 @@ pub fn logits(token: u32, position: usize, path: u32) -> Vec<f32> {
     row
 }
 
-impl Sequence for FakeSequence {
-    fn feed(&mut self, tokens: &[u32], all_positions: bool) -> Result<Vec<f32>, BoxError> {
-        self.gate.pass();
-        let prompt = self.seen == 0;
+impl Executor for FakeSteps<'_> {
+    fn step(&mut self, rows: &[SequenceRows<'_>]) -> Result<Vec<Vec<f32>>, BoxError> {
+        self.model.gate.pass();
+        rows.iter().map(|rows| self.rows(rows)).collect()
+    }
+}
+
+impl FakeSteps<'_> {
+    fn rows(&mut self, rows: &SequenceRows<'_>) -> Result<Vec<f32>, BoxError> {
+        let &SequenceRows { path, tokens, start, pages, logits: positions } = rows;
+        let prompt = start == 0;
         assert!(!(prompt && tokens.contains(&u32::from(b'#'))), "the fake model was asked to panic");
         if prompt && tokens.contains(&u32::from(b'!')) {
             return Err("the fake device failed".into());
         }
-        let from = if all_positions { 0 } else { tokens.len() - 1 };
+        assert!(start + tokens.len() <= self.model.context);
+        for (position, &token) in (start..).zip(tokens) {
+            self.pages[pages[position / 16] as usize][position % 16] = token;
+        }
+        assert!(
+            (0..start).all(|position| self.pages[pages[position / 16] as usize][position % 16] != u32::MAX)
+        );
+        let from = tokens.len() - positions.count(tokens.len());
         let rows: Vec<f32> =
-            (from..tokens.len()).flat_map(|i| logits(tokens[i], self.seen + i, self.path)).collect();
-        let rows = if prompt && tokens.contains(&u32::from(b'$')) { vec![f32::NAN; VOCAB] } else { rows };
-        self.seen += tokens.len();
-        assert!(self.seen <= self.context);
-        Ok(rows)
+            (from..tokens.len()).flat_map(|i| logits(tokens[i], start + i, path.0)).collect();
+        let nan = positions != Positions::None && prompt && tokens.contains(&u32::from(b'$'));
+        Ok(if nan { vec![f32::NAN; rows.len()] } else { rows })
     }
 }
 

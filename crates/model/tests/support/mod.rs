@@ -47,6 +47,34 @@ pub(crate) fn two_levels() -> Topology {
         .unwrap()
 }
 
+/// One sequence on packed weights of a path.
+pub struct Decoder {
+    stepper: Stepper,
+    modules: Vec<Arc<PackedModule>>,
+    kv: KvPages,
+    length: usize,
+}
+
+impl Decoder {
+    pub fn new(config: &ModelConfig, topology: &Topology, weights: &ModuleWeights) -> Self {
+        let modules = split(config, topology, weights).unwrap();
+        let pack = |(level, module)| PackedModule::new(config, topology, level, module).unwrap().into();
+        let modules = modules.iter().enumerate().map(pack).collect();
+        let stepper = Stepper::new(config, topology).unwrap();
+        Self { kv: stepper.pages(2, Dtype::F32), stepper, modules, length: 0 }
+    }
+
+    /// Appends tokens and returns the logits of each.
+    pub fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
+        let Self { stepper, modules, kv, length } = self;
+        let logits = Positions::All;
+        let rows = StepSequence { modules, tokens, start: *length, pages: &[0, 1], logits };
+        let logits = stepper.step(&[rows], kv)?.swap_remove(0);
+        *length += tokens.len();
+        Ok(logits)
+    }
+}
+
 /// The same numbers as in `fixtures/llama.py`.
 pub(crate) fn weights(config: &ModelConfig) -> ModuleWeights {
     let specs: Arc<[TensorSpec]> = path_specs(config).into();

@@ -1,8 +1,7 @@
 //! The forward pass of a block.
 //!
 //! A block is implemented three times, and the three must change together: here for training and scoring whole sequences,
-//! in `crates/model/src/decode.rs` over [`crate::kernel`] for incremental decoding, and in `crates/cuda/src/passes.rs` for
-//! the GPU.
+//! in `packed_block.rs` for serving, and in `crates/cuda/src/passes.rs` for the GPU.
 
 use std::ops::Range;
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// A pointer to a slice of which each task writes its own part.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared<T> {
     start: *mut T,
     length: usize,
@@ -40,5 +40,16 @@ impl<T> Shared<T> {
         assert!(range.start <= range.end && range.end <= self.length, "a part outside of the slice");
         // SAFETY: inside the slice by the assertion, disjoint by this function's contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+
+    /// Part of the slice, to read.
+    ///
+    /// # Safety
+    /// Nothing may write the part while it exists, and the slice must still be borrowed.
+    #[inline(always)]
+    pub(crate) unsafe fn read<'a>(&self, range: Range<usize>) -> &'a [T] {
+        assert!(range.start <= range.end && range.end <= self.length, "a part outside of the slice");
+        // SAFETY: inside the slice by the assertion, not written by this function's contract.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
     }
 }

@@ -155,23 +155,67 @@ avx512_kernel!(pair, "avx512f,avx512bf16", |sum, a, b| {
     )
 });
 
-/// f32 with AVX2 and FMA: 16 registers hold 6 × 16 sums.
+/// f32 with AVX2 and FMA: 16 registers hold 6 × 16 sums, or 2 × 32.
 ///
 /// # Safety
 /// See [`super::kernel::Kernel`]; needs AVX2 and FMA.
 pub(super) unsafe fn avx2(tile: &Tile) {
     for first in (0..tile.rows).step_by(6) {
+        // One or two rows wait for memory more than for arithmetic: they read each line of B once.
+        match tile.rows - first {
+            // SAFETY: a part of the tile, so the kernel's contract covers it.
+            1 => unsafe { whole_width::<1>(tile, first) },
+            // SAFETY: as above.
+            2 => unsafe { whole_width::<2>(tile, first) },
+            _ => {}
+        }
+        if tile.rows - first <= 2 {
+            continue;
+        }
         for column in (0..NR).step_by(16) {
             // SAFETY: a part of the tile, so the kernel's contract covers it.
             unsafe {
                 match tile.rows - first {
-                    1 => quarter::<1>(tile, first, column),
-                    2 => quarter::<2>(tile, first, column),
                     3 => quarter::<3>(tile, first, column),
                     4 => quarter::<4>(tile, first, column),
                     5 => quarter::<5>(tile, first, column),
                     _ => quarter::<6>(tile, first, column),
                 }
+            }
+        }
+    }
+}
+
+/// Rows from `first` and all columns of a tile.
+///
+/// # Safety
+/// See [`super::kernel::Kernel`]; needs AVX2 and FMA.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn whole_width<const ROWS: usize>(tile: &Tile, first: usize) {
+    let mut sums = [[_mm256_setzero_ps(); 4]; ROWS];
+    // SAFETY: the groups of A and B are readable and the rows of C are ours by the kernel's contract.
+    unsafe {
+        let (mut a, mut b) = (tile.a.add(first * tile.a_row), tile.b);
+        for _ in 0..tile.groups {
+            let ahead = b.wrapping_add(AHEAD * tile.b_step);
+            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+            _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(16).cast());
+            let columns: [__m256; 4] = std::array::from_fn(|j| _mm256_loadu_ps(b.add(8 * j).cast()));
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let value = _mm256_set1_ps(f32::from_bits(*a.add(i * tile.a_row)));
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = _mm256_fmadd_ps(value, column, *sum);
+                }
+            }
+            a = a.wrapping_add(tile.a_step);
+            b = b.wrapping_add(tile.b_step);
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            let c = tile.c.add((first + i) * tile.c_row);
+            for (j, sum) in sums.into_iter().enumerate() {
+                let c = c.add(8 * j);
+                let sum = if tile.accumulate { _mm256_add_ps(sum, _mm256_loadu_ps(c)) } else { sum };
+                _mm256_storeu_ps(c, sum);
             }
         }
     }

@@ -1,9 +1,9 @@
 //! The computations on plain slices.
 
-use dipaco_ops::kernel::{self, KeyValues, LinearShape, TransposedShape};
+use dipaco_ops::kernel::{self, LinearShape, TransposedShape};
 use dipaco_ops::{PackedRows, RopeTable, with_vector_units};
 
-use crate::reference::{self, EPSILON, Sizes, THETA};
+use crate::reference::{self, EPSILON, THETA};
 use crate::support::*;
 
 #[test]
@@ -67,46 +67,6 @@ fn loops_have_the_same_bits_for_any_vector_units() {
         || product(&x, &y),
     );
     assert_eq!(fast, product(&x, &y));
-}
-
-#[test]
-fn attention_of_the_last_positions() {
-    for (queries, keys) in [(5, 5), (1, 1), (1, 70), (3, 9), (48, 48), (66, 130), (130, 130)] {
-        for (heads, kv_heads, head_dim) in
-            [(1, 1, 2), (3, 3, 6), (2, 2, 16), (1, 1, 64), (6, 2, 10), (4, 1, 16)]
-        {
-            let (row, kv_row) = (heads * head_dim, kv_heads * head_dim);
-            let sizes = Sizes { batch: 1, time: keys, width: 1, heads, kv_heads, head_dim, ffn: 1 };
-            let q = numbers(1, queries * row);
-            let (k, v) = (numbers(2, keys * kv_row), numbers(3, keys * kv_row));
-            let past = KeyValues { keys: &k, values: &v, length: keys, heads, kv_heads, head_dim };
-            let mut y = vec![f32::NAN; queries * row];
-            kernel::attend(&q, past, &mut y);
-            let expected = reference::attention(&wide(&q), &wide(&k), &wide(&v), &sizes);
-            assert_close(
-                &format!("{queries} of {keys}, {heads}/{kv_heads} × {head_dim}"),
-                &y,
-                &expected,
-                1e-6,
-            );
-        }
-    }
-}
-
-#[test]
-fn attention_with_large_scores_is_finite() {
-    let (q, k) = ([300.0, 0.0], [300.0, 0.0, -300.0, 0.0, 300.0, 0.0]);
-    let past = KeyValues {
-        keys: &k,
-        values: &[1.0, 2.0, 30.0, 40.0, 3.0, 6.0],
-        length: 3,
-        heads: 1,
-        kv_heads: 1,
-        head_dim: 2,
-    };
-    let mut y = [0.0; 2];
-    kernel::attend(&q, past, &mut y);
-    assert_eq!(y, [2.0, 4.0]);
 }
 
 #[test]

@@ -81,8 +81,17 @@ impl Answer {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
-            prompt_tokens_details: PromptTokens::default(),
+            prompt_tokens_details: PromptTokens { cached_tokens: self.cached() },
         }
+    }
+
+    /// Prompt tokens that came from the prefix cache. A prompt counts once, so its choices count as their first does.
+    fn cached(&self) -> usize {
+        self.choices
+            .chunks(self.choices_per_prompt)
+            .filter_map(|choices| choices.first())
+            .map(|c| c.cached)
+            .sum()
     }
 
     /// The path of each prompt, as far as it is known.

@@ -15,6 +15,8 @@ pub(crate) struct Choice {
     pub(crate) path: Option<PathId>,
     /// Number of generated tokens.
     pub(crate) generated: usize,
+    /// Number of prompt tokens that came from the prefix cache. Known at the end.
+    pub(crate) cached: usize,
     state: Arc<ServerState>,
     index: usize,
     /// The prompt, when the answer repeats it.
@@ -40,6 +42,7 @@ impl Choice {
         Self {
             path: None,
             generated: 0,
+            cached: 0,
             state: Arc::clone(state),
             index,
             echo: completion.echo.then(|| Arc::clone(prompt)),
@@ -79,6 +82,7 @@ impl Choice {
                 }
             }
             Event::Finished(finished) => {
+                self.cached = finished.cached_tokens;
                 piece.text = finished.text;
                 piece.finish_reason = Some(match finished.reason {
                     FinishReason::Stop => "stop",

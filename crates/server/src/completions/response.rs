@@ -99,7 +99,7 @@ pub(crate) struct Usage {
 /// Parts of the prompt tokens.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct PromptTokens {
-    /// Tokens whose keys and values came from a cache: none, because there is no cache.
+    /// Tokens whose keys and values came from the prefix cache.
     pub(crate) cached_tokens: usize,
 }
 

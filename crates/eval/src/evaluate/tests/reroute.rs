@@ -25,9 +25,9 @@ impl TokenRouter for Transformer {
     fn scores(&self, tokens: &TokenRows, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
         let mut scores = Vec::new();
         for row in tokens.ids().chunks_exact(tokens.time()) {
-            let logits = self.model.decode(row, &mut self.model.new_cache(), true)?;
-            for &position in positions {
-                scores.extend_from_slice(&logits[position * VOCABULARY..][..self.paths as usize]);
+            let logits = self.model.position_logits(&TokenRows::new(row, 1, VOCABULARY)?, positions)?;
+            for logits in logits.chunks_exact(VOCABULARY) {
+                scores.extend_from_slice(&logits[..self.paths as usize]);
             }
         }
         Ok(scores)

@@ -1,0 +1,166 @@
+//! Paths of admitted sequences: the thread that routes, and the routes that it remembers.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use dipaco_topology::PathId;
+
+use crate::engine::{Shared, guarded};
+use crate::running::failed;
+use crate::scheduler::SequenceId;
+use crate::{EngineError, Event, FinishReason, Finished, Outcome, PathVersion, Route};
+
+/// Sequences that are routed together.
+const MOST: usize = 64;
+
+/// Routes that are remembered.
+const REMEMBERED: usize = 4096;
+
+/// The routes of the prefixes that came last.
+#[derive(Default)]
+struct RouteCache {
+    routes: BTreeMap<Arc<[u32]>, Route>,
+    order: VecDeque<Arc<[u32]>>,
+}
+
+impl RouteCache {
+    fn insert(&mut self, prefix: Arc<[u32]>, route: Route) {
+        if self.routes.insert(Arc::clone(&prefix), route).is_none() {
+            self.order.push_back(prefix);
+        }
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.routes.remove(&oldest);
+        }
+    }
+}
+
+/// A sequence without a path.
+pub(crate) struct Unrouted {
+    pub(crate) id: SequenceId,
+    /// The first tokens of the prompt; `None` for a pinned path.
+    pub(crate) prefix: Option<Arc<[u32]>>,
+    pub(crate) pinned: Option<PathId>,
+}
+
+/// A path that was found, and the router's decision if it was asked.
+type Found = Result<(PathId, Option<Route>, PathVersion), EngineError>;
+
+/// Finds the paths of admitted sequences until the engine ends.
+pub(crate) fn run(shared: &Shared) {
+    let mut cache = RouteCache::default();
+    while let Some(sequences) = shared.next_unrouted(MOST) {
+        let began = Instant::now();
+        let failures = route_new(shared, &mut cache, &sequences);
+        let found: Vec<Found> =
+            sequences.iter().map(|sequence| find(shared, &cache, &failures, sequence)).collect();
+        for (sequence, found) in sequences.iter().zip(found) {
+            let took = sequence.prefix.is_some().then(|| began.elapsed());
+            shared.routed(sequence.id, found, took);
+        }
+    }
+}
+
+/// Routes the prefixes that are not remembered, in one pass. Returns the errors of those that failed.
+fn route_new(
+    shared: &Shared,
+    cache: &mut RouteCache,
+    sequences: &[Unrouted],
+) -> BTreeMap<Arc<[u32]>, EngineError> {
+    let new: BTreeSet<&Arc<[u32]>> =
+        sequences.iter().filter_map(|sequence| sequence.prefix.as_ref()).collect();
+    let new: Vec<&Arc<[u32]>> =
+        new.into_iter().filter(|prefix| !cache.routes.contains_key(*prefix)).collect();
+    let mut failures = BTreeMap::new();
+    let mut add = |some: &[&Arc<[u32]>]| -> Result<(), EngineError> {
+        let prefixes: Vec<&[u32]> = some.iter().map(|prefix| &***prefix).collect();
+        let routes = guarded(|| shared.model.route(&prefixes).map_err(failed("routing the prompt")))?;
+        for (prefix, route) in some.iter().zip(routes) {
+            cache.insert(Arc::clone(prefix), route);
+        }
+        Ok(())
+    };
+    if !new.is_empty() && add(&new).is_err() {
+        // One of them may be at fault: each gets a pass of its own.
+        for prefix in new {
+            if let Err(error) = add(&[prefix]) {
+                failures.insert(Arc::clone(prefix), error);
+            }
+        }
+    }
+    failures
+}
+
+fn find(
+    shared: &Shared,
+    cache: &RouteCache,
+    failures: &BTreeMap<Arc<[u32]>, EngineError>,
+    sequence: &Unrouted,
+) -> Found {
+    let (path, route) = match (&sequence.prefix, sequence.pinned) {
+        (_, Some(path)) => (path, None),
+        (Some(prefix), None) => match (cache.routes.get(prefix), failures.get(prefix)) {
+            (Some(route), _) => (route.path, Some(route.clone())),
+            (None, Some(error)) => return Err(error.again()),
+            (None, None) => return Err(EngineError::EmptyPrompt),
+        },
+        (None, None) => return Err(EngineError::EmptyPrompt),
+    };
+    let prepare =
+        || shared.model.prepare(path).map_err(failed(format!("starting a sequence on path {path}")));
+    Ok((path, route, guarded(prepare)?))
+}
+
+impl Shared {
+    /// Waits for sequences without a path; `None` when the engine ends.
+    fn next_unrouted(&self, most: usize) -> Option<Vec<Unrouted>> {
+        let mut state = self.lock();
+        loop {
+            if self.abort.is_cancelled() {
+                return None;
+            }
+            if !state.unrouted.is_empty() {
+                let count = state.unrouted.len().min(most);
+                return Some(state.unrouted.drain(..count).collect());
+            }
+            state = self.wait(state);
+        }
+    }
+
+    /// Records the path of a sequence, or ends it if it has none.
+    fn routed(&self, id: SequenceId, found: Found, took: Option<std::time::Duration>) {
+        let mut state = self.lock();
+        let Some(job) = state.waiting.get_mut(&id) else { return };
+        job.routing = took;
+        let started = found.and_then(|(path, route, version)| {
+            job.path = Some(path);
+            // Sending fails only when the caller is gone. It takes the sequence out itself.
+            let _ = job.send(Ok(Event::Started { path, route }));
+            Ok(version)
+        });
+        match started {
+            Ok(version) if !job.is_empty() => {
+                let next = state.versions.len() as u32;
+                let modules = *state.versions.entry(version).or_insert(next);
+                state.scheduler.ready(id, modules);
+                self.changed(&state);
+            }
+            Ok(_) => {
+                let finished = Finished {
+                    reason: FinishReason::Length,
+                    stop: None,
+                    text: String::new(),
+                    generated_tokens: 0,
+                    cached_tokens: 0,
+                };
+                self.end_waiting(state, id, Outcome::Length, Some(Ok(finished)));
+            }
+            Err(error) => {
+                let outcome = crate::job::outcome(&error);
+                self.end_waiting(state, id, outcome, Some(Err(error)));
+            }
+        }
+    }
+}

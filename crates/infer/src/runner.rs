@@ -1,0 +1,214 @@
+//! The thread that runs steps.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use rayon::prelude::*;
+
+use crate::engine::{Shared, guarded};
+use crate::job::outcome;
+use crate::running::{Next, Running, failed};
+use crate::scheduler::{Plan, PlannedRows, SequenceId};
+use crate::{EngineError, Event, Executor, FinishReason, Outcome, SequenceRows};
+
+/// Runs steps until the engine ends.
+pub(crate) fn run(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut dyn Executor) {
+    let mut all = BTreeMap::new();
+    while let Some(plan) = shared.next_plan(&mut all) {
+        let began = Instant::now();
+        let mut step: Vec<(&PlannedRows, &mut Running)> = Vec::with_capacity(plan.rows.len());
+        let mut rest = all.iter_mut().collect::<BTreeMap<_, _>>();
+        for rows in &plan.rows {
+            step.extend(rest.remove(&rows.id).map(|running| (rows, running)));
+        }
+        // The pool is entered once: within it, waking a thread costs little.
+        let results: Vec<_> = pool.install(|| {
+            let logits = logits(executor, &step);
+            let results = step.into_par_iter().zip(logits).map(|((rows, running), logits)| {
+                let next = logits.and_then(|logits| guarded(|| advance(shared, running, rows, &logits)));
+                (rows.id, next)
+            });
+            results.collect()
+        });
+        shared.finish_step(&plan, began.elapsed().as_secs_f64(), results, &mut all);
+    }
+}
+
+fn advance(
+    shared: &Shared,
+    running: &mut Running,
+    rows: &PlannedRows,
+    logits: &[f32],
+) -> Result<Next, EngineError> {
+    let vocabulary = shared.model.vocab_size();
+    running.advance(rows, logits, vocabulary, shared.codec.as_ref(), shared.observer.as_ref())
+}
+
+/// The logits of a step, sequence by sequence.
+fn logits(
+    executor: &mut dyn Executor,
+    step: &[(&PlannedRows, &mut Running)],
+) -> Vec<Result<Vec<f32>, EngineError>> {
+    let rows = step.iter().map(|(rows, running)| SequenceRows {
+        path: running.path,
+        tokens: &rows.tokens,
+        start: rows.start,
+        pages: &rows.pages,
+        logits: running.wanted(rows.last),
+    });
+    let rows: Vec<SequenceRows<'_>> = rows.collect();
+    let mut attempt = |rows: &[SequenceRows<'_>], running: &Running| {
+        let logits = guarded(|| executor.step(rows).map_err(failed(running.action())))?;
+        let (given, expected, path) = (logits.len(), rows.len(), running.path);
+        if given == expected { Ok(logits) } else { Err(EngineError::Shape { path, given, expected }) }
+    };
+    let Some((_, first)) = step.first() else { return Vec::new() };
+    match attempt(&rows, first) {
+        Ok(logits) => logits.into_iter().map(Ok).collect(),
+        Err(error) if rows.len() == 1 => vec![Err(error)],
+        // One sequence may be at fault: each gets a step of its own, with the same result.
+        Err(error) => {
+            tracing::debug!(%error, sequences = rows.len(), "a step failed: its sequences run one by one");
+            let alone = step.iter().zip(&rows).map(|((_, running), rows)| {
+                let logits = attempt(std::slice::from_ref(rows), running)?;
+                Ok(logits.into_iter().next().unwrap_or_default())
+            });
+            alone.collect()
+        }
+    }
+}
+
+impl Shared {
+    /// Waits for the next step; `None` when the engine ends. `all` are the sequences that have left the queue.
+    fn next_plan(&self, all: &mut BTreeMap<SequenceId, Running>) -> Option<Plan> {
+        let mut state = self.lock();
+        loop {
+            for (id, outcome) in std::mem::take(&mut state.cancelled) {
+                if let Some(running) = all.remove(&id) {
+                    state.scheduler.remove(id);
+                    self.count(running, outcome);
+                }
+            }
+            if self.abort.is_cancelled() {
+                for (id, running) in std::mem::take(all) {
+                    state.scheduler.remove(id);
+                    let _ = running.job.send(Err(EngineError::ShuttingDown));
+                    self.count(running, Outcome::ShuttingDown);
+                }
+                self.changed(&state);
+                return None;
+            }
+            let late = |running: &Running| running.job.is_late();
+            let late: Vec<_> = all.iter().filter(|(_, running)| late(running)).map(|(id, _)| *id).collect();
+            if !late.is_empty() {
+                drop(state);
+                for id in late {
+                    if let Some(running) = all.remove(&id) {
+                        let deadline = running.job.deadline;
+                        self.end_running(id, running, Err(EngineError::Deadline { deadline }), all);
+                    }
+                }
+                state = self.lock();
+                continue;
+            }
+            let plan = state.scheduler.plan();
+            for &(id, cached) in &plan.started {
+                // A sequence that lost its pages starts again with its state.
+                if let Some(job) = state.waiting.remove(&id)
+                    && let Some(path) = job.path
+                {
+                    all.insert(id, Running::new(job, path, cached, self.codec.as_ref()));
+                }
+            }
+            self.load.send_replace(state.scheduler.load());
+            if !plan.rows.is_empty() {
+                return Some(plan);
+            }
+            state = self.wait(state);
+        }
+    }
+
+    /// Records the results of a step, and ends the sequences that are complete.
+    fn finish_step(
+        &self,
+        plan: &Plan,
+        seconds: f64,
+        results: Vec<(SequenceId, Result<Next, EngineError>)>,
+        all: &mut BTreeMap<SequenceId, Running>,
+    ) {
+        let mut state = self.lock();
+        // Removed before the step counts: the pages of a failed sequence may hold anything, so nobody may read them.
+        for (id, _) in results.iter().filter(|(_, next)| next.is_err()) {
+            state.scheduler.remove(*id);
+        }
+        state.scheduler.done(plan, seconds);
+        for (id, next) in &results {
+            if let Ok(Next::Token(token)) = next {
+                state.scheduler.generated(*id, *token);
+            }
+        }
+        drop(state);
+        for (id, next) in results {
+            let end = match next {
+                Ok(Next::Rows | Next::Token(_)) => continue,
+                Ok(Next::End(finished)) => Ok(Some(finished)),
+                Ok(Next::Gone) => Ok(None),
+                Err(error) => Err(error),
+            };
+            // A failure earlier in the step may have ended this sequence too.
+            if let Some(running) = all.remove(&id) {
+                self.end_running(id, running, end, all);
+            }
+        }
+    }
+
+    /// Ends a sequence that has left the queue. Its failure ends the other sequences of its submission.
+    fn end_running(
+        &self,
+        id: SequenceId,
+        running: Running,
+        end: Result<Option<crate::Finished>, EngineError>,
+        all: &mut BTreeMap<SequenceId, Running>,
+    ) {
+        let outcome = match &end {
+            Ok(Some(finished)) => match finished.reason {
+                FinishReason::Stop => Outcome::Stop,
+                FinishReason::Length => Outcome::Length,
+            },
+            Ok(None) => Outcome::Abort,
+            Err(error) => outcome(error),
+        };
+        let outcome = if running.job.events.is_closed() { Outcome::Abort } else { outcome };
+        let mut state = self.lock();
+        state.scheduler.remove(id);
+        // A caller that went away may have given the reason.
+        let reason = state.cancelled.iter().find(|cancelled| cancelled.0 == id).map(|cancelled| cancelled.1);
+        let job = self.count(running, reason.unwrap_or(outcome));
+        if end.is_err() {
+            let others = all.extract_if(.., |_, other| other.job.submission == job.submission);
+            for (id, other) in others {
+                state.scheduler.remove(id);
+                self.count(other, Outcome::Abort);
+            }
+            self.abandon_waiting(&mut state, job.submission);
+        }
+        self.changed(&state);
+        drop(state);
+        // Sent after the counts are updated, so that a caller with its answer also finds the request in the counts. Sending
+        // fails only when the caller is gone.
+        let _ = match end {
+            Ok(Some(finished)) => job.send(Ok(Event::Finished(finished))),
+            Ok(None) => Ok(()),
+            Err(error) => job.send(Err(error)),
+        };
+    }
+
+    /// Counts a sequence that ended.
+    fn count(&self, running: Running, outcome: Outcome) -> crate::job::Job {
+        let mut summary = running.summary;
+        summary.outcome = outcome;
+        summary.total = running.job.arrived.elapsed();
+        self.observer.finished(&summary);
+        running.job
+    }
+}

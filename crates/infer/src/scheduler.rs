@@ -1,0 +1,446 @@
+//! Which rows run in the next step.
+//!
+//! The scheduler knows no clock, no threads, no tensors and no channels. Time is an argument, and a plan is a value. Equal
+//! calls give equal plans.
+//!
+//! A step has one budget of tokens. Sequences that generate get their row first, then prompts get what is left, in chunks.
+//! Free places go to the client that was served the fewest tokens (arXiv:2401.00588), and within a client to the sequence
+//! that came first. When pages run out, the youngest sequence gives its pages back. It is computed again later, with the
+//! same result.
+
+mod pages;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dipaco_model::PAGE_TOKENS;
+
+use crate::{EngineError, Load};
+use pages::{Content, PagePool};
+
+/// Number of a sequence. Later sequences have larger numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SequenceId(u64);
+
+/// Limits of a scheduler.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Sequences that run at a time.
+    pub(crate) sequences: usize,
+    /// Tokens of a step; at least `sequences` are taken.
+    pub(crate) step_tokens: usize,
+    /// Sequences that may wait.
+    pub(crate) queued_sequences: usize,
+    /// Prompt tokens that may wait.
+    pub(crate) queued_tokens: usize,
+    /// Pages of keys and values.
+    pub(crate) pages: usize,
+}
+
+/// A sequence to admit.
+#[derive(Clone, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) client: u64,
+    pub(crate) prompt: Arc<[u32]>,
+    pub(crate) max_tokens: usize,
+    /// False if all rows of the prompt must be computed, because their logits are wanted.
+    pub(crate) reads_cache: bool,
+}
+
+/// The rows of a sequence in a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PlannedRows {
+    pub(crate) id: SequenceId,
+    pub(crate) start: usize,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) pages: Vec<u32>,
+    /// True if the last row is the last known token, so its logits give the next one.
+    pub(crate) last: bool,
+}
+
+/// The next step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) rows: Vec<PlannedRows>,
+    /// Sequences that leave the queue, with the number of tokens that the prefix cache has for them.
+    pub(crate) started: Vec<(SequenceId, usize)>,
+    /// Sequences that lost their pages and wait again.
+    pub(crate) preempted: Vec<SequenceId>,
+}
+
+#[derive(Debug)]
+struct Sequence {
+    client: u64,
+    /// Prompt and generated tokens.
+    tokens: Vec<u32>,
+    prompt: usize,
+    max_tokens: usize,
+    reads_cache: bool,
+    /// Number of the path's modules; `None` until the path is known.
+    root: Option<Content>,
+    running: bool,
+    /// Number of tokens whose keys and values are in the pages.
+    computed: usize,
+    pages: Vec<u32>,
+    /// Contents of the full pages.
+    contents: Vec<Content>,
+}
+
+impl Sequence {
+    fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt
+    }
+
+    /// Rows until the next token can be drawn.
+    fn rows(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// Tokens of page `index`, if it is full of known tokens.
+    fn page(&self, index: usize) -> Option<&[u32; PAGE_TOKENS]> {
+        self.tokens.get(index * PAGE_TOKENS..(index + 1) * PAGE_TOKENS)?.try_into().ok()
+    }
+}
+
+/// Decides which rows run. See the documentation of the file.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    limits: Limits,
+    pool: PagePool,
+    sequences: BTreeMap<SequenceId, Sequence>,
+    running: BTreeSet<SequenceId>,
+    load: Load,
+    next: u64,
+    /// Tokens that each client with sequences was served, and its number of sequences.
+    clients: BTreeMap<u64, Client>,
+    /// Rows a second while sequences wait; `None` before it was measured.
+    rate: Option<f64>,
+    /// Mean fraction of `max_tokens` that sequences generate.
+    used: f64,
+}
+
+#[derive(Debug, Default)]
+struct Client {
+    served: u64,
+    sequences: usize,
+}
+
+/// Weight of a new measurement in a moving average.
+const NEW: f64 = 0.1;
+
+impl Scheduler {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            pool: PagePool::new(limits.pages),
+            limits: Limits { step_tokens: limits.step_tokens.max(limits.sequences), ..limits },
+            sequences: BTreeMap::new(),
+            running: BTreeSet::new(),
+            load: Load::default(),
+            next: 0,
+            clients: BTreeMap::new(),
+            rate: None,
+            used: 1.0,
+        }
+    }
+
+    pub(crate) fn load(&self) -> Load {
+        self.load
+    }
+
+    /// Admits all of these sequences or none. `left` is the time until their deadline.
+    pub(crate) fn admit(
+        &mut self,
+        arrivals: Vec<Arrival>,
+        left: Duration,
+    ) -> Result<Vec<SequenceId>, EngineError> {
+        let Limits { sequences, queued_sequences, queued_tokens, .. } = self.limits;
+        let tokens: usize = arrivals.iter().map(|arrival| arrival.prompt.len()).sum();
+        let most = queued_sequences.saturating_add(sequences);
+        for (given, limit, unit) in [(arrivals.len(), most, SEQUENCES), (tokens, queued_tokens, TOKENS)] {
+            if given > limit {
+                return Err(EngineError::TooLarge { given, limit, unit });
+            }
+        }
+        let longest = arrivals.iter().map(|arrival| arrival.prompt.len() + arrival.max_tokens).max();
+        let pages = longest.unwrap_or(0).div_ceil(PAGE_TOKENS);
+        if pages > self.pool.len() {
+            return Err(EngineError::TooLarge { given: pages, limit: self.pool.len(), unit: "cache pages" });
+        }
+        // Free places take sequences at once, so the queue can admit that many more.
+        let free = sequences.saturating_sub(self.load.running);
+        let Load { waiting, waiting_tokens, .. } = self.load;
+        let ahead = self.ahead();
+        let retry_after = Duration::from_secs_f64(ahead.unwrap_or(1.0).ceil().clamp(1.0, 60.0));
+        for (waiting, given, limit, unit) in [
+            (waiting, arrivals.len(), queued_sequences.saturating_add(free), SEQUENCES),
+            (waiting_tokens, tokens, queued_tokens, TOKENS),
+        ] {
+            if waiting + given > limit {
+                return Err(EngineError::Overloaded { waiting, limit, unit, retry_after });
+            }
+        }
+        // A sequence that can't begin before its deadline would only delay the others.
+        if let Some(ahead) = ahead.filter(|&ahead| waiting > 0 && ahead > left.as_secs_f64()) {
+            return Err(EngineError::Overloaded {
+                waiting: ahead as usize,
+                limit: left.as_secs() as usize,
+                unit: "seconds of work",
+                retry_after,
+            });
+        }
+        Ok(arrivals.into_iter().map(|arrival| self.push(arrival)).collect())
+    }
+
+    fn push(&mut self, arrival: Arrival) -> SequenceId {
+        let id = SequenceId(self.next);
+        self.next += 1;
+        // A client that was away gets no credit for it: it begins level with the least served of the others.
+        let level = self.clients.values().map(|client| client.served).min().unwrap_or(0);
+        let client = self.clients.entry(arrival.client).or_insert(Client { served: level, sequences: 0 });
+        client.sequences += 1;
+        self.load.waiting += 1;
+        self.load.waiting_tokens += arrival.prompt.len();
+        let sequence = Sequence {
+            client: arrival.client,
+            prompt: arrival.prompt.len(),
+            tokens: arrival.prompt.to_vec(),
+            max_tokens: arrival.max_tokens,
+            reads_cache: arrival.reads_cache,
+            root: None,
+            running: false,
+            computed: 0,
+            pages: Vec::new(),
+            contents: Vec::new(),
+        };
+        self.sequences.insert(id, sequence);
+        id
+    }
+
+    /// Estimated seconds until all admitted sequences have ended; `None` before the rate was measured.
+    fn ahead(&self) -> Option<f64> {
+        let rate = self.rate?;
+        let work = |sequence: &Sequence| {
+            let expected = (sequence.max_tokens as f64 * self.used).ceil();
+            sequence.rows() as f64 + (expected - sequence.generated() as f64).max(0.0)
+        };
+        Some(self.sequences.values().map(work).sum::<f64>() / rate.max(1e-3))
+    }
+
+    /// The path of a waiting sequence is known. `modules` is a number for the versions of the path's modules.
+    pub(crate) fn ready(&mut self, id: SequenceId, modules: u32) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.root = Some(Content(modules.into()));
+        }
+    }
+
+    /// Takes a sequence out, which ended in any way, and frees its pages. Returns false if it is not there.
+    pub(crate) fn remove(&mut self, id: SequenceId) -> bool {
+        let Some(sequence) = self.sequences.remove(&id) else { return false };
+        if sequence.running {
+            self.running.remove(&id);
+            self.load.running -= 1;
+            if sequence.max_tokens > 0 {
+                let used = sequence.generated() as f64 / sequence.max_tokens as f64;
+                self.used += NEW * (used - self.used);
+            }
+        } else {
+            self.load.waiting -= 1;
+            self.load.waiting_tokens -= sequence.prompt;
+        }
+        self.release(&sequence.pages);
+        if let Some(client) = self.clients.get_mut(&sequence.client) {
+            client.sequences -= 1;
+            if client.sequences == 0 {
+                self.clients.remove(&sequence.client);
+            }
+        }
+        true
+    }
+
+    fn release(&mut self, pages: &[u32]) {
+        // The last page first: the first pages of a prefix are useful for longest.
+        pages.iter().rev().for_each(|&page| self.pool.release(page));
+    }
+
+    /// Adds a generated token, whose row is to run.
+    pub(crate) fn generated(&mut self, id: SequenceId, token: u32) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.tokens.push(token);
+        }
+    }
+
+    /// The rows of a plan ran and took this many seconds.
+    pub(crate) fn done(&mut self, plan: &Plan, seconds: f64) {
+        let total: usize = plan.rows.iter().map(|rows| rows.tokens.len()).sum();
+        // Only the rate of full steps says how fast a queue gets shorter.
+        if self.load.waiting > 0 && seconds > 0.0 {
+            let rate = total as f64 / seconds;
+            self.rate = Some(self.rate.map_or(rate, |old| old + NEW * (rate - old)));
+        }
+        for rows in &plan.rows {
+            let Some(sequence) = self.sequences.get_mut(&rows.id) else { continue };
+            sequence.computed = rows.start + rows.tokens.len();
+            if let Some(client) = self.clients.get_mut(&sequence.client) {
+                client.served += rows.tokens.len() as u64;
+            }
+            let Some(root) = sequence.root else { continue };
+            for index in sequence.contents.len()..sequence.computed / PAGE_TOKENS {
+                let before = sequence.contents.last().copied().unwrap_or(root);
+                let Some(tokens) = sequence.page(index).copied() else { break };
+                sequence.contents.push(self.pool.publish(sequence.pages[index], before, &tokens));
+            }
+        }
+    }
+
+    /// The next step; without rows when there is nothing to do.
+    pub(crate) fn plan(&mut self) -> Plan {
+        let mut plan = Plan::default();
+        let mut budget = self.limits.step_tokens;
+        let (decoding, prompts): (Vec<_>, Vec<_>) =
+            self.running.iter().copied().partition(|id| self.sequences[id].rows() == 1);
+        for id in decoding.into_iter().chain(prompts) {
+            self.plan_rows(id, &mut plan, &mut budget);
+        }
+        while budget > 0 && plan.preempted.is_empty() && self.running.len() < self.limits.sequences {
+            let Some(id) = self.next_waiting().filter(|&id| self.start(id, &mut plan)) else { break };
+            self.plan_rows(id, &mut plan, &mut budget);
+        }
+        plan
+    }
+
+    /// Plans the next rows of a running sequence, as many as the budget and the pages allow.
+    fn plan_rows(&mut self, id: SequenceId, plan: &mut Plan, budget: &mut usize) {
+        let Some(sequence) = self.sequences.get(&id).filter(|sequence| sequence.running) else { return };
+        let wanted = sequence.rows().min(*budget);
+        let end = self.make_room(id, sequence.computed + wanted, plan, budget);
+        let Some(sequence) = self.sequences.get(&id).filter(|sequence| sequence.running) else { return };
+        let start = sequence.computed;
+        if end <= start {
+            return;
+        }
+        *budget -= end - start;
+        plan.rows.push(PlannedRows {
+            id,
+            start,
+            tokens: sequence.tokens[start..end].to_vec(),
+            pages: sequence.pages.clone(),
+            last: end == sequence.tokens.len(),
+        });
+    }
+
+    /// Gives a sequence pages for its first `end` tokens. Takes them from the youngest sequences if there are none left,
+    /// at last from itself. Returns how many tokens have pages.
+    fn make_room(&mut self, id: SequenceId, end: usize, plan: &mut Plan, budget: &mut usize) -> usize {
+        loop {
+            let Some(sequence) = self.sequences.get_mut(&id).filter(|sequence| sequence.running) else {
+                return 0;
+            };
+            if sequence.pages.len() * PAGE_TOKENS >= end {
+                return end;
+            }
+            if let Some(page) = self.pool.take() {
+                sequence.pages.push(page);
+                continue;
+            }
+            let Some(&youngest) = self.running.last() else { return 0 };
+            self.preempt(youngest, plan, budget);
+        }
+    }
+
+    /// Sends a running sequence back to the queue.
+    fn preempt(&mut self, id: SequenceId, plan: &mut Plan, budget: &mut usize) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        let pages = std::mem::take(&mut sequence.pages);
+        sequence.contents.clear();
+        sequence.computed = 0;
+        sequence.running = false;
+        self.load.running -= 1;
+        self.load.waiting += 1;
+        self.load.waiting_tokens += sequence.prompt;
+        self.running.remove(&id);
+        self.release(&pages);
+        plan.rows.retain(|rows| {
+            let keep = rows.id != id;
+            *budget += if keep { 0 } else { rows.tokens.len() };
+            keep
+        });
+        plan.started.retain(|started| started.0 != id);
+        plan.preempted.push(id);
+    }
+
+    /// The waiting sequence that is next: of the least served client, the first that came.
+    fn next_waiting(&self) -> Option<SequenceId> {
+        let served =
+            |sequence: &Sequence| self.clients.get(&sequence.client).map_or(0, |client| client.served);
+        let waiting =
+            self.sequences.iter().filter(|(_, sequence)| !sequence.running && sequence.root.is_some());
+        let mut waiting: Vec<_> = waiting.map(|(id, sequence)| (served(sequence), *id)).collect();
+        waiting.sort_unstable();
+        waiting.into_iter().map(|(_, id)| id).find(|id| !self.follows(&self.sequences[id]))
+    }
+
+    /// True if a running sequence is about to compute the next page that this waiting one could read. Waiting for it is
+    /// less work than computing it twice: choices of one prompt share its pages this way.
+    fn follows(&self, waiting: &Sequence) -> bool {
+        let (pages, _) = self.cached(waiting);
+        let end = (pages.len() + 1) * PAGE_TOKENS;
+        if !waiting.reads_cache || end >= waiting.tokens.len() {
+            return false;
+        }
+        self.running.iter().map(|id| &self.sequences[id]).any(|leader| {
+            leader.root == waiting.root
+                && leader.computed < end
+                && leader.tokens.get(..end) == waiting.tokens.get(..end)
+        })
+    }
+
+    /// The pages that hold the beginning of a sequence. At least one token is left to compute, because its logits give the
+    /// next token.
+    fn cached(&self, sequence: &Sequence) -> (Vec<u32>, Vec<Content>) {
+        let (mut pages, mut contents) = (Vec::new(), Vec::new());
+        let Some(mut before) = sequence.root.filter(|_| sequence.reads_cache) else {
+            return (pages, contents);
+        };
+        for index in 0..(sequence.tokens.len() - 1) / PAGE_TOKENS {
+            let Some((page, content)) =
+                sequence.page(index).and_then(|tokens| self.pool.find(before, tokens))
+            else {
+                break;
+            };
+            pages.push(page);
+            contents.push(content);
+            before = content;
+        }
+        (pages, contents)
+    }
+
+    /// Starts a waiting sequence. Returns false if its known tokens do not fit the free pages.
+    fn start(&mut self, id: SequenceId, plan: &mut Plan) -> bool {
+        let Some(sequence) = self.sequences.get(&id) else { return false };
+        let (pages, contents) = self.cached(sequence);
+        let needed = (sequence.tokens.len() + 1).div_ceil(PAGE_TOKENS) - pages.len();
+        pages.iter().for_each(|&page| self.pool.hold(page));
+        let most = (sequence.prompt + sequence.max_tokens).div_ceil(PAGE_TOKENS);
+        if self.pool.free() < needed.min(most - pages.len()) {
+            self.release(&pages);
+            return false;
+        }
+        let Some(sequence) = self.sequences.get_mut(&id) else { return false };
+        sequence.computed = pages.len() * PAGE_TOKENS;
+        plan.started.push((id, sequence.computed));
+        sequence.pages = pages;
+        sequence.contents = contents;
+        sequence.running = true;
+        self.running.insert(id);
+        self.load.running += 1;
+        self.load.waiting -= 1;
+        self.load.waiting_tokens -= sequence.prompt;
+        true
+    }
+}
+
+const SEQUENCES: &str = "sequences";
+const TOKENS: &str = "prompt tokens";

@@ -1,0 +1,111 @@
+//! The pages of keys and values, and the prefixes that they hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dipaco_model::PAGE_TOKENS;
+
+/// The content of a full page: the content before it, and its tokens.
+///
+/// The content before the first page of a sequence is the number of its path's modules, so equal contents are the keys and
+/// values of equal tokens under equal weights. Contents are compared whole. Nothing depends on a hash.
+type Key = (Content, [u32; PAGE_TOKENS]);
+
+/// Number of a content. No two contents get the same number, and a forgotten content gets a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Content(pub(crate) u64);
+
+/// Which pages are free, and what the full ones hold.
+#[derive(Debug)]
+pub(crate) struct PagePool {
+    pages: Vec<Page>,
+    /// Pages without a holder, those without content first, then the least recently freed.
+    free: BTreeSet<(u64, u32)>,
+    index: BTreeMap<Key, u32>,
+    /// Number of the next content, above the numbers of all paths.
+    next: u64,
+    freed: u64,
+}
+
+#[derive(Debug, Default)]
+struct Page {
+    holders: u32,
+    content: Option<(Key, Content)>,
+    /// When it was freed; 0 for a page without content.
+    freed: u64,
+}
+
+/// Contents below this number stand for paths.
+const FIRST: u64 = 1 << 32;
+
+impl PagePool {
+    pub(crate) fn new(pages: usize) -> Self {
+        let count = u32::try_from(pages).unwrap_or(u32::MAX);
+        Self {
+            pages: (0..count).map(|_| Page::default()).collect(),
+            free: (0..count).map(|page| (0, page)).collect(),
+            index: BTreeMap::new(),
+            next: FIRST,
+            freed: 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Number of pages without a holder.
+    pub(crate) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Takes a free page and forgets its content.
+    pub(crate) fn take(&mut self) -> Option<u32> {
+        let (_, number) = self.free.pop_first()?;
+        let page = &mut self.pages[number as usize];
+        if let Some((key, _)) = page.content.take() {
+            self.index.remove(&key);
+        }
+        page.holders = 1;
+        Some(number)
+    }
+
+    /// The full page with this content.
+    pub(crate) fn find(&self, before: Content, tokens: &[u32; PAGE_TOKENS]) -> Option<(u32, Content)> {
+        let number = *self.index.get(&(before, *tokens))?;
+        self.pages[number as usize].content.as_ref().map(|(_, content)| (number, *content))
+    }
+
+    /// Adds a holder to a page.
+    pub(crate) fn hold(&mut self, number: u32) {
+        let page = &mut self.pages[number as usize];
+        if page.holders == 0 {
+            self.free.remove(&(page.freed, number));
+        }
+        page.holders += 1;
+    }
+
+    /// Takes a holder from a page. Its content stays until the page is taken.
+    pub(crate) fn release(&mut self, number: u32) {
+        let page = &mut self.pages[number as usize];
+        page.holders -= 1;
+        if page.holders == 0 {
+            self.freed += 1;
+            page.freed = if page.content.is_some() { self.freed } else { 0 };
+            self.free.insert((page.freed, number));
+        }
+    }
+
+    /// Records the content of a full page, for other sequences. If another page has this content already, this one stays
+    /// without. Returns the content's number.
+    pub(crate) fn publish(&mut self, number: u32, before: Content, tokens: &[u32; PAGE_TOKENS]) -> Content {
+        if let Some((_, content)) = self.find(before, tokens) {
+            return content;
+        }
+        let content = Content(self.next);
+        self.next += 1;
+        let key = (before, *tokens);
+        self.index.insert(key, number);
+        self.pages[number as usize].content = Some((key, content));
+        content
+    }
+}

@@ -1,0 +1,207 @@
+//! The scheduler in virtual time.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn limits(sequences: usize, step_tokens: usize, pages: usize) -> Limits {
+    Limits { sequences, step_tokens, queued_sequences: 1000, queued_tokens: 1 << 20, pages }
+}
+
+fn arrival(client: u64, prompt: Vec<u32>, max_tokens: usize) -> Arrival {
+    Arrival { client, prompt: prompt.into(), max_tokens, reads_cache: true }
+}
+
+const LONG: Duration = Duration::from_secs(1000);
+
+fn admit(scheduler: &mut Scheduler, arrival: Arrival) -> SequenceId {
+    let id = scheduler.admit(vec![arrival], LONG).unwrap()[0];
+    scheduler.ready(id, 0);
+    id
+}
+
+/// Runs a step: each sequence whose last row ran generates a token, or ends after `max_tokens`.
+fn step(scheduler: &mut Scheduler) -> Plan {
+    let plan = scheduler.plan();
+    scheduler.done(&plan, 0.1);
+    for rows in plan.rows.iter().filter(|rows| rows.last) {
+        let sequence = &scheduler.sequences[&rows.id];
+        if sequence.generated() + 1 >= sequence.max_tokens {
+            scheduler.remove(rows.id);
+        } else {
+            scheduler.generated(rows.id, 7);
+        }
+    }
+    plan
+}
+
+/// The number of rows of each sequence in a plan.
+fn counts(plan: &Plan) -> Vec<(u64, usize)> {
+    plan.rows.iter().map(|rows| (rows.id.0, rows.tokens.len())).collect()
+}
+
+#[test]
+fn generating_comes_first_and_a_long_prompt_gets_what_is_left() {
+    let mut scheduler = Scheduler::new(limits(4, 20, 100));
+    admit(&mut scheduler, arrival(0, vec![1; 5], 9));
+    admit(&mut scheduler, arrival(0, vec![2; 5], 9));
+    assert_eq!(counts(&step(&mut scheduler)), [(0, 5), (1, 5)]);
+    admit(&mut scheduler, arrival(0, (0..50).collect(), 9));
+    assert_eq!(counts(&step(&mut scheduler)), [(0, 1), (1, 1), (2, 18)]);
+    assert_eq!(counts(&step(&mut scheduler)), [(0, 1), (1, 1), (2, 18)]);
+    assert_eq!(counts(&step(&mut scheduler)), [(0, 1), (1, 1), (2, 14)]);
+    assert_eq!(counts(&step(&mut scheduler)), [(0, 1), (1, 1), (2, 1)]);
+}
+
+#[test]
+fn a_client_with_many_sequences_does_not_hold_up_another_client() {
+    let mut scheduler = Scheduler::new(limits(1, 16, 100));
+    for i in 0..10 {
+        admit(&mut scheduler, arrival(1, vec![i; 10], 1));
+    }
+    step(&mut scheduler);
+    let late = admit(&mut scheduler, arrival(2, vec![99; 10], 1));
+    // The second client begins level with the first, so one of them is next, and then the other.
+    let next: Vec<u64> = (0..2).flat_map(|_| counts(&step(&mut scheduler))).map(|(id, _)| id).collect();
+    assert!(next.contains(&late.0), "{next:?}");
+    // Within a client the first comes first.
+    assert!(next.contains(&1), "{next:?}");
+}
+
+#[test]
+fn choices_of_a_prompt_read_its_pages_and_a_prompt_with_scores_does_not() {
+    let mut scheduler = Scheduler::new(limits(4, 64, 100));
+    let prompt: Vec<u32> = (0..40).collect();
+    let choices = scheduler.admit(vec![arrival(0, prompt.clone(), 3); 3], LONG).unwrap();
+    choices.iter().for_each(|&id| scheduler.ready(id, 5));
+    let first = step(&mut scheduler);
+    assert_eq!((counts(&first), first.started.len()), (vec![(0, 40)], 1), "the others wait for its pages");
+    let second = step(&mut scheduler);
+    assert_eq!(second.started, [(choices[1], 32), (choices[2], 32)]);
+    assert_eq!(counts(&second), [(0, 1), (1, 8), (2, 8)]);
+    let pages: Vec<_> = second.rows.iter().map(|rows| rows.pages[..2].to_vec()).collect();
+    assert!(pages.iter().all(|own| *own == pages[0]));
+    let scored = scheduler.admit(vec![Arrival { reads_cache: false, ..arrival(0, prompt.clone(), 3) }], LONG);
+    scheduler.ready(scored.unwrap()[0], 5);
+    assert_eq!(step(&mut scheduler).started, [(SequenceId(3), 0)]);
+    // Other modules have other keys and values.
+    while !step(&mut scheduler).rows.is_empty() {}
+    let other = scheduler.admit(vec![arrival(0, prompt, 3)], LONG).unwrap()[0];
+    scheduler.ready(other, 6);
+    assert_eq!(step(&mut scheduler).started, [(other, 0)]);
+}
+
+#[test]
+fn work_that_takes_longer_than_the_deadline_is_refused_at_once() {
+    let mut scheduler = Scheduler::new(limits(1, 8, 100));
+    for i in 0..20 {
+        admit(&mut scheduler, arrival(0, vec![i; 8], 1));
+    }
+    for _ in 0..3 {
+        step(&mut scheduler);
+    }
+    // 17 prompts of 8 tokens and one more token each, at 80 rows a second.
+    let refused = scheduler.admit(vec![arrival(0, vec![1; 8], 1)], Duration::from_secs(1)).unwrap_err();
+    assert!(
+        matches!(refused, EngineError::Overloaded { unit: "seconds of work", waiting: 1, .. }),
+        "{refused}"
+    );
+    assert!(scheduler.admit(vec![arrival(0, vec![1; 8], 1)], Duration::from_secs(3)).is_ok());
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Admit { client: u64, kind: u32, prompt: usize, max_tokens: usize, scores: bool },
+    Cancel(prop::sample::Index),
+    Steps(u8),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let admit = (0u64..3, 0u32..3, 1usize..70, 1usize..40, any::<bool>());
+    let admit = admit.prop_map(|(client, kind, prompt, max_tokens, scores)| Act::Admit {
+        client,
+        kind,
+        prompt,
+        max_tokens,
+        scores,
+    });
+    prop_oneof![
+        4 => admit,
+        1 => any::<prop::sample::Index>().prop_map(Act::Cancel),
+        3 => (1u8..6).prop_map(Act::Steps),
+    ]
+}
+
+/// Checks what must hold for every plan. A page's keys and values belong to the tokens and modules that wrote it.
+fn check(scheduler: &Scheduler, plan: &Plan, written: &mut BTreeMap<u32, Vec<(u32, u32)>>) {
+    let rows: usize = plan.rows.iter().map(|rows| rows.tokens.len()).sum();
+    assert!(rows <= scheduler.limits.step_tokens && scheduler.running.len() <= scheduler.limits.sequences);
+    for rows in &plan.rows {
+        let sequence = &scheduler.sequences[&rows.id];
+        let root = sequence.root.unwrap().0 as u32;
+        for (position, &token) in sequence.tokens[..rows.start + rows.tokens.len()].iter().enumerate() {
+            let page = written.entry(rows.pages[position / PAGE_TOKENS]).or_default();
+            let slot = position % PAGE_TOKENS;
+            if position < rows.start {
+                assert_eq!(page[slot], (root, token), "a page of other tokens was read");
+            } else {
+                page.truncate(slot);
+                page.push((root, token));
+            }
+        }
+    }
+}
+
+fn play(acts: &[Act]) -> Vec<Plan> {
+    let mut scheduler = Scheduler::new(limits(4, 24, 14));
+    let (mut plans, mut written, mut admitted) = (Vec::new(), BTreeMap::new(), Vec::new());
+    let run = |scheduler: &mut Scheduler, plans: &mut Vec<Plan>, written: &mut BTreeMap<_, _>| {
+        let mut before = scheduler.plan();
+        check(scheduler, &before, written);
+        scheduler.done(&before, 0.1);
+        for rows in before.rows.iter().filter(|rows| rows.last) {
+            let sequence = &scheduler.sequences[&rows.id];
+            if sequence.generated() + 1 >= sequence.max_tokens {
+                scheduler.remove(rows.id);
+            } else {
+                scheduler.generated(rows.id, rows.start as u32 % 5);
+            }
+        }
+        plans.push(std::mem::take(&mut before));
+    };
+    for act in acts {
+        match *act {
+            Act::Admit { client, kind, prompt, max_tokens, scores } => {
+                // Few kinds of prompts, so that many begin alike.
+                let prompt = (0..prompt as u32).map(|i| i / 20 * kind).collect();
+                let arrival = Arrival { reads_cache: !scores, ..arrival(client, prompt, max_tokens) };
+                let id = scheduler.admit(vec![arrival], LONG).unwrap()[0];
+                scheduler.ready(id, kind % 2);
+                admitted.push(id);
+            }
+            Act::Cancel(index) if !admitted.is_empty() => {
+                scheduler.remove(*index.get(&admitted));
+            }
+            Act::Cancel(_) => {}
+            Act::Steps(count) => (0..count).for_each(|_| run(&mut scheduler, &mut plans, &mut written)),
+        }
+    }
+    let mut steps = 0;
+    while !scheduler.sequences.is_empty() {
+        run(&mut scheduler, &mut plans, &mut written);
+        steps += 1;
+        assert!(steps < 20_000, "sequences do not end: {scheduler:?}");
+    }
+    assert_eq!((scheduler.pool.free(), scheduler.load), (14, Load::default()));
+    assert!(scheduler.clients.is_empty() && scheduler.running.is_empty());
+    plans
+}
+
+proptest! {
+    #[test]
+    fn every_sequence_ends_budgets_hold_and_pages_come_back(acts in proptest::collection::vec(act(), 1..60)) {
+        let plans = play(&acts);
+        // Equal calls give equal plans.
+        prop_assert_eq!(plans, play(&acts));
+    }
+}

@@ -1,0 +1,125 @@
+//! Weights of modules for serving.
+
+use std::collections::BTreeMap;
+
+use dipaco_ops::{BlockShape, PackedBlock, PackedRows, RopeTable, kernel};
+use dipaco_topology::{Part, Topology};
+
+use crate::split::require_specs;
+use crate::{ModelConfig, ModelError, ModuleWeights, level_specs};
+
+/// A module whose matrices are packed once, when it is loaded, for products with any number of rows. There is no other copy
+/// of them. All paths through the module share it.
+#[derive(Debug)]
+pub struct PackedModule {
+    pub(crate) embedding: Option<Embedding>,
+    /// By the number of the block.
+    pub(crate) blocks: BTreeMap<usize, PackedBlock>,
+    pub(crate) head: Option<PackedHead>,
+}
+
+/// The token embedding of a module.
+#[derive(Debug)]
+pub(crate) enum Embedding {
+    /// A table (V, D).
+    Table(Vec<f32>),
+    /// The projection of the module's head.
+    Tied,
+}
+
+/// The final norm and the output projection.
+#[derive(Debug)]
+pub(crate) struct PackedHead {
+    pub(crate) norm: Vec<f32>,
+    pub(crate) projection: PackedRows,
+}
+
+impl PackedModule {
+    /// Packs the weights of a module of `level`.
+    ///
+    /// # Errors
+    /// The configuration is incomplete, or the weights are not those of a module of this level.
+    pub fn new(
+        config: &ModelConfig,
+        topology: &Topology,
+        level: usize,
+        weights: &ModuleWeights,
+    ) -> Result<Self, ModelError> {
+        config.check_complete()?;
+        config.check_topology(topology)?;
+        weights.check()?;
+        require_specs(&weights.specs, &level_specs(config, topology, level))?;
+        let (shape, width) = (block_shape(config, 1)?, config.hidden_size);
+        let mut own = Self { embedding: None, blocks: BTreeMap::new(), head: None };
+        let mut rest = weights.values.as_slice();
+        let mut table: &[f32] = &[];
+        for &part in topology.parts(level) {
+            let length = weights
+                .specs
+                .iter()
+                .filter(|spec| spec.part == part)
+                .map(crate::TensorSpec::parameters)
+                .sum();
+            let (values, after) = rest.split_at(length);
+            rest = after;
+            match part {
+                Part::Embedding => table = values,
+                Part::Block(number) => {
+                    own.blocks.insert(number, PackedBlock::new(&shape, values));
+                }
+                Part::Head => {
+                    let (norm, projection) = values.split_at(width);
+                    // The level of a tied head also holds the embedding, which comes first.
+                    let projection = if config.tie_embeddings { table } else { projection };
+                    let projection = PackedRows::new(projection, width);
+                    own.head = Some(PackedHead { norm: norm.to_vec(), projection });
+                }
+            }
+        }
+        if !table.is_empty() {
+            let table =
+                if config.tie_embeddings { Embedding::Tied } else { Embedding::Table(table.to_vec()) };
+            own.embedding = Some(table);
+        }
+        Ok(own)
+    }
+
+    /// Returns the memory of the weights in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let table = match &self.embedding {
+            Some(Embedding::Table(table)) => size_of_val(table.as_slice()),
+            _ => 0,
+        };
+        let head = self.head.as_ref().map_or(0, |head| head.projection.bytes() + size_of_val(&*head.norm));
+        table + head + self.blocks.values().map(PackedBlock::bytes).sum::<usize>()
+    }
+
+    /// Copies the embeddings of `tokens` into x (tokens, D). Does nothing if the module has no embedding.
+    ///
+    /// # Panics
+    /// When a token is outside of the vocabulary.
+    pub(crate) fn embed(&self, tokens: &[u32], width: usize, x: &mut [f32]) {
+        match (&self.embedding, &self.head) {
+            (Some(Embedding::Table(table)), _) => kernel::embedding(table, tokens, width, x),
+            (Some(Embedding::Tied), Some(head)) => {
+                for (x, &token) in x.chunks_exact_mut(width).zip(tokens) {
+                    head.projection.copy_row(token as usize, x);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The shape of a block, with rotations for `positions` positions.
+pub(crate) fn block_shape(config: &ModelConfig, positions: usize) -> Result<BlockShape, ModelError> {
+    Ok(BlockShape {
+        width: config.hidden_size,
+        heads: config.heads,
+        kv_heads: config.key_value_heads(),
+        ffn: config.ffn_size,
+        epsilon: config.rms_norm_eps as f32,
+        rope: RopeTable::new(positions, config.head_dim, config.rope_theta)?,
+    })
+}

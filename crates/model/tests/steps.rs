@@ -1,0 +1,202 @@
+//! Steps of serving against whole passes, and the promise of equal bits.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use dipaco_model::{
+    Device, Dtype, KvPages, ModelConfig, ModelError, Module, ModuleWeights, PAGE_TOKENS, PackedModule, Path,
+    Positions, StepSequence, Stepper, TokenRows, init, split,
+};
+use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
+
+const VOCAB: usize = 97;
+const LONGEST: usize = 90;
+
+/// Three levels, the first of which comes back at the end: blocks 0 and 3 with the head, block 1, block 2.
+struct Grid {
+    config: ModelConfig,
+    topology: Topology,
+    weights: Vec<Vec<ModuleWeights>>,
+    packed: Vec<Vec<Arc<PackedModule>>>,
+    stepper: Stepper,
+}
+
+impl Grid {
+    fn new(config: ModelConfig) -> Self {
+        let level = |modules, blocks: &str, ends| LevelConfig {
+            modules: Modules::Count(modules),
+            blocks: blocks.into(),
+            embedding: ends,
+            head: ends,
+        };
+        let levels = vec![level(2, "0, 3", true), level(1, "1", false), level(2, "2", false)];
+        let topology = Topology::new(&TopologyConfig { replicas: 1, levels }, 4).unwrap();
+        let weights: Vec<_> =
+            (0..2).map(|seed| split(&config, &topology, &init(&config, seed).unwrap()).unwrap()).collect();
+        let pack = |modules: &Vec<ModuleWeights>| -> Vec<_> {
+            let packed = modules.iter().enumerate();
+            packed.map(|(level, m)| PackedModule::new(&config, &topology, level, m).unwrap().into()).collect()
+        };
+        let packed = weights.iter().map(pack).collect();
+        let stepper = Stepper::new(&config, &topology).unwrap();
+        Self { config, topology, weights, packed, stepper }
+    }
+
+    fn modules(&self, path: u32) -> Vec<Arc<PackedModule>> {
+        let ids = self.topology.modules_of(PathId(path)).into_iter();
+        ids.map(|id| self.packed[id.index as usize][usize::from(id.level)].clone()).collect()
+    }
+
+    fn path(&self, path: u32) -> Path {
+        let ids = self.topology.modules_of(PathId(path)).into_iter();
+        let weights = ids.map(|id| &self.weights[id.index as usize][usize::from(id.level)]);
+        let modules: Vec<_> = weights.map(|w| Arc::new(Module::load(w, &Device::Cpu).unwrap())).collect();
+        Path::compose(&self.config, &self.topology, &modules).unwrap()
+    }
+}
+
+fn config() -> ModelConfig {
+    ModelConfig {
+        vocab_size: VOCAB,
+        hidden_size: 48,
+        blocks: 4,
+        heads: 4,
+        head_dim: 24,
+        ffn_size: 80,
+        context: LONGEST,
+        init_std: Some(0.3),
+        ..ModelConfig::default()
+    }
+}
+
+fn tokens(number: usize) -> Vec<u32> {
+    (0..LONGEST - 5 * number).map(|i| ((i * i * 7 + 31 * number + i) % VOCAB) as u32).collect()
+}
+
+/// Pages of sequence `number` of six.
+fn pages(number: usize) -> Vec<u32> {
+    // In no order: a sequence's pages lie anywhere.
+    (0..LONGEST.div_ceil(PAGE_TOKENS)).map(|page| (page * 6 + (number * 5 + page) % 6) as u32).collect()
+}
+
+/// Runs sequences on their paths, `chunk` tokens a step, and returns all logits of each.
+fn run(grid: &Grid, kv: &mut KvPages, sequences: &[(usize, u32)], chunk: usize) -> Vec<Vec<f32>> {
+    let inputs: Vec<_> = sequences.iter().map(|&(number, _)| (tokens(number), pages(number))).collect();
+    let modules: Vec<_> = sequences.iter().map(|&(_, path)| grid.modules(path)).collect();
+    let mut logits = vec![Vec::new(); sequences.len()];
+    for start in (0..LONGEST).step_by(chunk) {
+        let alive: Vec<usize> = (0..sequences.len()).filter(|&i| start < inputs[i].0.len()).collect();
+        let rows = |&i: &usize| {
+            let (tokens, pages) = &inputs[i];
+            let tokens = &tokens[start..tokens.len().min(start + chunk)];
+            StepSequence { modules: &modules[i], tokens, start, pages, logits: Positions::All }
+        };
+        let batch: Vec<_> = alive.iter().map(rows).collect();
+        for (i, own) in alive.into_iter().zip(grid.stepper.step(&batch, kv).unwrap()) {
+            logits[i].extend(own);
+        }
+    }
+    logits
+}
+
+/// Paths of the six sequences: all four, two of them twice.
+const SEQUENCES: [(usize, u32); 6] = [(0, 0), (1, 3), (2, 1), (3, 3), (4, 2), (5, 0)];
+
+#[test]
+fn a_sequence_gets_the_same_bits_alone_among_others_in_any_chunks_and_with_any_threads() {
+    for tie_embeddings in [false, true] {
+        let grid = Grid::new(ModelConfig { tie_embeddings, kv_heads: Some(2), ..config() });
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let mut kv = grid.stepper.pages(36, dtype);
+            let alone: Vec<_> =
+                SEQUENCES.iter().flat_map(|&one| run(&grid, &mut kv, &[one], LONGEST)).collect();
+            for (chunk, threads) in [(1, 2), (7, 1), (33, 3)] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let together = pool.install(|| run(&grid, &mut kv, &SEQUENCES, chunk));
+                for (number, (together, alone)) in together.iter().zip(&alone).enumerate() {
+                    let bits = |logits: &[f32]| logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    assert!(bits(together) == bits(alone), "{number}, chunks of {chunk}, {dtype}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn logits_are_those_of_a_whole_pass() {
+    for (tie_embeddings, kv_heads, head_dim) in [(false, None, 24), (true, Some(1), 32), (false, Some(2), 8)]
+    {
+        let grid = Grid::new(ModelConfig { tie_embeddings, kv_heads, head_dim, ..config() });
+        let mut kv = grid.stepper.pages(36, Dtype::F32);
+        for (&(number, path), logits) in SEQUENCES.iter().zip(run(&grid, &mut kv, &SEQUENCES, 20)) {
+            let tokens = tokens(number);
+            let rows = TokenRows::new(&*tokens, 1, VOCAB).unwrap();
+            let positions: Vec<usize> = (0..tokens.len()).collect();
+            let whole = grid.path(path).position_logits(&rows, &positions).unwrap();
+            assert_eq!(logits.len(), whole.len());
+            for (i, (one, other)) in logits.iter().zip(&whole).enumerate() {
+                assert!((one - other).abs() < 1e-5 * other.abs().max(1.0), "{number}, {i}: {one} {other}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rounded_keys_and_values_change_logits_a_little() {
+    let grid = Grid::new(config());
+    let [exact, rounded] = [Dtype::F32, Dtype::Bf16].map(|dtype| {
+        let mut kv = grid.stepper.pages(36, dtype);
+        run(&grid, &mut kv, &SEQUENCES[..1], 30).swap_remove(0)
+    });
+    let (error, size) = exact.iter().zip(&rounded).fold((0.0, 0.0), |(error, size), (a, b)| {
+        (error + f64::from(a - b).powi(2), size + f64::from(*a).powi(2))
+    });
+    let relative = (error / size).sqrt();
+    assert!((1e-5..2e-2).contains(&relative), "{relative}");
+    let bytes = [Dtype::F32, Dtype::Bf16].map(|dtype| grid.stepper.page_bytes(dtype));
+    assert_eq!(bytes[0], 2 * bytes[1]);
+}
+
+#[test]
+fn a_packed_module_has_one_copy_of_its_matrices() {
+    let grid = Grid::new(ModelConfig { tie_embeddings: true, hidden_size: 64, ffn_size: 96, ..config() });
+    for (packed, weights) in grid.packed[0].iter().zip(&grid.weights[0]) {
+        // Whole panels of 32 rows: the vocabulary of 97 takes 128.
+        let most = size_of_val(weights.values.as_slice()) + 31 * 64 * 4;
+        assert!(packed.bytes() <= most, "{} {most}", packed.bytes());
+    }
+}
+
+#[test]
+fn a_wrong_step_is_refused_and_changes_nothing() {
+    let grid = Grid::new(config());
+    let mut kv = grid.stepper.pages(8, Dtype::F32);
+    let (modules, prompt, pages) = (grid.modules(0), tokens(0), [0, 1, 2]);
+    let step = |tokens, start, pages, modules| StepSequence {
+        modules,
+        tokens,
+        start,
+        pages,
+        logits: Positions::Last,
+    };
+    let good = step(&prompt[..20], 0, &pages[..2], &modules);
+    let before = grid.stepper.step(std::slice::from_ref(&good), &mut kv).unwrap();
+    let refused = |batch: &[StepSequence<'_>], kv: &mut KvPages| grid.stepper.step(batch, kv).unwrap_err();
+    let bad = step(&[97], 20, &pages, &modules);
+    assert!(matches!(refused(&[bad], &mut kv), ModelError::Token { token: 97, vocabulary: 97 }));
+    let bad = step(&prompt[..1], 90, &pages, &modules);
+    assert!(matches!(refused(&[bad], &mut kv), ModelError::Context { positions: 91, context: 90 }));
+    for (bad, problem) in [
+        (step(&[], 20, &pages, &modules), "no token"),
+        (step(&prompt[..13], 20, &pages[..2], &modules), "2 pages have no room for 33 tokens"),
+        (step(&prompt[..1], 20, &pages, &modules[..2]), "one module for each level"),
+    ] {
+        let error = refused(&[good.clone(), bad], &mut kv).to_string();
+        assert!(error.contains(problem), "{error}");
+    }
+    let twice =
+        [step(&prompt[..1], 20, &pages[..2], &modules), step(&prompt[..1], 21, &pages[..2], &modules)];
+    assert!(matches!(refused(&twice, &mut kv), ModelError::Operation(_)));
+    let after = step(&prompt[19..20], 19, &pages[..2], &modules);
+    assert_eq!(grid.stepper.step(&[after], &mut kv).unwrap(), before);
+}

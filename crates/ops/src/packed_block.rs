@@ -1,0 +1,150 @@
+//! A transformer block for serving: weights packed once, rows of many sequences.
+//!
+//! A block is implemented three times, and the three must change together: see `block/forward.rs`.
+
+use rayon::prelude::*;
+
+use crate::attention::paged::{PagedQueries, attend};
+use crate::block::{BlockShape, BlockWeights};
+use crate::buffer::Workspace;
+use crate::element::Element;
+use crate::kv_pages::{SequencePages, SharedMemory};
+use crate::packed_rows::{PackedRows, Target, gated_products};
+use crate::product::Shared;
+use crate::{rms_norm, vector};
+
+/// The weights of a block, packed for products with any number of rows.
+#[derive(Debug)]
+pub struct PackedBlock {
+    input_norm: Vec<f32>,
+    qkv: PackedRows,
+    o: PackedRows,
+    post_norm: Vec<f32>,
+    gate: PackedRows,
+    up: PackedRows,
+    down: PackedRows,
+}
+
+impl PackedBlock {
+    /// Packs a block's flat parameters.
+    ///
+    /// # Panics
+    /// When there are fewer than [`BlockShape::parameters`].
+    #[must_use]
+    pub fn new(shape: &BlockShape, weights: &[f32]) -> Self {
+        let BlockWeights { input_norm, qkv, o, post_norm, gate_up, down } = BlockWeights::new(shape, weights);
+        let (gate, up) = gate_up.split_at(shape.ffn * shape.width);
+        Self {
+            input_norm: input_norm.to_vec(),
+            qkv: PackedRows::new(qkv, shape.width),
+            o: PackedRows::new(o, shape.attention()),
+            post_norm: post_norm.to_vec(),
+            gate: PackedRows::new(gate, shape.width),
+            up: PackedRows::new(up, shape.width),
+            down: PackedRows::new(down, shape.ffn),
+        }
+    }
+
+    /// Memory of the weights in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let products = [&self.qkv, &self.o, &self.gate, &self.up, &self.down];
+        let norms = size_of_val(&*self.input_norm) + size_of_val(&*self.post_norm);
+        norms + products.map(PackedRows::bytes).iter().sum::<usize>()
+    }
+
+    /// Runs block number `block` of a model on x (rows, D) in place, with all threads of the current pool. The rows belong
+    /// to `sequences`, one after the other. Their keys and values are added to the pages.
+    ///
+    /// A row's result has the same bits whatever other rows there are, and with any number of threads.
+    ///
+    /// # Panics
+    /// When the sizes of x, the pages and the shape do not fit together.
+    pub fn run(
+        &self,
+        shape: &BlockShape,
+        block: usize,
+        x: &mut [f32],
+        sequences: &mut [&mut SequencePages<'_>],
+        workspace: &Workspace,
+    ) {
+        let rows = x.len() / shape.width;
+        let given: usize = sequences.iter().map(|sequence| sequence.rows()).sum();
+        assert_eq!(rows, given, "rows that do not fit the sequences");
+        let mut h = workspace.take(rows * shape.width);
+        rms_norm::forward(x, &self.input_norm, &mut h, shape.epsilon);
+        let mut qkv = workspace.take(rows * shape.qkv());
+        self.qkv.products_by_columns(&h, &mut qkv, Target::Replace);
+        let mut y = workspace.take(rows * shape.attention());
+        attention(shape, block, &mut qkv, sequences, &mut y);
+        self.o.products_by_columns(&y, x, Target::Add);
+
+        rms_norm::forward(x, &self.post_norm, &mut h, shape.epsilon);
+        let mut gated = workspace.take(rows * shape.ffn);
+        gated_products(&self.gate, &self.up, &h, &mut gated);
+        self.down.products_by_columns(&gated, x, Target::Add);
+        for buffer in [h, qkv, y, gated] {
+            workspace.give(buffer);
+        }
+    }
+}
+
+/// Rotates queries and keys, appends keys and values to the pages, and writes the results of attention to y (rows, H × Dh).
+fn attention(
+    shape: &BlockShape,
+    block: usize,
+    qkv: &mut [f32],
+    sequences: &mut [&mut SequencePages<'_>],
+    y: &mut [f32],
+) {
+    let stride = shape.qkv();
+    let mut rest = &mut *qkv;
+    let own = sequences.iter_mut().map(|sequence| {
+        let (own, after) = std::mem::take(&mut rest).split_at_mut(sequence.rows() * stride);
+        rest = after;
+        (&mut **sequence, own)
+    });
+    own.collect::<Vec<_>>().into_par_iter().for_each(|(sequence, qkv)| append(shape, block, sequence, qkv));
+
+    let mut first = 0;
+    let mut tasks = Vec::with_capacity(sequences.len() * shape.kv_heads);
+    for sequence in &*sequences {
+        tasks.extend((0..shape.kv_heads).map(|head| (&**sequence, head, first)));
+        first += sequence.rows();
+    }
+    let queries = PagedQueries { qkv, stride, heads: shape.heads, y: Shared::new(y) };
+    // SAFETY: the sequences are borrowed exclusively, and nothing writes their pages here. Each task writes the heads of
+    // its group in the rows of its sequence.
+    tasks.into_par_iter().for_each(|(sequence, head, first)| unsafe {
+        attend(&queries, sequence, block, head, first);
+    });
+}
+
+/// Rotates the queries and keys of a sequence's rows (rows, (H + 2 · Hkv) × Dh) and appends keys and values to its pages.
+fn append(shape: &BlockShape, block: usize, sequence: &mut SequencePages<'_>, qkv: &mut [f32]) {
+    let start = sequence.place.start;
+    let kv = shape.kv_heads * shape.rope.head_dim();
+    for (i, row) in qkv.chunks_exact_mut(shape.qkv()).enumerate() {
+        let (rotated, values) = row.split_at_mut(shape.attention() + kv);
+        vector::dispatch(
+            #[inline(always)]
+            || shape.rope.rotate(rotated, start + i, 1.0),
+        );
+        let keys = &rotated[shape.attention()..];
+        match sequence.memory {
+            SharedMemory::F32(memory) => write(sequence, &memory, block, start + i, keys, values),
+            SharedMemory::Bf16(memory) => write(sequence, &memory, block, start + i, keys, values),
+        }
+    }
+}
+
+fn write<E: Element>(
+    sequence: &mut SequencePages<'_>,
+    memory: &Shared<E>,
+    block: usize,
+    position: usize,
+    keys: &[f32],
+    values: &[f32],
+) {
+    sequence.write(memory, block, position, keys, values);
+}
