@@ -91,7 +91,8 @@ struct Measured {
     what: String,
     /// Cores of the machine that the load generator shares.
     cores: usize,
-    /// Processor time of the load generator in seconds; `null` where the system does not report it.
+    /// Processor time of the load generator in seconds, in steps of the system's clock, usually 0.01; `null` where the
+    /// system does not report it.
     own_processor_seconds: Option<f64>,
     #[serde(flatten)]
     load: ServeLoadReport,
