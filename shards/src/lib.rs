@@ -59,4 +59,4 @@ pub use token_file::{
     TOKEN_FILE_FORMAT_VERSION, TokenFile, TokenFileInfo, TokenFileMetadata, TokenFileSummary,
     TokenFileWriter, Tokens,
 };
-pub use tokenizer::{END_OF_TEXT, IncrementalDecoder, Tokenizer, TokenizerTrainer};
+pub use tokenizer::{END_OF_TEXT, IncrementalDecoder, TemplateEncoder, Tokenizer, TokenizerTrainer};

@@ -143,6 +143,13 @@ impl Tokenizer {
         }
     }
 
+    /// An encoder for texts that a chat template made: in them the text of a special token stands for that token.
+    pub fn template_encoder(&self) -> TemplateEncoder {
+        let mut inner = self.inner.as_ref().clone();
+        inner.set_encode_special_tokens(false);
+        TemplateEncoder { inner, hash: self.hash.clone() }
+    }
+
     /// A decoder for tokens that arrive one at a time.
     pub fn incremental_decoder(&self) -> IncrementalDecoder {
         IncrementalDecoder::new(self.clone())
@@ -187,6 +194,26 @@ impl Tokenizer {
 
     fn table(&self) -> Option<&TokenBytes> {
         self.bytes.as_deref()
+    }
+}
+
+/// Encodes texts in which the text of a special token stands for that token.
+#[derive(Clone)]
+pub struct TemplateEncoder {
+    inner: tokenizers::Tokenizer,
+    hash: String,
+}
+
+impl TemplateEncoder {
+    /// The token ids of a text.
+    ///
+    /// # Errors
+    /// The library fails. A byte-level tokenizer never does.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, ShardsError> {
+        let encoding = self.inner.encode_fast(text, false).map_err(|source| {
+            ShardsError::TokenizerLibrary { name: self.hash.clone(), action: "encode a chat", source }
+        })?;
+        Ok(encoding.get_ids().to_vec())
     }
 }
 

@@ -95,3 +95,59 @@ fn h5py_reads_what_prepare_wrote() {
         assert_eq!(attributes["vocab_size"], 384);
     }
 }
+
+/// Greedy continuations of `prompts` on path 2 by this project's server.
+fn served(address: &str, prompts: &[Vec<u32>], tokens: usize) -> Vec<Value> {
+    let ask = json!({
+        "model": "e2e/path-2", "prompt": prompts, "max_tokens": tokens, "temperature": 0, "logprobs": 0,
+        "return_tokens_as_token_ids": true,
+    });
+    let answer = post(address, "/v1/completions", &ask).json();
+    let choices = answer["choices"].as_array().unwrap();
+    let id = |token: &Value| -> u32 {
+        token.as_str().unwrap().strip_prefix("token_id:").unwrap().parse().unwrap()
+    };
+    let ids = |choice: &Value| choice["logprobs"]["tokens"].as_array().unwrap().iter().map(id).collect();
+    choices.iter().map(ids).collect()
+}
+
+#[test]
+fn llama_cpp_gives_the_same_tokens_for_the_same_text() {
+    const TOKENS: usize = 24;
+    let run = trained();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("path-2.gguf");
+    let export = |words: &str| run.dipaco(&format!("export --path 2 --gguf {} {words}", file.display()));
+    let _ = export("").succeeded();
+    let _ = export("").failed(2, &["is there already", "--force"]);
+
+    let tokenizer =
+        Tokenizer::from_bytes(&fs::read(run.file("data/tokenizer.json")).unwrap(), None, "run").unwrap();
+    let texts = [
+        TEXT,
+        "It's 1234567 o'clock,  isn't it?\n\n\tnext   line \r\n",
+        "  leading and trailing  ",
+        "x²½Ⅷ٣ naïve ЁЖ 日本語\u{3000}テキスト 🎉👩‍👩‍👧 \u{a0}\u{2028}end",
+        "snake_case CamelCase <|endoftext|> <a href=\"b\">'ll 'LL",
+    ];
+    let ids: Vec<Vec<u32>> = texts.iter().map(|text| tokenizer.encode(text).unwrap()).collect();
+    let prompts: Vec<Vec<u32>> = ids.iter().map(|ids| ids[..ids.len().min(20)].to_vec()).collect();
+    let task = json!({"prompts": prompts, "texts": texts, "tokens": TOKENS}).to_string();
+    let file_name = file.to_str().unwrap();
+    let Some(exact) = python("xllamacpp", "llama_cpp.py", &[file_name, &task]) else { return };
+    assert_eq!(exact["texts"], json!(ids), "the same ids for the same text");
+    let server = run.serve("");
+    assert_eq!(exact["completions"], json!(served(&server.address, &prompts, TOKENS)));
+
+    for format in ["bf16", "q8_0", "q4_0"] {
+        let _ = export(&format!("--format {format} --force")).succeeded();
+        let Some(found) = python("xllamacpp", "llama_cpp.py", &[file_name, &task]) else { return };
+        let lengths = |found: &Value| -> Vec<usize> {
+            found["completions"].as_array().unwrap().iter().map(|c| c.as_array().unwrap().len()).collect()
+        };
+        // Rounded weights may change tokens, so only the first ones of each continuation are compared.
+        assert!(lengths(&found).iter().all(|length| *length > 0), "{format}: {found}");
+        let same = |index: usize| found["completions"][index][0] == exact["completions"][index][0];
+        assert!((0..texts.len()).filter(|index| same(*index)).count() >= 4, "{format}: {found} and {exact}");
+    }
+}

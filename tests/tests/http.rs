@@ -141,6 +141,29 @@ fn a_stopped_server_finishes_what_runs_and_exits_with_0() {
     let _ = server.process.finish().succeeded();
 }
 
+#[test]
+fn a_run_with_a_chat_template_answers_chats() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("template.jinja");
+    std::fs::write(&template, "{% for m in messages %}{{ m['content'].strip() }}{% endfor %}").unwrap();
+    let set = format!("--set serve.chat_template={}", template.display());
+    let server = trained().serve(&set);
+    let ask = |path: &str, field: &str, value: Value| {
+        let mut body = json!({"temperature": 0, "max_tokens": 8, "path": 1});
+        body[field] = value;
+        post(&server.address, path, &body).json()
+    };
+    let messages = json!([{"role": "user", "content": " fn main() { "}]);
+    let chat = ask("/v1/chat/completions", "messages", messages);
+    let plain = ask("/v1/completions", "prompt", json!("fn main() {"));
+    assert_eq!(chat["choices"][0]["message"]["content"], plain["choices"][0]["text"], "{chat}");
+    assert_eq!(chat["usage"], plain["usage"]);
+    std::fs::write(&template, "{% for %}").unwrap();
+    let _ = trained()
+        .dipaco(&format!("serve --address 127.0.0.1:0 {set}"))
+        .failed(1, &["chat template", "Jinja"]);
+}
+
 fn answer_after(first: &[u8], mut stream: std::net::TcpStream) -> String {
     let mut bytes = first.to_vec();
     stream.read_to_end(&mut bytes).unwrap();

@@ -49,6 +49,22 @@ pub enum BenchError {
     /// A task of this program panicked.
     #[error("internal fault of dipaco: a task panicked; please report it")]
     Task(#[from] tokio::task::JoinError),
+    /// The address of a server.
+    #[error("{url} can't be used as a server's address: {why}")]
+    Url {
+        /// The address.
+        url: String,
+        /// The reason.
+        why: String,
+    },
+    /// A server that answered no request.
+    #[error("{url} answered no request: {why}")]
+    NoAnswer {
+        /// The address.
+        url: String,
+        /// The reason of the first failure.
+        why: String,
+    },
     /// The user asked to stop.
     #[error("stopped on request")]
     Cancelled,

@@ -10,7 +10,7 @@ mod error;
 mod interrupt;
 mod memory;
 mod output;
-
+mod processor_time;
 mod run_options;
 mod runtime;
 

@@ -2,6 +2,8 @@
 
 use std::future::Future;
 
+use tokio::runtime::Runtime;
+
 use crate::error::CliError;
 use dipaco_pipeline::PipelineError;
 
@@ -10,10 +12,20 @@ const THREADS: usize = 2;
 
 /// Runs the asynchronous part of a command to its end.
 pub(crate) fn run<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+    start()?.block_on(work)
+}
+
+/// [`run`] for commands whose blocking steps only read: at the end it waits for none of them.
+pub(crate) fn run_detached<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+    let runtime = start()?;
+    let result = runtime.block_on(work);
+    runtime.shutdown_background();
+    result
+}
+
+fn start() -> Result<Runtime, CliError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
-    let runtime =
-        runtime.map_err(|source| CliError::Io { action: "start", path: "the event loop".into(), source })?;
-    runtime.block_on(work)
+    runtime.map_err(|source| CliError::Io { action: "start", path: "the event loop".into(), source })
 }
 
 /// The file of this program, which worker processes run.

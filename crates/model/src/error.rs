@@ -3,6 +3,8 @@
 use dipaco_ops::{OpsError, TokenError};
 use thiserror::Error;
 
+use crate::gguf::VocabularyError;
+
 /// Error of building, loading or running a model.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -75,6 +77,9 @@ pub enum ModelError {
         #[source]
         source: serde_json::Error,
     },
+    /// A tokenizer that a GGUF file can't hold.
+    #[error(transparent)]
+    Vocabulary(#[from] VocabularyError),
     /// Token ids are not a batch.
     #[error(transparent)]
     Tokens(#[from] TokenError),

@@ -35,6 +35,7 @@ mod config;
 mod error;
 mod export;
 mod forward;
+mod gguf;
 mod gradients;
 mod import;
 mod init;
@@ -57,6 +58,7 @@ pub use dipaco_ops::{
 pub use error::ModelError;
 pub use export::{SpecialTokens, export_llama, export_model, import_llama};
 pub use forward::Loss;
+pub use gguf::{GgufFormat, GgufVocabulary, VocabularyError, export_gguf};
 pub use gradients::Gradients;
 pub use import::{ImportError, PretrainedSettings, PretrainedWeights, TensorIndex, untie};
 pub use init::init;

@@ -1,7 +1,10 @@
 //! Writing small files atomically.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
 use std::path::Path;
+
+use dipaco_files::{FileError, PendingFile};
 
 use crate::error::PipelineError;
 
@@ -21,6 +24,24 @@ pub fn write_private(file: &Path, bytes: &[u8]) -> Result<(), PipelineError> {
 pub fn write(file: &Path, bytes: &[u8]) -> Result<(), PipelineError> {
     create_folder_of(file)?;
     Ok(dipaco_files::publish(file, bytes)?)
+}
+
+/// Writes a large file whole or not at all, piece by piece, and creates its folder.
+///
+/// # Errors
+/// [`PipelineError::Io`], [`PipelineError::File`], and the errors of `write`.
+pub fn write_large<E: Into<PipelineError>>(
+    file: &Path,
+    write: impl FnOnce(&mut BufWriter<&mut File>) -> Result<(), E>,
+) -> Result<(), PipelineError> {
+    create_folder_of(file)?;
+    let mut pending = PendingFile::create(file)?;
+    let mut out = BufWriter::new(pending.file_mut());
+    write(&mut out).map_err(Into::into)?;
+    let flushed = out.flush();
+    drop(out);
+    flushed.map_err(FileError::new("write", file))?;
+    Ok(pending.publish()?)
 }
 
 /// Creates a folder that only its owner may enter, and makes an existing folder such a folder.

@@ -98,6 +98,23 @@ impl ImportedFolder {
         Ok(Vec::new())
     }
 
+    /// The chat template of the imported model, in Jinja: its own file, or else the key of `tokenizer_config.json`. `None` in a
+    /// run without an imported model, and for a model without a template.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`] and [`PipelineError::Import`] when a file can't be read.
+    pub fn chat_template(&self) -> Result<Option<String>, PipelineError> {
+        if let Some(bytes) = self.read(CHAT_TEMPLATE)? {
+            return Ok(Some(String::from_utf8_lossy(&bytes).into_owned()));
+        }
+        let Some(bytes) = self.read(TOKENIZER_CONFIG)? else { return Ok(None) };
+        let config: Value = serde_json::from_slice(&bytes).map_err(|source| ImportError::Json {
+            file: TOKENIZER_CONFIG.name().to_owned(),
+            source: Some(source),
+        })?;
+        Ok(config["chat_template"].as_str().map(ToOwned::to_owned))
+    }
+
     /// The files that an export takes over as they are, and the keys of `config.json` that name special tokens. `None` in a
     /// run without an imported model.
     ///

@@ -1,6 +1,7 @@
-//! `POST /v1/completions`.
+//! `POST /v1/completions` and `/v1/chat/completions`.
 
 mod answer;
+mod chat;
 mod choice;
 mod request;
 mod response;
@@ -11,28 +12,28 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Extension;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use dipaco_infer::{EngineError, GenerateRequest};
+use dipaco_infer::{EngineError, GenerateRequest, Submission};
 use dipaco_topology::PathId;
 
 use crate::ServerState;
+use crate::admission;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::request_id::RequestId;
 use crate::settings;
+use crate::tokenize::no_chat;
 
-use answer::Answer;
-use choice::Choice;
-use request::CompletionRequest;
+use answer::{Answer, Form};
+use choice::{Choice, Ending};
 pub(crate) use request::Prompt;
+use request::{CompletionRequest, DEFAULT_MAX_TOKENS, Truncation};
+use response::UsageField;
 
 const PATH: HeaderName = HeaderName::from_static("x-dipaco-path");
 const SEED: HeaderName = HeaderName::from_static("x-dipaco-seed");
 const TIMEOUT: HeaderName = HeaderName::from_static("x-dipaco-timeout");
-
-/// Tokens generated without `max_tokens`, as in OpenAI's API.
-const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// Token ids of a prompt, shared by its choices.
 type SharedTokens = Arc<[u32]>;
@@ -49,36 +50,168 @@ pub(crate) async fn completions(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    let began = Instant::now();
     let headers = request.headers().clone();
-    let mut completion = CompletionRequest::read(&mut Fields::read(&state, request).await?)?;
-    pin(&state, &headers, &mut completion)?;
-    let deadline = deadline(&state, &headers)?;
-    let seed = completion.sampling.seed.unwrap_or_else(|| state.random.seed());
+    let completion = CompletionRequest::read(&mut Fields::read(&state, request).await?)?;
+    respond(state, id, headers, completion, Form::Text, began).await
+}
 
-    let prompts = token_ids(&state, &mut completion).await?;
-    let Sequences { requests, choices } = sequences(&state, &completion, &prompts, seed)?;
-    // The engine admits all sequences of a request or none, so a completion never runs in part.
-    let submission = state.engine.submit(requests, deadline).inspect_err(|error| {
-        if matches!(error, EngineError::Overloaded { .. }) {
+pub(crate) async fn chat(
+    State(state): State<Arc<ServerState>>,
+    Extension(id): Extension<RequestId>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let began = Instant::now();
+    let headers = request.headers().clone();
+    let mut fields = Fields::read(&state, request).await?;
+    if state.chat.get().is_none() {
+        return Err(no_chat());
+    }
+    let messages = chat::messages(&mut fields)?;
+    // Without a template this point is not reached.
+    let work = Arc::clone(&state);
+    let prompt = move || work.chat.get().ok_or_else(no_chat)?.prompt(&messages);
+    check_queue(&state, 1)?;
+    let prompt = state.blocking.run(prompt).await?;
+    let mut completion = CompletionRequest::of_prompts(vec![Prompt::Tokens(prompt)], &mut fields)?;
+    // A chat ends with the model's answer, not after a few tokens.
+    completion.default_max_tokens = usize::MAX;
+    respond(state, id, headers, completion, Form::Chat, began).await
+}
+
+async fn respond(
+    state: Arc<ServerState>,
+    mut id: RequestId,
+    headers: HeaderMap,
+    mut completion: CompletionRequest,
+    form: Form,
+    began: Instant,
+) -> Result<Response, ApiError> {
+    if let Some(given) = completion.request_id.take() {
+        id.0 = given;
+    }
+    let accepted = accept(&state, &headers, &mut completion, began).await.inspect_err(|error| {
+        let status = error.status.as_u16();
+        if status == StatusCode::TOO_MANY_REQUESTS {
             state.metrics.overloaded();
         }
+        tracing::info!(id = id.0, status, code = error.code, "a completion was refused");
     })?;
+    let Accepted { prompts, choices, submission, seeds } = accepted;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let answer = Answer {
-        id: format!("cmpl-{}", id.0),
+        form,
+        id: format!("{}-{}", if form == Form::Chat { "chatcmpl" } else { "cmpl" }, id.0),
         created,
         model: completion.path.map_or_else(|| state.run.name.clone(), |path| state.path_model(path)),
         prompt_tokens: prompts.iter().map(|prompt| prompt.len()).sum(),
         choices,
         choices_per_prompt: completion.n,
         submission,
-        log: answer::Log { id: id.0, began: Instant::now(), outcome: "abort" },
+        log: answer::Log::new(id.0, began),
         state,
     };
     let mut response =
         if completion.stream { streamed(&completion, answer).await? } else { whole(answer).await? };
-    response.headers_mut().insert(SEED, HeaderValue::from(seed));
+    // Several drawn seeds do not fit into a header; `return_route` shows them.
+    if let [seed] = seeds[..] {
+        response.headers_mut().insert(SEED, HeaderValue::from(seed));
+    }
     Ok(response)
+}
+
+/// A completion that the engine has admitted.
+struct Accepted {
+    prompts: Vec<SharedTokens>,
+    choices: Vec<Choice>,
+    submission: Submission,
+    /// The seed of all prompts, or one for each of several prompts.
+    seeds: Vec<u64>,
+}
+
+/// Checks a completion and gives its sequences to the engine, within the deadline that counts from `began`. Cheap refusals
+/// come first: a refused request must cost neither a core nor time.
+async fn accept(
+    state: &Arc<ServerState>,
+    headers: &HeaderMap,
+    completion: &mut CompletionRequest,
+    began: Instant,
+) -> Result<Accepted, ApiError> {
+    pin(state, headers, completion)?;
+    let deadline = deadline(state, headers)?;
+    let count = completion.prompts.len().saturating_mul(completion.n);
+    check_choices(state, completion, count)?;
+    check_queue(state, count)?;
+    let least = completion.max_tokens.unwrap_or(1).saturating_mul(count);
+    state.admission.check(least as u64, deadline)?;
+
+    let late = |_| ApiError::from(EngineError::Deadline { deadline });
+    let prompts = tokio::time::timeout(deadline, token_ids(state, completion)).await.map_err(late)??;
+    let seeds = match completion.sampling.seed {
+        Some(seed) => vec![seed],
+        // Equal prompts of a request without a seed get different texts.
+        None => prompts.iter().map(|_| state.random.seed()).collect(),
+    };
+    let Sequences { requests, choices } = sequences(state, completion, &prompts, &seeds)?;
+    let tokens = requests.iter().map(admission::tokens).sum();
+    let left = deadline.saturating_sub(began.elapsed());
+    state.admission.admit(count, tokens, left)?;
+    // The engine admits all sequences of a request or none, so a completion never runs in part.
+    let submission = state.engine.submit(requests, left);
+    let submission = submission.inspect_err(|_| state.admission.take_back(count, tokens))?;
+    Ok(Accepted { prompts, choices, submission, seeds })
+}
+
+/// Refuses a request with too many choices.
+fn check_choices(state: &ServerState, completion: &CompletionRequest, count: usize) -> Result<(), ApiError> {
+    if count > state.config.max_choices {
+        let message = format!(
+            "{} prompts times n = {} is over the limit of {} choices of a request: send fewer prompts at a time",
+            completion.prompts.len(),
+            completion.n,
+            state.config.max_choices
+        );
+        return Err(ApiError::field("prompt", message));
+    }
+    Ok(())
+}
+
+/// Refuses a request whose answer would take too much memory.
+fn check_answer(
+    state: &ServerState,
+    completion: &CompletionRequest,
+    requests: &[GenerateRequest],
+) -> Result<(), ApiError> {
+    let of_token = 1 + completion.log_probs.map_or(0, |top| top + 1);
+    let of_request = |request: &GenerateRequest| {
+        let echoed = if completion.echo || completion.return_token_ids { request.prompt.len() } else { 0 };
+        (echoed + request.max_tokens).saturating_mul(of_token)
+    };
+    let tokens = requests.iter().map(of_request).fold(0, usize::saturating_add);
+    if tokens > state.config.max_answer_tokens {
+        let message = format!(
+            "the answer could hold {tokens} tokens and log-probabilities, over the limit of {}: send fewer prompts at a time, \
+             or lower max_tokens, n or logprobs",
+            state.config.max_answer_tokens
+        );
+        return Err(ApiError { code: Some("request_too_large"), ..ApiError::field("max_tokens", message) });
+    }
+    Ok(())
+}
+
+/// Refuses a request at once while the queue is full. The engine would refuse it after its prompts are tokenized.
+fn check_queue(state: &ServerState, count: usize) -> Result<(), ApiError> {
+    let (load, slots) = (state.engine.load(), state.engine.slots());
+    let (limit, free) = (state.config.queued_requests, slots.saturating_sub(load.running));
+    // A request that never fits is refused by the engine with another status.
+    let fits_when_empty = count <= limit.saturating_add(slots);
+    if fits_when_empty && load.waiting.saturating_add(count) > limit.saturating_add(free) {
+        let retry_after = Duration::from_secs(1);
+        return Err(
+            EngineError::Overloaded { waiting: load.waiting, limit, unit: "sequences", retry_after }.into()
+        );
+    }
+    Ok(())
 }
 
 /// Takes the prompts out of the completion and returns their token ids.
@@ -87,19 +220,22 @@ async fn token_ids(
     completion: &mut CompletionRequest,
 ) -> Result<Vec<SharedTokens>, ApiError> {
     let prompts = std::mem::take(&mut completion.prompts);
-    // Checked before tokenizing: a request that is refused must not cost a core.
-    if prompts.len().saturating_mul(completion.n) > state.config.max_choices {
-        let message = format!(
-            "{} prompts times n = {} is over the limit of {} choices of a request: send fewer prompts at a time",
-            prompts.len(),
-            completion.n,
-            state.config.max_choices
-        );
-        return Err(ApiError::field("prompt", message));
-    }
     let codec = Arc::clone(&state.codec);
+    let context = state.engine.model().context();
+    let most = match completion.truncate {
+        None => usize::MAX,
+        Some(Truncation::Last(most)) => most,
+        Some(Truncation::Fit) => {
+            let asked =
+                completion.max_tokens.unwrap_or(completion.default_max_tokens.min(DEFAULT_MAX_TOKENS));
+            context.saturating_sub(asked).max(1)
+        }
+    };
     let tokens = move || {
-        let tokens = prompts.into_iter().map(|prompt| Ok(prompt.tokens(codec.as_ref())?.into()));
+        let tokens = prompts.into_iter().map(|prompt| {
+            let tokens = prompt.tokens(codec.as_ref())?;
+            Ok(tokens[tokens.len().saturating_sub(most)..].into())
+        });
         tokens.collect::<Result<Vec<SharedTokens>, ApiError>>()
     };
     state.blocking.run(tokens).await
@@ -110,18 +246,23 @@ fn sequences(
     state: &Arc<ServerState>,
     completion: &CompletionRequest,
     prompts: &[SharedTokens],
-    seed: u64,
+    seeds: &[u64],
 ) -> Result<Sequences, ApiError> {
     let context = state.engine.model().context();
     let mut sequences = Sequences::default();
-    for prompt in prompts {
+    let mut ends = completion.stop_token_ids.clone();
+    if !completion.ignore_eos {
+        ends.extend(state.codec.end_tokens());
+    }
+    let ends: Arc<[u32]> = ends.into();
+    for (prompt, &seed) in prompts.iter().zip(seeds.iter().cycle()) {
         let left = context.saturating_sub(prompt.len());
         // The engine accepts a prompt that fills the context, because it can be scored. Generating needs room.
         if left == 0 && completion.max_tokens != Some(0) {
             let max_tokens = completion.max_tokens.unwrap_or(1);
             return Err(EngineError::Context { prompt: prompt.len(), max_tokens, context }.into());
         }
-        let max_tokens = completion.max_tokens.unwrap_or(left.min(DEFAULT_MAX_TOKENS));
+        let max_tokens = completion.max_tokens.unwrap_or(left.min(completion.default_max_tokens));
         for number in 0..completion.n {
             sequences.requests.push(GenerateRequest {
                 path: completion.path,
@@ -137,20 +278,25 @@ fn sequences(
                 ..GenerateRequest::new(Arc::clone(prompt))
             });
             let index = sequences.choices.len();
-            sequences.choices.push(Choice::new(state, index, completion, prompt, seed));
+            let ending = Ending { max_tokens, tokens: Arc::clone(&ends) };
+            sequences.choices.push(Choice::new(state, index, completion, prompt, ending, seed));
         }
     }
+    check_answer(state, completion, &sequences.requests)?;
     Ok(sequences)
 }
 
 /// The answer as server-sent events.
 async fn streamed(completion: &CompletionRequest, mut answer: Answer) -> Result<Response, ApiError> {
-    // The first event starts a choice. The head of the answer names its path, and an error before the head still has its
-    // own status.
-    let first = answer.next().await?;
-    let one_prompt = answer.choices.len() == answer.choices_per_prompt;
-    let path = if one_prompt { answer.paths().next().flatten() } else { completion.path };
     let keep_alive = settings::seconds(answer.state.config.keep_alive);
+    // The first event starts a choice. The head of the answer names its path, and an error before the head still has its
+    // own status. In a long queue the head comes without a path: proxies cut connections that stay silent.
+    let first = match tokio::time::timeout(keep_alive, answer.next()).await {
+        Ok(first) => first?,
+        Err(_) => None,
+    };
+    let one_prompt = answer.choices.len() == answer.choices_per_prompt;
+    let path = completion.path.or_else(|| answer.paths().next().flatten().filter(|_| one_prompt));
     let body = stream::body(answer, first, completion.usage, keep_alive);
     let mut response = (
         [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")],
@@ -168,7 +314,8 @@ async fn streamed(completion: &CompletionRequest, mut answer: Answer) -> Result<
 /// The answer as one JSON object.
 async fn whole(mut answer: Answer) -> Result<Response, ApiError> {
     let choices = answer.complete().await?;
-    let mut response = axum::Json(answer.body(&choices, Some(answer.usage()))).into_response();
+    let body = answer.json(choices, UsageField::Counts(answer.usage()), true)?;
+    let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
     let shown = |path: Option<PathId>| path.map(|path| path.to_string()).unwrap_or_default();
     let paths: Vec<String> = answer.paths().map(shown).collect();
     if let Ok(paths) = HeaderValue::from_str(&paths.join(",")) {

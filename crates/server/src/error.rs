@@ -39,6 +39,24 @@ impl ApiError {
         }
     }
 
+    pub(crate) fn loading(seconds: u64) -> Self {
+        Self {
+            code: Some("loading"),
+            retry_after: Some(1),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("the server is loading the run, for {seconds} s so far: try again soon"),
+            )
+        }
+    }
+
+    /// A failure whose reason is for the log only: it may name files and addresses.
+    pub(crate) fn internal() -> Self {
+        Self::bug(
+            "the request failed for a reason inside of the server, which its log has with the id of this request",
+        )
+    }
+
     pub(crate) fn bug(message: impl Into<String>) -> Self {
         Self { code: Some("internal_error"), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, message) }
     }
@@ -104,7 +122,7 @@ impl From<EngineError> for ApiError {
                     source = cause.source();
                 }
                 tracing::error!(error = %chain, "a request failed");
-                Self::bug(chain)
+                Self::internal()
             }
         }
     }

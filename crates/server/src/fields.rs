@@ -38,6 +38,11 @@ impl Fields {
         self.fields.remove(name)
     }
 
+    /// Sets a field that another one stands for.
+    pub(crate) fn put(&mut self, name: &str, value: Value) {
+        self.fields.insert(name.to_owned(), value);
+    }
+
     pub(crate) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         match self.take(name) {
             None => Ok(None),

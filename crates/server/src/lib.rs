@@ -1,20 +1,25 @@
 //! HTTP server of a run, with the API of OpenAI's completions.
 //!
-//! [`serve()`] answers on a listener until the shutdown token is cancelled: completions (plain and as server-sent events),
+//! [`while_loading`] answers on a listener while the run is loaded, and
+//! [`serve()`] then answers until the shutdown token is cancelled: completions (plain and as server-sent events),
 //! the run and its paths as models, the route of a text, the tokenizer, health and metrics. The engine of `dipaco-infer`
 //! computes; this package reads requests, limits them, and writes answers. It knows nothing of training and opens no
 //! run. It reads one file, the API keys.
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod auth;
 mod blocking;
 mod body;
+mod chat_template;
 mod completions;
+mod cors;
 mod error;
 mod fields;
 mod histogram;
 mod info;
+mod loading;
 mod metrics;
 mod models;
 mod random;
@@ -28,7 +33,9 @@ mod tokenize;
 mod write_limit;
 
 pub use auth::ApiKeys;
+pub use chat_template::{ChatTemplate, EncodeChat};
 pub use dipaco_settings::ServeConfig;
+pub use loading::while_loading;
 pub use metrics::Metrics;
 pub use serve::serve;
 pub use state::{ServedRun, ServerError, ServerState};

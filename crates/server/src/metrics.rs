@@ -141,7 +141,7 @@ impl Metrics {
         head(
             "prompt_tokens_total",
             "counter",
-            "Prompt tokens of finished requests.",
+            "Prompt tokens that were read for finished requests.",
             one(count(&self.prompt_tokens)),
         );
         head("generation_tokens_total", "counter", "Tokens generated.", one(count(&self.generated_tokens)));
@@ -198,7 +198,10 @@ impl Observer for Metrics {
     }
 
     fn finished(&self, summary: &RequestSummary) {
-        self.prompt_tokens.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
+        // A request that left the queue unread has cost nothing.
+        if summary.prefill.is_some() {
+            self.prompt_tokens.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
+        }
         self.generated_tokens.fetch_add(summary.generated_tokens as u64, Ordering::Relaxed);
         for ((outcome, ..), counter) in OUTCOMES.iter().zip(&self.outcomes) {
             counter.fetch_add(u64::from(*outcome == summary.outcome), Ordering::Relaxed);

@@ -10,15 +10,15 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use crate::error::ApiError;
-use crate::request_id::RequestId;
-use crate::{ServerState, completions, info, models, route, tokenize};
+use crate::request_id::{RequestId, usable_id};
+use crate::{ServerState, completions, cors, info, models, route, tokenize};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 pub(crate) fn router(state: Arc<ServerState>) -> Router {
-    Router::new()
+    let router = Router::new()
         .route("/v1/completions", post(completions::completions))
-        .route("/v1/chat/completions", post(tokenize::chat))
+        .route("/v1/chat/completions", post(completions::chat))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::one))
         .route("/v1/route", post(route::route))
@@ -29,10 +29,13 @@ pub(crate) fn router(state: Arc<ServerState>) -> Router {
         .route("/metrics", get(info::metrics))
         .route("/health", get(info::health))
         .route("/v1/health", get(info::health))
+        .route("/ping", get(info::health))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&state), common))
-        .with_state(state)
+        .with_state(Arc::clone(&state));
+    // Outside of the API keys: browsers send no key with the question whether a page may send one.
+    cors::allow(router, &state.config.allowed_origins)
 }
 
 async fn unknown(request: Request) -> ApiError {
@@ -52,7 +55,7 @@ async fn wrong_method(request: Request) -> ApiError {
 /// Steps common to all answers: request ids, API keys, refusals during shutdown, and counts.
 async fn common(State(state): State<Arc<ServerState>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok());
-    let usable = given.filter(|id| !id.is_empty() && id.len() <= 128);
+    let usable = given.filter(|id| usable_id(id));
     let id = usable.map_or_else(|| state.random.id(), ToOwned::to_owned);
     request.extensions_mut().insert(RequestId(id.clone()));
 
@@ -110,7 +113,7 @@ fn handler(path: &str) -> &'static str {
         "/metrics",
     ];
     match path {
-        "/health" | "/v1/health" => "/health",
+        "/health" | "/v1/health" | "/ping" => "/health",
         _ if path.starts_with("/v1/models/") => "/v1/models/{name}",
         _ => KNOWN.into_iter().find(|known| *known == path).unwrap_or("other"),
     }

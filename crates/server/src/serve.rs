@@ -103,7 +103,7 @@ async fn finish(state: &ServerState, connections: &mut JoinSet<()>) {
 }
 
 /// Accepts a connection when fewer than `serve.max_connections` are open.
-async fn accept(
+pub(crate) async fn accept(
     listener: &TcpListener,
     room: &Arc<Semaphore>,
 ) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
@@ -119,7 +119,12 @@ async fn accept(
 }
 
 /// Answers the requests of one connection.
-async fn connection(stream: TcpStream, app: Router, timeout: Duration, shutdown: CancellationToken) {
+pub(crate) async fn connection(
+    stream: TcpStream,
+    app: Router,
+    timeout: Duration,
+    shutdown: CancellationToken,
+) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "can't set TCP_NODELAY on a connection: its streams may stutter");
     }

@@ -2,19 +2,20 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use dipaco_infer::{Engine, RoutedModel, TextCodec};
 use dipaco_settings::SettingError;
 use dipaco_topology::PathId;
 use thiserror::Error;
 
+use crate::admission::{Admission, Observers};
 use crate::blocking::Blocking;
 use crate::body::BodyMemory;
 use crate::error::ApiError;
 use crate::random::Random;
-use crate::{ApiKeys, Metrics, ServeConfig, settings};
+use crate::{ApiKeys, ChatTemplate, Metrics, ServeConfig, settings};
 
 /// Errors of a server's start.
 #[derive(Debug, Error)]
@@ -37,6 +38,13 @@ pub enum ServerError {
     NoKeys {
         /// The file.
         path: PathBuf,
+    },
+    /// A chat template can't be read.
+    #[error("the chat template is not valid Jinja: correct it, or serve without serve.chat_template")]
+    ChatTemplate {
+        /// The place and kind of the mistake.
+        #[source]
+        source: Box<minijinja::Error>,
     },
     /// The tokenizer has more tokens than the model.
     #[error(
@@ -84,9 +92,11 @@ pub struct ServerState {
     pub(crate) codec: Arc<dyn TextCodec>,
     pub(crate) keys: ApiKeys,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) admission: Arc<Admission>,
     pub(crate) blocking: Blocking,
     pub(crate) bodies: BodyMemory,
     pub(crate) random: Random,
+    pub(crate) chat: OnceLock<ChatTemplate>,
     draining: AtomicBool,
 }
 
@@ -108,8 +118,12 @@ impl ServerState {
             return Err(ServerError::Vocabulary { tokenizer: codec.vocab_size(), model: model.vocab_size() });
         }
         let metrics = Arc::new(Metrics::new(&run.name, model.topology().paths(), &run.version));
-        let engine = Engine::start(model, Arc::clone(&codec), metrics.clone(), &settings::engine(&config))
-            .map_err(|source| ServerError::Threads { slots: config.slots, source })?;
+        let admission = Arc::new(Admission::new());
+        let observers = Observers { metrics: Arc::clone(&metrics), admission: Arc::clone(&admission) };
+        let engine =
+            Engine::start(model, Arc::clone(&codec), Arc::new(observers), &settings::engine(&config))
+                .map_err(|source| ServerError::Threads { slots: config.slots, source })?;
+        admission.set_places(engine.slots());
         Ok(Arc::new(Self {
             blocking: Blocking::new(engine.slots(), config.queued_requests),
             bodies: BodyMemory::new(config.body_limit),
@@ -119,7 +133,9 @@ impl ServerState {
             codec,
             keys,
             metrics,
+            admission,
             random: Random::default(),
+            chat: OnceLock::new(),
             draining: AtomicBool::new(false),
         }))
     }
@@ -128,6 +144,13 @@ impl ServerState {
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// Serves chats with this template. Without one, chats are refused. A second template changes nothing.
+    pub fn set_chat_template(&self, template: ChatTemplate) {
+        if self.chat.set(template).is_err() {
+            tracing::warn!("the server has a chat template already");
+        }
     }
 
     /// Returns whether the server is shutting down.

@@ -79,7 +79,3 @@ pub(crate) fn no_chat() -> ApiError {
         "this model has no chat template: it continues text, so use POST /v1/completions with a prompt";
     ApiError { code: Some("no_chat_template"), ..ApiError::field("messages", message) }
 }
-
-pub(crate) async fn chat() -> ApiError {
-    no_chat()
-}

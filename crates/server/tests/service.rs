@@ -160,6 +160,52 @@ async fn keys_protect_everything_but_health() {
 }
 
 #[tokio::test]
+async fn pages_of_allowed_origins_may_use_the_server() {
+    let origins = vec!["https://chat.example.org".to_owned()];
+    let server = Server::start(ServeConfig { allowed_origins: origins, ..ServeConfig::default() }).await;
+    let ask = async |server: &Server, origin: &str| {
+        let headers = format!(
+            "origin: {origin}\r\naccess-control-request-method: POST\r\naccess-control-request-headers: authorization\r\n"
+        );
+        server.send("OPTIONS", "/v1/completions", &headers, b"").await
+    };
+    let own = ask(&server, "https://chat.example.org").await;
+    assert_eq!(
+        (own.status, own.header("access-control-allow-origin")),
+        (200, Some("https://chat.example.org"))
+    );
+    assert!(own.header("access-control-allow-headers").unwrap().contains("authorization"));
+    assert_eq!(ask(&server, "https://other.example.org").await.header("access-control-allow-origin"), None);
+    let answer = server.send("GET", "/v1/models", "origin: https://chat.example.org\r\n", b"").await;
+    assert_eq!(answer.header("access-control-allow-origin"), Some("https://chat.example.org"));
+    let closed = Server::start(ServeConfig::default()).await;
+    let refused = ask(&closed, "https://chat.example.org").await;
+    assert_eq!(refused.header("access-control-allow-origin"), None);
+}
+
+#[tokio::test]
+async fn while_the_run_is_loaded_every_request_is_503() {
+    use tokio::io::AsyncReadExt;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let never = tokio_util::sync::CancellationToken::new();
+    let probe = async {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    let answer = dipaco_server::while_loading(&listener, probe, &never).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    for part in ["retry-after: 1", "unavailable_error", "\"loading\"", "0 s so far"] {
+        assert!(answer.contains(part), "{part}: {answer}");
+    }
+    never.cancel();
+    assert_eq!(dipaco_server::while_loading(&listener, std::future::pending::<()>(), &never).await, None);
+}
+
+#[tokio::test]
 async fn ids_are_echoed_and_metrics_count() {
     let server = server().await;
     let headers = format!("{JSON}x-request-id: my-id\r\nauthorization: Bearer \r\n");
@@ -167,6 +213,7 @@ async fn ids_are_echoed_and_metrics_count() {
     let reply = server.send("POST", "/v1/completions", &headers, body).await;
     assert_eq!((reply.header("x-request-id"), &reply.json()["id"]), (Some("my-id"), &json!("cmpl-my-id")));
     assert!(server.get("/health").await.header("x-request-id").unwrap().len() == 32);
+    assert_eq!(server.get("/ping").await.json(), json!({"status": "ok"}));
     for (line, value) in [
         ("dipaco_generation_tokens_total{model_name=\"tiny\"}", 3.0),
         ("dipaco_request_success_total{model_name=\"tiny\",finished_reason=\"length\"}", 1.0),

@@ -24,6 +24,8 @@ pub struct ServeConfig {
     pub queued_tokens: usize,
     /// Key `serve.max_choices`.
     pub max_choices: usize,
+    /// Key `serve.max_answer_tokens`.
+    pub max_answer_tokens: usize,
     /// Key `serve.body_limit`.
     pub body_limit: usize,
     /// Key `serve.max_connections`.
@@ -38,6 +40,10 @@ pub struct ServeConfig {
     pub keep_alive: f64,
     /// Key `serve.api_keys`.
     pub api_keys: Option<PathBuf>,
+    /// Key `serve.chat_template`.
+    pub chat_template: Option<PathBuf>,
+    /// Key `serve.allowed_origins`.
+    pub allowed_origins: Vec<String>,
 }
 
 impl Default for ServeConfig {
@@ -48,6 +54,7 @@ impl Default for ServeConfig {
             queued_requests: 1024,
             queued_tokens: 1 << 20,
             max_choices: 1024,
+            max_answer_tokens: 1 << 20,
             body_limit: 2_000_000,
             max_connections: 1024,
             read_timeout: 30.0,
@@ -55,6 +62,8 @@ impl Default for ServeConfig {
             drain_timeout: 30.0,
             keep_alive: 15.0,
             api_keys: None,
+            chat_template: None,
+            allowed_origins: Vec::new(),
         }
     }
 }
@@ -95,10 +104,21 @@ impl ServeConfig {
             let problem = "give seconds from 0 to 1000000";
             return Err(SettingError::new("serve", "drain_timeout", &self.drain_timeout, problem));
         }
+        for origin in self.allowed_origins.iter().filter(|origin| *origin != "*") {
+            let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+            let usable = |rest: &str| {
+                !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
+            };
+            if !rest.is_some_and(usable) {
+                let problem =
+                    "give \"*\", or origins as browsers send them: https://example.org, without a path";
+                return Err(SettingError::new("serve", "allowed_origins", origin, problem));
+            }
+        }
         Ok(())
     }
 
-    fn counts(&self) -> [Count; 5] {
+    fn counts(&self) -> [Count; 6] {
         [
             Count {
                 key: "slots",
@@ -120,6 +140,13 @@ impl ServeConfig {
                 least: 1,
                 most: 1 << 20,
                 problem: "it must be from 1 to 1048576",
+            },
+            Count {
+                key: "max_answer_tokens",
+                value: self.max_answer_tokens,
+                least: 1,
+                most: 1 << 30,
+                problem: "it must be from 1 to 1073741824",
             },
             Count {
                 key: "body_limit",
@@ -151,5 +178,12 @@ mod tests {
         let error = ServeConfig { max_choices: 0, ..ServeConfig::default() }.check().unwrap_err();
         assert_eq!(error.key, "max_choices");
         assert_eq!(ServeConfig { drain_timeout: 0.0, ..ServeConfig::default() }.check(), Ok(()));
+        let origins = |origin: &str| {
+            ServeConfig { allowed_origins: vec![origin.into()], ..ServeConfig::default() }.check()
+        };
+        assert_eq!((origins("*"), origins("https://chat.example.org:8443")), (Ok(()), Ok(())));
+        for wrong in ["example.org", "https://", "https://example.org/", "https://a b"] {
+            assert_eq!(origins(wrong).unwrap_err().key, "allowed_origins", "{wrong}");
+        }
     }
 }

@@ -44,6 +44,18 @@ fn special_tokens_in_text_stay_text() {
 }
 
 #[test]
+fn special_tokens_in_the_text_of_a_template_are_tokens() {
+    let tokenizer = tokenizer();
+    let ids = tokenizer.template_encoder().encode("the dog<|endoftext|>the dog").unwrap();
+    let plain = tokenizer.encode("the dog").unwrap();
+    assert_eq!(ids, [plain.as_slice(), &[tokenizer.end_of_text()], plain.as_slice()].concat());
+    assert!(
+        !tokenizer.encode("<|endoftext|>").unwrap().contains(&tokenizer.end_of_text()),
+        "prompts stay text"
+    );
+}
+
+#[test]
 fn the_end_of_text_token_has_no_text() {
     let tokenizer = tokenizer();
     let mut ids = tokenizer.encode("the dog").unwrap();

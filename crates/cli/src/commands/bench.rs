@@ -1,7 +1,8 @@
-//! `dipaco bench`: measures training, transfers and coordination on this machine.
+//! `dipaco bench`: measures training, transfers, coordination and serving on this machine.
 
 mod median;
 mod outer_step;
+mod serve;
 mod transfer;
 mod workers;
 
@@ -44,6 +45,13 @@ pub(crate) enum BenchCommand {
     /// wait instead of training, and upload outer gradients. Only requests that get a lease are timed.
     #[command(after_help = WORKERS_EXAMPLES)]
     Workers(workers::WorkersOptions),
+    /// Measure a server of completions under load: latencies of tokens, throughput and refusals.
+    ///
+    /// Requests go to an address, so any server with OpenAI's completions can be measured. A closed loop shows what the server
+    /// can do, an open loop shows what its users get. Run the load generator on another machine where you can: it shares the
+    /// cores with the server otherwise, and reports how much of them it used.
+    #[command(after_help = serve::EXAMPLES)]
+    Serve(serve::ServeLoadArguments),
 }
 
 const WORKERS_EXAMPLES: &str = "\
@@ -194,6 +202,7 @@ pub(crate) fn run(command: &BenchCommand, progress: &Progress) -> Result<(), Cli
         BenchCommand::Step(options) => step(options, progress),
         BenchCommand::Transfer(options) => transfer::run(options, progress),
         BenchCommand::Workers(options) => workers::run(options, progress),
+        BenchCommand::Serve(arguments) => serve::run(arguments, progress),
     }
 }
 

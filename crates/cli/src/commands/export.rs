@@ -1,21 +1,25 @@
-//! `dipaco export`: writes a path as a Hugging Face Llama checkpoint.
+//! `dipaco export`: writes a path as a Hugging Face Llama checkpoint, or as a GGUF file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::Args;
-use dipaco_model::{SpecialTokens, export_llama, export_model};
+use clap::{Args, ValueEnum};
+use dipaco_config::RunConfig;
+use dipaco_model::{
+    GgufFormat, GgufVocabulary, ModuleWeights, SpecialTokens, export_gguf, export_llama, export_model,
+};
 use dipaco_topology::PathId;
 
 use crate::error::CliError;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
 use dipaco_pipeline::files;
-use dipaco_pipeline::{Version, Weights};
+use dipaco_pipeline::{RunDirectory, Version, Weights};
 use dipaco_pipeline::{prepared, vocabulary};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  dipaco export --run runs/tiny --path 2 --out path-2  for transformers, vLLM and others";
+  dipaco export --run runs/tiny --path 2 --out path-2  for transformers, vLLM and others
+  dipaco export --run runs/tiny --path 2 --gguf path-2.gguf --format q8_0  for llama.cpp, Ollama and others";
 
 /// Options of `dipaco export`.
 #[derive(Debug, Args)]
@@ -25,39 +29,90 @@ pub(crate) struct ExportOptions {
     /// Number of the path, from 0.
     #[arg(long, value_name = "N")]
     path: PathId,
-    /// Folder to write. It must not hold another checkpoint.
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
+    /// Folder to write a Hugging Face checkpoint to. It must not hold another checkpoint.
+    #[arg(long, value_name = "DIR", required_unless_present = "gguf")]
+    out: Option<PathBuf>,
+    /// GGUF file to write, with the tokenizer inside. It must not exist.
+    #[arg(long, value_name = "FILE")]
+    gguf: Option<PathBuf>,
+    /// Number type of the matrices of the GGUF file.
+    #[arg(long, value_enum, default_value_t, requires = "gguf")]
+    format: FormatOption,
     /// Use the version of the path with the lowest loss on its held-out documents, instead of the last version.
     #[arg(long)]
     early_stopping: bool,
-    /// Overwrite a checkpoint in the folder.
+    /// Write over a checkpoint in the folder, and over the GGUF file.
     #[arg(long)]
     force: bool,
+}
+
+/// The values of `--format`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum FormatOption {
+    /// 32 bits a weight: the same tokens as `dipaco serve`.
+    #[default]
+    F32,
+    /// 16 bits a weight.
+    Bf16,
+    /// 8.5 bits a weight.
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// 4.5 bits a weight, 8.5 in embedding and head.
+    #[value(name = "q4_0")]
+    Q4_0,
+}
+
+impl From<FormatOption> for GgufFormat {
+    fn from(option: FormatOption) -> Self {
+        match option {
+            FormatOption::F32 => Self::F32,
+            FormatOption::Bf16 => Self::Bf16,
+            FormatOption::Q8_0 => Self::Q8_0,
+            FormatOption::Q4_0 => Self::Q4_0,
+        }
+    }
 }
 
 pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let config = vocabulary::with_vocabulary(&run, &config)?;
-    if options.out.join("config.json").exists() && !options.force {
+    let there = [options.out.as_ref().map(|out| out.join("config.json")), options.gguf.clone()];
+    if let Some(there) = there.into_iter().flatten().find(|file| file.exists() && !options.force) {
         return Err(CliError::Usage {
-            message: format!("{} holds a checkpoint already", options.out.display()),
-            remedy: "name another folder, or add --force to write over it".into(),
+            message: format!("{} is there already", there.display()),
+            remedy: "give another name, or add --force to write over it".into(),
         });
     }
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let path = options.path;
-    let model = config.model.clone();
     let composed = runtime::run(async {
         let weights = Weights::open(&run, &config, version).await?;
         runtime::blocking(move || Ok(weights.path(path)?)).await
     })?;
-    let (tokenizer, weights) = (prepared::tokenizer(&run)?, composed.weights()?);
+    let weights = composed.weights()?;
+    if let Some(out) = &options.out {
+        write_checkpoint(&run, &config, &weights, out)?;
+        output::print(&format!("path {path} is in {}\n", out.display()))?;
+    }
+    if let Some(file) = &options.gguf {
+        write_gguf(&run, &config, &weights, path, options.format.into(), file)?;
+        output::print(&format!("path {path} is in {}\n", file.display()))?;
+    }
+    Ok(())
+}
+
+fn write_checkpoint(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &ModuleWeights,
+    out: &Path,
+) -> Result<(), CliError> {
+    let tokenizer = prepared::tokenizer(run)?;
     let checkpoint = match run.imported().exported()? {
         Some(imported) => {
             let tokenizer = ("tokenizer.json".to_owned(), tokenizer.to_json().to_vec());
-            let mut checkpoint = export_model(&model, &weights, &imported.special)?;
+            let mut checkpoint = export_model(&config.model, weights, &imported.special)?;
             checkpoint.extend(imported.files.into_iter().chain([tokenizer]));
             checkpoint
         }
@@ -66,11 +121,30 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
                 end_of_text: tokenizer.end_of_text(),
                 end_of_text_text: tokenizer.end_of_text_text(),
             };
-            export_llama(&model, &weights, &special, tokenizer.to_json())?
+            export_llama(&config.model, weights, &special, tokenizer.to_json())?
         }
     };
     for (name, bytes) in &checkpoint {
-        files::write(&options.out.join(name), bytes)?;
+        files::write(&out.join(name), bytes)?;
     }
-    output::print(&format!("path {path} is in {}\n", options.out.display()))
+    Ok(())
+}
+
+fn write_gguf(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &ModuleWeights,
+    path: PathId,
+    format: GgufFormat,
+    file: &Path,
+) -> Result<(), CliError> {
+    let (tokenizer, imported) = (prepared::tokenizer(run)?, run.imported());
+    // A model for chats ends its answers with a token of its own.
+    let end = imported.end_tokens()?.first().copied().unwrap_or(tokenizer.end_of_text());
+    let vocabulary = GgufVocabulary::from_tokenizer_json(tokenizer.to_json(), end)
+        .map_err(dipaco_model::ModelError::from)?
+        .with_chat_template(imported.chat_template()?);
+    let name = format!("{}/path-{path}", config.run.name);
+    files::write_large(file, |out| export_gguf(&config.model, weights, &name, &vocabulary, format, out))?;
+    Ok(())
 }

@@ -1,9 +1,11 @@
 //! `dipaco serve`: serves a trained run over HTTP.
 
+use std::fs;
 use std::net::SocketAddr;
 
 use clap::Args;
-use dipaco_server::serve;
+use dipaco_config::RunConfig;
+use dipaco_server::{ChatTemplate, EncodeChat, serve, while_loading};
 use dipaco_telemetry::Progress;
 use tokio::net::TcpListener;
 
@@ -11,9 +13,8 @@ use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::runtime;
-use dipaco_pipeline::Version;
 use dipaco_pipeline::serve::open;
-use dipaco_pipeline::vocabulary;
+use dipaco_pipeline::{RunDirectory, Version, prepared, vocabulary};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -47,13 +48,38 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
             "everybody who reaches {address} may use this server: give serve.api_keys, or listen on 127.0.0.1"
         );
     }
-    runtime::run(async {
+    runtime::run_detached(async {
         let listener = listen(address).await?;
         let bound = listener.local_addr().unwrap_or(address);
-        let state = open(&run, &config, config.serve.clone(), version).await?;
+        progress.line(&format!("loading {}: {bound} answers with 503 until then", config.run.name));
+        let opening = open(&run, &config, config.serve.clone(), version);
+        let Some(opened) = while_loading(&listener, opening, &interrupt.token()).await else {
+            return Err(CliError::Interrupted);
+        };
+        let state = opened?;
+        if let Some(template) = chat_template(&run, &config)? {
+            state.set_chat_template(template);
+        }
         progress.line(&format!("serving {} at http://{bound}", config.run.name));
         Ok(serve(listener, state, interrupt.token()).await?)
     })
+}
+
+/// The chat template of the configuration, or else of the imported model.
+fn chat_template(run: &RunDirectory, config: &RunConfig) -> Result<Option<ChatTemplate>, CliError> {
+    let text = match &config.serve.chat_template {
+        Some(file) => Some(fs::read_to_string(file).map_err(|source| CliError::Io {
+            action: "read",
+            path: file.clone(),
+            source,
+        })?),
+        None => run.imported().chat_template()?,
+    };
+    let Some(text) = text else { return Ok(None) };
+    let tokenizer = prepared::tokenizer(run)?;
+    let (end_of_text, encoder) = (tokenizer.end_of_text_text(), tokenizer.template_encoder());
+    let encode: EncodeChat = Box::new(move |text| Ok(encoder.encode(text)?));
+    Ok(Some(ChatTemplate::new(text, end_of_text, encode)?))
 }
 
 /// Binds the server's address.

@@ -28,6 +28,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
     ),
     free("serve.max_choices", "choices", "Most choices of a request: prompts times n."),
     free(
+        "serve.max_answer_tokens",
+        "tokens",
+        "Most tokens that an answer may hold, over all its choices: `max_tokens`, and the prompt with `echo`. A token counts \
+         once more for each of its log-probabilities. Limits the memory of one request.",
+    ),
+    free(
         "serve.body_limit",
         "bytes",
         "Largest body of a request. Larger bodies are answered with status 413.",
@@ -64,5 +70,17 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "path",
         "File with API keys, one a line; lines that begin with `#` are comments. With it, every request except `/health` \
          needs the header `Authorization: Bearer KEY`. When it is not set, everyone who can reach the address is served.",
+    ),
+    free(
+        "serve.chat_template",
+        "path",
+        "File with a chat template in Jinja, as in Hugging Face's `chat_template.jinja`. With it the server answers chats. A \
+         run with an imported model has the model's template without this key.",
+    ),
+    free(
+        "serve.allowed_origins",
+        "origins",
+        "Web pages whose scripts may use the server (CORS), as in `https://chat.example.org`; `*` allows every page. \
+         Browsers enforce it. Empty: no page but the server's own.",
     ),
 ];

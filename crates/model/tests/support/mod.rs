@@ -48,7 +48,7 @@ pub(crate) fn two_levels() -> Topology {
 }
 
 /// One sequence on packed weights of a path.
-pub struct Decoder {
+pub(crate) struct Decoder {
     stepper: Stepper,
     modules: Vec<Arc<PackedModule>>,
     kv: KvPages,
@@ -56,7 +56,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    pub fn new(config: &ModelConfig, topology: &Topology, weights: &ModuleWeights) -> Self {
+    pub(crate) fn new(config: &ModelConfig, topology: &Topology, weights: &ModuleWeights) -> Self {
         let modules = split(config, topology, weights).unwrap();
         let pack = |(level, module)| PackedModule::new(config, topology, level, module).unwrap().into();
         let modules = modules.iter().enumerate().map(pack).collect();
@@ -65,7 +65,7 @@ impl Decoder {
     }
 
     /// Appends tokens and returns the logits of each.
-    pub fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
+    pub(crate) fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         let Self { stepper, modules, kv, length } = self;
         let logits = Positions::All;
         let rows = StepSequence { modules, tokens, start: *length, pages: &[0, 1], logits };

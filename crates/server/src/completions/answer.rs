@@ -3,18 +3,29 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use dipaco_infer::Submission;
+use dipaco_infer::{Event, Submission};
 use dipaco_topology::PathId;
 
 use crate::ServerState;
+use crate::completions::chat::{ChatChoice, ChatResponse};
 use crate::completions::choice::Choice;
-use crate::completions::response::{CompletionChoice, CompletionResponse, PromptTokens, Usage};
+use crate::completions::response::{CompletionChoice, CompletionResponse, PromptTokens, Usage, UsageField};
 use crate::error::ApiError;
+
+/// The form of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// A completion.
+    Text,
+    /// A chat completion.
+    Chat,
+}
 
 /// An unfinished answer. Dropping it cancels the running choices, and writes the line of the request to the log. An aborted
 /// request is therefore logged too.
 pub(crate) struct Answer {
     pub(crate) state: Arc<ServerState>,
+    pub(crate) form: Form,
     pub(crate) id: String,
     pub(crate) created: u64,
     pub(crate) model: String,
@@ -30,22 +41,67 @@ pub(crate) struct Answer {
 
 /// The line of a request in the log.
 pub(crate) struct Log {
-    pub(crate) id: String,
-    pub(crate) began: Instant,
-    pub(crate) outcome: &'static str,
+    id: String,
+    began: Instant,
+    outcome: &'static str,
+    /// Status of the error that ended the request, or else 200.
+    status: u16,
+    /// Reasons of the ends of the choices.
+    reasons: Vec<&'static str>,
+    /// Seconds until the first choice left the queue and had its path, and until the first token.
+    started: Option<f64>,
+    first_token: Option<f64>,
+}
+
+impl Log {
+    /// The line of a request that arrived at `began`.
+    pub(crate) fn new(id: String, began: Instant) -> Self {
+        // The outcome stays `abort` until an event decides it, because a client that leaves drops the answer.
+        Self {
+            id,
+            began,
+            outcome: "abort",
+            status: 200,
+            reasons: Vec::new(),
+            started: None,
+            first_token: None,
+        }
+    }
+
+    pub(crate) fn failed(&mut self, error: &ApiError) {
+        self.outcome = "error";
+        self.status = error.status.as_u16();
+    }
+
+    fn saw(&mut self, event: &Event) {
+        let now = self.began.elapsed().as_secs_f64();
+        match event {
+            Event::Started { .. } => self.started = self.started.or(Some(now)),
+            Event::Token { .. } => self.first_token = self.first_token.or(Some(now)),
+            Event::Prompt(_) | Event::Finished(_) => {}
+        }
+    }
 }
 
 impl Answer {
     /// Waits for the next piece of any choice; `None` when all choices are complete. Dropping the future loses no piece.
     pub(crate) async fn next(&mut self) -> Result<Option<CompletionChoice>, ApiError> {
-        // The outcome stays `abort` until an event decides it, because a client that leaves drops the answer.
-        let event = self.submission.next().await.inspect_err(|_| self.log.outcome = "error")?;
-        let Some(event) = event else {
-            self.log.outcome = "done";
-            return Ok(None);
-        };
-        let piece = self.choices[event.sequence].take(event.event);
-        piece.map(Some).inspect_err(|_| self.log.outcome = "error")
+        loop {
+            // The reason of a failure goes to the log only, with the id that the client knows.
+            let failed =
+                |error| tracing::info_span!("request", id = self.log.id).in_scope(|| ApiError::from(error));
+            let event = self.submission.next().await.map_err(failed);
+            let Some(event) = event.inspect_err(|error| self.log.failed(error))? else {
+                self.log.outcome = "done";
+                return Ok(None);
+            };
+            self.log.saw(&event.event);
+            let piece = self.choices[event.sequence].take(event.event);
+            if let Some(piece) = piece.inspect_err(|error| self.log.failed(error))? {
+                self.log.reasons.extend(piece.finish_reason);
+                return Ok(Some(piece));
+            }
+        }
     }
 
     /// Waits for all choices.
@@ -58,21 +114,49 @@ impl Answer {
         Ok(choices)
     }
 
-    /// The body with these choices.
-    pub(crate) fn body<'a>(
-        &'a self,
-        choices: &'a [CompletionChoice],
-        usage: Option<Usage>,
-    ) -> CompletionResponse<'a> {
-        CompletionResponse {
-            id: &self.id,
-            object: "text_completion",
-            created: self.created,
-            model: &self.model,
-            system_fingerprint: &self.state.run.fingerprint,
-            choices,
-            usage,
-        }
+    /// The body with these choices as JSON: the whole answer, or a chunk of a stream.
+    pub(crate) fn json(
+        &self,
+        choices: Vec<CompletionChoice>,
+        usage: UsageField,
+        whole: bool,
+    ) -> Result<Vec<u8>, ApiError> {
+        let (id, created, model) = (&self.id, self.created, &self.model);
+        let system_fingerprint = &self.state.run.fingerprint;
+        let written = match self.form {
+            Form::Text => {
+                let (object, choices) = ("text_completion", choices.as_slice());
+                serde_json::to_vec(&CompletionResponse {
+                    id,
+                    object,
+                    created,
+                    model,
+                    system_fingerprint,
+                    choices,
+                    usage,
+                })
+            }
+            Form::Chat => {
+                let object = if whole { "chat.completion" } else { "chat.completion.chunk" };
+                let choices = choices.into_iter().map(|choice| ChatChoice::new(choice, whole)).collect();
+                serde_json::to_vec(&ChatResponse {
+                    id,
+                    object,
+                    created,
+                    model,
+                    system_fingerprint,
+                    choices,
+                    usage,
+                })
+            }
+        };
+        written.map_err(|error| ApiError::bug(format!("can't write an answer as JSON: {error}")))
+    }
+
+    /// Returns whether a stream shows this piece. A piece that completed no character is not shown, but the first piece of a
+    /// chat names the speaker.
+    pub(crate) fn shows(&self, piece: &CompletionChoice) -> bool {
+        !piece.is_empty() || (self.form == Form::Chat && piece.begins)
     }
 
     pub(crate) fn usage(&self) -> Usage {
@@ -116,8 +200,12 @@ impl Drop for Answer {
             ?paths,
             prompt_tokens = self.prompt_tokens,
             completion_tokens = self.generated(),
+            started_seconds = self.log.started,
+            first_token_seconds = self.log.first_token,
             seconds = self.log.began.elapsed().as_secs_f64(),
             outcome = self.log.outcome,
+            finish_reasons = ?self.log.reasons,
+            status = self.log.status,
             "completion"
         );
     }

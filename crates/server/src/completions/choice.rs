@@ -10,6 +10,15 @@ use crate::completions::request::CompletionRequest;
 use crate::completions::response::{ChosenRoute, CompletionChoice, LogProbs, StopCause, TopTokens};
 use crate::error::ApiError;
 
+/// What ends a choice besides stop texts.
+#[derive(Clone)]
+pub(crate) struct Ending {
+    /// Largest number of generated tokens.
+    pub(crate) max_tokens: usize,
+    /// Tokens after which it ends.
+    pub(crate) tokens: Arc<[u32]>,
+}
+
 /// One choice of a completion.
 pub(crate) struct Choice {
     pub(crate) path: Option<PathId>,
@@ -25,9 +34,17 @@ pub(crate) struct Choice {
     ids_as_text: bool,
     /// Characters of the echoed prompt. The offsets of the continuation start from there.
     prompt_characters: usize,
-    /// The request's seed, when the answer names the route.
+    /// The prompt's seed, when the answer names the route.
     route_seed: Option<u64>,
     route: Option<ChosenRoute>,
+    /// The prompt, when the answer holds token ids.
+    token_ids: Option<Arc<[u32]>>,
+    /// Number of tokens after which the choice ends.
+    max_tokens: usize,
+    /// Tokens that end the choice.
+    ends: Arc<[u32]>,
+    /// The piece of the last token. It waits for the reason of the end, which follows at once.
+    last: Option<CompletionChoice>,
 }
 
 impl Choice {
@@ -37,6 +54,7 @@ impl Choice {
         index: usize,
         completion: &CompletionRequest,
         prompt: &Arc<[u32]>,
+        ending: Ending,
         seed: u64,
     ) -> Self {
         Self {
@@ -51,21 +69,29 @@ impl Choice {
             prompt_characters: 0,
             route_seed: completion.return_route.then_some(seed),
             route: None,
+            token_ids: completion.return_token_ids.then(|| Arc::clone(prompt)),
+            max_tokens: ending.max_tokens,
+            ends: ending.tokens,
+            last: None,
         }
     }
 
-    /// Takes an event and returns the piece that it adds to the choice.
-    pub(crate) fn take(&mut self, event: Event) -> Result<CompletionChoice, ApiError> {
+    /// Takes an event and returns the piece that it adds to the choice. There is none for the last token: its piece comes with
+    /// the reason of the end, so a stream has one chunk per token.
+    pub(crate) fn take(&mut self, event: Event) -> Result<Option<CompletionChoice>, ApiError> {
         let mut piece = CompletionChoice { index: self.index, ..CompletionChoice::default() };
+        let mut is_last = false;
         let mut log_probs = LogProbs::default();
         match event {
             Event::Started { path, .. } => {
                 self.path = Some(path);
+                piece.begins = true;
                 self.route = self.route_seed.map(|seed| self.chosen_route(path, seed));
                 // With log-probabilities the prompt's text comes with its scores.
                 if self.echo.is_some() && !self.log_probs {
                     piece.text = self.prompt()?.text;
                 }
+                piece.prompt_token_ids = self.token_ids.as_ref().map(|ids| ids.to_vec());
             }
             Event::Prompt(scores) => {
                 let prompt = self.prompt()?;
@@ -74,9 +100,11 @@ impl Choice {
                     self.push(&mut log_probs, scored, offset);
                 }
             }
-            Event::Token { text, offset, score, .. } => {
+            Event::Token { token, text, offset, score } => {
                 self.generated += 1;
+                is_last = self.generated == self.max_tokens || self.ends.contains(&token);
                 piece.text = text;
+                piece.token_ids = self.token_ids.is_some().then(|| vec![token]);
                 if let Some(scored) = score {
                     self.push(&mut log_probs, &scored, self.prompt_characters + offset);
                 }
@@ -96,7 +124,17 @@ impl Choice {
         }
         piece.logprobs = self.log_probs.then_some(log_probs);
         piece.dipaco.clone_from(&self.route);
-        Ok(piece)
+        if is_last {
+            self.last = Some(piece);
+            return Ok(None);
+        }
+        Ok(Some(match self.last.take() {
+            None => piece,
+            Some(mut last) => {
+                last.append(piece);
+                last
+            }
+        }))
     }
 
     fn chosen_route(&self, path: PathId, seed: u64) -> ChosenRoute {

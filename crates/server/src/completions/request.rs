@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::fields::{Fields, token, tokens, wrong};
+use crate::request_id::usable_id;
 
 /// Most choices of one prompt, as in OpenAI's API.
 const MAX_N: u32 = 128;
@@ -19,10 +20,16 @@ const MAX_STOP_BYTES: usize = 1024;
 /// Most entries of `logit_bias` and of `stop_token_ids`.
 const MAX_TOKEN_RULES: usize = 1024;
 
+/// Tokens generated without `max_tokens`, as in OpenAI's completions.
+pub(crate) const DEFAULT_MAX_TOKENS: usize = 16;
+
 /// Fields of other servers that change the text and are not supported here. They are refused, because ignoring them would
 /// silently give wrong results. `false` and the empty text turn a field off, so they are accepted.
-const UNSUPPORTED: [&str; 5] =
-    ["suffix", "use_beam_search", "prompt_logprobs", "truncate_prompt_tokens", "route_every"];
+const UNSUPPORTED: [&str; 4] = ["suffix", "use_beam_search", "prompt_logprobs", "route_every"];
+
+/// Fields of other servers that change nothing here: no token is ever added to a prompt, and the text of special tokens
+/// is never shown.
+const WITHOUT_EFFECT: [&str; 2] = ["add_special_tokens", "skip_special_tokens"];
 
 /// A prompt.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,8 +54,14 @@ impl Prompt {
 pub(crate) struct CompletionRequest {
     pub(crate) model: Option<String>,
     pub(crate) prompts: Vec<Prompt>,
+    /// Largest number of tokens of a prompt, of which the last are kept; `None` keeps all.
+    pub(crate) truncate: Option<Truncation>,
+    /// Id of the request, if the client names one in the body.
+    pub(crate) request_id: Option<String>,
     pub(crate) path: Option<PathId>,
     pub(crate) max_tokens: Option<usize>,
+    /// Largest number of tokens without `max_tokens`, as far as the context has room.
+    pub(crate) default_max_tokens: usize,
     pub(crate) min_tokens: usize,
     pub(crate) n: usize,
     pub(crate) sampling: AskedSampling,
@@ -59,9 +72,31 @@ pub(crate) struct CompletionRequest {
     pub(crate) log_probs: Option<usize>,
     pub(crate) echo: bool,
     pub(crate) stream: bool,
-    pub(crate) usage: bool,
+    pub(crate) usage: StreamUsage,
     pub(crate) return_route: bool,
     pub(crate) token_ids_as_text: bool,
+    pub(crate) return_token_ids: bool,
+}
+
+/// The field `truncate_prompt_tokens`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Truncation {
+    /// The last tokens that leave room for the continuation.
+    Fit,
+    /// At most this many last tokens.
+    Last(usize),
+}
+
+/// Chunks of a stream that hold the usage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum StreamUsage {
+    /// None.
+    #[default]
+    Nowhere,
+    /// A chunk of its own at the end.
+    AtTheEnd,
+    /// That chunk, and each chunk before it the usage so far.
+    Everywhere,
 }
 
 /// The sampling parameters of the request.
@@ -99,9 +134,10 @@ impl AskedSampling {
         }
         // vLLM turns `top_k` off with -1.
         let top_k = fields.integer("top_k", -1, i64::from(u32::MAX))?.unwrap_or(0);
-        // A seed may be any 64-bit integer. Negative seeds are valid too.
+        // A seed may be any 64-bit integer. Of the negative seeds -1 asks for a random one, as in other servers.
         let seed = match fields.take("seed") {
             None => None,
+            Some(value) if value.as_i64() == Some(-1) => None,
             Some(value) => {
                 let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
                 Some(seed.ok_or_else(|| wrong("seed", &value, "an integer of 64 bits"))?)
@@ -127,6 +163,11 @@ impl CompletionRequest {
     /// Reads a request. Unknown fields are accepted, as by other servers, and logged.
     pub(crate) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "prompt is missing"))?;
+        Self::of_prompts(prompts(prompt)?, fields)
+    }
+
+    /// Reads a request whose prompts are known.
+    pub(crate) fn of_prompts(prompts: Vec<Prompt>, fields: &mut Fields) -> Result<Self, ApiError> {
         for name in UNSUPPORTED {
             let off = |value: &Value| *value == Value::Bool(false) || value.as_str() == Some("");
             if fields.take(name).is_some_and(|value| !off(&value)) {
@@ -144,23 +185,33 @@ impl CompletionRequest {
         }
         let stream = fields.flag("stream")?;
         let usage = match fields.take("stream_options") {
-            None => false,
+            None => StreamUsage::Nowhere,
             Some(_) if !stream => {
                 return Err(ApiError::field("stream_options", "stream_options needs stream to be true"));
             }
-            Some(options) => Fields::new(options)
-                .and_then(|mut options| options.flag("include_usage"))
+            Some(options) => stream_usage(options)
                 .map_err(|error| ApiError { param: Some("stream_options".into()), ..error })?,
         };
+        for name in WITHOUT_EFFECT {
+            fields.flag(name)?;
+        }
+        let request_id = fields.string("request_id")?;
+        if request_id.as_ref().is_some_and(|id| !usable_id(id)) {
+            let message = "request_id must have 1 to 128 visible characters of ASCII";
+            return Err(ApiError::field("request_id", message));
+        }
         let most = u32::MAX >> 8;
         let completion = Self {
             model: fields.string("model")?,
-            prompts: prompts(prompt)?,
+            prompts,
+            truncate: truncation(fields)?,
+            request_id,
             path: fields
                 .integer("path", 0, i64::from(u32::MAX))?
                 .and_then(|path| u32::try_from(path).ok())
                 .map(PathId),
             max_tokens: fields.count("max_tokens", 0, most)?,
+            default_max_tokens: DEFAULT_MAX_TOKENS,
             min_tokens: fields.count("min_tokens", 0, most)?.unwrap_or(0),
             n: fields.count("n", 1, MAX_N)?.unwrap_or(1),
             sampling: AskedSampling::read(fields)?,
@@ -174,12 +225,36 @@ impl CompletionRequest {
             usage,
             return_route: fields.flag("return_route")?,
             token_ids_as_text: fields.flag("return_tokens_as_token_ids")?,
+            return_token_ids: fields.flag("return_token_ids")?,
         };
         let rest = fields.rest();
         if !rest.is_empty() {
             tracing::debug!(fields = ?rest, "a completion request has unknown fields, which are ignored");
         }
         Ok(completion)
+    }
+}
+
+fn stream_usage(options: Value) -> Result<StreamUsage, ApiError> {
+    let mut options = Fields::new(options)?;
+    let (at_the_end, everywhere) = (options.flag("include_usage")?, options.flag("continuous_usage_stats")?);
+    Ok(match (at_the_end, everywhere) {
+        (false, _) => StreamUsage::Nowhere,
+        (true, false) => StreamUsage::AtTheEnd,
+        (true, true) => StreamUsage::Everywhere,
+    })
+}
+
+fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, ApiError> {
+    let asked = fields.integer("truncate_prompt_tokens", -1, i64::from(u32::MAX))?;
+    match asked {
+        None => Ok(None),
+        Some(-1) => Ok(Some(Truncation::Fit)),
+        Some(0) => Err(ApiError::field(
+            "truncate_prompt_tokens",
+            "truncate_prompt_tokens is 0: give at least 1, or -1",
+        )),
+        Some(asked) => Ok(usize::try_from(asked).ok().map(Truncation::Last)),
     }
 }
 
@@ -286,6 +361,11 @@ mod tests {
             ("best_of", json!(4)),
             ("suffix", json!("end")),
             ("path", json!(-1)),
+            ("truncate_prompt_tokens", json!(0)),
+            ("truncate_prompt_tokens", json!(-2)),
+            ("request_id", json!("a b")),
+            ("return_token_ids", json!("yes")),
+            ("add_special_tokens", json!(0)),
         ] {
             let error = read(json!({"prompt": "a", field: value})).unwrap_err();
             assert_eq!(
@@ -300,6 +380,8 @@ mod tests {
         let body = json!({"prompt": "a", "do_sample": false, "user": "u", "suffix": "", "max_tokens": null, "best_of": 1});
         assert_eq!(read(body).unwrap(), plain);
         assert_eq!(read(json!({"prompt": "a", "max_tokens": 5.0})).unwrap().max_tokens, Some(5));
+        let seed = |seed: i64| read(json!({"prompt": "a", "seed": seed})).unwrap().sampling.seed;
+        assert_eq!((seed(-1), seed(0), seed(-2)), (None, Some(0), Some(-2i64 as u64)));
     }
 
     fn any_json() -> impl Strategy<Value = Value> {

@@ -19,9 +19,28 @@ pub(crate) struct CompletionResponse<'a> {
     pub(crate) system_fingerprint: &'a str,
     /// All choices of a whole answer; one choice of a chunk, or none of the chunk with the usage.
     pub(crate) choices: &'a [CompletionChoice],
-    /// Counts of tokens; absent from the other chunks of a stream.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) usage: Option<Usage>,
+    /// Counts of tokens.
+    #[serde(skip_serializing_if = "UsageField::is_absent")]
+    pub(crate) usage: UsageField,
+}
+
+/// The counts of tokens in a body.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum UsageField {
+    /// No field, in streams without `include_usage`.
+    Absent,
+    /// The value `null`, in the chunks before the one with the counts.
+    Null,
+    /// The counts.
+    Counts(Usage),
+}
+
+impl UsageField {
+    /// Returns whether the field is left out.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(self, Self::Absent)
+    }
 }
 
 /// A whole choice, or the piece of it that one event added.
@@ -29,6 +48,9 @@ pub(crate) struct CompletionResponse<'a> {
 pub(crate) struct CompletionChoice {
     /// Index of the choice, prompt by prompt.
     pub(crate) index: usize,
+    /// True for the first piece of the choice.
+    #[serde(skip)]
+    pub(crate) begins: bool,
     /// Text.
     pub(crate) text: String,
     /// Log-probabilities, for a request with `logprobs`.
@@ -37,6 +59,12 @@ pub(crate) struct CompletionChoice {
     pub(crate) finish_reason: Option<&'static str>,
     /// The stop text or stop token that ended the choice.
     pub(crate) stop_reason: Option<StopCause>,
+    /// Ids of the prompt's tokens, for a request with `return_token_ids`; in the first chunk of a stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_token_ids: Option<Vec<u32>>,
+    /// Ids of the generated tokens, for a request with `return_token_ids`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) token_ids: Option<Vec<u32>>,
     /// The route, for a request with `return_route`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) dipaco: Option<ChosenRoute>,
@@ -46,7 +74,9 @@ impl CompletionChoice {
     /// Returns true if the piece has nothing to show.
     pub(crate) fn is_empty(&self) -> bool {
         let scored = self.logprobs.as_ref().is_some_and(|log_probs| !log_probs.tokens.is_empty());
-        self.text.is_empty() && !scored && self.finish_reason.is_none()
+        let ids =
+            self.prompt_token_ids.is_some() || self.token_ids.as_ref().is_some_and(|ids| !ids.is_empty());
+        self.text.is_empty() && !scored && !ids && self.finish_reason.is_none()
     }
 
     /// Adds the next piece of the same choice.
@@ -58,6 +88,11 @@ impl CompletionChoice {
         }
         self.finish_reason = more.finish_reason.or(self.finish_reason);
         self.stop_reason = more.stop_reason.or(self.stop_reason.take());
+        self.prompt_token_ids = self.prompt_token_ids.take().or(more.prompt_token_ids);
+        match (&mut self.token_ids, more.token_ids) {
+            (Some(ids), Some(more)) => ids.extend(more),
+            (ids, more) => *ids = ids.take().or(more),
+        }
         self.dipaco = more.dipaco.or(self.dipaco.take());
     }
 }

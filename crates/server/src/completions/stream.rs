@@ -7,7 +7,8 @@ use axum::body::Body;
 use bytes::Bytes;
 
 use crate::completions::answer::Answer;
-use crate::completions::response::{CompletionChoice, CompletionResponse};
+use crate::completions::request::StreamUsage;
+use crate::completions::response::{CompletionChoice, UsageField};
 use crate::error::ApiError;
 
 /// The last event of every stream.
@@ -17,17 +18,17 @@ struct Chunks {
     answer: Answer,
     /// The first piece, which was read before the head of the answer was sent.
     first: Option<CompletionChoice>,
-    usage: bool,
+    usage: StreamUsage,
     keep_alive: Duration,
     over: bool,
 }
 
-/// The body: `first`, then an event per token, then the usage if `usage` is set, then `[DONE]`. When the client goes away,
+/// The body: `first`, then an event per token, then the usage if `usage` asks for it, then `[DONE]`. When the client goes away,
 /// the body is dropped, which cancels the running choices.
 pub(crate) fn body(
     answer: Answer,
     first: Option<CompletionChoice>,
-    usage: bool,
+    usage: StreamUsage,
     keep_alive: Duration,
 ) -> Body {
     let chunks = Chunks { answer, first, usage, keep_alive, over: false };
@@ -48,9 +49,9 @@ impl Chunks {
                 },
             };
             let event = match piece {
-                // Such a piece completed no character. The client waits for text.
-                Ok(Some(choice)) if choice.is_empty() => continue,
-                Ok(Some(choice)) => event(&self.answer.body(&[choice], None)),
+                // The client waits for text.
+                Ok(Some(choice)) if !self.answer.shows(&choice) => continue,
+                Ok(Some(choice)) => self.event(vec![choice], self.usage_so_far()),
                 Ok(None) => self.end(),
                 Err(error) => Err(error),
             };
@@ -59,31 +60,36 @@ impl Chunks {
         None
     }
 
+    fn usage_so_far(&self) -> UsageField {
+        match self.usage {
+            StreamUsage::Nowhere => UsageField::Absent,
+            StreamUsage::AtTheEnd => UsageField::Null,
+            StreamUsage::Everywhere => UsageField::Counts(self.answer.usage()),
+        }
+    }
+
     fn end(&mut self) -> Result<Vec<u8>, ApiError> {
         self.over = true;
         let mut last = Vec::new();
-        if self.usage {
-            last = event(&self.answer.body(&[], Some(self.answer.usage())))?;
+        if self.usage != StreamUsage::Nowhere {
+            last = self.event(Vec::new(), UsageField::Counts(self.answer.usage()))?;
         }
         last.extend_from_slice(DONE);
         Ok(last)
     }
 
+    /// A chunk as an event. Compact JSON has no line breaks, so one `data:` line holds it.
+    fn event(&self, choices: Vec<CompletionChoice>, usage: UsageField) -> Result<Vec<u8>, ApiError> {
+        let chunk = self.answer.json(choices, usage, false)?;
+        Ok([b"data: ", chunk.as_slice(), b"\n\n"].concat())
+    }
+
     /// The last events of a stream that failed. The status of the answer is sent already, so an event names the error.
     fn fail(&mut self, error: &ApiError) -> Vec<u8> {
         self.over = true;
-        self.answer.log.outcome = "error";
+        self.answer.log.failed(error);
         let mut last = format!("data: {}\n\n", error.body()).into_bytes();
         last.extend_from_slice(DONE);
         last
     }
-}
-
-/// A chunk as an event. Compact JSON has no line breaks, so one `data:` line holds it.
-fn event(chunk: &CompletionResponse<'_>) -> Result<Vec<u8>, ApiError> {
-    let mut event = b"data: ".to_vec();
-    serde_json::to_writer(&mut event, chunk)
-        .map_err(|error| ApiError::bug(format!("can't write a chunk as JSON: {error}")))?;
-    event.extend_from_slice(b"\n\n");
-    Ok(event)
 }

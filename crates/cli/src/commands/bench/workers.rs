@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use dipaco_bench::{LoadTestOptions, LoadTestReport, load_test};
+use dipaco_bench::{LoadTestOptions, LoadTestReport, Percentiles, load_test, percentile};
 use dipaco_config::{RunConfig, Sources};
 use dipaco_net::{Clock, JoinToken, Limits, RunAuthority, Server};
 use dipaco_path::TrainDevice;
@@ -99,20 +99,6 @@ struct CoordinatorLoad {
     memory: Vec<(f64, u64)>,
 }
 
-#[derive(Debug, Serialize)]
-struct Percentiles {
-    p50: f64,
-    p90: f64,
-    p99: f64,
-    most: f64,
-}
-
-/// The quantile of sorted values; NaN when there are none.
-fn percentile(sorted: &[f64], share: f64) -> f64 {
-    let at = (sorted.len() as f64 * share).ceil() as usize;
-    sorted.get(at.saturating_sub(1)).or(sorted.last()).copied().unwrap_or(f64::NAN)
-}
-
 pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), CliError> {
     if options.as_coordinator {
         return runtime::run(lead());
@@ -138,12 +124,7 @@ pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), C
         connecting_seconds: seen.connecting,
         leases: all.len(),
         leases_per_second: per_second,
-        lease_ms: Percentiles {
-            p50: percentile(&all, 0.5),
-            p90: percentile(&all, 0.9),
-            p99: percentile(&all, 0.99),
-            most: percentile(&all, 1.0),
-        },
+        lease_ms: Percentiles::of(all),
         p99_ms_by_minute: (0..minutes).map(of_minute).collect(),
         waits: seen.waits,
         completed: seen.completed,
@@ -324,12 +305,5 @@ mod tests {
         let config = config().unwrap();
         let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
         assert_eq!((topology.paths(), config.train.rounds, config.train.state_every), (2048, 100_000, 4));
-    }
-
-    #[test]
-    fn a_percentile_is_a_value_that_was_measured() {
-        let values: Vec<f64> = (1..=200).map(f64::from).collect();
-        assert_eq!([0.5, 0.99, 1.0].map(|share| percentile(&values, share)), [100.0, 198.0, 200.0]);
-        assert!(percentile(&[], 0.5).is_nan());
     }
 }

@@ -1,0 +1,109 @@
+//! Chats as texts for the model: the template of a model that was trained on chats.
+
+use dipaco_infer::BoxError;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, ErrorKind, Value, context};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+use crate::ServerError;
+use crate::error::ApiError;
+
+/// Name of the template in its environment.
+const NAME: &str = "chat_template";
+/// Most steps of a template. A loop over a thousand messages takes some ten thousand.
+const MOST_STEPS: u64 = 10_000_000;
+
+/// Encodes a text of a template. Unlike in a prompt, the text of a special token becomes that token.
+pub type EncodeChat = Box<dyn Fn(&str) -> Result<Vec<u32>, BoxError> + Send + Sync>;
+
+/// A chat template in Jinja, as models of Hugging Face have it, and the tokenizer of its texts.
+///
+/// A user's text can hold the text of a special token and so pretend to be another speaker, as in other servers.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    encode: EncodeChat,
+    /// Text of the end-of-text token, which templates call `eos_token` and `bos_token`.
+    end_of_text: String,
+}
+
+/// A message of a chat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    /// The speaker: `system`, `user` or `assistant`, and what else the template knows.
+    pub(crate) role: String,
+    /// The text.
+    pub(crate) content: String,
+}
+
+impl ChatTemplate {
+    /// Reads a template.
+    ///
+    /// # Errors
+    /// [`ServerError::ChatTemplate`] when it is not valid Jinja.
+    pub fn new(template: String, end_of_text: String, encode: EncodeChat) -> Result<Self, ServerError> {
+        let unusable = |source| ServerError::ChatTemplate { source: Box::new(source) };
+        let mut environment = Environment::new();
+        // As in transformers, whose templates these are.
+        let syntax =
+            SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(unusable)?;
+        environment.set_syntax(syntax);
+        environment.set_fuel(Some(MOST_STEPS));
+        environment.set_unknown_method_callback(unknown_method_callback);
+        environment.add_function("raise_exception", |message: String| {
+            Err::<String, _>(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+        });
+        environment.add_template_owned(NAME, template).map_err(unusable)?;
+        Ok(Self { environment, encode, end_of_text })
+    }
+
+    /// The token ids of a chat that the model continues as the assistant. Occupies a core.
+    pub(crate) fn prompt(&self, messages: &[Message]) -> Result<Vec<u32>, ApiError> {
+        let refused = |error: &dyn std::fmt::Display| {
+            ApiError::field("messages", format!("the chat template refuses the messages: {error}"))
+        };
+        let template = self.environment.get_template(NAME).map_err(|error| refused(&error))?;
+        let message = |message: &Message| {
+            Value::from_pairs([("role", message.role.as_str()), ("content", message.content.as_str())])
+        };
+        let messages: Vec<Value> = messages.iter().map(message).collect();
+        let end_of_text = self.end_of_text.as_str();
+        let values = context! {
+            messages, add_generation_prompt => true, eos_token => end_of_text, bos_token => end_of_text,
+        };
+        let text = template.render(values).map_err(|error| refused(&error))?;
+        (self.encode)(&text).map_err(|error| refused(&error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The template of SmolLM2, without its default system message.
+    const CHAT_ML: &str = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'].strip() \
+                           + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+    fn text(template: &str, messages: &[(&str, &str)]) -> Result<String, ApiError> {
+        let encode: EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
+        let template = ChatTemplate::new(template.into(), "<end>".into(), encode).unwrap();
+        let message =
+            |&(role, content): &(&str, &str)| Message { role: role.into(), content: content.into() };
+        let ids = template.prompt(&messages.iter().map(message).collect::<Vec<_>>())?;
+        Ok(String::from_utf8(ids.into_iter().map(|id| u8::try_from(id).unwrap()).collect()).unwrap())
+    }
+
+    #[test]
+    fn templates_of_models_are_rendered_as_in_transformers() {
+        assert_eq!(
+            text(CHAT_ML, &[("system", "Be kind."), ("user", " Hi ")]).unwrap(),
+            "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        );
+        assert_eq!(text("{% if true %}\n  a{{ eos_token }}\n{% endif %}\n", &[]).unwrap(), "  a<end>\n");
+        let strict =
+            "{% if messages[0]['role'] != 'user' %}{{ raise_exception('the user begins') }}{% endif %}";
+        let error = text(strict, &[("system", "x")]).unwrap_err();
+        assert!(error.status == 400 && error.message.contains("the user begins"), "{}", error.message);
+        let encode: EncodeChat = Box::new(|_| Ok(Vec::new()));
+        assert!(ChatTemplate::new("{% if %}".into(), String::new(), encode).is_err());
+    }
+}

@@ -1,0 +1,45 @@
+"""Loads a GGUF file in llama.cpp and prints greedy continuations of token ids and the ids of texts as JSON.
+
+Arguments: the file; JSON with `prompts` (lists of ids), `texts`, and `tokens`, the length of a continuation.
+"""
+
+import json
+import sys
+import urllib.request
+
+import xllamacpp
+
+file, task = sys.argv[1], json.loads(sys.argv[2])
+params = xllamacpp.CommonParams()
+params.model.path = file
+params.n_ctx = 64
+params.n_parallel = 1
+params.cpuparams.n_threads = 2
+params.warmup = False
+params.verbosity = -1
+params.port = 0
+# Keys and values in f32, as dipaco has them.
+params.cache_type_k = xllamacpp.ggml_type.GGML_TYPE_F32
+params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+server = xllamacpp.Server(params)
+
+
+def post(path, body):
+    request = urllib.request.Request(
+        server.listening_address + path, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def complete(prompt):
+    body = {"prompt": prompt, "n_predict": task["tokens"], "temperature": 0, "ignore_eos": False,
+            "return_tokens": True, "cache_prompt": False}
+    return post("/completion", body)["tokens"]
+
+
+# The native part of the process prints to standard output too, so the last line counts.
+print(json.dumps({
+    "completions": [complete(prompt) for prompt in task["prompts"]],
+    "texts": [post("/tokenize", {"content": text, "add_special": False})["tokens"] for text in task["texts"]],
+}))
