@@ -189,7 +189,7 @@ impl Stepper {
 
     /// Sorts sequences, and their rows in x, by their module of a level. The groups come in the order of their first
     /// sequences, sequences of a group in the order of the batch.
-    fn group(&self, batch: &[StepSequence<'_>], level: usize, rows: &mut Vec<Rows<'_>>, x: &mut Vec<f32>) {
+    fn group(&self, batch: &[StepSequence<'_>], level: usize, rows: &mut [Rows<'_>], x: &mut Vec<f32>) {
         let mut firsts: Vec<&Arc<PackedModule>> = Vec::new();
         let mut keys = vec![0; batch.len()];
         for (number, sequence) in batch.iter().enumerate() {
