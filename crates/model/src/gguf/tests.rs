@@ -145,7 +145,7 @@ fn tokenizers_that_llama_cpp_would_read_differently_are_refused() {
         |expression: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": expression});
     let sequence = |first, second| json!({"type": "Sequence", "pretokenizers": [first, second]});
     let digits = |each: bool| json!({"type": "Digits", "individual_digits": each});
-    let rule = |pre_tokenizer: serde_json::Value| super::vocabulary::rule(&pre_tokenizer);
+    let rule = |pre_tokenizer: serde_json::Value| vocabulary::rule(&pre_tokenizer);
     assert_eq!(rule(byte_level(true)), Some("gpt-2"));
     assert_eq!(rule(sequence(digits(true), byte_level(true))), Some("smollm"));
     for other in [
