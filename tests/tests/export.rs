@@ -4,7 +4,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use dipaco_model::{Device, ModelConfig, Module, Path, import_llama};
+use dipaco_model::{Dtype, ModelConfig, PackedModule, Positions, StepSequence, Stepper, import_llama};
 use dipaco_shards::{TokenFile, Tokenizer};
 use dipaco_tests::fixtures::TINY;
 use dipaco_tests::http::post;
@@ -22,9 +22,13 @@ fn logits(checkpoint: &std::path::Path, tokens: &[u32]) -> Vec<f32> {
     let config = config.with_vocabulary(384).unwrap();
     let weights = import_llama(&config, &fs::read(checkpoint.join("model.safetensors")).unwrap()).unwrap();
     let dense = Topology::new(&TopologyConfig::dense(config.blocks), config.blocks).unwrap();
-    let module = Arc::new(Module::load(&weights, &Device::Cpu).unwrap());
-    let path = Path::compose(&config, &dense, &[module]).unwrap();
-    path.decode(tokens, &mut path.new_cache(), true).unwrap()
+    let modules = [Arc::new(PackedModule::new(&config, &dense, 0, &weights).unwrap())];
+    let stepper = Stepper::new(&config, &dense).unwrap();
+    let pages: Vec<u32> = (0u32..).take(config.context).collect();
+    let mut kv = stepper.pages(pages.len(), Dtype::F32);
+    let sequence =
+        StepSequence { modules: &modules, tokens, start: 0, pages: &pages, logits: Positions::All };
+    stepper.step(&[sequence], &mut kv).unwrap().swap_remove(0)
 }
 
 fn numbers(values: &Value) -> Vec<f64> {
