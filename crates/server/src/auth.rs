@@ -37,23 +37,33 @@ impl ApiKeys {
         if self.0.is_empty() {
             return Ok(());
         }
-        let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let key = bearer
-            .and_then(|value| value.split_once(' '))
-            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-        let given = key.map(|(_, key)| blake3::hash(key.trim().as_bytes()));
+        let given = given(headers);
         // `find` would stop at the first match, and the time would tell the position of the key.
         let known =
             given.is_some_and(|given| self.0.iter().fold(false, |found, key| found | (*key == given)));
         if known {
             return Ok(());
         }
-        let message = match key {
+        let message = match given {
             Some(_) => "the API key is not known to this server",
             None => "this server needs an API key: send the header `Authorization: Bearer KEY`",
         };
         Err(ApiError { code: Some("invalid_api_key"), ..ApiError::new(StatusCode::UNAUTHORIZED, message) })
     }
+
+    /// Number of the client that sent a request, for equal shares between API keys. Without keys all requests come from
+    /// client 0, because anybody could invent clients.
+    pub(crate) fn client(&self, headers: &HeaderMap) -> u64 {
+        let known = given(headers).filter(|_| !self.0.is_empty());
+        known.and_then(|hash| hash.as_bytes().first_chunk().copied()).map_or(0, u64::from_le_bytes)
+    }
+}
+
+/// Hash of the API key that a request gives.
+fn given(headers: &HeaderMap) -> Option<Hash> {
+    let bearer = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (_, key) = bearer.split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))?;
+    Some(blake3::hash(key.trim().as_bytes()))
 }
 
 #[cfg(test)]
@@ -74,5 +84,15 @@ mod tests {
         }
         assert!(ApiKeys::default().check(&with("Bearer ")).is_ok());
         assert!(!format!("{keys:?}").contains("alpha"));
+    }
+
+    #[test]
+    fn a_key_is_a_client_and_without_keys_there_is_one_client() {
+        let keys = ApiKeys::from_text("alpha\nbeta\n");
+        let [alpha, beta] = ["Bearer alpha", "bearer beta"].map(|value| keys.client(&with(value)));
+        assert_eq!(keys.client(&with("bearer  alpha ")), alpha);
+        assert_ne!(alpha, beta);
+        let open = ApiKeys::default();
+        assert_eq!((open.client(&with("Bearer alpha")), open.client(&with("Bearer beta"))), (0, 0));
     }
 }

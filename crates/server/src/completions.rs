@@ -152,7 +152,9 @@ async fn accept(
         // Equal prompts of a request without a seed get different texts.
         None => prompts.iter().map(|_| state.random.seed()).collect(),
     };
-    let Sequences { requests, choices } = sequences(state, completion, &prompts, &seeds)?;
+    let Sequences { mut requests, choices } = sequences(state, completion, &prompts, &seeds)?;
+    let client = state.keys.client(headers);
+    requests.iter_mut().for_each(|request| request.client = client);
     let tokens = requests.iter().map(admission::tokens).sum();
     let left = deadline.saturating_sub(began.elapsed());
     state.admission.admit(count, tokens, left)?;
