@@ -111,7 +111,7 @@ fn the_served_model_answers_and_the_exported_path_is_there() {
     for file in ["config.json", "model.safetensors", "tokenizer.json"] {
         assert!(out.join(file).exists(), "{file}");
     }
-    let _ = run.dipaco(&words).failed(2, &["holds a checkpoint already", "--force"]);
+    let _ = run.dipaco(&words).failed(2, &["config.json is there already", "--force"]);
 }
 
 #[test]

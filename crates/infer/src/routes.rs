@@ -134,11 +134,11 @@ impl Shared {
         let mut state = self.lock();
         let Some(job) = state.waiting.get_mut(&id) else { return };
         job.routing = took;
-        let started = found.and_then(|(path, route, version)| {
+        let started = found.map(|(path, route, version)| {
             job.path = Some(path);
             // Sending fails only when the caller is gone. It takes the sequence out itself.
             let _ = job.send(Ok(Event::Started { path, route }));
-            Ok(version)
+            version
         });
         match started {
             Ok(version) if !job.is_empty() => {
