@@ -136,6 +136,12 @@ impl RouterConfig {
         Self { phases, overlap, labels, ..self.clone() }
     }
 
+    /// True if a router of this kind reads features of token vectors ([`crate::TokenVectors`]).
+    #[must_use]
+    pub fn needs_token_vectors(&self, kind: RouterKind) -> bool {
+        self.features == FeatureKind::Lsa && !matches!(kind, RouterKind::Random | RouterKind::Labels)
+    }
+
     /// Checks that a run can start with the rule.
     ///
     /// # Errors

@@ -6,8 +6,7 @@ use dipaco_model::Path;
 use dipaco_shards::{TokenRows, document_number};
 
 use crate::{
-    FeatureExtractor, FeatureKind, PrefixLabels, Router, RouterConfig, RouterKind, RoutingError, Source,
-    TokenVectors,
+    FeatureExtractor, PrefixLabels, Router, RouterConfig, RouterKind, RoutingError, Source, TokenVectors,
 };
 
 /// Key context that separates this use of BLAKE3 from all others.
@@ -56,8 +55,7 @@ impl RouterFeatures {
         vectors: Option<TokenVectors>,
     ) -> Result<Self, RoutingError> {
         let blocks = seed.config().blocks;
-        let by_features = !matches!(kind, RouterKind::Random | RouterKind::Labels);
-        if by_features && config.features == FeatureKind::Lsa {
+        if config.needs_token_vectors(kind) {
             let Some(vectors) = vectors else {
                 return Err(RoutingError::Config {
                     key: "features",

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_routing::{
-    FeatureExtractor, FeatureKind, Likelihoods, PathScores, Router, RouterFeatures, RouterKind, RoutingError,
+    FeatureExtractor, Likelihoods, PathScores, Router, RouterFeatures, RouterKind, RoutingError,
     SampleFeatures, ScoreHeader, ScoredDocuments, TargetsFrom, fit_discriminative, scores_are_there,
     targets_of,
 };
@@ -20,7 +20,7 @@ use dipaco_train::{CoordinatorError, LedgerError, Reroute, score_header, small_s
 use crate::error::PipelineError;
 use crate::files;
 use crate::prepared::token_file;
-use crate::route::{assign, origin_of, router, shard_records, shown};
+use crate::route::{assign, origin_of, router, shard_records, shown, token_vectors};
 use crate::router_settings::router_settings;
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::store::manifest;
@@ -124,9 +124,17 @@ pub fn refit(
             return Ok((known, false));
         }
     }
-    // A document keeps its features for the whole run.
-    let vectors = old.token_vectors();
-    let model = RouterFeatures::new(weights.seed()?, RouterKind::Discriminative, &settings, vectors.clone())?;
+    let mut show = shown(progress, "route refit", cancel);
+    let kind = RouterKind::Discriminative;
+    // A document keeps its features for the whole run. Routers of random shards and of labels have no vectors.
+    let vectors = match old.token_vectors().filter(|_| settings.needs_token_vectors(kind)) {
+        Some(vectors) => Some(vectors),
+        None => {
+            let text = token_file(run, &run.train_tokens())?;
+            token_vectors(&text, &settings, kind, &mut show)?
+        }
+    };
+    let model = RouterFeatures::new(weights.seed()?, kind, &settings, vectors.clone())?;
     let features = SampleFeatures::new(&model, seed_hash, &tokens, &settings, &new.features())?;
     let paths = weights.topology().paths();
     let mut likelihoods = Likelihoods::new(features.numbers().to_vec(), paths);
@@ -134,7 +142,6 @@ pub fn refit(
         likelihoods.set_path(path, &scores.sums(&tokens)?);
     }
     let targets = targets_of(likelihoods.values(), paths)?;
-    let mut show = shown(progress, "route refit", cancel);
     let points = features.all(&mut show)?;
     let dimension = model.dimension();
     let documents = ScoredDocuments { features: &points, dimension, targets: &targets, paths };
@@ -147,7 +154,7 @@ pub fn refit(
         uncalibrated = ?fitted.uncalibrated_sizes,
         "a discriminative router is fitted"
     );
-    let router = match vectors.filter(|_| settings.features == FeatureKind::Lsa) {
+    let router = match vectors {
         Some(vectors) => fitted.router.with_token_vectors(&vectors)?,
         None => fitted.router,
     };

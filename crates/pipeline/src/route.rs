@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_routing::{
-    Assignment, FeatureExtractor, FeatureKind, Origin, ProgressFn, Router, RouterConfig, RouterFeatures,
-    RouterKind, RoutingProgress, SampleFeatures, ShardSet, TokenVectors,
+    Assignment, FeatureExtractor, Origin, ProgressFn, Router, RouterConfig, RouterFeatures, RouterKind,
+    RoutingProgress, SampleFeatures, ShardSet, TokenVectors,
 };
 use dipaco_shards::{Part, TokenFile};
 use dipaco_store::ShardRecord;
@@ -59,7 +59,7 @@ pub fn fit(
         }
     }
     let mut show = shown(progress, "features", cancel);
-    let vectors = token_vectors(&file, &settings, &mut show)?;
+    let vectors = token_vectors(&file, &settings, settings.kind, &mut show)?;
     let wanted = Wanted { settings: &settings, kind: settings.kind, vectors: vectors.clone() };
     let model = wanted.features(run, config, weights, progress, cancel)?;
     let features = SampleFeatures::new(&model, seed_hash, &file, &settings, &routing.features())?;
@@ -96,17 +96,15 @@ fn labels_hash(config: &RunConfig) -> Result<Option<String>, PipelineError> {
     Ok(Some(blake3::hash(&std::fs::read(file).map_err(failed)?).to_hex().to_string()))
 }
 
-/// The token vectors of a text, for routers that need them.
-fn token_vectors(
+/// The token vectors of a text, for a router of a kind that needs them.
+pub(crate) fn token_vectors(
     file: &TokenFile,
     settings: &RouterConfig,
+    kind: RouterKind,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Option<TokenVectors>, PipelineError> {
-    let by_features = !matches!(settings.kind, RouterKind::Random | RouterKind::Labels);
-    if by_features && settings.features == FeatureKind::Lsa {
-        return Ok(Some(TokenVectors::fit(file, settings, progress)?));
-    }
-    Ok(None)
+    let needed = settings.needs_token_vectors(kind);
+    Ok(needed.then(|| TokenVectors::fit(file, settings, progress)).transpose()?)
 }
 
 /// The features that a router reads.
@@ -243,7 +241,7 @@ pub fn features_part(
     let file = token_file(run, &run.train_tokens())?;
     let settings = router_settings(config, weights)?;
     let mut show = shown(progress, "features", cancel);
-    let vectors = token_vectors(&file, &settings, &mut show)?;
+    let vectors = token_vectors(&file, &settings, settings.kind, &mut show)?;
     let wanted = Wanted { settings: &settings, kind: settings.kind, vectors };
     let model = wanted.features(run, config, weights, progress, cancel)?;
     let features =
