@@ -30,6 +30,9 @@ impl RunState {
         // A new process of the worker is the same machine.
         failed.insert(ProcessId { instance: 0, ..claim.worker.clone() });
         let workers = failed.iter().cloned().collect();
+        // Another worker must be able to try, also if only this one holds the path's newest state.
+        self.holders.bind(path, false);
+        self.look_at(path);
         Ok(FailedTraining { workers, others: self.others_can_try(path) })
     }
 

@@ -60,3 +60,24 @@ fn held_paths_that_do_not_exist_are_left_out() {
     let held = [PathId(99), PathId(2), PathId(u32::MAX)];
     assert_eq!(lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &held))).path, PathId(2));
 }
+
+#[test]
+fn a_path_that_fails_for_its_holder_is_open_to_others() {
+    let mut rounds = start(3);
+    let (a, b) = (ProcessId::local("a"), ProcessId::local("b"));
+    let first = lease(rounds.grant(at(0), &request(&a, &[])));
+    commit(&mut rounds, &first);
+    rounds.bind(first.path, true);
+    let others: Vec<_> = (1..4).map(|_| lease(rounds.grant(at(0), &request(&b, &[])))).collect();
+    for other in &others {
+        commit(&mut rounds, other);
+    }
+    step_all(&mut rounds, at(0));
+    let second = lease(rounds.grant(at(0), &request(&a, &[first.path])));
+    assert_eq!((second.path, second.from), (first.path, STEPS));
+    rounds.fail(&second.claim()).unwrap();
+    rounds.end_leases(second.path);
+    let asked = rounds.grant(at(0), &request(&a, &[first.path]));
+    assert_ne!(lease(asked).path, first.path, "the worker leaves the path to others");
+    assert_eq!(lease(rounds.grant(at(0), &request(&b, &[]))).path, first.path);
+}
