@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 
-from runs import CORPUS, ROOT, Led, bits, end, parser, run, settings, untrained
+from runs import CORPUS, ROOT, Led, Process, bits, end, parser, run, settings, untrained
 
 CONFIG = ROOT / "tests" / "fixtures" / "tiny.toml"
 STREAMING = {
@@ -85,8 +85,8 @@ def main():
             if rogue.ended() and "has accepted" in pathlib.Path(rogue.log).read_text(errors="replace"):
                 sys.exit(f"the coordinator has accepted a lie: {rogue.log}")
         for process in [synchronizer, *workers, *rogues]:
-            # It was killed, or it gave up because its coordinator was away for too long.
-            if process.ended():
+            # It was killed, or it gave up because its coordinator was away for too long. After the end of the run it is 0.
+            if process.ended() and process.child.returncode != 0:
                 process.start()
         if sum(kills.values()) >= options.kills:
             continue
