@@ -70,6 +70,9 @@ pub(crate) enum Command {
     /// Train and compare many runs: configurations × routers × seeds.
     #[command(subcommand)]
     Experiment(commands::experiment::ExperimentCommand),
+    /// Compare the settings of a run with the literature, and compute its time.
+    #[command(after_help = commands::plan::EXAMPLES)]
+    Plan(commands::plan::PlanOptions),
     /// Draw charts of runs and experiments, as SVG and PNG.
     #[command(after_help = commands::plot::EXAMPLES)]
     Plot(commands::plot::PlotOptions),

@@ -10,6 +10,7 @@ pub(crate) mod experiment;
 pub(crate) mod export;
 pub(crate) mod fetch_c4;
 pub(crate) mod licences;
+pub(crate) mod plan;
 pub(crate) mod plot;
 pub(crate) mod prepare;
 pub(crate) mod quickstart;

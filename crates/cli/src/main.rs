@@ -55,6 +55,7 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Rollback(options) => commands::rollback::run(&options, progress),
         Command::Evaluate(options) => commands::evaluate::run(&options, progress),
         Command::Experiment(command) => commands::experiment::run(&command, progress),
+        Command::Plan(options) => commands::plan::run(&options),
         Command::Plot(options) => commands::plot::run(&options),
         Command::Simulate(command) => commands::simulate::run(&command, progress),
         Command::Serve(options) => commands::serve::run(&options, progress),

@@ -209,3 +209,18 @@ fn doctor_says_whether_there_is_a_gpu() {
     assert!(out.contains("GPU"), "{out}");
     assert_eq!(out.contains("built without --features cuda"), !cfg!(feature = "cuda"), "{out}");
 }
+
+#[test]
+fn a_plan_names_the_epochs_of_a_shard_and_refuses_what_the_law_does_not_know() {
+    let words = ["plan", "--config", "../../configs/paper/8x8.toml", "--corpus-tokens", "156000000000"];
+    let (code, out, err) = run(&words);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("its path reads it 13.8 times") && out.contains("loss 3.012 to 3.072"), "{out}");
+    let (code, out, _) = run(&["plan", "--config", "../../configs/tiny.toml", "--json"]);
+    let plan: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(code, 0);
+    assert!(plan["plan"]["levels"][0]["prediction"].is_null(), "{plan}");
+    assert!(plan["plan"]["levels"][0]["refused"].as_str().unwrap().contains("35M to 10B"), "{plan}");
+    assert_eq!(run(&["plan", "--down", "5"]).0, 2);
+    assert_eq!(run(&["plan", "--speed", "0"]).0, 2);
+}

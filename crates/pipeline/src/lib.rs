@@ -35,6 +35,7 @@ pub mod import;
 pub mod labels;
 pub mod limits;
 pub mod phases;
+pub mod plan;
 pub mod prepare;
 pub mod prepared;
 pub mod product_rate;

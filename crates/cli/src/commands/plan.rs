@@ -1,0 +1,168 @@
+//! `dipaco plan`: prints what a training will take, and the settings of the literature beside those of the run.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use clap::Args;
+use dipaco_pipeline::dry_run::DryRun;
+use dipaco_pipeline::plan::{PlanInputs, plan};
+use dipaco_pipeline::vocabulary::of_run;
+use dipaco_plan::{Link, Plan, TimePlan};
+use dipaco_telemetry::{Align, Table, human};
+
+use crate::error::CliError;
+use crate::output;
+use crate::run_options::RunOptions;
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  dipaco plan --config configs/paper/8x8.toml --corpus-tokens 156000000000
+  dipaco plan --run runs/mine --workers 8 --speed 12000 --down 100 --up 20
+  dipaco plan --config my.toml --json
+
+The scaling laws are those of arXiv:2503.09799. They were fitted to dense models of 35M to 2.4B parameters with up to 8
+replicas. Paths through a module are taken as replicas, which is an extrapolation. Outside of its data the law says nothing.";
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanOptions {
+    #[command(flatten)]
+    run: RunOptions,
+    /// Training tokens of the corpus; the default is the number in the run's prepared text.
+    #[arg(long, value_name = "N")]
+    corpus_tokens: Option<u64>,
+    /// Number of workers.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    workers: u32,
+    /// Training tokens per second of one worker; `dipaco train --dry-run` and `dipaco bench step` measure it.
+    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    speed: Option<f64>,
+    /// Bandwidth to each worker in Mbit/s.
+    #[arg(long, requires = "up", requires = "speed", value_name = "MBIT", value_parser = positive)]
+    down: Option<f64>,
+    /// Bandwidth from each worker in Mbit/s.
+    #[arg(long, requires = "down", value_name = "MBIT", value_parser = positive)]
+    up: Option<f64>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "give a number".to_owned())?;
+    if value.is_finite() && value > 0.0 { Ok(value) } else { Err("give a number above 0".to_owned()) }
+}
+
+/// Prints the plan of a run. Starts nothing and writes nothing.
+pub(crate) fn run(options: &PlanOptions) -> Result<(), CliError> {
+    let (run, config) = options.run.open()?;
+    let sized = of_run(&run, &config)?;
+    let sizes = DryRun::new(&sized.config, sized.source, options.workers as usize, 1, None)?;
+    let link = options.down.zip(options.up).map(|(down, up)| Link { down: down * 1e6, up: up * 1e6 });
+    let inputs = PlanInputs { corpus_tokens: options.corpus_tokens, tokens_per_second: options.speed, link };
+    let plan = plan(&run, &sized.config, &sizes, inputs)?;
+    if options.json {
+        return output::print_json(&serde_json::json!({ "sizes": sizes, "plan": plan }));
+    }
+    output::print(&describe(&sizes, &plan))
+}
+
+fn describe(sizes: &DryRun, plan: &Plan) -> String {
+    let mut text = format!(
+        "run {}: {} paths of {} parameters, {} in all modules\n\n",
+        sizes.run,
+        human::integer(sizes.paths.into()),
+        human::count(sizes.parameters.path as f64),
+        human::count(sizes.parameters.all_modules as f64),
+    );
+    let training = &plan.training;
+    let _ = writeln!(
+        text,
+        "a path trains on {} tokens in {} rounds, {:.1} per parameter (DiPaCo 224, the scaling laws 20)",
+        human::count(training.path_tokens as f64),
+        human::integer(training.rounds),
+        training.tokens_per_parameter,
+    );
+    let _ = writeln!(text, "the seed takes {:.0} % of its steps (DiPaCo 27 %)", 100.0 * training.seed_share);
+    let _ = match &plan.shard {
+        Some(shard) => writeln!(
+            text,
+            "a shard has {} tokens, and its path reads it {:.1} times",
+            human::count(shard.tokens),
+            shard.epochs
+        ),
+        None => writeln!(text, "give --corpus-tokens to see how often a path reads its shard"),
+    };
+    text.push('\n');
+    text += &levels(plan);
+    if let Some(dense) = &plan.dense {
+        let _ = writeln!(
+            text,
+            "\none dense model of a path's size, data-parallel, after 20 tokens per parameter: loss {:.3} to {:.3}",
+            dense.loss, dense.loss_at_most
+        );
+    } else if let Some(refused) = plan.levels.iter().find_map(|level| level.refused.as_ref()) {
+        let _ = writeln!(text, "\nno prediction: {refused}");
+    }
+    text += &plan.time.as_ref().map_or_else(String::new, |time| describe_time(sizes, time));
+    for warning in &plan.warnings {
+        let _ = write!(text, "\nwarning: {warning}");
+    }
+    if !plan.warnings.is_empty() {
+        text.push('\n');
+    }
+    text
+}
+
+fn describe_time(sizes: &DryRun, time: &TimePlan) -> String {
+    // A time beyond the clock's range is shown as the longest one.
+    let shown =
+        |seconds: f64| human::remaining(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
+    let mut text = format!(
+        "\n{} of inner steps; the busiest of {} trains {}\n",
+        shown(time.training_seconds),
+        counted(sizes.workers as u64, "worker"),
+        counted(time.paths_per_worker, "path"),
+    );
+    if let (Some(transfers), Some(steps)) = (time.transfer_seconds, time.inner_steps_for_90_percent) {
+        let _ = writeln!(
+            text,
+            "{} of transfers if training hides none of them: {} to and {} from the busiest worker per round",
+            shown(transfers),
+            human::bytes(sizes.wire.to_worker),
+            human::bytes(sizes.wire.from_worker),
+        );
+        let _ = writeln!(text, "with H = {steps:.0} a worker would still train for 90 % of the time");
+    }
+    text
+}
+
+fn counted(number: u64, word: &str) -> String {
+    format!("{} {word}{}", human::integer(number), if number == 1 { "" } else { "s" })
+}
+
+fn levels(plan: &Plan) -> String {
+    let right = Align::Right;
+    let mut table = Table::new(&[
+        ("level", right),
+        ("paths through each", right),
+        ("outer rate", right),
+        ("advised", right),
+        ("inner rate by the law", right),
+        ("tokens of a step", right),
+        ("loss", right),
+    ]);
+    for (number, level) in plan.levels.iter().enumerate() {
+        let law = level.prediction.as_ref();
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
+        table.row([
+            number.to_string(),
+            human::integer(level.paths_per_module.into()),
+            format!("{:.2}", level.outer_rate),
+            format!("{:.2}", level.advised_outer_rate),
+            or_dash(law.map(|law| format!("{:.1e}", law.learning_rate))),
+            or_dash(level.advised_step_tokens.map(human::count)),
+            or_dash(law.map(|law| format!("{:.3} to {:.3}", law.loss, law.loss_at_most))),
+        ]);
+    }
+    table.to_string()
+}

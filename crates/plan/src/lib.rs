@@ -1,0 +1,10 @@
+//! What a training will take, and which settings the literature advises for it.
+//!
+//! [`law`] has the scaling laws of DiLoCo, [`Plan`] compares them with the settings of a run. No I/O and no clock.
+
+pub mod law;
+mod plan;
+mod time;
+
+pub use plan::{Level, LevelPlan, Plan, Setting, ShardPlan, TrainingPlan};
+pub use time::{Link, TimePlan, Workers};
