@@ -6,7 +6,8 @@
 The run has one coordinator, a synchronizer for the modules of one level, and three workers. At random moments one of them
 gets SIGKILL and is started again, or gets SIGSTOP and some time later SIGCONT. Kills are counted, stops are not. The run must end
 with the weights, momenta and path states of the undisturbed run, and `dipaco status --data` must report that every inner
-step counts once. --seed decides the order of events, as far as timing allows. Prints JSON; exits with 1 when the runs
+step counts once. With --rogues two more workers never train: one hangs with a live connection, one lies. They are the
+example `rogue_worker` (`cargo build --release --example rogue_worker`). --seed decides the order of events, as far as timing allows. Prints JSON; exits with 1 when the runs
 differ.
 """
 
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 
-from runs import CORPUS, ROOT, Led, bits, end, parser, run, settings, untrained
+from runs import CORPUS, ROOT, Led, Process, bits, end, parser, run, settings, untrained
 
 CONFIG = ROOT / "tests" / "fixtures" / "tiny.toml"
 STREAMING = {
@@ -40,6 +41,7 @@ def main():
     options.add_argument("--pause", type=float, default=0.8, help="mean seconds between two disturbances")
     options.add_argument("--streaming", action="store_true", help="fragments, overlap and four bits both ways")
     options.add_argument("--text", default=CORPUS)
+    options.add_argument("--rogues", type=pathlib.Path, metavar="ROGUE_WORKER", help="the example; adds two workers that never train")
     options.add_argument("--keep", help="a folder for the runs, which is kept")
     options = options.parse_args()
     dipaco = options.dipaco
@@ -48,6 +50,9 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     values = {"train.rounds": options.rounds, "train.inner_steps": 12, "train.threads_per_worker": 1, "train.lease_seconds": 5}
     values |= STREAMING if options.streaming else {}
+    if options.rogues:
+        # A worker that hangs loses its lease after this time.
+        values["train.standstill_seconds"] = 5
     calm, wild = folder / "calm", folder / "wild"
     untrained(dipaco, calm, CONFIG, options.text, *settings(values))
     shutil.copytree(calm, wild, symlinks=True)
@@ -58,6 +63,10 @@ def main():
     led = Led(dipaco, folder, wild)
     workers = [led.worker(f"w{number}") for number in range(options.workers)]
     synchronizer = led.synchronizer("s", "0")
+    rogues = [
+        Process(folder / f"{kind}.log", [options.rogues.resolve(), led.token, kind, kind])
+        for kind in (("hang", "forge") if options.rogues else ())
+    ]
     kills = {"coordinator": 0, "synchronizer": 0, "worker": 0}
     stops = 0
     begun = time.monotonic()
@@ -72,9 +81,12 @@ def main():
         if led.leader.ended():
             finished = led.finished()
             continue
-        for process in [synchronizer, *workers]:
-            # It was killed, or it gave up because its coordinator was away for too long.
-            if process.ended():
+        for rogue in rogues:
+            if rogue.ended() and "has accepted" in pathlib.Path(rogue.log).read_text(errors="replace"):
+                sys.exit(f"the coordinator has accepted a lie: {rogue.log}")
+        for process in [synchronizer, *workers, *rogues]:
+            # It was killed, or it gave up because its coordinator was away for too long. After the end of the run it is 0.
+            if process.ended() and process.child.returncode != 0:
                 process.start()
         if sum(kills.values()) >= options.kills:
             continue
@@ -93,13 +105,14 @@ def main():
             process.send(signal.SIGSTOP)
             stopped.append((process, now + chance.uniform(0.1, 8)))
             stops += 1
-    end(synchronizer, *workers)
+    end(synchronizer, *workers, *rogues)
     seconds = time.monotonic() - begun
     (calm_bits, calm_data), (wild_bits, wild_data) = bits(dipaco, calm), bits(dipaco, wild)
     once = "every inner step counts once"
     result = {
         "rounds": options.rounds,
         "scheme": "streaming, overlap 3, E3M0" if options.streaming else "synchronous",
+        "rogues": len(rogues),
         "kills": kills,
         "stops": stops,
         "starts": {

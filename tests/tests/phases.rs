@@ -100,3 +100,17 @@ fn a_phase_without_reserved_documents_is_refused_before_training() {
     let words = "--workers 1 --set routing.router_share=0";
     let _ = train(&run, words).finish().failed(2, &["routing.router_share is 0"]);
 }
+
+#[test]
+fn random_shards_go_on_to_a_router_of_the_default_features() {
+    let run = untrained();
+    std::fs::remove_dir_all(run.file("routing")).unwrap();
+    let _ = run.dipaco("route fit --set routing.kind=random").succeeded();
+    let _ = run.dipaco("route assign").succeeded();
+    let _ = train(&run, "--workers 2").finish().succeeded();
+    // The first router knows no text, so the second one makes its own vectors of it.
+    let routers = ["router.bin", "phase-1/router.bin"]
+        .map(|name| std::fs::metadata(routing(&run, name)).unwrap().len());
+    assert!(routers[0] < routers[1], "{routers:?}");
+    let _ = run.dipaco("evaluate").succeeded();
+}

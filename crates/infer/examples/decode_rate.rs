@@ -49,7 +49,7 @@ impl Options {
     fn model(&self) -> Result<ModelConfig, Box<dyn Error>> {
         let small = ModelConfig { vocab_size: 8_000, context: 1_024, blocks: 6, ..ModelConfig::default() };
         match self.size.as_str() {
-            // The path of configs/paper-150m-16x16.toml, 151M parameters.
+            // The path of configs/paper/16x16.toml, 151M parameters.
             "paper" => Ok(ModelConfig {
                 hidden_size: 896,
                 blocks: 12,
