@@ -92,23 +92,14 @@ pub fn decode(bytes: &[u8], expected: usize) -> Result<Vec<f32>, CodecError> {
 pub fn decode_parts<'a>(
     parts: impl Iterator<Item = &'a [u8]> + Clone,
     expected: usize,
-    take: impl FnMut(&[f32]),
-) -> Result<(), CodecError> {
-    decode_groups(parts, expected, GROUP, take)
-}
-
-fn decode_groups<'a>(
-    parts: impl Iterator<Item = &'a [u8]> + Clone,
-    expected: usize,
-    group: usize,
     mut take: impl FnMut(&[f32]),
 ) -> Result<(), CodecError> {
     let bytes = parts.clone().map(|part| part.len() as u64).sum();
     let mut parts = Parts::new(parts);
     let compression = check_header(parts.next(HEADER), bytes, expected)?;
-    let mut out = Vec::with_capacity(group.min(expected));
-    for begin in (0..expected).step_by(group) {
-        let count = group.min(expected - begin);
+    let mut out = Vec::with_capacity(GROUP.min(expected));
+    for begin in (0..expected).step_by(GROUP) {
+        let count = GROUP.min(expected - begin);
         // All bytes are in memory, so the length of some of them fits `usize`.
         let length = values_len(count as u64, compression).and_then(|length| usize::try_from(length).ok());
         out.clear();

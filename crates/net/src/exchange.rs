@@ -64,7 +64,7 @@ impl Exchange {
         let limits = &self.shared.limits;
         let transfer = Transfer { peer: &self.peer, part: "request header", stall: limits.header_timeout };
         let preamble = transfer.read_preamble(&mut self.receive, limits.max_header_bytes).await?;
-        let memory = timeout(limits.stall_timeout, self.share.header(preamble.length)).await;
+        let memory = timeout(limits.stall_timeout, self.share.headers.take(preamble.length.into())).await;
         self.memory.extend(memory.map_err(|_| self.late("wait for memory", limits.stall_timeout))?);
         let body = transfer.read_body(&mut self.receive, preamble).await?;
         let (payload, rest) = transfer.take(&body)?;
@@ -75,7 +75,7 @@ impl Exchange {
     /// Waits until there is memory for a piece of `bytes`, received or sent, in the share of the peer's token. The
     /// memory is free again when the exchange ends.
     pub async fn reserve(&mut self, bytes: u64) {
-        self.memory.extend(self.share.piece(bytes).await);
+        self.memory.extend(self.share.pieces.take(bytes).await);
     }
 
     fn late(&self, what: &'static str, after: Duration) -> NetError {

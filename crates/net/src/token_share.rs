@@ -31,8 +31,10 @@ pub(crate) struct TokenShares {
 #[derive(Debug)]
 pub(crate) struct TokenShare {
     held: Mutex<Held>,
-    headers: ByteBudget,
-    pieces: ByteBudget,
+    /// Memory for headers of requests.
+    pub(crate) headers: ByteBudget,
+    /// Memory for pieces of transfers.
+    pub(crate) pieces: ByteBudget,
 }
 
 /// Connections of a token, and the receive windows that it has left.
@@ -44,7 +46,7 @@ struct Held {
 
 /// Bytes that a token may have in memory at a time.
 #[derive(Debug)]
-struct ByteBudget {
+pub(crate) struct ByteBudget {
     units: u32,
     free: Arc<Semaphore>,
 }
@@ -110,16 +112,6 @@ impl TokenShare {
         held.window_left -= window;
         Some(window)
     }
-
-    /// Waits until a header of this many bytes fits into memory.
-    pub(crate) async fn header(&self, bytes: u32) -> Option<OwnedSemaphorePermit> {
-        self.headers.take(bytes.into()).await
-    }
-
-    /// Waits until a piece of this many bytes fits into memory.
-    pub(crate) async fn piece(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
-        self.pieces.take(bytes).await
-    }
 }
 
 impl ByteBudget {
@@ -128,8 +120,8 @@ impl ByteBudget {
         Self { units, free: Arc::new(Semaphore::new(units as usize)) }
     }
 
-    /// `None` only if the semaphore is closed, and nothing closes it.
-    async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+    /// Waits until this many bytes fit into memory. `None` only if the semaphore is closed, and nothing closes it.
+    pub(crate) async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         // Something larger than the budget has to wait for all of it.
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).clamp(1, self.units);
         self.free.clone().acquire_many_owned(units).await.ok()

@@ -152,10 +152,11 @@ impl ResultIntake {
     /// Largest length of a result in bytes; 0 if the path has no such result.
     fn result_limit(&self, path: PathId, item: LeaseResult) -> u64 {
         match item {
-            LeaseResult::OuterGradient { fragment, .. } => {
-                let values = self.values(path, fragment).unwrap_or(0) as u64;
-                let bytes = encoded_len(values, self.plan.outer.compression);
-                if values == 0 { 0 } else { bytes.unwrap_or(0) }
+            LeaseResult::OuterGradient { fragment: FragmentId { module, index }, .. } => {
+                let layout = self.layout.fragment(module.level, index).ok();
+                let layout = layout.filter(|_| self.topology.goes_through(path, module));
+                let bytes = |values| encoded_len(values, self.plan.outer.compression);
+                layout.and_then(|layout| bytes(layout.values() as u64)).unwrap_or(0)
             }
             LeaseResult::State => {
                 let specs = path_specs(&self.plan.model);
@@ -170,17 +171,11 @@ impl ResultIntake {
         }
     }
 
-    /// Number of values of a fragment; `None` if the path does not go through it.
-    fn values(&self, path: PathId, fragment: FragmentId) -> Option<usize> {
-        let through = path.0 < self.topology.paths() && self.topology.goes_through(path, fragment.module);
-        let fragment = self.layout.fragment(fragment.module.level, fragment.index).ok()?;
-        through.then(|| fragment.values())
-    }
-
     /// The refusal of a result that this process never takes, or that no lease of this run can have; `None` for any other.
     fn objection(&self, piece: &UploadedPiece) -> Option<Response> {
         let &UploadedPiece { ref claim, item, ref digest, .. } = piece;
         let path = claim.key.path;
+        let limit = self.result_limit(path, item);
         let own = |modules: &Vec<ModuleId>| match item {
             LeaseResult::OuterGradient { fragment, .. } => modules.contains(&fragment.module),
             LeaseResult::State => false,
@@ -193,13 +188,12 @@ impl ResultIntake {
                 format!("there is no path {path}: this run has {} paths", self.topology.paths())
             }
             _ if !digest.is_well_formed() => "a hash has 64 lower-case hexadecimal digits".to_owned(),
-            LeaseResult::OuterGradient { fragment, .. } if self.values(path, fragment).is_none() => format!(
+            LeaseResult::OuterGradient { fragment, .. } if limit == 0 => format!(
                 "path {path} does not go through fragment {} of module {}",
                 fragment.index, fragment.module
             ),
-            _ if digest.bytes > self.result_limit(path, item) => {
-                let (name, limit) = (item.name(), self.result_limit(path, item));
-                format!("{name} has at most {limit} bytes here, not {}", digest.bytes)
+            _ if digest.bytes > limit => {
+                format!("{} has at most {limit} bytes here, not {}", item.name(), digest.bytes)
             }
             _ => return None,
         };
