@@ -3,7 +3,7 @@
 
 mod support;
 
-use dipaco_protocol::{Request, Response};
+use dipaco_protocol::{LeaseResult, Request, Response};
 use dipaco_telemetry::Events;
 use dipaco_train::WorkerError;
 use tokio_util::sync::CancellationToken;
@@ -45,6 +45,39 @@ async fn a_path_that_diverges_for_two_workers_is_left_out_of_the_run() {
         let expected = if path == 0 { 0 } else { 12 };
         assert!(record.counted.iter().all(|counted| counted.steps == expected), "path {path}: {record:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_whose_outer_gradient_the_guard_refuses_goes_on_with_other_paths() {
+    let mut config = config();
+    config.outer.guard = 10.0;
+    let run = Run::seeded(config).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let (first, second) = (Puppet::welcome(&token, "first").await, Puppet::welcome(&token, "second").await);
+    // Two rounds of four paths: four outer gradients of each module, with which the guard compares.
+    for _ in 0..4 {
+        for puppet in [&first, &second] {
+            let work = puppet.lease().await;
+            puppet.carry_out(&run, &work, 0.5).await;
+        }
+    }
+    let work = first.lease().await;
+    let send = work.sends[0];
+    let topology = dipaco_topology::Topology::new(&run.config.topology, run.config.model.blocks).unwrap();
+    let level = usize::from(send.fragment.module.level);
+    let values = dipaco_model::parameters(&dipaco_model::level_specs(&run.config.model, &topology, level));
+    let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 };
+    let lost = first.submit_gradient(&work, item, (values, 500.0)).await;
+    assert!(matches!(&lost, Response::Lost { reason } if reason.contains("outer.guard")), "{lost:?}");
+    // The worker gets another path, and the other worker may try this one.
+    assert_ne!(first.lease().await.path, work.path);
+    assert_eq!(second.lease().await.path, work.path);
+    for puppet in [first, second] {
+        puppet.ask(&Request::Release, None).await.unwrap();
+    }
+    let worker = run.spawn_worker(&token, "honest");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

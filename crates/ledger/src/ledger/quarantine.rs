@@ -34,8 +34,10 @@ pub enum FailureDecision {
 }
 
 impl Ledger {
-    /// Records that the training of a lease failed. A lease whose training diverged ends. When the training of a path has failed for as many workers as the plan says, and
-    /// none has completed a lease of it meanwhile, the path goes into quarantine, unless it is the last one that trains.
+    /// Records that the training of a lease failed. The lease ends, so that another worker can try. Without another worker
+    /// only a divergence ends it: a worker may still send a sound outer gradient. When the training of a path has failed
+    /// for as many workers as the plan says, and none has completed a lease of it meanwhile, the path goes into
+    /// quarantine, unless it is the last one that trains.
     ///
     /// # Errors
     /// When the ledger contradicts itself.
@@ -49,7 +51,7 @@ impl Ledger {
             Ok(failed) => failed,
             Err(error) => return Ok(FailureDecision::Lost(error)),
         };
-        if let TrainingFailure::Diverged { .. } = failure {
+        if others || matches!(failure, TrainingFailure::Diverged { .. }) {
             self.state.end_leases(path);
             self.discard_received(path);
         }

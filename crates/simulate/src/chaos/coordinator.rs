@@ -336,6 +336,7 @@ impl SimulatedCoordinator {
         Ok(match recording.map_err(|error| error.to_string())? {
             Recording::Recorded => ChaosReply::Done,
             Recording::Rejected(error) => refused(&error),
+            Recording::Failed(_, _) if !self.ledger.is_out(&claim) => ChaosReply::Lost,
             Recording::Failed(failure, _) => ChaosReply::Refused(failure.to_string()),
         })
     }

@@ -48,7 +48,15 @@ impl ResultReceiver for CoordinatorRequests {
             Recording::Failed(failure, decision) => {
                 tracing::warn!(path = %claim.key.path, item = item.name(), %failure, "a result does not count");
                 self.announce(claim, &decision)?;
-                Response::Refused { reason: failure.to_string() }
+                self.changed.notify_waiters();
+                let reason = failure.to_string();
+                if self.ledger().is_out(claim) {
+                    Response::Refused { reason }
+                } else {
+                    self.progress.lost(claim.key.path, claim.key.fence);
+                    self.drop_ended_uploads();
+                    Response::Lost { reason }
+                }
             }
         })
     }
