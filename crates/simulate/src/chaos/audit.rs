@@ -9,8 +9,7 @@ use dipaco_topology::PathId;
 use super::case::Case;
 use super::coordinator::SimulatedDisk;
 use super::object_store::ObjectStore;
-use super::outer_step::MergedStep;
-use super::toy::{ToyGradient, sends};
+use super::toy::{MergedStep, ToyGradient, sends};
 
 /// All merged contributions of a run.
 #[derive(Debug, Default)]

@@ -18,9 +18,8 @@ use dipaco_topology::PathId;
 use super::Bug;
 use super::case::Case;
 use super::object_store::{Content, ObjectStore};
-use super::outer_step::MergedStep;
 use super::start::first_manifest;
-use super::toy::{InputWeights, ToyPathState};
+use super::toy::{InputWeights, MergedStep, ToyPathState};
 
 /// The durable record of a simulated run.
 #[derive(Clone, Debug)]

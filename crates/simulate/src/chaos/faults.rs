@@ -4,16 +4,7 @@ use std::time::Duration;
 
 use rand::Rng;
 
-use super::world::{ChaosEvent, ChaosWorld};
-
-/// A kind of fault.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Fault {
-    WorkerDies,
-    WorkerPauses,
-    Partition,
-    CoordinatorDies,
-}
+use super::world::{ChaosEvent, ChaosWorld, Fault};
 
 impl ChaosWorld<'_> {
     /// Schedules the next fault of a kind.

@@ -9,8 +9,7 @@ use dipaco_sync::ScheduledSend;
 use super::case::Case;
 use super::coordinator::{ChaosLease, ChaosRequest};
 use super::object_store::Content;
-use super::toy::{Beginning, InputWeights, ToyPathState};
-use super::worker::ChaosWorker;
+use super::toy::{InputWeights, ToyPathState};
 
 /// A lease that a worker trains, or whose results it uploads.
 #[derive(Debug)]
@@ -53,7 +52,7 @@ impl LeaseInTraining {
 }
 
 /// The outer gradients that a path sends after a step.
-fn send(
+pub(super) fn send(
     case: &Case,
     state: &mut ToyPathState,
     weights: &[InputWeights],
@@ -70,47 +69,4 @@ fn send(
         }
     }
     sent
-}
-
-impl ChaosWorker {
-    /// The state with which a lease begins, and the number of steps repeated for it: the state of the lease before, the
-    /// kept state of the lease that made it, or the stored state and the leases since then, trained again.
-    pub(super) fn start_state(
-        &mut self,
-        case: &Case,
-        granted: &ChaosLease,
-        before: Option<ToyPathState>,
-    ) -> Result<(ToyPathState, u64), String> {
-        let ChaosLease { lease, stored, replay, .. } = granted;
-        // Taken out even if it does not match: another worker has trained the path since, so the kept state is old.
-        let kept = self.kept.remove(&lease.path).filter(|(fence, _)| lease.made_by == Some(*fence));
-        let (mut state, mut repeated) = (before.or(kept.map(|(_, state)| state)), 0);
-        if state.is_none() && lease.trains() {
-            let mut again = stored.clone();
-            for (completed, weights) in lease.replay.iter().zip(replay) {
-                let beginning = Beginning {
-                    path: lease.path,
-                    from: completed.from,
-                    trains: true,
-                    begins_phase: completed.from == lease.phase_step,
-                    weights,
-                };
-                again.take_over(case, &beginning);
-                for step in completed.from + 1..=completed.to {
-                    again.train(lease.path, step);
-                    send(case, &mut again, weights, &completed.sends, step);
-                }
-                repeated += completed.to - completed.from;
-            }
-            state = Some(again);
-        }
-        let state = state.unwrap_or_else(|| stored.clone().at(lease.from));
-        if state.step != lease.from {
-            return Err(format!(
-                "path {} is at step {}, and its lease begins at {}",
-                lease.path, state.step, lease.from
-            ));
-        }
-        Ok((state, repeated))
-    }
 }

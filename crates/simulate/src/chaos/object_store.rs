@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use dipaco_ledger::ObjectRef;
 
-use super::toy::{ToyGradient, ToyPathState, Values};
+use super::toy::{ToyGradient, ToyPathState, ToyWeights, Values};
 
 /// The content of an object.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,13 +14,6 @@ pub(crate) enum Content {
     Weights(ToyWeights),
     Momentum(Values),
     Checkpoint(Vec<u8>),
-}
-
-/// Global weights of a fragment, with their version.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct ToyWeights {
-    pub(crate) version: u32,
-    pub(crate) values: Values,
 }
 
 impl Content {

@@ -8,18 +8,8 @@ use dipaco_topology::PathId;
 use super::Bug;
 use super::case::{RESCALE, RULE};
 use super::coordinator::SimulatedCoordinator;
-use super::object_store::{Content, ObjectStore, ToyWeights};
-use super::toy::{ToyGradient, VALUES};
-
-/// An outer step with the merged outer gradients.
-#[derive(Clone, Debug)]
-pub(crate) struct MergedStep {
-    pub(crate) fragment: FragmentId,
-    pub(crate) version: u32,
-    pub(crate) contributions: Vec<Contribution>,
-    /// One outer gradient for each contribution.
-    pub(crate) gradients: Vec<ToyGradient>,
-}
+use super::object_store::{Content, ObjectStore};
+use super::toy::{MergedStep, ToyWeights, VALUES};
 
 /// A taken outer step, whose objects are in the store.
 #[derive(Clone, Debug)]

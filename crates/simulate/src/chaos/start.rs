@@ -6,8 +6,8 @@ use dipaco_ledger::{
 use dipaco_sync::FragmentId;
 
 use super::case::Case;
-use super::object_store::{Content, ObjectStore, ToyWeights};
-use super::toy::seed;
+use super::object_store::{Content, ObjectStore};
+use super::toy::{ToyWeights, seed};
 
 /// The first manifest of a run. Puts version 0 of every fragment into the store.
 pub(crate) fn first_manifest(case: &Case, store: &mut ObjectStore) -> RunManifest {

@@ -3,17 +3,33 @@
 
 use std::ops::Range;
 
-use dipaco_sync::{Ahead, FragmentId, learner};
+use dipaco_sync::{Ahead, Contribution, FragmentId, learner};
 use dipaco_topology::PathId;
 
 use super::case::{Case, RULE};
-use super::object_store::ToyWeights;
 
 /// Values of a fragment.
 pub(crate) const VALUES: usize = 3;
 
 /// The weights of a fragment.
 pub(crate) type Values = [f32; VALUES];
+
+/// Global weights of a fragment, with their version.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ToyWeights {
+    pub(crate) version: u32,
+    pub(crate) values: Values,
+}
+
+/// An outer step with the merged outer gradients.
+#[derive(Clone, Debug)]
+pub(crate) struct MergedStep {
+    pub(crate) fragment: FragmentId,
+    pub(crate) version: u32,
+    pub(crate) contributions: Vec<Contribution>,
+    /// One outer gradient for each contribution.
+    pub(crate) gradients: Vec<ToyGradient>,
+}
 
 /// State of a path that a worker keeps between leases. Lists have an entry for each fragment, in the order of the
 /// path's fragments.

@@ -10,9 +10,9 @@ use dipaco_topology::PathId;
 use super::Bug;
 use super::case::{Case, Diverging};
 use super::coordinator::{ChaosLease, ChaosReply, ChaosRequest};
-use super::lease_in_training::LeaseInTraining;
-use super::object_store::{Content, ToyWeights};
-use super::toy::{Beginning, ToyPathState};
+use super::lease_in_training::{LeaseInTraining, send};
+use super::object_store::Content;
+use super::toy::{Beginning, ToyPathState, ToyWeights};
 
 /// Time between two heartbeats on the worker's clock.
 const HEARTBEAT: Duration = Duration::from_millis(500);
@@ -340,5 +340,48 @@ impl ChaosWorker {
         let (taken, repeated) = (training.state.step - training.lease.from, training.repeated);
         let beat = self.call(ChaosRequest::Heartbeat { lease, taken, repeated });
         vec![beat, WorkerAction::Beat(around.heartbeat(), serial)]
+    }
+}
+
+impl ChaosWorker {
+    /// The state with which a lease begins, and the number of steps repeated for it: the state of the lease before, the
+    /// kept state of the lease that made it, or the stored state and the leases since then, trained again.
+    pub(super) fn start_state(
+        &mut self,
+        case: &Case,
+        granted: &ChaosLease,
+        before: Option<ToyPathState>,
+    ) -> Result<(ToyPathState, u64), String> {
+        let ChaosLease { lease, stored, replay, .. } = granted;
+        // Taken out even if it does not match: another worker has trained the path since, so the kept state is old.
+        let kept = self.kept.remove(&lease.path).filter(|(fence, _)| lease.made_by == Some(*fence));
+        let (mut state, mut repeated) = (before.or(kept.map(|(_, state)| state)), 0);
+        if state.is_none() && lease.trains() {
+            let mut again = stored.clone();
+            for (completed, weights) in lease.replay.iter().zip(replay) {
+                let beginning = Beginning {
+                    path: lease.path,
+                    from: completed.from,
+                    trains: true,
+                    begins_phase: completed.from == lease.phase_step,
+                    weights,
+                };
+                again.take_over(case, &beginning);
+                for step in completed.from + 1..=completed.to {
+                    again.train(lease.path, step);
+                    send(case, &mut again, weights, &completed.sends, step);
+                }
+                repeated += completed.to - completed.from;
+            }
+            state = Some(again);
+        }
+        let state = state.unwrap_or_else(|| stored.clone().at(lease.from));
+        if state.step != lease.from {
+            return Err(format!(
+                "path {} is at step {}, and its lease begins at {}",
+                lease.path, state.step, lease.from
+            ));
+        }
+        Ok((state, repeated))
     }
 }

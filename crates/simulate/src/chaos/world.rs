@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use dipaco_ledger::PendingWrite;
 use dipaco_sync::{Lease, LeaseKey, ProcessId};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -12,19 +13,32 @@ use super::case::Case;
 use super::coordinator::{
     ChaosAnswer, ChaosReply, ChaosRequest, Requester, SimulatedCoordinator, SimulatedDisk, StoringResult,
 };
-use super::faults::Fault;
 use super::liar::Liar;
 use super::object_store::{Content, ObjectStore};
 use super::outer_step::TakenStep;
 use super::played_run::PlayedRun;
 use super::worker::{ChaosWorker, Surroundings, WorkerAction};
-use super::writes::WriteUnderWay;
 use super::{Bug, Chaos};
 
 /// Time without an answer after which a worker repeats a request.
 const PATIENCE: Duration = Duration::from_millis(600);
 /// Longest duration of a run, long after the last fault. A longer run is stuck.
 const LONGEST: Duration = Duration::from_secs(3_000);
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fault {
+    WorkerDies,
+    WorkerPauses,
+    Partition,
+    CoordinatorDies,
+}
+
+/// A write that is not complete: checkpoint, manifest, deletions.
+#[derive(Debug)]
+pub(super) struct WriteUnderWay {
+    pub(super) pending: PendingWrite,
+}
 
 #[derive(Debug)]
 pub(super) enum ChaosEvent {

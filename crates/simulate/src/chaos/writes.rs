@@ -2,19 +2,11 @@
 
 use std::collections::VecDeque;
 
-use dipaco_ledger::PendingWrite;
-
 use super::Bug;
 use super::audit::check_objects;
 use super::object_store::Content;
-use super::outer_step::MergedStep;
-use super::world::{ChaosWorld, CoordinatorEvent};
-
-/// A write that is not complete: checkpoint, manifest, deletions.
-#[derive(Debug)]
-pub(super) struct WriteUnderWay {
-    pending: PendingWrite,
-}
+use super::toy::MergedStep;
+use super::world::{ChaosWorld, CoordinatorEvent, WriteUnderWay};
 
 impl ChaosWorld<'_> {
     /// Begins the next write if none is under way.
