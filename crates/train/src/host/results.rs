@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dipaco_codec::{decode_parts, encoded_len};
 use dipaco_ledger::StoredResult;
-use dipaco_model::{parameters, path_specs};
+use dipaco_model::parameters;
 use dipaco_net::Exchange;
 use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, StoreError};
@@ -19,7 +19,7 @@ use crate::host::peer::{Answer, OTHER_ROLE, Peer, Role};
 use crate::host::uploads::{CompleteUpload, PieceOutcome, ReceivedContent, UploadedPiece, Uploads};
 use crate::host::verified_gradients::VerifiedGradients;
 use dipaco_path::module_files::check_state;
-use dipaco_path::{FRAGMENT_STATE_PARTS, Layout, PathError};
+use dipaco_path::{FRAGMENT_STATE_PARTS, Layout, MomentSpecs, PathError};
 use dipaco_protocol::{ContentDigest, LeaseResult, PIECE_BYTES, Response, WorkerPlan};
 
 /// A process that receives results: it knows which leases expect a result, and records stored results.
@@ -158,21 +158,23 @@ impl ResultIntake {
                 if values == 0 { 0 } else { bytes.unwrap_or(0) }
             }
             LeaseResult::State => {
-                let specs = path_specs(&self.plan.model);
+                let moments = MomentSpecs::new(&self.plan.model, &self.topology);
                 let fragments = self.topology.levels() * self.plan.sync.fragments as usize;
-                // Two moments and the other parts that a path keeps of its fragments, of four bytes a value, and a
+                // The moments and the other parts that a path keeps of its fragments, of four bytes a value, and a
                 // safetensors header of well under 512 bytes a tensor.
-                let tensors = 2 * specs.len() + FRAGMENT_STATE_PARTS * fragments;
-                (2 + FRAGMENT_STATE_PARTS as u64) * (parameters(&specs) as u64 * 4)
-                    + tensors as u64 * 512
-                    + 4096
+                let tensors =
+                    moments.first().len() + moments.second().len() + FRAGMENT_STATE_PARTS * fragments;
+                let kept = FRAGMENT_STATE_PARTS * parameters(moments.first());
+                (moments.values() + kept) as u64 * 4 + tensors as u64 * 512 + 4096
             }
         }
     }
 
-    /// Number of values of a fragment; `None` if the path does not go through it.
+    /// Number of values of a fragment; `None` if the path does not train it.
     fn values(&self, path: PathId, fragment: FragmentId) -> Option<usize> {
-        let through = path.0 < self.topology.paths() && self.topology.goes_through(path, fragment.module);
+        let trains = self.topology.trains(fragment.module.level.into());
+        let through =
+            trains && path.0 < self.topology.paths() && self.topology.goes_through(path, fragment.module);
         let fragment = self.layout.fragment(fragment.module.level, fragment.index).ok()?;
         through.then(|| fragment.values())
     }
@@ -194,7 +196,7 @@ impl ResultIntake {
             }
             _ if !digest.is_well_formed() => "a hash has 64 lower-case hexadecimal digits".to_owned(),
             LeaseResult::OuterGradient { fragment, .. } if self.values(path, fragment).is_none() => format!(
-                "path {path} does not go through fragment {} of module {}",
+                "path {path} does not train fragment {} of module {}",
                 fragment.index, fragment.module
             ),
             _ if digest.bytes > self.result_limit(path, item) => {
