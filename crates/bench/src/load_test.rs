@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use dipaco_path::{FragmentState, KeptParts, Layout, PathState};
+use dipaco_path::{FragmentState, KeptParts, Layout, MomentSpecs, PathState};
 use dipaco_protocol::{GrantedLease, LeaseReport, LeaseResult, Request, WorkerPlan};
 use dipaco_train::client::{
     ClientError, Identity, LONG_CALL_TIMEOUT, LeaseOffer, SHORT_CALL_TIMEOUT, Session, Transfer, expect_done,
@@ -197,7 +197,9 @@ impl SimulatedWorker {
         }
         if lease.uploads_state {
             let state = state_after(plan, &layout, lease)?;
-            self.transfer.upload(key, LeaseResult::State, state.encode(&plan.model)?.into()).await?;
+            self.transfer
+                .upload(key, LeaseResult::State, state.encode(&MomentSpecs::of_plan(plan)?)?.into())
+                .await?;
         }
         Ok(())
     }
@@ -205,9 +207,9 @@ impl SimulatedWorker {
 
 /// A state of zeros with the tensors and the progress that the coordinator expects after a lease.
 fn state_after(plan: &WorkerPlan, layout: &Layout, lease: &GrantedLease) -> Result<PathState, BenchError> {
-    let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&plan.model));
+    let moments = MomentSpecs::of_plan(plan)?;
     let position = (lease.to - lease.phase_step) * plan.train.batch as u64;
-    let mut state = PathState { step: lease.to, position, ..PathState::start(parameters) };
+    let mut state = PathState { step: lease.to, position, ..PathState::start(&moments) };
     let schedule = plan.schedule()?;
     for weights in &lease.weights {
         let (level, index) = (weights.fragment.module.level, weights.fragment.index);

@@ -56,6 +56,7 @@ impl Default for RunConfig {
             blocks: blocks.into(),
             embedding,
             head,
+            frozen: false,
         };
         Self {
             run: RunSection::default(),

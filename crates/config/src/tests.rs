@@ -57,6 +57,7 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     config.routing.phases.push(PhaseConfig::default());
     // Not written if it is not set.
     config.model.kv_heads = Some(2);
+    config.topology.levels[0].frozen = true;
     collect(&serde_json::to_value(config).unwrap(), "", &mut exist);
     let documented: BTreeSet<String> = keys().map(|doc| doc.key.to_owned()).collect();
     assert_eq!(exist, documented);
@@ -85,6 +86,18 @@ fn a_written_configuration_is_read_back() {
     let text = RunConfig::default().to_toml();
     assert!(text.contains("# H, inner steps of a path per round."), "{text}");
     assert!(text.contains("Unit: steps. Default: 30.\ninner_steps = 30\n"), "{text}");
+}
+
+#[test]
+fn a_frozen_level_is_written_only_where_there_is_one() {
+    let default = RunConfig::default();
+    assert!(!serde_json::to_string(&default).unwrap().contains("frozen"));
+    assert!(!default.to_toml().contains("\nfrozen"), "{}", default.to_toml());
+    let frozen = set(&["topology.levels[0].frozen=true"]).unwrap().config;
+    assert!(frozen.to_toml().contains("frozen = true"));
+    assert_ne!(frozen.hash(), default.hash());
+    let error = set(&["topology.levels[0].frozen=true", "topology.levels[1].frozen=true"]).unwrap_err();
+    assert!(error.to_string().contains("nothing to train"), "{error}");
 }
 
 #[test]
@@ -158,6 +171,7 @@ fn every_ready_configuration_loads() {
             ("serve", 4, 4),
             ("small", 16, 8),
             ("smollm2-2x2", 4, 5),
+            ("smollm2-2x2-upper", 4, 5),
             ("smollm2-4x4", 16, 9),
             ("tiny", 4, 4),
         ]

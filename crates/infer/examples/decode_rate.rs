@@ -70,6 +70,7 @@ impl Options {
             blocks,
             embedding: ends,
             head: ends,
+            frozen: false,
         };
         let half = blocks / 2;
         let levels = vec![level(format!("0..{half}"), true), level(format!("{half}..{blocks}"), false)];

@@ -54,7 +54,13 @@ fn start() -> RunManifest {
 }
 
 fn take_over(manifest: RunManifest) -> Ledger {
-    let level = LevelConfig { modules: Modules::Count(1), blocks: "0".into(), embedding: true, head: true };
+    let level = LevelConfig {
+        modules: Modules::Count(1),
+        blocks: "0".into(),
+        embedding: true,
+        head: true,
+        frozen: false,
+    };
     let topology = Topology::new(&TopologyConfig { replicas: 3, levels: vec![level] }, 1).unwrap();
     let plan = LedgerPlan {
         schedule: Schedule::new(3, 1, 0, vec![6]).unwrap(),

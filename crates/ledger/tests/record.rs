@@ -13,7 +13,13 @@ use dipaco_sync::{LeaseLimits, Rescale, Schedule, Scheme, Weighting};
 use dipaco_topology::{LevelConfig, ModuleId, Modules, Topology, TopologyConfig};
 
 fn topology() -> Topology {
-    let level = LevelConfig { modules: Modules::Count(1), blocks: "0".into(), embedding: true, head: true };
+    let level = LevelConfig {
+        modules: Modules::Count(1),
+        blocks: "0".into(),
+        embedding: true,
+        head: true,
+        frozen: false,
+    };
     Topology::new(&TopologyConfig { replicas: 2, levels: vec![level] }, 1).unwrap()
 }
 

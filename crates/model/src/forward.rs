@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 use dipaco_ops::kernel::{self, LinearShape};
-use dipaco_ops::{self as ops, EmbeddingPlace, GradientSlot, HeadSlots, TokenBatch, TokenRows};
+use dipaco_ops::{self as ops, Backward, EmbeddingPlace, GradientSlot, HeadSlots, TokenBatch, TokenRows};
 
 use crate::gradients::by_part;
 use crate::path::Place;
@@ -26,50 +26,54 @@ impl Path {
         let counted = batch.counted();
         let x = self.stream(batch.tokens(), None)?;
         let (place, flat) = (self.head_place(), &self.head().flat);
-        let loss = ops::cross_entropy(&x, flat, &place, &self.stack, batch, counted, None)?;
+        let loss = ops::cross_entropy(&x, flat, &place, &self.stack, batch, counted, Backward::Nothing)?;
         Ok(Loss { mean: loss.to_scalar()?, counted })
     }
 
-    /// Returns the loss of a batch, as [`Path::loss`] does, and the gradient of every parameter.
+    /// Returns the loss of a batch, as [`Path::loss`] does, and the gradient of every parameter that trains.
+    ///
+    /// Modules that were loaded with [`crate::Module::load`] are frozen: the gradient passes through them on its way to
+    /// modules below that train. The backward pass ends at the lowest part that trains.
     ///
     /// Each forward and backward pass takes `micro_batch` sequences; the last pass takes the rest. The gradients of the
     /// passes are added up in their order. A smaller micro-batch needs less memory for activations and gives the same
     /// step up to rounding.
     ///
     /// # Errors
-    /// As [`Path::loss`]. Also if `micro_batch` is 0, or a module was not loaded as trainable.
+    /// As [`Path::loss`]. Also if `micro_batch` is 0, or no module was loaded as trainable.
     pub fn gradients(&self, batch: &TokenBatch, micro_batch: usize) -> Result<(Loss, Gradients), ModelError> {
         if micro_batch == 0 {
             let problem = "it is 0: a pass needs at least one sequence".to_owned();
             return Err(ModelError::Batch { what: "micro_batch", problem });
         }
-        if let Some(part) = self.parts().iter().position(|part| !part.flat.is_variable()) {
-            let tensor =
-                by_part(self.specs()).nth(part).map_or_else(String::new, |specs| specs[0].name.clone());
+        if self.trained_specs().is_empty() {
+            let tensor = self.specs().first().map_or_else(String::new, |spec| spec.name.clone());
             return Err(ModelError::NoGradient { tensor });
         }
         let counted = batch.counted();
         let slot = |part: &Place| GradientSlot::new(&self.stack.workspace, part.parameters);
-        let slots: Vec<_> = self.parts().iter().map(slot).collect();
+        let slots: Vec<_> = self.parts().iter().map(|part| part.trains().then(|| slot(part))).collect();
         let (place, flat) = (self.head_place(), &self.head().flat);
         let head = &slots[1 + self.config.blocks];
-        // A tied projection adds its gradient to the slot of the embedding.
+        // A tied projection adds its gradient to the slot of the embedding, which lies in the same level.
         let projection = if self.config.tie_embeddings { &slots[0] } else { head };
-        let head = HeadSlots { norm: head.clone(), projection: projection.clone() };
+        let head = head.clone().zip(projection.clone());
+        let head = head.map(|(norm, projection)| HeadSlots { norm, projection });
+        let head = head.as_ref().map_or(Backward::Input, Backward::All);
         let mut mean = 0f64;
         for part in batch.parts(micro_batch) {
             let x = self.stream(part.tokens(), Some(&slots))?;
             // Divided by the counted targets of the whole batch, so that the passes add up to the mean of the batch.
-            let loss = ops::cross_entropy(&x, flat, &place, &self.stack, &part, counted, Some(&head))?;
+            let loss = ops::cross_entropy(&x, flat, &place, &self.stack, &part, counted, head)?;
             mean += f64::from(loss.to_scalar::<f32>()?);
             loss.backward()?;
         }
         let mut parts = Vec::with_capacity(slots.len());
-        for (specs, slot) in by_part(self.specs()).zip(&slots) {
+        for (specs, slot) in by_part(self.trained_specs()).zip(slots.iter().flatten()) {
             let missing = || ModelError::NoGradient { tensor: specs[0].name.clone() };
             parts.push(slot.take().ok_or_else(missing)?);
         }
-        let gradients = Gradients { specs: self.specs().clone(), parts };
+        let gradients = Gradients { specs: self.trained_specs().clone(), parts };
         Ok((Loss { mean: mean as f32, counted }, gradients))
     }
 
@@ -174,9 +178,13 @@ impl Path {
         Ok(ops::with_slice(&x, mean)?)
     }
 
-    /// Returns the last block's output (B, T, D), before the final norm. With slots for the gradients of all parts it
-    /// can be differentiated.
-    fn stream(&self, tokens: &TokenRows, slots: Option<&[GradientSlot]>) -> Result<Tensor, ModelError> {
+    /// Returns the last block's output (B, T, D), before the final norm. With slots for the gradients of the parts that
+    /// train it can be differentiated.
+    fn stream(
+        &self,
+        tokens: &TokenRows,
+        slots: Option<&[Option<GradientSlot>]>,
+    ) -> Result<Tensor, ModelError> {
         self.stream_after(self.config.blocks, tokens, slots)
     }
 
@@ -185,7 +193,7 @@ impl Path {
         &self,
         blocks: usize,
         tokens: &TokenRows,
-        slots: Option<&[GradientSlot]>,
+        slots: Option<&[Option<GradientSlot>]>,
     ) -> Result<Tensor, ModelError> {
         let (positions, context) = (tokens.time(), self.config.context);
         if positions > context {
@@ -194,15 +202,26 @@ impl Path {
         let (vocabulary, width) = (self.config.vocab_size, self.config.hidden_size);
         let embedding = self.embedding();
         let place = EmbeddingPlace { at: embedding.at, vocabulary, width };
-        let slot = slots.map(|slots| &slots[0]);
+        let slots = slots.unwrap_or_default();
+        let slot = slots.first().and_then(Option::as_ref);
+        // True once a part below trains: the gradient must reach it.
+        let mut trains = slot.is_some();
         let mut x = ops::embedding(&embedding.flat, place, tokens, slot)?;
         let mut first = 0;
         // Blocks with consecutive parameters are one operation.
         let follows = |a: &Place, b: &Place| a.flat.id() == b.flat.id() && b.at == a.at + a.parameters;
         let own = self.blocks();
         for run in own[..blocks.min(own.len())].chunk_by(follows) {
-            let slots = slots.map(|slots| &slots[1 + first..][..run.len()]);
-            x = ops::blocks(&x, &run[0].flat, run[0].at, run.len(), &self.stack, slots)?;
+            // A run lies in one module, so all of its blocks train or none.
+            let own: Vec<GradientSlot> =
+                slots.iter().skip(1 + first).take(run.len()).flatten().cloned().collect();
+            let backward = match (own.is_empty(), trains) {
+                (false, _) => Backward::All(own.as_slice()),
+                (true, true) => Backward::Input,
+                (true, false) => Backward::Nothing,
+            };
+            x = ops::blocks(&x, &run[0].flat, run[0].at, run.len(), &self.stack, backward)?;
+            trains |= !own.is_empty();
             first += run.len();
         }
         Ok(x)

@@ -6,16 +6,16 @@ use dipaco_ops::PartGradient;
 
 use crate::{ModelError, Path, TensorSpec};
 
-/// Gradients of all parameters of a path. Dropping them returns their memory to the path for the next step.
+/// Gradients of the parameters of a path that train. Dropping them returns their memory to the path for the next step.
 #[derive(Debug)]
 pub struct Gradients {
     pub(crate) specs: Arc<[TensorSpec]>,
-    /// The gradient of each part in the order of the specs: of its tensors, one after the other.
+    /// The gradient of each part that trains in the order of the specs: of its tensors, one after the other.
     pub(crate) parts: Vec<PartGradient>,
 }
 
 impl Gradients {
-    /// Each tensor of [`crate::path_specs`] in order, with the elements of its gradient.
+    /// Each tensor of [`Path::trained_specs`] in order, with the elements of its gradient.
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
         by_part(&self.specs).zip(&self.parts).flat_map(|(specs, gradient)| {
             let mut rest: &[f32] = gradient;
@@ -34,7 +34,7 @@ pub(crate) fn by_part(specs: &[TensorSpec]) -> impl Iterator<Item = &[TensorSpec
 }
 
 impl Path {
-    /// Changes the parameters in place, without a copy. `f` gets, for each tensor of [`crate::path_specs`] in order, its
+    /// Changes the parameters in place, without a copy. `f` gets, for each tensor of [`Path::trained_specs`] in order, its
     /// spec, its elements and the elements of its gradient. Every path through a module sees the change.
     ///
     /// # Errors
@@ -44,12 +44,13 @@ impl Path {
         gradients: &Gradients,
         mut f: impl FnMut(&TensorSpec, &mut [f32], &[f32]),
     ) -> Result<(), ModelError> {
-        if gradients.specs != *self.specs() {
+        if gradients.specs != *self.trained_specs() {
             let problem = "they are of a path of another shape".to_owned();
             return Err(ModelError::Batch { what: "gradients", problem });
         }
         let mut tensors = gradients.tensors();
-        for (place, specs) in self.parts().iter().zip(by_part(self.specs())) {
+        let trained = self.parts().iter().filter(|place| place.trains());
+        for (place, specs) in trained.zip(by_part(self.trained_specs())) {
             dipaco_ops::update_in_place(&place.flat, |all| {
                 let mut values = &mut all[place.at..place.at + place.parameters];
                 for (spec, gradient) in tensors.by_ref().take(specs.len()) {

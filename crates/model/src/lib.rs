@@ -66,7 +66,7 @@ pub use memory::{StepMemory, StepShape, step_memory};
 pub use module::Module;
 pub use packed::PackedModule;
 pub use path::Path;
-pub use specs::{TensorSpec, level_specs, parameters, path_specs};
+pub use specs::{TensorSpec, backward_blocks, level_specs, parameters, path_specs, trained_specs};
 pub use split::{join, split};
 pub use step::{Positions, StepSequence, Stepper};
 pub use weights::ModuleWeights;

@@ -1,9 +1,9 @@
 //! Memory of training a path, by formula.
 
-use dipaco_topology::Part;
+use dipaco_topology::{Part, Topology};
 use serde::Serialize;
 
-use crate::{ModelConfig, path_specs};
+use crate::{ModelConfig, TensorSpec, backward_blocks, path_specs, trained_specs};
 
 /// Entries of the vocabulary whose weights the head packs at the same time.
 const HEAD_ENTRIES: u64 = 2048;
@@ -65,10 +65,10 @@ impl StepMemory {
 /// Returns the memory of a training step, by formula. With R = B·T rows of a pass, A = H·Dh, A' = Hkv·Dh, and e bytes per element of
 /// `model.dtype`:
 ///
-/// - Weights and gradients take 4 bytes per parameter, moments 8.
+/// - Weights take 4 bytes per parameter. Gradients take 4 and moments 8 bytes per parameter that trains.
 /// - A block keeps its input R·D·4. For the backward pass it also keeps queries, keys and values R·(A + 2·A')·e, the output
 ///   of the attention R·A·e, gate and up 2·R·F·e, the residual stream after the attention R·D·4, and the normaliser of the
-///   softmax of each row and head B·H·T·4. With checkpointing each block keeps only its input, and one block at a time
+///   softmax of each row and head B·H·T·4. Blocks below the lowest part that trains keep nothing. With checkpointing each block keeps only its input, and one block at a time
 ///   keeps the rest.
 /// - The head computes the logits of some rows at the same time ([`dipaco_ops::head_rows`]), 4·V bytes each.
 /// - The workspace holds the intermediate results and packed operands of one block's backward pass, the packed operands
@@ -79,7 +79,7 @@ impl StepMemory {
 ///
 /// The memory of the program itself, some tens of megabytes, is not included.
 #[must_use]
-pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
+pub fn step_memory(config: &ModelConfig, topology: &Topology, shape: &StepShape) -> StepMemory {
     let number = |value: usize| value as u64;
     let (b, t) = (number(shape.at_once()), number(shape.sequence_tokens));
     let (d, a, f, v) = (
@@ -89,15 +89,15 @@ pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
         number(config.head_size()),
     );
     let kv = number(config.key_value_size());
-    let (rows, e, blocks) = (b.saturating_mul(t), number(config.dtype.bytes()), number(config.blocks));
+    let (rows, e, blocks) =
+        (b.saturating_mul(t), number(config.dtype.bytes()), number(backward_blocks(config, topology).len()));
     let head_rows = number(dipaco_ops::head_rows(usize::try_from(rows).unwrap_or(usize::MAX)));
-    let parameters_of = |wanted: &dyn Fn(Part) -> bool| -> u64 {
-        let own = path_specs(config).into_iter().filter(|spec| wanted(spec.part));
-        own.map(|spec| number(spec.parameters())).fold(0, u64::saturating_add)
-    };
-    let parameters = parameters_of(&|_| true);
-    let gradients = parameters.saturating_mul(F32);
-    let gradient = parameters_of(&|part| part == Part::Block(0)).saturating_mul(F32);
+    let specs = path_specs(config);
+    let (parameters, trained) = (values(&specs), values(&trained_specs(config, topology)));
+    let block = specs.iter().filter(|spec| spec.part == Part::Block(0));
+    let gradient = values(block).saturating_mul(F32);
+    let trained_blocks = (0..config.blocks).filter(|&block| topology.part_trains(Part::Block(block)));
+    let block_gradients = number(trained_blocks.count()).saturating_mul(gradient);
 
     let input = product(&[rows, d, F32]);
     let kept = sum(&[
@@ -109,6 +109,8 @@ pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
     // A block's gradient reuses the memory of kept results only if the sizes are alike.
     let alike = gradient <= kept.saturating_mul(2) && kept <= gradient.saturating_mul(2);
     let kept = if gradient <= kept.saturating_mul(2) { kept.max(gradient) } else { kept };
+    // A run of blocks without a backward pass has the results of one block at a time.
+    let blocks = blocks.max(1);
     let inputs = blocks.saturating_mul(input);
     let (activations, shared) = if shape.activation_checkpointing {
         // Blocks that are computed again reuse the memory of the logits.
@@ -118,7 +120,7 @@ pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
     } else {
         // The first gradient finds no free memory, so the kept results of one block remain unused at the end.
         let one_pass = shape.at_once() >= shape.batch;
-        let shared = if one_pass && alike { blocks.saturating_mul(gradient).saturating_sub(kept) } else { 0 };
+        let shared = if one_pass && alike { block_gradients.saturating_sub(kept) } else { 0 };
         (inputs.saturating_add(blocks.saturating_mul(kept)), shared)
     };
     let head_entries = v.min(HEAD_ENTRIES);
@@ -131,13 +133,18 @@ pub fn step_memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
     ]);
     StepMemory {
         weights: parameters.saturating_mul(F32),
-        gradients,
-        moments: parameters.saturating_mul(2 * F32),
+        gradients: trained.saturating_mul(F32),
+        moments: trained.saturating_mul(2 * F32),
         activations,
         head: product(&[head_rows, v, F32]),
         workspace,
         shared,
     }
+}
+
+/// Number of elements of these tensors together.
+fn values<'a>(specs: impl IntoIterator<Item = &'a TensorSpec>) -> u64 {
+    specs.into_iter().map(|spec| spec.parameters() as u64).fold(0, u64::saturating_add)
 }
 
 fn product(factors: &[u64]) -> u64 {
@@ -150,6 +157,8 @@ fn sum(parts: &[u64]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
+
     use super::*;
     use crate::Dtype;
 
@@ -167,12 +176,31 @@ mod tests {
         }
     }
 
+    /// A level of `frozen` blocks with the embedding, which does not train, and one of the other parts.
+    fn half(config: &ModelConfig, frozen: usize) -> Topology {
+        let level = |blocks: std::ops::Range<usize>, below: bool| LevelConfig {
+            modules: Modules::Count(1),
+            blocks: if blocks.is_empty() { String::new() } else { format!("{blocks:?}") },
+            embedding: below,
+            head: !below,
+            frozen: below,
+        };
+        let levels = vec![level(0..frozen, true), level(frozen..config.blocks, false)];
+        Topology::new(&TopologyConfig { replicas: 1, levels }, config.blocks).unwrap()
+    }
+
+    /// The memory of a step in which everything trains.
+    fn memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
+        let topology = Topology::new(&TopologyConfig::dense(config.blocks), config.blocks).unwrap();
+        step_memory(config, &topology, shape)
+    }
+
     const SHAPE: StepShape =
         StepShape { batch: 4, micro_batch: 0, sequence_tokens: 1024, activation_checkpointing: false };
 
     #[test]
     fn the_parts_are_those_of_the_formula() {
-        let memory = step_memory(&large(), &SHAPE);
+        let memory = self::memory(&large(), &SHAPE);
         // Counted by hand: V·D twice, and of each block 4·A·D + 3·F·D + 2·D, and the last norm.
         let parameters = 2 * 32_000 * 896 + 12 * (4 * 1024 * 896 + 3 * 2432 * 896 + 2 * 896) + 896;
         assert_eq!((memory.weights, memory.moments), (4 * parameters, 8 * parameters));
@@ -207,23 +235,23 @@ mod tests {
             (&large(), shape(1, 1024), 3002),
             (&narrow, shape(1, 1024), 2949),
         ] {
-            let total = (step_memory(model, &shape).total() >> 20) + 22;
+            let total = (memory(model, &shape).total() >> 20) + 22;
             assert!(total.abs_diff(measured) * 16 <= measured, "{total} MiB instead of {measured}");
         }
     }
 
     #[test]
     fn each_remedy_lowers_the_total() {
-        let total = |config: &ModelConfig, shape: &StepShape| step_memory(config, shape).total();
+        let total = |config: &ModelConfig, shape: &StepShape| memory(config, shape).total();
         let whole = total(&large(), &SHAPE);
         let halved = total(&large(), &StepShape { micro_batch: 1, ..SHAPE });
         let checkpointed = StepShape { activation_checkpointing: true, ..SHAPE };
         let narrow = ModelConfig { dtype: Dtype::Bf16, ..large() };
         assert!(halved < whole && total(&large(), &checkpointed) < whole && total(&narrow, &SHAPE) < whole);
-        assert_eq!(step_memory(&large(), &StepShape { micro_batch: 1, ..SHAPE }).shared, 0);
+        assert_eq!(memory(&large(), &StepShape { micro_batch: 1, ..SHAPE }).shared, 0);
         assert_eq!(
-            step_memory(&large(), &StepShape { micro_batch: 4, ..SHAPE }),
-            step_memory(&large(), &SHAPE),
+            memory(&large(), &StepShape { micro_batch: 4, ..SHAPE }),
+            memory(&large(), &SHAPE),
             "two ways to ask for the whole batch at once"
         );
     }
@@ -232,8 +260,23 @@ mod tests {
     fn a_step_never_needs_less_than_its_weights_gradients_and_moments() {
         for tokens in [1, 16, 1024] {
             let shape = StepShape { batch: 1, sequence_tokens: tokens, ..SHAPE };
-            let memory = step_memory(&large(), &shape);
+            let memory = self::memory(&large(), &shape);
             assert!(memory.total() >= memory.weights + memory.gradients + memory.moments, "{memory:?}");
         }
+    }
+
+    #[test]
+    fn what_is_frozen_has_no_gradients_no_moments_and_below_the_rest_no_kept_activations() {
+        let whole = memory(&large(), &SHAPE);
+        let upper = step_memory(&large(), &half(&large(), 8), &SHAPE);
+        assert_eq!(
+            (upper.weights, upper.head, upper.workspace),
+            (whole.weights, whole.head, whole.workspace)
+        );
+        assert_eq!(upper.activations * 3, whole.activations, "4 of 12 blocks");
+        let parameters = 32_000 * 896 + 4 * (4 * 1024 * 896 + 3 * 2432 * 896 + 2 * 896) + 896;
+        assert_eq!((upper.gradients, upper.moments), (4 * parameters, 8 * parameters));
+        let head = step_memory(&large(), &half(&large(), 12), &SHAPE);
+        assert_eq!(head.activations * 12, whole.activations, "one block at a time");
     }
 }

@@ -14,7 +14,7 @@ pub struct Module {
 }
 
 impl Module {
-    /// Loads weights for inference. Computations with them keep no graph.
+    /// Loads weights for inference, or of a frozen level of a path in training. They have no gradients.
     ///
     /// # Errors
     /// The weights do not fit their specs, or the device has no room.

@@ -16,6 +16,8 @@ use crate::{ModelConfig, ModelError, Module, ModuleWeights, TensorSpec, path_spe
 pub struct Path {
     pub(crate) config: Arc<ModelConfig>,
     specs: Arc<[TensorSpec]>,
+    /// The tensors of the modules that were loaded as trainable.
+    trained: Arc<[TensorSpec]>,
     /// Places of the parameters of the embedding, of each block and of the head.
     parts: Vec<Place>,
     /// Settings and buffers shared by the operations.
@@ -59,6 +61,10 @@ impl Path {
             let flat = modules[tensor.level].flat().clone();
             parts.push(Place { flat, at, parameters: spec.parameters() });
         }
+        let of_part = specs.chunk_by(|a, b| a.part == b.part).zip(&parts);
+        let trained =
+            of_part.filter(|(_, place)| place.trains()).flat_map(|(specs, _)| specs.iter().cloned());
+        let trained = trained.collect();
         let shape = block_shape(config, config.context)?;
         let stack = Stack {
             shape,
@@ -67,7 +73,7 @@ impl Path {
             workspace: Workspace::default(),
             profile: Profile::default(),
         };
-        Ok(Self { config: Arc::new(config.clone()), specs: specs.into(), parts, stack })
+        Ok(Self { config: Arc::new(config.clone()), specs: specs.into(), trained, parts, stack })
     }
 
     /// Returns the same path with activation checkpointing on or off. If it is on, only the input of each block is kept
@@ -95,6 +101,13 @@ impl Path {
     #[must_use]
     pub fn specs(&self) -> &Arc<[TensorSpec]> {
         &self.specs
+    }
+
+    /// Returns the tensors that train, in the order of [`path_specs`]: those of the modules that were loaded with
+    /// [`Module::load_trainable`].
+    #[must_use]
+    pub fn trained_specs(&self) -> &Arc<[TensorSpec]> {
+        &self.trained
     }
 
     /// Copies the weights of the whole path from the device.
@@ -135,6 +148,11 @@ impl Path {
 }
 
 impl Place {
+    /// True if the module of the part was loaded as trainable.
+    pub(crate) fn trains(&self) -> bool {
+        self.flat.is_variable()
+    }
+
     /// Runs `f` on the parameters of the part.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&[f32]) -> R) -> Result<R, ModelError> {
         Ok(dipaco_ops::with_slice(&self.flat, |all| f(&all[self.at..self.at + self.parameters]))?)

@@ -1,5 +1,7 @@
 //! The tensors of a path and of a module.
 
+use std::ops::Range;
+
 use dipaco_topology::{Part, Topology};
 
 use crate::ModelConfig;
@@ -68,6 +70,20 @@ pub fn path_specs(config: &ModelConfig) -> Vec<TensorSpec> {
 pub fn level_specs(config: &ModelConfig, topology: &Topology, level: usize) -> Vec<TensorSpec> {
     let parts = topology.parts(level);
     path_specs(config).into_iter().filter(|spec| parts.contains(&spec.part)).collect()
+}
+
+/// Returns the tensors of a path that train, in the order of [`path_specs`]: those of the levels that are not frozen.
+#[must_use]
+pub fn trained_specs(config: &ModelConfig, topology: &Topology) -> Vec<TensorSpec> {
+    path_specs(config).into_iter().filter(|spec| topology.part_trains(spec.part)).collect()
+}
+
+/// Returns the blocks that the backward pass of a path reaches: from the lowest part that trains upwards.
+#[must_use]
+pub fn backward_blocks(config: &ModelConfig, topology: &Topology) -> Range<usize> {
+    let trains = |&block: &usize| topology.part_trains(Part::Block(block));
+    let lowest = (0..config.blocks).find(trains).unwrap_or(config.blocks);
+    if topology.part_trains(Part::Embedding) { 0..config.blocks } else { lowest..config.blocks }
 }
 
 /// Returns the number of elements of all these tensors together.

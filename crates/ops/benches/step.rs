@@ -11,8 +11,8 @@ use candle_core::{Device, Tensor, Var};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use dipaco_ops::kernel::LinearShape;
 use dipaco_ops::{
-    self as ops, BlockShape, GradientSlot, HeadPlace, HeadSlots, Precision, Profile, RopeTable, Stack,
-    Workspace,
+    self as ops, Backward, BlockShape, GradientSlot, HeadPlace, HeadSlots, Precision, Profile, RopeTable,
+    Stack, Workspace,
 };
 
 struct Size {
@@ -130,7 +130,7 @@ fn attention(c: &mut Criterion) {
                 b.iter_custom(|passes| {
                     let _ = stack.profile.take();
                     for _ in 0..passes {
-                        let y = ops::blocks(&x, &weights, 0, 1, &stack, Some(&slot)).unwrap();
+                        let y = ops::blocks(&x, &weights, 0, 1, &stack, Backward::All(&slot[..])).unwrap();
                         y.sum_all().unwrap().backward().unwrap();
                     }
                     Duration::from_secs_f64(stack.profile.take().attention)
@@ -160,8 +160,16 @@ fn head(c: &mut Criterion) {
             let place = HeadPlace { norm: 0, projection: width, vocabulary };
             group.bench_function(BenchmarkId::new(name, size.name), |b| {
                 b.iter(|| {
-                    let loss = ops::cross_entropy(&x, &weights, &place, &stack, &targets, rows, Some(&slots))
-                        .unwrap();
+                    let loss = ops::cross_entropy(
+                        &x,
+                        &weights,
+                        &place,
+                        &stack,
+                        &targets,
+                        rows,
+                        Backward::All(&slots),
+                    )
+                    .unwrap();
                     loss.backward().unwrap()
                 });
             });

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{CpuStorage, CustomOp2, Layout, Shape, Tensor};
 use half::bf16;
 
-use crate::OpsError;
 use crate::block::{
     self, Activations, BatchShape, BlockGradients, BlockInput, BlockShape, BlockWeights, Stack,
     activations_len,
@@ -16,11 +15,12 @@ use crate::element::{Element, Precision};
 use crate::error::shape;
 use crate::gradient_slot::GradientSlot;
 use crate::memory::{elements, read};
+use crate::{Backward, OpsError};
 
 /// Consecutive transformer blocks (arXiv:2302.13971: pre-norm, RoPE, SwiGLU): x (B, T, D) to (B, T, D), f32. The
 /// parameters of the `count` blocks lie one after the other from `at` in `weights`, each block's in the order of
-/// [`BlockWeights`](crate::kernel::BlockWeights). With slots, one per block, the backward pass adds to the blocks'
-/// gradients.
+/// [`BlockWeights`](crate::kernel::BlockWeights). `backward` says which gradients the backward pass computes, with one slot
+/// per block.
 ///
 /// A block is implemented three times, and the three must change together: here (training and scoring), in
 /// `packed_block.rs` (serving), and in `crates/cuda/src/passes.rs` (GPU).
@@ -33,7 +33,7 @@ pub fn blocks(
     at: usize,
     count: usize,
     stack: &Stack,
-    gradients: Option<&[GradientSlot]>,
+    backward: Backward<&[GradientSlot]>,
 ) -> Result<Tensor, OpsError> {
     let (sequences, time, width) = x.dims3()?;
     let parameters = check_shape(&stack.shape)?;
@@ -47,25 +47,31 @@ pub fn blocks(
         return Err(shape("blocks", problem));
     }
     check_weights("blocks", weights, at, count.saturating_mul(parameters))?;
-    if let Some(gradients) = gradients {
-        if gradients.len() != count {
-            let problem = format!("{} gradients were given for {count} blocks", gradients.len());
+    if let Some(slots) = backward.slots() {
+        if slots.len() != count {
+            let problem = format!("{} gradients were given for {count} blocks", slots.len());
             return Err(shape("blocks", problem));
         }
-        for gradient in gradients {
-            check_slot("blocks", Some(gradient), parameters)?;
+        for slot in *slots {
+            check_slot("blocks", Some(slot), parameters)?;
         }
     }
+    let backward = match backward {
+        Backward::Nothing => Backward::Nothing,
+        Backward::Input => Backward::Input,
+        Backward::All(slots) => Backward::All(slots.into()),
+    };
+    let kept = backward.exists();
     let op = Blocks {
         at,
         count,
         batch: BatchShape { sequences, time },
         stack: stack.clone(),
-        gradients: gradients.map(Into::into),
+        backward,
         saved: Mutex::default(),
     };
-    // Without slots there is no backward pass, so candle must not keep the operation.
-    Ok(if gradients.is_some() { x.apply_op2(weights, op)? } else { x.apply_op2_no_bwd(weights, &op)? })
+    // Without a backward pass candle must not keep the operation.
+    Ok(if kept { x.apply_op2(weights, op)? } else { x.apply_op2_no_bwd(weights, &op)? })
 }
 
 /// Checks that a block of this shape can exist, and gives its number of parameters.
@@ -100,7 +106,7 @@ struct Blocks {
     count: usize,
     batch: BatchShape,
     stack: Stack,
-    gradients: Option<Arc<[GradientSlot]>>,
+    backward: Backward<Arc<[GradientSlot]>>,
     /// The way from the forward to the backward pass: candle calls both with a shared reference.
     saved: Mutex<Vec<SavedBlock>>,
 }
@@ -122,7 +128,7 @@ impl Blocks {
     }
 
     fn forward<E: Element>(&self, x: &[f32], weights: &[f32]) -> (Vec<f32>, Vec<SavedBlock>) {
-        let (stack, save) = (&self.stack, self.gradients.is_some());
+        let (stack, save) = (&self.stack, self.backward.exists());
         let mut saved: Vec<SavedBlock> = Vec::new();
         let mut memory = self.memory();
         let mut y = vec![0.0; x.len()];
@@ -147,14 +153,7 @@ impl Blocks {
         (y, if save { saved } else { Vec::new() })
     }
 
-    fn backward<E: Element>(
-        &self,
-        x: &[f32],
-        dx: &mut [f32],
-        weights: &[f32],
-        mut saved: Vec<SavedBlock>,
-        slots: &[GradientSlot],
-    ) {
+    fn backward<E: Element>(&self, x: &[f32], dx: &mut [f32], weights: &[f32], mut saved: Vec<SavedBlock>) {
         let stack = &self.stack;
         while let Some(SavedBlock { output, activations }) = saved.pop() {
             // The backward pass needs a block's input, not its output.
@@ -170,10 +169,13 @@ impl Blocks {
                 memory
             });
             let mut activations = Activations::<E>::new(&stack.shape, self.batch, &mut memory);
-            slots[block].add(|gradient, fresh| {
-                let gradients = BlockGradients::new(&stack.shape, gradient, fresh);
-                block::backward(input, &mut activations, dx, gradients);
-            });
+            match self.backward.slots() {
+                Some(slots) => slots[block].add(|gradient, fresh| {
+                    let gradients = BlockGradients::new(&stack.shape, gradient, fresh);
+                    block::backward(input, &mut activations, dx, Some(gradients));
+                }),
+                None => block::backward(input, &mut activations, dx, None),
+            }
             // Given back before the next block below takes memory for its gradient.
             stack.workspace.give(memory);
         }
@@ -220,14 +222,14 @@ impl CustomOp2 for Blocks {
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
         let saved = std::mem::take(&mut *self.saved.lock().unwrap_or_else(PoisonError::into_inner));
         // The first backward pass overwrites and gives away the activations, so a second one must fail.
-        let (Some(slots), true) = (&self.gradients, saved.len() == self.count) else {
+        if !self.backward.exists() || saved.len() != self.count {
             candle_core::bail!("blocks have no forward pass to differentiate");
-        };
+        }
         let mut dx = read(&dy.contiguous()?, <[f32]>::to_vec)?;
         read(x, |x| {
             read(weights, |weights| match self.stack.precision {
-                Precision::F32 => self.backward::<f32>(x, &mut dx, weights, saved, slots),
-                Precision::Bf16 => self.backward::<bf16>(x, &mut dx, weights, saved, slots),
+                Precision::F32 => self.backward::<f32>(x, &mut dx, weights, saved),
+                Precision::Bf16 => self.backward::<bf16>(x, &mut dx, weights, saved),
             })
         })??;
         // The slots hold the weights' gradients.

@@ -11,9 +11,9 @@ use crate::check::{check_slot, check_vocabulary, check_weights};
 use crate::element::{Element, Precision};
 use crate::error::shape;
 use crate::gradient_slot::GradientSlot;
-use crate::head::{Head, HeadGradients};
+use crate::head::{Head, HeadGradients, HeadWeightGradients};
 use crate::memory::{elements, read};
-use crate::{OpsError, Phase};
+use crate::{Backward, OpsError, Phase};
 
 /// The parts of a head within a flat group of weights.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ pub struct HeadSlots {
 /// x (B, T, D) and the targets of `batch` (B, T). A position whose target is [`crate::IGNORE`] is not counted. `mean_over`
 /// is the number of counted targets, of all micro-batches together if their gradients are added up.
 ///
-/// Memory holds the logits of at most 1,024 positions at a time. With slots, the same pass computes the gradients, so no
+/// Memory holds the logits of at most 1,024 positions at a time. The same pass computes the gradients of `backward`, so no
 /// product is done twice. The result must then be the root of the backward pass.
 ///
 /// # Errors
@@ -52,13 +52,18 @@ pub fn cross_entropy(
     stack: &Stack,
     batch: &TokenBatch,
     mean_over: usize,
-    gradients: Option<&HeadSlots>,
+    backward: Backward<&HeadSlots>,
 ) -> Result<Tensor, OpsError> {
     let mut op = HeadLoss::new("cross_entropy", x, weights, place, stack, batch)?;
     op.scale = 1.0 / mean_over.max(1) as f32;
-    // Without slots there is no backward pass, so candle must not keep the operation.
-    let Some(HeadSlots { norm, projection }) = gradients else {
-        return Ok(x.apply_op2_no_bwd(weights, &op)?);
+    let HeadSlots { norm, projection } = match backward {
+        // candle must not keep the operation.
+        Backward::Nothing => return Ok(x.apply_op2_no_bwd(weights, &op)?),
+        Backward::Input => {
+            op.backward = Backward::Input;
+            return Ok(x.apply_op2(weights, op)?);
+        }
+        Backward::All(slots) => slots,
     };
     let (norm_len, projection_len) = (stack.shape.width, place.vocabulary * stack.shape.width);
     // One slot holds both, or each has a slot of its own.
@@ -66,7 +71,7 @@ pub fn cross_entropy(
     let (first, second) = if norm.is(projection) { (both, both) } else { (norm_len, projection_len) };
     check_slot("cross_entropy", Some(norm), first)?;
     check_slot("cross_entropy", Some(projection), second)?;
-    op.gradients = gradients.cloned();
+    op.backward = Backward::All(HeadSlots { norm: norm.clone(), projection: projection.clone() });
     Ok(x.apply_op2(weights, op)?)
 }
 
@@ -97,14 +102,14 @@ struct HeadLoss {
     batch: TokenBatch,
     /// Factor of each counted position's loss, such as `1 / counted`.
     scale: f32,
-    gradients: Option<HeadSlots>,
+    backward: Backward<HeadSlots>,
     /// The gradient of x, which the forward pass computes and the backward pass hands over: candle calls both with a shared
     /// reference.
     dx: Mutex<Option<Vec<f32>>>,
 }
 
 impl HeadLoss {
-    /// An operation without slots for gradients, after the check that x, weights and targets fit each other. `operation`
+    /// An operation without a backward pass, after the check that x, weights and targets fit each other. `operation`
     /// is its name for errors.
     fn new(
         operation: &'static str,
@@ -126,10 +131,11 @@ impl HeadLoss {
         check_weights(operation, weights, place.projection, vocabulary.saturating_mul(width))?;
         check_vocabulary(operation, batch.outputs(), vocabulary)?;
         let (place, stack, batch) = (place.clone(), stack.clone(), batch.clone());
-        Ok(Self { place, stack, batch, scale: 1.0, gradients: None, dx: Mutex::default() })
+        Ok(Self { place, stack, batch, scale: 1.0, backward: Backward::Nothing, dx: Mutex::default() })
     }
 
-    /// `ln p(target)` of each position. With slots, also adds the weights' gradients to them and keeps the gradient of x.
+    /// `ln p(target)` of each position. With a backward pass, also keeps the gradient of x, and adds the
+    /// weights' gradients to their slots.
     fn log_probs<E: Element>(&self, x: &[f32], weights: &[f32]) -> Vec<f32> {
         let (place, width, scale) = (&self.place, self.stack.shape.width, self.scale);
         let head = Head {
@@ -141,25 +147,35 @@ impl HeadLoss {
             targets: self.batch.targets(),
         };
         let mut log_probs = vec![0.0; head.targets.len()];
-        let Some(slots) = &self.gradients else {
+        if !self.backward.exists() {
             head.log_probs::<E>(&mut log_probs, None);
             return log_probs;
-        };
+        }
         let mut dx = vec![0.0; x.len()];
+        let Some(slots) = self.backward.slots() else {
+            head.log_probs::<E>(&mut log_probs, Some(HeadGradients { dx: &mut dx, scale, weights: None }));
+            self.keep(dx);
+            return log_probs;
+        };
         slots.norm.add(|first, norm_fresh| {
             let (norm, rest) = first.split_at_mut(width);
             if norm_fresh {
                 norm.fill(0.0);
             }
             let mut run = |projection: &mut [f32], fresh| {
-                let gradients = HeadGradients { dx: &mut dx, norm, projection, fresh, scale };
-                head.log_probs::<E>(&mut log_probs, Some(gradients));
+                let weights = Some(HeadWeightGradients { norm, projection, fresh });
+                head.log_probs::<E>(&mut log_probs, Some(HeadGradients { dx: &mut dx, scale, weights }));
             };
             // A slot is locked while it is added to, so one that holds both parts must not be asked for twice.
             if rest.is_empty() { slots.projection.add(run) } else { run(rest, norm_fresh) }
         });
-        *self.dx.lock().unwrap_or_else(PoisonError::into_inner) = Some(dx);
+        self.keep(dx);
         log_probs
+    }
+
+    /// Keeps the gradient of x for the backward pass.
+    fn keep(&self, dx: Vec<f32>) {
+        *self.dx.lock().unwrap_or_else(PoisonError::into_inner) = Some(dx);
     }
 }
 
@@ -197,7 +213,7 @@ impl CustomOp2 for HeadLoss {
         // The forward pass has computed the gradient for a gradient of the loss of 1.
         let (Some(dx), true) = (dx, gradient.to_scalar::<f32>()? == 1.0) else {
             candle_core::bail!(
-                "cross_entropy must be the root of one backward pass, and have been given slots"
+                "cross_entropy must be the root of one backward pass, and have been asked for gradients"
             );
         };
         Ok((Some(Tensor::from_vec(dx, x.shape(), x.device())?), None))

@@ -41,14 +41,20 @@ pub(crate) struct Head<'a> {
 pub(crate) struct HeadGradients<'a> {
     /// The gradient of x (rows, D), added to.
     pub(crate) dx: &'a mut [f32],
+    /// Factor of each counted position's loss, such as `1 / counted`.
+    pub(crate) scale: f32,
+    /// The gradients of the weights; absent for a frozen head.
+    pub(crate) weights: Option<HeadWeightGradients<'a>>,
+}
+
+/// The gradients of a head's weights, to write.
+pub(crate) struct HeadWeightGradients<'a> {
     /// The gradient of the norm's weight (D), added to.
     pub(crate) norm: &'a mut [f32],
     /// The gradient of the projection (V, D).
     pub(crate) projection: &'a mut [f32],
     /// True if the projection's gradient is overwritten, false if it is added to.
     pub(crate) fresh: bool,
-    /// Factor of each counted position's loss, such as `1 / counted`.
-    pub(crate) scale: f32,
 }
 
 /// Consecutive positions whose logits are in memory at the same time.
@@ -90,11 +96,13 @@ impl Head<'_> {
             if let Some(all) = &mut gradients {
                 let own = HeadGradients {
                     dx: &mut all.dx[first * width..][..count * width],
-                    norm: &mut *all.norm,
-                    projection: &mut *all.projection,
-                    // The first chunk overwrites the gradient, later chunks add to it.
-                    fresh: all.fresh && first == 0,
                     scale: all.scale,
+                    weights: all.weights.as_mut().map(|weights| HeadWeightGradients {
+                        norm: &mut *weights.norm,
+                        projection: &mut *weights.projection,
+                        // The first chunk overwrites the gradient, later chunks add to it.
+                        fresh: weights.fresh && first == 0,
+                    }),
                 };
                 self.backward(&Chunk { x, h, d_logits: &logits }, own);
             }
@@ -137,6 +145,7 @@ impl Head<'_> {
         let stride = row_stride(vocabulary) * E::PER_F32;
         let d_logits = &E::of(chunk.d_logits)[..count * stride];
         let mut dh = workspace.take(count * width);
+        let HeadGradients { dx, weights: mut gradients, .. } = gradients;
         let h = RightOperand::new::<E, E>(workspace, Matrix::rows(chunk.h, count, width));
         // Both products finish some entries before the next entries, while the gradients of their logits are in a cache.
         for entries in chunks(vocabulary) {
@@ -150,13 +159,15 @@ impl Head<'_> {
                 });
             });
             weights.give(workspace);
-            let c = &mut gradients.projection[entries.start * width..entries.end * width];
-            let a = &d_logits[entries.start..];
-            let product = OuterProduct { a, stride, rows: entries.len(), rhs: h.rhs(), c };
-            outer_products(&mut [product], count, !gradients.fresh);
+            if let Some(HeadWeightGradients { projection, fresh, .. }) = &mut gradients {
+                let c = &mut projection[entries.start * width..entries.end * width];
+                let a = &d_logits[entries.start..];
+                let product = OuterProduct { a, stride, rows: entries.len(), rhs: h.rhs(), c };
+                outer_products(&mut [product], count, !*fresh);
+            }
         }
         h.give(workspace);
-        let HeadGradients { dx, norm, .. } = gradients;
+        let norm = gradients.map(|gradients| gradients.norm);
         rms_norm::backward_all(workspace, chunk.x, self.norm, &dh, dx, norm, self.epsilon);
         workspace.give(dh);
     }

@@ -21,6 +21,7 @@
 //! This package does not know the model: it holds no weights, draws no random numbers and does no I/O.
 
 mod attention;
+mod backward;
 mod block;
 mod blocks;
 mod buffer;
@@ -50,6 +51,7 @@ pub mod kernel;
 #[cfg(test)]
 mod test_support;
 
+pub use backward::Backward;
 pub use block::{BlockShape, Stack};
 pub use blocks::blocks;
 pub use buffer::Workspace;

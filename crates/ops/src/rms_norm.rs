@@ -105,7 +105,7 @@ pub(crate) fn backward_all(
     weight: &[f32],
     dy: &[f32],
     dx: &mut [f32],
-    dw: &mut [f32],
+    dw: Option<&mut [f32]>,
     epsilon: f32,
 ) {
     struct Task<'a> {
@@ -126,7 +126,10 @@ pub(crate) fn backward_all(
     };
     let tasks: Vec<_> = row_tasks(rows).into_iter().map(task).collect();
     tasks.into_par_iter().for_each(|Task { x, dy, dx, sums }| backward(x, weight, dy, dx, sums, epsilon));
-    sums.add_to(dw, workspace);
+    if let Some(dw) = dw {
+        sums.add_to(dw);
+    }
+    sums.give(workspace);
 }
 
 /// Number of partial sums of a task's rows. Tasks begin at multiples of [`SUMMED`].
@@ -152,7 +155,7 @@ impl WeightSums {
     }
 
     /// Adds the sums to the weight's gradient, in the order of the positions.
-    pub(crate) fn add_to(self, dw: &mut [f32], workspace: &Workspace) {
+    pub(crate) fn add_to(&self, dw: &mut [f32]) {
         vector::dispatch(
             #[inline(always)]
             || {
@@ -163,6 +166,10 @@ impl WeightSums {
                 }
             },
         );
+    }
+
+    /// Gives the memory back.
+    pub(crate) fn give(self, workspace: &Workspace) {
         workspace.give(self.memory);
     }
 }

@@ -52,10 +52,10 @@ pub enum PathError {
     StateHeader(#[source] serde_json::Error),
     /// A path's state belongs to a model of another size.
     #[error(
-        "the path's state holds {found} moments, its model {expected} parameters: it belongs to another configuration"
+        "the path's state holds {found} moments, its configuration asks for {expected}: it belongs to another configuration"
     )]
     StateLength {
-        /// Parameters of the path.
+        /// Moments of the path's configuration.
         expected: usize,
         /// Moments in the state.
         found: usize,
@@ -148,6 +148,15 @@ pub enum PathError {
     /// The user asks for a GPU, and this program cannot use one.
     #[error("this dipaco can't train on a GPU: build it with --features cuda, or give --device cpu")]
     BuiltWithoutCuda,
+    /// A path with a frozen level is to train on a GPU.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "level {level} is frozen, and a GPU trains all levels of a path: give --device cpu, or leave topology.levels[{level}].frozen out"
+    )]
+    FrozenOnGpu {
+        /// The first frozen level.
+        level: usize,
+    },
     /// A GPU cannot be used.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

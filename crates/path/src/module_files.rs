@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dipaco_model::{ModuleWeights, TensorSpec, parameters, path_specs};
+use dipaco_model::{ModuleWeights, TensorSpec, parameters};
 use dipaco_protocol::WorkerPlan;
 use dipaco_topology::{ModuleId, PathId};
 
-use crate::PathError;
 use crate::kept_parts::KeptParts;
 use crate::layout::Layout;
 use crate::state::{FRAGMENT_STATE_PARTS, FragmentState, PathState};
+use crate::{MomentSpecs, PathError};
 
 /// Decodes a module file; errors call it `name`.
 pub fn decode(name: &str, bytes: &[u8], specs: Arc<[TensorSpec]>) -> Result<ModuleWeights, PathError> {
@@ -57,14 +57,17 @@ pub fn check_state(
     let fragments = plan.sync.fragments;
     let other = |problem: String| PathError::OtherState { problem };
     // Before anything is read: the time of reading grows with the number of tensors.
-    let tensors = 2 * path_specs(&plan.model).len() + FRAGMENT_STATE_PARTS * levels * fragments as usize;
+    let topology = plan.topology()?;
+    let moments = MomentSpecs::new(&plan.model, &topology);
+    let moment_tensors = moments.first().len() + moments.second().len();
+    let tensors = moment_tensors + FRAGMENT_STATE_PARTS * levels * fragments as usize;
     let header = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
     if header > ((tensors + 8) * HEADER_BYTES) as u64 {
         return Err(other(format!(
             "its header has {header} bytes, and a state has at most {tensors} tensors"
         )));
     }
-    let state = PathState::decode(bytes, &plan.model)?;
+    let state = PathState::decode(bytes, &moments)?;
     if state.step != step {
         return Err(other(format!("it is at step {}, the lease ends at step {step}", state.step)));
     }
@@ -77,8 +80,12 @@ pub fn check_state(
     if let Some((level, _)) = state.kept.keys().find(|(level, _)| usize::from(*level) >= levels) {
         return Err(PathError::NoSuchFragment { what: format!("level {level}") });
     }
+    if let Some((level, _)) = state.kept.keys().find(|(level, _)| !topology.trains((*level).into())) {
+        return Err(other(format!("it has a part of level {level}, which is frozen")));
+    }
     let none = FragmentState::default();
-    for level in 0..u16::try_from(levels).unwrap_or(u16::MAX) {
+    for level in (0..u16::try_from(levels).unwrap_or(u16::MAX)).filter(|&level| topology.trains(level.into()))
+    {
         for index in 0..fragments {
             let kept = state.kept.get(&(level, index)).unwrap_or(&none);
             kept.check(layout.fragment(level, index)?.values())?;

@@ -4,7 +4,7 @@ use dipaco_config::TrainConfig;
 use dipaco_model::{Dtype, ModelConfig, ModelError, TokenBatch, TokenRows};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 
-use crate::{InnerConfig, PathError, PathState, TrainDevice, Trainer};
+use crate::{InnerConfig, MomentSpecs, PathError, PathState, TrainDevice, Trainer};
 
 /// Steps whose result is the fingerprint. The second begins with weights that the first has changed.
 const STEPS: u64 = 2;
@@ -49,7 +49,7 @@ fn trained(device: &TrainDevice, dtype: Dtype) -> Result<Vec<Vec<f32>>, PathErro
     let train = TrainConfig { batch: BATCH, sequence_tokens: SEQUENCE, ..TrainConfig::default() };
     let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks)?;
     let weights = dipaco_model::init(&model, 0)?;
-    let state = PathState::start(weights.values.len());
+    let state = PathState::start(&MomentSpecs::whole(&model));
     let inner = InnerConfig::of_path(&train, STEPS);
     let mut trainer = Trainer::new(device, &model, &topology, &[weights], state, inner)?;
     let token = |at: usize| (at * 7 % 61) as u32;

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, parameters, path_specs};
+use dipaco_model::{ModuleWeights, TensorSpec, parameters};
 use dipaco_sync::Ahead;
 use dipaco_topology::Part;
 use serde::{Deserialize, Serialize};
 
-use crate::PathError;
+use crate::{MomentSpecs, PathError};
 
 /// AdamW's moments, the step and the data position of a path, and those of its weights that the store does not hold.
 ///
@@ -20,9 +20,9 @@ pub struct PathState {
     pub step: u64,
     /// Sequences drawn from the shard since the start of the phase.
     pub position: u64,
-    /// AdamW's first moments, flat, in the order of [`path_specs`].
+    /// AdamW's first moments, flat, in the order of [`MomentSpecs::first`].
     pub first: Vec<f32>,
-    /// AdamW's second moments, flat, in the same order.
+    /// AdamW's second moments, flat, in the order of [`MomentSpecs::second`].
     pub second: Vec<f32>,
     /// State of the path's fragments, by level and fragment. A fragment that is absent starts from the global weights.
     pub kept: BTreeMap<(u16, u32), FragmentState>,
@@ -102,25 +102,25 @@ struct Place {
 }
 
 impl PathState {
-    /// The state before the first step of a path with `parameters` parameters.
+    /// The state before the first step of a path with these moments.
     #[must_use]
-    pub fn start(parameters: usize) -> Self {
+    pub fn start(moments: &MomentSpecs) -> Self {
         Self {
             step: 0,
             position: 0,
-            first: vec![0.0; parameters],
-            second: vec![0.0; parameters],
+            first: vec![0.0; parameters(moments.first())],
+            second: vec![0.0; parameters(moments.second())],
             kept: BTreeMap::new(),
         }
     }
 
-    /// Encodes the state as safetensors: `first/NAME` and `second/NAME` for each tensor of the path, and
+    /// Encodes the state as safetensors: `first/NAME` and `second/NAME` for each tensor with the moment, and
     /// `PART/LEVEL/FRAGMENT` for each part of a fragment's state.
     ///
     /// # Errors
-    /// When the number of moments differs from the path's parameters.
-    pub fn encode(&self, model: &ModelConfig) -> Result<Vec<u8>, PathError> {
-        let mut specs = moment_specs(model);
+    /// When the number of moments is another.
+    pub fn encode(&self, moments: &MomentSpecs) -> Result<Vec<u8>, PathError> {
+        let mut specs = moments.named();
         let mut values = [self.first.as_slice(), self.second.as_slice()].concat();
         for (&place, kept) in &self.kept {
             for (name, part) in kept.parts() {
@@ -137,7 +137,7 @@ impl PathState {
     ///
     /// # Errors
     /// When the bytes are damaged, or belong to another model.
-    pub fn decode(bytes: &[u8], model: &ModelConfig) -> Result<Self, PathError> {
+    pub fn decode(bytes: &[u8], moments: &MomentSpecs) -> Result<Self, PathError> {
         let damaged = || PathError::StateFormat { expected: FORMAT };
         let (_, header) = safetensors::SafeTensors::read_metadata(bytes).map_err(|_| damaged())?;
         let place = header.metadata().as_ref();
@@ -146,7 +146,7 @@ impl PathState {
             return Err(damaged());
         };
         let tensors = header.tensors();
-        let mut specs = moment_specs(model);
+        let mut specs = moments.named();
         let mut places: BTreeMap<(u16, u32), Vec<(&'static str, usize)>> = BTreeMap::new();
         // Sorted by name, so that the parts of each fragment are in this order. The reader below refuses every name of
         // another form.
@@ -165,8 +165,7 @@ impl PathState {
         }
         let mut values = ModuleWeights::from_safetensors(bytes, specs.into())?.values.into_iter();
         let mut take = |count| values.by_ref().take(count).collect::<Vec<f32>>();
-        let moments = parameters(&path_specs(model));
-        let (first, second) = (take(moments), take(moments));
+        let (first, second) = (take(parameters(moments.first())), take(parameters(moments.second())));
         let mut kept = BTreeMap::new();
         for (place, parts) in places {
             let parts = parts.into_iter().map(|(part, length)| (part, take(length))).collect();
@@ -174,14 +173,6 @@ impl PathState {
         }
         Ok(Self { step, position, first, second, kept })
     }
-}
-
-fn moment_specs(model: &ModelConfig) -> Vec<TensorSpec> {
-    let specs = path_specs(model);
-    let named = |prefix: &'static str| {
-        specs.iter().map(move |spec| TensorSpec { name: format!("{prefix}/{}", spec.name), ..spec.clone() })
-    };
-    named("first").chain(named("second")).collect()
 }
 
 /// The tensor of one part of a fragment's state.
@@ -197,6 +188,8 @@ fn kept_spec(part: &str, level: u16, fragment: u32, values: usize) -> TensorSpec
 
 #[cfg(test)]
 mod tests {
+    use dipaco_model::ModelConfig;
+
     use super::*;
 
     fn model() -> ModelConfig {
@@ -212,9 +205,12 @@ mod tests {
         }
     }
 
+    fn moments() -> MomentSpecs {
+        MomentSpecs::whole(&model())
+    }
+
     fn state() -> PathState {
-        let values = parameters(&path_specs(&model()));
-        let mut state = PathState::start(values);
+        let mut state = PathState::start(&moments());
         for (i, value) in state.first.iter_mut().chain(&mut state.second).enumerate() {
             *value = f32::from_bits(0x3f00_0000 + i as u32);
         }
@@ -229,23 +225,23 @@ mod tests {
 
     #[test]
     fn a_state_survives_its_file() {
-        let bytes = state().encode(&model()).unwrap();
-        assert_eq!(PathState::decode(&bytes, &model()).unwrap(), state());
+        let bytes = state().encode(&moments()).unwrap();
+        assert_eq!(PathState::decode(&bytes, &moments()).unwrap(), state());
     }
 
     #[test]
     fn a_state_of_another_model_is_refused() {
-        let bytes = state().encode(&model()).unwrap();
-        let wider = ModelConfig { ffn_size: 8, ..model() };
+        let bytes = state().encode(&moments()).unwrap();
+        let wider = MomentSpecs::whole(&ModelConfig { ffn_size: 8, ..model() });
         assert!(matches!(PathState::decode(&bytes, &wider), Err(PathError::Model(_))));
         assert!(state().encode(&wider).is_err());
     }
 
     #[test]
     fn a_cut_state_is_refused() {
-        let bytes = state().encode(&model()).unwrap();
+        let bytes = state().encode(&moments()).unwrap();
         for length in 0..bytes.len() {
-            assert!(PathState::decode(&bytes[..length], &model()).is_err(), "{length} bytes");
+            assert!(PathState::decode(&bytes[..length], &moments()).is_err(), "{length} bytes");
         }
     }
 }

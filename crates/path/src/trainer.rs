@@ -1,10 +1,9 @@
 //! The inner loop: AdamW steps of one path.
 
-use dipaco_model::{ModelConfig, ModuleWeights, Profile, TokenBatch, path_specs};
+use dipaco_model::{ModelConfig, ModuleWeights, Profile, TokenBatch, parameters};
 use dipaco_optim::learning_rate;
 use dipaco_topology::{PathId, Topology};
 
-use crate::PathError;
 #[cfg(feature = "cuda")]
 use crate::compute::GpuPath;
 use crate::compute::{Compute, CpuPath};
@@ -12,6 +11,7 @@ use crate::device::TrainDevice;
 use crate::inner_step::{InnerConfig, StepReport};
 use crate::layout::FragmentLayout;
 use crate::state::PathState;
+use crate::{MomentSpecs, PathError};
 
 /// A path in training: its weights on the device, and its state.
 pub struct Trainer {
@@ -34,7 +34,8 @@ impl Trainer {
     /// Composes a trainable path from its modules, one per level, on a device.
     ///
     /// # Errors
-    /// When modules, state and model do not fit together, or the device can't take the path.
+    /// When modules, state and model do not fit together, or the device can't take the path. A GPU takes no path with frozen
+    /// levels.
     pub fn new(
         device: &TrainDevice,
         model: &ModelConfig,
@@ -43,9 +44,10 @@ impl Trainer {
         state: PathState,
         config: InnerConfig,
     ) -> Result<Self, PathError> {
-        let expected = dipaco_model::parameters(&path_specs(model));
-        if state.first.len() != expected || state.second.len() != expected {
-            return Err(PathError::StateLength { expected, found: state.first.len() });
+        let moments = MomentSpecs::new(model, topology);
+        if [state.first.len(), state.second.len()] != [moments.first(), moments.second()].map(parameters) {
+            let (expected, found) = (moments.values(), state.first.len() + state.second.len());
+            return Err(PathError::StateLength { expected, found });
         }
         let compute: Box<dyn Compute> = match device {
             TrainDevice::Cpu => {

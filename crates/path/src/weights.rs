@@ -21,7 +21,7 @@ pub struct PathWeights {
     layout: Layout,
     /// The weights to train, one module per level. The trainer takes them.
     pub(crate) local: Vec<ModuleWeights>,
-    /// The path's fragments, by level and fragment.
+    /// The path's fragments that train, by level and fragment.
     fragments: BTreeMap<(u16, u32), TrainedFragment>,
     /// True if the path starts from unchanged global weights.
     pub(crate) global: bool,
@@ -88,15 +88,20 @@ impl PathWeights {
         for global in globals {
             let (level, index) = (global.fragment.module.level, global.fragment.index);
             let fragment_layout = layout.fragment(level, index)?;
-            let mut kept = state.kept.remove(&(level, index)).unwrap_or_default();
-            kept.check(fragment_layout.values())?;
             if global.values.len() != fragment_layout.values() {
                 let (expected, found) = (fragment_layout.values(), global.values.len());
                 return Err(PathError::GlobalLength { fragment: global.fragment, expected, found });
             }
+            let target = &mut local[usize::from(level)].values;
+            if !topology.trains(level.into()) {
+                // Frozen weights are always global, and no outer gradient needs a base.
+                fragment_layout.scatter(global.values, target);
+                continue;
+            }
+            let mut kept = state.kept.remove(&(level, index)).unwrap_or_default();
+            kept.check(fragment_layout.values())?;
             // The global weights at the start of a phase contain everything that the path sent before it.
             kept.ahead = kept.ahead.filter(|_| !begins);
-            let target = &mut local[usize::from(level)].values;
             let (trained, is_global) = start_fragment(global, kept, blend(index), fragment_layout, target);
             unchanged &= is_global;
             fragments.insert((level, index), trained);

@@ -10,7 +10,7 @@ use dipaco_sync::Ahead;
 use dipaco_topology::{PathId, TopologyConfig};
 
 use dipaco_path::module_files::check_state;
-use dipaco_path::{FragmentState, Layout, PathError, PathState};
+use dipaco_path::{FragmentState, Layout, MomentSpecs, PathError, PathState};
 
 /// Inner steps at the end of the lease that brings the state.
 const STEP: u64 = 4;
@@ -47,7 +47,7 @@ fn valid(rng: &mut CaseRng, plan: &WorkerPlan) -> Vec<u8> {
     }
     let position = STEP * plan.train.batch as u64;
     let state = PathState { step: STEP, position, first, second, kept: [((0, 0), kept)].into() };
-    state.encode(&plan.model).unwrap()
+    state.encode(&MomentSpecs::of_plan(plan).unwrap()).unwrap()
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn damaged_states_are_refused_or_read() {
     let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
     let reached = |bytes: &[u8]| match check_state(&plan, &layout, PathId(0), STEP, bytes) {
         Ok(()) => {
-            let state = PathState::decode(bytes, &plan.model).unwrap();
+            let state = PathState::decode(bytes, &MomentSpecs::of_plan(&plan).unwrap()).unwrap();
             assert!(state.step == STEP && state.second.iter().all(|moment| *moment >= 0.0));
             Reached::Accepted
         }

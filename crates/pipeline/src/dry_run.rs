@@ -1,24 +1,24 @@
 //! The plan of a training: topology, sizes, memory, traffic and speed, before anything is started.
 
+mod remedies;
 mod speed;
 
 use dipaco_codec::{Compression, encoded_len};
 use dipaco_config::RunConfig;
-use dipaco_model::{Dtype, ModelConfig, StepMemory, StepShape, level_specs, parameters, step_memory};
+use dipaco_model::{
+    Dtype, ModelConfig, StepMemory, StepShape, level_specs, parameters, step_memory, trained_specs,
+};
 use dipaco_topology::{Part, Topology};
 use serde::Serialize;
 
+pub use self::remedies::Remedy;
+use self::remedies::remedies;
 pub use self::speed::{Measured, Speed, measured};
 use crate::error::PipelineError;
 use crate::step_speed::shape;
 
 /// Bytes of a number on the wire and in memory.
 const F32: u64 = 4;
-/// Copies of a path's weights that a worker holds besides the trained weights: the fetched weights of the next lease, and
-/// the base of the outer gradient.
-const COPIES: u64 = 2;
-/// Upper bound on a proposed micro-batch.
-const MOST_MICRO_BATCHES: usize = 4096;
 
 /// A level of the topology.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -31,6 +31,8 @@ pub struct Level {
     pub parameters: u64,
     /// Paths through each module.
     pub paths_per_module: u32,
+    /// False for a frozen level, whose weights stay those of the seed.
+    pub trains: bool,
 }
 
 /// Numbers of parameters.
@@ -38,6 +40,8 @@ pub struct Level {
 pub struct Parameters {
     /// Parameters of a path.
     pub path: u64,
+    /// Parameters of a path that train.
+    pub trained: u64,
     /// Parameters of all modules together.
     pub all_modules: u64,
 }
@@ -61,21 +65,10 @@ pub struct Memory {
     pub remedies: Vec<Remedy>,
 }
 
-/// A setting that needs less memory.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Remedy {
-    /// The setting, as in `train.micro_batch=1`.
-    pub set: String,
-    /// Memory of all workers with the setting, in bytes.
-    pub all_workers: u64,
-    /// True if the workers then fit.
-    pub fits: bool,
-}
-
 /// Bytes on the wire for one worker and round. Fetching shards adds to them once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Wire {
-    /// Modules, and the states of paths that another worker trained last.
+    /// Modules that train, and the states of paths that another worker trained last.
     pub to_worker: u64,
     /// Outer gradients and path states.
     pub from_worker: u64,
@@ -147,6 +140,7 @@ impl DryRun {
             (0..topology.levels()).map(|level| self::level(model, &topology, level)).collect();
         let parameters = Parameters {
             path: levels.iter().map(|level| level.parameters).sum(),
+            trained: levels.iter().filter(|level| level.trains).map(|level| level.parameters).sum(),
             all_modules: levels
                 .iter()
                 .map(|level| level.parameters.saturating_mul(level.modules.into()))
@@ -165,7 +159,7 @@ impl DryRun {
             threads_per_worker,
             paths_per_worker,
             memory: memory(config, &topology, workers, available),
-            wire: wire(parameters.path, paths_per_worker, config),
+            wire: wire(parameters.trained, paths_per_worker, config),
             tokens: tokens(config, topology.paths()),
             speed: None,
             speed_from: "not measured".to_owned(),
@@ -194,6 +188,7 @@ fn level(model: &ModelConfig, topology: &Topology, level: usize) -> Level {
         holds: holds(topology.parts(level)),
         parameters: parameters(&level_specs(model, topology, level)) as u64,
         paths_per_module: topology.paths() / modules.max(1),
+        trains: topology.trains(level),
     }
 }
 
@@ -232,18 +227,22 @@ struct WorkerMemory {
     all: u64,
 }
 
-fn worker_memory(model: &ModelConfig, shape: &StepShape) -> WorkerMemory {
-    let step = step_memory(model, shape);
-    let round = step.weights.saturating_mul(COPIES);
+/// Besides the weights in training a worker holds the fetched weights of the next lease, and the base of the outer gradient.
+fn worker_memory(model: &ModelConfig, topology: &Topology, shape: &StepShape) -> WorkerMemory {
+    let step = step_memory(model, topology, shape);
+    let base = (parameters(&trained_specs(model, topology)) as u64).saturating_mul(F32);
+    let round = step.weights.saturating_add(base);
     WorkerMemory { all: step.total().saturating_add(round), step, round }
 }
 
 fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Option<u64>) -> Memory {
     // With fewer paths than workers, some workers are idle and hold nothing.
     let busy = (workers as u64).min(u64::from(topology.paths()));
-    let all = |model: &ModelConfig, shape: &StepShape| worker_memory(model, shape).all.saturating_mul(busy);
+    let all = |model: &ModelConfig, shape: &StepShape| {
+        worker_memory(model, topology, shape).all.saturating_mul(busy)
+    };
     let (model, shape) = (&config.model, shape(&config.train));
-    let WorkerMemory { step, round, all: worker } = worker_memory(model, &shape);
+    let WorkerMemory { step, round, all: worker } = worker_memory(model, topology, &shape);
     let all_workers = all(model, &shape);
     let fits = available.map(|available| all_workers <= available);
     let remedies = match available {
@@ -259,51 +258,9 @@ fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Op
     Memory { step, round, worker, all_workers, available, fits, remedies }
 }
 
-/// Settings that need less memory: each by itself, and all together if none is enough. `needs` computes the memory of all
-/// workers. `alone` is the memory of one worker, if there are more.
-fn remedies(
-    model: &ModelConfig,
-    shape: &StepShape,
-    available: u64,
-    needs: &dyn Fn(&ModelConfig, &StepShape) -> u64,
-    alone: Option<u64>,
-) -> Vec<Remedy> {
-    let now = needs(model, shape);
-    let remedy = |set: String, all_workers| Remedy { set, all_workers, fits: all_workers <= available };
-    let mut changes: Vec<(String, ModelConfig, StepShape)> = Vec::new();
-    if shape.at_once() > 1 {
-        // The largest that fits, because small micro-batches are slower.
-        let divisors = (1..shape.at_once().min(MOST_MICRO_BATCHES))
-            .rev()
-            .filter(|part| shape.batch.is_multiple_of(*part));
-        let with = |micro_batch| StepShape { micro_batch, ..*shape };
-        let part = divisors.clone().find(|&part| needs(model, &with(part)) <= available).unwrap_or(1);
-        changes.push((format!("train.micro_batch={part}"), model.clone(), with(part)));
-    }
-    if !shape.activation_checkpointing {
-        let with = StepShape { activation_checkpointing: true, ..*shape };
-        changes.push(("train.activation_checkpointing=true".to_owned(), model.clone(), with));
-    }
-    if model.dtype == Dtype::F32 {
-        let with = ModelConfig { dtype: Dtype::Bf16, ..model.clone() };
-        changes.push(("model.dtype=bf16".to_owned(), with, *shape));
-    }
-    let each = changes.iter().map(|(set, model, shape)| remedy(set.clone(), needs(model, shape)));
-    let mut remedies: Vec<Remedy> = each.filter(|remedy| remedy.all_workers < now).collect();
-    if remedies.len() > 1 && !remedies.iter().any(|remedy| remedy.fits) {
-        let model = changes.last().map_or(model, |(_, model, _)| model);
-        let micro_batch = if shape.at_once() > 1 { 1 } else { shape.micro_batch };
-        let every = StepShape { micro_batch, activation_checkpointing: true, ..*shape };
-        let set: Vec<&str> = changes.iter().map(|(set, _, _)| set.as_str()).collect();
-        remedies.push(remedy(set.join(" "), needs(model, &every)));
-    }
-    remedies.extend(alone.map(|bytes| remedy("--workers 1".to_owned(), bytes)));
-    remedies
-}
-
 /// For each lease a worker fetches the path's modules and uploads outer gradients, and every `train.state_every` leases it
 /// uploads the path's state, which has two moments per weight. A worker that trains more paths than it holds fetches a
-/// state with each lease.
+/// state with each lease. `path` counts the parameters that train: a worker fetches frozen ones once.
 fn wire(path: u64, paths_per_worker: u64, config: &RunConfig) -> Wire {
     let moments = path.saturating_mul(F32).saturating_mul(2);
     let gradients = encoded_len(path, config.outer.compression).unwrap_or(u64::MAX);
@@ -354,12 +311,28 @@ mod tests {
             plan.levels.iter().map(|l| (l.modules, l.parameters, l.paths_per_module)).collect();
         assert_eq!(levels, [(2, v * d + 2 * block, 2), (2, v * d + d + 2 * block, 2)]);
         let path = 2 * v * d + d + 4 * block;
-        assert_eq!(plan.parameters, Parameters { path, all_modules: 2 * path });
+        assert_eq!(plan.parameters, Parameters { path, trained: path, all_modules: 2 * path });
         assert_eq!(plan.paths_per_worker, 2);
         // Per lease: modules and state to the worker, gradients and state from it.
         assert_eq!(plan.wire, Wire { to_worker: 2 * 12 * path, from_worker: 2 * (12 * path + 24) });
         assert_eq!(plan.tokens, Tokens { step: 2048, round: 4 * 30 * 2048, all: 10 * 4 * 30 * 2048 });
         assert_eq!((plan.memory.fits, plan.memory.remedies.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_frozen_level_needs_no_wire_and_less_memory() {
+        let mut frozen = config();
+        frozen.topology.levels[0].frozen = true;
+        let whole = DryRun::new(&config(), String::new(), 4, 1, None).unwrap();
+        let plan = DryRun::new(&frozen, String::new(), 4, 1, None).unwrap();
+        assert_eq!(plan.levels.iter().map(|level| level.trains).collect::<Vec<_>>(), [false, true]);
+        let trained = plan.levels[1].parameters;
+        assert_eq!((plan.parameters.path, plan.parameters.trained), (whole.parameters.path, trained));
+        assert_eq!(plan.wire, Wire { to_worker: 4 * trained, from_worker: 12 * trained + 24 });
+        let saved = 4 * (whole.parameters.path - trained);
+        // The base of the outer gradient, and in the step the gradients, two moments and kept activations.
+        assert_eq!(whole.memory.round - plan.memory.round, saved);
+        assert!(whole.memory.step.total() - plan.memory.step.total() > 2 * saved);
     }
 
     #[test]
@@ -388,7 +361,8 @@ mod tests {
         assert!(sets.contains(&all), "{sets:?}");
         // Between what the batch needs in one pass and in two.
         let half = StepShape { micro_batch: 4, ..shape(&config().train) };
-        let available = 2 * worker_memory(&config().model, &half).all;
+        let topology = Topology::new(&config().topology, config().model.blocks).unwrap();
+        let available = 2 * worker_memory(&config().model, &topology, &half).all;
         let plan = DryRun::new(&config(), String::new(), 2, 1, Some(available)).unwrap();
         let first = &plan.memory.remedies[0];
         assert_eq!((first.set.as_str(), first.fits), ("train.micro_batch=4", true));

@@ -7,11 +7,12 @@ use std::time::Instant;
 
 use dipaco_config::TrainConfig;
 use dipaco_model::{
-    ModelConfig, ModelError, ModuleWeights, Profile, StepShape, TokenBatch, TokenRows, parameters, path_specs,
+    ModelConfig, ModelError, ModuleWeights, Profile, StepShape, TokenBatch, TokenRows, backward_blocks,
+    path_specs, split,
 };
-use dipaco_path::{InnerConfig, PathState, TrainDevice, Trainer};
+use dipaco_path::{InnerConfig, MomentSpecs, PathState, TrainDevice, Trainer};
 use dipaco_telemetry::Task;
-use dipaco_topology::{PathId, Topology, TopologyConfig};
+use dipaco_topology::{Part, PathId, Topology};
 
 pub use self::phases::PhaseTimes;
 use crate::error::PipelineError;
@@ -25,11 +26,13 @@ pub fn now() -> f64 {
     BEGIN.elapsed().as_secs_f64()
 }
 
-/// A dense path whose training step is measured.
+/// A path whose training step is measured.
 #[derive(Clone, Debug)]
 pub struct StepSubject {
     /// Dimensions, with the size of the vocabulary.
     pub model: ModelConfig,
+    /// The levels, which say what trains.
+    pub topology: Topology,
     /// Batch, sequence length and optimizer.
     pub train: TrainConfig,
 }
@@ -41,13 +44,30 @@ impl StepSubject {
     }
 
     /// Floating-point operations of a step by the usual count: 6 per matrix parameter and token, and causal attention as half
-    /// of the full square. Neither the look-up of embeddings nor the second forward pass of checkpointing counts.
+    /// of the full square. Neither the look-up of embeddings nor the second forward pass of checkpointing counts. A frozen
+    /// matrix has no gradient, which leaves 4, and below the lowest part that trains there is no backward pass, which
+    /// leaves 2.
     pub fn flops(&self) -> f64 {
-        let model = &self.model;
-        let embedding = if model.tie_embeddings { 0 } else { model.vocab_size * model.hidden_size };
-        let matrices = (parameters(&path_specs(model)) - embedding) as f64;
-        let attention = (model.blocks * model.attention_size() * self.train.sequence_tokens) as f64;
-        6.0 * (matrices + attention) * self.tokens() as f64
+        let Self { model, topology, train } = self;
+        let reached = backward_blocks(model, topology);
+        let passes = |part: Part| match part {
+            Part::Block(block) if !reached.contains(&block) => 1.0,
+            _ => 2.0,
+        };
+        let mut operations = 0.0;
+        for spec in path_specs(model) {
+            if spec.part == Part::Embedding && !model.tie_embeddings {
+                continue;
+            }
+            let gradients = if topology.part_trains(spec.part) { 1.0 } else { 0.0 };
+            operations += 2.0 * spec.parameters() as f64 * (passes(spec.part) + gradients);
+        }
+        let attention = 2.0 * (model.attention_size() * train.sequence_tokens) as f64;
+        for block in 0..model.blocks {
+            // Its backward pass has twice the products of its forward pass, and no weights.
+            operations += attention * if reached.contains(&block) { 3.0 } else { 1.0 };
+        }
+        operations * self.tokens() as f64
     }
 }
 
@@ -138,15 +158,14 @@ pub fn measure(
     Ok(Some(StepSpeed { seconds, phases, loss }))
 }
 
-/// A trainer of a dense path with random weights. The copy of the weights that it is made of is freed before the first
+/// A trainer of a path with random weights. The copy of the weights that it is made of is freed before the first
 /// step, so that it does not count as memory of the step.
 fn trainer(device: &TrainDevice, subject: &StepSubject, effort: Effort) -> Result<Trainer, PipelineError> {
-    let model = &subject.model;
-    let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks)?;
-    let weights: ModuleWeights = dipaco_model::init(model, SEED)?;
-    let state = PathState::start(weights.values.len());
+    let StepSubject { model, topology, .. } = subject;
+    let weights: Vec<ModuleWeights> = split(model, topology, &dipaco_model::init(model, SEED)?)?;
+    let state = PathState::start(&MomentSpecs::new(model, topology));
     let inner = InnerConfig::of_path(&subject.train, (effort.warm_up + effort.steps) as u64);
-    Ok(Trainer::new(device, model, &topology, &[weights], state, inner)?)
+    Ok(Trainer::new(device, model, topology, &weights, state, inner)?)
 }
 
 /// Random tokens and their targets, the next tokens.
@@ -176,6 +195,7 @@ mod tests {
     use dipaco_telemetry::{Progress, ProgressUnit};
 
     use super::*;
+    use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 
     fn subject(tied: bool) -> StepSubject {
         let model = ModelConfig {
@@ -189,7 +209,9 @@ mod tests {
             tie_embeddings: tied,
             ..ModelConfig::default()
         };
-        StepSubject { model, train: TrainConfig { batch: 2, sequence_tokens: 8, ..TrainConfig::default() } }
+        let topology = Topology::new(&TopologyConfig::dense(1), 1).unwrap();
+        let train = TrainConfig { batch: 2, sequence_tokens: 8, ..TrainConfig::default() };
+        StepSubject { model, topology, train }
     }
 
     #[test]
@@ -198,6 +220,22 @@ mod tests {
         let expected = 6.0 * f64::from(4 * 256 + 3 * 1024 + 48 + 640 + 128) * 16.0;
         assert_eq!(subject(false).flops(), expected);
         assert_eq!(subject(true).flops(), expected, "a shared table multiplies as often");
+        let level = |blocks: &str, head: bool, frozen: bool| LevelConfig {
+            modules: Modules::Count(1),
+            blocks: blocks.into(),
+            embedding: !head,
+            head,
+            frozen,
+        };
+        let frozen = |levels| {
+            let topology = Topology::new(&TopologyConfig { replicas: 1, levels }, 1).unwrap();
+            StepSubject { topology, ..subject(false) }.flops()
+        };
+        let (block, head, attention) = (f64::from(4 * 256 + 3 * 1024 + 32), f64::from(640 + 16), 128.0);
+        let lower = frozen(vec![level("0", false, true), level("", true, false)]);
+        assert_eq!(lower, (2.0 * block + 2.0 * attention + 6.0 * head) * 16.0);
+        let upper = frozen(vec![level("", false, false), level("0", true, true)]);
+        assert_eq!(upper, (4.0 * block + 6.0 * attention + 4.0 * head) * 16.0);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use dipaco_topology::{ModuleId, PathId, Topology};
 use serde::{Deserialize, Serialize};
 
 /// A part of a module that takes outer steps of its own. Its learners are the paths through the module. A module that
-/// is not cut is its own fragment 0.
+/// is not cut is its own fragment 0. A fragment of a frozen level takes no outer steps: its version stays 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FragmentId {

@@ -216,6 +216,24 @@ impl RunState {
         fragment_ids_of(&self.topology, self.plan.schedule.fragments(), path)
     }
 
+    /// The fragments of a path to which it contributes: those of the levels that train.
+    fn trained_fragments_of(&self, path: PathId) -> impl Iterator<Item = FragmentId> {
+        self.fragment_ids_of(path).into_iter().filter(|fragment| self.trains(*fragment))
+    }
+
+    /// True if a fragment takes outer steps. A fragment of a frozen level keeps version 0, the weights of the seed.
+    fn trains(&self, fragment: FragmentId) -> bool {
+        self.topology.trains(fragment.module.level.into())
+    }
+
+    /// Number of sends of a fragment by each path through it up to `step`.
+    fn sent_through(&self, fragment: FragmentId, step: u64) -> u32 {
+        if !self.trains(fragment) {
+            return 0;
+        }
+        u32::try_from(self.plan.schedule.sent_through(fragment.index, step)).unwrap_or(u32::MAX)
+    }
+
     /// Index of a fragment among the counters of its paths.
     fn slot(&self, fragment: FragmentId) -> usize {
         fragment.slot(self.plan.schedule.fragments())

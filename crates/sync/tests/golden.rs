@@ -33,8 +33,13 @@ struct Replicas {
 
 impl Replicas {
     fn new(replicas: u32, schedule: Schedule, own: f32, outer: NesterovConfig) -> Self {
-        let level =
-            LevelConfig { modules: Modules::Count(1), blocks: "0".into(), embedding: true, head: true };
+        let level = LevelConfig {
+            modules: Modules::Count(1),
+            blocks: "0".into(),
+            embedding: true,
+            head: true,
+            frozen: false,
+        };
         let topology = Topology::new(&TopologyConfig { replicas, levels: vec![level] }, 1).unwrap();
         let fragments = schedule.fragments();
         let fragments = fragment_ids_of(&topology, fragments, PathId(0));

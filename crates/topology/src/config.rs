@@ -29,6 +29,7 @@ impl TopologyConfig {
             blocks: format!("0..{blocks}"),
             embedding: true,
             head: true,
+            frozen: false,
         };
         Self { replicas: 1, levels: vec![level] }
     }
@@ -49,6 +50,10 @@ pub struct LevelConfig {
     /// True if this level holds the final norm and the output projection.
     #[serde(default)]
     pub head: bool,
+    /// True if the level does not train: its weights stay those of the seed. Left out of the written configuration when
+    /// false, so that configurations without frozen levels keep their hashes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub frozen: bool,
 }
 
 /// Number of copies of a level.

@@ -8,7 +8,7 @@
 //! ```
 //! use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 //!
-//! let level = |blocks: &str, embedding, head| LevelConfig { modules: Modules::Count(2), blocks: blocks.into(), embedding, head };
+//! let level = |blocks: &str, embedding, head| LevelConfig { modules: Modules::Count(2), blocks: blocks.into(), embedding, head, frozen: false };
 //! let config = TopologyConfig { replicas: 1, levels: vec![level("0..2", true, false), level("2..4", false, true)] };
 //! let grid = Topology::new(&config, 4)?;
 //! assert_eq!(grid.paths(), 4);

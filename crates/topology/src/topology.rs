@@ -69,6 +69,11 @@ pub enum TopologyError {
         /// Number of levels that hold it.
         holders: usize,
     },
+    /// No level trains.
+    #[error(
+        "every level of topology.levels is frozen, so there is nothing to train: leave `frozen` out of at least one"
+    )]
+    Frozen,
     /// There are too many paths.
     #[error("the levels multiply to more than {limit} paths: lower `modules` or `replicas`")]
     TooManyPaths {
@@ -87,6 +92,8 @@ pub struct Topology {
     counts: Vec<Option<u32>>,
     /// Parts of each level, in the order of the model.
     parts: Vec<Vec<Part>>,
+    /// True for each level that does not train.
+    frozen: Vec<bool>,
     paths: u32,
 }
 
@@ -94,7 +101,7 @@ impl Topology {
     /// Builds the topology of a model of `blocks` transformer blocks.
     ///
     /// # Errors
-    /// A part of the model belongs to no level or to several, a level names a block outside of the model, or a count is
+    /// A part of the model belongs to no level or to several, no level trains, a level names a block outside of the model, or a count is
     /// 0 or too large.
     pub fn new(config: &TopologyConfig, blocks: usize) -> Result<Self, TopologyError> {
         if config.levels.is_empty() {
@@ -124,6 +131,10 @@ impl Topology {
             held.extend(entry.head.then_some(Part::Head));
             parts.push(held);
         }
+        let frozen: Vec<bool> = config.levels.iter().map(|level| level.frozen).collect();
+        if frozen.iter().all(|&frozen| frozen) {
+            return Err(TopologyError::Frozen);
+        }
         if paths == 0 {
             return Err(TopologyError::Zero { what: "topology.replicas".into() });
         }
@@ -136,7 +147,7 @@ impl Topology {
                 return Err(TopologyError::Part { part: part.to_string(), holders });
             }
         }
-        Ok(Self { counts, parts, paths })
+        Ok(Self { counts, parts, frozen, paths })
     }
 
     /// Returns P, the number of paths.
@@ -192,6 +203,19 @@ impl Topology {
         self.parts.iter().position(|held| held.contains(&part))
     }
 
+    /// Returns true if the parameters of a level train. The weights of a frozen level stay those of the seed: it has no
+    /// gradients, no moments, no outer steps and no contributions. False for a level that does not exist.
+    #[must_use]
+    pub fn trains(&self, level: usize) -> bool {
+        self.frozen.get(level).is_some_and(|frozen| !frozen)
+    }
+
+    /// Returns true if a part belongs to a level that trains.
+    #[must_use]
+    pub fn part_trains(&self, part: Part) -> bool {
+        self.level_of(part).is_some_and(|level| self.trains(level))
+    }
+
     /// Returns the modules of a path, one per level.
     #[must_use]
     pub fn modules_of(&self, path: PathId) -> Vec<ModuleId> {
@@ -242,7 +266,7 @@ mod tests {
     use crate::LevelConfig;
 
     fn level(modules: Modules, blocks: &str, embedding: bool, head: bool) -> LevelConfig {
-        LevelConfig { modules, blocks: blocks.into(), embedding, head }
+        LevelConfig { modules, blocks: blocks.into(), embedding, head, frozen: false }
     }
 
     fn grid(k: u32) -> TopologyConfig {
@@ -310,6 +334,19 @@ mod tests {
         let mut text = grid(2);
         text.levels[0].blocks = "0-5".into();
         assert_eq!(Topology::new(&text, 12).unwrap_err(), TopologyError::Blocks { entry: "0-5".into() });
+    }
+
+    #[test]
+    fn a_frozen_level_has_modules_and_does_not_train() {
+        let mut config = grid(2);
+        config.levels[0].frozen = true;
+        let topology = Topology::new(&config, 12).unwrap();
+        assert_eq!((topology.trains(0), topology.trains(1), topology.trains(2)), (false, true, false));
+        assert!(!topology.part_trains(Part::Embedding) && topology.part_trains(Part::Head));
+        assert!(!topology.part_trains(Part::Block(5)) && topology.part_trains(Part::Block(6)));
+        assert_eq!((topology.paths(), topology.module_ids().count()), (4, 4));
+        config.levels[1].frozen = true;
+        assert_eq!(Topology::new(&config, 12).unwrap_err(), TopologyError::Frozen);
     }
 
     proptest! {

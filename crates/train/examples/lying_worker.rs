@@ -19,8 +19,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use dipaco_net::{Clock, JoinToken};
 use dipaco_path::{
-    GlobalFragment, Layout, LeaseTraining, LeaseWatch, PathData, PathState, PathWeights, TrainDevice,
-    module_files, numerics, train_lease,
+    GlobalFragment, Layout, LeaseTraining, LeaseWatch, MomentSpecs, PathData, PathState, PathWeights,
+    TrainDevice, module_files, numerics, train_lease,
 };
 use dipaco_protocol::{GrantedLease, LeaseResult, Request, WorkerPlan};
 use dipaco_shards::TokenFile;
@@ -159,12 +159,10 @@ fn train(
     let layout = Layout::of_plan(plan, &plan.topology()?)?;
     let data =
         PathData::new(TokenFile::open(shards.join(&lease.shard.file))?, &lease.shard.hash, lease.path, plan)?;
+    let moments = MomentSpecs::of_plan(plan)?;
     let mut state = match &inputs.state {
-        Some(bytes) => PathState::decode(bytes, &plan.model)?,
-        None => {
-            let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&plan.model));
-            PathState { step: lease.from, ..PathState::start(parameters) }
-        }
+        Some(bytes) => PathState::decode(bytes, &moments)?,
+        None => PathState { step: lease.from, ..PathState::start(&moments) },
     };
     let mut values = Vec::new();
     for (weights, bytes) in lease.weights.iter().zip(&inputs.globals) {
@@ -206,6 +204,6 @@ fn train(
             LeaseResult::OuterGradient { fragment, number: gradient.send.number, tokens: gradient.tokens };
         gradients.push((item, encoded.into()));
     }
-    let state = (lease.trains() && lease.uploads_state).then(|| trained.state.encode(&plan.model));
+    let state = (lease.trains() && lease.uploads_state).then(|| trained.state.encode(&moments));
     Ok(Results { gradients, state: state.transpose()?.map(Into::into), report: trained.report })
 }

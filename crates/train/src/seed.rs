@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use dipaco_config::RunConfig;
 use dipaco_model::{ModelConfig, path_specs};
-use dipaco_path::{PathState, TrainDevice, module_files};
+use dipaco_path::{MomentSpecs, PathState, TrainDevice, module_files};
 use dipaco_shards::TokenFile;
 use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, names};
 use dipaco_telemetry::{Events, Progress, ProgressUnit};
@@ -145,11 +145,11 @@ async fn start(
             Some(weights) => read_module(store, weights, path_specs(model).into()).await?,
             None => dipaco_model::init(model, options.config.run.seed)?,
         };
-        let state = PathState::start(weights.values.len());
+        let state = PathState::start(&MomentSpecs::whole(model));
         return Ok(SeedStart { weights, state });
     };
     let weights = read_module(store, &weights, path_specs(model).into()).await?;
-    let state = PathState::decode(&store.get(&state).await?, model)?;
+    let state = PathState::decode(&store.get(&state).await?, &MomentSpecs::whole(model))?;
     Ok(SeedStart { weights, state })
 }
 

@@ -4,9 +4,9 @@
 mod support;
 
 use dipaco_config::RunConfig;
-use dipaco_model::{level_specs, parameters, path_specs};
-use dipaco_path::PathState;
-use dipaco_protocol::{GrantedLease, LeaseReport, LeaseResult, Request, Response};
+use dipaco_model::{level_specs, parameters};
+use dipaco_path::{MomentSpecs, PathState};
+use dipaco_protocol::{GrantedLease, LeaseReport, LeaseResult, Request, Response, WorkerPlan};
 use dipaco_sync::FragmentId;
 use dipaco_telemetry::Events;
 use dipaco_topology::{PathId, Topology};
@@ -112,7 +112,7 @@ async fn a_second_content_is_refused(overlap_steps: u64) {
     let Hostile { run, coordinator, token, liar } = Hostile::started(config).await;
     let work = liar.lease().await;
     let topology = Topology::new(&run.config.topology, run.config.model.blocks).unwrap();
-    let plan = dipaco_protocol::WorkerPlan::new(&run.config);
+    let plan = WorkerPlan::new(&run.config);
     let layout = dipaco_path::Layout::of_plan(&plan, &topology).unwrap();
     assert!(work.sends.iter().all(|send| (send.step < work.to) == (overlap_steps > 0)));
     for send in &work.sends {
@@ -146,9 +146,9 @@ async fn a_second_content_of_what_counts_at_once_is_refused() {
 async fn a_state_that_no_training_makes_is_refused() {
     let Hostile { run, coordinator, token, liar } = Hostile::started(config()).await;
     let work = liar.lease().await;
-    let model = &run.config.model;
+    let moments = MomentSpecs::of_plan(&WorkerPlan::new(&run.config)).unwrap();
     let position = work.to * run.config.train.batch as u64;
-    let sound = PathState { step: work.to, position, ..PathState::start(parameters(&path_specs(model))) };
+    let sound = PathState { step: work.to, position, ..PathState::start(&moments) };
     let mut states = vec![
         ("step", PathState { step: work.to + 1, ..sound.clone() }),
         ("position", PathState { position: u64::MAX, ..sound.clone() }),
@@ -170,7 +170,7 @@ async fn a_state_that_no_training_makes_is_refused() {
         states.push((part, state));
     }
     for (why, state) in states {
-        let encoded = state.encode(model).unwrap();
+        let encoded = state.encode(&moments).unwrap();
         let refused = refusal(liar.submit(&work, LeaseResult::State, encoded.into()).await.unwrap());
         assert!(refused.contains(why), "{why}: {refused}");
     }

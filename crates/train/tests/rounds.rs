@@ -84,14 +84,7 @@ async fn streaming_gives_the_same_bits_for_any_workers() {
 async fn weights_and_bytes(config: RunConfig, workers: usize) -> (Vec<String>, u64) {
     let run = Run::seeded(config).await;
     let (summary, _) = run.train(workers).await;
-    (weights(&run).await, summary.bytes_sent + summary.bytes_received)
-}
-
-/// The hashes of the global weights.
-async fn weights(run: &Run) -> Vec<String> {
-    let training = run.manifest().await.training.unwrap();
-    let fragments = training.modules.iter().flat_map(|module| &module.fragments);
-    fragments.map(|fragment| fragment.weights.hash.clone()).collect()
+    (run.weights().await, summary.bytes_sent + summary.bytes_received)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -227,7 +220,7 @@ async fn a_joining_worker_takes_paths_over_from_a_worker_that_holds_all_states()
     assert!(coordinator.await.unwrap().unwrap().finished);
     let leases = [first.await.unwrap().unwrap().leases, late.await.unwrap().unwrap().leases];
     assert!(leases[1] > 0 && leases[0] + leases[1] == 4 * 60, "{leases:?}");
-    assert_eq!(weights(&run).await, alone);
+    assert_eq!(run.weights().await, alone);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dipaco_config::RunConfig;
 use dipaco_model::{ModelError, ModuleWeights, OpsError, path_specs, split};
 use dipaco_path::{
-    GlobalFragment, InnerConfig, LeaseTraining, LeaseWatch, PathData, PathError, PathState, PathWeights,
-    TrainDevice, Trainer, train_lease,
+    GlobalFragment, InnerConfig, LeaseTraining, LeaseWatch, MomentSpecs, PathData, PathError, PathState,
+    PathWeights, TrainDevice, Trainer, train_lease,
 };
 use dipaco_protocol::WorkerPlan;
 use dipaco_routing::is_router_document;
@@ -180,7 +180,13 @@ async fn a_path_without_documents_is_refused_at_the_start() {
 }
 
 fn dense_level() -> LevelConfig {
-    LevelConfig { modules: Modules::Count(1), blocks: "0..2".into(), embedding: true, head: true }
+    LevelConfig {
+        modules: Modules::Count(1),
+        blocks: "0..2".into(),
+        embedding: true,
+        head: true,
+        frozen: false,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -201,7 +207,7 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     let file = TokenFile::open(run.folder.path().join("path-000.h5")).unwrap();
     let hash = file.content_hash().to_owned();
     let data = PathData::new(file, &hash, PathId(0), &plan).unwrap();
-    let mut state = PathState::start(start.values.len());
+    let mut state = PathState::start(&MomentSpecs::whole(&config.model));
     // All three rounds as one.
     let modules = split(&config.model, &topology, &start).unwrap();
     let schedule = plan.schedule().unwrap();
@@ -252,7 +258,8 @@ fn the_held_out_loss_does_not_count_the_prefix() {
             micro_batch: 0,
             activation_checkpointing: false,
         };
-        let (topology, state) = (plan.topology().unwrap(), PathState::start(weights.values.len()));
+        let (topology, state) =
+            (plan.topology().unwrap(), PathState::start(&MomentSpecs::whole(&plan.model)));
         let start = [weights.clone()];
         let mut trainer =
             Trainer::new(&TrainDevice::Cpu, &plan.model, &topology, &start, state, inner).unwrap();
@@ -277,6 +284,7 @@ async fn replicas_and_path_specific_modules_do_not_depend_on_the_workers() {
         blocks: blocks.into(),
         embedding,
         head: !embedding,
+        frozen: false,
     };
     let specific = TopologyConfig {
         replicas: 1,
@@ -302,7 +310,7 @@ fn first_lease(config: &RunConfig, file: TokenFile) -> Result<(), PathError> {
     let modules = split(&config.model, &plan.topology().unwrap(), &start).unwrap();
     let fragment = FragmentId { module: ModuleId { level: 0, index: 0 }, index: 0 };
     let global = GlobalFragment { fragment, values: &modules[0].values, received: true, share: 1.0 };
-    let mut state = PathState::start(start.values.len());
+    let mut state = PathState::start(&MomentSpecs::whole(&config.model));
     let weights = PathWeights::new(&plan, PathId(0), &[global], &mut state, true).unwrap();
     let hash = file.content_hash().to_owned();
     let data = PathData::new(file, &hash, PathId(0), &plan)?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, TokenBatch, TokenRows, join, path_specs, split};
 use dipaco_optim::{AdamWConfig, ScheduleConfig, clip_scale};
-use dipaco_path::{InnerConfig, PathState, StepReport, TrainDevice, Trainer};
+use dipaco_path::{InnerConfig, MomentSpecs, PathState, StepReport, TrainDevice, Trainer};
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 use safetensors::{Dtype, SafeTensors};
 
@@ -83,6 +83,7 @@ impl Reference {
             blocks: list(odd),
             embedding: odd,
             head: odd,
+            frozen: false,
         };
         let two = TopologyConfig { replicas: 1, levels: vec![level(false), level(true)] };
         [TopologyConfig::dense(blocks), two].map(|config| Topology::new(&config, blocks).unwrap())
@@ -121,7 +122,7 @@ struct Trained {
 /// Takes the fixture's steps.
 fn train(reference: &Reference, topology: &Topology, way: Way) -> Trained {
     let initial = split(&reference.model, topology, &reference.tensors("initial")).unwrap();
-    let state = PathState::start(dipaco_model::parameters(&path_specs(&reference.model)));
+    let state = PathState::start(&MomentSpecs::whole(&reference.model));
     let Way { micro_batch, activation_checkpointing } = way;
     let config = InnerConfig { micro_batch, activation_checkpointing, ..reference.inner() };
     let mut trainer =

@@ -10,18 +10,19 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use dipaco_config::{RunConfig, Sources, TrainConfig};
-use dipaco_model::{Dtype, ModelConfig, parameters, path_specs, step_memory};
+use dipaco_model::{Dtype, ModelConfig, parameters, path_specs, step_memory, trained_specs};
 use dipaco_telemetry::{Align, Progress, ProgressUnit, Table, human};
+use dipaco_topology::{Topology, TopologyConfig};
 use serde::Serialize;
 
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::{memory, output};
-use dipaco_pipeline::limits;
 use dipaco_pipeline::product_rate::product_rate;
 use dipaco_pipeline::step_speed::{Effort, PhaseTimes, StepSpeed, StepSubject, measure, shape};
 use dipaco_pipeline::vocabulary;
+use dipaco_pipeline::{PipelineError, limits};
 
 /// Steps before the measured steps.
 const WARM_UP: usize = 3;
@@ -144,7 +145,7 @@ impl Size {
         }
     }
 
-    fn subject(self) -> StepSubject {
+    fn subject(self) -> Result<StepSubject, PipelineError> {
         let (blocks, hidden_size, heads, vocab_size, sequence_tokens, batch) = match self {
             Self::S => (4, 256, 4, 4096, 256, 8),
             Self::M => (8, 512, 8, 8192, 512, 4),
@@ -161,7 +162,9 @@ impl Size {
             context: sequence_tokens,
             ..ModelConfig::default()
         };
-        StepSubject { model, train: TrainConfig { batch, sequence_tokens, ..TrainConfig::default() } }
+        let topology = Topology::new(&TopologyConfig::dense(blocks), blocks)?;
+        let train = TrainConfig { batch, sequence_tokens, ..TrainConfig::default() };
+        Ok(StepSubject { model, topology, train })
     }
 }
 
@@ -171,6 +174,8 @@ struct SpeedReport {
     what: String,
     size: String,
     params: usize,
+    /// Parameters of the levels that are not frozen.
+    trained_params: usize,
     dtype: Dtype,
     /// `CPU`, or the GPU.
     device: String,
@@ -239,12 +244,14 @@ fn subject(options: &StepOptions) -> Result<(String, StepSubject), CliError> {
         );
     }
     let (name, mut subject) = match &options.config {
-        None => (options.size.name().to_owned(), options.size.subject()),
+        None => (options.size.name().to_owned(), options.size.subject()?),
         Some(file) => {
             let sources = Sources::with_environment(Some(file.clone()), Vec::new());
             let config = RunConfig::load(&sources)?.config;
             let config = vocabulary::expected(&config)?.config;
-            (file.display().to_string(), StepSubject { model: config.model, train: config.train })
+            let topology =
+                Topology::new(&config.topology, config.model.blocks).map_err(PipelineError::from)?;
+            (file.display().to_string(), StepSubject { model: config.model, topology, train: config.train })
         }
     };
     if let Some(dtype) = options.dtype {
@@ -266,7 +273,7 @@ fn subject(options: &StepOptions) -> Result<(String, StepSubject), CliError> {
 
 /// Refuses a step that needs more memory than there is: the system would kill the program.
 fn check_memory(subject: &StepSubject, available: Option<u64>) -> Result<(), CliError> {
-    let needs = step_memory(&subject.model, &shape(&subject.train)).total();
+    let needs = step_memory(&subject.model, &subject.topology, &shape(&subject.train)).total();
     match available {
         Some(available) if needs > available => Err(CliError::Usage {
             message: format!(
@@ -289,13 +296,14 @@ fn report(
     product_rate: Option<f64>,
     peak: Option<u64>,
 ) -> SpeedReport {
-    let StepSubject { model, train } = subject;
+    let StepSubject { model, train, .. } = subject;
     let median = found.median();
     let rate = subject.flops() / median;
     SpeedReport {
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
         size,
         params: parameters(&path_specs(model)),
+        trained_params: parameters(&trained_specs(model, &subject.topology)),
         dtype: model.dtype,
         device,
         threads: rayon::current_num_threads(),
@@ -318,15 +326,20 @@ fn report(
 }
 
 fn describe(report: &SpeedReport, subject: &StepSubject) -> String {
-    let StepSubject { model, train } = subject;
+    let StepSubject { model, train, .. } = subject;
     let passes = match train.micro_batch {
         0 => String::new(),
         micro_batch => format!(", {micro_batch} at once"),
     };
     let checkpointing = if train.activation_checkpointing { ", activation checkpointing" } else { "" };
     let plural = if report.threads == 1 { "" } else { "s" };
+    let trained = if report.trained_params < report.params {
+        format!(" ({} train)", human::count(report.trained_params as f64))
+    } else {
+        String::new()
+    };
     let mut text = format!(
-        "{}: {} parameters in {} blocks, D {}, {} heads of {}, F {}, V {}\n{}: {} x {} tokens{passes}, {}, {} \
+        "{}: {} parameters{trained} in {} blocks, D {}, {} heads of {}, F {}, V {}\n{}: {} x {} tokens{passes}, {}, {} \
          thread{plural}{checkpointing}\n\n",
         report.size,
         human::count(report.params as f64),
@@ -376,7 +389,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_before_it_is_begun() {
-        let subject = Size::S.subject();
+        let subject = Size::S.subject().unwrap();
         assert!(check_memory(&subject, None).is_ok() && check_memory(&subject, Some(1 << 40)).is_ok());
         let error = check_memory(&subject, Some(1_000_000)).unwrap_err();
         assert!(error.exit_code() == 2 && error.to_string().contains("1.0 MB are available"), "{error}");
@@ -385,7 +398,7 @@ mod tests {
     #[test]
     fn the_sizes_are_those_of_the_comparison() {
         let sizes = [Size::S, Size::M, Size::L].map(|size| {
-            let model = size.subject().model;
+            let model = size.subject().unwrap().model;
             (model.ffn_size, parameters(&path_specs(&model)))
         });
         assert_eq!(sizes, [(704, 5_310_720), (1408, 34_087_424), (2432, 179_853_184)]);

@@ -135,7 +135,8 @@ fn check(options: &CheckOptions) -> Result<(), CliError> {
     for level in 0..topology.levels() {
         let parts: Vec<String> = topology.parts(level).iter().map(ToString::to_string).collect();
         let modules = human::integer(topology.modules_in(level).into());
-        table.row([format!("modules of level {level}: {}", parts.join(", ")), modules]);
+        let frozen = if topology.trains(level) { "" } else { " (frozen)" };
+        table.row([format!("modules of level {level}: {}{frozen}", parts.join(", ")), modules]);
     }
     table.row(["modules in all".to_owned(), human::integer(summary.modules as u64)]);
     table.row(["tokens of the seed".to_owned(), human::integer(summary.seed_tokens)]);

@@ -45,8 +45,13 @@ fn describe(plan: &DryRun) -> String {
     text += &levels(plan);
     let _ = writeln!(
         text,
-        "\na path has {} parameters, all modules together {}\n",
+        "\na path has {} parameters{}, all modules together {}\n",
         human::count(plan.parameters.path as f64),
+        if plan.parameters.trained < plan.parameters.path {
+            format!(", of which {} train", human::count(plan.parameters.trained as f64))
+        } else {
+            String::new()
+        },
         human::count(plan.parameters.all_modules as f64)
     );
     text += &memory_table(&plan.memory);
@@ -114,7 +119,7 @@ fn levels(plan: &DryRun) -> String {
             human::integer(level.modules.into()),
             human::integer(level.paths_per_module.into()),
             human::integer(level.parameters),
-            level.holds.clone(),
+            if level.trains { level.holds.clone() } else { format!("{} (frozen)", level.holds) },
         ]);
     }
     table.to_string()

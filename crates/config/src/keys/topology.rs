@@ -25,4 +25,11 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "true or false",
         "Puts the final norm and the output projection into the level.",
     ),
+    key(
+        "topology.levels[].frozen",
+        "true or false",
+        "Keeps the weights of the level as they are in the seed: no gradients, no moments, no outer step, and nothing of the \
+         level travels but its first download. Below the lowest level that trains there is no backward pass. At least one \
+         level must train. The seed itself trains all of its parameters. A GPU takes no frozen levels.",
+    ),
 ];

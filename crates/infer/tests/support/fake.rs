@@ -28,6 +28,7 @@ impl Fake {
             blocks: blocks.into(),
             embedding,
             head: !embedding,
+            frozen: false,
         };
         let config = TopologyConfig { replicas: 1, levels: vec![level("0", true), level("1", false)] };
         let topology = Topology::new(&config, 2).unwrap();

@@ -42,6 +42,7 @@ pub(crate) fn two_levels() -> Topology {
         blocks: blocks.into(),
         embedding: rest,
         head: rest,
+        frozen: false,
     };
     Topology::new(&TopologyConfig { replicas: 1, levels: vec![level("0", true), level("1", false)] }, 2)
         .unwrap()
@@ -98,8 +99,11 @@ pub(crate) fn compose(
     trainable: bool,
 ) -> Path {
     let modules = split(config, topology, path).unwrap();
-    let load = if trainable { Module::load_trainable } else { Module::load };
-    let modules: Vec<_> = modules.iter().map(|m| Arc::new(load(m, &Device::Cpu).unwrap())).collect();
+    let load = |(level, module): (usize, &ModuleWeights)| {
+        let load = if trainable && topology.trains(level) { Module::load_trainable } else { Module::load };
+        Arc::new(load(module, &Device::Cpu).unwrap())
+    };
+    let modules: Vec<_> = modules.iter().enumerate().map(load).collect();
     Path::compose(config, topology, &modules).unwrap()
 }
 

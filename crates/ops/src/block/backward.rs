@@ -47,16 +47,16 @@ impl<'a> BackwardWeights<'a> {
 }
 
 /// Replaces the gradient of the block's output, `dx` (rows, D), by the gradient of its input, and adds the parameters'
-/// gradients to `gradients`. Overwrites the activations with their gradients.
+/// gradients to `gradients`; frozen parameters have none. Overwrites the activations with their gradients.
 pub(crate) fn backward<E: Element>(
     input: BlockInput<'_>,
     activations: &mut Activations<'_, E>,
     dx: &mut [f32],
-    mut gradients: BlockGradients<'_>,
+    mut gradients: Option<BlockGradients<'_>>,
 ) {
     let BlockInput { stack, weights, batch, .. } = input;
     let (workspace, rows, a) = (&stack.workspace, batch.rows(), stack.shape.attention());
-    if gradients.fresh {
+    if let Some(gradients) = gradients.as_mut().filter(|gradients| gradients.fresh) {
         // The partial sums of the norms' gradients are always added; the products overwrite the matrices' gradients.
         gradients.input_norm.fill(0.0);
         gradients.post_norm.fill(0.0);
@@ -67,7 +67,7 @@ pub(crate) fn backward<E: Element>(
     let right = stack.profile.time(Phase::Products, || {
         let right = BackwardWeights::new::<E>(stack, weights);
         let dy = &mut E::of_mut(&mut dy_memory)[..rows * a];
-        feed_forward(input, &right, activations, StreamGradients { dx, dy }, &mut gradients, &tasks);
+        feed_forward(input, &right, activations, StreamGradients { dx, dy }, gradients.as_mut(), &tasks);
         right
     });
     stack.profile.time(Phase::Attention, || {
@@ -78,7 +78,7 @@ pub(crate) fn backward<E: Element>(
     workspace.give(dy_memory);
     stack.profile.time(Phase::Products, || {
         // Attention has replaced queries, keys and values by their gradients.
-        project_qkv(input, &right, activations.qkv, dx, &mut gradients, &tasks);
+        project_qkv(input, &right, activations.qkv, dx, gradients.as_mut(), &tasks);
         right.give(workspace);
     });
 }
@@ -142,7 +142,7 @@ fn feed_forward<E: Element>(
     right: &BackwardWeights<'_>,
     activations: &mut Activations<'_, E>,
     stream: StreamGradients<'_, E>,
-    gradients: &mut BlockGradients<'_>,
+    gradients: Option<&mut BlockGradients<'_>>,
     tasks: &[Range<usize>],
 ) {
     let BlockInput { stack, weights, batch, .. } = input;
@@ -181,8 +181,11 @@ fn feed_forward<E: Element>(
         convert(task.dx, task.d_middle);
         project(LeftRows::contiguous(task.d_middle, d), right.o.rhs(), task.dy);
     });
-    norm_sums.add_to(gradients.post_norm, workspace);
-    add_weight_gradients(workspace, shape, activations, &buffers, gradients);
+    if let Some(gradients) = gradients {
+        norm_sums.add_to(gradients.post_norm);
+        add_weight_gradients(workspace, shape, activations, &buffers, gradients);
+    }
+    norm_sums.give(workspace);
     buffers.give(workspace);
 }
 
@@ -222,7 +225,7 @@ fn project_qkv<E: Element>(
     right: &BackwardWeights<'_>,
     d_qkv: &[E],
     dx: &mut [f32],
-    gradients: &mut BlockGradients<'_>,
+    gradients: Option<&mut BlockGradients<'_>>,
     tasks: &[Range<usize>],
 ) {
     struct Task<'a, E> {
@@ -253,12 +256,15 @@ fn project_qkv<E: Element>(
         let norm = Norm { x, weight: weights.input_norm, epsilon: shape.epsilon };
         norm.backward(LeftRows::contiguous(d_qkv, columns), right.qkv.rhs(), dx, norm_sums, h);
     });
-    norm_sums.add_to(gradients.input_norm, workspace);
-    let h = &E::of(&memory)[..count * d];
-    let rhs = RightOperand::new::<E, E>(workspace, Matrix::rows(h, count, d));
-    let product = OuterProduct { a: d_qkv, stride: columns, rows: columns, rhs: rhs.rhs(), c: gradients.qkv };
-    outer_products(&mut [product], count, !gradients.fresh);
-    rhs.give(workspace);
+    if let Some(BlockGradients { input_norm, qkv, fresh, .. }) = gradients {
+        norm_sums.add_to(input_norm);
+        let h = &E::of(&memory)[..count * d];
+        let rhs = RightOperand::new::<E, E>(workspace, Matrix::rows(h, count, d));
+        let product = OuterProduct { a: d_qkv, stride: columns, rows: columns, rhs: rhs.rhs(), c: qkv };
+        outer_products(&mut [product], count, !*fresh);
+        rhs.give(workspace);
+    }
+    norm_sums.give(workspace);
     workspace.give(memory);
 }
 

@@ -1,7 +1,7 @@
 //! The fused operations against candle's stock operations, which candle differentiates.
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use dipaco_ops::{self as ops, GradientSlot, HeadPlace, HeadSlots, IGNORE, Precision};
+use dipaco_ops::{self as ops, Backward, GradientSlot, HeadPlace, HeadSlots, IGNORE, Precision};
 
 use crate::reference::{EPSILON, Sizes, THETA};
 use crate::support::*;
@@ -73,7 +73,7 @@ fn a_block_has_the_gradients_of_stock_operations() {
         let stack = stack(&sizes, Precision::F32, false);
         let slot = GradientSlot::new(&stack.workspace, sizes.parameters());
         let w = tensor(&flat, &[flat.len()]);
-        let ours = ops::blocks(&x, &w, 0, 1, &stack, Some(std::slice::from_ref(&slot))).unwrap();
+        let ours = ops::blocks(&x, &w, 0, 1, &stack, Backward::All(std::slice::from_ref(&slot))).unwrap();
         let found = objective(&ours);
         let of = |t: &Tensor| wide(&values(expected.get(t).expect("candle differentiates it")));
         assert_close("y", &values(&ours), &wide(&values(&theirs)), 1e-5);
@@ -115,7 +115,7 @@ fn a_head_has_the_gradients_of_stock_operations() {
     let slots = HeadSlots { norm: slot.clone(), projection: slot.clone() };
     let place = HeadPlace { norm: 0, projection: width, vocabulary };
     let wanted = targets_of(&targets, vocabulary);
-    let ours = ops::cross_entropy(&x, &w, &place, &stack, &wanted, count, Some(&slots)).unwrap();
+    let ours = ops::cross_entropy(&x, &w, &place, &stack, &wanted, count, Backward::All(&slots)).unwrap();
     let found = ours.backward().unwrap();
     let of = |t: &Tensor| wide(&values(expected.get(t).expect("candle differentiates it")));
     assert_close("loss", &values(&ours), &wide(&values(&theirs)), 1e-6);

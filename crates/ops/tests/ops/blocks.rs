@@ -1,7 +1,7 @@
 //! Runs of transformer blocks.
 
 use candle_core::Tensor;
-use dipaco_ops::{self as ops, GradientSlot, Precision};
+use dipaco_ops::{self as ops, Backward, GradientSlot, Precision};
 
 use crate::reference::{self, Sizes};
 use crate::support::*;
@@ -29,7 +29,7 @@ fn run(sizes: &Sizes, count: usize, precision: Precision, checkpointing: bool) -
     let weights = weights(sizes, count);
     let (x, w) = (variable(&numbers(1, elements), &shape), variable(&weights, &[weights.len()]));
     let slots: Vec<_> = (0..count).map(|_| GradientSlot::new(&stack.workspace, sizes.parameters())).collect();
-    let y = ops::blocks(&x, &w, BEFORE, count, &stack, Some(&slots)).unwrap();
+    let y = ops::blocks(&x, &w, BEFORE, count, &stack, Backward::All(&slots)).unwrap();
     let dx = backward(&y, &tensor(&numbers(2, elements), &shape), &x);
     Results { y: values(&y), dx, dw: slots.iter().map(gradient).collect() }
 }
@@ -130,7 +130,8 @@ fn gradients_of_several_backward_passes_add_up() {
         let stack = stack(&sizes, precision, false);
         let pass = |seed: u64, slot: &GradientSlot| {
             let x = variable(&numbers(seed, sizes.rows() * 36), &shape);
-            let y = ops::blocks(&x, &w, BEFORE, 1, &stack, Some(std::slice::from_ref(slot))).unwrap();
+            let y =
+                ops::blocks(&x, &w, BEFORE, 1, &stack, Backward::All(std::slice::from_ref(slot))).unwrap();
             backward(&y, &tensor(&numbers(seed + 1, sizes.rows() * 36), &shape), &x);
         };
         let [first, second, both] = [(); 3].map(|()| GradientSlot::new(&stack.workspace, sizes.parameters()));
@@ -159,6 +160,24 @@ fn results_have_the_same_bits_with_any_number_of_threads() {
 }
 
 #[test]
+fn frozen_blocks_hand_on_the_same_gradient_of_their_input() {
+    let sizes = Sizes { batch: 2, time: 49, width: 36, heads: 3, kv_heads: 3, head_dim: 6, ffn: 47 };
+    let shape = [2, 49, 36];
+    let weights = weights(&sizes, 2);
+    for (precision, _) in BOUNDS {
+        for checkpointing in [false, true] {
+            let stack = stack(&sizes, precision, checkpointing);
+            let x = variable(&numbers(1, sizes.rows() * 36), &shape);
+            let w = tensor(&weights, &[weights.len()]);
+            let y = ops::blocks(&x, &w, BEFORE, 2, &stack, Backward::Input).unwrap();
+            let dx = backward(&y, &tensor(&numbers(2, sizes.rows() * 36), &shape), &x);
+            let all = run(&sizes, 2, precision, checkpointing);
+            assert_eq!((values(&y), dx), (all.y, all.dx));
+        }
+    }
+}
+
+#[test]
 fn blocks_without_slots_give_the_same_and_keep_nothing() {
     let sizes = Sizes { batch: 2, time: 49, width: 36, heads: 3, kv_heads: 3, head_dim: 6, ffn: 47 };
     for (precision, _) in BOUNDS {
@@ -166,7 +185,7 @@ fn blocks_without_slots_give_the_same_and_keep_nothing() {
         let weights = weights(&sizes, 2);
         let x = tensor(&numbers(1, sizes.rows() * 36), &[2, 49, 36]);
         let w = tensor(&weights, &[weights.len()]);
-        let y = ops::blocks(&x, &w, BEFORE, 2, &stack, None).unwrap();
+        let y = ops::blocks(&x, &w, BEFORE, 2, &stack, Backward::Nothing).unwrap();
         assert_eq!(values(&y), run(&sizes, 2, precision, false).y);
     }
 }

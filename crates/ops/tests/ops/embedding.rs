@@ -1,6 +1,6 @@
 //! Token embeddings, and the whole path with a tied head.
 
-use dipaco_ops::{self as ops, EmbeddingPlace, GradientSlot, HeadPlace, HeadSlots, Precision};
+use dipaco_ops::{self as ops, Backward, EmbeddingPlace, GradientSlot, HeadPlace, HeadSlots, Precision};
 
 use crate::reference::{self, Sizes};
 use crate::support::*;
@@ -74,9 +74,10 @@ fn a_whole_path_with_a_tied_head() {
         let table = EmbeddingPlace { at: 0, vocabulary, width: d };
         let rows = token_rows(&tokens, 2, vocabulary);
         let x = ops::embedding(&w, table, &rows, Some(&embedding)).unwrap();
-        let x = ops::blocks(&x, &w, vocabulary * d, 2, &stack, Some(&blocks)).unwrap();
+        let x = ops::blocks(&x, &w, vocabulary * d, 2, &stack, Backward::All(&blocks)).unwrap();
         let wanted = targets_of(&targets, vocabulary);
-        let found = ops::cross_entropy(&x, &w, &place, &stack, &wanted, counted, Some(&slots)).unwrap();
+        let found =
+            ops::cross_entropy(&x, &w, &place, &stack, &wanted, counted, Backward::All(&slots)).unwrap();
         found.backward().unwrap();
         assert_close("loss", &[found.to_scalar().unwrap()], &[loss], bound);
         assert_close("embedding", &gradient(&embedding), &d_table, bound);

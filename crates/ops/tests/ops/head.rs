@@ -1,6 +1,6 @@
 //! The head with cross entropy.
 
-use dipaco_ops::{self as ops, GradientSlot, HeadPlace, HeadSlots, IGNORE, Precision, Stack};
+use dipaco_ops::{self as ops, Backward, GradientSlot, HeadPlace, HeadSlots, IGNORE, Precision, Stack};
 
 use crate::reference::{self, Sizes};
 use crate::support::*;
@@ -46,7 +46,8 @@ impl Case {
         let mut result = (0.0, Vec::new());
         for _ in 0..passes {
             let loss =
-                ops::cross_entropy(&x, &w, &self.place(), &stack, &wanted, counted, Some(&slots)).unwrap();
+                ops::cross_entropy(&x, &w, &self.place(), &stack, &wanted, counted, Backward::All(&slots))
+                    .unwrap();
             let dx = values(loss.backward().unwrap().get(&x).unwrap());
             result = (loss.to_scalar().unwrap(), dx);
         }
@@ -65,6 +66,7 @@ impl Case {
             reference::head_gradients(&wide(&x), norm, projection, &targets, 1.0 / counted as f64);
         for (precision, bound) in [(Precision::F32, 2e-6), (Precision::Bf16, 1e-2)] {
             let found = self.run(precision, 1);
+            let all_gradients = found.clone();
             let (found_norm, found_projection) = found.2.split_at(width);
             assert_close("loss", &[found.0], &[loss], bound);
             assert_close("dx", &found.1, &dx, bound);
@@ -72,12 +74,21 @@ impl Case {
             assert_close("projection", found_projection, &dp, bound);
 
             let stack = head_stack(width, precision);
-            let (x, w) = (tensor(&x, &[batch, time, width]), tensor(&all, &[all.len()]));
+            let x_values = &x;
+            let (x, w) = (tensor(x_values, &[batch, time, width]), tensor(&all, &[all.len()]));
             let wanted = targets_of(&targets, vocabulary);
             let found = ops::token_log_probs(&x, &w, &self.place(), &stack, &wanted).unwrap();
             assert_close("log-probabilities", &found, &log_probs, bound);
             assert!(found.iter().zip(&targets).all(|(f, t)| *t != IGNORE || *f == 0.0));
-            let plain = ops::cross_entropy(&x, &w, &self.place(), &stack, &wanted, counted, None).unwrap();
+            let plain =
+                ops::cross_entropy(&x, &w, &self.place(), &stack, &wanted, counted, Backward::Nothing)
+                    .unwrap();
+            let variable = variable(x_values, &[batch, time, width]);
+            let frozen =
+                ops::cross_entropy(&variable, &w, &self.place(), &stack, &wanted, counted, Backward::Input)
+                    .unwrap();
+            let dx = values(frozen.backward().unwrap().get(&variable).unwrap());
+            assert_eq!((frozen.to_scalar().unwrap(), dx), (all_gradients.0, all_gradients.1));
             assert_close("loss without gradients", &[plain.to_scalar().unwrap()], &[loss], bound);
         }
     }
@@ -124,7 +135,8 @@ fn large_logits_stay_finite() {
     let x = variable(&[1e4, -1e4], &[1, 1, 2]);
     let targets = targets_of(&[2], 3);
     let loss =
-        ops::cross_entropy(&x, &tensor(&all, &[8]), &place, &stack, &targets, 1, Some(&slots)).unwrap();
+        ops::cross_entropy(&x, &tensor(&all, &[8]), &place, &stack, &targets, 1, Backward::All(&slots))
+            .unwrap();
     assert_eq!(loss.to_scalar::<f32>().unwrap(), 900.0);
     assert!(values(loss.backward().unwrap().get(&x).unwrap()).iter().all(|g| g.is_finite()));
     let expected = [2.0, 1.0, 300.0, -300.0, 0.0, 0.0, -300.0, 300.0];
@@ -142,7 +154,7 @@ fn a_batch_without_counted_targets_has_no_loss_and_no_gradient() {
     let x = variable(&numbers(1, 12), &[1, 2, 6]);
     let w = tensor(&all, &[all.len()]);
     let targets = targets_of(&[IGNORE; 2], place.vocabulary);
-    let loss = ops::cross_entropy(&x, &w, &place, &stack, &targets, 0, Some(&slots)).unwrap();
+    let loss = ops::cross_entropy(&x, &w, &place, &stack, &targets, 0, Backward::All(&slots)).unwrap();
     assert_eq!(loss.to_scalar::<f32>().unwrap(), 0.0);
     assert!(values(loss.backward().unwrap().get(&x).unwrap()).iter().all(|g| *g == 0.0));
     assert!(gradient(&slot).iter().all(|g| *g == 0.0));

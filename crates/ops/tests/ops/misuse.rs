@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use dipaco_ops::{
-    self as ops, EmbeddingPlace, GradientSlot, HeadPlace, HeadSlots, OpsError, Precision, RopeTable, Stack,
+    self as ops, Backward, EmbeddingPlace, GradientSlot, HeadPlace, HeadSlots, OpsError, Precision,
+    RopeTable, Stack,
 };
 
 use crate::reference::Sizes;
@@ -57,7 +58,7 @@ fn blocks() {
     let parameters = SIZES.parameters();
     let w = zeros(&[2 * parameters]);
     let run = |x: &Tensor, stack: &Stack, at, count, slots: Option<&[GradientSlot]>| {
-        ops::blocks(x, &w, at, count, stack, slots)
+        ops::blocks(x, &w, at, count, stack, slots.map_or(Backward::Nothing, Backward::All))
     };
     let x = zeros(&[2, 3, 6]);
     assert!(run(&x, &good, 0, 2, None).is_ok());
@@ -87,7 +88,7 @@ fn blocks() {
     }
     let turned = zeros(&[6, 3, 2]).transpose(0, 2).unwrap();
     assert!(matches!(run(&turned, &good, 0, 1, None), Err(OpsError::Tensor(_))), "not contiguous");
-    assert!(is_shape("blocks", ops::blocks(&x, &zeros(&[2, parameters]), 0, 1, &good, None)));
+    assert!(is_shape("blocks", ops::blocks(&x, &zeros(&[2, parameters]), 0, 1, &good, Backward::Nothing)));
 }
 
 #[test]
@@ -98,11 +99,12 @@ fn heads() {
     let w = zeros(&[30]);
     let x = zeros(&[2, 3, 6]);
     let run = |x: &Tensor, place: &HeadPlace, targets: &[u32], slots: Option<&HeadSlots>| {
-        ops::cross_entropy(x, &w, place, &stack, &targets_of(targets, 4), 1, slots)
+        let backward = slots.map_or(Backward::Nothing, Backward::All);
+        ops::cross_entropy(x, &w, place, &stack, &targets_of(targets, 4), 1, backward)
     };
     assert!(run(&x, &good, &[3; 6], None).is_ok());
     let targets = targets_of(&[0; 6], 5);
-    let result = ops::cross_entropy(&x, &w, &good, &stack, &targets, 1, None);
+    let result = ops::cross_entropy(&x, &w, &good, &stack, &targets, 1, Backward::Nothing);
     assert!(matches!(result, Err(OpsError::Vocabulary { ids: 5, entries: 4, .. })));
     let result = ops::token_log_probs(&x, &w, &good, &stack, &targets);
     assert!(matches!(result, Err(OpsError::Vocabulary { ids: 5, entries: 4, .. })));
@@ -144,7 +146,7 @@ fn a_second_backward_pass() {
         let x = variable(&numbers(2, 36), &[2, 3, 6]);
         let passes = |refused: bool| {
             let own = GradientSlot::new(&stack.workspace, weights.len());
-            let y = ops::blocks(&x, &w, 0, 1, &stack, Some(std::slice::from_ref(&own))).unwrap();
+            let y = ops::blocks(&x, &w, 0, 1, &stack, Backward::All(std::slice::from_ref(&own))).unwrap();
             let objective = y.sum_all().unwrap();
             assert!(objective.backward().is_ok());
             if refused {
@@ -163,7 +165,7 @@ fn a_second_backward_pass() {
     let x = variable(&numbers(2, 36), &[2, 3, 6]);
     let loss = |x| {
         let (w, targets) = (tensor(&numbers(1, 30), &[30]), targets_of(&[1; 6], 4));
-        ops::cross_entropy(x, &w, &place, &stack, &targets, 6, Some(&slots)).unwrap()
+        ops::cross_entropy(x, &w, &place, &stack, &targets, 6, Backward::All(&slots)).unwrap()
     };
     let first = loss(&x);
     assert!(first.backward().is_ok());

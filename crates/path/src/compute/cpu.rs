@@ -26,8 +26,11 @@ impl CpuPath {
         weights: &[ModuleWeights],
         checkpointing: bool,
     ) -> Result<Self, PathError> {
-        let load = |weights| Module::load_trainable(weights, &Device::Cpu).map(Arc::new);
-        let modules = weights.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+        let load = |(level, weights)| {
+            let load = if topology.trains(level) { Module::load_trainable } else { Module::load };
+            load(weights, &Device::Cpu).map(Arc::new)
+        };
+        let modules = weights.iter().enumerate().map(load).collect::<Result<Vec<_>, _>>()?;
         let path = Path::compose(model, topology, &modules)?.with_checkpointing(checkpointing);
         Ok(Self { path, modules, profile: Profile::default() })
     }
@@ -51,7 +54,7 @@ impl Compute for CpuPath {
             }
             let gradient_scale = clip_scale(squared, config.adamw.clip_norm);
             let number = state.step + 1;
-            // The moments lie in the order of the tensors.
+            // The moments lie in the order of the tensors that train.
             let (mut next, first, second) = (0, &mut state.first, &mut state.second);
             self.path.update(&gradients, |spec, params, gradient| {
                 let range = next..next + params.len();

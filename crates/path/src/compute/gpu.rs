@@ -30,6 +30,9 @@ impl GpuPath {
         state: &PathState,
         config: &InnerConfig,
     ) -> Result<Self, PathError> {
+        if let Some(level) = (0..topology.levels()).find(|&level| !topology.trains(level)) {
+            return Err(PathError::FrozenOnGpu { level });
+        }
         let whole = join(model, topology, weights)?;
         let options =
             CudaOptions { micro_batch: config.at_once(), checkpointing: config.activation_checkpointing };

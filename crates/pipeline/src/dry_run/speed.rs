@@ -1,9 +1,10 @@
 //! The expected speed of a worker, measured on a small part of its work.
 
 use dipaco_config::{RunConfig, TrainConfig};
-use dipaco_model::{ModelConfig, step_memory};
+use dipaco_model::{ModelConfig, backward_blocks, parameters, path_specs, step_memory, trained_specs};
 use dipaco_path::TrainDevice;
 use dipaco_telemetry::{Progress, ProgressUnit, human};
+use dipaco_topology::{LevelConfig, Modules, Topology, TopologyConfig};
 use serde::Serialize;
 
 use crate::error::PipelineError;
@@ -78,10 +79,26 @@ pub fn measured(
     let train = &config.train;
     let sequences = (TOKENS / train.sequence_tokens.max(1)).clamp(1, shape(train).at_once());
     let small = TrainConfig { batch: sequences, micro_batch: 0, ..train.clone() };
-    let of =
-        |blocks| StepSubject { model: ModelConfig { blocks, ..config.model.clone() }, train: small.clone() };
+    let topology = Topology::new(&config.topology, config.model.blocks)?;
+    let of = |blocks, topology: Topology| StepSubject {
+        model: ModelConfig { blocks, ..config.model.clone() },
+        topology,
+        train: small.clone(),
+    };
+    let frozen = config.model.blocks - backward_blocks(&config.model, &topology).len();
+    let subjects = if config.model.blocks > 2 {
+        let mut subjects = vec![of(1, levels(0, 1)?), of(2, levels(0, 2)?)];
+        if frozen > 0 {
+            subjects.push(of(2, levels(1, 2)?));
+        }
+        subjects
+    } else {
+        vec![of(config.model.blocks, topology.clone())]
+    };
     let blocks = config.model.blocks.min(2);
-    let needs = step_memory(&of(blocks).model, &shape(&small)).total();
+    let needs =
+        subjects.iter().map(|subject| step_memory(&subject.model, &subject.topology, &shape(&small)).total());
+    let needs = needs.max().unwrap_or(0);
     match available {
         None => {
             let reason = "not measured: this system does not tell how much memory is free".to_owned();
@@ -95,12 +112,11 @@ pub fn measured(
         }
         Some(_) => {}
     }
-    let measurements = if config.model.blocks > 2 { vec![1, 2] } else { vec![config.model.blocks] };
-    let all = measurements.len() * (EFFORT.warm_up + EFFORT.steps);
+    let all = subjects.len() * (EFFORT.warm_up + EFFORT.steps);
     let task = progress.task("measure", Some(all as u64), ProgressUnit::Count("steps"));
     let mut costs = Vec::new();
-    for blocks in measurements {
-        let Some(found) = measure(&TrainDevice::Cpu, &of(blocks), EFFORT, &task, &stop)? else {
+    for subject in &subjects {
+        let Some(found) = measure(&TrainDevice::Cpu, subject, EFFORT, &task, &stop)? else {
             return Err(PipelineError::Interrupted);
         };
         let optimizer = found.phases.optimizer;
@@ -108,9 +124,17 @@ pub fn measured(
     }
     task.finish();
     let whole = match costs.as_slice() {
-        [one, two] => extrapolate(*one, *two, config.model.blocks),
+        [one, two, below @ ..] => {
+            let whole = extrapolate(*one, *two, config.model.blocks);
+            let trained = parameters(&trained_specs(&config.model, &topology)) as f64;
+            let share = trained / parameters(&path_specs(&config.model)).max(1) as f64;
+            // A block without a backward pass is cheaper by the difference of the second and the third measurement.
+            let saved = below.first().map_or(0.0, |below| (two.passes - below.passes).max(0.0));
+            let passes = (whole.passes - frozen as f64 * saved).max(0.0);
+            Cost { passes, optimizer: whole.optimizer * share }
+        }
         [all] => *all,
-        _ => Cost { passes: 0.0, optimizer: 0.0 },
+        [] => Cost { passes: 0.0, optimizer: 0.0 },
     };
     let seconds_per_step = whole.passes * train.batch as f64 / sequences as f64 + whole.optimizer;
     let tokens = train.batch as f64 * train.sequence_tokens as f64;
@@ -120,6 +144,18 @@ pub fn measured(
         measured_blocks: blocks,
         measured_sequences: sequences,
     }))
+}
+
+/// A path of `blocks` blocks whose first `frozen` blocks do not train, nor the embedding below them.
+fn levels(frozen: usize, blocks: usize) -> Result<Topology, PipelineError> {
+    let mut config = TopologyConfig::dense(blocks);
+    if let Some(level) = config.levels.first_mut().filter(|_| frozen > 0) {
+        (level.blocks, level.embedding) = (format!("{frozen}..{blocks}"), false);
+        let modules = Modules::Count(1);
+        let blocks = format!("0..{frozen}");
+        config.levels.push(LevelConfig { modules, blocks, embedding: true, head: false, frozen: true });
+    }
+    Ok(Topology::new(&config, blocks)?)
 }
 
 /// The cost of `blocks` blocks from the costs of one and two: every block costs the same, and embedding and head cost the

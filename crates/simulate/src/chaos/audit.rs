@@ -99,9 +99,15 @@ impl Audit {
             }
             for fragment in fragment_ids_of(&case.topology, fragments, path) {
                 let mut merged = self.merged.remove(&(fragment, path)).unwrap_or_default();
+                if !case.trains(fragment) {
+                    if merged.is_empty() {
+                        continue;
+                    }
+                    return Err(format!("path {path} contributed to {fragment}, which is frozen"));
+                }
                 merged.sort_by_key(|(contribution, _)| contribution.number);
                 let mut trained = 0;
-                let expected = sends(case, path, fragment.index);
+                let expected = sends(case, path, fragment);
                 let in_turn = (1..=u32::try_from(merged.len()).unwrap_or(u32::MAX)).collect();
                 let numbers: Vec<u32> = expected.clone().unwrap_or(in_turn);
                 for (&number, (contribution, gradient)) in numbers.iter().zip(&merged) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dipaco_ledger::{LedgerPlan, ShardRecord};
 use dipaco_sync::{
-    Drops, LeaseLimits, OuterRule, Quorum, Rescale, Schedule, Scheme, Weighting, learner::Blend,
+    Drops, FragmentId, LeaseLimits, OuterRule, Quorum, Rescale, Schedule, Scheme, Weighting, learner::Blend,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 use rand::{Rng, SeedableRng};
@@ -91,7 +91,7 @@ impl Case {
     pub(crate) fn of_seed(seed: u64, peers: Peers) -> Result<Self, String> {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let random = &mut random;
-        let topology = topology(random)?;
+        let topology = Topology::new(&freeze(seed, topology(random)), 3).map_err(|e| e.to_string())?;
         let inner_steps: u64 = random.random_range(1..=5);
         let quorum = random.random_bool(0.4);
         let dynamic = quorum && random.random_bool(0.4);
@@ -166,6 +166,11 @@ impl Case {
         })
     }
 
+    /// True if a fragment belongs to a level that trains.
+    pub(crate) fn trains(&self, fragment: FragmentId) -> bool {
+        self.topology.trains(fragment.module.level.into())
+    }
+
     /// The same training by one worker, without faults.
     pub(crate) fn undisturbed(&self) -> Self {
         let never = Duration::from_secs(1 << 30);
@@ -227,10 +232,14 @@ impl Case {
             ),
         };
         format!(
-            "{} paths {:?}{}, H {}, F {}, overlap {}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
+            "{} paths {:?}{}{}, H {}, F {}, overlap {}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
              a worker dies every {:.1} s, the coordinator every {:.1} s",
             self.topology.paths(),
             self.topology.radices(),
+            match (0..self.topology.levels()).find(|&level| !self.topology.trains(level)) {
+                Some(level) => format!(", level {level} frozen"),
+                None => String::new(),
+            },
             self.diverging.map_or(String::new(), |diverging| format!(", path {} diverges", diverging.path)),
             self.schedule.inner_steps(),
             self.schedule.fragments(),
@@ -263,15 +272,16 @@ fn diverging(seed: u64, topology: &Topology, steps: u64) -> Option<Diverging> {
 }
 
 /// A replicated model, a grid, or a grid with a level of path-specific modules.
-fn topology(random: &mut ChaCha8Rng) -> Result<Topology, String> {
+fn topology(random: &mut ChaCha8Rng) -> TopologyConfig {
     let level = |modules, blocks: &str, embedding, head| LevelConfig {
         modules,
         blocks: blocks.to_owned(),
         embedding,
         head,
+        frozen: false,
     };
     let [kind, first, second] = [(); 3].map(|()| random.random_range(1..=3));
-    let config = match kind {
+    match kind {
         1 => TopologyConfig {
             replicas: random.random_range(1..=4),
             levels: vec![level(Modules::Count(1), "0..3", true, true)],
@@ -291,8 +301,20 @@ fn topology(random: &mut ChaCha8Rng) -> Result<Topology, String> {
                 level(Modules::Paths, "2", false, true),
             ],
         },
-    };
-    Topology::new(&config, 3).map_err(|error| error.to_string())
+    }
+}
+
+/// In a quarter of the cases with several levels, the same topology with a frozen level. Drawn apart, so that the other
+/// cases stay as they are.
+fn freeze(seed: u64, mut config: TopologyConfig) -> TopologyConfig {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(3);
+    let frozen = random.random_range(0..config.levels.len());
+    let chosen = random.random_bool(0.25) && config.levels.len() > 1;
+    if let Some(level) = config.levels.get_mut(frozen) {
+        level.frozen = chosen;
+    }
+    config
 }
 
 fn faults(random: &mut ChaCha8Rng) -> Faults {

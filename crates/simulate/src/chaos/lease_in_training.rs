@@ -37,7 +37,7 @@ impl LeaseInTraining {
     /// Trains up to a step. Returns the outer gradients of that step.
     pub(super) fn train(&mut self, case: &Case, to: u64) -> Vec<ChaosRequest> {
         let lease = &self.lease;
-        self.state.train(lease.path, to);
+        self.state.train(case, lease.path, to);
         let uploads = send(case, &mut self.state, &self.weights, &lease.sends, to);
         let key = lease.key();
         let upload = |(item, content)| ChaosRequest::Upload { lease: key, item, content };

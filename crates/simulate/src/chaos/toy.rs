@@ -137,12 +137,14 @@ impl ToyPathState {
         }
     }
 
-    /// Trains up to a step.
-    pub(crate) fn train(&mut self, path: PathId, to: u64) {
+    /// Trains up to a step. Fragments of a frozen level keep their values.
+    pub(crate) fn train(&mut self, case: &Case, path: PathId, to: u64) {
+        let fragments = case.schedule.fragments().max(1) as usize;
         while self.step < to {
             // The update of a fragment depends on all fragments, as in a network.
             let mean = self.local.iter().flatten().sum::<f32>() / (self.local.len() * VALUES) as f32;
-            for (slot, (local, moment)) in self.local.iter_mut().zip(&mut self.moment).enumerate() {
+            let state = self.local.iter_mut().zip(&mut self.moment).enumerate();
+            for (slot, (local, moment)) in state.filter(|(slot, _)| case.topology.trains(slot / fragments)) {
                 for (i, (value, moment)) in local.iter_mut().zip(moment).enumerate() {
                     let target = datum([u64::from(path.0), self.step, slot as u64, i as u64]);
                     *moment = 0.9 * *moment + (*value + 0.1 * mean - target);
@@ -165,8 +167,8 @@ impl ToyPathState {
 }
 
 /// Sequence numbers of all outer gradients of a path to a fragment; `None` if they depend on time.
-pub(crate) fn sends(case: &Case, path: PathId, fragment: u32) -> Option<Vec<u32>> {
-    let schedule = &case.schedule;
+pub(crate) fn sends(case: &Case, path: PathId, fragment: FragmentId) -> Option<Vec<u32>> {
+    let (schedule, fragment) = (&case.schedule, fragment.index);
     let numbers = 1..=schedule.sent_through(fragment, schedule.total());
     let sent = numbers.filter(|&number| !schedule.dropped(path, fragment, number));
     (!case.scheme.dynamic_steps()).then(|| sent.map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect())

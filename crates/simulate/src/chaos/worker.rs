@@ -368,7 +368,7 @@ impl ChaosWorker {
                 };
                 again.take_over(case, &beginning);
                 for step in completed.from + 1..=completed.to {
-                    again.train(lease.path, step);
+                    again.train(case, lease.path, step);
                     send(case, &mut again, weights, &completed.sends, step);
                 }
                 repeated += completed.to - completed.from;

@@ -165,7 +165,8 @@ impl RunState {
         self.look_at(path);
         if !self.plan.scheme.waits() && self.path(path).steps == self.plan.schedule.total() {
             // Other paths can measure their final weights once every path is at the end.
-            self.fragment_ids_of(path).into_iter().for_each(|fragment| self.look_at_learners(fragment));
+            let fragments: Vec<_> = self.trained_fragments_of(path).collect();
+            fragments.into_iter().for_each(|fragment| self.look_at_learners(fragment));
         }
     }
 
@@ -174,8 +175,7 @@ impl RunState {
         if self.plan.scheme.dynamic_steps() || task == LeaseTask::Measure {
             return Vec::new();
         }
-        let sent = |fragment: FragmentId| self.plan.schedule.sent_through(fragment.index, to);
         let fragments = self.fragment_ids_of(path).into_iter();
-        fragments.map(|fragment| u32::try_from(sent(fragment)).unwrap_or(u32::MAX)).collect()
+        fragments.map(|fragment| self.sent_through(fragment, to)).collect()
     }
 }

@@ -91,8 +91,13 @@ mod tests {
 
     impl Run {
         fn new(scheme: Scheme) -> Self {
-            let level =
-                LevelConfig { modules: Modules::Count(8), blocks: "0".into(), embedding: true, head: true };
+            let level = LevelConfig {
+                modules: Modules::Count(8),
+                blocks: "0".into(),
+                embedding: true,
+                head: true,
+                frozen: false,
+            };
             let topology = Topology::new(&TopologyConfig { replicas: 1, levels: vec![level] }, 1).unwrap();
             let schedule = Schedule::new(STEPS, 1, 0, vec![100 * STEPS]).unwrap();
             let plan = RunPlan {

@@ -20,7 +20,10 @@ impl RunState {
         let fragments = self.fragment_ids_of(path).into_iter();
         fragments
             .filter_map(|fragment| {
-                let sent = u32::try_from(*due.get(&fragment.index)?).unwrap_or(u32::MAX);
+                let sent = *due.get(&fragment.index)?;
+                // A frozen fragment is taken over with the others, always at version 0. So a path that takes over all
+                // fragments is on global weights.
+                let sent = if self.trains(fragment) { u32::try_from(sent).unwrap_or(u32::MAX) } else { 0 };
                 let version = self.progress.versions[&fragment];
                 // In a synchronous run the version follows from the path's own sends, so time cannot change it.
                 let (version, needed) =
@@ -33,7 +36,7 @@ impl RunState {
     /// Outer gradients that a path sends between two inner steps.
     #[must_use]
     pub fn sends(&self, path: PathId, from: u64, to: u64) -> Vec<ScheduledSend> {
-        let fragments = self.fragment_ids_of(path);
+        let fragments: Vec<FragmentId> = self.trained_fragments_of(path).collect();
         if self.plan.scheme.dynamic_steps() {
             // Such a lease sends only at its end, so a contribution is always a complete one.
             let sent =
@@ -77,8 +80,7 @@ impl RunState {
                     || self.topology.paths_through(fragment.module).any(|path| self.path(path).steps < total)
             };
             return self
-                .fragment_ids_of(path)
-                .into_iter()
+                .trained_fragments_of(path)
                 .find(open)
                 .map_or(Ok(task), |fragment| Err(Some(fragment)));
         }

@@ -1,7 +1,7 @@
 use dipaco_topology::{LevelConfig, ModuleId, Modules, TopologyConfig};
 
 use super::*;
-use crate::{LeaseKey, LeaseRequest, LeaseSecret};
+use crate::{LeaseKey, LeaseRequest, LeaseSecret, LeaseTask};
 
 mod early_sends;
 mod following_leases;
@@ -19,6 +19,7 @@ fn grid() -> Topology {
         blocks: blocks.into(),
         embedding,
         head,
+        frozen: false,
     };
     let config =
         TopologyConfig { replicas: 1, levels: vec![level("0", true, false), level("1", false, true)] };
@@ -112,6 +113,49 @@ fn at_the_end_of_a_phase_every_path_waits_and_goes_on_when_the_next_begins() {
     rounds.go_on(1);
     assert!(!rounds.at_boundary());
     assert_eq!(lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[]))).from, STEPS);
+}
+
+#[test]
+fn a_frozen_level_is_taken_over_and_never_sent_or_waited_for() {
+    let mut level = TopologyConfig::dense(1).levels[0].clone();
+    (level.blocks, level.modules, level.head, level.frozen) = (String::new(), Modules::Count(1), false, true);
+    let trains = LevelConfig {
+        modules: Modules::Count(2),
+        blocks: "0".into(),
+        embedding: false,
+        head: true,
+        frozen: false,
+    };
+    let topology = Topology::new(&TopologyConfig { replicas: 1, levels: vec![level, trains] }, 1).unwrap();
+    let quorum =
+        Quorum { learners: 1, grace: Duration::ZERO, grace_share: 0.0, throttle: 0.0, dynamic_steps: true };
+    for scheme in [Scheme::Synchronous, Scheme::Quorum(quorum)] {
+        let plan = RunPlan { scheme, ..plan(&[STEPS, 2 * STEPS]) };
+        let progress = TrainingProgress::start(&topology, 1);
+        let mut run = RunState::new(topology.clone(), plan.clone(), progress, 1).unwrap();
+        let worker = ProcessId::local("w");
+        for phase in 0..2 {
+            run.go_on(phase);
+            for _ in 0..2 {
+                let lease = lease(run.grant(at(0), &request(&worker, &[])));
+                let received: Vec<_> = lease.receives.iter().map(|r| (r.fragment, r.version)).collect();
+                let own = fragment(1, lease.path.0, 0);
+                assert_eq!(received, [(fragment(0, 0, 0), 0), (own, u32::try_from(phase).unwrap())]);
+                assert_eq!(lease.sends.iter().map(|send| send.fragment).collect::<Vec<_>>(), [own]);
+                let other = run.expects(&lease.claim(), fragment(0, 0, 0), 1, 0);
+                assert!(matches!(other, Err(LeaseError::NotAsked { .. })), "{other:?}");
+                assert!(matches!(commit(&mut run, &lease), Commit::Accepted(_)));
+            }
+            assert_eq!(step_all(&mut run, at(1)).len(), 2);
+            RunState::new(topology.clone(), plan.clone(), run.progress().clone(), 2).unwrap();
+        }
+        for _ in 0..2 {
+            let lease = lease(run.grant(at(2), &request(&worker, &[])));
+            assert_eq!(lease.task, LeaseTask::Measure);
+            assert!(matches!(commit(&mut run, &lease), Commit::Accepted(_)));
+        }
+        assert!(run.finished());
+    }
 }
 
 #[test]

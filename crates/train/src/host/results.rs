@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dipaco_codec::{decode_parts, encoded_len};
 use dipaco_ledger::StoredResult;
-use dipaco_model::{parameters, path_specs};
+use dipaco_model::parameters;
 use dipaco_net::Exchange;
 use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, StoreError};
@@ -19,7 +19,7 @@ use crate::host::peer::{Answer, OTHER_ROLE, Peer, Role};
 use crate::host::uploads::{CompleteUpload, PieceOutcome, ReceivedContent, UploadedPiece, Uploads};
 use crate::host::verified_gradients::VerifiedGradients;
 use dipaco_path::module_files::check_state;
-use dipaco_path::{FRAGMENT_STATE_PARTS, Layout, PathError};
+use dipaco_path::{FRAGMENT_STATE_PARTS, Layout, MomentSpecs, PathError};
 use dipaco_protocol::{ContentDigest, LeaseResult, PIECE_BYTES, Response, WorkerPlan};
 
 /// A process that receives results: it knows which leases expect a result, and records stored results.
@@ -152,23 +152,30 @@ impl ResultIntake {
     /// Largest length of a result in bytes; 0 if the path has no such result.
     fn result_limit(&self, path: PathId, item: LeaseResult) -> u64 {
         match item {
-            LeaseResult::OuterGradient { fragment: FragmentId { module, index }, .. } => {
-                let layout = self.layout.fragment(module.level, index).ok();
-                let layout = layout.filter(|_| self.topology.goes_through(path, module));
-                let bytes = |values| encoded_len(values, self.plan.outer.compression);
-                layout.and_then(|layout| bytes(layout.values() as u64)).unwrap_or(0)
+            LeaseResult::OuterGradient { fragment, .. } => {
+                let bytes = |values| encoded_len(values as u64, self.plan.outer.compression);
+                self.values(path, fragment).and_then(bytes).unwrap_or(0)
             }
             LeaseResult::State => {
-                let specs = path_specs(&self.plan.model);
+                let moments = MomentSpecs::new(&self.plan.model, &self.topology);
                 let fragments = self.topology.levels() * self.plan.sync.fragments as usize;
-                // Two moments and the other parts that a path keeps of its fragments, of four bytes a value, and a
+                // The moments and the other parts that a path keeps of its fragments, of four bytes a value, and a
                 // safetensors header of well under 512 bytes a tensor.
-                let tensors = 2 * specs.len() + FRAGMENT_STATE_PARTS * fragments;
-                (2 + FRAGMENT_STATE_PARTS as u64) * (parameters(&specs) as u64 * 4)
-                    + tensors as u64 * 512
-                    + 4096
+                let tensors =
+                    moments.first().len() + moments.second().len() + FRAGMENT_STATE_PARTS * fragments;
+                let kept = FRAGMENT_STATE_PARTS * parameters(moments.first());
+                (moments.values() + kept) as u64 * 4 + tensors as u64 * 512 + 4096
             }
         }
+    }
+
+    /// Number of values of a fragment; `None` if the path does not train it.
+    fn values(&self, path: PathId, fragment: FragmentId) -> Option<usize> {
+        let trains = self.topology.trains(fragment.module.level.into());
+        let through =
+            trains && path.0 < self.topology.paths() && self.topology.goes_through(path, fragment.module);
+        let fragment = self.layout.fragment(fragment.module.level, fragment.index).ok()?;
+        through.then(|| fragment.values())
     }
 
     /// The refusal of a result that this process never takes, or that no lease of this run can have; `None` for any other.
@@ -189,7 +196,7 @@ impl ResultIntake {
             }
             _ if !digest.is_well_formed() => "a hash has 64 lower-case hexadecimal digits".to_owned(),
             LeaseResult::OuterGradient { fragment, .. } if limit == 0 => format!(
-                "path {path} does not go through fragment {} of module {}",
+                "path {path} does not train fragment {} of module {}",
                 fragment.index, fragment.module
             ),
             _ if digest.bytes > limit => {

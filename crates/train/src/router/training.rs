@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use dipaco_config::TransformerRouterConfig;
 use dipaco_model::{ModelConfig, ModuleWeights, parameters, path_specs};
-use dipaco_path::{InnerConfig, PathState, TrainDevice, Trainer};
+use dipaco_path::{InnerConfig, MomentSpecs, PathState, TrainDevice, Trainer};
 use dipaco_routing::PathScores;
 use dipaco_shards::{IGNORE, TokenFile};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
@@ -134,7 +134,7 @@ fn trainer(
     };
     let weights = first_weights(model, shape, seed)?;
     let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks)?;
-    let state = PathState::start(weights.values.len());
+    let state = PathState::start(&MomentSpecs::whole(shape));
     Ok(Trainer::new(&TrainDevice::Cpu, shape, &topology, &[weights], state, inner)?)
 }
 

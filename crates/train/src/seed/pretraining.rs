@@ -7,7 +7,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use dipaco_config::RunConfig;
 use dipaco_model::ModuleWeights;
-use dipaco_path::{InnerConfig, PathState, StepReport, Trainer, mean_loss, module_files};
+use dipaco_path::{InnerConfig, MomentSpecs, PathState, StepReport, Trainer, mean_loss, module_files};
 use dipaco_routing::{RouterConfig, is_router_document};
 use dipaco_shards::{DocumentSet, Sampler, SamplerConfig, ShardsError, TokenFile};
 use dipaco_telemetry::{Event, Events, Task};
@@ -187,7 +187,7 @@ impl Pretraining {
             what: "the dense path of the seed has no module".to_owned(),
         })?;
         let weights = module_files::encode(&weights)?;
-        let state = self.trainer.state()?.encode(&self.config.model)?.into();
+        let state = self.trainer.state()?.encode(&MomentSpecs::whole(&self.config.model))?.into();
         Ok(SeedSnapshot { step, weights, state, validation_loss })
     }
 }

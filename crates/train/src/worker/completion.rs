@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dipaco_path::{OuterGradient, PathState, TrainedLease};
+use dipaco_path::{MomentSpecs, OuterGradient, PathState, TrainedLease};
 use dipaco_protocol::{LeaseReport, LeaseResult, Request};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -67,7 +67,7 @@ impl Worker {
     async fn encode(&self, state: PathState) -> Result<(PathState, Option<Vec<u8>>), WorkerError> {
         let session = self.prefetch.session.clone();
         let encoding = blocking(move || {
-            let encoded = state.encode(&session.plan().model)?;
+            let encoded = state.encode(&MomentSpecs::of_plan(session.plan())?)?;
             Ok::<_, WorkerError>((state, Some(encoded)))
         });
         encoding.await?

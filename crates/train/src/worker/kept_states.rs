@@ -52,6 +52,8 @@ impl KeptStates {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use dipaco_sync::{Fence, LeaseSecret};
 
     use super::*;
@@ -61,11 +63,16 @@ mod tests {
         LeaseKey { path: PathId(path), fence: Fence(u64::from(path) + 10), secret }
     }
 
+    fn state() -> PathState {
+        let (first, second, kept) = (vec![0.0], vec![0.0], BTreeMap::new());
+        PathState { step: 0, position: 0, first, second, kept }
+    }
+
     #[test]
     fn the_oldest_states_leave_but_not_that_of_the_next_path() {
         let mut states = KeptStates::new(2);
         for path in 0..3 {
-            states.insert(lease(path), PathState::start(1));
+            states.insert(lease(path), state());
         }
         states.shrink(Some(PathId(0)));
         assert_eq!(states.leases(), [lease(0), lease(2)]);
@@ -74,7 +81,7 @@ mod tests {
         assert_eq!(states.leases(), [lease(2)]);
         // The next path's state stays even without room for any state.
         let mut none = KeptStates::new(0);
-        none.insert(lease(1), PathState::start(1));
+        none.insert(lease(1), state());
         none.shrink(Some(PathId(1)));
         assert_eq!(none.leases(), [lease(1)]);
         none.shrink(None);

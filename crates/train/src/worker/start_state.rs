@@ -1,6 +1,6 @@
 //! The state and the weights with which a lease begins.
 
-use dipaco_path::{GlobalFragment, PathState, PathWeights};
+use dipaco_path::{GlobalFragment, MomentSpecs, PathError, PathState, PathWeights};
 use dipaco_protocol::{CompletedLease, FragmentWeights, GrantedLease, WorkerPlan};
 use dipaco_topology::PathId;
 
@@ -52,10 +52,10 @@ impl Worker {
         let session = self.prefetch.session.clone();
         if !lease.trains() {
             // Measuring needs the weights alone.
-            return Ok(PathState { step: lease.from, ..first_state(session.plan()) });
+            return Ok(PathState { step: lease.from, ..first_state(session.plan())? });
         }
         let mut state = match prefetched.stored {
-            Some(stored) => blocking(move || PathState::decode(&stored, &session.plan().model)).await??,
+            Some(stored) => blocking(move || decoded_state(session.plan(), &stored)).await??,
             // The prefetch counted on a kept state that has left since, or the path has no stored state.
             None => self.stored_state(lease).await?,
         };
@@ -100,13 +100,18 @@ impl Worker {
     /// The path's last stored state, or the state before its first step.
     async fn stored_state(&self, lease: &GrantedLease) -> Result<PathState, WorkerError> {
         let session = self.prefetch.session.clone();
-        let Some(object) = &lease.state else { return Ok(first_state(session.plan())) };
+        let Some(object) = &lease.state else { return Ok(first_state(session.plan())?) };
         let bytes = self.prefetch.transfer.object(object).await?;
-        Ok(blocking(move || PathState::decode(&bytes, &session.plan().model)).await??)
+        Ok(blocking(move || decoded_state(session.plan(), &bytes)).await??)
     }
 }
 
 /// The state of a path before its first step.
-fn first_state(plan: &WorkerPlan) -> PathState {
-    PathState::start(dipaco_model::parameters(&dipaco_model::path_specs(&plan.model)))
+fn first_state(plan: &WorkerPlan) -> Result<PathState, PathError> {
+    Ok(PathState::start(&MomentSpecs::of_plan(plan)?))
+}
+
+/// The state in a file of the store.
+fn decoded_state(plan: &WorkerPlan, bytes: &[u8]) -> Result<PathState, PathError> {
+    PathState::decode(bytes, &MomentSpecs::of_plan(plan)?)
 }

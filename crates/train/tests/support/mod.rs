@@ -255,11 +255,23 @@ impl Run {
         self.store.load::<RunManifest>().await.unwrap().unwrap().manifest
     }
 
+    /// The hashes of the global weights.
+    pub(crate) async fn weights(&self) -> Vec<String> {
+        let training = self.manifest().await.training.unwrap();
+        let fragments = training.modules.iter().flat_map(|module| &module.fragments);
+        fragments.map(|fragment| fragment.weights.hash.clone()).collect()
+    }
+
     /// The hashes of all results of training: weights, momenta, moments, data positions.
     pub(crate) async fn bits(&self) -> Vec<String> {
         let training = self.manifest().await.training.unwrap();
         let fragments = training.modules.iter().flat_map(|module| &module.fragments);
-        let modules = fragments.flat_map(|fragment| [Some(&fragment.weights), fragment.momentum.as_ref()]);
+        // Only a fragment that takes outer steps has a momentum.
+        let modules = fragments.flat_map(|fragment| {
+            let momentum = (fragment.version > 0).then_some(fragment.momentum.as_ref());
+            [Some(Some(&fragment.weights)), momentum]
+        });
+        let modules = modules.flatten();
         let states = training.paths.iter().map(|path| path.state.as_ref());
         modules.chain(states).map(|object| object.unwrap().hash.clone()).collect()
     }

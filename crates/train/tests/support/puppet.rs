@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use dipaco_net::{Client, JoinToken, Limits, NetError, Service};
-use dipaco_path::{Layout, PathState, TrainDevice};
+use dipaco_path::{Layout, MomentSpecs, PathState, TrainDevice};
 use dipaco_protocol::{ContentDigest, GrantedLease, LeaseReport, LeaseResult, Request, Response, WorkerPlan};
 
 use super::Run;
@@ -102,10 +102,10 @@ impl Puppet {
             assert_eq!(self.submit_gradient(work, item, (values, value)).await, Response::Done);
         }
         if work.uploads_state {
-            let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&plan.model));
+            let moments = MomentSpecs::of_plan(&plan).unwrap();
             let position = (work.to - work.phase_step) * plan.train.batch as u64;
-            let state = PathState { step: work.to, position, ..PathState::start(parameters) };
-            let encoded = state.encode(&plan.model).unwrap();
+            let state = PathState { step: work.to, position, ..PathState::start(&moments) };
+            let encoded = state.encode(&moments).unwrap();
             let stored = self.submit(work, LeaseResult::State, encoded.into()).await.unwrap();
             assert_eq!(stored, Response::Done);
         }
