@@ -106,7 +106,7 @@ pub(crate) struct State {
 }
 
 impl Engine {
-    /// Starts the threads and reserves the memory of keys and values.
+    /// Starts the threads, reserves the memory of keys and values and runs a first step, for which it waits.
     ///
     /// # Errors
     /// When the operating system refuses a thread.
@@ -149,15 +149,22 @@ impl Engine {
             .build()
             .map_err(std::io::Error::other)?;
         let mut engine = Self { shared, threads: Vec::with_capacity(2), slots };
-        let (shared, kv) = (Arc::clone(&engine.shared), config.kv_type);
+        let (shared, kv, step_tokens) = (Arc::clone(&engine.shared), config.kv_type, config.step_tokens);
+        let (warm, warmed) = std::sync::mpsc::channel();
         engine.spawn("dipaco-engine", move || {
             // Should the thread end by a bug, callers learn of it now and not at their deadlines.
             let _end = shared.abort.clone().drop_guard();
             let model = Arc::clone(&shared.model);
-            runner::run(&shared, &pool, model.executor(pages, kv).as_mut());
+            let mut executor = model.executor(pages, kv);
+            runner::warm_up(&shared, &pool, executor.as_mut(), step_tokens);
+            // Sending fails only when the caller is gone.
+            let _ = warm.send(());
+            runner::run(&shared, &pool, executor.as_mut());
         })?;
         let shared = Arc::clone(&engine.shared);
         engine.spawn("dipaco-router", move || routes::run(&shared))?;
+        // A thread that panics drops its end. Requests then learn of it.
+        let _ = warmed.recv();
         Ok(engine)
     }
 

@@ -48,6 +48,9 @@ pub trait RoutedModel: Send + Sync {
     /// When the path does not exist or its modules can't be loaded.
     fn prepare(&self, path: PathId) -> Result<PathVersion, BoxError>;
 
+    /// Returns the memory of all loaded modules in bytes.
+    fn weight_bytes(&self) -> usize;
+
     /// Returns the memory of a page of keys and values in bytes.
     fn page_bytes(&self, kv: KvType) -> usize;
 

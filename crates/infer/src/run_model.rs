@@ -1,5 +1,6 @@
 //! The paths of a run and their router as a model.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dipaco_model::{KvPages, ModelConfig, ModelError, PackedModule, StepSequence, Stepper};
@@ -15,6 +16,14 @@ pub struct ServedPath {
     pub modules: Vec<Arc<PackedModule>>,
     /// The versions of the modules.
     pub version: PathVersion,
+}
+
+impl ServedPath {
+    /// Memory of the path's modules in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.modules.iter().map(|module| module.bytes()).sum()
+    }
 }
 
 /// Loads a path, composed of modules that it shares with other paths. May be called from several threads, and again for a
@@ -179,6 +188,13 @@ impl RoutedModel for RunModel {
 
     fn prepare(&self, path: PathId) -> Result<PathVersion, BoxError> {
         Ok(self.path(path)?.version)
+    }
+
+    fn weight_bytes(&self) -> usize {
+        let loaded = self.paths.iter().filter_map(|path| lock(path).clone());
+        // Paths share modules: each is counted once.
+        let modules = loaded.flat_map(|path| path.modules).map(|module| (Arc::as_ptr(&module), module));
+        modules.collect::<BTreeMap<_, _>>().values().map(|module| module.bytes()).sum()
     }
 
     fn page_bytes(&self, kv: KvType) -> usize {

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use dipaco_model::{PAGE_TOKENS, Positions};
+use dipaco_topology::PathId;
 use rayon::prelude::*;
 
 use crate::engine::{Shared, guarded};
@@ -31,6 +33,22 @@ pub(crate) fn run(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut dyn 
             results.collect()
         });
         shared.finish_step(&plan, began.elapsed().as_secs_f64(), results, &mut all);
+    }
+}
+
+/// Runs a step that nobody waits for: memory is taken and touched before the first request comes.
+pub(crate) fn warm_up(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut dyn Executor, tokens: usize) {
+    let tokens = vec![0; tokens.clamp(1, shared.model.context())];
+    let pages: Vec<u32> = (0..).take(tokens.len().div_ceil(PAGE_TOKENS)).collect();
+    let path = PathId(0);
+    let rows = SequenceRows { path, tokens: &tokens, start: 0, pages: &pages, logits: Positions::Last };
+    let step = || {
+        shared.model.prepare(path).map_err(failed("preparing the first path"))?;
+        pool.install(|| executor.step(&[rows])).map_err(failed("warming up"))
+    };
+    // The requests of this path will fail in the same way, and those of others may not.
+    if let Err(error) = guarded(step) {
+        tracing::warn!(%error, "the first step failed");
     }
 }
 

@@ -14,7 +14,7 @@ use dipaco_infer::{
 };
 use dipaco_model::{
     Device, ModelConfig, ModelError, Module, ModuleWeights, PackedModule, Path, TokenBatch, TokenError,
-    TokenRows, init, split,
+    TokenRows, WeightFormat, init, split,
 };
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
 use fake::{Bytes, Fake, VOCAB};
@@ -55,7 +55,13 @@ fn run() -> (Arc<RunModel>, Loads) {
         *counted.lock().unwrap().entry(id).or_insert(0) += 1;
         let modules = levels.modules_of(id).into_iter().map(|module| {
             let part = part(&levels, module);
-            Ok::<_, BoxError>(Arc::new(PackedModule::new(&config(), &levels, module.level.into(), &part)?))
+            Ok::<_, BoxError>(Arc::new(PackedModule::new(
+                &config(),
+                &levels,
+                module.level.into(),
+                &part,
+                WeightFormat::F32,
+            )?))
         });
         Ok(ServedPath { modules: modules.collect::<Result<_, _>>()?, version: PathVersion([id.0 as u8; 32]) })
     };

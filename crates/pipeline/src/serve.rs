@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use dipaco_config::RunConfig;
-use dipaco_infer::{BoxError, PrefixRouter, RunModel};
-use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
+use dipaco_infer::{BoxError, PrefixRouter, RoutedModel, RunModel};
+use dipaco_model::{TokenRows, WeightFormat, level_specs, parameters, path_specs};
 use dipaco_routing::{Router, TextRouter};
-use dipaco_server::{ServeConfig, ServedRun, ServerState};
+use dipaco_server::{KvType, ServeConfig, ServedRun, ServerState, WeightType};
+use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
 use crate::prepared::tokenizer;
@@ -32,9 +33,10 @@ pub async fn open(
 ) -> Result<Arc<ServerState>, PipelineError> {
     let weights = Weights::open(run, config, version).await?;
     let served = served_run(config, &weights)?;
+    let format = format(config.serve.format);
     let router = router(&run.routing(weights.manifest().phase()))?;
     let codec = RunTextCodec::new(tokenizer(run)?, run.imported().end_tokens()?);
-    let model = tokio::task::spawn_blocking(move || load(weights, router))
+    let model = tokio::task::spawn_blocking(move || load(weights, router, format))
         .await
         .map_err(|source| PipelineError::Task { source })??;
     Ok(ServerState::start(serve, served, Arc::new(model), Arc::new(codec))?)
@@ -53,22 +55,27 @@ pub fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedRun, Pi
         .sum();
     let created = weights.served_since()?.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     let version = env!("CARGO_PKG_VERSION");
+    let kv = match config.serve.kv_type {
+        KvType::F32 => "",
+        KvType::Bf16 => "-kv16",
+    };
+    let types = format!("{}{kv}", format(config.serve.format));
     Ok(ServedRun {
         name: config.run.name.clone(),
         created: created.unwrap_or_default().as_secs(),
-        fingerprint: format!("fp_{}_{version}", &weights.served_hash()?[..12]),
+        fingerprint: format!("fp_{}_{types}_{version}", &weights.served_hash()?[..12]),
         version: version.to_owned(),
         path_parameters: parameters(&path_specs(&config.model)) as u64,
         total_parameters: total as u64,
     })
 }
 
-/// Loads the router, the seed and all paths. Blocks on the store.
-fn load(weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
+/// Loads the router and all paths, and the seed if the router reads its features. Blocks on the store.
+fn load(weights: Weights, router: Router, format: WeightFormat) -> Result<RunModel, PipelineError> {
     let (model, topology) = (weights.model().clone(), weights.topology().clone());
     router.check_paths(topology.paths())?;
     let (prefix_tokens, vocabulary) = (router.prefix_tokens(), model.vocab_size);
-    let router = TextRouter::new(router, weights.seed()?, weights.seed_hash()?)?;
+    let router = TextRouter::new(router, &model, weights.seed_hash()?, || weights.seed())?;
     let prefix = PrefixRouter {
         prefix_tokens,
         route: Box::new(move |prefixes| {
@@ -87,8 +94,19 @@ fn load(weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
             Ok(found.into_values().map(|route| (route.path, route.distances)).collect())
         }),
     };
-    let load = move |path| weights.served_path(path).map_err(BoxError::from);
+    let load = move |path| weights.served_path(path, format).map_err(BoxError::from);
     let model = RunModel::new(model, topology, Some(prefix), Box::new(load))?;
     model.load_all()?;
+    let (path_bytes, weight_bytes) = (model.path(PathId(0))?.bytes(), model.weight_bytes());
+    tracing::info!(%format, path_bytes, weight_bytes, "the weights are loaded");
     Ok(model)
+}
+
+fn format(weights: WeightType) -> WeightFormat {
+    match weights {
+        WeightType::F32 => WeightFormat::F32,
+        WeightType::Bf16 => WeightFormat::Bf16,
+        WeightType::Q8_0 => WeightFormat::Q8_0,
+        WeightType::Q4_0 => WeightFormat::Q4_0,
+    }
 }

@@ -7,7 +7,9 @@ use std::time::SystemTime;
 
 use dipaco_config::RunConfig;
 use dipaco_infer::{PathVersion, ServedPath};
-use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, PackedModule, Path, TensorSpec, path_specs};
+use dipaco_model::{
+    Device, ModelConfig, Module, ModuleWeights, PackedModule, Path, TensorSpec, WeightFormat, path_specs,
+};
 use dipaco_path::Layout;
 use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, TrainingRecord};
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
@@ -163,11 +165,12 @@ impl Weights {
         self.compose(&modules.into_iter().map(load).collect::<Result<Vec<_>, _>>()?)
     }
 
-    /// A trained path for serving. Its version is a hash over the objects of its modules. Blocks on the store.
+    /// A trained path for serving, with weights in `format`, which must always be the same. Its version is a hash over the
+    /// objects of its modules. Blocks on the store.
     ///
     /// # Errors
     /// As [`Self::path`].
-    pub fn served_path(&self, path: PathId) -> Result<ServedPath, PipelineError> {
+    pub fn served_path(&self, path: PathId, format: WeightFormat) -> Result<ServedPath, PipelineError> {
         let (mut modules, mut hasher) = (Vec::new(), blake3::Hasher::new());
         for PathModule { version, objects } in self.modules_of(path)? {
             for object in &objects {
@@ -182,7 +185,7 @@ impl Weights {
             let level = version.module.level;
             let weights = self.assemble(level, &objects)?;
             let (model, topology) = (&self.config.model, &self.topology);
-            let module = Arc::new(PackedModule::new(model, topology, level.into(), &weights)?);
+            let module = Arc::new(PackedModule::new(model, topology, level.into(), &weights, format)?);
             packed.insert(version, module.clone());
             modules.push(module);
         }

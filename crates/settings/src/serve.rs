@@ -10,12 +10,48 @@ use crate::SettingError;
 /// Longest duration in seconds. Larger values are mistakes.
 const MAX_SECONDS: f64 = 1e6;
 
+/// Number type of the matrices of served paths, in llama.cpp's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightType {
+    /// 32 bits: exactly the trained weights.
+    #[default]
+    F32,
+    /// 16 bits.
+    Bf16,
+    /// 8.5 bits.
+    #[serde(rename = "q8_0")]
+    Q8_0,
+    /// 4.5 bits, 8.5 in embedding and head.
+    #[serde(rename = "q4_0")]
+    Q4_0,
+}
+
+/// Number type of keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvType {
+    /// 32 bits.
+    #[default]
+    F32,
+    /// 16 bits: half the memory, rounded.
+    Bf16,
+}
+
 /// Section `[serve]`: the HTTP server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServeConfig {
     /// Key `serve.address`.
     pub address: SocketAddr,
+    /// Key `serve.format`.
+    pub format: WeightType,
+    /// Key `serve.kv_type`.
+    pub kv_type: KvType,
+    /// Key `serve.kv_bytes`.
+    pub kv_bytes: usize,
+    /// Key `serve.step_tokens`.
+    pub step_tokens: usize,
     /// Key `serve.slots`.
     pub slots: usize,
     /// Key `serve.queued_requests`.
@@ -50,6 +86,10 @@ impl Default for ServeConfig {
     fn default() -> Self {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            format: WeightType::F32,
+            kv_type: KvType::F32,
+            kv_bytes: 0,
+            step_tokens: 64,
             slots: 0,
             queued_requests: 1024,
             queued_tokens: 1 << 20,
@@ -118,8 +158,15 @@ impl ServeConfig {
         Ok(())
     }
 
-    fn counts(&self) -> [Count; 6] {
+    fn counts(&self) -> [Count; 7] {
         [
+            Count {
+                key: "step_tokens",
+                value: self.step_tokens,
+                least: 1,
+                most: 1 << 16,
+                problem: "it must be from 1 to 65536",
+            },
             Count {
                 key: "slots",
                 value: self.slots,

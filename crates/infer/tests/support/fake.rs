@@ -93,6 +93,10 @@ impl RoutedModel for Fake {
         Ok(PathVersion([path.0 as u8; 32]))
     }
 
+    fn weight_bytes(&self) -> usize {
+        4096
+    }
+
     fn page_bytes(&self, _: KvType) -> usize {
         1 << 20
     }
