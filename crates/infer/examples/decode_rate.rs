@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use dipaco_infer::{
     BoxError, Engine, EngineConfig, Event, GenerateRequest, NoObserver, PathVersion, PrefixRouter, RunModel,
-    SamplingParams, ServedPath, TextCodec, TextStream, TokenizerInfo,
+    RunPaths, SamplingParams, ServedPath, TextCodec, TextStream, TokenizerInfo,
 };
 use dipaco_model::{ModelConfig, PackedModule, WeightFormat, init, parameters, path_specs, split};
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
@@ -108,8 +108,9 @@ fn load(options: &Options) -> Result<RunModel, Box<dyn Error>> {
     };
     let refuse = |_: &[&[u32]]| Err("every request names its path".into());
     let router = PrefixRouter { prefix_tokens: 32, route: Box::new(refuse) };
-    let model = RunModel::new(config, topology, Some(router), Box::new(load))?;
-    model.load_all()?;
+    let paths = RunPaths::new(topology.paths(), "random weights", Box::new(load));
+    paths.load_all()?;
+    let model = RunModel::new(config, topology, Some(router), paths)?;
     Ok(model)
 }
 

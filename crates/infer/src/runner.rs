@@ -41,9 +41,10 @@ pub(crate) fn warm_up(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut 
     let tokens = vec![0; tokens.clamp(1, shared.model.context())];
     let pages: Vec<u32> = (0..).take(tokens.len().div_ceil(PAGE_TOKENS)).collect();
     let path = PathId(0);
-    let rows = SequenceRows { path, tokens: &tokens, start: 0, pages: &pages, logits: Positions::Last };
     let step = || {
-        shared.model.prepare(path).map_err(failed("preparing the first path"))?;
+        let served = shared.model.generation().prepare(path).map_err(failed("preparing the first path"))?;
+        let (tokens, pages, logits) = (&tokens[..], &pages[..], Positions::Last);
+        let rows = SequenceRows { path, served: &served, tokens, start: 0, pages, logits };
         pool.install(|| executor.step(&[rows])).map_err(failed("warming up"))
     };
     // The requests of this path will fail in the same way, and those of others may not.
@@ -69,6 +70,7 @@ fn logits(
 ) -> Vec<Result<Vec<f32>, EngineError>> {
     let rows = step.iter().map(|(rows, running)| SequenceRows {
         path: running.path,
+        served: &running.served,
         tokens: &rows.tokens,
         start: rows.start,
         pages: &rows.pages,
@@ -132,10 +134,10 @@ impl Shared {
             let plan = state.scheduler.plan();
             for &(id, cached) in &plan.started {
                 // A sequence that lost its pages starts again with its state.
-                if let Some(job) = state.waiting.remove(&id)
-                    && let Some(path) = job.path
+                if let Some(mut job) = state.waiting.remove(&id)
+                    && let Some(place) = job.place.take()
                 {
-                    all.insert(id, Running::new(job, path, cached, self.codec.as_ref()));
+                    all.insert(id, Running::new(job, place, cached, self.codec.as_ref()));
                 }
             }
             self.load.send_replace(state.scheduler.load());

@@ -25,7 +25,7 @@ pub(crate) async fn info(State(state): State<Arc<ServerState>>) -> Json<Value> {
     let (model, topology) = (engine.model(), engine.model().topology());
     let levels: Vec<u32> = (0..topology.levels()).map(|level| topology.modules_in(level)).collect();
     Json(json!({
-        "model": run.name, "version": run.version, "system_fingerprint": run.fingerprint, "created": run.created,
+        "model": run.name, "version": run.version, "system_fingerprint": &*model.generation().fingerprint(), "created": run.created,
         "max_model_len": model.context(), "vocab_size": model.vocab_size(),
         "paths": topology.paths(), "modules_per_level": levels, "route_prefix_tokens": model.prefix_tokens(),
         "path_parameters": run.path_parameters, "total_parameters": run.total_parameters,

@@ -46,6 +46,8 @@ pub struct ServeConfig {
     pub address: SocketAddr,
     /// Key `serve.format`.
     pub format: WeightType,
+    /// Key `serve.reload_seconds`.
+    pub reload_seconds: f64,
     /// Key `serve.kv_type`.
     pub kv_type: KvType,
     /// Key `serve.kv_bytes`.
@@ -87,6 +89,7 @@ impl Default for ServeConfig {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 8000)),
             format: WeightType::F32,
+            reload_seconds: 0.0,
             kv_type: KvType::F32,
             kv_bytes: 0,
             step_tokens: 64,
@@ -139,10 +142,12 @@ impl ServeConfig {
                 return Err(SettingError::new("serve", key, &value, problem));
             }
         }
-        // Unlike the others, 0 makes sense here: stop without waiting for requests.
-        if !(0.0..=MAX_SECONDS).contains(&self.drain_timeout) {
-            let problem = "give seconds from 0 to 1000000";
-            return Err(SettingError::new("serve", "drain_timeout", &self.drain_timeout, problem));
+        // Unlike the others, 0 makes sense here: stop without waiting for requests, and never look for new weights.
+        for (key, value) in [("drain_timeout", self.drain_timeout), ("reload_seconds", self.reload_seconds)] {
+            if !(0.0..=MAX_SECONDS).contains(&value) {
+                let problem = "give seconds from 0 to 1000000";
+                return Err(SettingError::new("serve", key, &value, problem));
+            }
         }
         for origin in self.allowed_origins.iter().filter(|origin| *origin != "*") {
             let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
@@ -225,6 +230,8 @@ mod tests {
         let error = ServeConfig { max_choices: 0, ..ServeConfig::default() }.check().unwrap_err();
         assert_eq!(error.key, "max_choices");
         assert_eq!(ServeConfig { drain_timeout: 0.0, ..ServeConfig::default() }.check(), Ok(()));
+        let error = ServeConfig { reload_seconds: -1.0, ..ServeConfig::default() }.check().unwrap_err();
+        assert_eq!(error.key, "reload_seconds");
         let origins = |origin: &str| {
             ServeConfig { allowed_origins: vec![origin.into()], ..ServeConfig::default() }.check()
         };

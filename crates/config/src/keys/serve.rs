@@ -17,6 +17,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
          last two are llama.cpp's. They also round activations to 8 bits, and need sizes that are multiples of 32.",
     ),
     free(
+        "serve.reload_seconds",
+        "seconds",
+        "Time between two looks for new weights of a training that goes on beside the server; 0 never looks. New weights are \
+         loaded beside the old ones, which stay in memory until the last sequence that uses them has ended.",
+    ),
+    free(
         "serve.kv_type",
         "name",
         "Number type of keys and values: \"f32\", or \"bf16\" with half the memory and a small rounding error.",
