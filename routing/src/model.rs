@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dipaco_model::Path;
+use dipaco_model::{ModelConfig, Path};
 use dipaco_shards::{TokenRows, document_number};
 
 use crate::{
@@ -16,7 +16,8 @@ const RANDOM: &str = "dipaco 2026 random paths of documents";
 /// from 0 to below 1 that is a hash of the tokens or follows from a label.
 #[derive(Clone, Debug)]
 pub struct RouterFeatures {
-    seed: Path,
+    /// Largest number of tokens of a sequence.
+    context: usize,
     source: Feature,
 }
 
@@ -25,7 +26,7 @@ enum Feature {
     /// Sums of token vectors.
     Lsa(TokenVectors),
     /// Output of this number of blocks of the seed.
-    Blocks(usize),
+    Blocks(Path, usize),
     /// Hash with this seed.
     Hash(u64),
     /// Labels, for this number of paths.
@@ -33,58 +34,65 @@ enum Feature {
 }
 
 impl RouterFeatures {
-    /// The features that a fitted router reads.
+    /// The features that a fitted router reads, for a path with the dimensions `model`. `seed` is called if they come from
+    /// the seed.
     ///
     /// # Errors
     ///
     /// As [`Self::new`].
-    pub fn of_router(seed: Path, router: &Router) -> Result<Self, RoutingError> {
-        Self::new(seed, router.kind(), &router.fitted_on().config, router.token_vectors())
+    pub fn of_router<E: From<RoutingError>>(
+        router: &Router,
+        model: &ModelConfig,
+        seed: impl FnOnce() -> Result<Path, E>,
+    ) -> Result<Self, E> {
+        Self::new(router.kind(), &router.fitted_on().config, router.token_vectors(), model, seed)
     }
 
-    /// The features for a router of this kind and these settings. Features `"lsa"` need the token `vectors` of the text.
+    /// The features for a router of this kind and these settings, for a path with the dimensions `model`. Features `"lsa"`
+    /// need the token `vectors` of the text. `seed` is called if the features come from the seed.
     ///
     /// # Errors
     ///
     /// [`RoutingError::Config`] if the vectors are missing, the seed has fewer blocks, or the router needs labels
-    /// ([`Self::labelled`]).
-    pub fn new(
-        seed: Path,
+    /// ([`Self::labelled`]), and the errors of `seed`.
+    pub fn new<E: From<RoutingError>>(
         kind: RouterKind,
         config: &RouterConfig,
         vectors: Option<TokenVectors>,
-    ) -> Result<Self, RoutingError> {
-        let blocks = seed.config().blocks;
+        model: &ModelConfig,
+        seed: impl FnOnce() -> Result<Path, E>,
+    ) -> Result<Self, E> {
+        let (blocks, context) = (model.blocks, model.context);
         if config.needs_token_vectors(kind) {
             let Some(vectors) = vectors else {
-                return Err(RoutingError::Config {
+                return Err(E::from(RoutingError::Config {
                     key: "features",
                     value: "\"lsa\"".into(),
                     problem: "needs token vectors, and this router has none: run route fit again",
-                });
+                }));
             };
-            return Ok(Self { seed, source: Feature::Lsa(vectors) });
+            return Ok(Self { context, source: Feature::Lsa(vectors) });
         }
         let source = match (kind, config.feature_blocks) {
             (RouterKind::Random, _) => Feature::Hash(config.seed),
             (RouterKind::Labels, _) => {
-                return Err(RoutingError::Config {
+                return Err(E::from(RoutingError::Config {
                     key: "kind",
                     value: "\"labels\"".into(),
                     problem: "routes only the run's own text: serve and evaluate.route = \"window\" need another kind",
-                });
+                }));
             }
-            (_, None) => Feature::Blocks(blocks),
-            (_, Some(read)) if read <= blocks => Feature::Blocks(read),
+            (_, None) => Feature::Blocks(seed()?, blocks),
+            (_, Some(read)) if read <= blocks => Feature::Blocks(seed()?, read),
             (_, Some(read)) => {
-                return Err(RoutingError::Config {
+                return Err(E::from(RoutingError::Config {
                     key: "feature_blocks",
                     value: read.to_string(),
                     problem: "must be at most model.blocks",
-                });
+                }));
             }
         };
-        Ok(Self { seed, source })
+        Ok(Self { context, source })
     }
 
     /// The features for a router of labels with this number of paths. Label i goes to path i modulo P.
@@ -92,7 +100,7 @@ impl RouterFeatures {
     /// # Errors
     ///
     /// [`RoutingError::Config`] if there are fewer labels than paths.
-    pub fn labelled(seed: Path, labels: PrefixLabels, paths: u32) -> Result<Self, RoutingError> {
+    pub fn labelled(model: &ModelConfig, labels: PrefixLabels, paths: u32) -> Result<Self, RoutingError> {
         if labels.names() < paths as usize {
             return Err(RoutingError::Config {
                 key: "labels",
@@ -100,7 +108,7 @@ impl RouterFeatures {
                 problem: "must be at least as many as paths: some paths would get no document",
             });
         }
-        Ok(Self { seed, source: Feature::Label(Arc::new(labels), paths) })
+        Ok(Self { context: model.context, source: Feature::Label(Arc::new(labels), paths) })
     }
 }
 
@@ -108,13 +116,13 @@ impl FeatureExtractor for RouterFeatures {
     fn dimension(&self) -> usize {
         match &self.source {
             Feature::Lsa(vectors) => vectors.components(),
-            Feature::Blocks(_) => self.seed.config().hidden_size,
+            Feature::Blocks(seed, _) => seed.config().hidden_size,
             Feature::Hash(_) | Feature::Label(..) => 1,
         }
     }
 
     fn context(&self) -> usize {
-        self.seed.config().context
+        self.context
     }
 
     fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, Source> {
@@ -124,7 +132,7 @@ impl FeatureExtractor for RouterFeatures {
         };
         match &self.source {
             Feature::Lsa(vectors) => Ok(rows().flat_map(|row| vectors.feature(row)).collect()),
-            Feature::Blocks(blocks) => Ok(self.seed.early_features(*blocks, tokens, lengths)?),
+            Feature::Blocks(seed, blocks) => Ok(seed.early_features(*blocks, tokens, lengths)?),
             Feature::Hash(seed) => Ok(rows().map(|row| document_number(RANDOM, *seed, row) as f32).collect()),
             Feature::Label(labels, paths) => {
                 let path = |row| labels.number(row).map(|number| f64::from(number % paths));

@@ -1,6 +1,6 @@
 //! A router together with the model that gives its features.
 
-use dipaco_model::Path;
+use dipaco_model::{ModelConfig, Path};
 use dipaco_shards::TokenRows;
 
 use crate::{FeatureExtractor, Route, Router, RouterFeatures, RoutingError, Source};
@@ -13,13 +13,19 @@ pub struct TextRouter {
 }
 
 impl TextRouter {
-    /// A router with its seed, whose weights have the hash `seed_hash`.
+    /// A router for a path with the dimensions `model`, and a seed whose weights have the hash `seed_hash`. `seed` is called
+    /// if the router reads features of the seed.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Mismatch`] if the router was made for another seed.
-    pub fn new(router: Router, seed: Path, seed_hash: &str) -> Result<Self, RoutingError> {
-        let features = RouterFeatures::of_router(seed, &router)?;
+    /// [`RoutingError::Mismatch`] if the router was made for another seed, and the errors of `seed`.
+    pub fn new<E: From<RoutingError>>(
+        router: Router,
+        model: &ModelConfig,
+        seed_hash: &str,
+        seed: impl FnOnce() -> Result<Path, E>,
+    ) -> Result<Self, E> {
+        let features = RouterFeatures::of_router(&router, model, seed)?;
         router.check_seed(features.dimension(), seed_hash)?;
         Ok(Self { router, features })
     }

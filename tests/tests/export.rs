@@ -4,7 +4,9 @@
 use std::fs;
 use std::sync::Arc;
 
-use dipaco_model::{Dtype, ModelConfig, PackedModule, Positions, StepSequence, Stepper, import_llama};
+use dipaco_model::{
+    Dtype, ModelConfig, PackedModule, Positions, StepSequence, Stepper, WeightFormat, import_llama,
+};
 use dipaco_shards::{TokenFile, Tokenizer};
 use dipaco_tests::fixtures::TINY;
 use dipaco_tests::http::post;
@@ -22,7 +24,7 @@ fn logits(checkpoint: &std::path::Path, tokens: &[u32]) -> Vec<f32> {
     let config = config.with_vocabulary(384).unwrap();
     let weights = import_llama(&config, &fs::read(checkpoint.join("model.safetensors")).unwrap()).unwrap();
     let dense = Topology::new(&TopologyConfig::dense(config.blocks), config.blocks).unwrap();
-    let modules = [Arc::new(PackedModule::new(&config, &dense, 0, &weights).unwrap())];
+    let modules = [Arc::new(PackedModule::new(&config, &dense, 0, &weights, WeightFormat::F32).unwrap())];
     let stepper = Stepper::new(&config, &dense).unwrap();
     let pages: Vec<u32> = (0u32..).take(config.context).collect();
     let mut kv = stepper.pages(pages.len(), Dtype::F32);
@@ -144,14 +146,16 @@ fn llama_cpp_gives_the_same_tokens_for_the_same_text() {
     assert_eq!(exact["completions"], json!(served(&server.address, &prompts, TOKENS)));
 
     for format in ["bf16", "q8_0", "q4_0"] {
+        let server = run.serve(&format!("--set serve.format={format}"));
+        let own = served(&server.address, &prompts, TOKENS);
         let _ = export(&format!("--format {format} --force")).succeeded();
         let Some(found) = python("xllamacpp", "llama_cpp.py", &[file_name, &task]) else { return };
         let lengths = |found: &Value| -> Vec<usize> {
             found["completions"].as_array().unwrap().iter().map(|c| c.as_array().unwrap().len()).collect()
         };
-        // Rounded weights may change tokens, so only the first ones of each continuation are compared.
         assert!(lengths(&found).iter().all(|length| *length > 0), "{format}: {found}");
-        let same = |index: usize| found["completions"][index][0] == exact["completions"][index][0];
-        assert!((0..texts.len()).filter(|index| same(*index)).count() >= 4, "{format}: {found} and {exact}");
+        // llama.cpp rounds activations too, in ways of its own, so a tie may go the other way. The first tokens must not.
+        let same = |index: usize| found["completions"][index][0] == own[index][0];
+        assert!((0..texts.len()).filter(|index| same(*index)).count() >= 4, "{format}: {found} and {own:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! Measures how many tokens a second the engine generates on a grid of random modules.
 //!
 //! ```text
-//! cargo run --release -p dipaco-infer --example decode_rate -- [--grid 4] [--size paper] [--repeats 3] [--tokens 48]
+//! cargo run --release -p dipaco-infer --example decode_rate -- [--grid 4] [--size paper] [--repeats 3] [--tokens 48] [--format f32]
 //! ```
 //!
 //! Prints one line of JSON for each case: 1, 8 and 32 sequences, all on one path, or on paths that are spread over the
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use dipaco_infer::{
     BoxError, Engine, EngineConfig, Event, GenerateRequest, NoObserver, PathVersion, PrefixRouter, RunModel,
-    SamplingParams, ServedPath, TextCodec, TextStream, TokenizerInfo,
+    RunPaths, SamplingParams, ServedPath, TextCodec, TextStream, TokenizerInfo,
 };
-use dipaco_model::{ModelConfig, PackedModule, init, parameters, path_specs, split};
+use dipaco_model::{ModelConfig, PackedModule, WeightFormat, init, parameters, path_specs, split};
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 
 const PROMPT: u32 = 32;
@@ -27,11 +27,19 @@ struct Options {
     size: String,
     repeats: usize,
     tokens: usize,
+    format: WeightFormat,
+}
+
+fn format(name: &str) -> Result<WeightFormat, String> {
+    let all = [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Q8_0, WeightFormat::Q4_0];
+    let found = all.into_iter().find(|format| format.to_string() == name);
+    found.ok_or_else(|| format!("unknown format {name}: it is `f32`, `bf16`, `q8_0` or `q4_0`"))
 }
 
 impl Options {
     fn read() -> Result<Self, Box<dyn Error>> {
-        let mut options = Self { grid: 4, size: "paper".into(), repeats: 3, tokens: 48 };
+        let mut options =
+            Self { grid: 4, size: "paper".into(), repeats: 3, tokens: 48, format: WeightFormat::F32 };
         let mut arguments = std::env::args().skip(1);
         while let Some(name) = arguments.next() {
             let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
@@ -40,6 +48,7 @@ impl Options {
                 "--size" => options.size = value,
                 "--repeats" => options.repeats = value.parse()?,
                 "--tokens" => options.tokens = value.parse()?,
+                "--format" => options.format = format(&value)?,
                 _ => return Err(format!("unknown option {name}").into()),
             }
         }
@@ -85,10 +94,9 @@ fn load(options: &Options) -> Result<RunModel, Box<dyn Error>> {
     let mut columns = Vec::new();
     for seed in 0..options.grid {
         let modules = split(&config, &topology, &init(&config, seed.into())?)?;
-        let modules = modules
-            .iter()
-            .enumerate()
-            .map(|(level, module)| Ok(Arc::new(PackedModule::new(&config, &topology, level, module)?)));
+        let modules = modules.iter().enumerate().map(|(level, module)| {
+            Ok(Arc::new(PackedModule::new(&config, &topology, level, module, options.format)?))
+        });
         columns.push(modules.collect::<Result<Vec<_>, Box<dyn Error>>>()?);
     }
     let levels = topology.clone();
@@ -101,8 +109,9 @@ fn load(options: &Options) -> Result<RunModel, Box<dyn Error>> {
     };
     let refuse = |_: &[&[u32]]| Err("every request names its path".into());
     let router = PrefixRouter { prefix_tokens: 32, route: Box::new(refuse) };
-    let model = RunModel::new(config, topology, Some(router), Box::new(load))?;
-    model.load_all()?;
+    let paths = RunPaths::new(topology.paths(), "random weights", Box::new(load));
+    paths.load_all()?;
+    let model = RunModel::new(config, topology, Some(router), paths)?;
     Ok(model)
 }
 

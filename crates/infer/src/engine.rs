@@ -11,13 +11,13 @@ use dipaco_model::PAGE_TOKENS;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::job::{Job, most_events, outcome};
-use crate::routes::{self, Unrouted};
+use crate::job::{Job, most_events};
+use crate::routes::{self, Unrouted, Versions};
 use crate::runner;
 use crate::scheduler::{Arrival, Limits, Scheduler, SequenceId};
 use crate::{
-    EngineError, Event, Finished, GenerateRequest, KvType, Observer, Outcome, PathVersion, Route,
-    RoutedModel, SequenceEvent, TextCodec,
+    EngineError, Event, Finished, GenerateRequest, KvType, Observer, Outcome, Route, RoutedModel, Submission,
+    TextCodec,
 };
 
 /// Limits of the engine.
@@ -99,14 +99,13 @@ pub(crate) struct State {
     pub(crate) unrouted: VecDeque<Unrouted>,
     /// Running sequences whose callers went away, with the reason.
     pub(crate) cancelled: Vec<(SequenceId, Outcome)>,
-    /// A number for the modules of each path.
-    pub(crate) versions: BTreeMap<PathVersion, u32>,
+    pub(crate) versions: Versions,
     submissions: u64,
     closed: bool,
 }
 
 impl Engine {
-    /// Starts the threads and reserves the memory of keys and values.
+    /// Starts the threads, reserves the memory of keys and values and runs a first step, for which it waits.
     ///
     /// # Errors
     /// When the operating system refuses a thread.
@@ -130,7 +129,7 @@ impl Engine {
             waiting: BTreeMap::new(),
             unrouted: VecDeque::new(),
             cancelled: Vec::new(),
-            versions: BTreeMap::new(),
+            versions: Versions::default(),
             submissions: 0,
             closed: false,
         };
@@ -149,15 +148,22 @@ impl Engine {
             .build()
             .map_err(std::io::Error::other)?;
         let mut engine = Self { shared, threads: Vec::with_capacity(2), slots };
-        let (shared, kv) = (Arc::clone(&engine.shared), config.kv_type);
+        let (shared, kv, step_tokens) = (Arc::clone(&engine.shared), config.kv_type, config.step_tokens);
+        let (warm, warmed) = std::sync::mpsc::channel();
         engine.spawn("dipaco-engine", move || {
             // Should the thread end by a bug, callers learn of it now and not at their deadlines.
             let _end = shared.abort.clone().drop_guard();
             let model = Arc::clone(&shared.model);
-            runner::run(&shared, &pool, model.executor(pages, kv).as_mut());
+            let mut executor = model.executor(pages, kv);
+            runner::warm_up(&shared, &pool, executor.as_mut(), step_tokens);
+            // Sending fails only when the caller is gone.
+            let _ = warm.send(());
+            runner::run(&shared, &pool, executor.as_mut());
         })?;
         let shared = Arc::clone(&engine.shared);
         engine.spawn("dipaco-router", move || routes::run(&shared))?;
+        // A thread that panics drops its end. Requests then learn of it.
+        let _ = warmed.recv();
         Ok(engine)
     }
 
@@ -208,6 +214,8 @@ impl Engine {
         });
         let arrivals = arrivals.collect();
         let most = model.prefix_tokens();
+        // All sequences use the weights of this moment, whenever they begin.
+        let generation = model.generation();
         let mut state = self.shared.lock();
         if state.closed {
             return Err(EngineError::ShuttingDown);
@@ -218,15 +226,17 @@ impl Engine {
         for (sequence, (request, &id)) in requests.into_iter().zip(&sequences).enumerate() {
             let prefix = &request.prompt[..request.prompt.len().min(most)];
             let prefix = request.path.is_none().then(|| prefix.into());
-            state.unrouted.push_back(Unrouted { id, prefix, pinned: request.path });
-            let (events, path, routing) = (events.clone(), None, None);
-            let job = Job { request, sequence, submission, events, arrived, deadline, path, routing };
+            let generation = Arc::clone(&generation);
+            state.unrouted.push_back(Unrouted { id, prefix, pinned: request.path, generation });
+            let (events, place, routing) = (events.clone(), None, None);
+            let job = Job { request, sequence, submission, events, arrived, deadline, place, routing };
             state.waiting.insert(id, job);
         }
         self.shared.changed(&state);
         drop(state);
         let shared = Arc::clone(&self.shared);
-        Ok(Submission { events: receiver, arrived, deadline, unfinished, sequences, shared })
+        let fingerprint = generation.fingerprint();
+        Ok(Submission { events: receiver, arrived, deadline, unfinished, sequences, fingerprint, shared })
     }
 
     /// Routes tokens without generating text. Runs the model on the calling thread, so call it where blocking is allowed.
@@ -359,79 +369,4 @@ pub(crate) fn guarded<R>(f: impl FnOnce() -> Result<R, EngineError>) -> Result<R
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown panic".into())
-}
-
-/// The events of the sequences that were submitted together. Dropping it cancels the unfinished sequences.
-pub struct Submission {
-    events: mpsc::Receiver<Result<SequenceEvent, EngineError>>,
-    arrived: Instant,
-    deadline: Duration,
-    /// Number of sequences without their last event.
-    unfinished: usize,
-    sequences: Vec<SequenceId>,
-    shared: Arc<Shared>,
-}
-
-impl Submission {
-    /// Waits for the next event of any sequence. Returns `None` after the last event of the last sequence.
-    ///
-    /// The first failure ends all sequences, so a submission is never answered in part. A sequence that is still in the
-    /// queue at the deadline fails then, not at its turn. Dropping the returned future loses no event.
-    ///
-    /// # Errors
-    /// The failure of a sequence, the deadline, or the shutdown of the engine.
-    pub async fn next(&mut self) -> Result<Option<SequenceEvent>, EngineError> {
-        if self.unfinished == 0 {
-            return Ok(None);
-        }
-        let (deadline, at) = (self.deadline, self.arrived.checked_add(self.deadline));
-        let over = async {
-            match at {
-                Some(at) => tokio::time::sleep_until(at.into()).await,
-                None => std::future::pending().await,
-            }
-        };
-        // Events come first: a caller at its deadline still gets the tokens that were made in time.
-        let received = tokio::select! {
-            biased;
-            received = self.events.recv() => received.unwrap_or(Err(EngineError::ShuttingDown)),
-            () = self.shared.abort.cancelled() => Err(EngineError::ShuttingDown),
-            () = over => Err(EngineError::Deadline { deadline }),
-        };
-        match &received {
-            Ok(SequenceEvent { event: Event::Finished(_), .. }) => self.unfinished -= 1,
-            Ok(_) => {}
-            // Only the deadline and the shutdown are the caller's news to the engine.
-            Err(error) => self.cancel(match outcome(error) {
-                Outcome::Error => Outcome::Abort,
-                outcome => outcome,
-            }),
-        }
-        received.map(Some)
-    }
-
-    /// Ends the sequences that run, and takes the waiting ones out of the queue.
-    fn cancel(&mut self, outcome: Outcome) {
-        self.unfinished = 0;
-        let mut state = self.shared.lock();
-        for &id in &self.sequences {
-            // A waiting sequence frees its place in the queue now, not at its turn.
-            if let Some(job) = state.waiting.remove(&id) {
-                state.scheduler.remove(id);
-                self.shared.observer.finished(&job.summary(outcome));
-            } else {
-                state.cancelled.push((id, outcome));
-            }
-        }
-        self.events.close();
-        self.shared.changed(&state);
-    }
-}
-
-impl Drop for Submission {
-    fn drop(&mut self) {
-        if self.unfinished > 0 {
-            self.cancel(Outcome::Abort);
-        }
-    }
 }

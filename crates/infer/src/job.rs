@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use dipaco_topology::PathId;
 use tokio::sync::mpsc;
 
-use crate::{EngineError, Event, GenerateRequest, Outcome, RequestSummary, SequenceEvent};
+use crate::{EngineError, Event, GenerateRequest, Outcome, RequestSummary, SequenceEvent, ServedPath};
 
 /// The caller of a sequence went away.
 #[derive(Debug)]
@@ -21,8 +21,8 @@ pub(crate) struct Job {
     pub(crate) events: mpsc::Sender<Result<SequenceEvent, EngineError>>,
     pub(crate) arrived: Instant,
     pub(crate) deadline: Duration,
-    /// `None` until the sequence is routed.
-    pub(crate) path: Option<PathId>,
+    /// Its path and the path's modules; `None` until the sequence is routed.
+    pub(crate) place: Option<(PathId, ServedPath)>,
     /// Time that the router took; `None` for a pinned path.
     pub(crate) routing: Option<Duration>,
 }
@@ -32,7 +32,7 @@ impl Job {
     pub(crate) fn summary(&self, outcome: Outcome) -> RequestSummary {
         let waited = self.arrived.elapsed();
         RequestSummary {
-            path: self.path.or(self.request.path),
+            path: self.place.as_ref().map(|place| place.0).or(self.request.path),
             outcome,
             prompt_tokens: self.request.prompt.len(),
             cached_tokens: 0,

@@ -1,6 +1,8 @@
 //! The interface between the engine and a model.
 
-use dipaco_model::Positions;
+use std::sync::Arc;
+
+use dipaco_model::{PackedModule, Positions};
 use dipaco_topology::{PathId, Topology};
 
 use crate::{BoxError, KvType};
@@ -20,6 +22,36 @@ pub struct Route {
 /// equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PathVersion(pub [u8; 32]);
+
+/// A path that is ready to run.
+#[derive(Clone, Debug)]
+pub struct ServedPath {
+    /// One module for each level. Paths share modules.
+    pub modules: Vec<Arc<PackedModule>>,
+    /// The versions of the modules.
+    pub version: PathVersion,
+}
+
+impl ServedPath {
+    /// Memory of the path's modules in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.modules.iter().map(|module| module.bytes()).sum()
+    }
+}
+
+/// The paths with the weights of one moment. A training may replace them by a new generation while sequences run; those keep
+/// theirs.
+pub trait Generation: Send + Sync {
+    /// Fingerprint of the weights and of the program: the same fingerprint and seed give the same text.
+    fn fingerprint(&self) -> Arc<str>;
+
+    /// Makes a path ready to run.
+    ///
+    /// # Errors
+    /// When the path does not exist or its modules can't be loaded.
+    fn prepare(&self, path: PathId) -> Result<ServedPath, BoxError>;
+}
 
 /// The paths of a model and their router.
 pub trait RoutedModel: Send + Sync {
@@ -42,11 +74,11 @@ pub trait RoutedModel: Send + Sync {
     /// When the features can't be computed.
     fn route(&self, prefixes: &[&[u32]]) -> Result<Vec<Route>, BoxError>;
 
-    /// Makes a path ready to run, and returns the versions of its modules.
-    ///
-    /// # Errors
-    /// When the path does not exist or its modules can't be loaded.
-    fn prepare(&self, path: PathId) -> Result<PathVersion, BoxError>;
+    /// The newest generation of the paths.
+    fn generation(&self) -> Arc<dyn Generation>;
+
+    /// Returns the memory of the loaded modules of the newest generation in bytes.
+    fn weight_bytes(&self) -> usize;
 
     /// Returns the memory of a page of keys and values in bytes.
     fn page_bytes(&self, kv: KvType) -> usize;
@@ -68,8 +100,10 @@ pub trait Executor: Send {
 /// The rows of one sequence in a step.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceRows<'a> {
-    /// The path, which was prepared.
+    /// The path.
     pub path: PathId,
+    /// Its modules.
+    pub served: &'a ServedPath,
     /// The tokens to append.
     pub tokens: &'a [u32],
     /// Number of tokens before them.

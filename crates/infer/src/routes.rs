@@ -9,7 +9,9 @@ use dipaco_topology::PathId;
 use crate::engine::{Shared, guarded};
 use crate::running::failed;
 use crate::scheduler::SequenceId;
-use crate::{EngineError, Event, FinishReason, Finished, Outcome, PathVersion, Route};
+use crate::{
+    EngineError, Event, FinishReason, Finished, Generation, Outcome, PathVersion, Route, ServedPath,
+};
 
 /// Sequences that are routed together.
 const MOST: usize = 64;
@@ -43,10 +45,34 @@ pub(crate) struct Unrouted {
     /// The first tokens of the prompt; `None` for a pinned path.
     pub(crate) prefix: Option<Arc<[u32]>>,
     pub(crate) pinned: Option<PathId>,
+    pub(crate) generation: Arc<dyn Generation>,
+}
+
+/// Versions of paths that have a number.
+const VERSIONS: usize = 1 << 16;
+
+/// A number for the modules of each path. Sequences with one number share pages.
+#[derive(Default)]
+pub(crate) struct Versions {
+    numbers: BTreeMap<PathVersion, u32>,
+    next: u32,
+}
+
+impl Versions {
+    fn number(&mut self, version: PathVersion) -> u32 {
+        // A forgotten version gets another number, and no page of its first one: a miss of the cache, never a wrong hit.
+        if self.numbers.len() >= VERSIONS {
+            self.numbers.clear();
+        }
+        *self.numbers.entry(version).or_insert_with(|| {
+            self.next = self.next.wrapping_add(1);
+            self.next
+        })
+    }
 }
 
 /// A path that was found, and the router's decision if it was asked.
-type Found = Result<(PathId, Option<Route>, PathVersion), EngineError>;
+type Found = Result<(PathId, Option<Route>, ServedPath), EngineError>;
 
 /// Finds the paths of admitted sequences until the engine ends.
 pub(crate) fn run(shared: &Shared) {
@@ -54,11 +80,12 @@ pub(crate) fn run(shared: &Shared) {
     while let Some(sequences) = shared.next_unrouted(MOST) {
         let began = Instant::now();
         let failures = route_new(shared, &mut cache, &sequences);
-        let found: Vec<Found> =
-            sequences.iter().map(|sequence| find(shared, &cache, &failures, sequence)).collect();
-        for (sequence, found) in sequences.iter().zip(found) {
-            let took = sequence.prefix.is_some().then(|| began.elapsed());
-            shared.routed(sequence.id, found, took);
+        let found: Vec<Found> = sequences.iter().map(|sequence| find(&cache, &failures, sequence)).collect();
+        for (sequence, found) in sequences.into_iter().zip(found) {
+            let Unrouted { id, prefix, generation, .. } = sequence;
+            // From here on, only the sequence itself keeps its weights in memory.
+            drop(generation);
+            shared.routed(id, found, prefix.is_some().then(|| began.elapsed()));
         }
     }
 }
@@ -93,12 +120,7 @@ fn route_new(
     failures
 }
 
-fn find(
-    shared: &Shared,
-    cache: &RouteCache,
-    failures: &BTreeMap<Arc<[u32]>, EngineError>,
-    sequence: &Unrouted,
-) -> Found {
+fn find(cache: &RouteCache, failures: &BTreeMap<Arc<[u32]>, EngineError>, sequence: &Unrouted) -> Found {
     let (path, route) = match (&sequence.prefix, sequence.pinned) {
         (_, Some(path)) => (path, None),
         (Some(prefix), None) => match (cache.routes.get(prefix), failures.get(prefix)) {
@@ -109,7 +131,7 @@ fn find(
         (None, None) => return Err(EngineError::EmptyPrompt),
     };
     let prepare =
-        || shared.model.prepare(path).map_err(failed(format!("starting a sequence on path {path}")));
+        || sequence.generation.prepare(path).map_err(failed(format!("starting a sequence on path {path}")));
     Ok((path, route, guarded(prepare)?))
 }
 
@@ -134,16 +156,16 @@ impl Shared {
         let mut state = self.lock();
         let Some(job) = state.waiting.get_mut(&id) else { return };
         job.routing = took;
-        let started = found.map(|(path, route, version)| {
-            job.path = Some(path);
+        let started = found.map(|(path, route, served)| {
+            let version = served.version;
+            job.place = Some((path, served));
             // Sending fails only when the caller is gone. It takes the sequence out itself.
             let _ = job.send(Ok(Event::Started { path, route }));
             version
         });
         match started {
             Ok(version) if !job.is_empty() => {
-                let next = state.versions.len() as u32;
-                let modules = *state.versions.entry(version).or_insert(next);
+                let modules = state.versions.number(version);
                 state.scheduler.ready(id, modules);
                 self.changed(&state);
             }

@@ -1,21 +1,13 @@
 //! The paths of a run and their router as a model.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dipaco_model::{KvPages, ModelConfig, ModelError, PackedModule, StepSequence, Stepper};
+use dipaco_model::{KvPages, ModelConfig, ModelError, StepSequence, Stepper};
 use dipaco_topology::{PathId, Topology};
 use thiserror::Error;
 
-use crate::{BoxError, Executor, KvType, PathVersion, Route, RoutedModel, SequenceRows};
-
-/// A path that is ready to run.
-#[derive(Clone, Debug)]
-pub struct ServedPath {
-    /// One module for each level. Paths share modules.
-    pub modules: Vec<Arc<PackedModule>>,
-    /// The versions of the modules.
-    pub version: PathVersion,
-}
+use crate::{BoxError, Executor, Generation, KvType, Route, RoutedModel, SequenceRows, ServedPath};
 
 /// Loads a path, composed of modules that it shares with other paths. May be called from several threads, and again for a
 /// path that failed to load before.
@@ -80,34 +72,19 @@ pub struct PrefixRouter {
     pub route: RoutePrefixes,
 }
 
-/// The paths of a run and their router.
-pub struct RunModel {
-    config: ModelConfig,
-    topology: Topology,
-    stepper: Stepper,
-    router: Option<PrefixRouter>,
+/// The paths of a run with the weights of one moment.
+pub struct RunPaths {
+    fingerprint: Arc<str>,
     load: LoadPath,
     /// A path's lock is held while the path is loaded, so that it is loaded once.
     paths: Vec<Mutex<Option<ServedPath>>>,
 }
 
-impl RunModel {
-    /// A model of a run, without loading its paths. A run of one path needs no router.
-    ///
-    /// # Errors
-    /// When the topology does not fit the configuration, or there are several paths and no router.
-    pub fn new(
-        config: ModelConfig,
-        topology: Topology,
-        router: Option<PrefixRouter>,
-        load: LoadPath,
-    ) -> Result<Self, RunModelError> {
-        let stepper = Stepper::new(&config, &topology)?;
-        if router.is_none() && topology.paths() > 1 {
-            return Err(RunModelError::NoRouter { paths: topology.paths() });
-        }
-        let paths = topology.path_ids().map(|_| Mutex::default()).collect();
-        Ok(Self { config, topology, stepper, router, load, paths })
+impl RunPaths {
+    /// `paths` paths, without loading them. `fingerprint` is that of the weights and of the program.
+    #[must_use]
+    pub fn new(paths: u32, fingerprint: &str, load: LoadPath) -> Self {
+        Self { fingerprint: fingerprint.into(), load, paths: (0..paths).map(|_| Mutex::default()).collect() }
     }
 
     /// Loads every path now, so that no request waits for a path and damaged files are found at the start.
@@ -115,7 +92,7 @@ impl RunModel {
     /// # Errors
     /// The first path that can't be loaded.
     pub fn load_all(&self) -> Result<(), RunModelError> {
-        self.topology.path_ids().try_for_each(|path| self.path(path).map(drop))
+        (0..).take(self.paths.len()).try_for_each(|path| self.path(PathId(path)).map(drop))
     }
 
     /// Returns a path, which is loaded on first use.
@@ -123,15 +100,74 @@ impl RunModel {
     /// # Errors
     /// When the path does not exist or can't be loaded.
     pub fn path(&self, id: PathId) -> Result<ServedPath, RunModelError> {
-        let paths = self.topology.paths();
-        let slot = self.paths.get(id.index()).ok_or(RunModelError::NoPath { path: id, paths })?;
-        let mut slot = lock(slot);
+        let missing = || RunModelError::NoPath { path: id, paths: self.paths.len() as u32 };
+        let mut slot = lock(self.paths.get(id.index()).ok_or_else(missing)?);
         if let Some(path) = &*slot {
             return Ok(path.clone());
         }
         let path = (self.load)(id).map_err(|source| RunModelError::Load { path: id, source })?;
         *slot = Some(path.clone());
         Ok(path)
+    }
+
+    /// Memory of the loaded modules in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let loaded = self.paths.iter().filter_map(|path| lock(path).clone());
+        // Paths share modules: each is counted once.
+        let modules = loaded.flat_map(|path| path.modules).map(|module| (Arc::as_ptr(&module), module));
+        modules.collect::<BTreeMap<_, _>>().values().map(|module| module.bytes()).sum()
+    }
+}
+
+impl Generation for RunPaths {
+    fn fingerprint(&self) -> Arc<str> {
+        Arc::clone(&self.fingerprint)
+    }
+
+    fn prepare(&self, path: PathId) -> Result<ServedPath, BoxError> {
+        Ok(self.path(path)?)
+    }
+}
+
+/// The paths of a run and their router.
+pub struct RunModel {
+    config: ModelConfig,
+    topology: Topology,
+    stepper: Stepper,
+    router: Option<PrefixRouter>,
+    newest: Mutex<Arc<RunPaths>>,
+}
+
+impl RunModel {
+    /// A model of a run. A run of one path needs no router.
+    ///
+    /// # Errors
+    /// When the topology does not fit the configuration, or there are several paths and no router.
+    pub fn new(
+        config: ModelConfig,
+        topology: Topology,
+        router: Option<PrefixRouter>,
+        paths: RunPaths,
+    ) -> Result<Self, RunModelError> {
+        let stepper = Stepper::new(&config, &topology)?;
+        if router.is_none() && topology.paths() > 1 {
+            return Err(RunModelError::NoRouter { paths: topology.paths() });
+        }
+        Ok(Self { config, topology, stepper, router, newest: Mutex::new(Arc::new(paths)) })
+    }
+
+    /// The paths that new sequences use.
+    #[must_use]
+    pub fn newest(&self) -> Arc<RunPaths> {
+        Arc::clone(&lock(&self.newest))
+    }
+
+    /// Gives new sequences other paths. Sequences that were submitted before keep theirs.
+    pub fn replace(&self, paths: RunPaths) {
+        let old = std::mem::replace(&mut *lock(&self.newest), Arc::new(paths));
+        // Freed outside of the lock.
+        drop(old);
     }
 }
 
@@ -177,8 +213,12 @@ impl RoutedModel for RunModel {
         routes.into_iter().zip(prefixes).map(route).collect()
     }
 
-    fn prepare(&self, path: PathId) -> Result<PathVersion, BoxError> {
-        Ok(self.path(path)?.version)
+    fn generation(&self) -> Arc<dyn Generation> {
+        self.newest()
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.newest().bytes()
     }
 
     fn page_bytes(&self, kv: KvType) -> usize {
@@ -197,15 +237,11 @@ struct Steps<'a> {
 
 impl Executor for Steps<'_> {
     fn step(&mut self, rows: &[SequenceRows<'_>]) -> Result<Vec<Vec<f32>>, BoxError> {
-        let paths = rows.iter().map(|rows| self.model.path(rows.path)).collect::<Result<Vec<_>, _>>()?;
-        let batch: Vec<StepSequence<'_>> = rows
-            .iter()
-            .zip(&paths)
-            .map(|(rows, path)| {
-                let SequenceRows { tokens, start, pages, logits, .. } = *rows;
-                StepSequence { modules: &path.modules, tokens, start, pages, logits }
-            })
-            .collect();
+        let batch = rows.iter().map(|rows| {
+            let SequenceRows { served, tokens, start, pages, logits, .. } = *rows;
+            StepSequence { modules: &served.modules, tokens, start, pages, logits }
+        });
+        let batch: Vec<StepSequence<'_>> = batch.collect();
         Ok(self.model.stepper.step(&batch, &mut self.pages)?)
     }
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use dipaco_model::{PAGE_TOKENS, Positions};
+use dipaco_topology::PathId;
 use rayon::prelude::*;
 
 use crate::engine::{Shared, guarded};
@@ -34,6 +36,23 @@ pub(crate) fn run(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut dyn 
     }
 }
 
+/// Runs a step that nobody waits for: memory is taken and touched before the first request comes.
+pub(crate) fn warm_up(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut dyn Executor, tokens: usize) {
+    let tokens = vec![0; tokens.clamp(1, shared.model.context())];
+    let pages: Vec<u32> = (0..).take(tokens.len().div_ceil(PAGE_TOKENS)).collect();
+    let path = PathId(0);
+    let step = || {
+        let served = shared.model.generation().prepare(path).map_err(failed("preparing the first path"))?;
+        let (tokens, pages, logits) = (&tokens[..], &pages[..], Positions::Last);
+        let rows = SequenceRows { path, served: &served, tokens, start: 0, pages, logits };
+        pool.install(|| executor.step(&[rows])).map_err(failed("warming up"))
+    };
+    // The requests of this path will fail in the same way, and those of others may not.
+    if let Err(error) = guarded(step) {
+        tracing::warn!(%error, "the first step failed");
+    }
+}
+
 fn advance(
     shared: &Shared,
     running: &mut Running,
@@ -51,6 +70,7 @@ fn logits(
 ) -> Vec<Result<Vec<f32>, EngineError>> {
     let rows = step.iter().map(|(rows, running)| SequenceRows {
         path: running.path,
+        served: &running.served,
         tokens: &rows.tokens,
         start: rows.start,
         pages: &rows.pages,
@@ -114,10 +134,10 @@ impl Shared {
             let plan = state.scheduler.plan();
             for &(id, cached) in &plan.started {
                 // A sequence that lost its pages starts again with its state.
-                if let Some(job) = state.waiting.remove(&id)
-                    && let Some(path) = job.path
+                if let Some(mut job) = state.waiting.remove(&id)
+                    && let Some(place) = job.place.take()
                 {
-                    all.insert(id, Running::new(job, path, cached, self.codec.as_ref()));
+                    all.insert(id, Running::new(job, place, cached, self.codec.as_ref()));
                 }
             }
             self.load.send_replace(state.scheduler.load());

@@ -9,14 +9,15 @@ use crate::continuation::ContinuationText;
 use crate::job::Job;
 use crate::scheduler::PlannedRows;
 use crate::{
-    BoxError, EngineError, Event, FinishReason, Finished, Observer, Outcome, RequestSummary, StopReason,
-    TextCodec, TokenSampler, TokenScore, score,
+    BoxError, EngineError, Event, FinishReason, Finished, Observer, Outcome, RequestSummary, ServedPath,
+    StopReason, TextCodec, TokenSampler, TokenScore, score,
 };
 
 /// A sequence that has left the queue.
 pub(crate) struct Running {
     pub(crate) job: Job,
     pub(crate) path: PathId,
+    pub(crate) served: ServedPath,
     pub(crate) summary: RequestSummary,
     sampler: TokenSampler,
     text: ContinuationText,
@@ -43,7 +44,12 @@ pub(crate) enum Next {
 
 impl Running {
     /// Starts a sequence, of which `cached` tokens need not be computed.
-    pub(crate) fn new(job: Job, path: PathId, cached: usize, codec: &dyn TextCodec) -> Self {
+    pub(crate) fn new(
+        job: Job,
+        (path, served): (PathId, ServedPath),
+        cached: usize,
+        codec: &dyn TextCodec,
+    ) -> Self {
         let request = &job.request;
         let mut ends = request.stop_token_ids.clone();
         if !request.ignore_eos {
@@ -52,7 +58,12 @@ impl Running {
         let first = TokenScore { token: request.prompt[0], log_prob: None, top: Vec::new() };
         Self {
             path,
-            summary: RequestSummary { cached_tokens: cached, ..job.summary(Outcome::Error) },
+            served,
+            summary: RequestSummary {
+                path: Some(path),
+                cached_tokens: cached,
+                ..job.summary(Outcome::Error)
+            },
             sampler: TokenSampler::new(request.sampling.clone(), &request.prompt),
             text: ContinuationText::new(codec, request),
             ends,

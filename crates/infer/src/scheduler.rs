@@ -9,101 +9,20 @@
 //! same result.
 
 mod pages;
+mod plan;
+mod sequence;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_model::PAGE_TOKENS;
 
 use crate::{EngineError, Load};
 use pages::{Content, PagePool};
-
-/// Number of a sequence. Later sequences have larger numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SequenceId(u64);
-
-/// Limits of a scheduler.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    /// Sequences that run at a time.
-    pub(crate) sequences: usize,
-    /// Tokens of a step; at least `sequences` are taken.
-    pub(crate) step_tokens: usize,
-    /// Sequences that may wait.
-    pub(crate) queued_sequences: usize,
-    /// Prompt tokens that may wait.
-    pub(crate) queued_tokens: usize,
-    /// Pages of keys and values.
-    pub(crate) pages: usize,
-}
-
-/// A sequence to admit.
-#[derive(Clone, Debug)]
-pub(crate) struct Arrival {
-    pub(crate) client: u64,
-    pub(crate) prompt: Arc<[u32]>,
-    pub(crate) max_tokens: usize,
-    /// False if all rows of the prompt must be computed, because their logits are wanted.
-    pub(crate) reads_cache: bool,
-}
-
-/// The rows of a sequence in a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PlannedRows {
-    pub(crate) id: SequenceId,
-    pub(crate) start: usize,
-    pub(crate) tokens: Vec<u32>,
-    pub(crate) pages: Vec<u32>,
-    /// True if the last row is the last known token, so its logits give the next one.
-    pub(crate) last: bool,
-}
-
-/// The next step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Plan {
-    pub(crate) rows: Vec<PlannedRows>,
-    /// Sequences that leave the queue, with the number of tokens that the prefix cache has for them.
-    pub(crate) started: Vec<(SequenceId, usize)>,
-    /// Sequences that lost their pages and wait again.
-    pub(crate) preempted: Vec<SequenceId>,
-}
-
-#[derive(Debug)]
-struct Sequence {
-    client: u64,
-    /// Prompt and generated tokens.
-    tokens: Vec<u32>,
-    prompt: usize,
-    max_tokens: usize,
-    reads_cache: bool,
-    /// Number of the path's modules; `None` until the path is known.
-    root: Option<Content>,
-    running: bool,
-    /// Number of tokens whose keys and values are in the pages.
-    computed: usize,
-    pages: Vec<u32>,
-    /// Contents of the full pages.
-    contents: Vec<Content>,
-}
-
-impl Sequence {
-    fn generated(&self) -> usize {
-        self.tokens.len() - self.prompt
-    }
-
-    /// Rows until the next token can be drawn.
-    fn rows(&self) -> usize {
-        self.tokens.len() - self.computed
-    }
-
-    /// Tokens of page `index`, if it is full of known tokens.
-    fn page(&self, index: usize) -> Option<&[u32; PAGE_TOKENS]> {
-        self.tokens.get(index * PAGE_TOKENS..(index + 1) * PAGE_TOKENS)?.try_into().ok()
-    }
-}
+pub(crate) use plan::{Arrival, Limits, Plan, PlannedRows, SequenceId};
+use sequence::Sequence;
 
 /// Decides which rows run. See the documentation of the file.
 #[derive(Debug)]

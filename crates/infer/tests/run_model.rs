@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use dipaco_infer::{
     BoxError, Engine, EngineConfig, EngineError, Event, GenerateRequest, NoObserver, PathVersion,
-    PrefixRouter, RoutedModel, RunModel, SamplingParams, SequenceEvent, ServedPath,
+    PrefixRouter, RoutedModel, RunModel, RunPaths, SamplingParams, SequenceEvent, ServedPath,
 };
 use dipaco_model::{
     Device, ModelConfig, ModelError, Module, ModuleWeights, PackedModule, Path, TokenBatch, TokenError,
-    TokenRows, init, split,
+    TokenRows, WeightFormat, init, split,
 };
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
 use fake::{Bytes, Fake, VOCAB};
@@ -37,6 +37,27 @@ type Loads = Arc<Mutex<BTreeMap<PathId, usize>>>;
 
 /// A run of 2 × 2 paths. Module `level/index` is that level of a random model with the seed `index`.
 fn run() -> (Arc<RunModel>, Loads) {
+    run_of(0)
+}
+
+/// The paths of [`run`], with modules of other seeds in each round.
+fn paths(levels: &Topology, loads: &Loads, round: u32) -> RunPaths {
+    let (levels, loads, count) = (levels.clone(), Arc::clone(loads), levels.paths());
+    let load = move |id: PathId| {
+        *loads.lock().unwrap().entry(id).or_insert(0) += 1;
+        let modules = levels.modules_of(id).into_iter().map(|module| {
+            let part = part(&levels, module, round);
+            let level = module.level.into();
+            let packed = PackedModule::new(&config(), &levels, level, &part, WeightFormat::F32)?;
+            Ok::<_, BoxError>(Arc::new(packed))
+        });
+        let version = PathVersion([(id.0 + 4 * round) as u8; 32]);
+        Ok(ServedPath { modules: modules.collect::<Result<_, _>>()?, version })
+    };
+    RunPaths::new(count, &format!("round {round}"), Box::new(load))
+}
+
+fn run_of(round: u32) -> (Arc<RunModel>, Loads) {
     let topology = Fake::new(1).topology().clone();
     let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
     let seed = Arc::new(Module::load(&init(&config(), 9).unwrap(), &Device::Cpu).unwrap());
@@ -49,28 +70,19 @@ fn run() -> (Arc<RunModel>, Loads) {
     };
     let all = move |prefixes: &[&[u32]]| prefixes.iter().map(&route).collect();
     let router = PrefixRouter { prefix_tokens: 32, route: Box::new(all) };
-    let (loads, levels) = (Loads::default(), topology.clone());
-    let counted = Arc::clone(&loads);
-    let load = move |id: PathId| {
-        *counted.lock().unwrap().entry(id).or_insert(0) += 1;
-        let modules = levels.modules_of(id).into_iter().map(|module| {
-            let part = part(&levels, module);
-            Ok::<_, BoxError>(Arc::new(PackedModule::new(&config(), &levels, module.level.into(), &part)?))
-        });
-        Ok(ServedPath { modules: modules.collect::<Result<_, _>>()?, version: PathVersion([id.0 as u8; 32]) })
-    };
-    let model = RunModel::new(config(), topology, Some(router), Box::new(load)).unwrap();
-    (Arc::new(model), loads)
+    let loads = Loads::default();
+    let paths = paths(&topology, &loads, round);
+    (Arc::new(RunModel::new(config(), topology, Some(router), paths).unwrap()), loads)
 }
 
-fn part(levels: &Topology, module: ModuleId) -> ModuleWeights {
-    let whole = init(&config(), module.index.into()).unwrap();
+fn part(levels: &Topology, module: ModuleId, round: u32) -> ModuleWeights {
+    let whole = init(&config(), u64::from(module.index) + 100 * u64::from(round)).unwrap();
     split(&config(), levels, &whole).unwrap().swap_remove(usize::from(module.level))
 }
 
 /// A path as training and evaluation compute it.
 fn composed(levels: &Topology, path: PathId) -> Path {
-    let modules = levels.modules_of(path).into_iter().map(|module| part(levels, module));
+    let modules = levels.modules_of(path).into_iter().map(|module| part(levels, module, 0));
     let modules: Vec<_> = modules.map(|part| Module::load(&part, &Device::Cpu).unwrap().into()).collect();
     Path::compose(&config(), levels, &modules).unwrap()
 }
@@ -83,16 +95,21 @@ fn engine(model: &Arc<RunModel>, slots: usize) -> Engine {
 async fn scores(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<(u32, Vec<(u32, Option<f32>)>)> {
     let mut all = vec![(u32::MAX, Vec::new()); requests.len()];
     let mut submission = engine.submit(requests, Duration::from_secs(600)).unwrap();
-    while let Some(SequenceEvent { sequence, event }) = submission.next().await.unwrap() {
-        let (path, scores) = &mut all[sequence];
-        match event {
-            Event::Started { path: started, .. } => *path = started.0,
-            Event::Prompt(prompt) => scores.extend(prompt.into_iter().map(|s| (s.token, s.log_prob))),
-            Event::Token { token, score, .. } => scores.push((token, score.unwrap().log_prob)),
-            Event::Finished(_) => {}
-        }
+    while let Some(event) = submission.next().await.unwrap() {
+        add(&mut all, event);
     }
     all
+}
+
+/// Adds an event to the path and the scores of its sequence.
+fn add(all: &mut [(u32, Vec<(u32, Option<f32>)>)], SequenceEvent { sequence, event }: SequenceEvent) {
+    let (path, scores) = &mut all[sequence];
+    match event {
+        Event::Started { path: started, .. } => *path = started.0,
+        Event::Prompt(prompt) => scores.extend(prompt.into_iter().map(|s| (s.token, s.log_prob))),
+        Event::Token { token, score, .. } => scores.push((token, score.unwrap().log_prob)),
+        Event::Finished(_) => {}
+    }
 }
 
 fn request(number: u32) -> GenerateRequest {
@@ -130,7 +147,7 @@ async fn scores_are_those_of_the_composed_path_and_paths_are_loaded_once() {
     taken.sort_unstable();
     taken.dedup();
     assert!(taken.len() > 1, "the prompts were meant to take several paths: {taken:?}");
-    model.load_all().unwrap();
+    model.newest().load_all().unwrap();
     let expected = model.topology().path_ids().map(|path| (path, 1)).collect();
     assert_eq!(*loads.lock().unwrap(), expected);
 }
@@ -148,17 +165,58 @@ async fn the_same_bits_come_out_alone_and_among_others() {
 #[test]
 fn a_missing_router_or_path_is_named() {
     let (model, _) = run();
-    let load = || Box::new(|_| Err("the disk is gone".into()));
+    let gone = |paths| RunPaths::new(paths, "", Box::new(|_| Err("the disk is gone".into())));
     let topology = model.topology().clone();
-    let error = RunModel::new(config(), topology, None, load()).err().unwrap();
+    let error = RunModel::new(config(), topology, None, gone(4)).err().unwrap();
     assert!(error.to_string().contains("4 paths but no router"), "{error}");
     let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
-    let model = RunModel::new(config(), dense, None, load()).unwrap();
+    let model = RunModel::new(config(), dense, None, gone(1)).unwrap();
     assert_eq!(model.route(&[&[1]]).unwrap()[0].path, PathId(0));
-    let error = model.prepare(PathId(0)).unwrap_err();
+    let error = model.generation().prepare(PathId(0)).unwrap_err();
     assert_eq!(error.to_string(), "path 0 can't be loaded");
     assert_eq!(error.source().unwrap().to_string(), "the disk is gone");
-    assert!(model.prepare(PathId(1)).is_err());
+    assert!(model.generation().prepare(PathId(1)).is_err());
+}
+
+/// Sequences of eight prompts that run while the weights are replaced again and again.
+#[tokio::test]
+async fn a_sequence_keeps_the_weights_of_its_submission_and_old_ones_are_freed() {
+    const ROUNDS: u32 = 4;
+    let mut expected = Vec::new();
+    for round in 0..ROUNDS {
+        let (model, _) = run_of(round);
+        expected.push(scores(&engine(&model, 8), (0..8).map(request).collect()).await);
+    }
+    assert_ne!(expected[0], expected[1]);
+
+    let (model, loads) = run();
+    let engine = engine(&model, 8);
+    let mut answers = Vec::new();
+    let mut old = Vec::new();
+    for round in 0..ROUNDS {
+        if round > 0 {
+            let paths = paths(model.topology(), &loads, round);
+            paths.load_all().unwrap();
+            let modules = model.newest().path(PathId(0)).unwrap().modules;
+            old.extend(modules.iter().map(Arc::downgrade));
+            model.replace(paths);
+        }
+        let mut submission = engine.submit((0..8).map(request).collect(), Duration::from_secs(600)).unwrap();
+        assert_eq!(submission.fingerprint(), format!("round {round}"));
+        // Some sequences begin before the weights change, some after it.
+        let first = submission.next().await.unwrap().unwrap();
+        answers.push((submission, vec![first]));
+    }
+    for (round, (mut submission, mut events)) in answers.into_iter().enumerate() {
+        while let Some(event) = submission.next().await.unwrap() {
+            events.push(event);
+        }
+        let mut found = vec![(u32::MAX, Vec::new()); 8];
+        events.into_iter().for_each(|event| add(&mut found, event));
+        assert!(found == expected[round], "round {round} is mixed with another");
+    }
+    // The engine drops a sequence before it sends the last event.
+    assert!(old.iter().all(|module| module.upgrade().is_none()), "modules of old rounds stay in memory");
 }
 
 #[test]

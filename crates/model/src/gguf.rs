@@ -4,47 +4,21 @@ mod vocabulary;
 
 use std::io::{Seek, Write};
 
+use candle_core::quantized::QTensor;
 use candle_core::quantized::gguf_file::{self, Value};
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
+use dipaco_ops::WeightFormat;
 
 use crate::split::require_specs;
 use crate::{ModelConfig, ModelError, ModuleWeights, TensorSpec, path_specs};
 pub use vocabulary::{GgufVocabulary, VocabularyError};
 
-/// Number type of the matrices of a GGUF file. Norms are always f32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum GgufFormat {
-    /// 32 bits: exactly the weights of the path.
-    #[default]
-    F32,
-    /// 16 bits.
-    Bf16,
-    /// 8.5 bits: blocks of 32 weights with a scale.
-    Q8_0,
-    /// 4.5 bits: blocks of 32 weights with a scale. Embedding and head have 8.5 bits, because errors there cost most.
-    Q4_0,
-}
-
-impl GgufFormat {
-    /// The format of the matrices of blocks, and of the embedding and the head.
-    fn types(self) -> (GgmlDType, GgmlDType) {
-        match self {
-            Self::F32 => (GgmlDType::F32, GgmlDType::F32),
-            Self::Bf16 => (GgmlDType::BF16, GgmlDType::BF16),
-            Self::Q8_0 => (GgmlDType::Q8_0, GgmlDType::Q8_0),
-            Self::Q4_0 => (GgmlDType::Q4_0, GgmlDType::Q8_0),
-        }
-    }
-
-    /// The number of the format in the key `general.file_type`.
-    fn file_type(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::Bf16 => 32,
-            Self::Q8_0 => 7,
-            Self::Q4_0 => 2,
-        }
+/// The number of a format in the key `general.file_type`.
+fn file_type(format: WeightFormat) -> u32 {
+    match format {
+        WeightFormat::F32 => 0,
+        WeightFormat::Bf16 => 32,
+        WeightFormat::Q8_0 => 7,
+        WeightFormat::Q4_0 => 2,
     }
 }
 
@@ -61,7 +35,7 @@ pub fn export_gguf(
     path: &ModuleWeights,
     name: &str,
     vocabulary: &GgufVocabulary,
-    format: GgufFormat,
+    format: WeightFormat,
     out: &mut (impl Write + Seek),
 ) -> Result<(), ModelError> {
     config.check_complete()?;
@@ -77,12 +51,12 @@ pub fn export_gguf(
 }
 
 /// The keys of the architecture `llama`.
-fn settings(config: &ModelConfig, name: &str, format: GgufFormat) -> Vec<(String, Value)> {
+fn settings(config: &ModelConfig, name: &str, format: WeightFormat) -> Vec<(String, Value)> {
     let number = |value: usize| Value::U32(u32::try_from(value).unwrap_or(u32::MAX));
     [
         ("general.architecture", Value::String("llama".into())),
         ("general.name", Value::String(name.to_owned())),
-        ("general.file_type", Value::U32(format.file_type())),
+        ("general.file_type", Value::U32(file_type(format))),
         ("general.quantization_version", Value::U32(2)),
         ("llama.vocab_size", number(config.vocab_size)),
         ("llama.context_length", number(config.context)),
@@ -106,30 +80,23 @@ fn tensor(
     config: &ModelConfig,
     spec: &TensorSpec,
     values: &[f32],
-    format: GgufFormat,
+    format: WeightFormat,
 ) -> Result<(String, QTensor), ModelError> {
     let wrong = |problem: String| ModelError::Weights { tensor: spec.name.clone(), problem };
     let name = file_name(&spec.name).ok_or_else(|| wrong("it has no name in a GGUF file".into()))?;
-    let (of_blocks, of_ends) = format.types();
-    let dtype = match spec.shape.len() {
-        1 => GgmlDType::F32,
-        _ if name.starts_with("blk.") => of_blocks,
-        _ => of_ends,
+    let format = match spec.shape.len() {
+        1 => WeightFormat::F32,
+        _ if name.starts_with("blk.") => format,
+        _ => format.of_ends(),
     };
     let columns = spec.shape.last().copied().unwrap_or(1);
-    let block = dtype.block_size();
-    if !columns.is_multiple_of(block) {
-        return Err(wrong(format!(
-            "its rows have {columns} numbers, and {dtype:?} takes multiples of {block}: export f32 or bf16"
-        )));
-    }
     let permuted = match name.rsplit('.').nth(1) {
         Some("attn_q" | "attn_k") => Some(neighbouring_pairs(values, config.head_dim, columns)),
         _ => None,
     };
     let values = permuted.as_deref().unwrap_or(values);
-    let tensor = Tensor::from_slice(values, spec.shape.as_slice(), &Device::Cpu)?;
-    Ok((name, QTensor::quantize(&tensor, dtype)?))
+    let tensor = format.quantize(values, &spec.shape).map_err(|source| wrong(source.to_string()))?;
+    Ok((name, tensor))
 }
 
 /// The name of a tensor of Hugging Face's Llama in a GGUF file.

@@ -53,12 +53,12 @@ pub use config::{Dtype, ModelConfig};
 pub use dipaco_ops::kernel::{exp_scaled, sum_exp};
 pub use dipaco_ops::{
     IGNORE, KvPages, OpsError, PAGE_TOKENS, Phase, Phases, Precision, Profile, TokenBatch, TokenError,
-    TokenRows, product_rate,
+    TokenRows, WeightFormat, product_rate,
 };
 pub use error::ModelError;
 pub use export::{SpecialTokens, export_llama, export_model, import_llama};
 pub use forward::Loss;
-pub use gguf::{GgufFormat, GgufVocabulary, VocabularyError, export_gguf};
+pub use gguf::{GgufVocabulary, VocabularyError, export_gguf};
 pub use gradients::Gradients;
 pub use import::{ImportError, PretrainedSettings, PretrainedWeights, TensorIndex, untie};
 pub use init::init;

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_ops::{BlockShape, PackedBlock, PackedRows, RopeTable, kernel};
+use dipaco_ops::{BlockShape, PackedBlock, PackedRows, RopeTable, WeightFormat};
 use dipaco_topology::{Part, Topology};
 
 use crate::split::require_specs;
 use crate::{ModelConfig, ModelError, ModuleWeights, level_specs};
 
-/// A module whose matrices are packed once, when it is loaded, for products with any number of rows. There is no other copy
-/// of them. All paths through the module share it.
+/// A module whose matrices are rounded to a format and packed once, when it is loaded, for products with any number of rows.
+/// There is no other copy of them. All paths through the module share it.
 #[derive(Debug)]
 pub struct PackedModule {
     pub(crate) embedding: Option<Embedding>,
@@ -22,7 +22,7 @@ pub struct PackedModule {
 #[derive(Debug)]
 pub(crate) enum Embedding {
     /// A table (V, D).
-    Table(Vec<f32>),
+    Table(PackedRows),
     /// The projection of the module's head.
     Tied,
 }
@@ -35,15 +35,18 @@ pub(crate) struct PackedHead {
 }
 
 impl PackedModule {
-    /// Packs the weights of a module of `level`.
+    /// Packs the weights of a module of `level`, with matrices in `format`. They are those of an exported GGUF file of this
+    /// format.
     ///
     /// # Errors
-    /// The configuration is incomplete, or the weights are not those of a module of this level.
+    /// The configuration is incomplete, the weights are not those of a module of this level, or the rows of a matrix are no
+    /// multiple of the format's blocks.
     pub fn new(
         config: &ModelConfig,
         topology: &Topology,
         level: usize,
         weights: &ModuleWeights,
+        format: WeightFormat,
     ) -> Result<Self, ModelError> {
         config.check_complete()?;
         config.check_topology(topology)?;
@@ -65,21 +68,23 @@ impl PackedModule {
             match part {
                 Part::Embedding => table = values,
                 Part::Block(number) => {
-                    own.blocks.insert(number, PackedBlock::new(&shape, values));
+                    own.blocks.insert(number, PackedBlock::new(&shape, values, format)?);
                 }
                 Part::Head => {
                     let (norm, projection) = values.split_at(width);
                     // The level of a tied head also holds the embedding, which comes first.
                     let projection = if config.tie_embeddings { table } else { projection };
-                    let projection = PackedRows::new(projection, width);
+                    let projection = PackedRows::with_format(projection, width, format.of_ends())?;
                     own.head = Some(PackedHead { norm: norm.to_vec(), projection });
                 }
             }
         }
         if !table.is_empty() {
-            let table =
-                if config.tie_embeddings { Embedding::Tied } else { Embedding::Table(table.to_vec()) };
-            own.embedding = Some(table);
+            own.embedding = Some(if config.tie_embeddings {
+                Embedding::Tied
+            } else {
+                Embedding::Table(PackedRows::with_format(table, width, format.of_ends())?)
+            });
         }
         Ok(own)
     }
@@ -88,7 +93,7 @@ impl PackedModule {
     #[must_use]
     pub fn bytes(&self) -> usize {
         let table = match &self.embedding {
-            Some(Embedding::Table(table)) => size_of_val(table.as_slice()),
+            Some(Embedding::Table(table)) => table.bytes(),
             _ => 0,
         };
         let head = self.head.as_ref().map_or(0, |head| head.projection.bytes() + size_of_val(&*head.norm));
@@ -100,14 +105,13 @@ impl PackedModule {
     /// # Panics
     /// When a token is outside of the vocabulary.
     pub(crate) fn embed(&self, tokens: &[u32], width: usize, x: &mut [f32]) {
-        match (&self.embedding, &self.head) {
-            (Some(Embedding::Table(table)), _) => kernel::embedding(table, tokens, width, x),
-            (Some(Embedding::Tied), Some(head)) => {
-                for (x, &token) in x.chunks_exact_mut(width).zip(tokens) {
-                    head.projection.copy_row(token as usize, x);
-                }
-            }
-            _ => {}
+        let table = match (&self.embedding, &self.head) {
+            (Some(Embedding::Table(table)), _) => table,
+            (Some(Embedding::Tied), Some(head)) => &head.projection,
+            _ => return,
+        };
+        for (x, &token) in x.chunks_exact_mut(width).zip(tokens) {
+            table.copy_row(token as usize, x);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dipaco_model::{
     Device, Dtype, KvPages, ModelConfig, ModelError, Module, ModuleWeights, PAGE_TOKENS, PackedModule, Path,
-    Positions, StepSequence, Stepper, TokenRows, init, split,
+    Positions, StepSequence, Stepper, TokenRows, WeightFormat, init, split,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 
@@ -23,20 +23,22 @@ struct Grid {
 
 impl Grid {
     fn new(config: ModelConfig) -> Self {
-        let level = |modules, blocks: &str, ends| LevelConfig {
-            modules: Modules::Count(modules),
-            blocks: blocks.into(),
-            embedding: ends,
-            head: ends,
-            frozen: false,
-        };
-        let levels = vec![level(2, "0, 3", true), level(1, "1", false), level(2, "2", false)];
-        let topology = Topology::new(&TopologyConfig { replicas: 1, levels }, 4).unwrap();
-        let weights: Vec<_> =
-            (0..2).map(|seed| split(&config, &topology, &init(&config, seed).unwrap()).unwrap()).collect();
+        Self::with_format(config, WeightFormat::F32)
+    }
+
+    fn with_format(config: ModelConfig, format: WeightFormat) -> Self {
+        let topology = topology();
+        let path = |seed| split(&config, &topology, &init(&config, seed).unwrap()).unwrap();
+        let weights = (0..2).map(path).collect();
+        Self::of(config, weights, format)
+    }
+
+    /// Module i of a level is that level of the path `weights[i]`.
+    fn of(config: ModelConfig, weights: Vec<Vec<ModuleWeights>>, format: WeightFormat) -> Self {
+        let topology = topology();
         let pack = |modules: &Vec<ModuleWeights>| -> Vec<_> {
-            let packed = modules.iter().enumerate();
-            packed.map(|(level, m)| PackedModule::new(&config, &topology, level, m).unwrap().into()).collect()
+            let pack = |(level, m)| PackedModule::new(&config, &topology, level, m, format).unwrap().into();
+            modules.iter().enumerate().map(pack).collect()
         };
         let packed = weights.iter().map(pack).collect();
         let stepper = Stepper::new(&config, &topology).unwrap();
@@ -56,6 +58,17 @@ impl Grid {
     }
 }
 
+fn topology() -> Topology {
+    let level = |modules, blocks: &str, ends| LevelConfig {
+        modules: Modules::Count(modules),
+        blocks: blocks.into(),
+        embedding: ends,
+        head: ends,
+    };
+    let levels = vec![level(2, "0, 3", true), level(1, "1", false), level(2, "2", false)];
+    Topology::new(&TopologyConfig { replicas: 1, levels }, 4).unwrap()
+}
+
 fn config() -> ModelConfig {
     ModelConfig {
         vocab_size: VOCAB,
@@ -68,6 +81,11 @@ fn config() -> ModelConfig {
         init_std: Some(0.3),
         ..ModelConfig::default()
     }
+}
+
+/// Sizes that blocks of 32 weights divide.
+fn of_blocks() -> ModelConfig {
+    ModelConfig { hidden_size: 64, ffn_size: 96, head_dim: 32, ..config() }
 }
 
 fn tokens(number: usize) -> Vec<u32> {
@@ -105,19 +123,25 @@ const SEQUENCES: [(usize, u32); 6] = [(0, 0), (1, 3), (2, 1), (3, 3), (4, 2), (5
 
 #[test]
 fn a_sequence_gets_the_same_bits_alone_among_others_in_any_chunks_and_with_any_threads() {
-    for tie_embeddings in [false, true] {
-        let grid = Grid::new(ModelConfig { tie_embeddings, kv_heads: Some(2), ..config() });
-        for dtype in [Dtype::F32, Dtype::Bf16] {
-            let mut kv = grid.stepper.pages(36, dtype);
-            let alone: Vec<_> =
-                SEQUENCES.iter().flat_map(|&one| run(&grid, &mut kv, &[one], LONGEST)).collect();
-            for (chunk, threads) in [(1, 2), (7, 1), (33, 3)] {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                let together = pool.install(|| run(&grid, &mut kv, &SEQUENCES, chunk));
-                for (number, (together, alone)) in together.iter().zip(&alone).enumerate() {
-                    let bits = |logits: &[f32]| logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-                    assert!(bits(together) == bits(alone), "{number}, chunks of {chunk}, {dtype}");
-                }
+    let f32 = WeightFormat::F32;
+    for (tie_embeddings, dtype, format) in [
+        (false, Dtype::F32, f32),
+        (true, Dtype::F32, f32),
+        (true, Dtype::Bf16, f32),
+        (false, Dtype::F32, WeightFormat::Bf16),
+        (false, Dtype::F32, WeightFormat::Q8_0),
+        (true, Dtype::Bf16, WeightFormat::Q4_0),
+    ] {
+        let grid =
+            Grid::with_format(ModelConfig { tie_embeddings, kv_heads: Some(2), ..of_blocks() }, format);
+        let mut kv = grid.stepper.pages(36, dtype);
+        let alone: Vec<_> = SEQUENCES.iter().flat_map(|&one| run(&grid, &mut kv, &[one], LONGEST)).collect();
+        for (chunk, threads) in [(1, 2), (7, 1), (33, 3)] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let together = pool.install(|| run(&grid, &mut kv, &SEQUENCES, chunk));
+            for (number, (together, alone)) in together.iter().zip(&alone).enumerate() {
+                let bits = |logits: &[f32]| logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert!(bits(together) == bits(alone), "{number}, chunks of {chunk}, {dtype}, {format}");
             }
         }
     }
@@ -149,13 +173,61 @@ fn rounded_keys_and_values_change_logits_a_little() {
         let mut kv = grid.stepper.pages(36, dtype);
         run(&grid, &mut kv, &SEQUENCES[..1], 30).swap_remove(0)
     });
-    let (error, size) = exact.iter().zip(&rounded).fold((0.0, 0.0), |(error, size), (a, b)| {
-        (error + f64::from(a - b).powi(2), size + f64::from(*a).powi(2))
-    });
-    let relative = (error / size).sqrt();
+    let relative = difference(&exact, &rounded);
     assert!((1e-5..2e-2).contains(&relative), "{relative}");
     let bytes = [Dtype::F32, Dtype::Bf16].map(|dtype| grid.stepper.page_bytes(dtype));
     assert_eq!(bytes[0], 2 * bytes[1]);
+}
+
+/// The weights as an exported file of the format has them.
+fn exported(module: &ModuleWeights, format: WeightFormat) -> ModuleWeights {
+    let rounded = module.tensors().flat_map(|(spec, values)| {
+        let end = ["model.embed_tokens.weight", "lm_head.weight"].contains(&&*spec.name);
+        let format = match spec.shape.len() {
+            1 => WeightFormat::F32,
+            _ if end => format.of_ends(),
+            _ => format,
+        };
+        let tensor = format.quantize(values, &spec.shape).unwrap().dequantize(&Device::Cpu).unwrap();
+        tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+    });
+    ModuleWeights::new(module.specs.clone(), rounded.collect()).unwrap()
+}
+
+#[test]
+fn weights_in_a_format_are_those_of_an_exported_file() {
+    let config = ModelConfig { init_std: Some(0.1), ..of_blocks() };
+    for (format, bound) in [(WeightFormat::Bf16, 0.0), (WeightFormat::Q8_0, 3e-2), (WeightFormat::Q4_0, 3e-2)]
+    {
+        let grid = Grid::with_format(config.clone(), format);
+        let weights = grid.weights.iter().map(|path| path.iter().map(|m| exported(m, format)).collect());
+        let wide = Grid::of(config.clone(), weights.collect(), WeightFormat::F32);
+        let [own, expected] = [&grid, &wide].map(|grid| {
+            let mut kv = grid.stepper.pages(36, Dtype::F32);
+            run(grid, &mut kv, &SEQUENCES[..1], 30).swap_remove(0)
+        });
+        // What is left is the rounding of activations to int8.
+        let error = difference(&expected, &own);
+        assert!(error <= bound, "{format}: {error}");
+    }
+}
+
+#[test]
+fn a_format_whose_blocks_do_not_fit_is_refused() {
+    let config = ModelConfig { hidden_size: 48, ..of_blocks() };
+    let topology = Topology::new(&TopologyConfig::dense(4), 4).unwrap();
+    let weights = init(&config, 1).unwrap();
+    let error = PackedModule::new(&config, &topology, 0, &weights, WeightFormat::Q8_0).unwrap_err();
+    let ModelError::Operation(error) = error else { panic!("{error}") };
+    assert!(error.to_string().contains("multiples of 32"), "{error}");
+}
+
+/// The Euclidean norm of the difference, as a part of the norm of `exact`.
+fn difference(exact: &[f32], other: &[f32]) -> f64 {
+    let (error, size) = exact.iter().zip(other).fold((0.0, 0.0), |(error, size), (a, b)| {
+        (error + f64::from(a - b).powi(2), size + f64::from(*a).powi(2))
+    });
+    (error / size).sqrt()
 }
 
 #[test]

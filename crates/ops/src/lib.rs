@@ -8,7 +8,7 @@
 //!   scores. They read a module's flat parameters and write gradients to [`GradientSlot`]s. Their memory comes from a
 //!   [`Workspace`] and goes back there. Products are f32, or bf16 with f32 sums ([`Precision`]).
 //! - [`PackedBlock`] runs a block on rows of many sequences, for serving. Keys and values lie in [`KvPages`].
-//! - [`PackedRows`] multiplies many blocks of rows by one matrix.
+//! - [`PackedRows`] multiplies many blocks of rows by one matrix, which may be rounded ([`WeightFormat`]).
 //! - [`kernel`] has computations on plain slices, without a graph.
 //! - [`with_slice`] and [`update_in_place`] give access to a tensor's memory.
 //!
@@ -31,6 +31,7 @@ mod element;
 mod embedding;
 mod error;
 mod exp;
+mod format;
 mod gradient_slot;
 mod head;
 mod kv_pages;
@@ -40,6 +41,7 @@ mod packed_block;
 mod packed_rows;
 mod product;
 mod profile;
+mod quantized;
 mod rms_norm;
 mod rope;
 mod scratch;
@@ -60,6 +62,7 @@ pub use dipaco_tokens::{IGNORE, TokenBatch, TokenError, TokenRows};
 pub use element::Precision;
 pub use embedding::{EmbeddingPlace, embedding};
 pub use error::OpsError;
+pub use format::WeightFormat;
 pub use gradient_slot::{GradientSlot, PartGradient};
 pub use head::head_rows;
 pub use kv_pages::{KvPages, KvShape, PAGE_TOKENS, SequencePages, SequencePlace};

@@ -11,7 +11,7 @@ use crate::element::Element;
 use crate::kv_pages::{SequencePages, SharedMemory};
 use crate::packed_rows::{PackedRows, Target, gated_products};
 use crate::product::Shared;
-use crate::{rms_norm, vector};
+use crate::{OpsError, WeightFormat, rms_norm, vector};
 
 /// The weights of a block, packed for products with any number of rows.
 #[derive(Debug)]
@@ -26,23 +26,25 @@ pub struct PackedBlock {
 }
 
 impl PackedBlock {
-    /// Packs a block's flat parameters.
+    /// Packs a block's flat parameters, with matrices in `format`.
+    ///
+    /// # Errors
+    /// The rows of a matrix are no multiple of the format's blocks.
     ///
     /// # Panics
     /// When there are fewer than [`BlockShape::parameters`].
-    #[must_use]
-    pub fn new(shape: &BlockShape, weights: &[f32]) -> Self {
+    pub fn new(shape: &BlockShape, weights: &[f32], format: WeightFormat) -> Result<Self, OpsError> {
         let BlockWeights { input_norm, qkv, o, post_norm, gate_up, down } = BlockWeights::new(shape, weights);
         let (gate, up) = gate_up.split_at(shape.ffn * shape.width);
-        Self {
+        Ok(Self {
             input_norm: input_norm.to_vec(),
-            qkv: PackedRows::new(qkv, shape.width),
-            o: PackedRows::new(o, shape.attention()),
+            qkv: PackedRows::with_format(qkv, shape.width, format)?,
+            o: PackedRows::with_format(o, shape.attention(), format)?,
             post_norm: post_norm.to_vec(),
-            gate: PackedRows::new(gate, shape.width),
-            up: PackedRows::new(up, shape.width),
-            down: PackedRows::new(down, shape.ffn),
-        }
+            gate: PackedRows::with_format(gate, shape.width, format)?,
+            up: PackedRows::with_format(up, shape.width, format)?,
+            down: PackedRows::with_format(down, shape.ffn, format)?,
+        })
     }
 
     /// Memory of the weights in bytes.

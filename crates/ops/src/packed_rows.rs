@@ -2,26 +2,41 @@
 
 use std::ops::Range;
 
+use half::bf16;
 use rayon::prelude::*;
 
 use crate::buffer::Buffer;
+use crate::element::{Element, convert};
 use crate::product::{
-    Group, LeftRows, Matrix, NR, Rhs, Shared, multiply_shared, pack_all, packed_len, with_rows,
+    DEPTH, Group, LeftRows, Lhs, Matrix, NR, Rhs, Shared, multiply_shared, pack_all, packed_len, with_rows,
 };
+use crate::quantized::{ActivationBlock, QuantizedPanels, quantize};
 use crate::scratch::{split_off, whole_lines, with_scratch};
+use crate::{OpsError, WeightFormat};
 
 /// Columns of a result that one task computes: whole panels, and few, so that threads end at about the same time.
 const COLUMNS: usize = 2 * NR;
 
-/// The rows of a matrix W (N, K), f32, packed once for many products `X · Wᵀ`.
+/// The rows of a matrix W (N, K), packed once for many products `X · Wᵀ`. W is rounded to a [`WeightFormat`], X is f32.
 ///
 /// Every product runs the same kernel, whatever the number of rows. It sums each element in the same order, so a row of X
 /// gives the same bits alone, among other rows, and with any number of threads.
+///
+/// With bf16, products are those of f32 with the rounded weights, to the bit. With blocks, each row of X is quantised to int8
+/// in blocks of 32, and the sums of a block's products are exact.
 #[derive(Debug)]
 pub struct PackedRows {
-    memory: Buffer,
+    panels: Panels,
     rows: usize,
     depth: usize,
+}
+
+/// W in panels of [`NR`] rows, element by element.
+#[derive(Debug)]
+enum Panels {
+    F32(Buffer),
+    Bf16(Buffer),
+    Blocks(QuantizedPanels),
 }
 
 /// What a product does with the result.
@@ -33,20 +48,57 @@ pub enum Target {
     Add,
 }
 
+/// W (N, K), row-major, in panels of f32.
+fn packed(weights: &[f32], depth: usize) -> Buffer {
+    assert!(weights.len().is_multiple_of(depth), "rows of another length");
+    let rows = weights.len() / depth;
+    let mut memory = Buffer::default();
+    memory.resize(packed_len(Group::Single, depth, rows, NR));
+    let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut memory);
+    pack_all(Group::Single, Matrix::columns(weights, depth, rows), NR, packed);
+    memory
+}
+
+/// The rows X of a product, as the kernels of a format read them.
+#[derive(Clone, Copy)]
+struct Left<'a> {
+    /// (M, K).
+    rows: &'a [f32],
+    /// The same rows in blocks, for a W in blocks.
+    blocks: &'a [ActivationBlock],
+}
+
 impl PackedRows {
-    /// Packs W (N, K), row-major, for K = `depth`.
+    /// Packs W (N, K) in f32, row-major, for K = `depth`.
     ///
     /// # Panics
     /// When the length of W is not a multiple of `depth`, or `depth` is 0.
     #[must_use]
     pub fn new(weights: &[f32], depth: usize) -> Self {
-        assert!(weights.len().is_multiple_of(depth), "rows of another length");
-        let rows = weights.len() / depth;
-        let mut memory = Buffer::default();
-        memory.resize(packed_len(Group::Single, depth, rows, NR));
-        let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut memory);
-        pack_all(Group::Single, Matrix::columns(weights, depth, rows), NR, packed);
-        Self { memory, rows, depth }
+        Self { panels: Panels::F32(packed(weights, depth)), rows: weights.len() / depth, depth }
+    }
+
+    /// Rounds W (N, K), row-major, to a format and packs it, for K = `depth`, with all threads of the current pool.
+    ///
+    /// # Errors
+    /// The format has blocks, and K is no multiple of a block.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    pub fn with_format(weights: &[f32], depth: usize, format: WeightFormat) -> Result<Self, OpsError> {
+        let panels = match format {
+            WeightFormat::F32 => Panels::F32(packed(weights, depth)),
+            WeightFormat::Bf16 => {
+                let (from, mut memory) = (packed(weights, depth), Buffer::default());
+                memory.resize(bf16::room(from.len()));
+                convert(&from, &mut bf16::of_mut(&mut memory)[..from.len()]);
+                Panels::Bf16(memory)
+            }
+            WeightFormat::Q8_0 | WeightFormat::Q4_0 => {
+                Panels::Blocks(QuantizedPanels::new(weights, depth, format)?)
+            }
+        };
+        Ok(Self { panels, rows: weights.len() / depth, depth })
     }
 
     /// N.
@@ -58,18 +110,29 @@ impl PackedRows {
     /// Memory of the packed matrix in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        size_of_val(&*self.memory)
+        match &self.panels {
+            Panels::F32(memory) | Panels::Bf16(memory) => size_of_val(&**memory),
+            Panels::Blocks(panels) => panels.bytes(),
+        }
     }
 
-    /// Copies row `index` of W into `row` (K).
+    /// Copies row `index` of W, as it was rounded, into `row` (K).
     ///
     /// # Panics
     /// When W does not have the row, or `row` is not of K elements.
     pub fn copy_row(&self, index: usize, row: &mut [f32]) {
         assert!(index < self.rows && row.len() == self.depth, "sizes that do not fit");
-        let panel = &self.memory[index / NR * NR * self.depth..][..NR * self.depth];
+        match &self.panels {
+            Panels::F32(memory) => self.copy_column::<f32>(memory, index, row),
+            Panels::Bf16(memory) => self.copy_column(bf16::of(memory), index, row),
+            Panels::Blocks(panels) => panels.copy_row(index, row),
+        }
+    }
+
+    fn copy_column<E: Element>(&self, panels: &[E], index: usize, row: &mut [f32]) {
+        let panel = &panels[index / NR * NR * self.depth..][..NR * self.depth];
         for (to, group) in row.iter_mut().zip(panel.chunks_exact(NR)) {
-            *to = group[index % NR];
+            *to = group[index % NR].to_f32();
         }
     }
 
@@ -80,8 +143,9 @@ impl PackedRows {
     /// When x or y do not have these sizes.
     pub fn products(&self, x: &[f32], y: &mut [f32]) {
         self.check(x, y);
+        let y = Shared::new(y);
         // SAFETY: y is borrowed exclusively.
-        unsafe { self.columns(x, 0..self.rows, &Shared::new(y), 0, self.rows, Target::Replace) };
+        self.with_left(x, |x| unsafe { self.columns(x, 0..self.rows, &y, 0, self.rows, Target::Replace) });
     }
 
     /// As [`Self::products`], with all threads of the current pool. They share the columns of y.
@@ -91,10 +155,12 @@ impl PackedRows {
     pub fn products_by_columns(&self, x: &[f32], y: &mut [f32], target: Target) {
         self.check(x, y);
         let y = Shared::new(y);
-        column_tasks(self.rows).for_each(|columns| {
-            let at = columns.start;
-            // SAFETY: each task writes its own columns.
-            unsafe { self.columns(x, columns, &y, at, self.rows, target) };
+        self.with_left(x, |left| {
+            column_tasks(self.rows).for_each(|columns| {
+                let at = columns.start;
+                // SAFETY: each task writes its own columns.
+                unsafe { self.columns(left, columns, &y, at, self.rows, target) };
+            });
         });
     }
 
@@ -103,25 +169,102 @@ impl PackedRows {
         assert!(x.len() == rows * self.depth && y.len() == rows * self.rows, "sizes that do not fit");
     }
 
-    /// Some columns of `x · Wᵀ`: element (i, j) goes to `at + i * stride + j - columns.start` of y.
+    /// Runs `f` on x (M, K) as this matrix needs it.
+    fn with_left<R>(&self, x: &[f32], f: impl FnOnce(Left<'_>) -> R) -> R {
+        if !matches!(self.panels, Panels::Blocks(_)) {
+            return f(Left { rows: x, blocks: &[] });
+        }
+        let count = x.len() / crate::quantized::BLOCK;
+        with_scratch(count * ActivationBlock::F32, |memory| {
+            let blocks: &mut [ActivationBlock] = bytemuck::cast_slice_mut(memory);
+            quantize(x, self.depth, blocks);
+            f(Left { rows: x, blocks })
+        })
+    }
+
+    /// Some columns of `x · Wᵀ`, from a multiple of [`NR`] on: element (i, j) goes to `at + i * stride + j - columns.start`
+    /// of y. `x` comes from [`Self::with_left`] of a matrix of the same format.
     ///
     /// # Safety
     /// No other thread may use these elements of y meanwhile.
     unsafe fn columns(
         &self,
-        x: &[f32],
+        x: Left<'_>,
         columns: Range<usize>,
         y: &Shared<f32>,
         at: usize,
         stride: usize,
         target: Target,
     ) {
-        let rhs = Rhs::new(bytemuck::cast_slice(&self.memory), Group::Single, self.depth, self.rows);
-        with_rows(LeftRows::contiguous(x, self.depth), |x| {
+        let add = target == Target::Add;
+        let rows = LeftRows::contiguous(x.rows, self.depth);
+        match &self.panels {
+            Panels::F32(memory) => with_rows(rows, |x| {
+                let rhs = Rhs::new(bytemuck::cast_slice(memory), Group::Single, self.depth, self.rows);
+                // SAFETY: passed on.
+                unsafe { multiply_shared(x, rhs, columns, y, at, stride, add) };
+            }),
+            Panels::Bf16(memory) => with_rows(rows, |x| {
+                // SAFETY: passed on.
+                unsafe { self.widened_columns(bf16::of(memory), x, columns, y, at, stride, add) };
+            }),
             // SAFETY: passed on.
-            unsafe { multiply_shared(x, rhs, columns, y, at, stride, target == Target::Add) };
+            Panels::Blocks(panels) => unsafe { panels.columns(x.blocks, columns, y, at, stride, add) },
+        }
+    }
+
+    /// [`Self::columns`] for weights in bf16. A part of a panel is widened into the first-level cache and serves all rows
+    /// there. Sums are cut into the same parts as those of an f32 matrix, so they have the same bits.
+    ///
+    /// # Safety
+    /// No other thread may use these elements of y meanwhile.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of `columns`, and the panels")]
+    unsafe fn widened_columns(
+        &self,
+        panels: &[bf16],
+        x: Lhs<'_>,
+        columns: Range<usize>,
+        y: &Shared<f32>,
+        at: usize,
+        stride: usize,
+        add: bool,
+    ) {
+        with_scratch(DEPTH * NR, |memory| {
+            for j in columns.clone().step_by(NR) {
+                let (panel, count) = (&panels[j * self.depth..], NR.min(columns.end - j));
+                for first in (0..self.depth).step_by(DEPTH) {
+                    let groups = DEPTH.min(self.depth - first);
+                    let wide = &mut memory[..groups * NR];
+                    widen(&panel[first * NR..][..groups * NR], wide);
+                    let rhs = Rhs::new(bytemuck::cast_slice(wide), Group::Single, groups, count);
+                    let at = at + j - columns.start;
+                    // SAFETY: passed on.
+                    unsafe {
+                        multiply_shared(
+                            x.part(first, groups),
+                            rhs,
+                            0..count,
+                            y,
+                            at,
+                            stride,
+                            add || first > 0,
+                        );
+                    }
+                }
+            }
         });
     }
+}
+
+fn widen(from: &[bf16], to: &mut [f32]) {
+    crate::vector::dispatch(
+        #[inline(always)]
+        || {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = Element::to_f32(*from);
+            }
+        },
+    );
 }
 
 fn column_tasks(columns: usize) -> impl IndexedParallelIterator<Item = Range<usize>> {
@@ -130,7 +273,7 @@ fn column_tasks(columns: usize) -> impl IndexedParallelIterator<Item = Range<usi
         .map(move |task| task * COLUMNS..columns.min((task + 1) * COLUMNS))
 }
 
-/// `y = silu(x · Gᵀ) · (x · Uᵀ)` for x (M, K), packed G and U (N, K each) and y (M, N), with all threads of the current
+/// `y = silu(x · Gᵀ) · (x · Uᵀ)` for x (M, K), packed G and U (N, K each, of one format) and y (M, N), with all threads of the current
 /// pool. They share the columns of y.
 ///
 /// # Panics
@@ -140,24 +283,28 @@ pub fn gated_products(gate: &PackedRows, up: &PackedRows, x: &[f32], y: &mut [f3
     up.check(x, y);
     let (rows, width) = (x.len() / gate.depth, gate.rows);
     let y = Shared::new(y);
-    column_tasks(width).for_each(|columns| {
-        let count = columns.len();
-        let length = rows * count;
-        with_scratch(2 * whole_lines(length), |mut memory| {
-            let parts = [gate, up].map(|weights| {
-                let part = &mut split_off(&mut memory, length)[..length];
-                // SAFETY: the part is borrowed exclusively.
-                unsafe { weights.columns(x, columns.clone(), &Shared::new(part), 0, count, Target::Replace) };
-                &*part
+    gate.with_left(x, |left| {
+        column_tasks(width).for_each(|columns| {
+            let count = columns.len();
+            let length = rows * count;
+            with_scratch(2 * whole_lines(length), |mut memory| {
+                let parts = [gate, up].map(|weights| {
+                    let part = &mut split_off(&mut memory, length)[..length];
+                    // SAFETY: the part is borrowed exclusively.
+                    unsafe {
+                        weights.columns(left, columns.clone(), &Shared::new(part), 0, count, Target::Replace)
+                    };
+                    &*part
+                });
+                for (row, (gate, up)) in
+                    parts[0].chunks_exact(count).zip(parts[1].chunks_exact(count)).enumerate()
+                {
+                    let at = row * width + columns.start;
+                    // SAFETY: each task writes its own columns.
+                    crate::swiglu::forward(gate, up, unsafe { y.part(at..at + count) });
+                }
             });
-            for (row, (gate, up)) in
-                parts[0].chunks_exact(count).zip(parts[1].chunks_exact(count)).enumerate()
-            {
-                let at = row * width + columns.start;
-                // SAFETY: each task writes its own columns.
-                crate::swiglu::forward(gate, up, unsafe { y.part(at..at + count) });
-            }
-        });
+        })
     });
 }
 
@@ -165,47 +312,107 @@ pub fn gated_products(gate: &PackedRows, up: &PackedRows, x: &[f32], y: &mut [f3
 mod tests {
     use super::*;
 
+    const FORMATS: [WeightFormat; 4] =
+        [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Q8_0, WeightFormat::Q4_0];
+
     fn values(count: usize, step: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * step % 101) as f32 - 50.0) / 64.0).collect()
+    }
+
+    fn products(packed: &PackedRows, x: &[f32], rows: usize) -> Vec<f32> {
+        let mut y = vec![1.0; rows * packed.rows()];
+        packed.products_by_columns(x, &mut y, Target::Add);
+        y
+    }
+
+    /// W as it was rounded.
+    fn rounded(packed: &PackedRows, depth: usize) -> Vec<f32> {
+        let mut weights = vec![0.0; packed.rows() * depth];
+        weights.chunks_exact_mut(depth).enumerate().for_each(|(row, to)| packed.copy_row(row, to));
+        weights
     }
 
     #[test]
     fn a_row_has_the_same_bits_alone_in_any_block_and_with_any_threads() {
         // Several depth parts, a last panel that is not full, and more rows than a tile.
-        let (depth, outputs, rows) = (600, 150, 29);
-        let (weights, x) = (values(outputs * depth, 37), values(rows * depth, 53));
-        let packed = PackedRows::new(&weights, depth);
-        let mut alone = vec![1.0; rows * outputs];
-        for (x, y) in x.chunks(depth).zip(alone.chunks_mut(outputs)) {
-            packed.products_by_columns(x, y, Target::Add);
-        }
-        for block in [2, 3, 7, 12, 13, 29] {
-            for threads in [1, 3] {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                let mut together = vec![1.0; rows * outputs];
-                for (x, y) in x.chunks(block * depth).zip(together.chunks_mut(block * outputs)) {
-                    pool.install(|| packed.products_by_columns(x, y, Target::Add));
+        let (depth, outputs, rows) = (608, 150, 29);
+        let (weights, x) = (values(depth * outputs, 37), values(depth * rows, 23));
+        for format in FORMATS {
+            let packed = PackedRows::with_format(&weights, depth, format).unwrap();
+            let alone: Vec<f32> = x.chunks(depth).flat_map(|x| products(&packed, x, 1)).collect();
+            for block in [2, 3, 7, 12, 13, 29] {
+                for threads in [1, 3] {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                    let together = x.chunks(block * depth).flat_map(|x| {
+                        let rows = x.len() / depth;
+                        pool.install(|| products(&packed, x, rows))
+                    });
+                    let together: Vec<f32> = together.collect();
+                    assert!(together == alone, "{format}, {block} rows, {threads} threads");
                 }
-                assert_eq!(together, alone, "{block} rows, {threads} threads");
             }
-        }
-        let exact = |row: usize, column: usize| -> f64 {
-            let products = x[row * depth..].iter().zip(&weights[column * depth..]).take(depth);
-            1.0 + products.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
-        };
-        for (row, column) in [(0, 0), (28, 149), (12, 64)] {
-            assert!((f64::from(alone[row * outputs + column]) - exact(row, column)).abs() < 1e-4);
+            // int8 rounds each number of x by at most 1/254 of the largest.
+            let bound = if format.block() == 1 { 1e-4 } else { 0.05 };
+            let weights = rounded(&packed, depth);
+            for (row, column) in [(0, 0), (28, 149), (12, 64)] {
+                let products = x[row * depth..].iter().zip(&weights[column * depth..]).take(depth);
+                let exact = 1.0 + products.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+                let found = f64::from(alone[row * outputs + column]);
+                assert!((found - exact).abs() < bound, "{format}: {found} {exact}");
+            }
         }
     }
 
     #[test]
-    fn rows_come_out_of_the_packing_as_they_went_in() {
-        let weights = values(70 * 19, 29);
-        let packed = PackedRows::new(&weights, 19);
-        let mut row = vec![0.0; 19];
-        for index in [0, 31, 32, 69] {
-            packed.copy_row(index, &mut row);
-            assert_eq!(row, weights[index * 19..][..19]);
+    fn bf16_gives_the_bits_of_f32_with_rounded_weights() {
+        for (depth, outputs, rows) in [(600, 150, 13), (7, 5, 1)] {
+            let (weights, x) = (values(depth * outputs, 37), values(depth * rows, 23));
+            let packed = PackedRows::with_format(&weights, depth, WeightFormat::Bf16).unwrap();
+            let rounded: Vec<f32> = weights.iter().map(|&weight| bf16::from_f32(weight).to_f32()).collect();
+            let wide = PackedRows::new(&rounded, depth);
+            assert_eq!(products(&packed, &x, rows), products(&wide, &x, rows));
+        }
+    }
+
+    #[test]
+    fn rows_come_out_of_the_packing_as_they_were_rounded() {
+        let weights = values(70 * 96, 29);
+        for format in FORMATS {
+            let packed = PackedRows::with_format(&weights, 96, format).unwrap();
+            let expected = format.quantize(&weights, &[70, 96]).unwrap();
+            let expected = expected.dequantize(&candle_core::Device::Cpu).unwrap();
+            let expected: Vec<f32> = expected.flatten_all().unwrap().to_vec1().unwrap();
+            assert!(rounded(&packed, 96) == expected, "{format}");
+        }
+    }
+
+    #[test]
+    fn formats_take_the_memory_of_their_bits() {
+        let bytes =
+            FORMATS.map(|format| PackedRows::with_format(&values(64 * 96, 29), 96, format).unwrap().bytes());
+        assert_eq!(bytes, [32.0, 16.0, 8.5, 4.5].map(|bits: f64| (64.0 * 96.0 * bits / 8.0) as usize));
+        let error = PackedRows::with_format(&values(40, 29), 40, WeightFormat::Q8_0).unwrap_err().to_string();
+        assert!(error.contains("rows have 40 numbers, and q8_0 takes multiples of 32"), "{error}");
+    }
+
+    #[test]
+    fn a_gate_has_the_bits_of_two_products() {
+        let (depth, outputs, rows) = (96, 70, 5);
+        let (gate, up, x) =
+            (values(depth * outputs, 37), values(depth * outputs, 41), values(depth * rows, 23));
+        for format in FORMATS {
+            let [gate, up] =
+                [&gate, &up].map(|weights| PackedRows::with_format(weights, depth, format).unwrap());
+            let mut together = vec![0.0; rows * outputs];
+            gated_products(&gate, &up, &x, &mut together);
+            let [gate, up] = [gate, up].map(|weights| {
+                let mut y = vec![0.0; rows * outputs];
+                weights.products_by_columns(&x, &mut y, Target::Replace);
+                y
+            });
+            let mut alone = vec![0.0; rows * outputs];
+            crate::swiglu::forward(&gate, &up, &mut alone);
+            assert!(together == alone, "{format}");
         }
     }
 }

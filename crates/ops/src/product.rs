@@ -31,6 +31,7 @@ use std::ops::Range;
 use crate::element::{Element, Precision};
 pub(crate) use kernel::Tile;
 pub use kernel::instructions;
+pub(crate) use kernel::limit;
 pub(crate) use matrix::{LeftRows, Matrix, Order};
 pub(crate) use operands::{Lhs, Rhs, with_rows};
 pub(crate) use outer::{OuterProduct, outer_products};
@@ -47,7 +48,7 @@ pub(crate) const NR: usize = 32;
 /// Rows of a task: whole tiles, and few enough that tasks spread evenly over threads.
 pub(crate) const PANEL: usize = 4 * MR;
 /// Groups that are summed before the next column of tiles: a panel of B of this depth stays in the first-level cache.
-const DEPTH: usize = 256;
+pub(crate) const DEPTH: usize = 256;
 
 /// The unit that products sum over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -276,6 +276,16 @@ pub enum PipelineError {
         #[source]
         source: rayon::ThreadPoolBuildError,
     },
+    /// The training beside a server went on to another phase, with another router.
+    #[error(
+        "the training is in phase {phase}, and the server routes by the router of phase {served}: start the server again"
+    )]
+    OtherPhase {
+        /// The phase of the training.
+        phase: u32,
+        /// The phase of the server's router.
+        served: u32,
+    },
     /// A task of this program panicked.
     #[error("internal fault of dipaco: a task of this program panicked; please report it")]
     Task {

@@ -95,7 +95,7 @@ pub fn evaluate(
 /// The router of the current phase, with the seed.
 fn text_router(run: &RunDirectory, weights: &Weights) -> Result<TextRouter, PipelineError> {
     let router = router(&run.routing(weights.manifest().phase()))?;
-    Ok(TextRouter::new(router, weights.seed()?, weights.seed_hash()?)?)
+    TextRouter::new(router, weights.model(), weights.seed_hash()?, || weights.seed())
 }
 
 /// The validation shards of the current phase.

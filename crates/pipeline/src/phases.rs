@@ -134,7 +134,7 @@ pub fn refit(
             token_vectors(&text, &settings, kind, &mut show)?
         }
     };
-    let model = RouterFeatures::new(weights.seed()?, kind, &settings, vectors.clone())?;
+    let model = RouterFeatures::new(kind, &settings, vectors.clone(), weights.model(), || weights.seed())?;
     let features = SampleFeatures::new(&model, seed_hash, &tokens, &settings, &new.features())?;
     let paths = weights.topology().paths();
     let mut likelihoods = Likelihoods::new(features.numbers().to_vec(), paths);

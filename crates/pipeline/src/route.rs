@@ -125,13 +125,14 @@ impl Wanted<'_> {
         progress: &Progress,
         cancel: &AtomicBool,
     ) -> Result<RouterFeatures, PipelineError> {
-        let seed = weights.seed()?;
         match &config.routing.labels {
             Some(file) if self.kind == RouterKind::Labels => {
                 let labels = labels::prefix_labels(run, file, self.settings.prefix_tokens, progress, cancel)?;
-                Ok(RouterFeatures::labelled(seed, labels, weights.topology().paths())?)
+                Ok(RouterFeatures::labelled(weights.model(), labels, weights.topology().paths())?)
             }
-            _ => Ok(RouterFeatures::new(seed, self.kind, self.settings, self.vectors)?),
+            _ => RouterFeatures::new(self.kind, self.settings, self.vectors, weights.model(), || {
+                weights.seed()
+            }),
         }
     }
 }

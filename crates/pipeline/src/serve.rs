@@ -2,24 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use dipaco_config::RunConfig;
-use dipaco_infer::{BoxError, PrefixRouter, RunModel};
-use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
+use dipaco_infer::{PrefixRouter, RunModel};
+use dipaco_model::{TokenRows, WeightFormat, level_specs, parameters, path_specs};
 use dipaco_routing::{Router, TextRouter};
-use dipaco_server::{ServeConfig, ServedRun, ServerState};
+use dipaco_server::{KvType, ServeConfig, ServedRun, ServerState, WeightType};
+use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
 use crate::prepared::tokenizer;
+use crate::reload::{Source, follow};
 use crate::route::router;
 use crate::run_directory::RunDirectory;
+use crate::served_modules::ServedModules;
 use crate::text_codec::RunTextCodec;
 use crate::weights::{Version, Weights};
 
 /// Opens a run and starts its inference engine. Pass the result to [`dipaco_server::serve`]. `config` has its vocabulary.
 ///
-/// All weights are loaded before this returns, so a damaged file is reported before the first request.
+/// All weights are loaded before this returns, so a damaged file is reported before the first request. With
+/// `serve.reload_seconds`, a task of the runtime takes up new weights until the server is gone.
 ///
 /// # Errors
 /// [`PipelineError::NotTrained`] and [`PipelineError::NotRouted`] when the run is not ready, and the errors of the store,
@@ -32,12 +36,20 @@ pub async fn open(
 ) -> Result<Arc<ServerState>, PipelineError> {
     let weights = Weights::open(run, config, version).await?;
     let served = served_run(config, &weights)?;
-    let router = router(&run.routing(weights.manifest().phase()))?;
+    let phase = weights.manifest().phase();
+    let router = router(&run.routing(phase))?;
     let codec = RunTextCodec::new(tokenizer(run)?, run.imported().end_tokens()?);
-    let model = tokio::task::spawn_blocking(move || load(weights, router))
-        .await
-        .map_err(|source| PipelineError::Task { source })??;
-    Ok(ServerState::start(serve, served, Arc::new(model), Arc::new(codec))?)
+    let modules = Arc::new(ServedModules::new(format(config.serve.format)));
+    let source = Source { run: run.clone(), config: config.clone(), version, modules, phase };
+    let source = Arc::new(source);
+    let own = Arc::clone(&source);
+    let model = tokio::task::spawn_blocking(move || load(&own, weights, router)).await;
+    let model = Arc::new(model.map_err(|source| PipelineError::Task { source })??);
+    if config.serve.reload_seconds > 0.0 {
+        let every = Duration::try_from_secs_f64(config.serve.reload_seconds).unwrap_or(Duration::MAX);
+        tokio::spawn(follow(source, Arc::downgrade(&model), every));
+    }
+    Ok(ServerState::start(serve, served, model, Arc::new(codec))?)
 }
 
 /// Describes the served weights to clients.
@@ -56,19 +68,31 @@ pub fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedRun, Pi
     Ok(ServedRun {
         name: config.run.name.clone(),
         created: created.unwrap_or_default().as_secs(),
-        fingerprint: format!("fp_{}_{version}", &weights.served_hash()?[..12]),
         version: version.to_owned(),
         path_parameters: parameters(&path_specs(&config.model)) as u64,
         total_parameters: total as u64,
     })
 }
 
-/// Loads the router, the seed and all paths. Blocks on the store.
-fn load(weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
+/// Fingerprint of the served weights and of the program: the same fingerprint and seed give the same text.
+///
+/// # Errors
+/// [`PipelineError::NotTrained`] when the paths have not been trained.
+pub fn fingerprint(config: &RunConfig, weights: &Weights) -> Result<String, PipelineError> {
+    let kv = match config.serve.kv_type {
+        KvType::F32 => "",
+        KvType::Bf16 => "-kv16",
+    };
+    let (format, version) = (format(config.serve.format), env!("CARGO_PKG_VERSION"));
+    Ok(format!("fp_{}_{format}{kv}_{version}", &weights.served_hash()?[..12]))
+}
+
+/// Loads the router and all paths, and the seed if the router reads its features. Blocks on the store.
+fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
     let (model, topology) = (weights.model().clone(), weights.topology().clone());
     router.check_paths(topology.paths())?;
     let (prefix_tokens, vocabulary) = (router.prefix_tokens(), model.vocab_size);
-    let router = TextRouter::new(router, weights.seed()?, weights.seed_hash()?)?;
+    let router = TextRouter::new(router, &model, weights.seed_hash()?, || weights.seed())?;
     let prefix = PrefixRouter {
         prefix_tokens,
         route: Box::new(move |prefixes| {
@@ -87,8 +111,17 @@ fn load(weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
             Ok(found.into_values().map(|route| (route.path, route.distances)).collect())
         }),
     };
-    let load = move |path| weights.served_path(path).map_err(BoxError::from);
-    let model = RunModel::new(model, topology, Some(prefix), Box::new(load))?;
-    model.load_all()?;
-    Ok(model)
+    let paths = source.load(weights)?;
+    let (path_bytes, weight_bytes) = (paths.path(PathId(0))?.bytes(), paths.bytes());
+    tracing::info!(format = %format(source.config.serve.format), path_bytes, weight_bytes, "the weights are loaded");
+    Ok(RunModel::new(model, topology, Some(prefix), paths)?)
+}
+
+fn format(weights: WeightType) -> WeightFormat {
+    match weights {
+        WeightType::F32 => WeightFormat::F32,
+        WeightType::Bf16 => WeightFormat::Bf16,
+        WeightType::Q8_0 => WeightFormat::Q8_0,
+        WeightType::Q4_0 => WeightFormat::Q4_0,
+    }
 }

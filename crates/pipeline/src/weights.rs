@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use dipaco_config::RunConfig;
-use dipaco_infer::{PathVersion, ServedPath};
-use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, PackedModule, Path, TensorSpec, path_specs};
+use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, TensorSpec, path_specs};
 use dipaco_path::Layout;
 use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, TrainingRecord};
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
@@ -57,8 +56,6 @@ pub struct Weights {
     _pin: Option<ReaderPin>,
     version: Version,
     loaded: Mutex<BTreeMap<ModuleVersion, Arc<Module>>>,
-    /// The modules of served paths. They are there only once, packed.
-    packed: Mutex<BTreeMap<ModuleVersion, Arc<PackedModule>>>,
     runtime: tokio::runtime::Handle,
 }
 
@@ -94,7 +91,6 @@ impl Weights {
             _pin: pin,
             version,
             loaded: Mutex::default(),
-            packed: Mutex::default(),
             runtime: tokio::runtime::Handle::current(),
         })
     }
@@ -161,32 +157,6 @@ impl Weights {
         let modules = self.modules_of(path)?;
         let load = |module: PathModule<'_>| self.module(module.version, &module.objects);
         self.compose(&modules.into_iter().map(load).collect::<Result<Vec<_>, _>>()?)
-    }
-
-    /// A trained path for serving. Its version is a hash over the objects of its modules. Blocks on the store.
-    ///
-    /// # Errors
-    /// As [`Self::path`].
-    pub fn served_path(&self, path: PathId) -> Result<ServedPath, PipelineError> {
-        let (mut modules, mut hasher) = (Vec::new(), blake3::Hasher::new());
-        for PathModule { version, objects } in self.modules_of(path)? {
-            for object in &objects {
-                hasher.update(object.hash.as_bytes());
-            }
-            // The lock is held while loading: two paths that want the same module at the same time load it once.
-            let mut packed = self.packed.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(module) = packed.get(&version) {
-                modules.push(module.clone());
-                continue;
-            }
-            let level = version.module.level;
-            let weights = self.assemble(level, &objects)?;
-            let (model, topology) = (&self.config.model, &self.topology);
-            let module = Arc::new(PackedModule::new(model, topology, level.into(), &weights)?);
-            packed.insert(version, module.clone());
-            modules.push(module);
-        }
-        Ok(ServedPath { modules, version: PathVersion(hasher.finalize().into()) })
     }
 
     /// The modules of a path, one per level.
@@ -301,7 +271,12 @@ impl Weights {
         Ok(Arc::new(Module::load(&self.assemble(module.level, objects)?, &Device::Cpu)?))
     }
 
-    fn assemble(&self, level: u16, objects: &[&ObjectRef]) -> Result<ModuleWeights, PipelineError> {
+    /// The weights of a module. Blocks on the store.
+    pub(crate) fn assemble(
+        &self,
+        level: u16,
+        objects: &[&ObjectRef],
+    ) -> Result<ModuleWeights, PipelineError> {
         let files = objects.iter().map(|object| self.runtime.block_on(self.store.get(object)));
         let files = files.collect::<Result<Vec<_>, _>>()?;
         Ok(self.layout.assemble(level, &files)?)

@@ -5,7 +5,9 @@ use std::fs::File;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dipaco_config::RunConfig;
-use dipaco_pipeline::{RunDirectory, Version, Weights, save_config, serve::served_run};
+use dipaco_pipeline::serve::{fingerprint, served_run};
+use dipaco_pipeline::{RunDirectory, Version, Weights, save_config};
+use dipaco_server::WeightType;
 use dipaco_store::{
     EarlyStoppingBest, FragmentRecord, KeptVersion, ManifestSequence, ModuleRecord, ObjectRef, PathRecord,
     RunManifest, RunStore, TrainingRecord, names,
@@ -63,6 +65,11 @@ impl TrainedRun {
         Self { directory, config, _folder: folder }
     }
 
+    async fn fingerprint(&self, version: Version) -> String {
+        let weights = Weights::open(&self.directory, &self.config, version).await.unwrap();
+        fingerprint(&self.config, &weights).unwrap()
+    }
+
     async fn served(&self, version: Version) -> dipaco_server::ServedRun {
         let weights = Weights::open(&self.directory, &self.config, version).await.unwrap();
         served_run(&self.config, &weights).unwrap()
@@ -84,15 +91,17 @@ fn written(module: ModuleId, version: u32) -> SystemTime {
 }
 
 #[tokio::test]
-async fn the_fingerprint_is_of_the_served_version() {
-    let run = TrainedRun::new(1).await;
-    let (current, best) = (run.served(Version::Current).await, run.served(Version::Best).await);
-    assert_ne!(current.fingerprint, best.fingerprint);
-    assert_eq!(best.fingerprint, run.served(Version::Best).await.fingerprint);
+async fn the_fingerprint_is_of_the_served_version_and_of_its_number_types() {
+    let mut run = TrainedRun::new(1).await;
+    let (current, best) = (run.fingerprint(Version::Current).await, run.fingerprint(Version::Best).await);
+    assert_ne!(current, best);
+    assert_eq!(best, run.fingerprint(Version::Best).await);
+    run.config.serve.format = WeightType::Q8_0;
+    assert_ne!(current, run.fingerprint(Version::Current).await);
 
     let run = TrainedRun::new(2).await;
-    let (current, best) = (run.served(Version::Current).await, run.served(Version::Best).await);
-    assert_eq!(current.fingerprint, best.fingerprint, "the same weights have the same fingerprint");
+    let (current, best) = (run.fingerprint(Version::Current).await, run.fingerprint(Version::Best).await);
+    assert_eq!(current, best, "the same weights have the same fingerprint");
 }
 
 #[tokio::test]

@@ -34,7 +34,7 @@ mod write_limit;
 
 pub use auth::ApiKeys;
 pub use chat_template::{ChatTemplate, EncodeChat};
-pub use dipaco_settings::ServeConfig;
+pub use dipaco_settings::{KvType, ServeConfig, WeightType};
 pub use loading::while_loading;
 pub use metrics::Metrics;
 pub use serve::serve;

@@ -121,9 +121,9 @@ impl Metrics {
         *http.entry((method, handler, status)).or_insert(0) += 1;
     }
 
-    /// The metrics as text for Prometheus.
+    /// The metrics as text for Prometheus. `weight_bytes` is the memory of the loaded modules.
     #[must_use]
-    pub fn render(&self, load: Load) -> String {
+    pub fn render(&self, load: Load, weight_bytes: usize) -> String {
         let mut out = String::with_capacity(16 << 10);
         let labels = &self.labels;
         let mut head = |name: &str, kind: &str, help: &str, lines: Vec<(String, u64)>| {
@@ -135,6 +135,7 @@ impl Metrics {
         let one = |value: u64| vec![(String::new(), value)];
         let count = |value: &AtomicU64| value.load(Ordering::Relaxed);
         head("build_info", "gauge", "The binary.", vec![(format!(",version=\"{}\"", self.version), 1)]);
+        head("weight_bytes", "gauge", "Memory of the loaded modules.", one(weight_bytes as u64));
         head("num_requests_running", "gauge", "Sequences that hold a slot.", one(load.running as u64));
         head("num_requests_waiting", "gauge", "Sequences in the queue.", one(load.waiting as u64));
         head("num_tokens_waiting", "gauge", "Prompt tokens in the queue.", one(load.waiting_tokens as u64));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dipaco_infer::EngineConfig;
-use dipaco_settings::ServeConfig;
+use dipaco_settings::{KvType, ServeConfig};
 
 /// The limits of the engine.
 pub(crate) fn engine(config: &ServeConfig) -> EngineConfig {
@@ -11,7 +11,13 @@ pub(crate) fn engine(config: &ServeConfig) -> EngineConfig {
         slots: config.slots,
         queued_requests: config.queued_requests,
         queued_tokens: config.queued_tokens,
-        ..EngineConfig::default()
+        step_tokens: config.step_tokens,
+        kv_bytes: config.kv_bytes,
+        kv_type: match config.kv_type {
+            KvType::F32 => dipaco_infer::KvType::F32,
+            KvType::Bf16 => dipaco_infer::KvType::Bf16,
+        },
+        threads: 0,
     }
 }
 

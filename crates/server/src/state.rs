@@ -72,10 +72,8 @@ pub enum ServerError {
 pub struct ServedRun {
     /// Name of the run, which is also the name of the routed model. The paths are the models `name/path-0` and so on.
     pub name: String,
-    /// Time at which the served weights were made, in seconds since 1970.
+    /// Time at which the weights of the server's start were made, in seconds since 1970.
     pub created: u64,
-    /// Fingerprint of the served weights and of the program: the same fingerprint and seed give the same text.
-    pub fingerprint: String,
     /// Version of the program.
     pub version: String,
     /// Number of parameters of one path.

@@ -292,7 +292,6 @@ async fn a_server_that_cannot_work_does_not_start() {
         let run = dipaco_server::ServedRun {
             name: "tiny".into(),
             created: 0,
-            fingerprint: String::new(),
             version: String::new(),
             path_parameters: 0,
             total_parameters: 0,

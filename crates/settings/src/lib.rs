@@ -22,4 +22,4 @@ mod serve;
 
 pub use error::SettingError;
 pub use evaluation::{EvaluationConfig, RouteUnit};
-pub use serve::ServeConfig;
+pub use serve::{KvType, ServeConfig, WeightType};

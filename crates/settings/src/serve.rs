@@ -10,12 +10,50 @@ use crate::SettingError;
 /// Longest duration in seconds. Larger values are mistakes.
 const MAX_SECONDS: f64 = 1e6;
 
+/// Number type of the matrices of served paths, in llama.cpp's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightType {
+    /// 32 bits: exactly the trained weights.
+    #[default]
+    F32,
+    /// 16 bits.
+    Bf16,
+    /// 8.5 bits.
+    #[serde(rename = "q8_0")]
+    Q8_0,
+    /// 4.5 bits, 8.5 in embedding and head.
+    #[serde(rename = "q4_0")]
+    Q4_0,
+}
+
+/// Number type of keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvType {
+    /// 32 bits.
+    #[default]
+    F32,
+    /// 16 bits: half the memory, rounded.
+    Bf16,
+}
+
 /// Section `[serve]`: the HTTP server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServeConfig {
     /// Key `serve.address`.
     pub address: SocketAddr,
+    /// Key `serve.format`.
+    pub format: WeightType,
+    /// Key `serve.reload_seconds`.
+    pub reload_seconds: f64,
+    /// Key `serve.kv_type`.
+    pub kv_type: KvType,
+    /// Key `serve.kv_bytes`.
+    pub kv_bytes: usize,
+    /// Key `serve.step_tokens`.
+    pub step_tokens: usize,
     /// Key `serve.slots`.
     pub slots: usize,
     /// Key `serve.queued_requests`.
@@ -50,6 +88,11 @@ impl Default for ServeConfig {
     fn default() -> Self {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            format: WeightType::F32,
+            reload_seconds: 0.0,
+            kv_type: KvType::F32,
+            kv_bytes: 0,
+            step_tokens: 64,
             slots: 0,
             queued_requests: 1024,
             queued_tokens: 1 << 20,
@@ -99,10 +142,12 @@ impl ServeConfig {
                 return Err(SettingError::new("serve", key, &value, problem));
             }
         }
-        // Unlike the others, 0 makes sense here: stop without waiting for requests.
-        if !(0.0..=MAX_SECONDS).contains(&self.drain_timeout) {
-            let problem = "give seconds from 0 to 1000000";
-            return Err(SettingError::new("serve", "drain_timeout", &self.drain_timeout, problem));
+        // Unlike the others, 0 makes sense here: stop without waiting for requests, and never look for new weights.
+        for (key, value) in [("drain_timeout", self.drain_timeout), ("reload_seconds", self.reload_seconds)] {
+            if !(0.0..=MAX_SECONDS).contains(&value) {
+                let problem = "give seconds from 0 to 1000000";
+                return Err(SettingError::new("serve", key, &value, problem));
+            }
         }
         for origin in self.allowed_origins.iter().filter(|origin| *origin != "*") {
             let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
@@ -118,8 +163,15 @@ impl ServeConfig {
         Ok(())
     }
 
-    fn counts(&self) -> [Count; 6] {
+    fn counts(&self) -> [Count; 7] {
         [
+            Count {
+                key: "step_tokens",
+                value: self.step_tokens,
+                least: 1,
+                most: 1 << 16,
+                problem: "it must be from 1 to 65536",
+            },
             Count {
                 key: "slots",
                 value: self.slots,
@@ -178,6 +230,8 @@ mod tests {
         let error = ServeConfig { max_choices: 0, ..ServeConfig::default() }.check().unwrap_err();
         assert_eq!(error.key, "max_choices");
         assert_eq!(ServeConfig { drain_timeout: 0.0, ..ServeConfig::default() }.check(), Ok(()));
+        let error = ServeConfig { reload_seconds: -1.0, ..ServeConfig::default() }.check().unwrap_err();
+        assert_eq!(error.key, "reload_seconds");
         let origins = |origin: &str| {
             ServeConfig { allowed_origins: vec![origin.into()], ..ServeConfig::default() }.check()
         };

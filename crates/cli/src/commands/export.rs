@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use dipaco_config::RunConfig;
 use dipaco_model::{
-    GgufFormat, GgufVocabulary, ModuleWeights, SpecialTokens, export_gguf, export_llama, export_model,
+    GgufVocabulary, ModuleWeights, SpecialTokens, WeightFormat, export_gguf, export_llama, export_model,
 };
 use dipaco_topology::PathId;
 
@@ -49,7 +49,7 @@ pub(crate) struct ExportOptions {
 /// The values of `--format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum FormatOption {
-    /// 32 bits a weight: the same tokens as `dipaco serve`.
+    /// 32 bits a weight: the same tokens as `dipaco serve` with the same format.
     #[default]
     F32,
     /// 16 bits a weight.
@@ -62,7 +62,7 @@ enum FormatOption {
     Q4_0,
 }
 
-impl From<FormatOption> for GgufFormat {
+impl From<FormatOption> for WeightFormat {
     fn from(option: FormatOption) -> Self {
         match option {
             FormatOption::F32 => Self::F32,
@@ -135,7 +135,7 @@ fn write_gguf(
     config: &RunConfig,
     weights: &ModuleWeights,
     path: PathId,
-    format: GgufFormat,
+    format: WeightFormat,
     file: &Path,
 ) -> Result<(), CliError> {
     let (tokenizer, imported) = (prepared::tokenizer(run)?, run.imported());

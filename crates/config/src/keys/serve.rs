@@ -10,6 +10,37 @@ pub(super) const KEYS: &[KeyDoc] = &[
          `serve.api_keys` with it.",
     ),
     free(
+        "serve.format",
+        "name",
+        "Number type of the weights, which are rounded when they are loaded: \"f32\", \"bf16\", \"q8_0\" (8.5 bits) or \
+         \"q4_0\" (4.5 bits, 8.5 in embedding and head). Fewer bits need less memory and are read faster. The blocks of the \
+         last two are llama.cpp's. They also round activations to 8 bits, and need sizes that are multiples of 32.",
+    ),
+    free(
+        "serve.reload_seconds",
+        "seconds",
+        "Time between two looks for new weights of a training that goes on beside the server; 0 never looks. New weights are \
+         loaded beside the old ones, which stay in memory until the last sequence that uses them has ended.",
+    ),
+    free(
+        "serve.kv_type",
+        "name",
+        "Number type of keys and values: \"f32\", or \"bf16\" with half the memory and a small rounding error.",
+    ),
+    free(
+        "serve.kv_bytes",
+        "bytes",
+        "Memory of keys and values of all sequences, and of the beginnings of texts that are kept for the next request. 0 takes \
+         what all slots need for whole contexts, at most 2 GiB. At least one whole context is taken. The system gives the \
+         memory when it is used for the first time.",
+    ),
+    free(
+        "serve.step_tokens",
+        "tokens",
+        "Tokens of a step of the engine, at least `serve.slots`. A prompt is read in pieces that fit. More tokens read prompts \
+         with less work in all; fewer let running sequences wait less while a prompt is read.",
+    ),
+    free(
         "serve.slots",
         "sequences",
         "Sequences that are computed at a time; 0 takes 32. Sequences that share modules share the work of reading \

@@ -77,7 +77,10 @@ fn run(model: &dyn LanguageModel, file: &TokenFile, config: &EvaluationConfig) -
 
 fn shards(folder: &std::path::Path, file: &TokenFile, paths: u32) -> ShardSet {
     let config = RouterConfig { features: FeatureKind::Seed, ..RouterConfig::default() };
-    let seed = RouterFeatures::new(tiny(5), config.kind, &config, None).unwrap();
+    let seed = RouterFeatures::new(config.kind, &config, None, tiny(5).config(), || {
+        Ok::<_, dipaco_routing::RoutingError>(tiny(5))
+    })
+    .unwrap();
     let fitted = fit(&seed, "seed", file, &[paths], &config, &mut silent).unwrap();
     assign(&seed, "seed", &fitted.router, file, &folder.join("shards"), &mut silent).unwrap().shards
 }

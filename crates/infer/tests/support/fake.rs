@@ -4,8 +4,8 @@
 use std::sync::{Arc, Condvar, Mutex};
 
 use dipaco_infer::{
-    BoxError, Executor, KvType, PathVersion, Positions, Route, RoutedModel, SequenceRows, TextCodec,
-    TextStream, TokenizerInfo,
+    BoxError, Executor, Generation, KvType, PathVersion, Positions, Route, RoutedModel, SequenceRows,
+    ServedPath, TextCodec, TextStream, TokenizerInfo,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 
@@ -90,8 +90,12 @@ impl RoutedModel for Fake {
         Ok(prefixes.iter().map(route).collect())
     }
 
-    fn prepare(&self, path: PathId) -> Result<PathVersion, BoxError> {
-        Ok(PathVersion([path.0 as u8; 32]))
+    fn generation(&self) -> Arc<dyn Generation> {
+        Arc::new(FakePaths)
+    }
+
+    fn weight_bytes(&self) -> usize {
+        4096
     }
 
     fn page_bytes(&self, _: KvType) -> usize {
@@ -100,6 +104,18 @@ impl RoutedModel for Fake {
 
     fn executor(&self, pages: usize, _: KvType) -> Box<dyn Executor + '_> {
         Box::new(FakeSteps { model: self, pages: vec![[u32::MAX; 16]; pages] })
+    }
+}
+
+struct FakePaths;
+
+impl Generation for FakePaths {
+    fn fingerprint(&self) -> Arc<str> {
+        "fp_test".into()
+    }
+
+    fn prepare(&self, path: PathId) -> Result<ServedPath, BoxError> {
+        Ok(ServedPath { modules: Vec::new(), version: PathVersion([path.0 as u8; 32]) })
     }
 }
 
@@ -131,7 +147,7 @@ impl Executor for FakeSteps<'_> {
 
 impl FakeSteps<'_> {
     fn rows(&mut self, rows: &SequenceRows<'_>) -> Result<Vec<f32>, BoxError> {
-        let &SequenceRows { path, tokens, start, pages, logits: positions } = rows;
+        let &SequenceRows { path, tokens, start, pages, logits: positions, .. } = rows;
         let prompt = start == 0;
         assert!(!(prompt && tokens.contains(&u32::from(b'#'))), "the fake model was asked to panic");
         if prompt && tokens.contains(&u32::from(b'!')) {

@@ -2,6 +2,7 @@
 
 use std::io::Cursor;
 
+use candle_core::Device;
 use candle_core::quantized::gguf_file::Content;
 use dipaco_topology::Part;
 use serde_json::json;
@@ -26,7 +27,7 @@ fn written(
     name: &str,
     shape: &[usize],
     values: &[f32],
-    format: GgufFormat,
+    format: WeightFormat,
 ) -> Result<(String, String), ModelError> {
     let spec = TensorSpec { name: name.into(), shape: shape.into(), part: Part::Block(0), decay: true };
     let config = ModelConfig { head_dim: 4, ..ModelConfig::default() };
@@ -40,7 +41,7 @@ fn written(
 fn blocks_are_those_of_llama_cpp() {
     let name = "model.layers.0.mlp.up_proj.weight";
     let bytes = |format| written(name, &[3, 32], &matrix(), format).unwrap();
-    let (file_name, q8_0) = bytes(GgufFormat::Q8_0);
+    let (file_name, q8_0) = bytes(WeightFormat::Q8_0);
     assert_eq!(file_name, "blk.0.ffn_up.weight");
     assert_eq!(
         q8_0,
@@ -48,10 +49,10 @@ fn blocks_are_those_of_llama_cpp() {
          447983d044bc188779d08bf16e139bf700000000000000000000000000000000004abbd5b7c9cb698229e4303f77b75c7f"
     );
     assert_eq!(
-        bytes(GgufFormat::Q4_0).1,
+        bytes(WeightFormat::Q4_0).1,
         "309e486d4b3731ed65bdb81e8faa6c3a1027c0b1324504f7ba4acd73f909b0fe9d1074eaa88b38c8b8d8b8b818f858a8584818d82808"
     );
-    let bf16 = bytes(GgufFormat::Bf16).1;
+    let bf16 = bytes(WeightFormat::Bf16).1;
     assert!(
         bf16.starts_with("b63a05bd9dbc623b373d06bda63ce0bc09ba1abd") && bf16.ends_with("8cbab13af53a"),
         "{bf16}"
@@ -61,13 +62,13 @@ fn blocks_are_those_of_llama_cpp() {
 #[test]
 fn norms_are_f32_and_the_ends_of_a_model_in_four_bits_have_eight() {
     let length = |name, shape: &[usize], values: &[f32]| {
-        written(name, shape, values, GgufFormat::Q4_0).unwrap().1.len() / 2
+        written(name, shape, values, WeightFormat::Q4_0).unwrap().1.len() / 2
     };
     assert_eq!(length("model.norm.weight", &[3], &[1.0, 2.0, 3.0]), 12);
     assert_eq!(length("lm_head.weight", &[3, 32], &matrix()), 3 * 34);
     assert_eq!(length("model.embed_tokens.weight", &[3, 32], &matrix()), 3 * 34);
     let error =
-        written("model.layers.0.mlp.up_proj.weight", &[4, 24], &matrix(), GgufFormat::Q8_0).unwrap_err();
+        written("model.layers.0.mlp.up_proj.weight", &[4, 24], &matrix(), WeightFormat::Q8_0).unwrap_err();
     assert!(error.to_string().contains("24 numbers"), "{error}");
 }
 
@@ -107,7 +108,7 @@ fn the_file_holds_the_model_and_its_tokenizer() {
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     let vocabulary = GgufVocabulary::from_tokenizer_json(&tokenizer(&byte_level), 0).unwrap();
     let mut file = Cursor::new(Vec::new());
-    export_gguf(&config, &path, "tiny/path-0", &vocabulary, GgufFormat::F32, &mut file).unwrap();
+    export_gguf(&config, &path, "tiny/path-0", &vocabulary, WeightFormat::F32, &mut file).unwrap();
     file.set_position(0);
     let content = Content::read(&mut file).unwrap();
     let text = |key: &str| content.metadata[key].to_string().unwrap().clone();
@@ -135,7 +136,8 @@ fn the_file_holds_the_model_and_its_tokenizer() {
         }
     }
     let small = ModelConfig { vocab_size: 3, ..config };
-    let error = export_gguf(&small, &init(&small, 7).unwrap(), "x", &vocabulary, GgufFormat::F32, &mut file);
+    let error =
+        export_gguf(&small, &init(&small, 7).unwrap(), "x", &vocabulary, WeightFormat::F32, &mut file);
     assert!(matches!(error, Err(ModelError::Token { token: 3, vocabulary: 3 })));
 }
 

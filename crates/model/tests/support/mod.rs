@@ -59,7 +59,9 @@ pub(crate) struct Decoder {
 impl Decoder {
     pub(crate) fn new(config: &ModelConfig, topology: &Topology, weights: &ModuleWeights) -> Self {
         let modules = split(config, topology, weights).unwrap();
-        let pack = |(level, module)| PackedModule::new(config, topology, level, module).unwrap().into();
+        let pack = |(level, module)| {
+            PackedModule::new(config, topology, level, module, WeightFormat::F32).unwrap().into()
+        };
         let modules = modules.iter().enumerate().map(pack).collect();
         let stepper = Stepper::new(config, topology).unwrap();
         Self { kv: stepper.pages(2, Dtype::F32), stepper, modules, length: 0 }

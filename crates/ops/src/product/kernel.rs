@@ -59,7 +59,13 @@ const PORTABLE: Kernels =
 
 fn kernels() -> &'static Kernels {
     static KERNELS: OnceLock<Kernels> = OnceLock::new();
-    KERNELS.get_or_init(|| detect(std::env::var(LIMIT).as_deref().unwrap_or_default()))
+    KERNELS.get_or_init(|| detect(limit()))
+}
+
+/// The value of `DIPACO_SIMD`, empty if it is not set. See [`instructions`].
+pub(crate) fn limit() -> &'static str {
+    static VALUE: OnceLock<String> = OnceLock::new();
+    VALUE.get_or_init(|| std::env::var(LIMIT).unwrap_or_default())
 }
 
 /// The best kernels that the processor has and the limit allows.

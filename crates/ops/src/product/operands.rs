@@ -109,6 +109,12 @@ impl<'a> Lhs<'a> {
         Some(Self { data, group: Group::Single, row: 1, step: stride, rows: lanes, groups: depth })
     }
 
+    /// `count` groups of all rows, from group `first` on.
+    pub(crate) fn part(self, first: usize, count: usize) -> Self {
+        assert!(first + count <= self.groups, "groups that A does not have");
+        Self { data: &self.data[(first * self.step).min(self.data.len())..], groups: count, ..self }
+    }
+
     /// The first of the panels of `width` rows that [`pack`] wrote.
     pub(crate) fn packed(data: &'a [u32], group: Group, rows: usize, depth: usize, width: usize) -> Self {
         Self { data, group, row: 1, step: width, rows, groups: group.count(depth) }

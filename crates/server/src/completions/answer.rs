@@ -122,7 +122,7 @@ impl Answer {
         whole: bool,
     ) -> Result<Vec<u8>, ApiError> {
         let (id, created, model) = (&self.id, self.created, &self.model);
-        let system_fingerprint = &self.state.run.fingerprint;
+        let system_fingerprint = self.submission.fingerprint();
         let written = match self.form {
             Form::Text => {
                 let (object, choices) = ("text_completion", choices.as_slice());

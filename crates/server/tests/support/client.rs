@@ -62,7 +62,6 @@ impl Server {
         let run = ServedRun {
             name: "tiny".into(),
             created: 1_700_000_000,
-            fingerprint: "fp_test".into(),
             version: "0.0.0".into(),
             path_parameters: 10,
             total_parameters: 40,

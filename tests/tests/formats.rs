@@ -1,0 +1,60 @@
+//! `serve.format`: what weights of fewer bits cost in perplexity and save in memory.
+#![allow(clippy::unwrap_used)]
+
+use dipaco_shards::TokenFile;
+use dipaco_tests::http::{get, post};
+use dipaco_tests::run::{Run, trained};
+use serde_json::json;
+
+/// Texts of each perplexity, and their tokens.
+const TEXTS: u64 = 24;
+const TOKENS: u64 = 60;
+
+/// What a server says about the text: the mean negative log-probability of a token, and the memory of its weights.
+fn measured(run: &Run, format: &str) -> (f64, u64) {
+    let server = run.serve(&format!("--set serve.format={format}"));
+    let file = TokenFile::open(&run.file("data/train.h5")).unwrap();
+    let text = |number: u64| {
+        let start = number * (file.tokens() - TOKENS) / TEXTS;
+        file.slice(start..start + TOKENS).to_vec()
+    };
+    let prompts: Vec<Vec<u32>> = (0..TEXTS).map(text).collect();
+    let ask = json!({"prompt": prompts, "max_tokens": 0, "echo": true, "logprobs": 0});
+    let answer = post(&server.address, "/v1/completions", &ask).json();
+    let choices = answer["choices"].as_array().unwrap();
+    let scores: Vec<f64> = choices
+        .iter()
+        .flat_map(|choice| choice["logprobs"]["token_logprobs"].as_array().unwrap()[1..].iter())
+        .map(|score| score.as_f64().unwrap())
+        .collect();
+    assert_eq!(scores.len() as u64, TEXTS * (TOKENS - 1));
+    let info = get(&server.address, "/info").json();
+    assert_eq!(info["format"], format);
+    let bytes = info["weight_bytes"].as_u64().unwrap();
+    let metrics = get(&server.address, "/metrics").body;
+    assert!(metrics.contains(&format!("dipaco_weight_bytes{{model_name=\"e2e\"}} {bytes}\n")), "{metrics}");
+    (-scores.iter().sum::<f64>() / scores.len() as f64, bytes)
+}
+
+#[test]
+fn weights_of_fewer_bits_cost_little_perplexity() {
+    let run = trained();
+    let (exact, whole) = measured(run, "f32");
+    assert!(exact < 0.9 * 384f64.ln(), "the model has learnt nothing: {exact}");
+    for (format, bound, memory) in [("bf16", 0.001, 0.52), ("q8_0", 0.001, 0.29), ("q4_0", 0.03, 0.25)] {
+        let (loss, bytes) = measured(run, format);
+        let rise = (loss - exact).exp() - 1.0;
+        println!("{format}: perplexity {:+.4} %, memory {:.3}", 100.0 * rise, bytes as f64 / whole as f64);
+        assert!(rise < bound, "{format}: perplexity rises by {:.3} %", 100.0 * rise);
+        assert!(loss != exact, "{format} is not another format");
+        assert!((bytes as f64) < memory * whole as f64, "{format}: {bytes} of {whole} bytes");
+    }
+}
+
+#[test]
+fn a_format_that_is_unknown_or_does_not_fit_is_refused() {
+    let run = trained();
+    let _ = run.dipaco("serve --set serve.format=q5_0").failed(2, &["serve.format", "q4_0"]);
+    let copy = run.copy();
+    let _ = copy.dipaco("serve --set serve.step_tokens=0").failed(2, &["serve.step_tokens", "1 to 65536"]);
+}
