@@ -38,6 +38,7 @@ pub mod phases;
 pub mod prepare;
 pub mod prepared;
 pub mod product_rate;
+pub mod published;
 pub mod rollback;
 pub mod route;
 pub mod seed;
