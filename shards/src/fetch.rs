@@ -1,4 +1,4 @@
-//! Downloading C4 files, with resume, retries and checks.
+//! Downloading files of C4 and single files, with resume, retries and checks.
 
 mod download;
 
@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use std::io::Read;
+
+use ring::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
 
 use crate::{PrepareProgress, ShardsError};
-use download::Downloader;
+use download::{Downloader, check_gzip};
 
 /// A split of C4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,11 +149,54 @@ pub fn fetch_c4(
         let url = format!("{}/{name}", config.base_url.trim_end_matches('/'));
         let path = out.join(name);
         let present = std::fs::metadata(&path).is_ok_and(|metadata| metadata.len() > 0);
-        let requests = if present { 0 } else { downloader.download(&url, &path)? };
+        let requests = if present { 0 } else { downloader.download(&url, &path, &check_gzip)? };
         let bytes = std::fs::metadata(&path).map_err(ShardsError::io("look at", &path))?.len();
         report.files.push(FetchedFile { path, url, bytes, requests });
     }
     Ok(report)
+}
+
+/// Downloads `url` to `path`, whose content has the SHA-256 `sha256` in hexadecimal. A file with this content is not
+/// downloaded again. The base URL and the range of `config` do not count; all else is as in [`fetch_c4`].
+///
+/// # Errors
+/// As [`fetch_c4`]; a file with other content counts as a failure.
+pub fn fetch_file(
+    config: &FetchConfig,
+    url: &str,
+    sha256: &str,
+    path: &Path,
+    progress: &dyn PrepareProgress,
+    cancel: &AtomicBool,
+    sleep: &dyn Fn(Duration),
+) -> Result<(), ShardsError> {
+    let check = |file: &Path| match sha256_of(file) {
+        Ok(found) if found == sha256 => Ok(()),
+        Ok(found) => Err(format!("the received file has the SHA-256 {found} instead of {sha256}")),
+        Err(error) => Err(format!("the received file can't be read ({error})")),
+    };
+    if path.exists() && check(path).is_ok() {
+        return Ok(());
+    }
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(ShardsError::io("create the folder", folder))?;
+    }
+    Downloader::new(config, progress, cancel, sleep).download(url, path, &check)?;
+    Ok(())
+}
+
+/// The SHA-256 of a file, in hexadecimal.
+fn sha256_of(path: &Path) -> std::io::Result<String> {
+    let mut file = std::fs::File::open(path)?;
+    let mut context = Context::new(&SHA256);
+    let mut buffer = vec![0; 1 << 17];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => break,
+            count => context.update(&buffer[..count]),
+        }
+    }
+    Ok(context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]

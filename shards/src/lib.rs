@@ -43,7 +43,7 @@ pub use dipaco_tokens::{IGNORE, TokenBatch, TokenError, TokenRows};
 pub use document_hash::document_number;
 pub use document_set::DocumentSet;
 pub use error::ShardsError;
-pub use fetch::{C4Split, FetchConfig, FetchReport, FetchedFile, fetch_c4};
+pub use fetch::{C4Split, FetchConfig, FetchReport, FetchedFile, fetch_c4, fetch_file};
 pub use part::Part;
 pub use prepare::{
     FileReport, PrepareConfig, PrepareReport, PrepareWork, SplitReport, TokenizerReport, prepare,

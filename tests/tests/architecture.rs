@@ -339,7 +339,7 @@ fn unsafe_code_has_its_places() {
 const READERS: [(&str, &str); 8] = [
     (
         "crates/cli",
-        "Cargo.lock and configs/quickstart.toml as parts of the program; configs/tiny.toml and tests/fixtures in tests",
+        "Cargo.lock, configs/quickstart.toml and configs/smollm2-2x2.toml as parts of the program; configs/tiny.toml and tests/fixtures in tests",
     ),
     ("crates/config", "configs/ and docs/configuration.md in tests: each file is checked against the keys"),
     ("crates/experiment", "configs/experiments in a test"),

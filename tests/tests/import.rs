@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use dipaco_tests::fixtures::{corpus, fixture, root};
+use dipaco_tests::process::{Output, dipaco};
 use dipaco_tests::run::Run;
 use serde_json::{Value, json};
 
@@ -146,4 +147,55 @@ fn a_folder_without_a_model_is_refused() {
     let _ = run.dipaco(&import).failed(1, &["can't read", "model.safetensors"]);
     fs::write(folder.join("model.safetensors"), [0xff; 4096]).unwrap();
     let _ = run.dipaco(&import).failed(1, &["model.safetensors is not a valid safetensors file"]);
+}
+
+/// A quickstart in the directory of a run, which begins without a configuration file.
+fn quickstart(run: &Run, words: &str) -> Output {
+    dipaco(&format!("quickstart --run {} {words}", run.directory().display()))
+}
+
+#[test]
+fn the_quickstart_goes_from_a_model_to_completions() {
+    let run = Run::new();
+    let settings = [
+        "seed_model.steps=3",
+        "train.rounds=1",
+        "train.inner_steps=2",
+        "prepare.text_document_bytes=1024",
+        "prepare.validation_fraction=0.05",
+        "routing.restarts=2",
+    ]
+    .map(|setting| format!(" --set {setting}"))
+    .concat();
+    let words = format!("--from {} --data {}{settings}", model().display(), corpus()[0].display());
+    let mut first = quickstart(&run, &words).succeeded();
+    for text in ["imported", "seed", "dense", "routed", "completion", "serve --run"] {
+        first = first.says(text);
+    }
+    let config: toml::Table = fs::read_to_string(run.file("config.toml")).unwrap().parse().unwrap();
+    let levels = config["topology"]["levels"].as_array().unwrap();
+    let modules: Vec<_> = levels.iter().map(|level| level["modules"].as_integer().unwrap()).collect();
+    assert_eq!(modules, [2, 2, 1]);
+    assert_eq!(config["model"]["context"].as_integer(), Some(64), "the model's own context is the longest");
+    let tokenizer = fs::read(model().join("tokenizer.json")).unwrap();
+    assert_eq!(fs::read(run.file("data/tokenizer.json")).unwrap(), tokenizer);
+
+    // A repeated call finds all work done.
+    let manifest = run.status();
+    let _ = quickstart(&run, &words).succeeded().says("completion");
+    assert_eq!(run.status(), manifest);
+}
+
+#[test]
+fn a_quickstart_from_nothing_creates_nothing() {
+    let run = Run::new();
+    let _ = quickstart(&run, "--from smolm2").failed(2, &["there is no smolm2", "smollm2 for SmolLM2-135M"]);
+    let broken = run.folder().join("model.gguf");
+    fs::write(&broken, b"GGUF\x03\0\0\0").unwrap();
+    let from = format!("--from {}", broken.display());
+    let _ =
+        quickstart(&run, &from).failed(1, &["model.gguf is not a valid GGUF file", "the file ends before"]);
+    let refused = format!("--from {} --set train.rounds=0", model().display());
+    let _ = quickstart(&run, &refused).failed(2, &["train.rounds"]);
+    assert!(!run.directory().exists(), "{}", run.directory().display());
 }

@@ -92,9 +92,11 @@ pub(crate) enum CliError {
         /// Cargo's folder of sources.
         folder: PathBuf,
     },
-    /// The lock file in this program.
-    #[error("internal fault of dipaco: the lock file in this program can't be read; please report it")]
-    Lock {
+    /// A file that is a part of this program.
+    #[error("internal fault of dipaco: its own {file} can't be read; please report it")]
+    OwnFile {
+        /// The file.
+        file: &'static str,
         /// The reason.
         #[source]
         source: Box<toml::de::Error>,
@@ -137,7 +139,7 @@ impl CliError {
             | Self::Cells { .. }
             | Self::Violated { .. }
             | Self::NoCrates { .. }
-            | Self::Lock { .. }
+            | Self::OwnFile { .. }
             | Self::Request { .. }
             | Self::Answer { .. }
             | Self::Doctor { .. } => FAILURE,
@@ -172,7 +174,7 @@ impl CliError {
             | Self::Step(_)
             | Self::Experiment(_)
             | Self::NoCrates { .. }
-            | Self::Lock { .. }
+            | Self::OwnFile { .. }
             | Self::Request { .. }
             | Self::Answer { .. } => None,
         }

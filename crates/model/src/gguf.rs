@@ -11,6 +11,7 @@ use dipaco_ops::WeightFormat;
 use crate::split::require_specs;
 use crate::{ModelConfig, ModelError, ModuleWeights, TensorSpec, path_specs};
 pub use vocabulary::{GgufVocabulary, VocabularyError};
+pub(crate) use vocabulary::{TokenKind, pre_tokenizer};
 
 /// The number of a format in the key `general.file_type`.
 fn file_type(format: WeightFormat) -> u32 {
@@ -100,7 +101,7 @@ fn tensor(
 }
 
 /// The name of a tensor of Hugging Face's Llama in a GGUF file.
-fn file_name(name: &str) -> Option<String> {
+pub(crate) fn file_name(name: &str) -> Option<String> {
     let name = name.strip_suffix(".weight")?;
     let own = match name.strip_prefix("model.layers.") {
         None => match name {
@@ -136,6 +137,19 @@ fn neighbouring_pairs(values: &[f32], head_dim: usize, columns: usize) -> Vec<f3
     for head in values.chunks_exact(head_dim * columns) {
         for pair in 0..half {
             for row in [pair, pair + half] {
+                out.extend_from_slice(&head[row * columns..(row + 1) * columns]);
+            }
+        }
+    }
+    out
+}
+
+/// The inverse of [`neighbouring_pairs`].
+pub(crate) fn halves(values: &[f32], head_dim: usize, columns: usize) -> Vec<f32> {
+    let mut out = Vec::with_capacity(values.len());
+    for head in values.chunks_exact(head_dim * columns) {
+        for first in [0, 1] {
+            for row in (first..head_dim).step_by(2) {
                 out.extend_from_slice(&head[row * columns..(row + 1) * columns]);
             }
         }

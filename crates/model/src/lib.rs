@@ -60,7 +60,7 @@ pub use export::{SpecialTokens, export_llama, export_model, import_llama};
 pub use forward::Loss;
 pub use gguf::{GgufVocabulary, VocabularyError, export_gguf};
 pub use gradients::Gradients;
-pub use import::{ImportError, PretrainedSettings, PretrainedWeights, TensorIndex, untie};
+pub use import::{GgufModel, ImportError, PretrainedSettings, PretrainedWeights, TensorIndex, untie};
 pub use init::init;
 pub use memory::{StepMemory, StepShape, step_memory};
 pub use module::Module;

@@ -64,6 +64,7 @@ fn topology() -> Topology {
         blocks: blocks.into(),
         embedding: ends,
         head: ends,
+        frozen: false,
     };
     let levels = vec![level(2, "0, 3", true), level(1, "1", false), level(2, "2", false)];
     Topology::new(&TopologyConfig { replicas: 1, levels }, 4).unwrap()

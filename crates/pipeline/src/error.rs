@@ -22,14 +22,24 @@ pub enum PipelineError {
         /// The directory.
         folder: PathBuf,
     },
+    /// There is no pretrained model.
+    #[error(
+        "there is no {}: name a folder in Hugging Face's format, or a GGUF file",
+        path.display()
+    )]
+    NoModel {
+        /// The missing folder or file.
+        path: PathBuf,
+    },
     /// A folder does not hold a model.
     #[error(
-        "{} has no {file}: name a folder in Hugging Face's format, with config.json, tokenizer.json and model.safetensors",
-        folder.display()
+        "{} has no {file}: name a folder in Hugging Face's format, with config.json, tokenizer.json and model.safetensors, \
+         or a GGUF file",
+        path.display()
     )]
     NoPretrained {
         /// The folder.
-        folder: PathBuf,
+        path: PathBuf,
         /// The missing file.
         file: String,
     },
@@ -46,17 +56,28 @@ pub enum PipelineError {
         "{} is not the tokenizer of the model in {}: import into a new run directory before `dipaco prepare`, or name the \
          model's tokenizer.json in prepare.tokenizer",
         file.display(),
-        folder.display()
+        model.display()
     )]
     NotTheModels {
         /// The tokenizer's file.
         file: PathBuf,
-        /// The folder of the model.
-        folder: PathBuf,
+        /// The folder or file of the model.
+        model: PathBuf,
     },
     /// A pretrained model can't be used.
     #[error(transparent)]
     Import(#[from] dipaco_model::ImportError),
+    /// A downloaded package can't be unpacked.
+    #[error("{} can't be unpacked: {problem}", package.display())]
+    Package {
+        /// The package.
+        package: PathBuf,
+        /// The problem.
+        problem: String,
+    },
+    /// The run's seed is not a pretrained model with further steps.
+    #[error("this run has no imported model besides its seed")]
+    NotImported,
     /// A step needs a router and shards.
     #[error("there are no shards in {}: run `dipaco route fit` and `dipaco route assign` with this run first", folder.display())]
     NotRouted {

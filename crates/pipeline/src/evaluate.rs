@@ -31,6 +31,8 @@ pub enum Subject {
     Path(PathId),
     /// The seed, on all validation documents.
     Seed,
+    /// The imported model that the seed began with, on all validation documents.
+    Imported,
 }
 
 /// Evaluates a model by the paper's protocol, and with `domains` for each domain too. `config` has its vocabulary. Blocks
@@ -69,6 +71,10 @@ pub fn evaluate(
     let file = || token_file(run, &run.validation_tokens());
     let result = match subject {
         Subject::Seed => evaluate_dense(&weights.seed()?, &*file()?, &protocol, &mut show)?,
+        Subject::Imported => {
+            let imported = weights.imported()?.ok_or(PipelineError::NotImported)?;
+            evaluate_dense(&imported, &*file()?, &protocol, &mut show)?
+        }
         Subject::Path(path) => evaluate_path(path, &weights.path(path)?, &*file()?, &protocol, &mut show)?,
         Subject::Routed => {
             let windows = match config.evaluation.route {

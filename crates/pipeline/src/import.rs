@@ -1,11 +1,12 @@
-//! Beginning a run with a pretrained model: a folder in Hugging Face's format becomes the run's seed, tokenizer and settings.
+//! Beginning a run with a pretrained model: a folder in Hugging Face's format or a GGUF file becomes the run's seed, tokenizer
+//! and settings.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use dipaco_config::{Pretrained, RunConfig};
-use dipaco_model::{ModuleWeights, PretrainedSettings, PretrainedWeights, TensorIndex, untie};
+use dipaco_model::{GgufModel, ModuleWeights, PretrainedSettings, PretrainedWeights, TensorIndex, untie};
 use dipaco_shards::Tokenizer;
 use dipaco_train::{import_seed, open_run};
 use serde::Serialize;
@@ -25,43 +26,62 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Largest index of tensors and files, in bytes. A model of 100,000 tensors has 10 MB.
 const LARGEST_INDEX: u64 = 64 << 20;
 
-/// A pretrained model in a folder, before its large files are read.
+/// A pretrained model, before its large files are read.
 #[derive(Clone, Debug)]
-pub struct PretrainedFolder {
-    folder: PathBuf,
+pub struct PretrainedModel {
+    /// The folder in Hugging Face's format, or the GGUF file.
+    path: PathBuf,
+    /// The bytes of a GGUF file.
+    gguf: Option<Vec<u8>>,
     settings: PretrainedSettings,
     copied: Vec<(CopiedFile, Vec<u8>)>,
 }
 
-impl PretrainedFolder {
-    /// Reads the small files of a folder in Hugging Face's format.
+impl PretrainedModel {
+    /// Reads a GGUF file, or the small files of a folder in Hugging Face's format.
     ///
     /// # Errors
     /// [`PipelineError::Io`] when a file can't be read, [`PipelineError::TooLarge`] when it is larger than such a file can
-    /// be, and [`PipelineError::Import`] when the model is not one that this program computes.
-    pub fn open(folder: &Path) -> Result<Self, PipelineError> {
-        let mut copied = Vec::new();
-        for file in CopiedFile::ALL {
-            if let Some(bytes) = read_small(&folder.join(file.name()), file.largest())? {
-                file.check(&bytes)?;
-                copied.push((file, bytes));
+    /// be, [`PipelineError::NoPretrained`] when there is no model, and [`PipelineError::Import`] when the model is not one
+    /// that this program computes.
+    pub fn open(path: &Path) -> Result<Self, PipelineError> {
+        let missing =
+            |file: &str| PipelineError::NoPretrained { path: path.to_owned(), file: file.to_owned() };
+        let (gguf, mut copied) = if path.is_dir() {
+            (None, copied_from_folder(path)?)
+        } else if path.exists() {
+            let bytes = std::fs::read(path).map_err(|source| PipelineError::Io {
+                action: "read",
+                path: path.to_owned(),
+                source,
+            })?;
+            let copied = copied_from_gguf(&bytes, &path.display().to_string())?;
+            (Some(bytes), copied)
+        } else {
+            return Err(PipelineError::NoModel { path: path.to_owned() });
+        };
+        for (file, bytes) in &copied {
+            if bytes.len() as u64 > file.largest() {
+                return Err(PipelineError::TooLarge {
+                    file: path.join(file.name()),
+                    largest: file.largest(),
+                });
             }
+            file.check(bytes)?;
         }
+        copied.sort_by_key(|(file, _)| CopiedFile::ALL.iter().position(|other| other == file));
         let of = |wanted: CopiedFile| {
             copied.iter().find(|(file, _)| *file == wanted).map(|(_, bytes)| bytes.as_slice())
         };
-        let missing = |file: CopiedFile| PipelineError::NoPretrained {
-            folder: folder.to_owned(),
-            file: file.name().to_owned(),
-        };
-        let settings = PretrainedSettings::parse(of(CONFIG).ok_or_else(|| missing(CONFIG))?, CONFIG.name())?;
-        of(TOKENIZER).ok_or_else(|| missing(TOKENIZER))?;
-        Ok(Self { folder: folder.to_owned(), settings, copied })
+        let config = of(CONFIG).ok_or_else(|| missing(CONFIG.name()))?;
+        let settings = PretrainedSettings::parse(config, CONFIG.name())?;
+        of(TOKENIZER).ok_or_else(|| missing(TOKENIZER.name()))?;
+        Ok(Self { path: path.to_owned(), gguf, settings, copied })
     }
 
     /// The shape that the model gives a run's configuration.
     pub fn pretrained(&self) -> Pretrained {
-        Pretrained { path: self.folder.clone(), model: self.settings.model.clone() }
+        Pretrained { path: self.path.clone(), model: self.settings.model.clone() }
     }
 
     fn bytes(&self, wanted: CopiedFile) -> &[u8] {
@@ -71,7 +91,7 @@ impl PretrainedFolder {
     /// The tokenizer, whose end-of-text token is `end_of_text`, or one of the usual names, or the token that ends the
     /// model's texts.
     fn tokenizer(&self, end_of_text: Option<&str>) -> Result<Tokenizer, PipelineError> {
-        let (json, name) = (self.bytes(TOKENIZER), self.folder.join(TOKENIZER.name()));
+        let (json, name) = (self.bytes(TOKENIZER), self.path.join(TOKENIZER.name()));
         let name = name.display().to_string();
         let usual = Tokenizer::from_bytes(json, end_of_text, &name);
         match (usual, self.eos_token()) {
@@ -91,7 +111,10 @@ impl PretrainedFolder {
 
     /// Reads the weights, one file at a time.
     fn weights(&self) -> Result<ModuleWeights, PipelineError> {
-        let index = read_small(&self.folder.join(INDEX), LARGEST_INDEX)?;
+        if let Some(bytes) = &self.gguf {
+            return Ok(GgufModel::parse(bytes, &self.path.display().to_string())?.weights(&self.settings)?);
+        }
+        let index = read_small(&self.path.join(INDEX), LARGEST_INDEX)?;
         let Some(index) = index else {
             let bytes = self.read_large(ONE_FILE)?;
             let tensors = PretrainedWeights::tensors_of(&bytes, ONE_FILE)?;
@@ -108,9 +131,25 @@ impl PretrainedFolder {
     }
 
     fn read_large(&self, file: &str) -> Result<Vec<u8>, PipelineError> {
-        let path = self.folder.join(file);
+        let path = self.path.join(file);
         std::fs::read(&path).map_err(|source| PipelineError::Io { action: "read", path, source })
     }
+}
+
+/// The small files of a folder, as far as it has them.
+fn copied_from_folder(folder: &Path) -> Result<Vec<(CopiedFile, Vec<u8>)>, PipelineError> {
+    let mut copied = Vec::new();
+    for file in CopiedFile::ALL {
+        copied.extend(read_small(&folder.join(file.name()), file.largest())?.map(|bytes| (file, bytes)));
+    }
+    Ok(copied)
+}
+
+/// The same files, made of the keys of a GGUF file.
+fn copied_from_gguf(bytes: &[u8], file: &str) -> Result<Vec<(CopiedFile, Vec<u8>)>, PipelineError> {
+    let files = GgufModel::parse(bytes, file)?.files()?;
+    let known = |name: &str| CopiedFile::ALL.into_iter().find(|file| file.name() == name);
+    Ok(files.into_iter().filter_map(|(name, bytes)| Some((known(name)?, bytes))).collect())
 }
 
 /// A model that became a run's seed.
@@ -123,7 +162,7 @@ pub struct ImportedModel {
 }
 
 /// Makes a pretrained model the seed of a run, and its tokenizer the tokenizer of the run. `config` is the run's
-/// configuration with the shape of the model ([`PretrainedFolder::pretrained`]). With `restart` it replaces another seed.
+/// configuration with the shape of the model ([`PretrainedModel::pretrained`]). With `restart` it replaces another seed.
 ///
 /// # Errors
 /// When a file of the model can't be used, the run was prepared with another tokenizer, the run has another seed, or a file
@@ -131,7 +170,7 @@ pub struct ImportedModel {
 pub async fn import(
     run: &RunDirectory,
     config: &RunConfig,
-    model: &PretrainedFolder,
+    model: &PretrainedModel,
     restart: bool,
 ) -> Result<ImportedModel, PipelineError> {
     let tokenizer = model.tokenizer(config.prepare.end_of_text.as_deref())?;
@@ -140,8 +179,8 @@ pub async fn import(
         if found.hash() == tokenizer.hash() {
             return Ok(());
         }
-        let (file, folder) = (file.to_owned(), model.folder.clone());
-        Err(PipelineError::NotTheModels { file, folder })
+        let (file, model) = (file.to_owned(), model.path.clone());
+        Err(PipelineError::NotTheModels { file, model })
     };
     if prepared {
         same(&run.tokenizer(), &prepared::tokenizer(run)?)?;

@@ -41,6 +41,7 @@ pub mod plan;
 pub mod prepare;
 pub mod prepared;
 pub mod product_rate;
+pub mod published;
 pub mod rollback;
 pub mod route;
 pub mod seed;

@@ -141,8 +141,30 @@ impl Weights {
     /// # Errors
     /// [`PipelineError::NoSeed`] when the seed is not finished, and the errors of the store.
     pub fn seed(&self) -> Result<Path, PipelineError> {
-        let seed = self.seed_record()?;
-        let weights = self.read(&seed.weights, path_specs(&self.config.model))?;
+        self.dense(&self.seed_record()?.weights)
+    }
+
+    /// The imported model that the seed began with, if steps of pretraining changed it. Blocks on the store.
+    ///
+    /// # Errors
+    /// The errors of the store.
+    pub fn imported(&self) -> Result<Option<Path>, PipelineError> {
+        self.imported_object().map(|object| self.dense(object)).transpose()
+    }
+
+    /// True if the seed is an imported model with further steps.
+    pub fn has_imported(&self) -> bool {
+        self.imported_object().is_some()
+    }
+
+    fn imported_object(&self) -> Option<&ObjectRef> {
+        let seed = self.manifest.seed.as_ref()?;
+        seed.imported.as_ref().filter(|imported| **imported != seed.weights)
+    }
+
+    /// A path through one module of all parameters.
+    fn dense(&self, object: &ObjectRef) -> Result<Path, PipelineError> {
+        let weights = self.read(object, path_specs(&self.config.model))?;
         let module = Arc::new(Module::load(&weights, &Device::Cpu)?);
         let dense =
             Topology::new(&TopologyConfig::dense(self.config.model.blocks), self.config.model.blocks)?;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use dipaco_config::{RunConfig, Sources};
-use dipaco_pipeline::import::{ImportedModel, PretrainedFolder, import};
+use dipaco_model::{GgufFormat, GgufVocabulary, export_gguf};
+use dipaco_pipeline::import::{ImportedModel, PretrainedModel, import};
 use dipaco_pipeline::seed::{SeedHow, seed};
 use dipaco_pipeline::{PipelineError, RunDirectory, Weights, prepare, prepared, vocabulary};
 use dipaco_store::{RunManifest, RunStore, SeedRecord};
@@ -46,7 +47,7 @@ impl Test {
         Self { folder, run }
     }
 
-    fn config(&self, model: &PretrainedFolder, overrides: &[&str]) -> Result<RunConfig, String> {
+    fn config(&self, model: &PretrainedModel, overrides: &[&str]) -> Result<RunConfig, String> {
         let sources = Sources {
             pretrained: Some(model.pretrained()),
             file: Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/imported.toml")),
@@ -57,7 +58,11 @@ impl Test {
     }
 
     fn import(&self, overrides: &[&str]) -> Result<ImportedModel, PipelineError> {
-        let model = PretrainedFolder::open(&model())?;
+        self.import_from(&model(), overrides)
+    }
+
+    fn import_from(&self, model: &Path, overrides: &[&str]) -> Result<ImportedModel, PipelineError> {
+        let model = PretrainedModel::open(model)?;
         let config = self.config(&model, overrides).unwrap();
         block_on(import(&self.run, &config, &model, false))
     }
@@ -153,7 +158,7 @@ fn without_steps_the_seed_is_the_model_itself() {
 #[test]
 fn contradictions_name_both_values() {
     let test = Test::new();
-    let model = PretrainedFolder::open(&model()).unwrap();
+    let model = PretrainedModel::open(&model()).unwrap();
     let wrong = ["model.hidden_size=32", "model.kv_heads=4", "model.context=65", "model.rope_theta=1e4"];
     let message = test.config(&model, &wrong).unwrap_err();
     for (given, has) in [
@@ -184,10 +189,63 @@ fn embeddings_are_untied_on_request_and_other_tokenizers_are_refused() {
     assert!(matches!(error, PipelineError::NotTheModels { .. }), "{error}");
 }
 
+/// Words, digits, white space, scripts, emoji and the names of special tokens.
+const HARD_TEXTS: [&str; 6] = [
+    "It's 1234567 o'clock,  isn't it?\n\n\tnext   line \r\n",
+    "  leading and trailing  ",
+    "x²½Ⅷ٣ naïve ЁЖ 日本語\u{3000}テキスト 🎉👩‍👩‍👧 \u{a0}\u{2028}end",
+    "snake_case CamelCase <|endoftext|> <|im_end|> <a href=\"b\">'ll 'LL",
+    "the path of the router, and the modules of the path",
+    "",
+];
+
+#[test]
+fn a_gguf_file_gives_the_same_seed_and_token_ids_as_the_folder() {
+    let folder = Test::new();
+    folder.import(&["seed_model.steps=0"]).unwrap();
+    folder.prepare();
+    let config = folder.saved();
+    let weights = block_on(async {
+        let weights = Weights::open(&folder.run, &config, dipaco_pipeline::Version::Current).await.unwrap();
+        tokio::task::spawn_blocking(move || weights.seed().unwrap().weights().unwrap()).await.unwrap()
+    });
+    let tokenizer = prepared::tokenizer(&folder.run).unwrap();
+    let vocabulary = GgufVocabulary::from_tokenizer_json(tokenizer.to_json(), 2)
+        .unwrap()
+        .with_chat_template(folder.run.imported().chat_template().unwrap());
+    let file = folder.folder.path().join("model.gguf");
+    let mut out = std::fs::File::create(&file).unwrap();
+    export_gguf(&config.model, &weights, "tiny", &vocabulary, GgufFormat::F32, &mut out).unwrap();
+
+    let test = Test::new();
+    let imported = test.import_from(&file, &["seed_model.steps=0"]).unwrap();
+    assert_eq!((imported.parameters, imported.prepared), (8272, false));
+    assert_eq!(test.seed().weights.hash, folder.seed().weights.hash);
+    assert_eq!(test.run.imported().end_tokens().unwrap(), [2]);
+    let template = |test: &Test| test.run.imported().chat_template().unwrap().unwrap();
+    assert_eq!(template(&test), template(&folder));
+    test.prepare();
+    let found = prepared::tokenizer(&test.run).unwrap();
+    assert_eq!(found.end_of_text(), tokenizer.end_of_text());
+    for text in HARD_TEXTS {
+        let ids = tokenizer.encode(text).unwrap();
+        assert_eq!(found.encode(text).unwrap(), ids, "{text:?}");
+        assert_eq!(found.decode(&ids).unwrap(), text);
+    }
+    let exported = test.run.imported().exported().unwrap().unwrap();
+    assert_eq!(exported.special["eos_token_id"], serde_json::json!(2));
+}
+
 #[test]
 fn folders_without_a_model_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let open = || PretrainedFolder::open(folder.path()).unwrap_err().to_string();
+    let open = || PretrainedModel::open(folder.path()).unwrap_err().to_string();
+    let missing = PretrainedModel::open(&folder.path().join("typo")).unwrap_err().to_string();
+    assert!(missing.contains("typo: name a folder in Hugging Face's format, or a GGUF file"), "{missing}");
+    let other = folder.path().join("other.gguf");
+    std::fs::write(&other, "no model").unwrap();
+    let other = PretrainedModel::open(&other).unwrap_err().to_string();
+    assert!(other.contains("other.gguf is not a valid GGUF file"), "{other}");
     let copy = |file: &str| {
         std::fs::copy(model().join(file), folder.path().join(file)).unwrap();
     };

@@ -79,8 +79,13 @@ impl<'a> Downloader<'a> {
         Self { agent: builder.build().new_agent(), retries: config.retries, watch, sleep }
     }
 
-    /// Downloads `url` to `path`; returns the number of requests.
-    pub(super) fn download(&self, url: &str, path: &Path) -> Result<u32, ShardsError> {
+    /// Downloads `url` to `path`; returns the number of requests. `check` says what is wrong with a file that has arrived.
+    pub(super) fn download(
+        &self,
+        url: &str,
+        path: &Path,
+        check: &dyn Fn(&Path) -> Result<(), String>,
+    ) -> Result<u32, ShardsError> {
         let part = sibling(path, ".part");
         let mut begun = false;
         let (mut requests, mut failures) = (0, 0);
@@ -89,11 +94,9 @@ impl<'a> Downloader<'a> {
             requests += 1;
             let before = length(&part);
             let outcome = self.attempt(url, &part, &mut begun).and_then(|()| {
-                check_gzip(&part).map_err(|error| {
+                check(&part).map_err(|problem| {
                     // All bytes arrived, so a next attempt would find the same damage: it starts anew.
-                    forget(&part).map_or_else(Failure::Final, |()| {
-                        passing(format!("the received file is no whole gzip file ({error})"))
-                    })
+                    forget(&part).map_or_else(Failure::Final, |()| passing(problem))
                 })
             });
             let (reason, pause) = match outcome {
@@ -262,7 +265,11 @@ fn content_range(value: &str) -> Option<(u64, u64)> {
 }
 
 /// Reads a gzip file to its end.
-fn check_gzip(path: &Path) -> std::io::Result<()> {
+pub(super) fn check_gzip(path: &Path) -> Result<(), String> {
+    read_gzip(path).map_err(|error| format!("the received file is no whole gzip file ({error})"))
+}
+
+fn read_gzip(path: &Path) -> std::io::Result<()> {
     let mut decoder = MultiGzDecoder::new(BufReader::with_capacity(1 << 17, File::open(path)?));
     let mut buffer = vec![0; 1 << 17];
     let mut bytes = 0;

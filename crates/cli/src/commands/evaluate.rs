@@ -21,6 +21,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco evaluate --run runs/tiny                      the routed model, and the seed
   dipaco evaluate --run runs/tiny --path 2             every document by path 2
+  dipaco evaluate --run runs/tiny --seed               the seed, before any path is trained
   dipaco evaluate --run runs/tiny --dense runs/tiny-dense
   dipaco evaluate --run runs/tiny --early-stopping     each path at its best version
   dipaco evaluate --run runs/tiny --route-window       each sequence by its own first tokens
@@ -35,6 +36,9 @@ pub(crate) struct EvaluateOptions {
     /// Evaluate this path on all documents instead of the routed model; may be repeated.
     #[arg(long = "path", value_name = "N")]
     paths: Vec<PathId>,
+    /// Evaluate the seed only, and the imported model that it began with. It needs no trained paths.
+    #[arg(long, conflicts_with_all = ["paths", "reroute"])]
+    seed: bool,
     /// Directory of a dense run on the same text, to compare with.
     #[arg(long, value_name = "DIR")]
     dense: Option<PathBuf>,
@@ -98,7 +102,7 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
                 let found = evaluate(run, config, weights, only, domains, &progress, &flag)?;
                 comparison.push("dense", found);
             }
-            for (name, subject) in options.subjects(&config.evaluation) {
+            for (name, subject) in options.subjects(&config.evaluation, weights.has_imported()) {
                 let found = evaluate(&own, &config, &weights, subject, domains, &progress, &flag)?;
                 comparison.push(name, found);
             }
@@ -124,12 +128,20 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
 
 impl EvaluateOptions {
     /// The evaluated models, with their names in the table.
-    fn subjects(&self, config: &EvaluationConfig) -> Vec<(String, Subject)> {
+    fn subjects(&self, config: &EvaluationConfig, imported: bool) -> Vec<(String, Subject)> {
         if !self.paths.is_empty() {
             let named = |&path: &PathId| (format!("path {path}"), Subject::Path(path));
             return self.paths.iter().map(named).collect();
         }
-        let mut subjects = vec![("seed".to_owned(), Subject::Seed), ("routed".to_owned(), Subject::Routed)];
+        let mut subjects = Vec::new();
+        if imported {
+            subjects.push(("imported".to_owned(), Subject::Imported));
+        }
+        subjects.push(("seed".to_owned(), Subject::Seed));
+        if self.seed {
+            return subjects;
+        }
+        subjects.push(("routed".to_owned(), Subject::Routed));
         let configured = (config.reroute_tokens > 0).then_some(config.reroute_tokens);
         let given: Vec<usize> = self.reroute.iter().map(|&tokens| tokens as usize).collect();
         let tokens = if given.is_empty() { configured.into_iter().collect() } else { given };

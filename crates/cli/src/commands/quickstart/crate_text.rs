@@ -21,6 +21,13 @@ pub(crate) fn files() -> Result<Vec<PathBuf>, CliError> {
     if files.is_empty() { Err(CliError::NoCrates { folder: source }) } else { Ok(files) }
 }
 
+/// The Markdown among these files, about 4 MB of English.
+pub(crate) fn english() -> Result<Vec<PathBuf>, CliError> {
+    let mut files = files()?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "md"));
+    Ok(files)
+}
+
 /// Cargo's folder of downloads.
 fn cargo_home() -> PathBuf {
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo"));
@@ -29,7 +36,8 @@ fn cargo_home() -> PathBuf {
 
 /// The locked crates, without the crates that only builds for other systems unpack.
 fn built_everywhere() -> Result<BTreeSet<String>, CliError> {
-    let lock: toml::Table = LOCK.parse().map_err(|source| CliError::Lock { source: Box::new(source) })?;
+    let lock: toml::Table =
+        LOCK.parse().map_err(|source| CliError::OwnFile { file: "Cargo.lock", source: Box::new(source) })?;
     let other_systems =
         ["windows", "winapi", "wasm", "web-", "js-sys", "objc", "core-foundation", "android", "redox"];
     let packages = lock.get("package").and_then(toml::Value::as_array).into_iter().flatten();
