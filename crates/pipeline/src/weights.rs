@@ -1,7 +1,6 @@
 //! Composing paths from the store of a run: for routing, evaluating, serving and exporting.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
@@ -15,6 +14,7 @@ use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
 use crate::error::PipelineError;
 use crate::pinned::{PinnedManifest, ReaderPin};
 use crate::run_directory::RunDirectory;
+use crate::store::existing_store;
 
 /// Which version of its modules a path is composed of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,8 +50,6 @@ pub struct Weights {
     topology: Topology,
     layout: Layout,
     store: RunStore,
-    /// The store's directory.
-    directory: PathBuf,
     manifest: RunManifest,
     /// Keeps the weights in the store while a training replaces them.
     _pin: Option<ReaderPin>,
@@ -73,11 +71,7 @@ impl Weights {
         config: &RunConfig,
         version: Version,
     ) -> Result<Self, PipelineError> {
-        let directory = run.store();
-        if !directory.exists() {
-            return Err(PipelineError::NoSeed);
-        }
-        let store = RunStore::open(&directory.to_string_lossy())?;
+        let store = existing_store(run)?.ok_or(PipelineError::NoSeed)?;
         let PinnedManifest { manifest, warnings, pin } =
             PinnedManifest::load(&store).await?.ok_or(PipelineError::NoSeed)?;
         for warning in &warnings {
@@ -89,7 +83,6 @@ impl Weights {
             topology,
             config: config.clone(),
             store,
-            directory,
             manifest,
             _pin: pin,
             version,
@@ -250,16 +243,16 @@ impl Weights {
         Ok(hash_of(served.into_iter()))
     }
 
-    /// The time when the newest of the weights that the paths are composed of was written. `None` when the system does
-    /// not record it.
+    /// The time when the newest of the weights that the paths are composed of was written. `None` when the store does not
+    /// record it. Blocks on the store.
     ///
     /// # Errors
     /// As [`Self::modules_of`].
     pub fn served_since(&self) -> Result<Option<SystemTime>, PipelineError> {
-        let written = |object: &ObjectRef| {
-            std::fs::metadata(self.directory.join(&object.name)).and_then(|file| file.modified()).ok()
-        };
-        Ok(self.served()?.into_iter().filter_map(written).max())
+        let distinct: BTreeMap<_, _> =
+            self.served()?.into_iter().map(|object| (&object.name, object)).collect();
+        let written = |object: &ObjectRef| self.runtime.block_on(self.store.written(object));
+        Ok(distinct.into_values().filter_map(written).max())
     }
 
     /// The weights that the paths are composed of, path by path.

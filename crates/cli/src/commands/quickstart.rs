@@ -116,7 +116,7 @@ fn configure(options: &QuickstartOptions) -> Result<(RunDirectory, RunConfig), C
     } else {
         save_config(&run, &loaded.config)?;
     }
-    Ok((run, loaded.config))
+    Ok((run.with_store(loaded.config.run.store.as_deref()), loaded.config))
 }
 
 impl Quickstart<'_> {
@@ -196,6 +196,7 @@ impl Quickstart<'_> {
             resume: true,
             stop_at_phase: false,
             device: self.device.choice(),
+            http: None,
         };
         let token = self.interrupt.token();
         let summary = runtime::run(async { Ok(train(run, config, &how, self.progress, token).await?) })?;
@@ -214,6 +215,7 @@ impl Quickstart<'_> {
         let mut config = self.config.clone();
         config.run.name += "-dense";
         config.run.data = Some(self.run.data());
+        config.run.store = None;
         config.topology = TopologyConfig::dense(config.model.blocks);
         config.outer.nesterov = NesterovConfig { learning_rate: 1.0, momentum: 0.0 };
         config.outer.rescale = Rescale::NONE;
