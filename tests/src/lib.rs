@@ -8,6 +8,7 @@
 
 pub mod fixtures;
 pub mod http;
+pub mod object_store;
 pub mod process;
 pub mod python;
 pub mod run;

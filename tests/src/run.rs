@@ -15,6 +15,8 @@ use crate::process::{Output, Process, command};
 #[derive(Debug)]
 pub struct Run {
     folder: PathBuf,
+    /// Variables that each of its commands gets.
+    environment: Vec<(String, String)>,
     /// Removed with the run; shared runs lie in the build directory instead.
     _own: Option<TempDir>,
 }
@@ -25,7 +27,7 @@ impl Run {
     #[expect(clippy::new_without_default, reason = "a folder on the disk is no default value")]
     pub fn new() -> Self {
         let own = tempfile::tempdir().unwrap();
-        let run = Self { folder: own.path().to_owned(), _own: Some(own) };
+        let run = Self { folder: own.path().to_owned(), environment: Vec::new(), _own: Some(own) };
         fs::write(run.config(), TINY).unwrap();
         run
     }
@@ -35,7 +37,13 @@ impl Run {
     pub fn copy(&self) -> Self {
         let own = tempfile::tempdir().unwrap();
         copy(&self.folder, own.path());
-        Self { folder: own.path().to_owned(), _own: Some(own) }
+        Self { folder: own.path().to_owned(), environment: Vec::new(), _own: Some(own) }
+    }
+
+    /// The same run, whose commands get these variables.
+    #[must_use]
+    pub fn with_environment(self, environment: Vec<(String, String)>) -> Self {
+        Self { environment, ..self }
     }
 
     /// The folder that holds the run, and other files of a test beside it.
@@ -66,7 +74,7 @@ impl Run {
     #[must_use]
     pub fn command(&self, words: &str) -> Command {
         let mut command = command(words.split_whitespace());
-        command.arg("--run").arg(self.directory());
+        command.arg("--run").arg(self.directory()).envs(self.environment.clone());
         if !self.file("config.toml").exists() {
             command.arg("--config").arg(self.config());
         }
@@ -166,7 +174,7 @@ pub(crate) fn shared(name: &str) -> Run {
     let folder = target.join("tmp").join(format!("dipaco-tests-{test}-{name}"));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
-    let run = Run { folder, _own: None };
+    let run = Run { folder, environment: Vec::new(), _own: None };
     fs::write(run.config(), TINY).unwrap();
     run
 }

@@ -1,7 +1,7 @@
 //! A run with processes that are killed in the middle of a round ends with the same bits as an undisturbed run.
 #![allow(clippy::unwrap_used)]
 
-use dipaco_tests::process::{Process, Signal, field};
+use dipaco_tests::process::{Process, Signal, dipaco, field};
 use dipaco_tests::training::{undisturbed, untrained};
 
 /// Reads on until the run is in the middle of its second round, and returns the worker that has just got a lease.
@@ -75,6 +75,40 @@ fn workers_outlive_a_killed_coordinator() {
     let _ = second.finish().succeeded();
     dismiss(workers);
     assert_eq!(run.bits(), undisturbed());
+}
+
+#[test]
+fn workers_and_synchronizers_follow_a_coordinator_that_comes_back_elsewhere() {
+    let run = untrained();
+    let mut first = run.coordinator("--listen 127.0.0.1:0");
+    let old = field(&first.line_with("listening for workers"), "address").to_owned();
+    let mut synchronizer = run.synchronizer("0");
+    synchronizer.line_with("listening for workers");
+    let workers = ["a", "b"].map(|name| run.worker(name));
+    middle_of_a_round(&mut first);
+    first.signal(Signal::KILL);
+    let _ = first.finish().killed();
+    // Nobody else gets the old port meanwhile.
+    let _taken = std::net::UdpSocket::bind(&old).unwrap();
+    let mut second = run.coordinator("--listen 127.0.0.1:0 --resume");
+    assert_ne!(field(&second.line_with("listening for workers"), "address"), old);
+    let _ = second.finish().succeeded();
+    dismiss(workers.into_iter().chain([synchronizer]));
+    assert_eq!(run.bits(), undisturbed());
+}
+
+#[test]
+fn a_worker_without_a_coordinator_asks_to_be_started_again_later() {
+    let run = untrained();
+    let mut coordinator = run.coordinator("--listen 127.0.0.1:0");
+    coordinator.line_with("listening for workers");
+    coordinator.signal(Signal::KILL);
+    let _ = coordinator.finish().killed();
+    let join = format!("--join {} --patience 1", run.file("secrets/join.token").display());
+    let _ = dipaco(&format!("worker {join}")).failed(75, &["could not be reached for 1 s", "again later"]);
+    let join = format!("--join {} --patience 1", run.file("secrets/synchronizer.token").display());
+    let synchronizer = run.dipaco(&format!("synchronizer --modules 0 {join}"));
+    let _ = synchronizer.failed(75, &["could not be reached for 1 s"]);
 }
 
 #[test]

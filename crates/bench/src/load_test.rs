@@ -108,6 +108,7 @@ impl SimulatedWorker {
     ) -> Result<Self, BenchError> {
         let identity = Identity {
             token: options.token,
+            source: dipaco_train::client::TokenSource::Given,
             worker: format!("load-test-{number}"),
             instance: number.into(),
             patience: Duration::from_secs(60),

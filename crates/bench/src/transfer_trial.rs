@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use dipaco_protocol::WorkerPlan;
 use dipaco_protocol::{FetchSource, LeaseResult, PIECE_BYTES, PIECES_AT_ONCE, Request, Response};
-use dipaco_train::client::{ClientError, Identity, LeaseKey, Session, Transfer};
+use dipaco_train::client::{ClientError, Identity, LeaseKey, Session, TokenSource, Transfer};
 use dipaco_train::host::{PieceOutcome, UploadedPiece, Uploads};
 
 use crate::BenchError;
@@ -131,6 +131,7 @@ impl TrialWorker {
         let patience = Duration::from_secs(10);
         let identity = Identity {
             token,
+            source: TokenSource::Given,
             worker: "trial".to_owned(),
             instance: 0,
             patience,

@@ -15,7 +15,8 @@ Examples:
   dipaco config show --config configs/tiny.toml        see what will run
   dipaco config check --config my.toml --set train.rounds=20
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 75 the coordinator
+is out of reach (come back later), 130 interrupted.
 Data goes to standard output, everything else to standard error.";
 
 /// Trains and serves a modular language model: many small paths through shared modules, kept in sync over slow networks.
@@ -58,6 +59,9 @@ pub(crate) enum Command {
     /// Train paths for a coordinator.
     #[command(after_help = commands::worker::EXAMPLES)]
     Worker(commands::worker::WorkerArguments),
+    /// Print job scripts that train a run on a cluster.
+    #[command(subcommand)]
+    Launch(commands::launch::LaunchCommand),
     /// Issue and revoke the tokens with which workers join a run.
     #[command(subcommand)]
     Token(commands::token::TokenCommand),

@@ -9,6 +9,7 @@ pub(crate) mod evaluate;
 pub(crate) mod experiment;
 pub(crate) mod export;
 pub(crate) mod fetch_c4;
+pub(crate) mod launch;
 pub(crate) mod licences;
 pub(crate) mod plan;
 pub(crate) mod plot;

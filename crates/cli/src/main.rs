@@ -10,6 +10,7 @@ mod error;
 mod interrupt;
 mod memory;
 mod output;
+mod part;
 mod processor_time;
 mod run_options;
 mod runtime;
@@ -51,6 +52,7 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Coordinator(options) => commands::train::run_coordinator(&options, progress),
         Command::Synchronizer(options) => commands::synchronizer::run(&options),
         Command::Worker(options) => commands::worker::run(&options),
+        Command::Launch(command) => commands::launch::run(&command),
         Command::Token(command) => commands::token::run(&command),
         Command::Rollback(options) => commands::rollback::run(&options, progress),
         Command::Evaluate(options) => commands::evaluate::run(&options, progress),

@@ -52,7 +52,7 @@ impl RunOptions {
             config = RunConfig::load(&sources(Some(run.config())))?.config;
             config.run.directory = None;
         }
-        Ok((run.with_data(config.run.data.as_deref()), config))
+        Ok((run.with_places(&config.run), config))
     }
 
     /// The same for commands that change a prepared run. The resolved configuration is saved with the run; the returned

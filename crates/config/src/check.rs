@@ -41,6 +41,13 @@ impl RunConfig {
                  beginning with a dot"
             ));
         }
+        if self.run.store.as_deref().is_some_and(may_hold_secret) {
+            problems.add(
+                "run.store has a password, a query or a fragment: leave it out, and give credentials in the environment, \
+                 because this configuration is saved with the run"
+                    .to_owned(),
+            );
+        }
         if i64::try_from(self.run.seed).is_err() {
             problems.add(
                 "run.seed is above 9223372036854775807, the largest number that TOML can hold".to_owned(),
@@ -313,6 +320,14 @@ impl RunConfig {
             }
         }
     }
+}
+
+/// True if an address of a store has room for a secret. The package `store` refuses such an address too; here it is found
+/// before the configuration is saved.
+fn may_hold_secret(address: &str) -> bool {
+    let Some((_, rest)) = address.split_once("://") else { return false };
+    let host = rest.split('/').next().unwrap_or(rest);
+    rest.contains(['?', '#']) || host.rsplit_once('@').is_some_and(|(user, _)| user.contains(':'))
 }
 
 /// The errors found so far.

@@ -90,11 +90,13 @@ pub struct RunSection {
     pub directory: Option<PathBuf>,
     /// Key `run.data`.
     pub data: Option<PathBuf>,
+    /// Key `run.store`.
+    pub store: Option<String>,
 }
 
 impl Default for RunSection {
     fn default() -> Self {
-        Self { name: "tiny".into(), seed: 1, directory: None, data: None }
+        Self { name: "tiny".into(), seed: 1, directory: None, data: None, store: None }
     }
 }
 

@@ -71,7 +71,7 @@ pub use exchange::Exchange;
 pub use limits::Limits;
 pub use peer_connection::PeerConnection;
 pub use rare_warning::RareWarning;
-pub use server::Server;
+pub use server::{Server, TrafficSource};
 pub use tls::{COORDINATOR_NAME, HELPER_NAME, PROTOCOL};
 pub use token::{HelperToken, JoinToken};
 pub use traffic::Traffic;

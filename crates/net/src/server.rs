@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use quinn::{Endpoint, EndpointConfig, TokioRuntime};
 use quinn_proto::HashedConnectionIdGenerator;
@@ -25,6 +25,20 @@ pub struct Server {
     peers: tokio::sync::Mutex<mpsc::Receiver<PeerConnection>>,
     shared: Arc<Shared>,
     listener: JoinHandle<()>,
+}
+
+/// Reads the counters of a server.
+#[derive(Clone)]
+pub struct TrafficSource {
+    shared: Weak<Shared>,
+}
+
+impl TrafficSource {
+    /// Bytes and operations so far; zeros when the server is gone.
+    #[must_use]
+    pub fn read(&self) -> Traffic {
+        self.shared.upgrade().map(|shared| shared.traffic()).unwrap_or_default()
+    }
 }
 
 impl Server {
@@ -72,6 +86,12 @@ impl Server {
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         self.shared.traffic()
+    }
+
+    /// Reads the same counters for as long as the server lives, and does not keep it alive.
+    #[must_use]
+    pub fn traffic_source(&self) -> TrafficSource {
+        TrafficSource { shared: Arc::downgrade(&self.shared) }
     }
 
     /// Refuses the tokens of these names from now on, in place of the names of an earlier call, and closes their

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 
 use dipaco_topology::{ModuleId, PathId};
+use dipaco_train::client::ClientError;
 use thiserror::Error;
 
 /// Why a step failed.
@@ -15,6 +16,15 @@ pub enum PipelineError {
     NotPrepared {
         /// The folder of prepared text.
         folder: PathBuf,
+    },
+    /// The HTTP port of a training can't be opened.
+    #[error("the training can't be watched at {address}: name another address with --http, or leave it out")]
+    Watch {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
     },
     /// A command names a run directory that does not exist.
     #[error("there is no run in {}: check --run, or run `dipaco prepare` with this directory first", folder.display())]
@@ -392,6 +402,16 @@ pub enum PipelineError {
 }
 
 impl PipelineError {
+    /// Returns whether a process gave up because the coordinator can't be reached. Starting it again later may help.
+    pub fn is_unreachable(&self) -> bool {
+        let unreachable = |error: &ClientError| matches!(error, ClientError::Unreachable { .. });
+        match self {
+            Self::Training(dipaco_train::WorkerError::Client(error))
+            | Self::Synchronizer(dipaco_train::SynchronizerError::Client(error)) => unreachable(error),
+            _ => false,
+        }
+    }
+
     /// Returns whether the user's configuration or arguments are the cause.
     pub fn is_configuration(&self) -> bool {
         match self {

@@ -199,7 +199,7 @@ pub async fn import(
     if model.settings.model.tie_embeddings && !sized.tie_embeddings {
         weights = untie(&sized, &weights)?;
     }
-    let store = open_store(run)?;
+    let store = open_store(run).await?;
     let started = open_run(&store, || run_id(&config.run.name)).await?;
     // First the seed: it may be refused, and then nothing of the run has changed.
     import_seed(&store, started, &weights, config.seed_model.steps, restart).await?;

@@ -55,7 +55,7 @@ pub mod vocabulary;
 
 pub use error::PipelineError;
 pub use imported_files::{ExportedFiles, ImportedFolder};
-pub use run::{Run, save_config};
+pub use run::{Run, save_config, saved_run};
 pub use run_directory::{RoutingFolder, RunDirectory};
 pub use text_codec::RunTextCodec;
 pub use weights::{ModuleVersion, PathModule, Version, Weights};

@@ -1,7 +1,7 @@
 //! Going back to an earlier round of a run, and what that would undo.
 
 use dipaco_config::RunConfig;
-use dipaco_store::{RollbackRecord, RunStore};
+use dipaco_store::RollbackRecord;
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::Topology;
 use dipaco_train::{TokenContributions, contributions_of};
@@ -9,6 +9,7 @@ use dipaco_train::{TokenContributions, contributions_of};
 use crate::error::PipelineError;
 use crate::run_directory::RunDirectory;
 use crate::run_lock::RunLock;
+use crate::store::existing_store;
 
 /// Takes a run that nobody trains back to its checkpoint after `round` complete rounds, and writes an event.
 ///
@@ -23,11 +24,9 @@ pub async fn roll_back(
     if !run.root().exists() {
         return Err(PipelineError::NoRun { folder: run.root().to_owned() });
     }
-    if !run.store().exists() {
-        return Err(PipelineError::NotTrained);
-    }
+    let store = existing_store(run)?.ok_or(PipelineError::NotTrained)?;
     let _lock = RunLock::for_rollback(run)?;
-    let store = RunStore::open(&run.store().to_string_lossy())?;
+    store.check_writable().await?;
     let rollback = dipaco_train::roll_back(&store, round, progress).await?;
     let RollbackRecord { from, to, undone } = rollback.clone();
     Events::create(&run.events())?.write(Event::RolledBack { from, to, undone })?;
@@ -43,10 +42,7 @@ pub async fn contributions_of_token(
     config: &RunConfig,
     token: &str,
 ) -> Result<TokenContributions, PipelineError> {
-    if !run.store().exists() {
-        return Err(PipelineError::NotTrained);
-    }
+    let store = existing_store(run)?.ok_or(PipelineError::NotTrained)?;
     let topology = Topology::new(&config.topology, config.model.blocks)?;
-    let store = RunStore::open(&run.store().to_string_lossy())?;
     Ok(contributions_of(&store, token, &topology, config.sync.fragments).await?)
 }

@@ -34,10 +34,24 @@ impl Run {
             source,
         })?;
         let config = RunConfig::from_toml(&text, &file)?;
-        let directory = directory.with_data(config.run.data.as_deref());
+        let directory = directory.with_places(&config.run);
         route::check_tokenizer(&directory)?;
         let config = vocabulary::with_vocabulary(&directory, &config)?;
         Ok(Self { directory, config })
+    }
+}
+
+/// The run in the folder `root`, with the places that its saved configuration names.
+///
+/// # Errors
+/// [`PipelineError::Config`] when the saved configuration is wrong.
+pub fn saved_run(root: impl Into<PathBuf>) -> Result<RunDirectory, PipelineError> {
+    let run = RunDirectory::new(root);
+    let file = run.config();
+    match fs::read_to_string(&file) {
+        Ok(text) => Ok(run.with_places(&RunConfig::from_toml(&text, &file)?.run)),
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(run),
+        Err(source) => Err(PipelineError::Io { action: "read", path: file, source }),
     }
 }
 

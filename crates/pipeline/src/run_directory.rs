@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use dipaco_config::RunSection;
+
 use crate::imported_files::ImportedFolder;
 
 /// Names the files of a run. `docs/run-directory.md` describes them.
@@ -9,13 +11,14 @@ use crate::imported_files::ImportedFolder;
 pub struct RunDirectory {
     root: PathBuf,
     data: PathBuf,
+    store: String,
 }
 
 impl RunDirectory {
     /// The run in the folder `root`, which need not exist.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
-        Self { data: root.join("data"), root }
+        Self { data: root.join("data"), store: root.join("store").to_string_lossy().into_owned(), root }
     }
 
     /// The same run with its prepared text in another folder, for several runs on one text (`run.data`).
@@ -24,6 +27,19 @@ impl RunDirectory {
             Some(data) => Self { data: data.to_owned(), ..self },
             None => self,
         }
+    }
+
+    /// The same run with its weights and manifests at another address (`run.store`).
+    pub fn with_store(self, store: Option<&str>) -> Self {
+        match store {
+            Some(store) => Self { store: store.to_owned(), ..self },
+            None => self,
+        }
+    }
+
+    /// The same run with the places that its configuration names.
+    pub fn with_places(self, places: &RunSection) -> Self {
+        self.with_data(places.data.as_deref()).with_store(places.store.as_deref())
     }
 
     /// The folder of the run.
@@ -67,9 +83,9 @@ impl RunDirectory {
         ImportedFolder::new(self.root.join("imported"))
     }
 
-    /// The store of weights and manifests.
-    pub fn store(&self) -> PathBuf {
-        self.root.join("store")
+    /// The address of the store of weights and manifests: a folder, or the URL of a remote store.
+    pub fn store(&self) -> String {
+        self.store.clone()
     }
 
     /// The event file.

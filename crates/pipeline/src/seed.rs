@@ -38,7 +38,7 @@ pub async fn seed(
     let train = token_file(run, &run.train_tokens())?;
     let validation = run.validation_tokens();
     let validation = if validation.exists() { Some(token_file(run, &validation)?) } else { None };
-    let store = open_store(run)?;
+    let store = open_store(run).await?;
     let started = open_run(&store, || run_id(&config.run.name)).await?;
     let events = Arc::new(Events::create(&run.events())?);
     let SeedHow { restart, device } = how;
@@ -63,8 +63,8 @@ pub(crate) fn run_id(name: &str) -> String {
 /// [`PipelineError::Store`] when either store can't be used, [`PipelineError::Train`] when `from` has no finished seed or
 /// one of another model.
 pub async fn adopt(run: &RunDirectory, config: &RunConfig, from: &RunDirectory) -> Result<(), PipelineError> {
-    let source = RunStore::open(&from.store().to_string_lossy())?;
-    let store = open_store(run)?;
+    let source = RunStore::open(&from.store())?;
+    let store = open_store(run).await?;
     let started = open_run(&store, || run_id(&config.run.name)).await?;
     adopt_seed(&store, started, &source, &config.model).await?;
     Ok(())

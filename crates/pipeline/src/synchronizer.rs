@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dipaco_net::{Clock, HelperToken, Limits, NetError, Server};
 use dipaco_topology::ModuleId;
-use dipaco_train::client::NextIdentity;
+use dipaco_train::client::{NextIdentity, TokenSource};
 use dipaco_train::{Revocations, SynchronizerOptions, SynchronizerSummary};
 use tokio_util::sync::CancellationToken;
 
@@ -72,10 +72,11 @@ pub async fn synchronize(
     tracing::info!(%address, modules = modules.len(), "listening for workers");
     let options = SynchronizerOptions {
         token,
+        source: TokenSource::HelperFile(file),
         name,
         modules,
         address,
-        store: open_store(run)?,
+        store: open_store(run).await?,
         collect: run.routing(0).root().to_owned(),
         revocations: Revocations::of(&run.revoked()),
         patience,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use dipaco_config::RunConfig;
+use dipaco_monitor::Monitor;
 use dipaco_net::{Clock, Limits, RunAuthority, Server};
 use dipaco_path::DeviceChoice;
 use dipaco_telemetry::{Events, Progress};
@@ -43,6 +44,8 @@ pub struct TrainOptions {
     pub stop_at_phase: bool,
     /// Device of the workers on this machine.
     pub device: DeviceChoice,
+    /// TCP address at which the training can be watched over HTTP; nowhere when absent.
+    pub http: Option<SocketAddr>,
 }
 
 /// Trains until the run is complete or `cancel` is triggered. `config` has its vocabulary.
@@ -57,7 +60,7 @@ pub async fn train(
     progress: &Progress,
     cancel: CancellationToken,
 ) -> Result<CoordinatorSummary, PipelineError> {
-    let store = open_store(run)?;
+    let store = open_store(run).await?;
     let _lock = RunLock::for_training(run)?;
     if options.resume {
         // First, because a damaged run goes back to a checkpoint and is then no longer complete.
@@ -78,6 +81,12 @@ pub async fn train(
     let authority = Arc::new(authority(run, &started.manifest.run, SystemTime::now())?);
     let server = listen(run, &authority, config.train.max_workers, options)?;
     let events = Events::create(&run.events())?;
+    let (monitor, watching) = (Monitor::new(&run.events()), CancellationToken::new());
+    // Ends with this function, however it ends.
+    let _watched = watching.clone().drop_guard();
+    if let Some(address) = options.http {
+        watch(address, monitor.clone(), watching).await?;
+    }
     let setup = CoordinatorOptions {
         config: config.clone(),
         store,
@@ -89,6 +98,7 @@ pub async fn train(
         reroute: (!options.stop_at_phase).then(|| phases::rerouting(run, config, progress)),
         events,
         progress: progress.clone(),
+        observe: Some(Box::new(move |live| monitor.watch(live))),
     };
     // After the socket and the join token, which the worker processes look for at once.
     let mut workers = Workers::start(WorkerSetup {
@@ -162,6 +172,25 @@ pub fn threads_per_worker(config: &RunConfig, workers: usize) -> usize {
         }
         threads => threads,
     }
+}
+
+/// Answers HTTP requests about the training at `address` until `shutdown`.
+async fn watch(
+    address: SocketAddr,
+    monitor: Arc<Monitor>,
+    shutdown: CancellationToken,
+) -> Result<(), PipelineError> {
+    let failed = |source| PipelineError::Watch { address, source };
+    let listener = tokio::net::TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    tracing::info!("the training can be watched at http://{address}/");
+    if !address.ip().is_loopback() {
+        tracing::warn!(
+            "everybody who can reach {address} can watch the training: the page asks for no password"
+        );
+    }
+    tokio::spawn(dipaco_monitor::serve(listener, monitor, shutdown));
+    Ok(())
 }
 
 /// Binds the coordinator's socket and writes the tokens of workers and synchronizers.

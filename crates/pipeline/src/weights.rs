@@ -1,7 +1,6 @@
 //! Composing paths from the store of a run: for routing, evaluating, serving and exporting.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
@@ -14,6 +13,7 @@ use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
 use crate::error::PipelineError;
 use crate::pinned::{PinnedManifest, ReaderPin};
 use crate::run_directory::RunDirectory;
+use crate::store::existing_store;
 
 /// Which version of its modules a path is composed of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,8 +49,6 @@ pub struct Weights {
     topology: Topology,
     layout: Layout,
     store: RunStore,
-    /// The store's directory.
-    directory: PathBuf,
     manifest: RunManifest,
     /// Keeps the weights in the store while a training replaces them.
     _pin: Option<ReaderPin>,
@@ -70,11 +68,7 @@ impl Weights {
         config: &RunConfig,
         version: Version,
     ) -> Result<Self, PipelineError> {
-        let directory = run.store();
-        if !directory.exists() {
-            return Err(PipelineError::NoSeed);
-        }
-        let store = RunStore::open(&directory.to_string_lossy())?;
+        let store = existing_store(run)?.ok_or(PipelineError::NoSeed)?;
         let PinnedManifest { manifest, warnings, pin } =
             PinnedManifest::load(&store).await?.ok_or(PipelineError::NoSeed)?;
         for warning in &warnings {
@@ -86,7 +80,6 @@ impl Weights {
             topology,
             config: config.clone(),
             store,
-            directory,
             manifest,
             _pin: pin,
             version,
@@ -242,16 +235,16 @@ impl Weights {
         Ok(hash_of(served.into_iter()))
     }
 
-    /// The time when the newest of the weights that the paths are composed of was written. `None` when the system does
-    /// not record it.
+    /// The time when the newest of the weights that the paths are composed of was written. `None` when the store does not
+    /// record it. Blocks on the store.
     ///
     /// # Errors
     /// As [`Self::modules_of`].
     pub fn served_since(&self) -> Result<Option<SystemTime>, PipelineError> {
-        let written = |object: &ObjectRef| {
-            std::fs::metadata(self.directory.join(&object.name)).and_then(|file| file.modified()).ok()
-        };
-        Ok(self.served()?.into_iter().filter_map(written).max())
+        let distinct: BTreeMap<_, _> =
+            self.served()?.into_iter().map(|object| (&object.name, object)).collect();
+        let written = |object: &ObjectRef| self.runtime.block_on(self.store.written(object));
+        Ok(distinct.into_values().filter_map(written).max())
     }
 
     /// The weights that the paths are composed of, path by path.

@@ -95,7 +95,7 @@ impl Test {
     }
 
     fn seed(&self) -> SeedRecord {
-        let store = RunStore::open(&self.run.store().to_string_lossy()).unwrap();
+        let store = RunStore::open(&self.run.store()).unwrap();
         block_on(store.load::<RunManifest>()).unwrap().unwrap().manifest.seed.unwrap()
     }
 }

@@ -30,7 +30,7 @@ impl TrainedRun {
         config.model.vocab_size = 64;
         save_config(&directory, &config).unwrap();
         let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
-        let store = RunStore::create(&directory.store().to_string_lossy()).unwrap();
+        let store = RunStore::create(&directory.store()).unwrap();
         let mut modules = Vec::new();
         for module in topology.module_ids() {
             let kept = put(&store, &directory, module, 1).await;
@@ -80,7 +80,8 @@ impl TrainedRun {
 async fn put(store: &RunStore, run: &RunDirectory, module: ModuleId, version: u32) -> ObjectRef {
     let content = format!("module {module}, version {version}");
     let object = store.put(&names::weights(module, 0, version, 0), content.into()).await.unwrap();
-    let file = File::options().write(true).open(run.store().join(&object.name)).unwrap();
+    let file =
+        File::options().write(true).open(std::path::Path::new(&run.store()).join(&object.name)).unwrap();
     file.set_modified(written(module, version)).unwrap();
     object
 }

@@ -17,7 +17,6 @@ mod completions;
 mod cors;
 mod error;
 mod fields;
-mod histogram;
 mod info;
 mod loading;
 mod metrics;

@@ -1,17 +1,12 @@
 //! Metrics in the text format of Prometheus. They have vLLM's names with the prefix `dipaco_`.
-//!
-//! Each server has its own metrics. The macros of the `metrics` crate write to one recorder per process, so two servers
-//! in one process (as in the tests) would share their counts.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use dipaco_infer::{Load, Observer, Outcome, RequestSummary};
-
-use crate::histogram::Histogram;
+use dipaco_telemetry::{Exposition, Histogram, MetricKind, label};
 
 const TOKEN_SECONDS: &[f64] = &[
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -90,8 +85,8 @@ impl Metrics {
     pub fn new(run: &str, paths: u32, version: &str) -> Self {
         let histogram = |&(name, help, bounds, _): &RequestHistogram| Histogram::new(name, help, bounds);
         Self {
-            labels: format!("model_name=\"{}\"", escaped(run)),
-            version: escaped(version),
+            labels: label("model_name", run),
+            version: version.to_owned(),
             prompt_tokens: AtomicU64::default(),
             generated_tokens: AtomicU64::default(),
             outcomes: Default::default(),
@@ -124,72 +119,59 @@ impl Metrics {
     /// The metrics as text for Prometheus. `weight_bytes` is the memory of the loaded modules.
     #[must_use]
     pub fn render(&self, load: Load, weight_bytes: usize) -> String {
-        let mut out = String::with_capacity(16 << 10);
-        let labels = &self.labels;
-        let mut head = |name: &str, kind: &str, help: &str, lines: Vec<(String, u64)>| {
-            let _ = writeln!(out, "# HELP dipaco_{name} {help}\n# TYPE dipaco_{name} {kind}");
-            for (more, value) in lines {
-                let _ = writeln!(out, "dipaco_{name}{{{labels}{more}}} {value}");
-            }
-        };
-        let one = |value: u64| vec![(String::new(), value)];
+        use MetricKind::{Counter, Gauge};
+        let mut out = Exposition::new(self.labels.clone());
         let count = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        head("build_info", "gauge", "The binary.", vec![(format!(",version=\"{}\"", self.version), 1)]);
-        head("weight_bytes", "gauge", "Memory of the loaded modules.", one(weight_bytes as u64));
-        head("num_requests_running", "gauge", "Sequences that hold a slot.", one(load.running as u64));
-        head("num_requests_waiting", "gauge", "Sequences in the queue.", one(load.waiting as u64));
-        head("num_tokens_waiting", "gauge", "Prompt tokens in the queue.", one(load.waiting_tokens as u64));
-        head(
+        out.metric("build_info", Gauge, "The binary.", [(label("version", &self.version), 1)]);
+        out.value("weight_bytes", Gauge, "Memory of the loaded modules.", weight_bytes);
+        out.value("num_requests_running", Gauge, "Sequences that hold a slot.", load.running);
+        out.value("num_requests_waiting", Gauge, "Sequences in the queue.", load.waiting);
+        out.value("num_tokens_waiting", Gauge, "Prompt tokens in the queue.", load.waiting_tokens);
+        out.value(
             "prompt_tokens_total",
-            "counter",
+            Counter,
             "Prompt tokens that were read for finished requests.",
-            one(count(&self.prompt_tokens)),
+            count(&self.prompt_tokens),
         );
-        head("generation_tokens_total", "counter", "Tokens generated.", one(count(&self.generated_tokens)));
-        let outcomes = |wanted: &str, label: &str| {
+        out.value("generation_tokens_total", Counter, "Tokens generated.", count(&self.generated_tokens));
+        let outcomes = |wanted: &str, name: &str| {
             let all = OUTCOMES.iter().zip(&self.outcomes).filter(|((_, kind, _), _)| *kind == wanted);
-            all.map(|((_, _, name), value)| (format!(",{label}=\"{name}\""), count(value)))
-                .collect::<Vec<_>>()
+            all.map(|((_, _, outcome), value)| (label(name, outcome), count(value))).collect::<Vec<_>>()
         };
-        head(
-            "request_success_total",
-            "counter",
-            "Sequences that ended.",
-            outcomes("success", "finished_reason"),
-        );
+        let successes = outcomes("success", "finished_reason");
+        out.metric("request_success_total", Counter, "Sequences that ended.", successes);
         let mut failures = outcomes("failure", "reason");
-        failures.push((",reason=\"overloaded\"".into(), count(&self.overloaded)));
-        head(
+        failures.push((label("reason", "overloaded"), count(&self.overloaded)));
+        out.metric(
             "request_failure_total",
-            "counter",
+            Counter,
             "Sequences that failed, requests that were refused.",
             failures,
         );
-        let routed = (0..)
-            .zip(&self.routed)
-            .map(|(path, value): (u32, _)| (format!(",path=\"{path}\""), count(value)));
-        let routed = routed.filter(|(_, value)| *value > 0).collect();
-        head("routed_requests_total", "counter", "Sequences of each path that ran at least one.", routed);
-        head(
+        let routed = self.routed.iter().enumerate().map(|(path, value)| (label("path", path), count(value)));
+        let routed = routed.filter(|(_, value)| *value > 0);
+        out.metric("routed_requests_total", Counter, "Sequences of each path that ran at least one.", routed);
+        out.value(
             "http_requests_in_flight",
-            "gauge",
+            Gauge,
             "Requests whose answer has not begun.",
-            one(count(&self.in_flight)),
+            count(&self.in_flight),
         );
         let http = self.http.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let line = |((method, handler, status), value): ((&str, &str, u16), u64)| {
-            (format!(",method=\"{method}\",handler=\"{handler}\",status=\"{status}\""), value)
+            let labels = [label("method", method), label("handler", handler), label("status", status)];
+            (labels.join(","), value)
         };
-        head(
+        out.metric(
             "http_requests_total",
-            "counter",
+            Counter,
             "Answers by status; 499 is a client that left.",
-            http.into_iter().map(line).collect(),
+            http.into_iter().map(line),
         );
         for histogram in self.histograms.iter().chain([&self.inter_token]) {
-            histogram.write(&mut out, labels);
+            out.histogram(histogram);
         }
-        out
+        out.finish()
     }
 }
 
@@ -216,8 +198,4 @@ impl Observer for Metrics {
             }
         }
     }
-}
-
-fn escaped(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

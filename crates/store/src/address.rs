@@ -1,5 +1,7 @@
 //! Opens the object store at an address.
 
+use std::ffi::OsString;
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,23 +10,36 @@ use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use url::Url;
 
-use crate::StoreError;
+use crate::{StoreError, remote};
 
 /// Options for opening a run store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct StoreOptions {
     /// True if a write to a directory returns only after its files are on the disk. Then a power failure loses no
     /// acknowledged write. Default true; false is faster and survives killed processes only.
     pub durable: bool,
-    /// Settings of a cloud store as `(key, value)`, such as `("aws_region", "eu-west-1")`. The store ignores unknown
-    /// keys, so a caller may pass the process environment with lower-case names. Default none. Only the feature
-    /// `cloud` reads them.
+    /// Settings of a cloud store as `(key, value)`, such as `("aws_region", "eu-west-1")`. The keys are the names of the
+    /// providers' environment variables in lower case. Default: the variables of the process that begin with `AWS_`,
+    /// `AZURE_` or `GOOGLE_`. A directory has none.
     pub settings: Vec<(String, String)>,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { durable: true, settings: Vec::new() }
+        let of_a_store =
+            |name: &str| ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|start| name.starts_with(start));
+        let text =
+            |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+        let settings = std::env::vars_os().filter_map(text).filter(|(name, _)| of_a_store(name));
+        Self { durable: true, settings: settings.map(|(name, value)| (name.to_lowercase(), value)).collect() }
+    }
+}
+
+impl fmt::Debug for StoreOptions {
+    /// Without the values of settings: some are secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys: Vec<_> = self.settings.iter().map(|(key, _)| key).collect();
+        f.debug_struct("StoreOptions").field("durable", &self.durable).field("settings", &keys).finish()
     }
 }
 
@@ -48,6 +63,9 @@ pub(crate) fn resolve(address: &str, options: &StoreOptions, open: Open) -> Resu
     let wrong = |reason: &str| StoreError::Address { address: address.to_owned(), reason: reason.to_owned() };
     if address.is_empty() {
         return Err(wrong("it is empty"));
+    }
+    if may_hold_secret(address) {
+        return Err(StoreError::SecretInAddress);
     }
     if !address.contains("://") {
         return local(PathBuf::from(address), options, open);
@@ -87,16 +105,17 @@ fn local(path: PathBuf, options: &StoreOptions, open: Open) -> Result<Resolved, 
     Ok(Resolved { objects: Arc::new(store), address, folder: Some(path) })
 }
 
-#[cfg(feature = "cloud")]
 fn cloud(address: &str, url: &Url, options: &StoreOptions) -> Result<Resolved, StoreError> {
-    let settings = options.settings.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-    let (store, prefix) = object_store::parse_url_opts(url, settings)
-        .map_err(|error| StoreError::Address { address: address.to_owned(), reason: error.to_string() })?;
-    let objects = Arc::new(object_store::prefix::PrefixStore::new(store, prefix));
+    let wrong = |reason: String| StoreError::Address { address: address.to_owned(), reason };
+    let objects = remote::client(url, &options.settings).map_err(|error| wrong(error.to_string()))?;
     Ok(Resolved { objects, address: address.to_owned(), folder: None })
 }
 
-#[cfg(not(feature = "cloud"))]
-fn cloud(address: &str, url: &Url, _options: &StoreOptions) -> Result<Resolved, StoreError> {
-    Err(StoreError::SchemeNotBuilt { address: address.to_owned(), scheme: url.scheme().to_owned() })
+/// True if an address has room for a secret: a password, a query or a fragment. Such an address is refused, because
+/// addresses stand in configurations and messages. Credentials come from the environment.
+fn may_hold_secret(address: &str) -> bool {
+    let Some((_, rest)) = address.split_once("://") else { return false };
+    let authority = rest.split('/').next().unwrap_or(rest);
+    let password = authority.rsplit_once('@').is_some_and(|(user, _)| user.contains(':'));
+    password || rest.contains(['?', '#'])
 }

@@ -3,28 +3,49 @@
 use std::error::Error;
 use std::io;
 
+use object_store::client::{HttpError, HttpErrorKind};
+
 /// An error of the run store. The message names the object, the store and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The address is neither a directory nor a valid URL.
-    #[error("`{address}` is not a valid address of a run store: {reason}; give a directory or file:///path")]
+    #[error(
+        "`{address}` is not a valid address of a run store: {reason}; give a directory, file:///path, s3://BUCKET/PATH, az://CONTAINER/PATH or gs://BUCKET/PATH"
+    )]
     Address {
         /// The address given by the caller.
         address: String,
         /// Reason why it is unusable.
         reason: String,
     },
-    /// The address needs the feature `cloud`, and this build lacks it.
+    /// The address has room for a secret. The message does not repeat it.
     #[error(
-        "this program is built without support for {scheme}:// addresses and can't open `{address}`: use a directory \
-         (a program of your own can enable the feature `cloud` of the package dipaco-store)"
+        "the store's address has a password, a query or a fragment: leave it out, and give credentials in the environment (AWS_*, AZURE_*, GOOGLE_*), because the address is saved with the run"
     )]
-    SchemeNotBuilt {
-        /// The address given by the caller.
-        address: String,
-        /// The scheme of the address.
-        scheme: String,
+    SecretInAddress,
+    /// The store replaces objects although it was asked to create them.
+    #[error(
+        "{store} ignores conditional writes (`If-None-Match: *`): it replaced an object that it should have refused to create, so two coordinators could destroy each other's work; use a store that supports them"
+    )]
+    Unconditional {
+        /// The store's address.
+        store: String,
+    },
+    /// A request to a remote store failed.
+    #[error("can't {what} `{object}` in {store}: {cause}")]
+    Remote {
+        /// The failed operation.
+        what: &'static str,
+        /// Name of the object.
+        object: String,
+        /// The store's address.
+        store: String,
+        /// The cause, with the remedy.
+        cause: RemoteCause,
+        /// Error of the underlying store.
+        #[source]
+        source: Box<object_store::Error>,
     },
     /// The address has no directory.
     #[error("there is no run store at `{address}`: check the path, or create the run first")]
@@ -189,6 +210,19 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// The error of a request to a remote store. An object that can't be read because it is absent is missing; nothing
+    /// else of a store can be absent but its bucket.
+    pub(crate) fn remote(what: &'static str, object: &str, store: &str, source: object_store::Error) -> Self {
+        let (object, store) = (object.to_owned(), store.to_owned());
+        match source {
+            object_store::Error::NotFound { .. } if what == "read" => Self::Missing { object, store },
+            source => {
+                let cause = RemoteCause::of(&source);
+                Self::Remote { what, object, store, cause, source: Box::new(source) }
+            }
+        }
+    }
+
     pub(crate) fn io(what: &'static str, object: &str, store: &str, source: object_store::Error) -> Self {
         let (object, store) = (object.to_owned(), store.to_owned());
         match source {
@@ -196,6 +230,57 @@ impl StoreError {
             source if is_full(&source) => Self::Full { object, store, source: Box::new(source) },
             source => Self::Io { what, object, store, source: Box::new(source) },
         }
+    }
+}
+
+/// Why a request to a remote store failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RemoteCause {
+    /// The store refuses the credentials, or has none.
+    #[error(
+        "the store refuses the credentials of this process; set them in the environment (AWS_*, AZURE_*, GOOGLE_*), with the rights to read, write, list and delete below the address"
+    )]
+    Credentials,
+    /// There is no such bucket or container.
+    #[error("there is no such bucket or container; create it, or correct the address")]
+    NoBucket,
+    /// No connection to the store.
+    #[error(
+        "the store can't be reached; check the address, the network and a setting such as AWS_ENDPOINT_URL"
+    )]
+    Unreachable,
+    /// A request took too long.
+    #[error(
+        "a request exceeded its time limit, although it moves at most 8 MiB; the line or the store is too slow (a setting such as AWS_TIMEOUT=300s raises the limit)"
+    )]
+    TimedOut,
+    /// Another error of the store.
+    #[error("the store answered with an error, also when asked again; `dipaco doctor --store` checks it")]
+    Other,
+}
+
+impl RemoteCause {
+    fn of(error: &object_store::Error) -> Self {
+        match error {
+            object_store::Error::Unauthenticated { .. } | object_store::Error::PermissionDenied { .. } => {
+                return Self::Credentials;
+            }
+            object_store::Error::NotFound { .. } => return Self::NoBucket,
+            _ => {}
+        }
+        let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+        while let Some(error) = cause {
+            if let Some(http) = error.downcast_ref::<HttpError>() {
+                return match http.kind() {
+                    HttpErrorKind::Timeout => Self::TimedOut,
+                    HttpErrorKind::Connect => Self::Unreachable,
+                    _ => Self::Other,
+                };
+            }
+            cause = error.source();
+        }
+        Self::Other
     }
 }
 

@@ -41,8 +41,11 @@ mod error;
 mod hash;
 mod manifest;
 mod pins;
+mod probe;
+mod remote;
 mod store;
 mod sweep;
+mod transfer;
 
 pub use address::StoreOptions;
 pub use dipaco_ledger::names;
@@ -51,6 +54,6 @@ pub use dipaco_ledger::{
     FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, ObjectRef, PathRecord, QuarantineRecord,
     RollbackRecord, RunManifest, SeedRecord, ShardRecord, TrainingRecord,
 };
-pub use error::StoreError;
+pub use error::{RemoteCause, StoreError};
 pub use manifest::{KEPT_MANIFESTS, Loaded, ManifestSchema, ManifestSequence};
 pub use store::{RunStore, StoredObject};

@@ -7,19 +7,20 @@
 use std::fmt;
 
 use bytes::Bytes;
+use object_store::Error;
 use object_store::path::Path;
-use object_store::{Error, PutMode};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{RunManifest, RunStore, StoreError};
+use crate::{RunManifest, RunStore, StoreError, probe};
 
 /// Number of kept manifests: the current manifest and its predecessors, which replace it if it is damaged.
 pub const KEPT_MANIFESTS: u64 = 8;
 
 const PREFIX: &str = "manifest";
-const FORMAT: u32 = 1;
+/// Format 2 adds the writer. Manifests of format 1 are read.
+const FORMAT: u32 = 2;
 
 /// A type of manifest.
 pub trait ManifestSchema: Serialize + DeserializeOwned {
@@ -70,6 +71,8 @@ struct ManifestHeader<'a> {
     schema: &'a str,
     version: u32,
     sequence: u64,
+    /// A text of its own for each replacement. A writer recognises its manifest by it when the reply was lost.
+    writer: &'a str,
     payload_blake3: String,
 }
 
@@ -79,6 +82,9 @@ struct StoredManifest<'a> {
     schema: String,
     version: u32,
     sequence: u64,
+    /// Absent in format 1.
+    #[serde(default)]
+    writer: String,
     payload_blake3: String,
     #[serde(borrow)]
     payload: &'a RawValue,
@@ -129,8 +135,7 @@ impl RunStore {
     /// Replaces the manifest if `expected` is still the current sequence. Returns the new sequence and prunes old
     /// manifests.
     ///
-    /// Write all objects that the manifest refers to first. A retry inside a cloud store's client may report a
-    /// conflict for a successful write: load the current manifest and check whose it is.
+    /// Write all objects that the manifest refers to first. A lost reply is no conflict: the manifest names its writer.
     ///
     /// # Errors
     /// [`StoreError::Conflict`] if another writer was first, [`StoreError::Full`] if the disk is full.
@@ -146,9 +151,10 @@ impl RunStore {
             _ => return Err(self.conflict(expected, current)),
         };
         let name = name(sequence);
-        let content = encode(manifest, sequence).map_err(|source| self.payload_error::<M>(&name, source))?;
+        let content = encode(manifest, sequence, &probe::unique());
+        let content = content.map_err(|source| self.payload_error::<M>(&name, source))?;
         let path = Path::from(name.as_str());
-        match self.write(&path, [content], PutMode::Create).await {
+        match self.create_exclusive(&path, content).await {
             Ok(()) => {}
             Err(Error::AlreadyExists { .. }) => {
                 let current = self.newest().await?;
@@ -234,14 +240,15 @@ fn parse_name(object: &str) -> Option<u64> {
     (name(sequence) == object).then_some(sequence)
 }
 
-fn encode<M: ManifestSchema>(manifest: &M, sequence: u64) -> Result<Bytes, serde_json::Error> {
+fn encode<M: ManifestSchema>(manifest: &M, sequence: u64, writer: &str) -> Result<Bytes, serde_json::Error> {
     let payload = serde_json::to_string_pretty(manifest)?;
     let head = ManifestHeader {
         format: FORMAT,
         schema: M::SCHEMA,
         version: M::VERSION,
         sequence,
-        payload_blake3: checksum(M::SCHEMA, M::VERSION, sequence, &payload),
+        writer,
+        payload_blake3: checksum(M::SCHEMA, M::VERSION, sequence, writer, &payload),
     };
     // Append the payload as text. A run of thousands of paths rewrites megabytes of JSON often, and a second
     // serialization of it would double the cost.
@@ -277,11 +284,12 @@ fn parse(sequence: u64, content: &[u8]) -> Result<StoredManifest<'_>, Unreadable
     let not_json =
         |error| Unreadable::Damaged(format!("its {} bytes are not a manifest ({error})", content.len()));
     let AnyFormat { format } = serde_json::from_slice(content).map_err(not_json)?;
-    if format != FORMAT {
+    if !(1..=FORMAT).contains(&format) {
         return Err(Unreadable::Format(format));
     }
     let stored: StoredManifest<'_> = serde_json::from_slice(content).map_err(not_json)?;
-    let expected = checksum(&stored.schema, stored.version, stored.sequence, stored.payload.get());
+    let StoredManifest { schema, version, writer, .. } = &stored;
+    let expected = checksum(schema, *version, stored.sequence, writer, stored.payload.get());
     if expected != stored.payload_blake3 {
         return Err(Unreadable::Damaged("its checksum does not match its content".to_owned()));
     }
@@ -292,10 +300,13 @@ fn parse(sequence: u64, content: &[u8]) -> Result<StoredManifest<'_>, Unreadable
 }
 
 /// Hash of the payload as it stands in the file, and of the fields that identify it.
-fn checksum(schema: &str, version: u32, sequence: u64, payload: &str) -> String {
+fn checksum(schema: &str, version: u32, sequence: u64, writer: &str, payload: &str) -> String {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(format!("{schema}\n{version}\n{sequence}\n").as_bytes()).update(payload.as_bytes());
-    hasher.finalize().to_hex().to_string()
+    hasher.update(format!("{schema}\n{version}\n{sequence}\n").as_bytes());
+    if !writer.is_empty() {
+        hasher.update(format!("{writer}\n").as_bytes());
+    }
+    hasher.update(payload.as_bytes()).finalize().to_hex().to_string()
 }
 
 #[cfg(test)]

@@ -3,16 +3,19 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{Error, GetOptions, GetResult, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{Error, GetOptions, GetResult, ObjectStore, ObjectStoreExt};
+use tokio::sync::Semaphore;
 
 use crate::ObjectRef;
 use crate::address::{self, Open, Resolved, StoreOptions};
 use crate::hash::hash;
-use crate::{StoreError, manifest};
+use crate::transfer::{PART, SLOTS};
+use crate::{StoreError, manifest, probe};
 
 /// An object in the list of [`RunStore::list`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,10 +29,12 @@ pub struct StoredObject {
 /// All durable data of a run, at one address. Cheap to clone; all clones share the connection.
 #[derive(Clone)]
 pub struct RunStore {
-    objects: Arc<dyn ObjectStore>,
+    pub(crate) objects: Arc<dyn ObjectStore>,
     address: Arc<str>,
     /// The directory of a local store.
     folder: Option<Arc<std::path::Path>>,
+    /// Bounds the parts on the line to a remote store; other stores need no bound.
+    pub(crate) slots: Option<Arc<Semaphore>>,
 }
 
 impl fmt::Debug for RunStore {
@@ -39,11 +44,11 @@ impl fmt::Debug for RunStore {
 }
 
 impl RunStore {
-    /// Opens the store at `address`: an existing directory, `file:///path`, or with the feature `cloud` `s3://`,
-    /// `gs://` and `az://`.
+    /// Opens the store at `address`: an existing directory, `file:///path`, `s3://`, `gs://` or `az://`. A cloud store is
+    /// not contacted; [`Self::check_writable`] does that.
     ///
     /// # Errors
-    /// [`StoreError::Address`], [`StoreError::NoStore`] and [`StoreError::SchemeNotBuilt`].
+    /// [`StoreError::Address`], [`StoreError::SecretInAddress`] and [`StoreError::NoStore`].
     pub fn open(address: &str) -> Result<Self, StoreError> {
         Self::open_with(address, &StoreOptions::default())
     }
@@ -59,7 +64,7 @@ impl RunStore {
     /// Opens the store at `address`, and creates its directory if absent.
     ///
     /// # Errors
-    /// [`StoreError::Address`] and [`StoreError::SchemeNotBuilt`].
+    /// [`StoreError::Address`] and [`StoreError::SecretInAddress`].
     pub fn create(address: &str) -> Result<Self, StoreError> {
         Self::create_with(address, &StoreOptions::default())
     }
@@ -79,12 +84,19 @@ impl RunStore {
             objects: Arc::new(object_store::memory::InMemory::new()),
             address: "memory".into(),
             folder: None,
+            slots: None,
         }
     }
 
     fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Self, StoreError> {
         let Resolved { objects, address, folder } = address::resolve(address, options, open)?;
-        Ok(Self { objects, address: address.into(), folder: folder.map(Into::into) })
+        let slots = folder.is_none().then(|| Arc::new(Semaphore::new(SLOTS)));
+        Ok(Self { objects, address: address.into(), folder: folder.map(Into::into), slots })
+    }
+
+    /// True for a store behind a network, where the outcome of a request can be unknown.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.slots.is_some()
     }
 
     pub(crate) fn folder(&self) -> Option<&std::path::Path> {
@@ -99,7 +111,8 @@ impl RunStore {
 
     /// Publishes `content` under `name` atomically: a reader sees all of it or nothing, also if the writer dies.
     ///
-    /// Publishing the same content again is no error, so a process may repeat its work after a crash.
+    /// Publishing the same content again is no error, so a process may repeat its work after a crash. In a remote store
+    /// the name of a large object must have only one writer: it travels in parts, and the last part can't be conditional.
     ///
     /// # Errors
     /// [`StoreError::Exists`] if the name has different content, [`StoreError::Full`] if the disk is full, and
@@ -107,17 +120,22 @@ impl RunStore {
     pub async fn put(&self, name: &str, content: Bytes) -> Result<ObjectRef, StoreError> {
         let path = object_path(name)?;
         let reference = reference(name, &content).await;
+        let exists = || StoreError::Exists { object: name.to_owned(), store: self.address.to_string() };
+        if self.is_remote() && content.len() > PART {
+            return match self.verify(&reference).await {
+                Ok(()) => Ok(reference),
+                Err(StoreError::Missing { .. }) => {
+                    self.put_referenced(&reference, [content]).await.map(|()| reference)
+                }
+                Err(StoreError::Cut { .. } | StoreError::Damaged { .. }) => Err(exists()),
+                Err(error) => Err(error),
+            };
+        }
         // Only a conditional write is safe here: a look-up before the write would leave a gap in which another writer
         // publishes the name.
-        match self.write(&path, [content], PutMode::Create).await {
+        match self.create_exclusive(&path, content).await {
             Ok(()) => Ok(reference),
-            Err(Error::AlreadyExists { .. }) => match self.get(&reference).await {
-                Ok(_) => Ok(reference),
-                Err(StoreError::Cut { .. } | StoreError::Damaged { .. }) => {
-                    Err(StoreError::Exists { object: name.to_owned(), store: self.address.to_string() })
-                }
-                Err(error) => Err(error),
-            },
+            Err(Error::AlreadyExists { .. }) => Err(exists()),
             Err(source) => Err(self.failed("write", name, source)),
         }
     }
@@ -146,7 +164,7 @@ impl RunStore {
         content: impl IntoIterator<Item = Bytes>,
     ) -> Result<(), StoreError> {
         let path = object_path(&reference.name)?;
-        let written = self.write(&path, content, PutMode::Overwrite).await;
+        let written = self.overwrite(&path, content).await;
         written.map_err(|source| self.failed("write", &reference.name, source))
     }
 
@@ -155,7 +173,7 @@ impl RunStore {
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::Cut`] and [`StoreError::Damaged`].
     pub async fn get(&self, reference: &ObjectRef) -> Result<Bytes, StoreError> {
-        let content = self.read_object(reference, GetOptions::default()).await?;
+        let content = self.read_object(reference, 0..reference.bytes).await?;
         let hash = hash(&content).await;
         if hash != reference.hash || content.len() as u64 != reference.bytes {
             return Err(self.damaged(reference, hash, content.len() as u64));
@@ -168,10 +186,15 @@ impl RunStore {
     /// # Errors
     /// As [`RunStore::get`].
     pub async fn verify(&self, reference: &ObjectRef) -> Result<(), StoreError> {
-        let failed = |source| self.failed("read", &reference.name, source);
-        let mut parts = self.open_object(reference, GetOptions::default()).await?.into_stream();
+        let mut parts = match self.is_remote() {
+            true => self.read_parts(reference, 0..reference.bytes).boxed(),
+            false => {
+                let found = self.open_object(reference, GetOptions::default()).await?.into_stream();
+                found.map_err(|source| self.failed("read", &reference.name, source)).boxed()
+            }
+        };
         let (mut hasher, mut bytes) = (blake3::Hasher::new(), 0);
-        while let Some(part) = parts.try_next().await.map_err(failed)? {
+        while let Some(part) = parts.try_next().await? {
             bytes += part.len() as u64;
             hasher.update(&part);
         }
@@ -187,26 +210,24 @@ impl RunStore {
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::Cut`] and [`StoreError::Damaged`].
     pub async fn get_range(&self, reference: &ObjectRef, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let expected = range.end.min(reference.bytes).saturating_sub(range.start);
+        let range = range.start..range.end.min(reference.bytes);
+        let expected = range.end.saturating_sub(range.start);
         if expected == 0 {
             return Ok(Bytes::new());
         }
-        let options = GetOptions { range: Some(range.into()), ..GetOptions::default() };
-        let part = self.read_object(reference, options).await?;
+        let part = self.read_object(reference, range).await?;
         if part.len() as u64 != expected {
             return Err(self.damaged(reference, "not read".to_owned(), part.len() as u64));
         }
         Ok(part)
     }
 
-    /// Reads the requested part of an object, if the object has the length in its reference.
-    async fn read_object(&self, reference: &ObjectRef, options: GetOptions) -> Result<Bytes, StoreError> {
-        let failed = |source| self.failed("read", &reference.name, source);
-        self.open_object(reference, options).await?.bytes().await.map_err(failed)
-    }
-
     /// Opens the requested part of an object, if the object has the length in its reference.
-    async fn open_object(&self, reference: &ObjectRef, options: GetOptions) -> Result<GetResult, StoreError> {
+    pub(crate) async fn open_object(
+        &self,
+        reference: &ObjectRef,
+        options: GetOptions,
+    ) -> Result<GetResult, StoreError> {
         let name = reference.name.as_str();
         let failed = |source| self.failed("read", name, source);
         let found = self.objects.get_opts(&object_path(name)?, options).await.map_err(failed)?;
@@ -233,6 +254,12 @@ impl RunStore {
         }
     }
 
+    /// The time at which an object was written. `None` if the store does not know it or has no such object.
+    pub async fn written(&self, reference: &ObjectRef) -> Option<SystemTime> {
+        let path = object_path(&reference.name).ok()?;
+        self.objects.head(&path).await.ok().map(|meta| meta.last_modified.into())
+    }
+
     /// Returns whether an object of this name exists, without reading its content.
     ///
     /// # Errors
@@ -253,15 +280,15 @@ impl RunStore {
         self.remove(&object_path(name)?).await
     }
 
-    /// Lists the objects whose name starts with the segments of `prefix` (`""` for all), sorted by name. Manifests and
-    /// interrupted writes are excluded.
+    /// Lists the objects whose name starts with the segments of `prefix` (`""` for all), sorted by name. Manifests, probes
+    /// and interrupted writes are excluded.
     ///
     /// # Errors
     /// [`StoreError::Name`] and [`StoreError::Io`].
     pub async fn list(&self, prefix: &str) -> Result<Vec<StoredObject>, StoreError> {
         let path = parse_path(prefix)?;
         let mut found = self.list_under(Some(&path)).await?;
-        found.retain(|object| !manifest::is_manifest(&object.name));
+        found.retain(|object| !manifest::is_manifest(&object.name) && !probe::is_probe(&object.name));
         Ok(found)
     }
 
@@ -278,15 +305,6 @@ impl RunStore {
         Ok(found)
     }
 
-    pub(crate) async fn write(
-        &self,
-        path: &Path,
-        content: impl IntoIterator<Item = Bytes>,
-        mode: PutMode,
-    ) -> Result<(), Error> {
-        self.objects.put_opts(path, content.into_iter().collect(), PutOptions::from(mode)).await.map(|_| ())
-    }
-
     pub(crate) async fn read(&self, path: &Path) -> Result<Bytes, StoreError> {
         let failed = |source| self.failed("read", path.as_ref(), source);
         self.objects.get(path).await.map_err(failed)?.bytes().await.map_err(failed)
@@ -300,7 +318,10 @@ impl RunStore {
     }
 
     pub(crate) fn failed(&self, what: &'static str, object: &str, source: Error) -> StoreError {
-        StoreError::io(what, object, &self.address, source)
+        match self.is_remote() {
+            true => StoreError::remote(what, object, &self.address, source),
+            false => StoreError::io(what, object, &self.address, source),
+        }
     }
 }
 

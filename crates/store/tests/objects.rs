@@ -159,18 +159,20 @@ fn errors_of_invalid_addresses_give_the_reason() {
 }
 
 #[test]
-#[cfg(not(feature = "cloud"))]
-fn the_error_of_a_cloud_address_names_the_feature() {
-    let error = RunStore::open("s3://bucket/run").unwrap_err();
-    assert!(matches!(error, StoreError::SchemeNotBuilt { .. }));
-    assert!(error.to_string().contains("the feature `cloud`"), "{error}");
-}
-
-#[test]
-#[cfg(feature = "cloud")]
 fn cloud_addresses_are_opened_with_the_settings_given() {
     let settings = vec![("aws_region".to_owned(), "eu-west-1".to_owned())];
     RunStore::open_with("s3://bucket/run", &StoreOptions { durable: true, settings }).unwrap();
+}
+
+#[test]
+fn an_address_with_a_secret_is_refused_without_repeating_it() {
+    for address in ["s3://key:hush@bucket/run", "az://container/run?sig=hush", "gs://bucket/run#hush"] {
+        let error = RunStore::open(address).unwrap_err();
+        assert!(matches!(error, StoreError::SecretInAddress), "{error:?}");
+        assert!(!format!("{error} {error:?}").contains("hush"), "{error:?}");
+    }
+    let settings = vec![("aws_secret_access_key".to_owned(), "hush".to_owned())];
+    assert!(!format!("{:?}", StoreOptions { durable: true, settings }).contains("hush"));
 }
 
 #[tokio::test]

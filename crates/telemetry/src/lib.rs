@@ -20,7 +20,9 @@
 mod clock;
 mod event;
 mod events;
+mod exposition;
 pub mod human;
+mod live;
 mod logs;
 mod progress;
 mod stderr;
@@ -29,6 +31,8 @@ mod table;
 pub use clock::{Clock, SystemClock};
 pub use event::{Event, EventRecord};
 pub use events::{Events, EventsError, read_events};
+pub use exposition::{EXPOSITION_TYPE, Exposition, Histogram, MetricKind, label};
+pub use live::{LiveLease, LiveModule, LivePath, LiveRun};
 pub use logs::{LogFormat, LogOptions, LogsError, init_logs};
 pub use progress::{Progress, ProgressUnit, Task};
 pub use table::{Align, Table};

@@ -88,6 +88,7 @@ async fn main() -> Result<(), Failure> {
     let (shards, lie) = (PathBuf::from(shards), Lie::of(lie)?);
     let identity = Identity {
         token: JoinToken::read_from(Path::new(token))?,
+        source: dipaco_train::client::TokenSource::Given,
         worker: name.clone(),
         instance: u64::from(std::process::id()),
         patience: Duration::from_secs(60),

@@ -4,10 +4,12 @@ mod error;
 mod pace;
 mod routes;
 mod session;
+mod token_source;
 pub(crate) mod transfer;
 
 pub use dipaco_sync::LeaseKey;
 pub use error::ClientError;
 pub(crate) use session::{GOODBYE_TIMEOUT, instance};
 pub use session::{Identity, LONG_CALL_TIMEOUT, LeaseOffer, NextIdentity, SHORT_CALL_TIMEOUT, Session};
+pub use token_source::TokenSource;
 pub use transfer::{Transfer, expect_done};

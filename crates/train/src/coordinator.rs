@@ -3,6 +3,7 @@
 
 mod contributions;
 mod error;
+mod live;
 mod manifest_writer;
 mod recover;
 mod requests;
@@ -14,6 +15,7 @@ mod take_over;
 
 pub use contributions::{FragmentContributions, PathContributions, TokenContributions, contributions_of};
 pub use error::CoordinatorError;
+pub use live::LiveSource;
 pub use recover::recover;
 pub use requests::RenewToken;
 pub use rollback::roll_back;
@@ -60,6 +62,9 @@ pub type Reroute = Box<dyn Fn(u32) -> Rerouting + Send + Sync>;
 pub type Rerouting =
     Pin<Box<dyn Future<Output = Result<Vec<ShardRecord>, Box<dyn Error + Send + Sync>>> + Send>>;
 
+/// Takes the source of the present state of a coordinator that has taken its run over.
+pub type Observe = Box<dyn FnOnce(LiveSource) + Send>;
+
 /// Age from which on an unfinished write is a leftover of a process that is gone.
 const LEFTOVER: Duration = Duration::from_secs(3600);
 
@@ -85,6 +90,8 @@ pub struct CoordinatorOptions {
     pub events: Events,
     /// The progress display.
     pub progress: Progress,
+    /// Gets the source of the present state once the run is taken over.
+    pub observe: Option<Observe>,
 }
 
 /// Results of a coordinator.
@@ -116,12 +123,16 @@ pub struct CoordinatorSummary {
 /// When the store or the event file can't be written, when another coordinator has taken the run over, or when the
 /// store does not fit the configuration.
 pub async fn coordinate(
-    options: CoordinatorOptions,
+    mut options: CoordinatorOptions,
     server: Server,
     cancel: CancellationToken,
 ) -> Result<CoordinatorSummary, CoordinatorError> {
+    let observe = options.observe.take();
     let RunningCoordinator { requests, synchronizer, writer, reroute, steps_before } =
         RunningCoordinator::take_over(options).await?;
+    if let Some(observe) = observe {
+        observe(live::source(&requests, server.traffic_source()));
+    }
     let farewell = CancellationToken::new();
     // Lives until the server is closed: dropping it earlier would end connections without a reason.
     let accepting = serve_peers(&server, &requests, &farewell);
@@ -196,6 +207,7 @@ impl RunningCoordinator {
             clock,
             events,
             progress,
+            observe: _,
         } = options;
         let begun = Instant::now();
         let leftovers = store.sweep(clock.now() - LEFTOVER).await?;

@@ -26,9 +26,9 @@ mod synchronizer;
 mod worker;
 
 pub use coordinator::{
-    CoordinatorError, CoordinatorOptions, CoordinatorSummary, FragmentContributions, PathContributions,
-    RenewToken, Reroute, Rerouting, TokenContributions, contributions_of, coordinate, recover, roll_back,
-    start_training, training_origin,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, FragmentContributions, LiveSource, Observe,
+    PathContributions, RenewToken, Reroute, Rerouting, TokenContributions, contributions_of, coordinate,
+    recover, roll_back, start_training, training_origin,
 };
 pub use dipaco_ledger::LedgerError;
 pub use error::TrainError;

@@ -70,8 +70,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
 use crate::client::{
-    ClientError, GOODBYE_TIMEOUT, Identity, LONG_CALL_TIMEOUT, LeaseKey, Session, Transfer, expect_done,
-    instance,
+    ClientError, GOODBYE_TIMEOUT, Identity, LONG_CALL_TIMEOUT, LeaseKey, Session, TokenSource, Transfer,
+    expect_done, instance,
 };
 use background::{Background, nothing};
 use carry_out::CarriedOut;
@@ -88,6 +88,8 @@ use shard_cache::ShardCache;
 pub struct WorkerOptions {
     /// Join token from the coordinator.
     pub token: JoinToken,
+    /// Where the token is read again when the coordinator can't be reached.
+    pub source: TokenSource,
     /// Name of the worker, unique in the run.
     pub name: String,
     /// The run's routing folder or a copy, where shards may already lie, as on the coordinator's own machine.
@@ -119,6 +121,7 @@ pub struct WorkerSummary {
 pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<WorkerSummary, WorkerError> {
     let identity = Identity {
         token: options.token.clone(),
+        source: options.source.clone(),
         worker: options.name.clone(),
         instance: instance(),
         patience: options.patience,

@@ -45,6 +45,7 @@ async fn a_connected_worker_can_connect_again_after_91_days() {
 
     let identity = Identity {
         token: token.clone(),
+        source: dipaco_train::client::TokenSource::Given,
         worker: "worker".to_owned(),
         instance: 1,
         patience: Duration::from_secs(20),

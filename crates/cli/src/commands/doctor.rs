@@ -5,6 +5,7 @@ mod finding;
 mod gpu;
 mod machine;
 mod network;
+mod store;
 
 use std::path::PathBuf;
 
@@ -18,11 +19,15 @@ use crate::output;
 #[command(after_help = "\
 Examples:
   dipaco doctor                      check this machine, and the folder runs/
-  dipaco doctor --run /data/my-run   check the place of a run")]
+  dipaco doctor --run /data/my-run   check the place of a run
+  dipaco doctor --store s3://bucket/my-run   check that an object store can hold a run")]
 pub(crate) struct DoctorOptions {
     /// Directory for runs. It need not exist yet.
     #[arg(long, env = "DIPACO_RUN", default_value = "runs", value_name = "DIR")]
     run: PathBuf,
+    /// Address of a run's store to check: a directory, s3://, az:// or gs://. The check writes and deletes an object.
+    #[arg(long, value_name = "ADDRESS")]
+    store: Option<String>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -33,6 +38,9 @@ pub(crate) fn run(options: &DoctorOptions) -> Result<(), CliError> {
     findings.push(gpu::check());
     findings.extend(directory::check(&options.run));
     findings.extend(network::check());
+    if let Some(address) = &options.store {
+        findings.push(store::check(address)?);
+    }
     if options.json {
         output::print_json(&findings)?;
     } else {

@@ -38,8 +38,8 @@ pub(crate) struct PrepareOptions {
     /// Only train the tokenizer, which all parts of a divided preparation need.
     #[arg(long, conflicts_with = "part")]
     tokenizer_only: bool,
-    /// Only tokenise part I of N of the input files, counted from 1.
-    #[arg(long, value_name = "I/N")]
+    /// Only tokenise part I of N of the input files, counted from 1; `auto` is the part of the scheduler's array.
+    #[arg(long, value_name = "I/N", value_parser = crate::part::parse)]
     part: Option<Part>,
     /// Print the report as JSON.
     #[arg(long)]

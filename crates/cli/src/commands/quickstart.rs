@@ -139,7 +139,7 @@ fn configure(
     if !begins {
         let config = load(run.config())?.config;
         save_config(&run, &config)?;
-        return Ok((run, config));
+        return Ok((run.with_store(config.run.store.as_deref()), config));
     }
     let text = match &pretrained {
         Some(pretrained) => pretrained::config(&pretrained.model)?,
@@ -153,7 +153,7 @@ fn configure(
     let config = load(built_in)?.config;
     // Not with `save_config`, which tells the user of each setting that differs from the built-in one.
     files::write(&run.config(), config.to_toml().as_bytes())?;
-    Ok((run, config))
+    Ok((run.with_store(config.run.store.as_deref()), config))
 }
 
 impl Quickstart<'_> {
@@ -255,6 +255,7 @@ impl Quickstart<'_> {
             resume: true,
             stop_at_phase: false,
             device: self.device.choice(),
+            http: None,
         };
         let token = self.interrupt.token();
         let summary = runtime::run(async { Ok(train(run, config, &how, self.progress, token).await?) })?;
@@ -273,6 +274,7 @@ impl Quickstart<'_> {
         let mut config = self.config.clone();
         config.run.name += "-dense";
         config.run.data = Some(self.run.data());
+        config.run.store = None;
         config.topology = TopologyConfig::dense(config.model.blocks);
         config.outer.nesterov = NesterovConfig { learning_rate: 1.0, momentum: 0.0 };
         config.outer.rescale = Rescale::NONE;

@@ -80,8 +80,9 @@ Examples:
 pub(crate) struct FeaturesOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Part I of N of the documents, counted from 1; the default is all documents.
-    #[arg(long, value_name = "I/N")]
+    /// Part I of N of the documents, counted from 1; `auto` is the part of the scheduler's array. The default is all
+    /// documents.
+    #[arg(long, value_name = "I/N", value_parser = crate::part::parse)]
     part: Option<Part>,
 }
 
@@ -101,8 +102,9 @@ pub(crate) struct AssignOptions {
     /// Phase of routing whose router divides the text.
     #[arg(long, default_value_t = 0, value_name = "N")]
     phase: u32,
-    /// Only decide about part I of N of the documents, counted from 1, and write no shard.
-    #[arg(long, value_name = "I/N")]
+    /// Only decide about part I of N of the documents, counted from 1, and write no shard; `auto` is the part of the
+    /// scheduler's array.
+    #[arg(long, value_name = "I/N", value_parser = crate::part::parse)]
     part: Option<Part>,
     /// Print the result as JSON.
     #[arg(long)]
@@ -113,8 +115,9 @@ pub(crate) struct AssignOptions {
 pub(crate) struct ScoreOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Part I of N of the paths, counted from 1. Each machine needs the run's directory or a copy.
-    #[arg(long, default_value_t, value_name = "I/N")]
+    /// Part I of N of the paths, counted from 1; `auto` is the part of the scheduler's array. Each machine needs the run's
+    /// directory or a copy.
+    #[arg(long, default_value_t, value_name = "I/N", value_parser = crate::part::parse)]
     part: Part,
     /// Print the result as JSON.
     #[arg(long)]

@@ -51,7 +51,7 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
     }
     let (run, config) = options.run.open_prepared()?;
     if let Some(from) = &options.from {
-        let from = dipaco_pipeline::RunDirectory::new(from);
+        let from = dipaco_pipeline::saved_run(from)?;
         return runtime::run(async { Ok(dipaco_pipeline::seed::adopt(&run, &config, &from).await?) });
     }
     // With --import it has replaced another seed already.

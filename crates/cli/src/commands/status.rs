@@ -1,9 +1,11 @@
 //! `dipaco status`: shows the progress of a run.
 
 mod data;
+mod watch;
 
 use clap::Args;
-use dipaco_store::QuarantineRecord;
+use dipaco_config::RunConfig;
+use dipaco_store::{QuarantineRecord, RunManifest};
 use dipaco_telemetry::{Align, Event, Table, human, read_events};
 
 use self::data::Accounts;
@@ -17,6 +19,7 @@ use dipaco_pipeline::{PipelineError, RunDirectory};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco status --run runs/tiny
+  dipaco status --run runs/tiny --watch                again and again, with the workers
   dipaco status --run runs/tiny --json                 the run's manifest
   dipaco status --run runs/tiny --data                 how much of its text each path has used";
 
@@ -31,6 +34,9 @@ pub(crate) struct StatusOptions {
     /// Print the run's manifest as JSON; with --data the accounts.
     #[arg(long)]
     json: bool,
+    /// Show the status again every two seconds, with the workers, until the run is complete.
+    #[arg(long, conflicts_with_all = ["data", "json"])]
+    watch: bool,
 }
 
 /// A line about the last validation during training.
@@ -52,8 +58,11 @@ fn last_validation(run: &RunDirectory) -> Result<Option<String>, CliError> {
 
 pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open()?;
+    if options.watch {
+        return watch::run(&run, &config);
+    }
     let Some(manifest) = runtime::run(async { Ok(manifest(&run).await?) })? else {
-        return output::print(&format!("{}: nothing has been trained yet\n", run.root().display()));
+        return output::print(&nothing(&run));
     };
     if options.data {
         let training = manifest.training.as_ref().ok_or(PipelineError::NotTrained)?;
@@ -67,6 +76,16 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
     if options.json {
         return output::print_json(&manifest);
     }
+    output::print(&describe(&run, &config, &manifest)?)
+}
+
+/// The status of a run without a manifest.
+fn nothing(run: &RunDirectory) -> String {
+    format!("{}: nothing has been trained yet\n", run.root().display())
+}
+
+/// The status of a run, in words and a table.
+fn describe(run: &RunDirectory, config: &RunConfig, manifest: &RunManifest) -> Result<String, CliError> {
     let mut text = format!("run {} ({})\n", manifest.run, config.run.name);
     if let Some(seed) = &manifest.seed {
         let loss =
@@ -91,7 +110,7 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
             let (phase, last) = (training.phase, training.boundaries.len());
             text += &format!("routing: phase {phase} of 0 to {last}, up to round {}\n", training.phase_end());
         }
-        if let Some(validated) = last_validation(&run)? {
+        if let Some(validated) = last_validation(run)? {
             text += &validated;
         }
         let right = Align::Right;
@@ -118,5 +137,5 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
             text += &format!("warning: {warning}\n");
         }
     }
-    output::print(&text)
+    Ok(text)
 }

@@ -41,7 +41,7 @@ pub(crate) struct SynchronizerArguments {
     /// Name, unique in the run; the default is `synchronizer-` and the process number.
     #[arg(long, env = "DIPACO_NAME")]
     name: Option<String>,
-    /// Seconds to retry when the coordinator can't be reached.
+    /// Seconds to retry when the coordinator can't be reached. After them the synchronizer ends with exit code 75.
     #[arg(long, env = "DIPACO_PATIENCE", default_value_t = 600, value_name = "SECONDS")]
     patience: u64,
     /// Print the result as JSON.

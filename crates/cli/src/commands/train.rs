@@ -20,11 +20,29 @@ pub(crate) const TRAIN_EXAMPLES: &str = "\
 Examples:
   dipaco train --run runs/tiny --workers 2             coordinator here, two worker processes on this machine
   dipaco train --run runs/tiny --resume                continue after an interruption
+  dipaco train --run runs/tiny --http 9440             watch it at http://127.0.0.1:9440/
   dipaco train --config configs/small.toml --dry-run   sizes, memory, traffic and speed, before anything is started";
 pub(crate) const COORDINATOR_EXAMPLES: &str = "\
 Examples:
   dipaco coordinator --run runs/big --listen 0.0.0.0:7440 --advertise host.example:7440
   dipaco worker --join join.token                      on each other machine, with the file runs/big/secrets/join.token";
+
+/// The option to watch a training.
+#[derive(Clone, Copy, Debug, Args)]
+struct WatchOptions {
+    /// Address of a page about the training, with /health, /ready, /metrics and /status.json. A port alone is a port of
+    /// this machine's loopback. Everybody who reaches the address can read, and nobody can change anything.
+    #[arg(long, env = "DIPACO_HTTP", value_name = "[ADDRESS:]PORT", value_parser = http_address)]
+    http: Option<SocketAddr>,
+}
+
+/// Reads `PORT` or `ADDRESS:PORT`.
+fn http_address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(port) = text.parse::<u16>() {
+        return Ok(SocketAddr::from(([127, 0, 0, 1], port)));
+    }
+    text.parse().map_err(|_| format!("{text:?} is neither a port nor an address such as 127.0.0.1:9440"))
+}
 
 /// Options of `dipaco train`.
 #[derive(Debug, Args)]
@@ -37,6 +55,8 @@ pub(crate) struct TrainArguments {
     /// UDP address to listen on. Workers on other machines may join too.
     #[arg(long, env = "DIPACO_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDRESS")]
     listen: SocketAddr,
+    #[command(flatten)]
+    watch: WatchOptions,
     /// Continue a run that has begun.
     #[arg(long)]
     resume: bool,
@@ -65,6 +85,8 @@ pub(crate) struct CoordinatorArguments {
     /// Address by which workers reach this machine, host:port; may be repeated. The default is the listening address.
     #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT", value_delimiter = ',')]
     advertise: Vec<String>,
+    #[command(flatten)]
+    watch: WatchOptions,
     /// Continue a run that has begun.
     #[arg(long)]
     resume: bool,
@@ -98,6 +120,7 @@ pub(crate) fn run(options: &TrainArguments, progress: &Progress) -> Result<(), C
         resume: options.resume,
         stop_at_phase: options.stop_at_phase,
         device: options.device.choice(),
+        http: options.watch.http,
     };
     lead(&options.run, &how, options.json, progress)
 }
@@ -117,6 +140,7 @@ pub(crate) fn run_coordinator(options: &CoordinatorArguments, progress: &Progres
         resume: options.resume,
         stop_at_phase: options.stop_at_phase,
         device: DeviceChoice::default(),
+        http: options.watch.http,
     };
     lead(&options.run, &how, options.json, progress)
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use dipaco_net::{JoinToken, NetError};
+use dipaco_train::client::TokenSource;
 use dipaco_train::{WorkerOptions, WorkerSummary, work};
 use tokio_util::sync::CancellationToken;
 
@@ -26,7 +27,8 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArguments {
     /// File of the join token, or - to read the token from standard input. The coordinator writes the file
-    /// secrets/join.token. Without this option the environment variable DIPACO_TOKEN holds the token.
+    /// secrets/join.token. Without this option the environment variable DIPACO_TOKEN holds the token. A file is read again
+    /// when the coordinator can't be reached, because a coordinator that moves writes its new address there.
     #[arg(long, env = "DIPACO_JOIN", value_name = "FILE", hide_env_values = true)]
     join: Option<PathBuf>,
     /// Name of the worker, unique in the run; the default is the machine's name and the process number.
@@ -41,7 +43,7 @@ pub(crate) struct WorkerArguments {
     /// Folder of fetched shards.
     #[arg(long, env = "DIPACO_CACHE", default_value = "dipaco-cache", value_name = "DIR")]
     cache: PathBuf,
-    /// Seconds to retry when the coordinator can't be reached.
+    /// Seconds to retry when the coordinator can't be reached. After them the worker ends with exit code 75.
     #[arg(long, env = "DIPACO_PATIENCE", default_value_t = 600, value_name = "SECONDS")]
     patience: u64,
     /// Upper bound on the bandwidth of transfers in each direction, in Mbit/s; 0 means no limit.
@@ -62,6 +64,7 @@ pub(crate) fn run(options: &WorkerArguments) -> Result<(), CliError> {
     limits::threads(options.threads)?;
     let setup = WorkerOptions {
         token: join_token(options)?,
+        source: token_source(options),
         name: options.name.clone().unwrap_or_else(default_name),
         shards: options.shards.clone(),
         cache: options.cache.clone(),
@@ -108,6 +111,14 @@ fn join_token(options: &WorkerArguments) -> Result<JoinToken, CliError> {
         return Err(usage(message, "write the token to a file, or give it in DIPACO_TOKEN or with --join -"));
     }
     Ok(JoinToken::read_from(file)?)
+}
+
+/// Where the token is read again when the coordinator can't be reached.
+fn token_source(options: &WorkerArguments) -> TokenSource {
+    match &options.join {
+        Some(file) if file.as_os_str() != "-" => TokenSource::JoinFile(file.clone()),
+        _ => TokenSource::Given,
+    }
 }
 
 /// Triggers `cancel` at the end of standard input: the parent, which holds the other end of the pipe, has ended.

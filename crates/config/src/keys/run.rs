@@ -17,4 +17,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "Folder of the prepared text. When it is not set, `data` in the run's directory. Runs that are to be compared share \
          one folder.",
     ),
+    free(
+        "run.store",
+        "address",
+        "Where the run keeps weights and manifests: a folder, or `s3://BUCKET/PATH`, `az://CONTAINER/PATH` or \
+         `gs://BUCKET/PATH`. When it is not set, `store` in the run's directory. Each run needs an address of its own. \
+         Credentials come from the environment and never stand in the address. The cells of an experiment keep their own \
+         folders.",
+    ),
 ];

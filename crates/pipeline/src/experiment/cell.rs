@@ -78,6 +78,7 @@ fn prepared(config: &RunConfig, text: &PreparedText, name: &str) -> Result<RunCo
     let mut config = config.clone();
     config.run.name = name.to_owned();
     config.run.directory = None;
+    config.run.store = None;
     config.run.data = Some(text.folder.clone());
     let run = RunDirectory::new("").with_data(Some(&text.folder));
     with_vocabulary(&run, &config)
@@ -129,6 +130,7 @@ fn train_cell(
         resume: true,
         stop_at_phase: false,
         device: folder.options.device,
+        http: None,
     };
     let summary = folder.runtime.block_on(train(run, config, &how, progress, cancel.token.clone()))?;
     if !summary.finished {
@@ -189,7 +191,7 @@ fn remove_scores(run: &RunDirectory) -> Result<(), PipelineError> {
 /// Removes training shards and the paths' moments, which take most of a finished run's space. Evaluation, serving and
 /// export do not need them.
 fn remove_what_only_training_needs(run: &RunDirectory) -> Result<(), PipelineError> {
-    for folder in [run.store().join("paths"), run.shard_cache()] {
+    for folder in [Path::new(&run.store()).join("paths"), run.shard_cache()] {
         removed(&folder, fs::remove_dir_all(&folder))?;
     }
     for phase in (0..).map(|phase| run.routing(phase)).take_while(|phase| phase.root().exists()) {

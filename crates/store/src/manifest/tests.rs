@@ -66,7 +66,7 @@ fn valid(rng: &mut CaseRng) -> Vec<u8> {
     };
     let checkpoints = vec![CheckpointRecord { round: 1, object: object("checkpoints/1") }];
     let run = RunManifest { training: Some(training), checkpoints, ..RunManifest::new("run".into()) };
-    encode(&run, 7).unwrap().to_vec()
+    encode(&run, 7, "writer").unwrap().to_vec()
 }
 
 /// The same manifest with the right checksum, if it has a manifest's fields.
@@ -75,7 +75,7 @@ fn sealed(content: &[u8]) -> Option<Vec<u8>> {
     if stored.payload_blake3.is_empty() {
         return None;
     }
-    let sum = checksum(&stored.schema, stored.version, stored.sequence, stored.payload.get());
+    let sum = checksum(&stored.schema, stored.version, stored.sequence, &stored.writer, stored.payload.get());
     let at =
         content.windows(stored.payload_blake3.len()).position(|w| w == stored.payload_blake3.as_bytes())?;
     Some([&content[..at], sum.as_bytes(), &content[at + stored.payload_blake3.len()..]].concat())
@@ -104,7 +104,7 @@ fn damaged_manifests_are_refused_or_read() {
 proptest! {
     #[test]
     fn any_flipped_bit_and_any_cut_is_found(round: u64, at: prop::sample::Index, bit in 0..8_u8) {
-        let whole = encode(&RoundManifest { round }, 7).unwrap();
+        let whole = encode(&RoundManifest { round }, 7, "writer").unwrap();
         prop_assert!(parse(7, &whole).is_ok());
         let at = at.index(whole.len() - 1); // the last byte is the line's end
         prop_assert!(parse(7, &whole[..at]).is_err());

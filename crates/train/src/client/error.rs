@@ -67,6 +67,17 @@ pub enum ClientError {
         /// Length of the object in bytes.
         bytes: u64,
     },
+    /// The patience with the coordinator has ended.
+    #[error(
+        "the coordinator could not be reached for {seconds} s: it may be down or have moved; start this process again later, or give it more --patience"
+    )]
+    Unreachable {
+        /// The patience in seconds.
+        seconds: u64,
+        /// The last failure.
+        #[source]
+        source: Box<dipaco_net::NetError>,
+    },
     /// An error that all roles share.
     #[error(transparent)]
     Core(#[from] TrainError),

@@ -9,7 +9,8 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::ClientError;
+use crate::blocking::blocking;
+use crate::client::{ClientError, TokenSource};
 use dipaco_protocol::WorkerPlan;
 use dipaco_protocol::{GrantedLease, RUN_COMPLETE, Request, Response};
 
@@ -28,6 +29,8 @@ pub const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(600);
 pub struct Identity {
     /// The join token.
     pub token: JoinToken,
+    /// Where the token is read again when the coordinator can't be reached: it may have moved.
+    pub source: TokenSource,
     /// Name of the worker, unique in the run.
     pub worker: String,
     /// Random number of the process, which tells it from an earlier process of the same name.
@@ -87,10 +90,11 @@ impl Session {
 
     async fn open_with(
         service: Service,
-        identity: Identity,
+        mut identity: Identity,
         cancel: CancellationToken,
     ) -> Result<Self, ClientError> {
-        let (client, plan) = connect(service, &identity, &cancel).await?;
+        let Connected { client, plan, token } = connect(service, &identity, &cancel).await?;
+        identity.token = token;
         let renew_at = Mutex::new(identity.token.renew_at(identity.clock.now()));
         Ok(Self {
             service,
@@ -239,11 +243,12 @@ impl Session {
             return Ok(());
         }
         tracing::warn!(%error, "the connection broke; connecting again");
-        let (again, plan) = connect(self.service, &self.identity(), &self.cancel).await?;
-        if plan != self.plan {
+        let again = connect(self.service, &self.identity(), &self.cancel).await?;
+        if again.plan != self.plan {
             return Err(ClientError::PlanChanged);
         }
-        *client = again;
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner).token = again.token;
+        *client = again.client;
         Ok(())
     }
 
@@ -253,18 +258,26 @@ impl Session {
     }
 }
 
-/// Connects again and again until it works, an error is permanent, or the patience ends.
+/// A welcomed connection, the plan of the welcome, and the token that it was made with.
+struct Connected {
+    client: Arc<Client>,
+    plan: WorkerPlan,
+    token: JoinToken,
+}
+
+/// Connects again and again until it works, an error is permanent, or the patience ends. A coordinator that can't be
+/// reached may have moved, so the token is read again at its source after each attempt.
 async fn connect(
     service: Service,
     identity: &Identity,
     cancel: &CancellationToken,
-) -> Result<(Arc<Client>, WorkerPlan), ClientError> {
+) -> Result<Connected, ClientError> {
     let begun = Instant::now();
+    let mut token = identity.token.clone();
     let mut pause = FIRST_PAUSE;
     loop {
         let attempt = async {
-            let client =
-                Client::connect_to(service, &identity.token, identity.clock.now(), Limits::default()).await?;
+            let client = Client::connect_to(service, &token, identity.clock.now(), Limits::default()).await?;
             let hello = Request::Hello {
                 worker: identity.worker.clone(),
                 instance: identity.instance,
@@ -280,19 +293,23 @@ async fn connect(
         };
         match result {
             Ok((client, Response::Welcome { run, plan })) => {
-                if run != identity.token.run_id {
-                    return Err(ClientError::OtherRun {
-                        expected: identity.token.run_id.clone(),
-                        found: run,
-                    });
+                if run != token.run_id {
+                    return Err(ClientError::OtherRun { expected: token.run_id, found: run });
                 }
                 let plan = WorkerPlan::from_json(&plan)?;
-                return Ok((Arc::new(client), plan));
+                return Ok(Connected { client: Arc::new(client), plan, token });
             }
             Ok((_, Response::Refused { reason })) => return Err(ClientError::Refused { reason }),
             Ok(_) => return Err(ClientError::UnexpectedAnswer { request: "hello" }),
             Err(error) if transient(&error) && begun.elapsed() + pause < identity.patience => {
                 tracing::info!(%error, "the coordinator can't be reached; trying again");
+                if service == Service::Coordinator
+                    && let Some(newer) = newer_token(identity, &token).await?
+                {
+                    tracing::info!(addresses = ?newer.addresses, "the token has been written again");
+                    token = newer;
+                    pause = FIRST_PAUSE;
+                }
                 tokio::select! {
                     // Nothing announces that the coordinator is back, so the next attempt waits a fixed pause.
                     () = tokio::time::sleep(pause) => {}
@@ -300,9 +317,19 @@ async fn connect(
                 }
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
+            Err(error) if transient(&error) && service == Service::Coordinator => {
+                let seconds = identity.patience.as_secs();
+                return Err(ClientError::Unreachable { seconds, source: Box::new(error) });
+            }
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// The token at its source, if it is newer than `token`.
+async fn newer_token(identity: &Identity, token: &JoinToken) -> Result<Option<JoinToken>, ClientError> {
+    let (source, known) = (identity.source.clone(), token.clone());
+    Ok(blocking(move || source.newer(&known)).await?)
 }
 
 /// Returns whether another attempt may help: the network or the coordinator failed, and not the request.

@@ -16,7 +16,9 @@ use dipaco_topology::ModuleId;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Identity, LONG_CALL_TIMEOUT, NextIdentity, SHORT_CALL_TIMEOUT, Session, instance};
+use crate::client::{
+    Identity, LONG_CALL_TIMEOUT, NextIdentity, SHORT_CALL_TIMEOUT, Session, TokenSource, instance,
+};
 use crate::host::{
     Admission, Answer, ObjectPiece, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations,
     UploadedPiece, Uploads, VerifiedGradients, read_piece, refused, serve_peers,
@@ -37,6 +39,8 @@ const WORKER_WAITS: Duration = Duration::from_secs(30);
 pub struct SynchronizerOptions {
     /// Join token for the coordinator, with the role [`SYNCHRONIZER`](dipaco_protocol::SYNCHRONIZER).
     pub token: JoinToken,
+    /// Where the token is read again when the coordinator can't be reached.
+    pub source: TokenSource,
     /// Name of the synchronizer, unique in the run.
     pub name: String,
     /// Modules whose outer steps the synchronizer takes.
@@ -80,6 +84,7 @@ pub async fn synchronize(
 ) -> Result<SynchronizerSummary, SynchronizerError> {
     let SynchronizerOptions {
         token,
+        source,
         name,
         modules,
         address,
@@ -94,6 +99,7 @@ pub async fn synchronize(
     let numerics = numerics(&TrainDevice::Cpu)?;
     let identity = Identity {
         token,
+        source,
         worker: name,
         instance: instance(),
         patience,

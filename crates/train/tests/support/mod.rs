@@ -170,6 +170,7 @@ impl Run {
             started,
             shards: self.folder.path().to_owned(),
             reroute: None,
+            observe: None,
             revocations: Revocations::of(&self.folder.path().join("revoked")),
             renew: None,
             clock: dipaco_net::Clock::system(),
@@ -181,6 +182,7 @@ impl Run {
     pub(crate) fn worker(&self, token: &JoinToken, name: &str) -> WorkerOptions {
         WorkerOptions {
             token: token.clone(),
+            source: dipaco_train::client::TokenSource::Given,
             name: name.to_owned(),
             shards: None,
             cache: self.folder.path().join("cache").join(name),
@@ -233,6 +235,7 @@ impl Run {
         let server = Server::bind(([127, 0, 0, 1], 0).into(), &identity, Limits::default()).unwrap();
         let options = SynchronizerOptions {
             token: self.token_as(SYNCHRONIZER, token),
+            source: dipaco_train::client::TokenSource::Given,
             name: name.to_owned(),
             modules: modules.to_vec(),
             address: server.local_addr().to_string(),

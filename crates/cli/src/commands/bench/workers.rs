@@ -265,6 +265,7 @@ async fn lead() -> Result<(), CliError> {
         clock: Clock::system(),
         events: Events::off(),
         progress: Progress::hidden(),
+        observe: None,
     };
     coordinate(options, server, cancel).await.map_err(step)?;
     Ok(())

@@ -118,6 +118,7 @@ async fn connect_at(script: &Arc<Script>, megabits_per_second: u32) -> (Arc<Serv
     });
     let identity = Identity {
         token,
+        source: crate::client::TokenSource::Given,
         worker: "w".into(),
         instance: 1,
         patience: HOUR,

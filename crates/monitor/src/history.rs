@@ -1,0 +1,231 @@
+//! The sum of a run's events.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use dipaco_telemetry::{Event, EventRecord};
+use dipaco_topology::PathId;
+use serde::Serialize;
+
+/// Most workers that are remembered. Peers choose their names, so the number needs a bound.
+const MOST_WORKERS: usize = 2048;
+/// Most points of a loss curve. A longer curve drops every second point.
+const MOST_POINTS: usize = 2048;
+/// Last notes that are remembered.
+const NOTES: usize = 20;
+
+/// A point of a loss curve.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LossPoint {
+    /// Rounds that were complete.
+    pub rounds: u64,
+    /// Mean cross entropy, nats per token.
+    pub loss: f64,
+}
+
+/// The history of a path.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PathHistory {
+    /// Rounds of its last complete lease, counted from 1.
+    pub rounds: u64,
+    /// Mean training loss of its last lease, nats per token.
+    pub loss: Option<f64>,
+    /// Loss on its held-out documents after its last lease, nats per token.
+    pub heldout_loss: Option<f64>,
+    /// Name of the worker of its last lease.
+    pub worker: String,
+}
+
+/// The history of a worker.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct WorkerHistory {
+    /// Time of its last event, in UTC (RFC 3339).
+    pub last: String,
+    /// True between its joining and its leaving.
+    pub connected: bool,
+    /// Reason for which it left.
+    pub reason: String,
+    /// Complete leases.
+    pub leases: u64,
+    /// Seconds of its last lease in inner steps.
+    pub seconds: f64,
+    /// Seconds before these without inner steps.
+    pub waited_seconds: f64,
+    /// Leases that it lost.
+    pub lost: u64,
+    /// Results of it that were refused.
+    pub refused: u64,
+}
+
+/// The sum of a run's events.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct RunHistory {
+    /// Time of the last event, in UTC (RFC 3339).
+    pub last: String,
+    /// Mean training loss of the paths by round.
+    pub training: Vec<LossPoint>,
+    /// Loss of the routed model on validation text.
+    pub validation: Vec<LossPoint>,
+    /// The paths that have completed a lease.
+    pub paths: BTreeMap<PathId, PathHistory>,
+    /// The workers by name.
+    pub workers: BTreeMap<String, WorkerHistory>,
+    /// Leases that expired.
+    pub leases_lost: u64,
+    /// Results that were refused.
+    pub results_refused: u64,
+    /// The last notable events, the oldest first.
+    pub notes: VecDeque<String>,
+}
+
+impl RunHistory {
+    /// Adds an event.
+    pub fn add(&mut self, record: EventRecord) {
+        let EventRecord { time, event } = record;
+        match event {
+            Event::WorkerJoined { worker, .. } => {
+                let worker = self.worker(worker, &time);
+                (worker.connected, worker.reason) = (true, String::new());
+            }
+            Event::WorkerLeft { worker, reason } => {
+                let worker = self.worker(worker, &time);
+                (worker.connected, worker.reason) = (false, reason);
+            }
+            Event::PathCompleted {
+                path, round, worker, loss, heldout_loss, seconds, waited_seconds, ..
+            } => {
+                let done = self.worker(worker.clone(), &time);
+                done.leases += 1;
+                (done.seconds, done.waited_seconds, done.connected) = (seconds, waited_seconds, true);
+                let known = self.paths.entry(path).or_default();
+                let loss = loss.is_finite().then_some(loss);
+                *known = PathHistory { rounds: round + 1, loss, heldout_loss, worker };
+            }
+            Event::RoundCompleted { round, loss, .. } => {
+                push(&mut self.training, LossPoint { rounds: round + 1, loss });
+            }
+            Event::Validated { rounds, loss, .. } => push(&mut self.validation, LossPoint { rounds, loss }),
+            Event::LeaseExpired { path, worker, .. } => {
+                self.leases_lost += 1;
+                self.worker(worker.clone(), &time).lost += 1;
+                self.note(&time, format!("path {path}: the lease of {worker} expired"));
+            }
+            Event::ResultRefused { path, worker, reason, .. } => {
+                self.results_refused += 1;
+                self.worker(worker.clone(), &time).refused += 1;
+                self.note(&time, format!("path {path}: a result of {worker} was refused: {reason}"));
+            }
+            Event::PathQuarantined { path, reason, .. } => {
+                self.note(&time, format!("path {path} is in quarantine: {reason}"));
+            }
+            Event::PhaseStarted { phase, round, .. } => {
+                self.note(&time, format!("phase {phase} of routing begins with round {round}"));
+            }
+            Event::RolledBack { from, to, .. } => {
+                let kept = |point: &LossPoint| point.rounds <= u64::from(to);
+                self.training.retain(kept);
+                self.validation.retain(kept);
+                self.note(&time, format!("rolled back from round {from} to round {to}"));
+            }
+            _ => {}
+        }
+        self.last = time;
+    }
+
+    fn worker(&mut self, name: String, time: &str) -> &mut WorkerHistory {
+        if !self.workers.contains_key(&name) && self.workers.len() >= MOST_WORKERS {
+            // The one that was silent for the longest time. Times of this form sort as text.
+            let rank = |worker: &WorkerHistory| (worker.connected, worker.last.clone());
+            if let Some(oldest) =
+                self.workers.iter().min_by_key(|(_, worker)| rank(worker)).map(|(name, _)| name.clone())
+            {
+                self.workers.remove(&oldest);
+            }
+        }
+        let worker = self.workers.entry(name).or_default();
+        time.clone_into(&mut worker.last);
+        worker
+    }
+
+    fn note(&mut self, time: &str, text: String) {
+        if self.notes.len() == NOTES {
+            self.notes.pop_front();
+        }
+        self.notes.push_back(format!("{time} {text}"));
+    }
+}
+
+/// Adds a point. A round that was repeated replaces its first point and all later ones.
+fn push(curve: &mut Vec<LossPoint>, point: LossPoint) {
+    if !point.loss.is_finite() {
+        return;
+    }
+    curve.retain(|known| known.rounds < point.rounds);
+    if curve.len() == MOST_POINTS {
+        let mut number = 0_usize;
+        curve.retain(|_| {
+            number += 1;
+            number.is_multiple_of(2)
+        });
+    }
+    curve.push(point);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn history(events: impl IntoIterator<Item = Event>) -> RunHistory {
+        let mut history = RunHistory::default();
+        for (number, event) in events.into_iter().enumerate() {
+            history.add(EventRecord { time: format!("2026-01-01T00:00:{number:02}.000Z"), event });
+        }
+        history
+    }
+
+    fn joined(worker: &str) -> Event {
+        Event::WorkerJoined { worker: worker.to_owned(), numerics: String::new() }
+    }
+
+    fn round(round: u64, loss: f64) -> Event {
+        Event::RoundCompleted { round, loss, seconds: 1.0 }
+    }
+
+    #[test]
+    fn workers_have_a_last_word_and_a_reason() {
+        let left = Event::WorkerLeft { worker: "a".to_owned(), reason: "its machine is gone".to_owned() };
+        let refused = Event::ResultRefused {
+            path: PathId(1),
+            round: 0,
+            worker: "a".to_owned(),
+            reason: "too late".to_owned(),
+        };
+        let history = history([joined("a"), joined("b"), left, refused]);
+        let (a, b) = (&history.workers["a"], &history.workers["b"]);
+        assert_eq!((a.connected, a.reason.as_str(), a.refused), (false, "its machine is gone", 1));
+        assert_eq!((b.connected, b.last.as_str()), (true, "2026-01-01T00:00:01.000Z"));
+        assert_eq!(history.results_refused, 1);
+        assert!(history.notes[0].contains("a result of a was refused: too late"), "{:?}", history.notes);
+    }
+
+    #[test]
+    fn a_repeated_round_and_a_rollback_shorten_the_curve() {
+        let curve = |history: &RunHistory| {
+            history.training.iter().map(|point| (point.rounds, point.loss)).collect::<Vec<_>>()
+        };
+        let mut events = vec![round(0, 5.0), round(1, 4.0), round(2, 3.0), round(1, 3.5)];
+        assert_eq!(curve(&history(events.clone())), [(1, 5.0), (2, 3.5)]);
+        events.push(Event::RolledBack { from: 2, to: 1, undone: vec![2] });
+        assert_eq!(curve(&history(events.clone())), [(1, 5.0)]);
+        events.push(round(1, f64::NAN));
+        assert_eq!(curve(&history(events)), [(1, 5.0)]);
+    }
+
+    #[test]
+    fn names_and_points_without_end_take_bounded_memory() {
+        let many = history((0..5000).map(|number| joined(&number.to_string())));
+        assert_eq!(many.workers.len(), MOST_WORKERS);
+        let long = history((0..5000).map(|number| round(number, 1.0)));
+        assert!(long.training.len() <= MOST_POINTS);
+        assert_eq!(long.training.last().unwrap().rounds, 5000);
+    }
+}

@@ -1,0 +1,53 @@
+//! Builds the clients of cloud stores.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{ClientOptions, Error, ObjectStore, ObjectStoreScheme, RetryConfig};
+use url::Url;
+
+/// Longest time for one request with its body, which has at most [`PART`](crate::transfer::PART) bytes. A line that
+/// carries [`SLOTS`](crate::transfer::SLOTS) parts at 400 kB/s stays within it.
+const REQUEST_LIMIT: Duration = Duration::from_secs(90);
+/// Longest time to connect.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// Time from the first attempt of a request after which it is not repeated. Credentials are not renewed between
+/// attempts, so this stays below five minutes.
+const RETRY_LIMIT: Duration = Duration::from_secs(280);
+
+/// A client of the cloud store at `url`. It begins every name with the URL's path.
+///
+/// `settings` are `(key, value)` with the names of the providers' environment variables in lower case; keys of other
+/// providers are ignored.
+pub(crate) fn client(url: &Url, settings: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, Error> {
+    // The HTTP client takes the process's cryptography and panics without one. An error means that there is one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (scheme, prefix) = ObjectStoreScheme::parse(url)?;
+    let prefix = Path::parse(prefix)?;
+    let limits = ClientOptions::new().with_timeout(REQUEST_LIMIT).with_connect_timeout(CONNECT_LIMIT);
+    let retry = RetryConfig { retry_timeout: RETRY_LIMIT, ..RetryConfig::default() };
+    // The limits come first, so that a setting such as AWS_TIMEOUT replaces them.
+    macro_rules! build {
+        ($builder:ty) => {{
+            let mut builder = <$builder>::new().with_client_options(limits).with_retry(retry);
+            for (key, value) in settings {
+                if let Ok(key) = key.parse() {
+                    builder = builder.with_config(key, value);
+                }
+            }
+            let store = builder.with_url(url.as_str()).build()?;
+            Ok(Arc::new(PrefixStore::new(store, prefix)))
+        }};
+    }
+    match scheme {
+        ObjectStoreScheme::AmazonS3 => build!(AmazonS3Builder),
+        ObjectStoreScheme::GoogleCloudStorage => build!(GoogleCloudStorageBuilder),
+        ObjectStoreScheme::MicrosoftAzure => build!(MicrosoftAzureBuilder),
+        _ => Err(Error::NotSupported { source: format!("{}://", url.scheme()).into() }),
+    }
+}

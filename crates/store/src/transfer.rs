@@ -1,0 +1,225 @@
+//! Moves content to and from the object store.
+//!
+//! A directory takes an object as one file. A remote store takes a large object in parts: a request moves at most
+//! [`PART`] bytes within its time limit, so the limit bounds the progress and not the size of an object, and a broken
+//! line costs one part. At most [`SLOTS`] parts are on the line at a time.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+use futures::stream::{self, FuturesUnordered};
+use futures::{Stream, StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{
+    Error, GetOptions, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, UploadPart,
+};
+
+use crate::{ObjectRef, RunStore, StoreError};
+
+/// Largest body of a request to a remote store, in bytes.
+pub(crate) const PART: usize = 8 << 20;
+/// Parts that one store moves at a time.
+pub(crate) const SLOTS: usize = 4;
+/// Attempts at a conditional write whose outcome is unknown.
+const ATTEMPTS: u32 = 3;
+
+impl RunStore {
+    /// Writes `content` under `path` in place of any old content. A reader sees all of it or nothing.
+    pub(crate) async fn overwrite(
+        &self,
+        path: &Path,
+        content: impl IntoIterator<Item = Bytes>,
+    ) -> Result<(), Error> {
+        let content: Vec<Bytes> = content.into_iter().collect();
+        let bytes: usize = content.iter().map(Bytes::len).sum();
+        if self.is_remote() && bytes > PART {
+            return self.overwrite_in_parts(path, content).await;
+        }
+        let _slot = self.slot().await;
+        let mode = PutOptions::from(PutMode::Overwrite);
+        self.objects.put_opts(path, content.into_iter().collect(), mode).await.map(|_| ())
+    }
+
+    async fn overwrite_in_parts(&self, path: &Path, content: Vec<Bytes>) -> Result<(), Error> {
+        let mut upload = self.objects.put_multipart_opts(path, PutMultipartOptions::default()).await?;
+        // The order of these calls numbers the parts; their transfers overlap.
+        let mut sending = FuturesUnordered::new();
+        for part in in_parts(content) {
+            sending.push(self.send(upload.put_part(part)));
+        }
+        let mut sent = Ok(());
+        while let (Ok(()), Some(part)) = (&sent, sending.next().await) {
+            sent = part;
+        }
+        drop(sending);
+        let done = match sent {
+            Ok(()) => upload.complete().await.map(|_| ()),
+            Err(error) => Err(error),
+        };
+        if done.is_err() {
+            // Parts of an unfinished upload take space that no listing shows.
+            if let Err(error) = upload.abort().await {
+                tracing::debug!(%error, object = %path, "the parts of an unfinished upload remain in the store");
+            }
+        }
+        done
+    }
+
+    async fn send(&self, part: UploadPart) -> Result<(), Error> {
+        let _slot = self.slot().await;
+        part.await
+    }
+
+    /// Writes `content` under `path` if the name is free. A name with exactly this content is a success, because a lost
+    /// reply to an earlier attempt looks the same.
+    ///
+    /// The caller makes content unlike any other writer's where only one writer may succeed.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`] if the name has other content.
+    pub(crate) async fn create_exclusive(&self, path: &Path, content: Bytes) -> Result<(), Error> {
+        let mut attempt = 1;
+        loop {
+            let written = {
+                let _slot = self.slot().await;
+                let mode = PutOptions::from(PutMode::Create);
+                self.objects.put_opts(path, content.clone().into(), mode).await
+            };
+            let Err(error) = written else { return Ok(()) };
+            let exists = matches!(error, Error::AlreadyExists { .. });
+            if !exists && (!self.is_remote() || is_certain(&error)) {
+                return Err(error);
+            }
+            match self.holds(path, &content).await {
+                Ok(Some(true)) => return Ok(()),
+                Ok(Some(false)) => {
+                    return Err(Error::AlreadyExists { path: path.to_string(), source: Box::new(error) });
+                }
+                // S3 refuses a creation during another one of the same name, also when the other one fails.
+                Ok(None) if attempt < ATTEMPTS => attempt += 1,
+                _ => return Err(error),
+            }
+        }
+    }
+
+    /// Returns whether the object has exactly this content; `None` if there is no object.
+    async fn holds(&self, path: &Path, content: &Bytes) -> Result<Option<bool>, Error> {
+        let found = match self.objects.get(path).await {
+            Ok(found) => found,
+            Err(Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if found.meta.size != content.len() as u64 {
+            return Ok(Some(false));
+        }
+        Ok(Some(found.bytes().await? == content))
+    }
+
+    /// Reads `range` of an object, if the object has the length in its reference.
+    pub(crate) async fn read_object(
+        &self,
+        reference: &ObjectRef,
+        range: Range<u64>,
+    ) -> Result<Bytes, StoreError> {
+        let bytes = range.end - range.start;
+        if !self.is_remote() || bytes <= PART as u64 {
+            return self.read_part(reference, range).await;
+        }
+        let mut parts = std::pin::pin!(self.read_parts(reference, range));
+        let mut content = BytesMut::new();
+        while let Some(part) = parts.try_next().await? {
+            // The first part has shown that the object is as long as its reference says.
+            content.reserve(usize::try_from(bytes).unwrap_or(usize::MAX).saturating_sub(content.len()));
+            content.extend_from_slice(&part);
+        }
+        Ok(content.freeze())
+    }
+
+    /// Reads `range` of an object part by part, in order. Several parts are on the line at a time.
+    pub(crate) fn read_parts(
+        &self,
+        reference: &ObjectRef,
+        range: Range<u64>,
+    ) -> impl Stream<Item = Result<Bytes, StoreError>> {
+        let starts = range.clone().step_by(PART);
+        let parts = starts.map(move |start| start..range.end.min(start + PART as u64));
+        stream::iter(parts).map(|part| self.read_part(reference, part)).buffered(SLOTS)
+    }
+
+    async fn read_part(&self, reference: &ObjectRef, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let whole = range == (0..reference.bytes);
+        // A range in an empty object is an error in some stores.
+        let options = GetOptions { range: (!whole).then(|| range.into()), ..GetOptions::default() };
+        let _slot = self.slot().await;
+        let failed = |source| self.failed("read", &reference.name, source);
+        self.open_object(reference, options).await?.bytes().await.map_err(failed)
+    }
+
+    /// Waits until the line has room for a part. A directory has room for everything.
+    async fn slot(&self) -> Option<tokio::sync::SemaphorePermit<'_>> {
+        match &self.slots {
+            // The semaphore is never closed.
+            Some(slots) => slots.acquire().await.ok(),
+            None => None,
+        }
+    }
+}
+
+/// True if a refused write can't have happened.
+fn is_certain(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NotFound { .. }
+            | Error::PermissionDenied { .. }
+            | Error::Unauthenticated { .. }
+            | Error::InvalidPath { .. }
+            | Error::NotImplemented { .. }
+            | Error::NotSupported { .. }
+    )
+}
+
+/// Cuts content into parts of [`PART`] bytes and a rest. Some stores demand equal parts. Copies nothing.
+fn in_parts(content: Vec<Bytes>) -> Vec<PutPayload> {
+    let mut pieces: VecDeque<Bytes> = content.into();
+    let mut parts = Vec::new();
+    while !pieces.is_empty() {
+        let (mut part, mut room) = (Vec::new(), PART);
+        while let Some(mut piece) = pieces.pop_front() {
+            if piece.len() > room {
+                let rest = piece.split_off(room);
+                pieces.push_front(rest);
+            }
+            room -= piece.len();
+            part.push(piece);
+            if room == 0 {
+                break;
+            }
+        }
+        parts.push(part.into_iter().collect());
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_equal_and_hold_the_content_in_order() {
+        let content: Vec<u8> = (0..2 * PART + 5).map(|at| (at % 251) as u8).collect();
+        let content = Bytes::from(content);
+        for cuts in [vec![], vec![7], vec![PART - 1, PART + 1], vec![PART, 2 * PART]] {
+            let (mut pieces, mut rest) = (Vec::new(), content.clone());
+            for cut in cuts.iter().rev() {
+                pieces.insert(0, rest.split_off(*cut));
+            }
+            pieces.insert(0, rest);
+            let parts = in_parts(pieces);
+            let lengths: Vec<_> = parts.iter().map(PutPayload::content_length).collect();
+            assert_eq!(lengths, [PART, PART, 5], "{cuts:?}");
+            let joined: Vec<u8> = parts.into_iter().flat_map(|part| Bytes::from(part).to_vec()).collect();
+            assert!(joined == content, "{cuts:?}");
+        }
+    }
+}

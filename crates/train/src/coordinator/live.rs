@@ -1,0 +1,69 @@
+//! The present state of the training for those who watch it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use dipaco_net::TrafficSource;
+use dipaco_sync::Lease;
+use dipaco_telemetry::{LiveLease, LiveModule, LivePath, LiveRun};
+
+use crate::coordinator::requests::CoordinatorRequests;
+
+/// Asks for the present state; `None` when the coordinator has ended.
+pub type LiveSource = Arc<dyn Fn() -> Option<LiveRun> + Send + Sync>;
+
+/// The source of a running coordinator. It keeps nothing of the coordinator alive.
+pub(super) fn source(requests: &Arc<CoordinatorRequests>, traffic: TrafficSource) -> LiveSource {
+    let requests: Weak<CoordinatorRequests> = Arc::downgrade(requests);
+    Arc::new(move || requests.upgrade().map(|requests| look(&requests, &traffic)))
+}
+
+fn look(requests: &CoordinatorRequests, traffic: &TrafficSource) -> LiveRun {
+    let plan = &requests.intake.plan;
+    let silence = Duration::from_secs(plan.train.lease_seconds);
+    let now = requests.now();
+    let traffic = traffic.read();
+    let ledger = requests.ledger();
+    let (state, topology) = (ledger.state(), ledger.state().topology());
+    let mut modules: BTreeMap<_, Vec<u32>> = BTreeMap::new();
+    for (fragment, version) in &state.progress().versions {
+        modules.entry(fragment.module).or_default().push(*version);
+    }
+    let modules = modules.into_iter().map(|(module, versions)| LiveModule {
+        module,
+        versions,
+        paths: topology.paths_through(module).count(),
+    });
+    let lease = |lease: &Lease| LiveLease {
+        worker: lease.worker.name.clone(),
+        taken: lease.taken,
+        asked: lease.to - lease.from,
+        // A heartbeat sets the deadline to the longest silence from then on.
+        silent_seconds: (now + silence).saturating_sub(lease.deadline).as_secs_f64(),
+    };
+    let paths = topology.path_ids().zip(&state.progress().paths).map(|(path, progress)| {
+        let shard = ledger.shard(path).ok();
+        LivePath {
+            path,
+            modules: topology.modules_of(path),
+            steps: progress.steps,
+            documents: shard.map_or(0, |shard| shard.documents),
+            tokens: shard.map_or(0, |shard| shard.tokens),
+            quarantined: state.is_quarantined(path),
+            lease: state.lease(path).map(lease),
+        }
+    });
+    LiveRun {
+        run: ledger.run().to_owned(),
+        rounds: plan.train.rounds,
+        rounds_done: ledger.rounds_done(),
+        inner_steps: plan.train.inner_steps,
+        phase: state.phase() as u32,
+        modules: modules.collect(),
+        paths: paths.collect(),
+        bytes_sent: traffic.udp_sent,
+        bytes_received: traffic.udp_received,
+        seconds: now.as_secs_f64(),
+    }
+}

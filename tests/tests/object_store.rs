@@ -1,0 +1,229 @@
+//! A run whose store is behind a network: a real server that speaks S3, and every fault that such a store can have.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use dipaco_store::{ManifestSchema, ManifestSequence, RemoteCause, RunStore, StoreError, StoreOptions};
+use dipaco_tests::object_store::{BUCKET, Fault, FaultyProxy, ObjectStore, Seen, environment};
+use dipaco_tests::process::{Process, Signal, command, output};
+use dipaco_tests::training::{undisturbed, untrained};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Rounds {
+    round: u64,
+}
+
+impl ManifestSchema for Rounds {
+    const SCHEMA: &'static str = "rounds";
+    const VERSION: u32 = 1;
+}
+
+/// Opens a run's store at a server or proxy, with more settings.
+fn store(address: &str, more: &[(&str, &str)]) -> RunStore {
+    let settings = environment(address).into_iter().map(|(name, value)| (name.to_lowercase(), value));
+    let more = more.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    let options = StoreOptions { durable: true, settings: settings.chain(more).collect() };
+    RunStore::create_with(&format!("s3://{BUCKET}/run"), &options).unwrap()
+}
+
+/// Every manifest write loses its first reply.
+fn manifests_lose_replies(fault: Fault) -> impl Fn(&Seen) -> Fault + Send + Sync {
+    let lost = std::sync::Mutex::new(BTreeSet::new());
+    move |seen| {
+        let manifest = seen.is_conditional() && seen.line.contains("/manifest/");
+        if manifest && lost.lock().unwrap().insert(seen.line.clone()) { fault } else { Fault::None }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn exactly_one_of_many_writers_wins_although_replies_are_lost() {
+    let Some(server) = ObjectStore::start() else { return };
+    for (fault, run) in [(Fault::None, "a"), (Fault::LoseReply, "b"), (Fault::CutReply, "c")] {
+        let proxy = FaultyProxy::before(&server, manifests_lose_replies(fault));
+        let settings =
+            environment(&proxy.address).into_iter().map(|(name, value)| (name.to_lowercase(), value));
+        let options = StoreOptions { durable: true, settings: settings.collect() };
+        let store = RunStore::create_with(&format!("s3://{BUCKET}/{run}"), &options).unwrap();
+        for expected in 0..5 {
+            // All writers write the same manifest: only the writers tell them apart.
+            let writers = (0..6).map(|_| {
+                let store = store.clone();
+                tokio::spawn(
+                    async move { store.replace(&Rounds { round: 1 }, ManifestSequence(expected)).await },
+                )
+            });
+            let mut winners = 0;
+            for writer in writers.collect::<Vec<_>>() {
+                match writer.await.unwrap() {
+                    Ok(sequence) => {
+                        assert_eq!(sequence, ManifestSequence(expected + 1));
+                        winners += 1;
+                    }
+                    Err(StoreError::Conflict { .. }) => {}
+                    Err(error) => panic!("{fault:?}: {error}"),
+                }
+            }
+            assert_eq!(winners, 1, "{fault:?}");
+        }
+        assert_eq!(store.load::<Rounds>().await.unwrap().unwrap().sequence, ManifestSequence(5));
+    }
+}
+
+#[tokio::test]
+async fn large_objects_travel_in_parts_in_both_directions() {
+    const PART: usize = 8 << 20;
+    let Some(server) = ObjectStore::start() else { return };
+    let proxy = FaultyProxy::before(&server, |_| Fault::None);
+    let store = store(&proxy.address, &[]);
+    let content: Bytes = (0..20_000_003_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for object in [
+        store.put_replacing("modules/a", content.clone()).await.unwrap(),
+        store.put("modules/b", content.clone()).await.unwrap(),
+    ] {
+        assert!(store.get(&object).await.unwrap() == content);
+        store.verify(&object).await.unwrap();
+        let middle = store.get_range(&object, 5_000_000..19_000_000).await.unwrap();
+        assert!(middle == content.slice(5_000_000..19_000_000));
+        let end = store.get_range(&object, 19_999_999..30_000_000).await.unwrap();
+        assert!(end == content.slice(19_999_999..));
+    }
+    let small = store.put("modules/c", Bytes::new()).await.unwrap();
+    assert!(store.get(&small).await.unwrap().is_empty());
+    let other = store.put("modules/b", content.slice(1..)).await.unwrap_err();
+    assert!(matches!(other, StoreError::Exists { .. }), "{other}");
+    let seen = proxy.seen();
+    assert!(seen.iter().all(|seen| seen.sent <= PART && seen.received <= PART), "{seen:?}");
+    assert!(seen.iter().any(|seen| seen.sent == PART) && seen.iter().any(|seen| seen.received == PART));
+}
+
+#[tokio::test]
+async fn an_upload_that_fails_leaves_no_parts_behind() {
+    let Some(server) = ObjectStore::start() else { return };
+    let refuse =
+        |seen: &Seen| if seen.line.contains("partNumber=2") { Fault::Refuse(403) } else { Fault::None };
+    let proxy = FaultyProxy::before(&server, refuse);
+    let store = store(&proxy.address, &[]);
+    let error = store.put_replacing("modules/a", vec![7; 20 << 20].into()).await.unwrap_err();
+    assert!(matches!(error, StoreError::Remote { cause: RemoteCause::Credentials, .. }), "{error}");
+    assert!(
+        proxy.seen().iter().any(|seen| seen.line.starts_with("DELETE ") && seen.line.contains("uploadId="))
+    );
+    assert!(store.list("").await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn errors_name_the_cause() {
+    let Some(server) = ObjectStore::start() else { return };
+    let stalls =
+        FaultyProxy::before(
+            &server,
+            |seen| {
+                if seen.line.starts_with("PUT ") { Fault::Stall } else { Fault::None }
+            },
+        );
+    let refuses = FaultyProxy::before(&server, |_| Fault::Refuse(403));
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let impatient = [("aws_timeout", "200ms"), ("aws_connect_timeout", "200ms")];
+    for (address, cause, text) in [
+        (&stalls.address, RemoteCause::TimedOut, "exceeded its time limit"),
+        (&refuses.address, RemoteCause::Credentials, "refuses the credentials"),
+    ] {
+        let error = store(address, &impatient).put("modules/a", "x".into()).await.unwrap_err();
+        let StoreError::Remote { cause: found, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(*found, cause);
+        assert!(error.to_string().contains(text) && !format!("{error:?}").contains("hush"), "{error:?}");
+    }
+    let away = store(&nobody, &impatient);
+    let error = tokio::time::timeout(Duration::from_secs(300), away.put("modules/a", "x".into())).await;
+    assert!(matches!(
+        error.unwrap().unwrap_err(),
+        StoreError::Remote { cause: RemoteCause::Unreachable, .. }
+    ));
+    let settings = environment(&server.address).into_iter().map(|(name, value)| (name.to_lowercase(), value));
+    let options = StoreOptions { durable: true, settings: settings.collect() };
+    let elsewhere = RunStore::create_with("s3://no-such-bucket/run", &options).unwrap();
+    let error = elsewhere.check_writable().await.unwrap_err();
+    assert!(matches!(error, StoreError::Remote { cause: RemoteCause::NoBucket, .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn readers_keep_their_objects_in_a_remote_store() {
+    let Some(server) = ObjectStore::start() else { return };
+    let store = store(&server.address, &[]);
+    let now = SystemTime::now();
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    store.pin("a", names(&["modules/1"]), now + Duration::from_secs(60)).await.unwrap();
+    store.pin("b", names(&["modules/2"]), now + Duration::from_secs(10)).await.unwrap();
+    assert_eq!(store.pinned(now).await.unwrap(), names(&["modules/1", "modules/2"]));
+    assert_eq!(store.pinned(now + Duration::from_secs(30)).await.unwrap(), names(&["modules/1"]));
+    store.unpin("a").await.unwrap();
+    assert!(store.pinned(now).await.unwrap().is_empty());
+    assert!(store.list("").await.unwrap().is_empty());
+}
+
+#[test]
+fn a_store_that_ignores_conditions_is_refused_by_doctor_and_by_every_writer() {
+    let Some(server) = ObjectStore::start() else { return };
+    let doctor = |address: &str| {
+        let mut doctor = command(["doctor", "--store", &format!("s3://{BUCKET}/run")]);
+        doctor.envs(environment(address));
+        output(doctor)
+    };
+    let _ = doctor(&server.address).succeeded().says("refuses to create an object twice");
+    let ignores = FaultyProxy::before(&server, |_| Fault::Unconditional);
+    let _ =
+        doctor(&ignores.address).failed(1, &["1 of the checks failed"]).says("ignores conditional writes");
+    let run = untrained().with_environment(environment(&ignores.address));
+    let seed = run.dipaco(&format!("seed --set run.store=s3://{BUCKET}/run"));
+    let _ = seed.failed(1, &["ignores conditional writes"]);
+}
+
+#[test]
+fn an_address_with_a_secret_is_not_saved() {
+    let run = untrained();
+    let refused = run.dipaco(&format!("seed --set run.store=s3://key:hush@{BUCKET}/run"));
+    let _ = refused.failed(2, &["run.store has a password"]);
+    let saved = std::fs::read_to_string(run.file("config.toml")).unwrap();
+    assert!(!saved.contains("hush"), "{saved}");
+}
+
+/// Every twentieth request fails, and every fiftieth takes effect without an answer.
+fn unreliable(seen: &Seen) -> Fault {
+    match seen.number {
+        number if number % 50 == 0 => Fault::LoseReply,
+        number if number % 20 == 7 => Fault::Refuse(503),
+        _ => Fault::None,
+    }
+}
+
+#[test]
+fn a_run_in_an_unreliable_store_survives_its_coordinator_and_its_machine_with_the_same_bits() {
+    let Some(server) = ObjectStore::start() else { return };
+    let proxy = FaultyProxy::before(&server, unreliable);
+    let run = untrained().with_environment(environment(&proxy.address));
+    // The folder of the store does not exist any more; everything must come from the address.
+    std::fs::remove_dir_all(run.file("store")).unwrap();
+    let _ = run.dipaco(&format!("seed --set run.store=s3://{BUCKET}/run")).succeeded();
+    let mut train: Process = run.train("--workers 2");
+    for _ in 0..6 {
+        train.line_with(" committed ");
+    }
+    train.signal(Signal::KILL);
+    let _ = train.finish().killed();
+    let _ = run.train("--workers 2 --resume").finish().succeeded();
+    assert_eq!(run.bits(), undisturbed());
+    let _ = run.dipaco("evaluate").succeeded();
+    let _ =
+        run.dipaco(&format!("export --path 1 --out {}", run.folder().join("path-1").display())).succeeded();
+    assert!(!run.file("store").exists(), "the run has a local store");
+    let replies = proxy.seen();
+    let lost = replies.iter().filter(|seen| unreliable(seen) == Fault::LoseReply);
+    assert!(lost.count() > 2, "the store was reliable: {} requests", replies.len());
+    for file in ["config.toml", "metrics.jsonl", "logs/worker-1.log"] {
+        let text = std::fs::read_to_string(run.file(file)).unwrap_or_default();
+        assert!(!text.contains("hush-hush"), "{file} holds a secret");
+    }
+}
