@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn the_parts_are_those_of_the_formula() {
-        let memory = self::memory(&large(), &SHAPE);
+        let memory = memory(&large(), &SHAPE);
         // Counted by hand: V·D twice, and of each block 4·A·D + 3·F·D + 2·D, and the last norm.
         let parameters = 2 * 32_000 * 896 + 12 * (4 * 1024 * 896 + 3 * 2432 * 896 + 2 * 896) + 896;
         assert_eq!((memory.weights, memory.moments), (4 * parameters, 8 * parameters));
@@ -260,7 +260,7 @@ mod tests {
     fn a_step_never_needs_less_than_its_weights_gradients_and_moments() {
         for tokens in [1, 16, 1024] {
             let shape = StepShape { batch: 1, sequence_tokens: tokens, ..SHAPE };
-            let memory = self::memory(&large(), &shape);
+            let memory = memory(&large(), &shape);
             assert!(memory.total() >= memory.weights + memory.gradients + memory.moments, "{memory:?}");
         }
     }

@@ -53,7 +53,7 @@ fn byte_level() -> serde_json::Value {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})
 }
 
-fn export(config: &ModelConfig, format: GgufFormat) -> Vec<u8> {
+fn export(config: &ModelConfig, format: WeightFormat) -> Vec<u8> {
     let vocabulary = GgufVocabulary::from_tokenizer_json(&tokenizer(&byte_level(), false), 1)
         .unwrap()
         .with_chat_template(Some("{{ messages }}".to_owned()));
@@ -97,7 +97,7 @@ fn import(bytes: &[u8]) -> Result<Imported, ImportError> {
 }
 
 fn refusal(edit: impl FnOnce(&mut Keys, &mut Tensors)) -> String {
-    match import(&edited(&export(&config(), GgufFormat::F32), edit)) {
+    match import(&edited(&export(&config(), WeightFormat::F32), edit)) {
         Ok(_) => "nothing".to_owned(),
         Err(ImportError::Model(error)) => error.to_string(),
         Err(error) => error.to_string(),
@@ -108,7 +108,7 @@ fn refusal(edit: impl FnOnce(&mut Keys, &mut Tensors)) -> String {
 fn what_was_exported_is_imported_bit_for_bit() {
     for tie_embeddings in [true, false] {
         let config = ModelConfig { tie_embeddings, ..config() };
-        let found = import(&export(&config, GgufFormat::F32)).unwrap();
+        let found = import(&export(&config, WeightFormat::F32)).unwrap();
         assert_eq!(found.settings.model, config);
         assert_eq!(found.settings.end_tokens, [1]);
         let weights = init(&config, 7).unwrap();
@@ -119,7 +119,7 @@ fn what_was_exported_is_imported_bit_for_bit() {
 
 #[test]
 fn the_tokenizer_and_the_template_come_along() {
-    let found = import(&export(&config(), GgufFormat::F32)).unwrap();
+    let found = import(&export(&config(), WeightFormat::F32)).unwrap();
     let json = |file: &str| -> serde_json::Value { serde_json::from_slice(&found.files[file]).unwrap() };
     let (tokenizer, names) = (json("tokenizer.json"), json("tokenizer_config.json"));
     let vocabulary =
@@ -140,7 +140,7 @@ fn the_tokenizer_and_the_template_come_along() {
     assert_eq!((&names["eos_token"], &names["bos_token"]), (&json!("<|im_end|>"), &json!("<|im_end|>")));
     assert_eq!(found.files["chat_template.jinja"], b"{{ messages }}");
 
-    let several = edited(&export(&config(), GgufFormat::F32), |keys, _| {
+    let several = edited(&export(&config(), WeightFormat::F32), |keys, _| {
         keys.insert("tokenizer.ggml.eot_token_id".into(), Value::U32(0));
     });
     assert_eq!(import(&several).unwrap().settings.end_tokens, [1, 0]);
@@ -149,14 +149,14 @@ fn the_tokenizer_and_the_template_come_along() {
 #[test]
 fn rules_for_words_are_those_that_are_exported() {
     for rule in ["gpt-2", "smollm", "llama-bpe", "default"] {
-        let file = edited(&export(&config(), GgufFormat::F32), |keys, _| {
+        let file = edited(&export(&config(), WeightFormat::F32), |keys, _| {
             keys.insert("tokenizer.ggml.pre".into(), Value::String(rule.into()));
         });
         let json = import(&file).unwrap().files.remove("tokenizer.json").unwrap();
         let vocabulary = GgufVocabulary::from_tokenizer_json(&json, 1).unwrap();
         let mut again = Cursor::new(Vec::new());
         let weights = init(&config(), 7).unwrap();
-        export_gguf(&config(), &weights, "x", &vocabulary, GgufFormat::F32, &mut again).unwrap();
+        export_gguf(&config(), &weights, "x", &vocabulary, WeightFormat::F32, &mut again).unwrap();
         again.set_position(0);
         let keys = Content::read(&mut again).unwrap().metadata;
         assert_eq!(keys["tokenizer.ggml.pre"].to_string().unwrap(), rule);
@@ -167,7 +167,7 @@ fn rules_for_words_are_those_that_are_exported() {
 fn every_number_type_is_dequantised() {
     // Blocks of K types have 256 numbers.
     let config = ModelConfig { hidden_size: 256, head_dim: 64, ffn_size: 256, blocks: 1, ..config() };
-    let exported = export(&config, GgufFormat::F32);
+    let exported = export(&config, WeightFormat::F32);
     let exact = import(&exported).unwrap().weights;
     for dtype in [
         GgmlDType::F16,
@@ -280,7 +280,7 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
 
 #[test]
 fn files_that_end_too_early_are_refused() {
-    let file = export(&config(), GgufFormat::F32);
+    let file = export(&config(), WeightFormat::F32);
     let error = |bytes: &[u8]| import(bytes).err().unwrap().to_string();
     assert!(error(&file[..file.len() - 64]).contains("the file ends before its last byte"));
     assert!(error(&file[..100]).contains("the file ends before"));
@@ -292,7 +292,7 @@ fn files_that_end_too_early_are_refused() {
 
 #[test]
 fn damaged_files_are_refused_or_read() {
-    let formats = [GgufFormat::F32, GgufFormat::Bf16, GgufFormat::Q8_0, GgufFormat::Q4_0];
+    let formats = [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Q8_0, WeightFormat::Q4_0];
     let small = ModelConfig { blocks: 1, ffn_size: 32, ..config() };
     let files = formats.map(|format| {
         // The header is a larger part of the file, so more damage meets it.

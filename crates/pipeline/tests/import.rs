@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use dipaco_config::{RunConfig, Sources};
-use dipaco_model::{GgufFormat, GgufVocabulary, export_gguf};
+use dipaco_model::{GgufVocabulary, WeightFormat, export_gguf};
 use dipaco_pipeline::import::{ImportedModel, PretrainedModel, import};
 use dipaco_pipeline::seed::{SeedHow, seed};
 use dipaco_pipeline::{PipelineError, RunDirectory, Weights, prepare, prepared, vocabulary};
@@ -215,7 +215,7 @@ fn a_gguf_file_gives_the_same_seed_and_token_ids_as_the_folder() {
         .with_chat_template(folder.run.imported().chat_template().unwrap());
     let file = folder.folder.path().join("model.gguf");
     let mut out = std::fs::File::create(&file).unwrap();
-    export_gguf(&config.model, &weights, "tiny", &vocabulary, GgufFormat::F32, &mut out).unwrap();
+    export_gguf(&config.model, &weights, "tiny", &vocabulary, WeightFormat::F32, &mut out).unwrap();
 
     let test = Test::new();
     let imported = test.import_from(&file, &["seed_model.steps=0"]).unwrap();

@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dipaco_net::{Clock, JoinToken};
-use dipaco_path::{Layout, PathState, TrainDevice, numerics};
+use dipaco_path::{Layout, MomentSpecs, PathState, TrainDevice, numerics};
 use dipaco_protocol::{ContentDigest, GrantedLease, LeaseReport, LeaseResult, Request, Response};
 use dipaco_sync::{Fence, LeaseKey};
 use dipaco_topology::PathId;
-use dipaco_train::client::{ClientError, Identity, LeaseOffer, SHORT_CALL_TIMEOUT, Session};
+use dipaco_train::client::{ClientError, Identity, LeaseOffer, SHORT_CALL_TIMEOUT, Session, TokenSource};
 use tokio_util::sync::CancellationToken;
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -40,6 +40,7 @@ async fn main() -> Result<(), Failure> {
     };
     let identity = Identity {
         token: JoinToken::read_from(Path::new(token))?,
+        source: TokenSource::Given,
         worker: name.clone(),
         instance: u64::from(std::process::id()),
         patience: Duration::from_secs(60),
@@ -151,9 +152,9 @@ fn false_results(session: &Session, lease: &GrantedLease) -> Result<Vec<(LeaseRe
         }
     }
     if lease.trains() {
-        let parameters = dipaco_model::parameters(&dipaco_model::path_specs(&plan.model));
-        let state = PathState { step: lease.to + 1, ..PathState::start(parameters) };
-        results.push((LeaseResult::State, state.encode(&plan.model)?.into()));
+        let moments = MomentSpecs::of_plan(plan)?;
+        let state = PathState { step: lease.to + 1, ..PathState::start(&moments) };
+        results.push((LeaseResult::State, state.encode(&moments)?.into()));
     }
     Ok(results)
 }
