@@ -30,6 +30,7 @@ mod run_config;
 mod write;
 
 /// Element of `[[routing.phases]]`.
+pub use dipaco_optim::Optimizer;
 pub use dipaco_routing::PhaseConfig;
 pub use error::{ConfigError, Problem};
 pub use keys::{KeyDoc, SECTIONS, key_doc, keys};

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use dipaco_model::ModelConfig;
-use dipaco_optim::{AdamWConfig, ScheduleConfig};
+use dipaco_optim::{AdamWConfig, Optimizer, ScheduleConfig};
 use dipaco_routing::RouterConfig;
 use dipaco_settings::{EvaluationConfig, ServeConfig};
 use dipaco_shards::PrepareConfig;
@@ -128,6 +128,9 @@ pub struct SeedConfig {
     pub validation_sequences: u64,
     /// Key `seed_model.checkpoint_every`.
     pub checkpoint_every: u64,
+    /// Key `seed_model.optimizer`. Left out of the written configuration when it is AdamW.
+    #[serde(skip_serializing_if = "Optimizer::is_adamw")]
+    pub optimizer: Optimizer,
     /// Section `[seed_model.adamw]`.
     pub adamw: AdamWConfig,
     /// Section `[seed_model.schedule]`.
@@ -145,6 +148,7 @@ impl Default for SeedConfig {
             validate_every: 100,
             validation_sequences: 32,
             checkpoint_every: 100,
+            optimizer: Optimizer::default(),
             adamw: AdamWConfig::default(),
             schedule: ScheduleConfig::default(),
         }
@@ -260,6 +264,9 @@ pub struct TrainConfig {
     pub threads_per_worker: usize,
     /// Key `train.schedule_at_phase`.
     pub schedule_at_phase: ScheduleAtPhase,
+    /// Key `train.optimizer`. Left out of the written configuration when it is AdamW.
+    #[serde(skip_serializing_if = "Optimizer::is_adamw")]
+    pub optimizer: Optimizer,
     /// Section `[train.adamw]`.
     pub adamw: AdamWConfig,
     /// Section `[train.schedule]`.
@@ -290,6 +297,7 @@ impl Default for TrainConfig {
             checkpoints: 2,
             threads_per_worker: 0,
             schedule_at_phase: ScheduleAtPhase::default(),
+            optimizer: Optimizer::default(),
             adamw: AdamWConfig::default(),
             schedule: ScheduleConfig::default(),
         }

@@ -58,6 +58,7 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     // Not written if it is not set.
     config.model.kv_heads = Some(2);
     config.topology.levels[0].frozen = true;
+    (config.train.optimizer, config.seed_model.optimizer) = (Optimizer::Muon, Optimizer::Muon);
     collect(&serde_json::to_value(config).unwrap(), "", &mut exist);
     let documented: BTreeSet<String> = keys().map(|doc| doc.key.to_owned()).collect();
     assert_eq!(exist, documented);
@@ -101,6 +102,19 @@ fn a_frozen_level_is_written_only_where_there_is_one() {
 }
 
 #[test]
+fn the_optimizer_is_written_only_if_it_is_not_adamw() {
+    let default = RunConfig::default();
+    assert!(!serde_json::to_string(&default).unwrap().contains("optimizer"));
+    let muon = set(&["train.optimizer=muon"]).unwrap().config;
+    assert_eq!((muon.train.optimizer, muon.seed_model.optimizer), (Optimizer::Muon, Optimizer::AdamW));
+    let read = RunConfig::from_toml(&muon.to_toml(), Path::new("config.toml")).unwrap();
+    assert_eq!(read, muon);
+    assert_ne!(muon.hash(), default.hash());
+    let error = set(&["train.optimizer=sgd"]).unwrap_err().to_string();
+    assert!(error.contains("adamw") && error.contains("muon"), "{error}");
+}
+
+#[test]
 fn the_hash_is_about_the_result() {
     let config = RunConfig::default();
     let mut moved = config.clone();
@@ -121,7 +135,9 @@ fn the_hash_is_about_the_result() {
 fn free_keys_do_not_count_for_the_weights() {
     let default = RunConfig::default();
     for doc in keys().filter(|doc| doc.key.starts_with("train.") || doc.key.starts_with("seed_model.")) {
-        let other = match default.value(doc.key).unwrap().as_str() {
+        // The optimizer is not written if it is the default.
+        let other = match default.value(doc.key).unwrap_or_else(|| "default".to_owned()).as_str() {
+            "default" => "muon".to_owned(),
             "false" => "true".to_owned(),
             "\"continue\"" => "restart".to_owned(),
             "\"same\"" => "any".to_owned(),

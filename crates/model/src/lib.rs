@@ -62,7 +62,7 @@ pub use gguf::{GgufVocabulary, VocabularyError, export_gguf};
 pub use gradients::Gradients;
 pub use import::{GgufModel, ImportError, PretrainedSettings, PretrainedWeights, TensorIndex, untie};
 pub use init::init;
-pub use memory::{StepMemory, StepShape, step_memory};
+pub use memory::{OptimizerMemory, StepMemory, StepShape, step_memory};
 pub use module::Module;
 pub use packed::PackedModule;
 pub use path::Path;

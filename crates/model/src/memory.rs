@@ -31,6 +31,15 @@ impl StepShape {
     }
 }
 
+/// Memory of the optimizer besides weights and gradients, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OptimizerMemory {
+    /// Moments.
+    pub moments: u64,
+    /// Intermediate results of the step of one tensor.
+    pub scratch: u64,
+}
+
 /// Memory of a training step, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StepMemory {
@@ -38,7 +47,7 @@ pub struct StepMemory {
     pub weights: u64,
     /// Gradients.
     pub gradients: u64,
-    /// The two moments of AdamW.
+    /// The moments of the optimizer.
     pub moments: u64,
     /// Results of the forward pass that the blocks keep for the backward pass.
     pub activations: u64,
@@ -65,7 +74,7 @@ impl StepMemory {
 /// Returns the memory of a training step, by formula. With R = B·T rows of a pass, A = H·Dh, A' = Hkv·Dh, and e bytes per element of
 /// `model.dtype`:
 ///
-/// - Weights take 4 bytes per parameter. Gradients take 4 and moments 8 bytes per parameter that trains.
+/// - Weights take 4 bytes per parameter, gradients 4 bytes per parameter that trains. The optimizer states its own memory.
 /// - A block keeps its input R·D·4. For the backward pass it also keeps queries, keys and values R·(A + 2·A')·e, the output
 ///   of the attention R·A·e, gate and up 2·R·F·e, the residual stream after the attention R·D·4, and the normaliser of the
 ///   softmax of each row and head B·H·T·4. Blocks below the lowest part that trains keep nothing. With checkpointing each block keeps only its input, and one block at a time
@@ -79,7 +88,12 @@ impl StepMemory {
 ///
 /// The memory of the program itself, some tens of megabytes, is not included.
 #[must_use]
-pub fn step_memory(config: &ModelConfig, topology: &Topology, shape: &StepShape) -> StepMemory {
+pub fn step_memory(
+    config: &ModelConfig,
+    topology: &Topology,
+    optimizer: OptimizerMemory,
+    shape: &StepShape,
+) -> StepMemory {
     let number = |value: usize| value as u64;
     let (b, t) = (number(shape.at_once()), number(shape.sequence_tokens));
     let (d, a, f, v) = (
@@ -130,11 +144,12 @@ pub fn step_memory(config: &ModelConfig, topology: &Topology, shape: &StepShape)
         product(&[3, input]),
         product(&[head_rows, d, F32 + e]),
         product(&[head_entries, head_rows + d, e]),
+        optimizer.scratch,
     ]);
     StepMemory {
         weights: parameters.saturating_mul(F32),
         gradients: trained.saturating_mul(F32),
-        moments: trained.saturating_mul(2 * F32),
+        moments: optimizer.moments,
         activations,
         head: product(&[head_rows, v, F32]),
         workspace,
@@ -189,10 +204,14 @@ mod tests {
         Topology::new(&TopologyConfig { replicas: 1, levels }, config.blocks).unwrap()
     }
 
+    fn adamw(config: &ModelConfig, topology: &Topology) -> OptimizerMemory {
+        OptimizerMemory { moments: 8 * values(&trained_specs(config, topology)), scratch: 0 }
+    }
+
     /// The memory of a step in which everything trains.
     fn memory(config: &ModelConfig, shape: &StepShape) -> StepMemory {
         let topology = Topology::new(&TopologyConfig::dense(config.blocks), config.blocks).unwrap();
-        step_memory(config, &topology, shape)
+        step_memory(config, &topology, adamw(config, &topology), shape)
     }
 
     const SHAPE: StepShape =
@@ -268,7 +287,11 @@ mod tests {
     #[test]
     fn what_is_frozen_has_no_gradients_no_moments_and_below_the_rest_no_kept_activations() {
         let whole = memory(&large(), &SHAPE);
-        let upper = step_memory(&large(), &half(&large(), 8), &SHAPE);
+        let frozen = |blocks| {
+            let topology = half(&large(), blocks);
+            step_memory(&large(), &topology, adamw(&large(), &topology), &SHAPE)
+        };
+        let upper = frozen(8);
         assert_eq!(
             (upper.weights, upper.head, upper.workspace),
             (whole.weights, whole.head, whole.workspace)
@@ -276,7 +299,7 @@ mod tests {
         assert_eq!(upper.activations * 3, whole.activations, "4 of 12 blocks");
         let parameters = 32_000 * 896 + 4 * (4 * 1024 * 896 + 3 * 2432 * 896 + 2 * 896) + 896;
         assert_eq!((upper.gradients, upper.moments), (4 * parameters, 8 * parameters));
-        let head = step_memory(&large(), &half(&large(), 12), &SHAPE);
+        let head = frozen(12);
         assert_eq!(head.activations * 12, whole.activations, "one block at a time");
     }
 }

@@ -3,6 +3,7 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod update;
 
 use dipaco_model::{ModuleWeights, Profile, TokenBatch};
 

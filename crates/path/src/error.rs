@@ -148,14 +148,12 @@ pub enum PathError {
     /// The user asks for a GPU, and this program cannot use one.
     #[error("this dipaco can't train on a GPU: build it with --features cuda, or give --device cpu")]
     BuiltWithoutCuda,
-    /// A path with a frozen level is to train on a GPU.
+    /// A GPU does not train with this setting.
     #[cfg(feature = "cuda")]
-    #[error(
-        "level {level} is frozen, and a GPU trains all levels of a path: give --device cpu, or leave topology.levels[{level}].frozen out"
-    )]
-    FrozenOnGpu {
-        /// The first frozen level.
-        level: usize,
+    #[error("a GPU does not train with {setting}: give --device cpu, or leave the setting out")]
+    NotOnGpu {
+        /// The setting.
+        setting: String,
     },
     /// A GPU cannot be used.
     #[cfg(feature = "cuda")]

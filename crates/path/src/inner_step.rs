@@ -1,13 +1,15 @@
 //! Settings and result of an inner step.
 
 use dipaco_config::{ScheduleAtPhase, TrainConfig};
-use dipaco_optim::{AdamWConfig, ScheduleConfig};
+use dipaco_optim::{AdamWConfig, Optimizer, ScheduleConfig};
 use dipaco_protocol::WorkerPlan;
 
 /// Settings of the inner loop besides the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InnerConfig {
-    /// Settings of AdamW.
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Settings of AdamW; Muon takes learning rate, weight decay and clipping from them.
     pub adamw: AdamWConfig,
     /// The learning rate over the whole run.
     pub schedule: ScheduleConfig,
@@ -28,6 +30,7 @@ impl InnerConfig {
     #[must_use]
     pub fn of_path(train: &TrainConfig, total_steps: u64) -> Self {
         Self {
+            optimizer: train.optimizer,
             adamw: train.adamw.clone(),
             schedule: train.schedule.clone(),
             first_step: 0,

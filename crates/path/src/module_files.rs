@@ -58,7 +58,7 @@ pub fn check_state(
     let other = |problem: String| PathError::OtherState { problem };
     // Before anything is read: the time of reading grows with the number of tensors.
     let topology = plan.topology()?;
-    let moments = MomentSpecs::new(&plan.model, &topology);
+    let moments = MomentSpecs::new(&plan.model, &topology, plan.train.optimizer);
     let moment_tensors = moments.first().len() + moments.second().len();
     let tensors = moment_tensors + FRAGMENT_STATE_PARTS * levels * fragments as usize;
     let header = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));

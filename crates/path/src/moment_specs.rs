@@ -1,31 +1,45 @@
 //! The tensors of which a path keeps moments.
 
-use dipaco_model::{ModelConfig, TensorSpec, parameters, path_specs, trained_specs};
+use dipaco_model::{ModelConfig, OptimizerMemory, TensorSpec, parameters, path_specs, trained_specs};
+use dipaco_optim::{MuonStep, Optimizer};
 use dipaco_protocol::WorkerPlan;
-use dipaco_topology::Topology;
+use dipaco_topology::{Part, Topology};
 
 use crate::PathError;
 
-/// The tensors of which the optimizer keeps moments, in the order of [`path_specs`]. Tensors of frozen levels have none.
+/// The tensors of which the optimizer keeps moments, in the order of [`path_specs`]. Tensors of frozen levels have none,
+/// and Muon's matrices have no second moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MomentSpecs {
     first: Vec<TensorSpec>,
     second: Vec<TensorSpec>,
+    optimizer: Optimizer,
+}
+
+/// Rows and columns of a tensor that takes Muon's steps: with Muon the matrices of blocks. `None` for AdamW's tensors.
+pub(crate) fn muon_matrix(optimizer: Optimizer, spec: &TensorSpec) -> Option<(usize, usize)> {
+    match (optimizer, spec.part, spec.shape.as_slice()) {
+        (Optimizer::Muon, Part::Block(_), &[rows, columns]) => Some((rows, columns)),
+        _ => None,
+    }
 }
 
 impl MomentSpecs {
     /// The moments of a path over the levels of `topology`.
     #[must_use]
-    pub fn new(model: &ModelConfig, topology: &Topology) -> Self {
-        let first = trained_specs(model, topology);
-        Self { second: first.clone(), first }
+    pub fn new(model: &ModelConfig, topology: &Topology, optimizer: Optimizer) -> Self {
+        Self::of_specs(trained_specs(model, topology), optimizer)
     }
 
     /// The moments of a path that trains all of its tensors, such as a seed.
     #[must_use]
-    pub fn whole(model: &ModelConfig) -> Self {
-        let first = path_specs(model);
-        Self { second: first.clone(), first }
+    pub fn whole(model: &ModelConfig, optimizer: Optimizer) -> Self {
+        Self::of_specs(path_specs(model), optimizer)
+    }
+
+    fn of_specs(first: Vec<TensorSpec>, optimizer: Optimizer) -> Self {
+        let second = first.iter().filter(|spec| muon_matrix(optimizer, spec).is_none()).cloned().collect();
+        Self { first, second, optimizer }
     }
 
     /// The moments of the paths of a worker's plan.
@@ -33,7 +47,7 @@ impl MomentSpecs {
     /// # Errors
     /// When the levels do not fit the model.
     pub fn of_plan(plan: &WorkerPlan) -> Result<Self, PathError> {
-        Ok(Self::new(&plan.model, &plan.topology()?))
+        Ok(Self::new(&plan.model, &plan.topology()?, plan.train.optimizer))
     }
 
     /// The tensors with a first moment: all that train.
@@ -52,6 +66,15 @@ impl MomentSpecs {
     #[must_use]
     pub fn values(&self) -> usize {
         parameters(&self.first) + parameters(&self.second)
+    }
+
+    /// The memory of the optimizer besides weights and gradients.
+    #[must_use]
+    pub fn memory(&self) -> OptimizerMemory {
+        let bytes = |values: usize| (values as u64).saturating_mul(4);
+        let matrices = self.first.iter().filter_map(|spec| muon_matrix(self.optimizer, spec));
+        let scratch = matrices.map(|(rows, columns)| MuonStep::scratch(rows, columns)).max();
+        OptimizerMemory { moments: bytes(self.values()), scratch: bytes(scratch.unwrap_or(0)) }
     }
 
     /// The tensors of a state's file that hold the moments.

@@ -49,7 +49,7 @@ fn trained(device: &TrainDevice, dtype: Dtype) -> Result<Vec<Vec<f32>>, PathErro
     let train = TrainConfig { batch: BATCH, sequence_tokens: SEQUENCE, ..TrainConfig::default() };
     let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks)?;
     let weights = dipaco_model::init(&model, 0)?;
-    let state = PathState::start(&MomentSpecs::whole(&model));
+    let state = PathState::start(&MomentSpecs::whole(&model, train.optimizer));
     let inner = InnerConfig::of_path(&train, STEPS);
     let mut trainer = Trainer::new(device, &model, &topology, &[weights], state, inner)?;
     let token = |at: usize| (at * 7 % 61) as u32;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{MomentSpecs, PathError};
 
-/// AdamW's moments, the step and the data position of a path, and those of its weights that the store does not hold.
+/// The optimizer's moments, the step and the data position of a path, and those of its weights that the store does not hold.
 ///
 /// Training draws random numbers only for the order of its data, which is a function of the run's seed and the
 /// position. So a path needs only these fields and its modules to continue bit for bit. The moments stay with the path
@@ -20,7 +20,7 @@ pub struct PathState {
     pub step: u64,
     /// Sequences drawn from the shard since the start of the phase.
     pub position: u64,
-    /// AdamW's first moments, flat, in the order of [`MomentSpecs::first`].
+    /// AdamW's first moments and Muon's momentum, flat, in the order of [`MomentSpecs::first`].
     pub first: Vec<f32>,
     /// AdamW's second moments, flat, in the order of [`MomentSpecs::second`].
     pub second: Vec<f32>,
@@ -189,6 +189,7 @@ fn kept_spec(part: &str, level: u16, fragment: u32, values: usize) -> TensorSpec
 #[cfg(test)]
 mod tests {
     use dipaco_model::ModelConfig;
+    use dipaco_optim::Optimizer;
 
     use super::*;
 
@@ -206,7 +207,7 @@ mod tests {
     }
 
     fn moments() -> MomentSpecs {
-        MomentSpecs::whole(&model())
+        MomentSpecs::whole(&model(), Optimizer::AdamW)
     }
 
     fn state() -> PathState {
@@ -232,9 +233,29 @@ mod tests {
     #[test]
     fn a_state_of_another_model_is_refused() {
         let bytes = state().encode(&moments()).unwrap();
-        let wider = MomentSpecs::whole(&ModelConfig { ffn_size: 8, ..model() });
+        let wider = MomentSpecs::whole(&ModelConfig { ffn_size: 8, ..model() }, Optimizer::AdamW);
         assert!(matches!(PathState::decode(&bytes, &wider), Err(PathError::Model(_))));
         assert!(state().encode(&wider).is_err());
+    }
+
+    #[test]
+    fn muon_keeps_no_second_moments_of_matrices_of_blocks() {
+        let muon = MomentSpecs::whole(&model(), Optimizer::Muon);
+        let second: Vec<&str> = muon.second().iter().map(|spec| spec.name.as_str()).collect();
+        let expected = [
+            "model.embed_tokens.weight",
+            "model.layers.0.input_layernorm.weight",
+            "model.layers.0.post_attention_layernorm.weight",
+            "model.norm.weight",
+            "lm_head.weight",
+        ];
+        assert_eq!(second, expected);
+        assert_eq!(muon.first(), moments().first());
+        let state = PathState { step: 3, position: 5, ..PathState::start(&muon) };
+        let bytes = state.encode(&muon).unwrap();
+        assert_eq!(PathState::decode(&bytes, &muon).unwrap(), state);
+        // A worker that reads the state of another optimizer would train with the wrong moments.
+        assert!(PathState::decode(&bytes, &moments()).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The inner loop: AdamW steps of one path.
+//! The inner loop: the optimizer's steps of one path.
 
 use dipaco_model::{ModelConfig, ModuleWeights, Profile, TokenBatch, parameters};
 use dipaco_optim::learning_rate;
@@ -35,7 +35,7 @@ impl Trainer {
     ///
     /// # Errors
     /// When modules, state and model do not fit together, or the device can't take the path. A GPU takes no path with frozen
-    /// levels.
+    /// levels, nor Muon.
     pub fn new(
         device: &TrainDevice,
         model: &ModelConfig,
@@ -44,7 +44,7 @@ impl Trainer {
         state: PathState,
         config: InnerConfig,
     ) -> Result<Self, PathError> {
-        let moments = MomentSpecs::new(model, topology);
+        let moments = MomentSpecs::new(model, topology, config.optimizer);
         if [state.first.len(), state.second.len()] != [moments.first(), moments.second()].map(parameters) {
             let (expected, found) = (moments.values(), state.first.len() + state.second.len());
             return Err(PathError::StateLength { expected, found });
@@ -120,7 +120,7 @@ impl Trainer {
         self.compute.token_log_probs(batch)
     }
 
-    /// Takes one AdamW step on a batch, and moves the position behind it.
+    /// Takes one step of the optimizer on a batch, and moves the position behind it.
     ///
     /// # Errors
     /// When the sequences do not fit the model, the device fails, or the loss or the gradient is not finite; the weights

@@ -4,10 +4,9 @@ mod remedies;
 mod speed;
 
 use dipaco_codec::{Compression, encoded_len};
-use dipaco_config::RunConfig;
-use dipaco_model::{
-    Dtype, ModelConfig, StepMemory, StepShape, level_specs, parameters, step_memory, trained_specs,
-};
+use dipaco_config::{Optimizer, RunConfig};
+use dipaco_model::{Dtype, ModelConfig, StepMemory, StepShape, level_specs, parameters, trained_specs};
+use dipaco_path::MomentSpecs;
 use dipaco_topology::{Part, Topology};
 use serde::Serialize;
 
@@ -15,7 +14,7 @@ pub use self::remedies::Remedy;
 use self::remedies::remedies;
 pub use self::speed::{Measured, Speed, measured};
 use crate::error::PipelineError;
-use crate::step_speed::shape;
+use crate::step_speed::{memory_of_step, shape};
 
 /// Bytes of a number on the wire and in memory.
 const F32: u64 = 4;
@@ -159,7 +158,7 @@ impl DryRun {
             threads_per_worker,
             paths_per_worker,
             memory: memory(config, &topology, workers, available),
-            wire: wire(parameters.trained, paths_per_worker, config),
+            wire: wire(parameters.trained, moments(config, &topology), paths_per_worker, config),
             tokens: tokens(config, topology.paths()),
             speed: None,
             speed_from: "not measured".to_owned(),
@@ -228,8 +227,13 @@ struct WorkerMemory {
 }
 
 /// Besides the weights in training a worker holds the fetched weights of the next lease, and the base of the outer gradient.
-fn worker_memory(model: &ModelConfig, topology: &Topology, shape: &StepShape) -> WorkerMemory {
-    let step = step_memory(model, topology, shape);
+fn worker_memory(
+    model: &ModelConfig,
+    topology: &Topology,
+    optimizer: Optimizer,
+    shape: &StepShape,
+) -> WorkerMemory {
+    let step = memory_of_step(model, topology, optimizer, shape);
     let base = (parameters(&trained_specs(model, topology)) as u64).saturating_mul(F32);
     let round = step.weights.saturating_add(base);
     WorkerMemory { all: step.total().saturating_add(round), step, round }
@@ -239,10 +243,11 @@ fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Op
     // With fewer paths than workers, some workers are idle and hold nothing.
     let busy = (workers as u64).min(u64::from(topology.paths()));
     let all = |model: &ModelConfig, shape: &StepShape| {
-        worker_memory(model, topology, shape).all.saturating_mul(busy)
+        worker_memory(model, topology, config.train.optimizer, shape).all.saturating_mul(busy)
     };
     let (model, shape) = (&config.model, shape(&config.train));
-    let WorkerMemory { step, round, all: worker } = worker_memory(model, topology, &shape);
+    let WorkerMemory { step, round, all: worker } =
+        worker_memory(model, topology, config.train.optimizer, &shape);
     let all_workers = all(model, &shape);
     let fits = available.map(|available| all_workers <= available);
     let remedies = match available {
@@ -259,10 +264,9 @@ fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Op
 }
 
 /// For each lease a worker fetches the path's modules and uploads outer gradients, and every `train.state_every` leases it
-/// uploads the path's state, which has two moments per weight. A worker that trains more paths than it holds fetches a
-/// state with each lease. `path` counts the parameters that train: a worker fetches frozen ones once.
-fn wire(path: u64, paths_per_worker: u64, config: &RunConfig) -> Wire {
-    let moments = path.saturating_mul(F32).saturating_mul(2);
+/// uploads the path's state, which consists of the `moments` (bytes). A worker that trains more paths than it holds fetches
+/// a state with each lease. `path` counts the parameters that train: a worker fetches frozen ones once.
+fn wire(path: u64, moments: u64, paths_per_worker: u64, config: &RunConfig) -> Wire {
     let gradients = encoded_len(path, config.outer.compression).unwrap_or(u64::MAX);
     let held = paths_per_worker <= config.train.held_paths as u64;
     let fetched = if held { 0 } else { moments };
@@ -275,6 +279,11 @@ fn wire(path: u64, paths_per_worker: u64, config: &RunConfig) -> Wire {
         to_worker: weights.saturating_add(fetched).saturating_mul(paths_per_worker),
         from_worker: gradients.saturating_add(uploaded).saturating_mul(paths_per_worker),
     }
+}
+
+/// Bytes of the moments of a path.
+fn moments(config: &RunConfig, topology: &Topology) -> u64 {
+    MomentSpecs::new(&config.model, topology, config.train.optimizer).memory().moments
 }
 
 fn tokens(config: &RunConfig, paths: u32) -> Tokens {
@@ -336,6 +345,19 @@ mod tests {
     }
 
     #[test]
+    fn muon_moves_and_keeps_one_moment_of_a_matrix() {
+        let mut muon = config();
+        muon.train.optimizer = Optimizer::Muon;
+        let adamw = DryRun::new(&config(), String::new(), 4, 1, None).unwrap();
+        let plan = DryRun::new(&muon, String::new(), 4, 1, None).unwrap();
+        let (d, f) = (256, 704);
+        let matrices = 4 * (4 * d * d + 3 * f * d);
+        assert_eq!(adamw.memory.step.moments - plan.memory.step.moments, 4 * matrices);
+        assert_eq!(adamw.wire.from_worker - plan.wire.from_worker, 4 * matrices);
+        assert_eq!(plan.memory.step.workspace - adamw.memory.step.workspace, 4 * 2 * (f * d + d * d));
+    }
+
+    #[test]
     fn a_worker_for_each_path_keeps_its_state() {
         let plan = DryRun::new(&config(), String::new(), 4, 1, None).unwrap();
         assert_eq!(
@@ -362,7 +384,7 @@ mod tests {
         // Between what the batch needs in one pass and in two.
         let half = StepShape { micro_batch: 4, ..shape(&config().train) };
         let topology = Topology::new(&config().topology, config().model.blocks).unwrap();
-        let available = 2 * worker_memory(&config().model, &topology, &half).all;
+        let available = 2 * worker_memory(&config().model, &topology, Optimizer::AdamW, &half).all;
         let plan = DryRun::new(&config(), String::new(), 2, 1, Some(available)).unwrap();
         let first = &plan.memory.remedies[0];
         assert_eq!((first.set.as_str(), first.fits), ("train.micro_batch=4", true));

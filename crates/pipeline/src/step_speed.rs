@@ -5,10 +5,10 @@ mod phases;
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use dipaco_config::TrainConfig;
+use dipaco_config::{Optimizer, TrainConfig};
 use dipaco_model::{
-    ModelConfig, ModelError, ModuleWeights, Profile, StepShape, TokenBatch, TokenRows, backward_blocks,
-    path_specs, split,
+    ModelConfig, ModelError, ModuleWeights, Profile, StepMemory, StepShape, TokenBatch, TokenRows,
+    backward_blocks, path_specs, split, step_memory,
 };
 use dipaco_path::{InnerConfig, MomentSpecs, PathState, TrainDevice, Trainer};
 use dipaco_telemetry::Task;
@@ -38,6 +38,11 @@ pub struct StepSubject {
 }
 
 impl StepSubject {
+    /// Memory of a step, by formula.
+    pub fn memory(&self) -> StepMemory {
+        memory_of_step(&self.model, &self.topology, self.train.optimizer, &shape(&self.train))
+    }
+
     /// Tokens of a step.
     pub fn tokens(&self) -> usize {
         self.train.batch.saturating_mul(self.train.sequence_tokens)
@@ -69,6 +74,16 @@ impl StepSubject {
         }
         operations * self.tokens() as f64
     }
+}
+
+/// The memory of a training step of a path, by formula.
+pub fn memory_of_step(
+    model: &ModelConfig,
+    topology: &Topology,
+    optimizer: Optimizer,
+    shape: &StepShape,
+) -> StepMemory {
+    step_memory(model, topology, MomentSpecs::new(model, topology, optimizer).memory(), shape)
 }
 
 /// The shape of a training step, which its memory depends on.
@@ -163,7 +178,7 @@ pub fn measure(
 fn trainer(device: &TrainDevice, subject: &StepSubject, effort: Effort) -> Result<Trainer, PipelineError> {
     let StepSubject { model, topology, .. } = subject;
     let weights: Vec<ModuleWeights> = split(model, topology, &dipaco_model::init(model, SEED)?)?;
-    let state = PathState::start(&MomentSpecs::new(model, topology));
+    let state = PathState::start(&MomentSpecs::new(model, topology, subject.train.optimizer));
     let inner = InnerConfig::of_path(&subject.train, (effort.warm_up + effort.steps) as u64);
     Ok(Trainer::new(device, model, topology, &weights, state, inner)?)
 }

@@ -139,17 +139,18 @@ async fn start(
     imported: Option<&ObjectRef>,
 ) -> Result<SeedStart, SeedError> {
     let (model, store) = (&options.config.model, &options.store);
+    let moments = MomentSpecs::whole(model, options.config.seed_model.optimizer);
     // An adopted seed has no state, but is finished. Imported weights have no state either, and begin with a fresh one.
     let Some(SeedRecord { weights, state: Some(state), .. }) = saved else {
         let weights = match imported {
             Some(weights) => read_module(store, weights, path_specs(model).into()).await?,
             None => dipaco_model::init(model, options.config.run.seed)?,
         };
-        let state = PathState::start(&MomentSpecs::whole(model));
+        let state = PathState::start(&moments);
         return Ok(SeedStart { weights, state });
     };
     let weights = read_module(store, &weights, path_specs(model).into()).await?;
-    let state = PathState::decode(&store.get(&state).await?, &MomentSpecs::whole(model))?;
+    let state = PathState::decode(&store.get(&state).await?, &moments)?;
     Ok(SeedStart { weights, state })
 }
 

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dipaco_config::{PhaseConfig, RunConfig, ScheduleAtPhase};
+use dipaco_optim::Optimizer;
 use dipaco_path::{MomentSpecs, PathState};
 use dipaco_store::ShardRecord;
 use dipaco_telemetry::Events;
@@ -93,7 +94,8 @@ async fn two_workers_make_the_bits_of_one_and_paths_keep_their_states() {
     assert_eq!(training.shards, shards(run.folder.path(), 2));
     for path in &training.paths {
         let state = run.store.get(path.state.as_ref().unwrap()).await.unwrap();
-        let state = PathState::decode(&state, &MomentSpecs::whole(&run.config.model)).unwrap();
+        let state =
+            PathState::decode(&state, &MomentSpecs::whole(&run.config.model, Optimizer::AdamW)).unwrap();
         // Three rounds of four steps on batches of four. One round of them is in this phase.
         assert_eq!((state.step, state.position), (12, 16));
         // Measured on the held-out documents of this phase only.

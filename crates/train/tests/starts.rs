@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_model::{ModelError, ModuleWeights, OpsError, path_specs, split};
+use dipaco_optim::Optimizer;
 use dipaco_path::{
     GlobalFragment, InnerConfig, LeaseTraining, LeaseWatch, MomentSpecs, PathData, PathError, PathState,
     PathWeights, TrainDevice, Trainer, train_lease,
@@ -207,7 +208,7 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     let file = TokenFile::open(run.folder.path().join("path-000.h5")).unwrap();
     let hash = file.content_hash().to_owned();
     let data = PathData::new(file, &hash, PathId(0), &plan).unwrap();
-    let mut state = PathState::start(&MomentSpecs::whole(&config.model));
+    let mut state = PathState::start(&MomentSpecs::whole(&config.model, Optimizer::AdamW));
     // All three rounds as one.
     let modules = split(&config.model, &topology, &start).unwrap();
     let schedule = plan.schedule().unwrap();
@@ -250,6 +251,7 @@ fn the_held_out_loss_does_not_count_the_prefix() {
         let mut plan = WorkerPlan::new(&config);
         plan.uncounted_tokens = prefix;
         let inner = InnerConfig {
+            optimizer: Optimizer::AdamW,
             adamw: plan.train.adamw.clone(),
             schedule: plan.train.schedule.clone(),
             first_step: 0,
@@ -259,7 +261,7 @@ fn the_held_out_loss_does_not_count_the_prefix() {
             activation_checkpointing: false,
         };
         let (topology, state) =
-            (plan.topology().unwrap(), PathState::start(&MomentSpecs::whole(&plan.model)));
+            (plan.topology().unwrap(), PathState::start(&MomentSpecs::whole(&plan.model, Optimizer::AdamW)));
         let start = [weights.clone()];
         let mut trainer =
             Trainer::new(&TrainDevice::Cpu, &plan.model, &topology, &start, state, inner).unwrap();
@@ -310,7 +312,7 @@ fn first_lease(config: &RunConfig, file: TokenFile) -> Result<(), PathError> {
     let modules = split(&config.model, &plan.topology().unwrap(), &start).unwrap();
     let fragment = FragmentId { module: ModuleId { level: 0, index: 0 }, index: 0 };
     let global = GlobalFragment { fragment, values: &modules[0].values, received: true, share: 1.0 };
-    let mut state = PathState::start(&MomentSpecs::whole(&config.model));
+    let mut state = PathState::start(&MomentSpecs::whole(&config.model, Optimizer::AdamW));
     let weights = PathWeights::new(&plan, PathId(0), &[global], &mut state, true).unwrap();
     let hash = file.content_hash().to_owned();
     let data = PathData::new(file, &hash, PathId(0), &plan)?;

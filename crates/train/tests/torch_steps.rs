@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, TokenBatch, TokenRows, join, path_specs, split};
-use dipaco_optim::{AdamWConfig, ScheduleConfig, clip_scale};
+use dipaco_optim::{AdamWConfig, Optimizer, ScheduleConfig, clip_scale};
 use dipaco_path::{InnerConfig, MomentSpecs, PathState, StepReport, TrainDevice, Trainer};
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 use safetensors::{Dtype, SafeTensors};
@@ -91,6 +91,7 @@ impl Reference {
 
     fn inner(&self) -> InnerConfig {
         InnerConfig {
+            optimizer: Optimizer::AdamW,
             adamw: AdamWConfig { learning_rate: 1e-2, ..AdamWConfig::default() },
             schedule: ScheduleConfig { warmup_steps: 2, final_fraction: 0.1 },
             first_step: 0,
@@ -122,7 +123,7 @@ struct Trained {
 /// Takes the fixture's steps.
 fn train(reference: &Reference, topology: &Topology, way: Way) -> Trained {
     let initial = split(&reference.model, topology, &reference.tensors("initial")).unwrap();
-    let state = PathState::start(&MomentSpecs::whole(&reference.model));
+    let state = PathState::start(&MomentSpecs::whole(&reference.model, Optimizer::AdamW));
     let Way { micro_batch, activation_checkpointing } = way;
     let config = InnerConfig { micro_batch, activation_checkpointing, ..reference.inner() };
     let mut trainer =

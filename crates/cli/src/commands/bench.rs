@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use dipaco_config::{RunConfig, Sources, TrainConfig};
-use dipaco_model::{Dtype, ModelConfig, parameters, path_specs, step_memory, trained_specs};
+use dipaco_model::{Dtype, ModelConfig, parameters, path_specs, trained_specs};
 use dipaco_telemetry::{Align, Progress, ProgressUnit, Table, human};
 use dipaco_topology::{Topology, TopologyConfig};
 use serde::Serialize;
@@ -20,7 +20,7 @@ use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::{memory, output};
 use dipaco_pipeline::product_rate::product_rate;
-use dipaco_pipeline::step_speed::{Effort, PhaseTimes, StepSpeed, StepSubject, measure, shape};
+use dipaco_pipeline::step_speed::{Effort, PhaseTimes, StepSpeed, StepSubject, measure};
 use dipaco_pipeline::vocabulary;
 use dipaco_pipeline::{PipelineError, limits};
 
@@ -273,7 +273,7 @@ fn subject(options: &StepOptions) -> Result<(String, StepSubject), CliError> {
 
 /// Refuses a step that needs more memory than there is: the system would kill the program.
 fn check_memory(subject: &StepSubject, available: Option<u64>) -> Result<(), CliError> {
-    let needs = step_memory(&subject.model, &subject.topology, &shape(&subject.train)).total();
+    let needs = subject.memory().total();
     match available {
         Some(available) if needs > available => Err(CliError::Usage {
             message: format!(

@@ -131,7 +131,7 @@ fn memory_table(memory: &Memory) -> String {
     for (what, bytes) in [
         ("weights", step.weights),
         ("gradients", step.gradients),
-        ("AdamW's moments", step.moments),
+        ("the optimizer's moments", step.moments),
         ("activations", step.activations),
         ("logits of the head", step.head),
         ("workspace", step.workspace),

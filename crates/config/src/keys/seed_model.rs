@@ -2,7 +2,7 @@
 
 use super::optimizer::{
     ACTIVATION_CHECKPOINTING, BETA1, BETA2, CLIP_NORM, EPSILON, FINAL_FRACTION, LEARNING_RATE, MICRO_BATCH,
-    WARMUP, WEIGHT_DECAY,
+    OPTIMIZER, WARMUP, WEIGHT_DECAY,
 };
 use super::{KeyDoc, free, key};
 
@@ -27,6 +27,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "steps",
         "Steps between two checkpoints. A crash costs at most this many steps.",
     ),
+    key("seed_model.optimizer", "name", OPTIMIZER),
     key("seed_model.adamw.learning_rate", "number", LEARNING_RATE),
     key("seed_model.adamw.beta1", "number", BETA1),
     key("seed_model.adamw.beta2", "number", BETA2),

@@ -2,7 +2,7 @@
 
 use super::optimizer::{
     ACTIVATION_CHECKPOINTING, BETA1, BETA2, CLIP_NORM, EPSILON, FINAL_FRACTION, LEARNING_RATE, MICRO_BATCH,
-    WARMUP, WEIGHT_DECAY,
+    OPTIMIZER, WARMUP, WEIGHT_DECAY,
 };
 use super::{KeyDoc, free, key};
 
@@ -119,6 +119,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
          rounds. \"restart\" warms up again and spreads the cosine over the rest of the run, as in the paper's \
          alternating phases. Both keep moments and weights.",
     ),
+    key("train.optimizer", "name", OPTIMIZER),
     key("train.adamw.learning_rate", "number", LEARNING_RATE),
     key("train.adamw.beta1", "number", BETA1),
     key("train.adamw.beta2", "number", BETA2),

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, Phase, Profile, TokenBatch};
-use dipaco_optim::{AdamWMoments, AdamWStep, adamw_step, clip_scale, squared_norm};
+use dipaco_optim::{AdamWStep, MuonScratch, clip_scale, squared_norm};
 use dipaco_topology::Topology;
 
 use super::Compute;
+use super::update::Update;
 use crate::PathError;
 use crate::inner_step::{InnerConfig, StepReport};
 use crate::layout::FragmentLayout;
@@ -17,6 +18,7 @@ pub(crate) struct CpuPath {
     path: Path,
     modules: Vec<Arc<Module>>,
     profile: Profile,
+    scratch: MuonScratch,
 }
 
 impl CpuPath {
@@ -32,7 +34,7 @@ impl CpuPath {
         };
         let modules = weights.iter().enumerate().map(load).collect::<Result<Vec<_>, _>>()?;
         let path = Path::compose(model, topology, &modules)?.with_checkpointing(checkpointing);
-        Ok(Self { path, modules, profile: Profile::default() })
+        Ok(Self { path, modules, profile: Profile::default(), scratch: MuonScratch::default() })
     }
 }
 
@@ -53,16 +55,14 @@ impl Compute for CpuPath {
                 return Ok(report);
             }
             let gradient_scale = clip_scale(squared, config.adamw.clip_norm);
-            let number = state.step + 1;
-            // The moments lie in the order of the tensors that train.
-            let (mut next, first, second) = (0, &mut state.first, &mut state.second);
-            self.path.update(&gradients, |spec, params, gradient| {
-                let range = next..next + params.len();
-                next = range.end;
-                let moments = AdamWMoments { first: &mut first[range.clone()], second: &mut second[range] };
-                let step = AdamWStep { number, learning_rate, gradient_scale, decay: spec.decay };
-                adamw_step(params, gradient, moments, &step, &config.adamw);
-            })?;
+            let mut update = Update {
+                config,
+                step: AdamWStep { number: state.step + 1, learning_rate, gradient_scale, decay: true },
+                first: &mut state.first,
+                second: &mut state.second,
+                scratch: &mut self.scratch,
+            };
+            self.path.update(&gradients, |spec, params, gradient| update.tensor(spec, params, gradient))?;
             Ok(report)
         })
     }

@@ -31,7 +31,10 @@ impl GpuPath {
         config: &InnerConfig,
     ) -> Result<Self, PathError> {
         if let Some(level) = (0..topology.levels()).find(|&level| !topology.trains(level)) {
-            return Err(PathError::FrozenOnGpu { level });
+            return Err(PathError::NotOnGpu { setting: format!("topology.levels[{level}].frozen = true") });
+        }
+        if !config.optimizer.is_adamw() {
+            return Err(PathError::NotOnGpu { setting: "optimizer = \"muon\"".to_owned() });
         }
         let whole = join(model, topology, weights)?;
         let options =

@@ -1,7 +1,7 @@
 //! The expected speed of a worker, measured on a small part of its work.
 
 use dipaco_config::{RunConfig, TrainConfig};
-use dipaco_model::{ModelConfig, backward_blocks, parameters, path_specs, step_memory, trained_specs};
+use dipaco_model::{ModelConfig, backward_blocks, parameters, path_specs, trained_specs};
 use dipaco_path::TrainDevice;
 use dipaco_telemetry::{Progress, ProgressUnit, human};
 use dipaco_topology::{LevelConfig, Modules, Topology, TopologyConfig};
@@ -96,8 +96,7 @@ pub fn measured(
         vec![of(config.model.blocks, topology.clone())]
     };
     let blocks = config.model.blocks.min(2);
-    let needs =
-        subjects.iter().map(|subject| step_memory(&subject.model, &subject.topology, &shape(&small)).total());
+    let needs = subjects.iter().map(|subject| subject.memory().total());
     let needs = needs.max().unwrap_or(0);
     match available {
         None => {

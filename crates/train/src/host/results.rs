@@ -157,7 +157,7 @@ impl ResultIntake {
                 self.values(path, fragment).and_then(bytes).unwrap_or(0)
             }
             LeaseResult::State => {
-                let moments = MomentSpecs::new(&self.plan.model, &self.topology);
+                let moments = MomentSpecs::new(&self.plan.model, &self.topology, self.plan.train.optimizer);
                 let fragments = self.topology.levels() * self.plan.sync.fragments as usize;
                 // The moments and the other parts that a path keeps of its fragments, of four bytes a value, and a
                 // safetensors header of well under 512 bytes a tensor.

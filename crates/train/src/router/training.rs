@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 
 use dipaco_config::TransformerRouterConfig;
 use dipaco_model::{ModelConfig, ModuleWeights, parameters, path_specs};
+use dipaco_optim::Optimizer;
 use dipaco_path::{InnerConfig, MomentSpecs, PathState, TrainDevice, Trainer};
 use dipaco_routing::PathScores;
 use dipaco_shards::{IGNORE, TokenFile};
@@ -124,6 +125,7 @@ fn trainer(
     seed: &ModuleWeights,
 ) -> Result<Trainer, RouterError> {
     let inner = InnerConfig {
+        optimizer: Optimizer::AdamW,
         adamw: config.adamw.clone(),
         schedule: config.schedule.clone(),
         first_step: 0,
@@ -134,7 +136,7 @@ fn trainer(
     };
     let weights = first_weights(model, shape, seed)?;
     let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks)?;
-    let state = PathState::start(&MomentSpecs::whole(shape));
+    let state = PathState::start(&MomentSpecs::whole(shape, inner.optimizer));
     Ok(Trainer::new(&TrainDevice::Cpu, shape, &topology, &[weights], state, inner)?)
 }
 

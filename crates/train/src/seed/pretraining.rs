@@ -69,6 +69,7 @@ impl Pretraining {
         let config = options.config.clone();
         let seed = &config.seed_model;
         let inner = InnerConfig {
+            optimizer: seed.optimizer,
             adamw: seed.adamw.clone(),
             schedule: seed.schedule.clone(),
             first_step: 0,
@@ -187,7 +188,11 @@ impl Pretraining {
             what: "the dense path of the seed has no module".to_owned(),
         })?;
         let weights = module_files::encode(&weights)?;
-        let state = self.trainer.state()?.encode(&MomentSpecs::whole(&self.config.model))?.into();
+        let state = self
+            .trainer
+            .state()?
+            .encode(&MomentSpecs::whole(&self.config.model, self.config.seed_model.optimizer))?
+            .into();
         Ok(SeedSnapshot { step, weights, state, validation_loss })
     }
 }
