@@ -71,7 +71,7 @@ mod tests {
         let read = |tail: &mut EventTail| {
             let mut times = Vec::new();
             tail.read(|record| {
-                times.push(record.map_or_else(|| "new file".to_owned(), |record| record.time))
+                times.push(record.map_or_else(|| "new file".to_owned(), |record| record.time));
             })
             .unwrap();
             times
@@ -81,7 +81,7 @@ mod tests {
         let mut file = File::create(&path).unwrap();
         file.write_all(format!("{}damaged\n{}", line("a"), &line("b")[..20]).as_bytes()).unwrap();
         assert_eq!(read(&mut tail), ["a"]);
-        file.write_all(line("b")[20..].as_bytes()).unwrap();
+        file.write_all(&line("b").as_bytes()[20..]).unwrap();
         assert_eq!(read(&mut tail), ["b"]);
         assert!(read(&mut tail).is_empty());
         std::fs::write(&path, line("c")).unwrap();
