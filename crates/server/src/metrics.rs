@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use dipaco_infer::{Load, Observer, Outcome, RequestSummary};
+use dipaco_infer::{Load, Observer, Outcome, RequestSummary, StepSummary};
 
 use crate::histogram::Histogram;
 
@@ -40,7 +40,12 @@ pub struct Metrics {
     outcomes: [AtomicU64; OUTCOMES.len()],
     overloaded: AtomicU64,
     routed: Vec<AtomicU64>,
+    cache_queries: AtomicU64,
+    cache_hits: AtomicU64,
+    preemptions: AtomicU64,
     inter_token: Histogram,
+    step_tokens: Histogram,
+    http_seconds: Histogram,
     histograms: Vec<Histogram>,
     http: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
     in_flight: AtomicU64,
@@ -97,7 +102,16 @@ impl Metrics {
             outcomes: Default::default(),
             overloaded: AtomicU64::default(),
             routed: (0..paths).map(|_| AtomicU64::default()).collect(),
+            cache_queries: AtomicU64::default(),
+            cache_hits: AtomicU64::default(),
+            preemptions: AtomicU64::default(),
             inter_token: Histogram::new("inter_token_latency_seconds", "Between two tokens.", TOKEN_SECONDS),
+            step_tokens: Histogram::new("iteration_tokens_total", "Tokens of a step of the engine.", TOKENS),
+            http_seconds: Histogram::new(
+                "http_request_duration_seconds",
+                "From a request to the beginning of its answer.",
+                FIRST_TOKEN_SECONDS,
+            ),
             histograms: REQUEST_HISTOGRAMS.iter().map(histogram).collect(),
             http: Mutex::default(),
             in_flight: AtomicU64::default(),
@@ -115,7 +129,14 @@ impl Metrics {
     }
 
     /// Counts an HTTP request whose answer begins, or whose client left (status 499).
-    pub(crate) fn http_ended(&self, method: &'static str, handler: &'static str, status: u16) {
+    pub(crate) fn http_ended(
+        &self,
+        method: &'static str,
+        handler: &'static str,
+        status: u16,
+        took: Duration,
+    ) {
+        self.http_seconds.observe(took.as_secs_f64());
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         let mut http = self.http.lock().unwrap_or_else(PoisonError::into_inner);
         *http.entry((method, handler, status)).or_insert(0) += 1;
@@ -126,19 +147,45 @@ impl Metrics {
     pub fn render(&self, load: Load, weight_bytes: usize) -> String {
         let mut out = String::with_capacity(16 << 10);
         let labels = &self.labels;
-        let mut head = |name: &str, kind: &str, help: &str, lines: Vec<(String, u64)>| {
+        // Prometheus reads all values as f64, which has every count below 2^53.
+        let mut head = |name: &str, kind: &str, help: &str, lines: Vec<(String, f64)>| {
             let _ = writeln!(out, "# HELP dipaco_{name} {help}\n# TYPE dipaco_{name} {kind}");
             for (more, value) in lines {
                 let _ = writeln!(out, "dipaco_{name}{{{labels}{more}}} {value}");
             }
         };
-        let one = |value: u64| vec![(String::new(), value)];
-        let count = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        head("build_info", "gauge", "The binary.", vec![(format!(",version=\"{}\"", self.version), 1)]);
-        head("weight_bytes", "gauge", "Memory of the loaded modules.", one(weight_bytes as u64));
-        head("num_requests_running", "gauge", "Sequences that hold a slot.", one(load.running as u64));
-        head("num_requests_waiting", "gauge", "Sequences in the queue.", one(load.waiting as u64));
-        head("num_tokens_waiting", "gauge", "Prompt tokens in the queue.", one(load.waiting_tokens as u64));
+        let one = |value: f64| vec![(String::new(), value)];
+        let count = |value: &AtomicU64| value.load(Ordering::Relaxed) as f64;
+        head("build_info", "gauge", "The binary.", vec![(format!(",version=\"{}\"", self.version), 1.0)]);
+        head("weight_bytes", "gauge", "Memory of the loaded modules.", one(weight_bytes as f64));
+        head("num_requests_running", "gauge", "Sequences that hold a slot.", one(load.running as f64));
+        head("num_requests_waiting", "gauge", "Sequences in the queue.", one(load.waiting as f64));
+        let usage = load.used_pages as f64 / load.pages.max(1) as f64;
+        head(
+            "kv_cache_usage_perc",
+            "gauge",
+            "Share of the pages of keys and values in use, 0 to 1.",
+            one(usage),
+        );
+        head(
+            "num_preemptions_total",
+            "counter",
+            "Sequences that lost their pages and were computed again.",
+            one(count(&self.preemptions)),
+        );
+        head(
+            "prefix_cache_queries_total",
+            "counter",
+            "Prompt tokens that were looked up in the prefix cache.",
+            one(count(&self.cache_queries)),
+        );
+        head(
+            "prefix_cache_hits_total",
+            "counter",
+            "Prompt tokens that the prefix cache had.",
+            one(count(&self.cache_hits)),
+        );
+        head("num_tokens_waiting", "gauge", "Prompt tokens in the queue.", one(load.waiting_tokens as f64));
         head(
             "prompt_tokens_total",
             "counter",
@@ -168,7 +215,7 @@ impl Metrics {
         let routed = (0..)
             .zip(&self.routed)
             .map(|(path, value): (u32, _)| (format!(",path=\"{path}\""), count(value)));
-        let routed = routed.filter(|(_, value)| *value > 0).collect();
+        let routed = routed.filter(|(_, value)| *value > 0.0).collect();
         head("routed_requests_total", "counter", "Sequences of each path that ran at least one.", routed);
         head(
             "http_requests_in_flight",
@@ -178,7 +225,7 @@ impl Metrics {
         );
         let http = self.http.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let line = |((method, handler, status), value): ((&str, &str, u16), u64)| {
-            (format!(",method=\"{method}\",handler=\"{handler}\",status=\"{status}\""), value)
+            (format!(",method=\"{method}\",handler=\"{handler}\",status=\"{status}\""), value as f64)
         };
         head(
             "http_requests_total",
@@ -186,7 +233,8 @@ impl Metrics {
             "Answers by status; 499 is a client that left.",
             http.into_iter().map(line).collect(),
         );
-        for histogram in self.histograms.iter().chain([&self.inter_token]) {
+        let own = [&self.inter_token, &self.step_tokens, &self.http_seconds];
+        for histogram in self.histograms.iter().chain(own) {
             histogram.write(&mut out, labels);
         }
         out
@@ -198,10 +246,19 @@ impl Observer for Metrics {
         self.inter_token.observe(interval.as_secs_f64());
     }
 
+    fn step(&self, step: &StepSummary) {
+        self.step_tokens.observe(step.tokens as f64);
+        self.preemptions.fetch_add(step.preempted as u64, Ordering::Relaxed);
+    }
+
     fn finished(&self, summary: &RequestSummary) {
         // A request that left the queue unread has cost nothing.
         if summary.prefill.is_some() {
             self.prompt_tokens.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
+            if summary.reads_cache {
+                self.cache_queries.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
+                self.cache_hits.fetch_add(summary.cached_tokens as u64, Ordering::Relaxed);
+            }
         }
         self.generated_tokens.fetch_add(summary.generated_tokens as u64, Ordering::Relaxed);
         for ((outcome, ..), counter) in OUTCOMES.iter().zip(&self.outcomes) {
