@@ -13,7 +13,7 @@ const TOKENS: u64 = 60;
 /// What a server says about the text: the mean negative log-probability of a token, and the memory of its weights.
 fn measured(run: &Run, format: &str) -> (f64, u64) {
     let server = run.serve(&format!("--set serve.format={format}"));
-    let file = TokenFile::open(&run.file("data/train.h5")).unwrap();
+    let file = TokenFile::open(run.file("data/train.h5")).unwrap();
     let text = |number: u64| {
         let start = number * (file.tokens() - TOKENS) / TEXTS;
         file.slice(start..start + TOKENS).to_vec()

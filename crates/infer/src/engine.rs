@@ -71,6 +71,10 @@ pub struct Load {
     pub waiting_tokens: usize,
     /// Number of sequences that run.
     pub running: usize,
+    /// Number of pages of keys and values that sequences hold.
+    pub used_pages: usize,
+    /// Number of pages in all.
+    pub pages: usize,
 }
 
 /// Runs sequences on paths. Dropping it cancels all sequences and waits for the current step.

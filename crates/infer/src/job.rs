@@ -36,6 +36,7 @@ impl Job {
             outcome,
             prompt_tokens: self.request.prompt.len(),
             cached_tokens: 0,
+            reads_cache: !self.request.score_prompt,
             generated_tokens: 0,
             max_tokens: self.request.max_tokens,
             queued: waited,

@@ -38,7 +38,7 @@ pub use engine::{Engine, EngineConfig, Load};
 pub use error::{BoxError, EngineError};
 pub use event::{Event, FinishReason, Finished, SequenceEvent, StopReason};
 pub use model::{Executor, Generation, PathVersion, Route, RoutedModel, SequenceRows, ServedPath};
-pub use observer::{NoObserver, Observer, Outcome, RequestSummary};
+pub use observer::{NoObserver, Observer, Outcome, RequestSummary, StepSummary};
 pub use params::{GenerateRequest, SamplingParams};
 pub use run_model::{LoadPath, PrefixRouter, RoutePrefixes, RunModel, RunModelError, RunPaths};
 pub use sampler::TokenSampler;

@@ -32,6 +32,8 @@ pub struct RequestSummary {
     pub prompt_tokens: usize,
     /// Number of tokens of the prompt whose keys and values came from the prefix cache.
     pub cached_tokens: usize,
+    /// False if the request could not read the prefix cache, because it wants the scores of its prompt.
+    pub reads_cache: bool,
     /// Number of generated tokens.
     pub generated_tokens: usize,
     /// Largest number of tokens that the request allowed.
@@ -48,10 +50,21 @@ pub struct RequestSummary {
     pub total: Duration,
 }
 
+/// Summary of a step of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepSummary {
+    /// Number of tokens that ran, of prompts and continuations.
+    pub tokens: usize,
+    /// Number of sequences that lost their pages and wait again.
+    pub preempted: usize,
+}
+
 /// Counts requests and tokens. The engine calls it from its threads, so implementations must be fast.
 pub trait Observer: Send + Sync {
     /// Called for each token but the first of a sequence, with the time since the token before.
     fn token(&self, interval: Duration);
+    /// Called after each step.
+    fn step(&self, step: &StepSummary);
     /// Called exactly once for each admitted request, when it ends in any way.
     fn finished(&self, summary: &RequestSummary);
 }
@@ -62,5 +75,6 @@ pub struct NoObserver;
 
 impl Observer for NoObserver {
     fn token(&self, _: Duration) {}
+    fn step(&self, _: &StepSummary) {}
     fn finished(&self, _: &RequestSummary) {}
 }

@@ -11,7 +11,7 @@ use crate::engine::{Shared, guarded};
 use crate::job::outcome;
 use crate::running::{Next, Running, failed};
 use crate::scheduler::{Plan, PlannedRows, SequenceId};
-use crate::{EngineError, Event, Executor, FinishReason, Outcome, SequenceRows};
+use crate::{EngineError, Event, Executor, FinishReason, Outcome, SequenceRows, StepSummary};
 
 /// Runs steps until the engine ends.
 pub(crate) fn run(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut dyn Executor) {
@@ -156,6 +156,8 @@ impl Shared {
         results: Vec<(SequenceId, Result<Next, EngineError>)>,
         all: &mut BTreeMap<SequenceId, Running>,
     ) {
+        let tokens = plan.rows.iter().map(|rows| rows.tokens.len()).sum();
+        self.observer.step(&StepSummary { tokens, preempted: plan.preempted.len() });
         let mut state = self.lock();
         // Removed before the step counts: the pages of a failed sequence may hold anything, so nobody may read them.
         for (id, _) in results.iter().filter(|(_, next)| next.is_err()) {

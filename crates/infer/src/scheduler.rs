@@ -66,7 +66,8 @@ impl Scheduler {
     }
 
     pub(crate) fn load(&self) -> Load {
-        self.load
+        let pages = self.pool.len();
+        Load { used_pages: pages - self.pool.free(), pages, ..self.load }
     }
 
     /// Admits all of these sequences or none. `left` is the time until their deadline.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dipaco_infer::{
     Engine, EngineConfig, EngineError, Event, FinishReason, Finished, GenerateRequest, Observer, Outcome,
-    RequestSummary, SamplingParams, SequenceEvent, StopReason, Submission, TokenScore, score,
+    RequestSummary, SamplingParams, SequenceEvent, StepSummary, StopReason, Submission, TokenScore, score,
 };
 use dipaco_topology::PathId;
 use fake::{Bytes, END, Fake};
@@ -19,6 +19,7 @@ struct Seen(Mutex<Vec<RequestSummary>>);
 
 impl Observer for Seen {
     fn token(&self, _: Duration) {}
+    fn step(&self, _: &StepSummary) {}
     fn finished(&self, summary: &RequestSummary) {
         self.0.lock().unwrap().push(summary.clone());
     }

@@ -92,7 +92,10 @@ fn engine(model: &Arc<RunModel>, slots: usize) -> Engine {
     Engine::start(model.clone(), Arc::new(Bytes), Arc::new(NoObserver), &config).unwrap()
 }
 
-async fn scores(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<(u32, Vec<(u32, Option<f32>)>)> {
+/// The path of a sequence, and its tokens with their scores.
+type Scored = (u32, Vec<(u32, Option<f32>)>);
+
+async fn scores(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<Scored> {
     let mut all = vec![(u32::MAX, Vec::new()); requests.len()];
     let mut submission = engine.submit(requests, Duration::from_secs(600)).unwrap();
     while let Some(event) = submission.next().await.unwrap() {
@@ -102,7 +105,7 @@ async fn scores(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<(u32, Ve
 }
 
 /// Adds an event to the path and the scores of its sequence.
-fn add(all: &mut [(u32, Vec<(u32, Option<f32>)>)], SequenceEvent { sequence, event }: SequenceEvent) {
+fn add(all: &mut [Scored], SequenceEvent { sequence, event }: SequenceEvent) {
     let (path, scores) = &mut all[sequence];
     match event {
         Event::Started { path: started, .. } => *path = started.0,

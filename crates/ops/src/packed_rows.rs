@@ -292,7 +292,7 @@ pub fn gated_products(gate: &PackedRows, up: &PackedRows, x: &[f32], y: &mut [f3
                     let part = &mut split_off(&mut memory, length)[..length];
                     // SAFETY: the part is borrowed exclusively.
                     unsafe {
-                        weights.columns(left, columns.clone(), &Shared::new(part), 0, count, Target::Replace)
+                        weights.columns(left, columns.clone(), &Shared::new(part), 0, count, Target::Replace);
                     };
                     &*part
                 });
@@ -304,7 +304,7 @@ pub fn gated_products(gate: &PackedRows, up: &PackedRows, x: &[f32], y: &mut [f3
                     crate::swiglu::forward(gate, up, unsafe { y.part(at..at + count) });
                 }
             });
-        })
+        });
     });
 }
 

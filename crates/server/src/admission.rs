@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use dipaco_infer::{GenerateRequest, Observer, RequestSummary};
+use dipaco_infer::{GenerateRequest, Observer, RequestSummary, StepSummary};
 
 use crate::Metrics;
 use crate::error::ApiError;
@@ -108,6 +108,10 @@ impl Observer for Observers {
         self.admission.token(interval);
     }
 
+    fn step(&self, step: &StepSummary) {
+        self.metrics.step(step);
+    }
+
     fn finished(&self, summary: &RequestSummary) {
         self.metrics.finished(summary);
         self.admission.finished(summary);
@@ -115,6 +119,8 @@ impl Observer for Observers {
 }
 
 impl Observer for Admission {
+    fn step(&self, _: &StepSummary) {}
+
     fn token(&self, _: Duration) {
         let mut work = self.lock();
         work.generated += 1;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use dipaco_infer::{Load, Observer, Outcome, RequestSummary};
+use dipaco_infer::{Load, Observer, Outcome, RequestSummary, StepSummary};
 use dipaco_telemetry::{Exposition, Histogram, MetricKind, label};
 
 const TOKEN_SECONDS: &[f64] = &[
@@ -35,7 +35,12 @@ pub struct Metrics {
     outcomes: [AtomicU64; OUTCOMES.len()],
     overloaded: AtomicU64,
     routed: Vec<AtomicU64>,
+    cache_queries: AtomicU64,
+    cache_hits: AtomicU64,
+    preemptions: AtomicU64,
     inter_token: Histogram,
+    step_tokens: Histogram,
+    http_seconds: Histogram,
     histograms: Vec<Histogram>,
     http: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
     in_flight: AtomicU64,
@@ -92,7 +97,16 @@ impl Metrics {
             outcomes: Default::default(),
             overloaded: AtomicU64::default(),
             routed: (0..paths).map(|_| AtomicU64::default()).collect(),
+            cache_queries: AtomicU64::default(),
+            cache_hits: AtomicU64::default(),
+            preemptions: AtomicU64::default(),
             inter_token: Histogram::new("inter_token_latency_seconds", "Between two tokens.", TOKEN_SECONDS),
+            step_tokens: Histogram::new("iteration_tokens_total", "Tokens of a step of the engine.", TOKENS),
+            http_seconds: Histogram::new(
+                "http_request_duration_seconds",
+                "From a request to the beginning of its answer.",
+                FIRST_TOKEN_SECONDS,
+            ),
             histograms: REQUEST_HISTOGRAMS.iter().map(histogram).collect(),
             http: Mutex::default(),
             in_flight: AtomicU64::default(),
@@ -110,7 +124,14 @@ impl Metrics {
     }
 
     /// Counts an HTTP request whose answer begins, or whose client left (status 499).
-    pub(crate) fn http_ended(&self, method: &'static str, handler: &'static str, status: u16) {
+    pub(crate) fn http_ended(
+        &self,
+        method: &'static str,
+        handler: &'static str,
+        status: u16,
+        took: Duration,
+    ) {
+        self.http_seconds.observe(took.as_secs_f64());
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         let mut http = self.http.lock().unwrap_or_else(PoisonError::into_inner);
         *http.entry((method, handler, status)).or_insert(0) += 1;
@@ -126,6 +147,15 @@ impl Metrics {
         out.value("weight_bytes", Gauge, "Memory of the loaded modules.", weight_bytes);
         out.value("num_requests_running", Gauge, "Sequences that hold a slot.", load.running);
         out.value("num_requests_waiting", Gauge, "Sequences in the queue.", load.waiting);
+        let usage = load.used_pages as f64 / load.pages.max(1) as f64;
+        let help = "Share of the pages of keys and values in use, 0 to 1.";
+        out.value("kv_cache_usage_perc", Gauge, help, usage);
+        let help = "Sequences that lost their pages and were computed again.";
+        out.value("num_preemptions_total", Counter, help, count(&self.preemptions));
+        let help = "Prompt tokens that were looked up in the prefix cache.";
+        out.value("prefix_cache_queries_total", Counter, help, count(&self.cache_queries));
+        let help = "Prompt tokens that the prefix cache had.";
+        out.value("prefix_cache_hits_total", Counter, help, count(&self.cache_hits));
         out.value("num_tokens_waiting", Gauge, "Prompt tokens in the queue.", load.waiting_tokens);
         out.value(
             "prompt_tokens_total",
@@ -168,7 +198,8 @@ impl Metrics {
             "Answers by status; 499 is a client that left.",
             http.into_iter().map(line),
         );
-        for histogram in self.histograms.iter().chain([&self.inter_token]) {
+        let own = [&self.inter_token, &self.step_tokens, &self.http_seconds];
+        for histogram in self.histograms.iter().chain(own) {
             out.histogram(histogram);
         }
         out.finish()
@@ -180,10 +211,19 @@ impl Observer for Metrics {
         self.inter_token.observe(interval.as_secs_f64());
     }
 
+    fn step(&self, step: &StepSummary) {
+        self.step_tokens.observe(step.tokens as f64);
+        self.preemptions.fetch_add(step.preempted as u64, Ordering::Relaxed);
+    }
+
     fn finished(&self, summary: &RequestSummary) {
         // A request that left the queue unread has cost nothing.
         if summary.prefill.is_some() {
             self.prompt_tokens.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
+            if summary.reads_cache {
+                self.cache_queries.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
+                self.cache_hits.fetch_add(summary.cached_tokens as u64, Ordering::Relaxed);
+            }
         }
         self.generated_tokens.fetch_add(summary.generated_tokens as u64, Ordering::Relaxed);
         for ((outcome, ..), counter) in OUTCOMES.iter().zip(&self.outcomes) {

@@ -1,6 +1,7 @@
 //! The HTTP routes and their handlers, and the steps common to all answers.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -84,18 +85,20 @@ struct Counted<'a> {
     method: &'static str,
     handler: &'static str,
     status: u16,
+    began: Instant,
 }
 
 impl<'a> Counted<'a> {
     fn new(state: &'a ServerState, method: &'static str, handler: &'static str) -> Self {
         state.metrics.http_began();
-        Self { state, method, handler, status: 499 }
+        Self { state, method, handler, status: 499, began: Instant::now() }
     }
 }
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        self.state.metrics.http_ended(self.method, self.handler, self.status);
+        let took = self.began.elapsed();
+        self.state.metrics.http_ended(self.method, self.handler, self.status, took);
     }
 }
 

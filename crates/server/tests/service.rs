@@ -232,6 +232,32 @@ async fn ids_are_echoed_and_metrics_count() {
 }
 
 #[tokio::test]
+async fn the_prefix_cache_and_the_steps_are_counted() {
+    let server = server().await;
+    let ask = |echo: bool, max_tokens: usize| {
+        let (prompt, logprobs) = ("b".repeat(40), echo.then_some(0));
+        json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "echo": echo, "logprobs": logprobs})
+            .to_string()
+    };
+    // Two full pages of 16 tokens are found again. A prompt that is scored is not looked up.
+    for body in [ask(false, 2), ask(false, 2), ask(true, 0)] {
+        assert_eq!(server.send("POST", "/v1/completions", JSON, body.as_bytes()).await.status, 200);
+    }
+    for (name, value) in [
+        ("prefix_cache_queries_total", 80.0),
+        ("prefix_cache_hits_total", 32.0),
+        ("iteration_tokens_total_sum", 41.0 + 9.0 + 40.0),
+        ("kv_cache_usage_perc", 0.0),
+        ("num_preemptions_total", 0.0),
+        ("weight_bytes", 4096.0),
+    ] {
+        let line = format!("dipaco_{name}{{model_name=\"tiny\"}}");
+        assert_eq!(server.metric(&line).await, value, "{line}");
+    }
+    assert!(server.metric("dipaco_http_request_duration_seconds_count{model_name=\"tiny\"}").await >= 3.0);
+}
+
+#[tokio::test]
 async fn running_requests_finish_when_the_server_is_stopped() {
     let server = Server::start(ServeConfig { slots: 1, ..ServeConfig::default() }).await;
     server.model.gate.shut();

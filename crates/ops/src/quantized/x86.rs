@@ -1,5 +1,7 @@
 //! The kernels for x86-64.
 
+#![expect(clippy::needless_range_loop, reason = "a row and a vector of several arrays have one index")]
+
 use std::arch::x86_64::*;
 
 use super::kernel::{Tile, TileRows};
