@@ -33,10 +33,7 @@ pub enum PipelineError {
         folder: PathBuf,
     },
     /// There is no pretrained model.
-    #[error(
-        "there is no {}: name a folder in Hugging Face's format, or a GGUF file",
-        path.display()
-    )]
+    #[error("there is no {}: name a folder in Hugging Face's format, or a GGUF file", path.display())]
     NoModel {
         /// The missing folder or file.
         path: PathBuf,

@@ -233,6 +233,31 @@ fn a_part_of_unknown_origin_is_not_trusted() {
 }
 
 #[test]
+fn a_single_file_has_the_published_hash() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("models/file");
+    // Of the text "abc", from FIPS 180-2.
+    let hash = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    let fetch = |content: &str, script: &[Answer]| {
+        let server = Server::start(content.into(), script);
+        let config = FetchConfig { retries: 1, proxy: false, ..Default::default() };
+        let url = format!("{}/file", server.url);
+        let stop = AtomicBool::new(false);
+        let result = fetch_file(&config, &url, hash, &file, &NoProgress, &stop, &|_| ());
+        (result.map_err(|error| error.to_string()), server.requests())
+    };
+    let (result, requests) = fetch("abd", &[]);
+    let error = result.unwrap_err();
+    assert!(error.contains("has the SHA-256") && error.contains(hash), "{error}");
+    assert_eq!((requests, file.exists()), (2, false));
+    assert_eq!(fetch("abc", &[Answer::Status(503, None)]), (Ok(()), 2));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "abc");
+    assert_eq!(fetch("abc", &[]), (Ok(()), 0), "it is there");
+    std::fs::write(&file, "damaged").unwrap();
+    assert_eq!(fetch("abc", &[]), (Ok(()), 1));
+}
+
+#[test]
 fn cancelling_stops_in_a_pause() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(content(), &[Answer::Status(503, Some(200))]);
