@@ -35,7 +35,7 @@ pub async fn open(
     version: Version,
 ) -> Result<Arc<ServerState>, PipelineError> {
     let weights = Weights::open(run, config, version).await?;
-    let served = served_run(config, &weights)?;
+    let served = served_run(config, &weights).await?;
     let phase = weights.manifest().phase();
     let router = router(&run.routing(phase))?;
     let codec = RunTextCodec::new(tokenizer(run)?, run.imported().end_tokens()?);
@@ -56,14 +56,14 @@ pub async fn open(
 ///
 /// # Errors
 /// [`PipelineError::NotTrained`] when the paths have not been trained.
-pub fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedRun, PipelineError> {
+pub async fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedRun, PipelineError> {
     let topology = weights.topology();
     let total: usize = (0..topology.levels())
         .map(|level| {
             parameters(&level_specs(&config.model, topology, level)) * topology.modules_in(level) as usize
         })
         .sum();
-    let created = weights.served_since()?.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    let created = weights.served_since().await?.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     let version = env!("CARGO_PKG_VERSION");
     Ok(ServedRun {
         name: config.run.name.clone(),

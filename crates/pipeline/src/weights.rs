@@ -236,15 +236,18 @@ impl Weights {
     }
 
     /// The time when the newest of the weights that the paths are composed of was written. `None` when the store does not
-    /// record it. Blocks on the store.
+    /// record it.
     ///
     /// # Errors
     /// As [`Self::modules_of`].
-    pub fn served_since(&self) -> Result<Option<SystemTime>, PipelineError> {
+    pub async fn served_since(&self) -> Result<Option<SystemTime>, PipelineError> {
         let distinct: BTreeMap<_, _> =
             self.served()?.into_iter().map(|object| (&object.name, object)).collect();
-        let written = |object: &ObjectRef| self.runtime.block_on(self.store.written(object));
-        Ok(distinct.into_values().filter_map(written).max())
+        let mut newest = None;
+        for object in distinct.into_values() {
+            newest = newest.max(self.store.written(object).await);
+        }
+        Ok(newest)
     }
 
     /// The weights that the paths are composed of, path by path.

@@ -72,7 +72,7 @@ impl TrainedRun {
 
     async fn served(&self, version: Version) -> dipaco_server::ServedRun {
         let weights = Weights::open(&self.directory, &self.config, version).await.unwrap();
-        served_run(&self.config, &weights).unwrap()
+        served_run(&self.config, &weights).await.unwrap()
     }
 }
 
