@@ -34,8 +34,8 @@ pub(crate) fn by_part(specs: &[TensorSpec]) -> impl Iterator<Item = &[TensorSpec
 }
 
 impl Path {
-    /// Changes the parameters in place, without a copy. `f` gets, for each tensor of [`Path::trained_specs`] in order, its
-    /// spec, its elements and the elements of its gradient. Every path through a module sees the change.
+    /// Changes the parameters in place, without a copy. `f` gets, for each tensor of [`Path::trained_specs`] in order,
+    /// its spec, its elements and the elements of its gradient. Every path through a module sees the change.
     ///
     /// # Errors
     /// The device can't be written, or the gradients are of a path of another shape.

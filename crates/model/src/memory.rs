@@ -74,11 +74,12 @@ impl StepMemory {
 /// Returns the memory of a training step, by formula. With R = B·T rows of a pass, A = H·Dh, A' = Hkv·Dh, and e bytes per element of
 /// `model.dtype`:
 ///
-/// - Weights take 4 bytes per parameter, gradients 4 bytes per parameter that trains. The optimizer states its own memory.
-/// - A block keeps its input R·D·4. For the backward pass it also keeps queries, keys and values R·(A + 2·A')·e, the output
-///   of the attention R·A·e, gate and up 2·R·F·e, the residual stream after the attention R·D·4, and the normaliser of the
-///   softmax of each row and head B·H·T·4. Blocks below the lowest part that trains keep nothing. With checkpointing each block keeps only its input, and one block at a time
-///   keeps the rest.
+/// - Weights take 4 bytes per parameter, gradients 4 bytes per parameter that trains. The optimizer states its own
+///   memory.
+/// - A block keeps its input R·D·4. For the backward pass it also keeps queries, keys and values R·(A + 2·A')·e, the
+///   output of the attention R·A·e, gate and up 2·R·F·e, the residual stream after the attention R·D·4, and the
+///   normaliser of the softmax of each row and head B·H·T·4. Blocks below the lowest part that trains keep nothing.
+///   With checkpointing each block keeps only its input, and one block at a time keeps the rest.
 /// - The head computes the logits of some rows at the same time ([`dipaco_ops::head_rows`]), 4·V bytes each.
 /// - The workspace holds the intermediate results and packed operands of one block's backward pass, the packed operands
 ///   of the head for 2,048 entries of the vocabulary, and the residual stream and its gradient between the operations.

@@ -19,8 +19,8 @@ use crate::{Backward, OpsError};
 
 /// Consecutive transformer blocks (arXiv:2302.13971: pre-norm, RoPE, SwiGLU): x (B, T, D) to (B, T, D), f32. The
 /// parameters of the `count` blocks lie one after the other from `at` in `weights`, each block's in the order of
-/// [`BlockWeights`](crate::kernel::BlockWeights). `backward` says which gradients the backward pass computes, with one slot
-/// per block.
+/// [`BlockWeights`](crate::kernel::BlockWeights). `backward` says which gradients the backward pass computes, with one
+/// slot per block.
 ///
 /// A block is implemented three times, and the three must change together: here (training and scoring), in
 /// `packed_block.rs` (serving), and in `crates/cuda/src/passes.rs` (GPU).

@@ -40,8 +40,8 @@ pub struct HeadSlots {
 /// x (B, T, D) and the targets of `batch` (B, T). A position whose target is [`crate::IGNORE`] is not counted. `mean_over`
 /// is the number of counted targets, of all micro-batches together if their gradients are added up.
 ///
-/// Memory holds the logits of at most 1,024 positions at a time. The same pass computes the gradients of `backward`, so no
-/// product is done twice. The result must then be the root of the backward pass.
+/// Memory holds the logits of at most 1,024 positions at a time. The same pass computes the gradients of `backward`,
+/// so no product is done twice. The result must then be the root of the backward pass.
 ///
 /// # Errors
 /// When the shapes do not fit, or the targets are of more than V outputs.

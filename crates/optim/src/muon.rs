@@ -87,10 +87,9 @@ impl MuonStep {
 #[derive(Debug, Default)]
 pub struct MuonScratch(Vec<f32>);
 
-/// Takes one step of a matrix in place, with Nesterov momentum (arXiv:2502.16982, equation 4):
-/// `m ← μ m + (1 - μ) g`, `u ← (1 - μ) g + μ m`, `W ← W (1 - lr · wd) - lr · 0.2 · √max(rows, columns) · NS(u)`.
-/// NS moves all singular values of u near 1. The factor gives the update the size of one of AdamW's, so that both take the
-/// same learning rate.
+/// Takes one step of a matrix in place, with Nesterov momentum (arXiv:2502.16982, equation 4): `m ← μ m + (1 - μ) g`,
+/// `u ← (1 - μ) g + μ m`, `W ← W (1 - lr · wd) - lr · 0.2 · √max(rows, columns) · NS(u)`. NS moves all singular values
+/// of u near 1. The factor gives the update the size of one of AdamW's, so that both take the same learning rate.
 ///
 /// `params`, `gradient` and `momentum` hold `rows` · `columns` elements, row-major. The momentum starts at 0.
 ///

@@ -7,8 +7,8 @@ use dipaco_topology::{Part, Topology};
 
 use crate::PathError;
 
-/// The tensors of which the optimizer keeps moments, in the order of [`path_specs`]. Tensors of frozen levels have none,
-/// and Muon's matrices have no second moment.
+/// The tensors of which the optimizer keeps moments, in the order of [`path_specs`]. Tensors of frozen levels have
+/// none, and Muon's matrices have no second moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MomentSpecs {
     first: Vec<TensorSpec>,

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{MomentSpecs, PathError};
 
-/// The optimizer's moments, the step and the data position of a path, and those of its weights that the store does not hold.
+/// The optimizer's moments, the step and the data position of a path, and those of its weights that the store does not
+/// hold.
 ///
 /// Training draws random numbers only for the order of its data, which is a function of the run's seed and the
 /// position. So a path needs only these fields and its modules to continue bit for bit. The moments stay with the path

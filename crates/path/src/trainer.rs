@@ -34,8 +34,8 @@ impl Trainer {
     /// Composes a trainable path from its modules, one per level, on a device.
     ///
     /// # Errors
-    /// When modules, state and model do not fit together, or the device can't take the path. A GPU takes no path with frozen
-    /// levels, nor Muon.
+    /// When modules, state and model do not fit together, or the device can't take the path. A GPU takes no path with
+    /// frozen levels, nor Muon.
     pub fn new(
         device: &TrainDevice,
         model: &ModelConfig,

@@ -226,7 +226,8 @@ struct WorkerMemory {
     all: u64,
 }
 
-/// Besides the weights in training a worker holds the fetched weights of the next lease, and the base of the outer gradient.
+/// Besides the weights in training a worker holds the fetched weights of the next lease, and the base of the outer
+/// gradient.
 fn worker_memory(
     model: &ModelConfig,
     topology: &Topology,
@@ -263,9 +264,10 @@ fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Op
     Memory { step, round, worker, all_workers, available, fits, remedies }
 }
 
-/// For each lease a worker fetches the path's modules and uploads outer gradients, and every `train.state_every` leases it
-/// uploads the path's state, which consists of the `moments` (bytes). A worker that trains more paths than it holds fetches
-/// a state with each lease. `path` counts the parameters that train: a worker fetches frozen ones once.
+/// For each lease a worker fetches the path's modules and uploads outer gradients, and every `train.state_every`
+/// leases it uploads the path's state, which consists of the `moments` (bytes). A worker that trains more paths than
+/// it holds fetches a state with each lease. `path` counts the parameters that train: a worker fetches frozen ones
+/// once.
 fn wire(path: u64, moments: u64, paths_per_worker: u64, config: &RunConfig) -> Wire {
     let gradients = encoded_len(path, config.outer.compression).unwrap_or(u64::MAX);
     let held = paths_per_worker <= config.train.held_paths as u64;

@@ -48,10 +48,10 @@ impl StepSubject {
         self.train.batch.saturating_mul(self.train.sequence_tokens)
     }
 
-    /// Floating-point operations of a step by the usual count: 6 per matrix parameter and token, and causal attention as half
-    /// of the full square. Neither the look-up of embeddings nor the second forward pass of checkpointing counts. A frozen
-    /// matrix has no gradient, which leaves 4, and below the lowest part that trains there is no backward pass, which
-    /// leaves 2.
+    /// Floating-point operations of a step by the usual count: 6 per matrix parameter and token, and causal attention
+    /// as half of the full square. Neither the look-up of embeddings nor the second forward pass of checkpointing
+    /// counts. A frozen matrix has no gradient, which leaves 4, and below the lowest part that trains there is no
+    /// backward pass, which leaves 2.
     pub fn flops(&self) -> f64 {
         let Self { model, topology, train } = self;
         let reached = backward_blocks(model, topology);

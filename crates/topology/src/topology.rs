@@ -101,8 +101,8 @@ impl Topology {
     /// Builds the topology of a model of `blocks` transformer blocks.
     ///
     /// # Errors
-    /// A part of the model belongs to no level or to several, no level trains, a level names a block outside of the model, or a count is
-    /// 0 or too large.
+    /// A part of the model belongs to no level or to several, no level trains, a level names a block outside of the
+    /// model, or a count is 0 or too large.
     pub fn new(config: &TopologyConfig, blocks: usize) -> Result<Self, TopologyError> {
         if config.levels.is_empty() {
             return Err(TopologyError::NoLevels);

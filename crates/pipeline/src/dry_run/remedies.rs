@@ -17,8 +17,8 @@ pub struct Remedy {
     pub fits: bool,
 }
 
-/// Settings that need less memory: each by itself, and all together if none is enough. `needs` computes the memory of all
-/// workers. `alone` is the memory of one worker, if there are more.
+/// Settings that need less memory: each by itself, and all together if none is enough. `needs` computes the memory of
+/// all workers. `alone` is the memory of one worker, if there are more.
 pub(super) fn remedies(
     model: &ModelConfig,
     shape: &StepShape,
