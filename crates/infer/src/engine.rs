@@ -1,9 +1,7 @@
 //! The engine: admission, and the threads that route sequences and run steps.
 
-use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,12 +10,13 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::job::{Job, most_events};
-use crate::routes::{self, Unrouted, Versions};
+use crate::routes;
 use crate::runner;
 use crate::scheduler::{Arrival, Limits, Scheduler, SequenceId};
+use crate::shared::{Shared, State, Unrouted};
+use crate::versions::Versions;
 use crate::{
-    EngineError, Event, Finished, GenerateRequest, KvType, Observer, Outcome, Route, RoutedModel, Submission,
-    TextCodec,
+    EngineError, GenerateRequest, KvType, Load, Observer, Outcome, Route, RoutedModel, Submission, TextCodec,
 };
 
 /// Limits of the engine.
@@ -62,50 +61,11 @@ impl Default for EngineConfig {
     }
 }
 
-/// Load of the engine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
-    /// Number of sequences that wait for their turn.
-    pub waiting: usize,
-    /// Number of prompt tokens of the waiting sequences.
-    pub waiting_tokens: usize,
-    /// Number of sequences that run.
-    pub running: usize,
-    /// Number of pages of keys and values that sequences hold.
-    pub used_pages: usize,
-    /// Number of pages in all.
-    pub pages: usize,
-}
-
 /// Runs sequences on paths. Dropping it cancels all sequences and waits for the current step.
 pub struct Engine {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     slots: usize,
-}
-
-/// What callers and the engine's threads share.
-pub(crate) struct Shared {
-    pub(crate) model: Arc<dyn RoutedModel>,
-    pub(crate) codec: Arc<dyn TextCodec>,
-    pub(crate) observer: Arc<dyn Observer>,
-    pub(crate) abort: CancellationToken,
-    pub(crate) load: watch::Sender<Load>,
-    state: Mutex<State>,
-    /// The state changed.
-    change: Condvar,
-}
-
-pub(crate) struct State {
-    pub(crate) scheduler: Scheduler,
-    /// Sequences that have not left the queue.
-    pub(crate) waiting: BTreeMap<SequenceId, Job>,
-    pub(crate) unrouted: VecDeque<Unrouted>,
-    /// Running sequences whose callers went away, with the reason.
-    pub(crate) cancelled: Vec<(SequenceId, Outcome)>,
-    pub(crate) versions: Versions,
-    submissions: u64,
-    closed: bool,
 }
 
 impl Engine {
@@ -311,66 +271,4 @@ impl Drop for Engine {
             }
         }
     }
-}
-
-impl Shared {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // No code under the lock can panic halfway through a change, so the state behind a poisoned lock is whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for a change of the state.
-    pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.change.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells watchers and threads that the state changed.
-    pub(crate) fn changed(&self, state: &State) {
-        self.load.send_replace(state.scheduler.load());
-        self.change.notify_all();
-    }
-
-    /// Ends a sequence that has not left the queue. A failure ends the other sequences of its submission.
-    pub(crate) fn end_waiting(
-        &self,
-        mut state: MutexGuard<'_, State>,
-        id: SequenceId,
-        outcome: Outcome,
-        end: Option<Result<Finished, EngineError>>,
-    ) {
-        let Some(job) = state.waiting.remove(&id) else { return };
-        state.scheduler.remove(id);
-        self.observer.finished(&job.summary(outcome));
-        if let Some(Err(_)) = end {
-            self.abandon_waiting(&mut state, job.submission);
-        }
-        self.changed(&state);
-        drop(state);
-        if let Some(end) = end {
-            // Sending fails only when the caller is gone.
-            let _ = job.send(end.map(Event::Finished));
-        }
-    }
-
-    /// Ends the sequences of a submission that have not left the queue, after another one failed.
-    pub(crate) fn abandon_waiting(&self, state: &mut State, submission: u64) {
-        for (id, job) in state.waiting.extract_if(.., |_, job| job.submission == submission) {
-            state.scheduler.remove(id);
-            self.observer.finished(&job.summary(Outcome::Abort));
-        }
-    }
-}
-
-/// Runs `f`, and turns its panic into an error: a panic in one request must not end the others.
-pub(crate) fn guarded<R>(f: impl FnOnce() -> Result<R, EngineError>) -> Result<R, EngineError> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
-        let message = message(panic.as_ref());
-        tracing::error!(%message, "a request panicked");
-        Err(EngineError::Panicked { message })
-    })
-}
-
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown panic".into())
 }

@@ -6,12 +6,10 @@ use std::time::Instant;
 
 use dipaco_topology::PathId;
 
-use crate::engine::{Shared, guarded};
 use crate::running::failed;
 use crate::scheduler::SequenceId;
-use crate::{
-    EngineError, Event, FinishReason, Finished, Generation, Outcome, PathVersion, Route, ServedPath,
-};
+use crate::shared::{Shared, Unrouted, guarded};
+use crate::{EngineError, Event, FinishReason, Finished, Outcome, Route, ServedPath};
 
 /// Sequences that are routed together.
 const MOST: usize = 64;
@@ -36,38 +34,6 @@ impl RouteCache {
         {
             self.routes.remove(&oldest);
         }
-    }
-}
-
-/// A sequence without a path.
-pub(crate) struct Unrouted {
-    pub(crate) id: SequenceId,
-    /// The first tokens of the prompt; `None` for a pinned path.
-    pub(crate) prefix: Option<Arc<[u32]>>,
-    pub(crate) pinned: Option<PathId>,
-    pub(crate) generation: Arc<dyn Generation>,
-}
-
-/// Versions of paths that have a number.
-const VERSIONS: usize = 1 << 16;
-
-/// A number for the modules of each path. Sequences with one number share pages.
-#[derive(Default)]
-pub(crate) struct Versions {
-    numbers: BTreeMap<PathVersion, u32>,
-    next: u32,
-}
-
-impl Versions {
-    fn number(&mut self, version: PathVersion) -> u32 {
-        // A forgotten version gets another number, and no page of its first one: a miss of the cache, never a wrong hit.
-        if self.numbers.len() >= VERSIONS {
-            self.numbers.clear();
-        }
-        *self.numbers.entry(version).or_insert_with(|| {
-            self.next = self.next.wrapping_add(1);
-            self.next
-        })
     }
 }
 

@@ -7,10 +7,10 @@ use dipaco_model::{PAGE_TOKENS, Positions};
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 
-use crate::engine::{Shared, guarded};
 use crate::job::outcome;
 use crate::running::{Next, Running, failed};
 use crate::scheduler::{Plan, PlannedRows, SequenceId};
+use crate::shared::{Shared, guarded};
 use crate::{EngineError, Event, Executor, FinishReason, Outcome, SequenceRows, StepSummary};
 
 /// Runs steps until the engine ends.
@@ -24,10 +24,15 @@ pub(crate) fn run(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut dyn 
             step.extend(rest.remove(&rows.id).map(|running| (rows, running)));
         }
         // The pool is entered once: within it, waking a thread costs little.
+        let (vocabulary, codec, observer) =
+            (shared.model.vocab_size(), shared.codec.as_ref(), shared.observer.as_ref());
         let results: Vec<_> = pool.install(|| {
             let logits = logits(executor, &step);
             let results = step.into_par_iter().zip(logits).map(|((rows, running), logits)| {
-                let next = logits.and_then(|logits| guarded(|| advance(shared, running, rows, &logits)));
+                let advance = |logits: Vec<f32>| {
+                    guarded(|| running.advance(rows, &logits, vocabulary, codec, observer))
+                };
+                let next = logits.and_then(advance);
                 (rows.id, next)
             });
             results.collect()
@@ -51,16 +56,6 @@ pub(crate) fn warm_up(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut 
     if let Err(error) = guarded(step) {
         tracing::warn!(%error, "the first step failed");
     }
-}
-
-fn advance(
-    shared: &Shared,
-    running: &mut Running,
-    rows: &PlannedRows,
-    logits: &[f32],
-) -> Result<Next, EngineError> {
-    let vocabulary = shared.model.vocab_size();
-    running.advance(rows, logits, vocabulary, shared.codec.as_ref(), shared.observer.as_ref())
 }
 
 /// The logits of a step, sequence by sequence.

@@ -19,7 +19,22 @@ use std::time::Duration;
 
 use dipaco_model::PAGE_TOKENS;
 
-use crate::{EngineError, Load};
+use crate::EngineError;
+
+/// Load of the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Number of sequences that wait for their turn.
+    pub waiting: usize,
+    /// Number of prompt tokens of the waiting sequences.
+    pub waiting_tokens: usize,
+    /// Number of sequences that run.
+    pub running: usize,
+    /// Number of pages of keys and values that sequences hold.
+    pub used_pages: usize,
+    /// Number of pages in all.
+    pub pages: usize,
+}
 use pages::{Content, PagePool};
 pub(crate) use plan::{Arrival, Limits, Plan, PlannedRows, SequenceId};
 use sequence::Sequence;

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use crate::engine::Shared;
 use crate::job::outcome;
 use crate::scheduler::SequenceId;
+use crate::shared::Shared;
 use crate::{EngineError, Event, Outcome, SequenceEvent};
 
 /// The events of the sequences that were submitted together. Dropping it cancels the unfinished sequences.

@@ -1,8 +1,6 @@
 //! Beginning a run with a pretrained model: a folder in Hugging Face's format or a GGUF file becomes the run's seed, tokenizer
 //! and settings.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use dipaco_config::{Pretrained, RunConfig};
@@ -13,7 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::PipelineError;
-use crate::imported_files::{CONFIG, CopiedFile, TOKENIZER, TOKENIZER_CONFIG};
+use crate::imported_files::{CONFIG, CopiedFile, TOKENIZER, TOKENIZER_CONFIG, read_small};
 use crate::run::save_config;
 use crate::run_directory::RunDirectory;
 use crate::seed::run_id;
@@ -208,21 +206,4 @@ pub async fn import(
     }
     save_config(run, &config)?;
     Ok(ImportedModel { parameters: weights.values.len(), prepared })
-}
-
-/// Reads a file of at most `largest` bytes; `None` if it does not exist.
-pub(crate) fn read_small(path: &Path, largest: u64) -> Result<Option<Vec<u8>>, PipelineError> {
-    let failed = |source| PipelineError::Io { action: "read", path: path.to_owned(), source };
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(failed(source)),
-    };
-    let mut bytes = Vec::new();
-    // One byte more than allowed, to see that the file goes on. Its length in the file system may change meanwhile.
-    file.take(largest.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > largest {
-        return Err(PipelineError::TooLarge { file: path.to_owned(), largest });
-    }
-    Ok(Some(bytes))
 }

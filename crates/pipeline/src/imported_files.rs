@@ -1,12 +1,13 @@
 //! The files of a pretrained model that a run keeps, and that an export writes out again.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use dipaco_model::{ImportError, PretrainedSettings};
 use serde_json::Value;
 
 use crate::error::PipelineError;
-use crate::import::read_small;
 
 /// A small file of a model in Hugging Face's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,4 +144,21 @@ pub struct ExportedFiles {
     pub special: serde_json::Map<String, Value>,
     /// Names and contents of files.
     pub files: Vec<(String, Vec<u8>)>,
+}
+
+/// Reads a file of at most `largest` bytes; `None` if it does not exist.
+pub(crate) fn read_small(path: &Path, largest: u64) -> Result<Option<Vec<u8>>, PipelineError> {
+    let failed = |source| PipelineError::Io { action: "read", path: path.to_owned(), source };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(failed(source)),
+    };
+    let mut bytes = Vec::new();
+    // One byte more than allowed, to see that the file goes on. Its length in the file system may change meanwhile.
+    file.take(largest.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > largest {
+        return Err(PipelineError::TooLarge { file: path.to_owned(), largest });
+    }
+    Ok(Some(bytes))
 }

@@ -26,6 +26,13 @@ pub struct ChatTemplate {
     end_of_text: String,
 }
 
+/// The answer to a chat with a model that has no template.
+pub(crate) fn no_chat() -> ApiError {
+    let message =
+        "this model has no chat template: it continues text, so use POST /v1/completions with a prompt";
+    ApiError { code: Some("no_chat_template"), ..ApiError::field("messages", message) }
+}
+
 /// A message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {

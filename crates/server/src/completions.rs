@@ -19,11 +19,11 @@ use dipaco_topology::PathId;
 
 use crate::ServerState;
 use crate::admission;
+use crate::chat_template::no_chat;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::request_id::RequestId;
 use crate::settings;
-use crate::tokenize::no_chat;
 
 use answer::{Answer, Form};
 use choice::{Choice, Ending};

@@ -7,6 +7,7 @@ use axum::extract::{Request, State};
 use serde_json::{Value, json};
 
 use crate::ServerState;
+use crate::chat_template::no_chat;
 use crate::completions::Prompt;
 use crate::error::ApiError;
 use crate::fields::{Fields, tokens, wrong};
@@ -72,10 +73,4 @@ pub(crate) async fn info(State(state): State<Arc<ServerState>>) -> Json<Value> {
         "unk_token": null, "chat_template": null, "model_max_length": state.engine.model().context(),
         "vocab_size": state.codec.vocab_size(),
     }))
-}
-
-pub(crate) fn no_chat() -> ApiError {
-    let message =
-        "this model has no chat template: it continues text, so use POST /v1/completions with a prompt";
-    ApiError { code: Some("no_chat_template"), ..ApiError::field("messages", message) }
 }

@@ -1,0 +1,110 @@
+//! What callers and the engine's threads share.
+
+use std::any::Any;
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use dipaco_topology::PathId;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::job::Job;
+use crate::scheduler::{Scheduler, SequenceId};
+use crate::versions::Versions;
+use crate::{EngineError, Event, Finished, Generation, Load, Observer, Outcome, RoutedModel, TextCodec};
+
+/// What callers and the engine's threads share.
+pub(crate) struct Shared {
+    pub(crate) model: Arc<dyn RoutedModel>,
+    pub(crate) codec: Arc<dyn TextCodec>,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) abort: CancellationToken,
+    pub(crate) load: watch::Sender<Load>,
+    pub(crate) state: Mutex<State>,
+    /// The state changed.
+    pub(crate) change: Condvar,
+}
+
+pub(crate) struct State {
+    pub(crate) scheduler: Scheduler,
+    /// Sequences that have not left the queue.
+    pub(crate) waiting: BTreeMap<SequenceId, Job>,
+    pub(crate) unrouted: VecDeque<Unrouted>,
+    /// Running sequences whose callers went away, with the reason.
+    pub(crate) cancelled: Vec<(SequenceId, Outcome)>,
+    pub(crate) versions: Versions,
+    pub(crate) submissions: u64,
+    pub(crate) closed: bool,
+}
+
+/// A sequence without a path.
+pub(crate) struct Unrouted {
+    pub(crate) id: SequenceId,
+    /// The first tokens of the prompt; `None` for a pinned path.
+    pub(crate) prefix: Option<Arc<[u32]>>,
+    pub(crate) pinned: Option<PathId>,
+    pub(crate) generation: Arc<dyn Generation>,
+}
+
+impl Shared {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // No code under the lock can panic halfway through a change, so the state behind a poisoned lock is whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a change of the state.
+    pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.change.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells watchers and threads that the state changed.
+    pub(crate) fn changed(&self, state: &State) {
+        self.load.send_replace(state.scheduler.load());
+        self.change.notify_all();
+    }
+
+    /// Ends a sequence that has not left the queue. A failure ends the other sequences of its submission.
+    pub(crate) fn end_waiting(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        id: SequenceId,
+        outcome: Outcome,
+        end: Option<Result<Finished, EngineError>>,
+    ) {
+        let Some(job) = state.waiting.remove(&id) else { return };
+        state.scheduler.remove(id);
+        self.observer.finished(&job.summary(outcome));
+        if let Some(Err(_)) = end {
+            self.abandon_waiting(&mut state, job.submission);
+        }
+        self.changed(&state);
+        drop(state);
+        if let Some(end) = end {
+            // Sending fails only when the caller is gone.
+            let _ = job.send(end.map(Event::Finished));
+        }
+    }
+
+    /// Ends the sequences of a submission that have not left the queue, after another one failed.
+    pub(crate) fn abandon_waiting(&self, state: &mut State, submission: u64) {
+        for (id, job) in state.waiting.extract_if(.., |_, job| job.submission == submission) {
+            state.scheduler.remove(id);
+            self.observer.finished(&job.summary(Outcome::Abort));
+        }
+    }
+}
+
+/// Runs `f`, and turns its panic into an error: a panic in one request must not end the others.
+pub(crate) fn guarded<R>(f: impl FnOnce() -> Result<R, EngineError>) -> Result<R, EngineError> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        let message = message(panic.as_ref());
+        tracing::error!(%message, "a request panicked");
+        Err(EngineError::Panicked { message })
+    })
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown panic".into())
+}
