@@ -2,6 +2,8 @@
 //!
 //! [`law`] has the scaling laws of DiLoCo, [`Plan`] compares them with the settings of a run. No I/O and no clock.
 
+#![forbid(unsafe_code)]
+
 pub mod law;
 mod plan;
 mod time;

@@ -91,6 +91,7 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let (path, name) =
         (options.path, options.path.map_or_else(|| "seed".into(), |path| format!("path-{path}")));
+    let shown = path.map_or_else(|| "the seed".into(), |path| format!("path {path}"));
     let composed = runtime::run(async {
         let weights = Weights::open(&run, &config, version).await?;
         runtime::blocking(move || Ok(path.map_or_else(|| weights.seed(), |path| weights.path(path))?)).await
@@ -98,11 +99,11 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
     let weights = composed.weights()?;
     if let Some(out) = &options.out {
         write_checkpoint(&run, &config, &weights, out)?;
-        output::print(&format!("{name} is in {}\n", out.display()))?;
+        output::print(&format!("{shown} is in {}\n", out.display()))?;
     }
     if let Some(file) = &options.gguf {
         write_gguf(&run, &config, &weights, &name, options.format.into(), file)?;
-        output::print(&format!("{name} is in {}\n", file.display()))?;
+        output::print(&format!("{shown} is in {}\n", file.display()))?;
     }
     Ok(())
 }
