@@ -285,7 +285,7 @@ fn files_that_end_too_early_are_refused() {
     assert!(error(&file[..file.len() - 64]).contains("the file ends before its last byte"));
     assert!(error(&file[..100]).contains("the file ends before"));
     assert!(error(b"").contains("is not a valid GGUF file"));
-    let mut big_endian = file.clone();
+    let mut big_endian = file;
     big_endian[4..8].copy_from_slice(&3u32.to_be_bytes());
     assert!(error(&big_endian).contains("little-endian"));
 }
