@@ -1,4 +1,4 @@
-//! What callers and the engine's threads share.
+//! The state that callers and the engine's threads share.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -14,7 +14,7 @@ use crate::scheduler::{Scheduler, SequenceId};
 use crate::versions::Versions;
 use crate::{EngineError, Event, Finished, Generation, Load, Observer, Outcome, RoutedModel, TextCodec};
 
-/// What callers and the engine's threads share.
+/// The state that callers and the engine's threads share.
 pub(crate) struct Shared {
     pub(crate) model: Arc<dyn RoutedModel>,
     pub(crate) codec: Arc<dyn TextCodec>,

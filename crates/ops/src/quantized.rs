@@ -8,6 +8,7 @@ mod activations;
 mod kernel;
 #[cfg(test)]
 mod tests;
+mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -21,7 +22,7 @@ pub(crate) use activations::{ActivationBlock, quantize};
 use crate::buffer::Buffer;
 use crate::product::{NR, Shared};
 use crate::{OpsError, WeightFormat};
-use kernel::{Tile, TileRows};
+use tile::{Tile, TileRows};
 
 /// Numbers that share a scale.
 pub(crate) const BLOCK: usize = 32;

@@ -8,8 +8,7 @@ use dipaco_infer::{BoxError, Generation, RunModel, RunPaths};
 
 use crate::error::PipelineError;
 use crate::run_directory::RunDirectory;
-use crate::serve::fingerprint;
-use crate::served_modules::ServedModules;
+use crate::served_modules::{ServedModules, fingerprint};
 use crate::weights::{Version, Weights};
 
 /// Where the weights of a server come from.

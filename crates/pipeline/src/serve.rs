@@ -6,9 +6,9 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use dipaco_config::RunConfig;
 use dipaco_infer::{PrefixRouter, RunModel};
-use dipaco_model::{TokenRows, WeightFormat, level_specs, parameters, path_specs};
+use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
 use dipaco_routing::{Router, TextRouter};
-use dipaco_server::{KvType, ServeConfig, ServedRun, ServerState, WeightType};
+use dipaco_server::{ServeConfig, ServedRun, ServerState};
 use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
@@ -16,7 +16,8 @@ use crate::prepared::tokenizer;
 use crate::reload::{Source, follow};
 use crate::route::router;
 use crate::run_directory::RunDirectory;
-use crate::served_modules::ServedModules;
+pub use crate::served_modules::fingerprint;
+use crate::served_modules::{ServedModules, format};
 use crate::text_codec::RunTextCodec;
 use crate::weights::{Version, Weights};
 
@@ -74,19 +75,6 @@ pub async fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedR
     })
 }
 
-/// Fingerprint of the served weights and of the program: the same fingerprint and seed give the same text.
-///
-/// # Errors
-/// [`PipelineError::NotTrained`] when the paths have not been trained.
-pub fn fingerprint(config: &RunConfig, weights: &Weights) -> Result<String, PipelineError> {
-    let kv = match config.serve.kv_type {
-        KvType::F32 => "",
-        KvType::Bf16 => "-kv16",
-    };
-    let (format, version) = (format(config.serve.format), env!("CARGO_PKG_VERSION"));
-    Ok(format!("fp_{}_{format}{kv}_{version}", &weights.served_hash()?[..12]))
-}
-
 /// Loads the router and all paths, and the seed if the router reads its features. Blocks on the store.
 fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
     let (model, topology) = (weights.model().clone(), weights.topology().clone());
@@ -115,13 +103,4 @@ fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, P
     let (path_bytes, weight_bytes) = (paths.path(PathId(0))?.bytes(), paths.bytes());
     tracing::info!(format = %format(source.config.serve.format), path_bytes, weight_bytes, "the weights are loaded");
     Ok(RunModel::new(model, topology, Some(prefix), paths)?)
-}
-
-fn format(weights: WeightType) -> WeightFormat {
-    match weights {
-        WeightType::F32 => WeightFormat::F32,
-        WeightType::Bf16 => WeightFormat::Bf16,
-        WeightType::Q8_0 => WeightFormat::Q8_0,
-        WeightType::Q4_0 => WeightFormat::Q4_0,
-    }
 }

@@ -74,7 +74,7 @@ const DATA_PARALLEL: Laws = Laws {
     batch: law(0.22592, 0.281, 0.0),
 };
 
-/// What the laws say for one model. The best learning rate and the best batch lie within a factor of `within`.
+/// The prediction of the laws for one model. The best learning rate and the best batch lie within a factor of `within`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prediction {
     /// Loss after 20 tokens per parameter, in nats per token of the authors' vocabulary of 32,768 on C4.

@@ -1,4 +1,4 @@
-//! What a training will take, and which settings the literature advises for it.
+//! The cost of a training, and the settings that the literature advises for it.
 //!
 //! [`law`] has the scaling laws of DiLoCo, [`Plan`] compares them with the settings of a run. No I/O and no clock.
 

@@ -91,7 +91,7 @@ pub struct LevelPlan {
     pub refused: Option<String>,
 }
 
-/// What a training will take, and which settings the literature advises.
+/// The cost of a training, and the settings that the literature advises.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
     /// The amount of training.

@@ -1,6 +1,7 @@
 //! Every kernel of this processor against the reference, and the reference against f64.
 
-use super::kernel::{Tile, TileRows, available};
+use super::kernel::available;
+use super::tile::{Tile, TileRows};
 use super::*;
 use crate::test_support::numbers;
 

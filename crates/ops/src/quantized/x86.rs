@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{Tile, TileRows};
+use super::tile::{Tile, TileRows};
 use super::{ActivationBlock, BLOCK, GROUP, VECTOR, VECTORS};
 use crate::product::NR;
 
