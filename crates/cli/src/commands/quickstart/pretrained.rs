@@ -70,13 +70,13 @@ pub(super) fn config(model: &ModelConfig) -> Result<String, CliError> {
     let tokens = number(context.min(SEQUENCE_TOKENS));
     for (section, keys) in [
         ("run", vec![set("name", "quickstart")]),
-        ("prepare", vec![set("validation_fraction", 0.02), set("text_document_bytes", 4096)]),
-        ("seed_model", vec![set("steps", 20), set("sequence_tokens", tokens), set("validate_every", 0)]),
+        ("prepare", vec![set("validation_fraction", 0.01), set("text_document_bytes", 4096)]),
+        ("seed_model", vec![set("steps", 10), set("sequence_tokens", tokens), set("validate_every", 0)]),
         (
             "train",
             vec![
                 set("rounds", 2),
-                set("inner_steps", 12),
+                set("inner_steps", 5),
                 set("sequence_tokens", tokens),
                 set("holdout_sequences", 0),
             ],
