@@ -113,7 +113,7 @@ impl Engine {
             .map_err(std::io::Error::other)?;
         let mut engine = Self { shared, threads: Vec::with_capacity(2), slots };
         let (shared, kv, step_tokens) = (Arc::clone(&engine.shared), config.kv_type, config.step_tokens);
-        let (warm, warmed) = std::sync::mpsc::channel();
+        let (warm, warmed) = std::sync::mpsc::sync_channel(1);
         engine.spawn("dipaco-engine", move || {
             // Should the thread end by a bug, callers learn of it now and not at their deadlines.
             let _end = shared.abort.clone().drop_guard();

@@ -9,7 +9,6 @@ use dipaco_model::{ModuleWeights, level_specs, path_specs, split};
 use dipaco_store::TrainingRecord;
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, Topology};
-use dipaco_train::{coordinate, work};
 use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
@@ -110,23 +109,7 @@ async fn a_quorum_does_not_wait_for_a_frozen_level() {
 async fn a_run_goes_on_after_stops_to_the_same_bits() {
     let (undisturbed, ..) = trained(&frozen(config()), 1).await;
     let run = Run::seeded(frozen(config())).await;
-    let (mut server, token) = run.server().await;
-    let address = server.local_addr();
-    let leave = CancellationToken::new();
-    let workers = ["a", "b"].map(|name| tokio::spawn(work(run.worker(&token, name), leave.clone())));
-    for events in (8..).step_by(12) {
-        let started = run.start(true).await.unwrap();
-        let stop = CancellationToken::new();
-        let events = run.events_until(events, &stop);
-        if coordinate(run.options(started, events), server, stop).await.unwrap().finished {
-            break;
-        }
-        (server, _) = run.server_at(address).await;
-    }
-    leave.cancel();
-    for worker in workers {
-        worker.await.unwrap().unwrap();
-    }
+    run.train_with_stops((8..).step_by(12)).await;
     assert_eq!(run.bits().await, undisturbed.bits().await);
 }
 

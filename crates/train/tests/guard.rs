@@ -39,9 +39,7 @@ async fn the_guard_remembers_what_counts_across_a_restart() {
     let puppet = Puppet::welcome(&token, "puppet").await;
     let work = puppet.lease().await;
     let send = work.sends[0];
-    let topology = dipaco_topology::Topology::new(&run.config.topology, run.config.model.blocks).unwrap();
-    let level = usize::from(send.fragment.module.level);
-    let values = dipaco_model::parameters(&dipaco_model::level_specs(&run.config.model, &topology, level));
+    let values = run.values_of(send.fragment);
     let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 };
     let broken = puppet.submit_gradient(&work, item, (values, 5.1)).await;
     assert!(matches!(&broken, Response::Refused { reason } if reason.contains("outer.guard")), "{broken:?}");

@@ -4,10 +4,8 @@
 mod support;
 
 use dipaco_config::RunConfig;
-use dipaco_model::{level_specs, parameters};
 use dipaco_path::{MomentSpecs, PathState};
 use dipaco_protocol::{GrantedLease, LeaseReport, LeaseResult, Request, Response, WorkerPlan};
-use dipaco_sync::FragmentId;
 use dipaco_telemetry::Events;
 use dipaco_topology::{PathId, Topology};
 use tokio_util::sync::CancellationToken;
@@ -55,12 +53,6 @@ async fn ends_like_an_honest_run(run: &Run, coordinator: Coordinating, token: &d
     assert_eq!(run.bits().await, other.bits().await);
 }
 
-/// Number of values of a whole module.
-fn values_of(run: &Run, fragment: FragmentId) -> usize {
-    let topology = Topology::new(&run.config.topology, run.config.model.blocks).unwrap();
-    parameters(&level_specs(&run.config.model, &topology, usize::from(fragment.module.level)))
-}
-
 /// The outer gradient of the lease's first fragment.
 fn first_gradient(work: &GrantedLease, tokens: u64) -> LeaseResult {
     let send = work.sends[0];
@@ -84,7 +76,7 @@ async fn a_lease_belongs_to_the_process_that_got_it() {
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
     let owner = Puppet::welcome(&token, "owner").await;
     let work = owner.lease().await;
-    let values = values_of(&run, work.sends[0].fragment);
+    let values = run.values_of(work.sends[0].fragment);
     let item = first_gradient(&work, 1);
     // Another worker with the same token, and the same name with another token.
     let other_token = run.token_of("other", &token);
@@ -156,7 +148,7 @@ async fn a_state_that_no_training_makes_is_refused() {
     let mut negative = sound.clone();
     negative.second[0] = -1.0;
     states.push(("second moment", negative));
-    let values = values_of(&run, work.sends[0].fragment);
+    let values = run.values_of(work.sends[0].fragment);
     for part in ["own", "residual"] {
         let mut kept = dipaco_path::FragmentState::default();
         let values = Some(vec![0.5; values]);
@@ -199,7 +191,7 @@ async fn more_tokens_than_a_lease_has_are_refused() {
     config.outer.weighting = dipaco_sync::Weighting::Tokens;
     let Hostile { run, coordinator, token, liar } = Hostile::started(config).await;
     let work = liar.lease().await;
-    let values = values_of(&run, work.sends[0].fragment);
+    let values = run.values_of(work.sends[0].fragment);
     // 4 inner steps of 4 sequences of 16 tokens.
     for tokens in [257, u64::MAX] {
         let refused =

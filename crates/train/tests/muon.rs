@@ -6,8 +6,6 @@ mod support;
 use dipaco_config::{Optimizer, RunConfig};
 use dipaco_model::{parameters, path_specs};
 use dipaco_topology::Part;
-use dipaco_train::{coordinate, work};
-use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
 
@@ -31,23 +29,7 @@ async fn a_run_repeats_its_bits_with_other_workers_and_after_stops() {
     let bits = undisturbed.bits().await;
     assert_eq!(trained(muon(), 3).await.bits().await, bits);
     let run = Run::seeded(muon()).await;
-    let (mut server, token) = run.server().await;
-    let address = server.local_addr();
-    let leave = CancellationToken::new();
-    let workers = ["a", "b"].map(|name| tokio::spawn(work(run.worker(&token, name), leave.clone())));
-    for events in (8..).step_by(12) {
-        let started = run.start(true).await.unwrap();
-        let stop = CancellationToken::new();
-        let events = run.events_until(events, &stop);
-        if coordinate(run.options(started, events), server, stop).await.unwrap().finished {
-            break;
-        }
-        (server, _) = run.server_at(address).await;
-    }
-    leave.cancel();
-    for worker in workers {
-        worker.await.unwrap().unwrap();
-    }
+    run.train_with_stops((8..).step_by(12)).await;
     assert_eq!(run.bits().await, bits);
 }
 

@@ -63,9 +63,7 @@ async fn a_worker_whose_outer_gradient_the_guard_refuses_goes_on_with_other_path
     }
     let work = first.lease().await;
     let send = work.sends[0];
-    let topology = dipaco_topology::Topology::new(&run.config.topology, run.config.model.blocks).unwrap();
-    let level = usize::from(send.fragment.module.level);
-    let values = dipaco_model::parameters(&dipaco_model::level_specs(&run.config.model, &topology, level));
+    let values = run.values_of(send.fragment);
     let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 };
     let lost = first.submit_gradient(&work, item, (values, 500.0)).await;
     assert!(matches!(&lost, Response::Lost { reason } if reason.contains("outer.guard")), "{lost:?}");

@@ -5,9 +5,6 @@ mod support;
 
 use dipaco_protocol::PIECE_BYTES;
 
-use dipaco_train::{coordinate, work};
-use tokio_util::sync::CancellationToken;
-
 use support::{Run, config};
 
 /// A run with two pieces a module and seven a state.
@@ -28,22 +25,6 @@ async fn modules_in_pieces_give_the_same_bits_for_any_workers_and_after_stops() 
     let undisturbed = large().await;
     undisturbed.train(1).await;
     let run = large().await;
-    let (mut server, token) = run.server().await;
-    let address = server.local_addr();
-    let leave = CancellationToken::new();
-    let workers = ["a", "b"].map(|name| tokio::spawn(work(run.worker(&token, name), leave.clone())));
-    for events in 3.. {
-        let started = run.start(true).await.unwrap();
-        let stop = CancellationToken::new();
-        let events = run.events_until(events, &stop);
-        if coordinate(run.options(started, events), server, stop).await.unwrap().finished {
-            break;
-        }
-        (server, _) = run.server_at(address).await;
-    }
-    leave.cancel();
-    for worker in workers {
-        worker.await.unwrap().unwrap();
-    }
+    run.train_with_stops(3..).await;
     assert_eq!(run.bits().await, undisturbed.bits().await);
 }

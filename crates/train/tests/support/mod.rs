@@ -10,11 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 use dipaco_config::{RunConfig, Sources};
+use dipaco_model::{level_specs, parameters};
 use dipaco_net::{JoinToken, Limits, NetError, RunAuthority, Server};
 use dipaco_path::TrainDevice;
 use dipaco_protocol::SYNCHRONIZER;
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunManifest, RunStore, ShardRecord};
+use dipaco_sync::FragmentId;
 use dipaco_telemetry::{Clock, Events, Progress};
 use dipaco_topology::{ModuleId, Topology};
 use dipaco_train::{
@@ -203,6 +205,33 @@ impl Run {
             summaries.push(worker.await.unwrap().unwrap());
         }
         (summary, summaries)
+    }
+
+    /// Trains with two workers. The coordinator stops after each of these numbers of events, and goes on at its address.
+    pub(crate) async fn train_with_stops(&self, stops: impl IntoIterator<Item = u32>) {
+        let (mut server, token) = self.server().await;
+        let address = server.local_addr();
+        let leave = CancellationToken::new();
+        let workers = ["a", "b"].map(|name| tokio::spawn(work(self.worker(&token, name), leave.clone())));
+        for events in stops {
+            let started = self.start(true).await.unwrap();
+            let stop = CancellationToken::new();
+            let events = self.events_until(events, &stop);
+            if coordinate(self.options(started, events), server, stop).await.unwrap().finished {
+                break;
+            }
+            (server, _) = self.server_at(address).await;
+        }
+        leave.cancel();
+        for worker in workers {
+            worker.await.unwrap().unwrap();
+        }
+    }
+
+    /// Number of values of a whole module.
+    pub(crate) fn values_of(&self, fragment: FragmentId) -> usize {
+        let topology = Topology::new(&self.config.topology, self.config.model.blocks).unwrap();
+        parameters(&level_specs(&self.config.model, &topology, usize::from(fragment.module.level)))
     }
 
     /// A coordinator of this run as a task.

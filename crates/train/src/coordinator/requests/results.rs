@@ -47,14 +47,11 @@ impl ResultReceiver for CoordinatorRequests {
             }
             Recording::Failed(failure, decision) => {
                 tracing::warn!(path = %claim.key.path, item = item.name(), %failure, "a result does not count");
-                self.announce(claim, &decision)?;
-                self.changed.notify_waiters();
+                self.follow_failure(claim, &decision)?;
                 let reason = failure.to_string();
                 if self.ledger().is_out(claim) {
                     Response::Refused { reason }
                 } else {
-                    self.progress.lost(claim.key.path, claim.key.fence);
-                    self.drop_ended_uploads();
                     Response::Lost { reason }
                 }
             }
@@ -86,14 +83,10 @@ impl CoordinatorRequests {
         let decision = self.change(|ledger| ledger.training_failed(claim, &failure))?;
         self.on_disk().await?;
         if !matches!(decision, FailureDecision::Lost(_)) {
-            let LeaseKey { path, fence, .. } = claim.key;
-            let worker = &claim.worker.name;
+            let (path, worker) = (claim.key.path, &claim.worker.name);
             tracing::warn!(%path, worker, step, "the training of a path diverged");
-            self.progress.lost(path, fence);
-            self.drop_ended_uploads();
         }
-        self.announce(claim, &decision)?;
-        self.changed.notify_waiters();
+        self.follow_failure(claim, &decision)?;
         Ok(match decision {
             FailureDecision::Lost(error) => (Response::Lost { reason: error.to_string() }, None),
             FailureDecision::Retried | FailureDecision::Quarantined(_) => (Response::Done, None),
@@ -102,6 +95,17 @@ impl CoordinatorRequests {
                  gradients, or let another machine join",
             ),
         })
+    }
+
+    /// Drops what belongs to a lease that ended with the failure of its training, and tells of a quarantine.
+    fn follow_failure(&self, claim: &LeaseClaim, decision: &FailureDecision) -> Result<(), CoordinatorError> {
+        if !matches!(decision, FailureDecision::Lost(_)) && !self.ledger().is_out(claim) {
+            self.progress.lost(claim.key.path, claim.key.fence);
+            self.drop_ended_uploads();
+        }
+        self.announce(claim, decision)?;
+        self.changed.notify_waiters();
+        Ok(())
     }
 
     /// Tells that a path has gone into quarantine.
