@@ -4,12 +4,27 @@
 # (a client as users have it), moto (a server that speaks S3)
 # and kubernetes-validate (the schemas of its manifests).
 # Does nothing where they are there.
+#
+# PyTorch comes with the libraries of its GPU build, which it can't be loaded without, but without Triton, which only
+# compiles for GPUs: one gigabyte. Its requirements come one at a time, so that the disk holds one download at once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-want="torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 h5py==3.16.0 numpy==2.4.6 openai==3.52.0 xllamacpp==2026.10.11549 moto[server]==5.2.5 kubernetes-validate==1.37.0"
+torch="torch==2.15.0"
+others="transformers==5.23.0 safetensors==0.8.0 h5py==3.16.0 numpy==2.4.6 openai==3.52.0 xllamacpp==2026.10.11549 moto[server]==5.2.5 kubernetes-validate==1.37.0"
+want="$torch without triton, $others"
+get() { .venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile "$@"; }
 if [ "$(cat .venv/installed 2>/dev/null)" != "$want" ]; then
   rm -rf .venv
   python3 -m venv .venv
-  .venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile $want
+  get --no-deps "$torch"
+  needed=$(.venv/bin/python -c '
+from importlib.metadata import requires
+from pip._vendor.packaging.requirements import Requirement
+for one in map(Requirement, requires("torch")):
+    if one.name != "triton" and (one.marker is None or one.marker.evaluate({"extra": ""})):
+        one.marker = None
+        print(str(one).replace(" ", ""))')
+  for one in $needed; do get "$one"; done
+  get $others
   printf '%s' "$want" > .venv/installed
 fi
