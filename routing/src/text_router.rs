@@ -2,6 +2,7 @@
 
 use dipaco_model::{ModelConfig, Path};
 use dipaco_shards::TokenRows;
+use dipaco_topology::PathId;
 
 use crate::{FeatureExtractor, Route, Router, RouterFeatures, RoutingError, Source};
 
@@ -46,5 +47,23 @@ impl TextRouter {
         let features = self.features.features(tokens, lengths)?;
         let route = |features: &[f32]| Ok(self.router.route(features)?);
         features.chunks_exact(self.router.dimension()).map(route).collect()
+    }
+
+    /// The `most` best paths of each row with `ln` of their weights ([`Router::posterior`]), for `tokens` and `lengths` as
+    /// [`Self::route`] takes them.
+    ///
+    /// # Errors
+    ///
+    /// A shape or the vocabulary does not fit, or the temperature is not above 0.
+    pub fn posteriors(
+        &self,
+        tokens: &TokenRows,
+        lengths: &[usize],
+        most: usize,
+        temperature: f64,
+    ) -> Result<Vec<Vec<(PathId, f64)>>, Source> {
+        let features = self.features.features(tokens, lengths)?;
+        let weights = |features: &[f32]| Ok(self.router.posterior(features, most, temperature)?);
+        features.chunks_exact(self.router.dimension()).map(weights).collect()
     }
 }

@@ -111,15 +111,8 @@ pub fn evaluate_routed<S: PathSource>(
     progress: &mut ProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
     protocol.config.check()?;
-    let open = |path| shards.open_shard(path).map_err(|source| EvalError::Shard { path, source });
-    let files: Vec<TokenFile> =
-        shards.shards().iter().map(|shard| open(shard.path)).collect::<Result<_, _>>()?;
-    let text = |(file, shard): (_, &dipaco_routing::Shard)| Text {
-        file,
-        path: shard.path,
-        documents: limited(shard.documents, protocol.config),
-    };
-    let texts: Vec<Text<'_>> = files.iter().zip(shards.shards()).map(text).collect();
+    let files = open_shards(shards)?;
+    let texts = texts(&files, shards, protocol.config);
     let router = match choice {
         Choice::Document => shards.paths(),
         Choice::Window(router) => router.paths(),
@@ -129,6 +122,39 @@ pub fn evaluate_routed<S: PathSource>(
         return Err(EvalError::RouterPaths { router, shards: shards.paths() });
     }
     evaluate(&texts, files.len(), source, choice, protocol, progress)
+}
+
+/// Opens the token files of all shards, in their order.
+pub(crate) fn open_shards(shards: &ShardSet) -> Result<Vec<TokenFile>, EvalError> {
+    let open = |path| shards.open_shard(path).map_err(|source| EvalError::Shard { path, source });
+    shards.shards().iter().map(|shard| open(shard.path)).collect()
+}
+
+/// The documents of the shards that count.
+pub(crate) fn texts<'a>(
+    files: &'a [TokenFile],
+    shards: &ShardSet,
+    config: &EvaluationConfig,
+) -> Vec<Text<'a>> {
+    let text = |(file, shard): (_, &dipaco_routing::Shard)| Text {
+        file,
+        path: shard.path,
+        documents: limited(shard.documents, config),
+    };
+    files.iter().zip(shards.shards()).map(text).collect()
+}
+
+/// Tells the caller of the progress.
+pub(crate) struct Reporter<'a, 'b>(pub(crate) &'a mut ProgressFn<'b>);
+
+impl Reporter<'_, '_> {
+    /// Reports, and ends the evaluation if the caller asks for it.
+    pub(crate) fn say(&mut self, stage: Stage, done: usize, total: usize) -> Result<(), EvalError> {
+        match (self.0)(EvaluationProgress { stage, done: done as u64, total: total as u64 }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(EvalError::Cancelled),
+        }
+    }
 }
 
 fn limited(documents: u64, config: &EvaluationConfig) -> u64 {
@@ -170,31 +196,24 @@ fn evaluate<S: PathSource>(
         return Err(SettingError::new("evaluation", "reroute_tokens", &chunk_tokens, problem).into());
     }
     let mut plan = Plan::new(texts, sequence_tokens, config.prefix_tokens, chunk_tokens);
-    let mut report = |stage, done: usize, total: usize| match progress(EvaluationProgress {
-        stage,
-        done: done as u64,
-        total: total as u64,
-    }) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(EvalError::Cancelled),
-    };
+    let mut reporter = Reporter(progress);
     match choice {
         Choice::Document => {}
         Choice::Window(router) => {
             let total = plan.later_windows();
-            let mut report = |done| report(Stage::Routing, done, total);
+            let mut report = |done| reporter.say(Stage::Routing, done, total);
             plan.route_windows(router, config.batch_sequences, &mut report)?;
         }
         Choice::Chunks(reroute) => {
             check_router(&reroute, sequence_tokens)?;
             let total = plan.several_chunks();
-            let mut report = |done| report(Stage::Routing, done, total);
+            let mut report = |done| reporter.say(Stage::Routing, done, total);
             plan.reroute(reroute.router, config.batch_sequences, &mut report)?;
         }
     }
     let pieces = plan.pieces();
     let total = pieces.values().map(Vec::len).sum();
-    let mut report = |done| report(Stage::Scoring, done, total);
+    let mut report = |done| reporter.say(Stage::Scoring, done, total);
     let sums = score(&plan, &pieces, source, protocol, &mut report)?;
 
     let mut all = Totals::default();
@@ -320,7 +339,7 @@ fn score<S: PathSource>(
 }
 
 /// Sums up the rows of all domains, sorted by name.
-fn by_domain(
+pub(crate) fn by_domain(
     texts: &[Text<'_>],
     documents: &[Vec<Totals>],
     domains: &Domains,

@@ -20,6 +20,7 @@ mod domains;
 mod error;
 mod evaluate;
 mod evaluation;
+mod mixture;
 mod model;
 mod reroute;
 mod score;
@@ -34,6 +35,7 @@ pub use evaluate::{
     Choice, EvaluationProgress, ProgressFn, Protocol, Stage, evaluate_dense, evaluate_path, evaluate_routed,
 };
 pub use evaluation::{Agreement, DomainEvaluation, Evaluation, PathEvaluation, Rerouted};
+pub use mixture::{Mixture, MixtureRouter, Tempered, evaluate_mixture};
 pub use model::{LanguageModel, PathSource};
 pub use reroute::{Reroute, TokenRouter};
 pub use windows::WindowRouter;

@@ -16,6 +16,23 @@ pub(crate) struct Score {
     pub(crate) bytes: u64,
 }
 
+/// What a path says of the counted tokens of a piece.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counted {
+    /// `ln p` in nats of each counted token, in their order.
+    pub(crate) log_probs: Vec<f32>,
+    /// Bytes of the counted tokens; 0 without token lengths.
+    pub(crate) bytes: u64,
+}
+
+impl Counted {
+    pub(crate) fn score(&self) -> Score {
+        let mut score = Score { tokens: self.log_probs.len() as u64, nll: 0.0, bytes: self.bytes };
+        self.log_probs.iter().for_each(|&log_prob| score.nll -= f64::from(log_prob));
+        score
+    }
+}
+
 /// Scores pieces with one model.
 pub(crate) struct Scorer<'a> {
     pub(crate) plan: &'a Plan<'a>,
@@ -27,6 +44,11 @@ pub(crate) struct Scorer<'a> {
 impl Scorer<'_> {
     /// Scores the pieces of one batch.
     pub(crate) fn score(&self, pieces: &[Piece]) -> Result<Vec<Score>, EvalError> {
+        Ok(self.counted(pieces)?.iter().map(Counted::score).collect())
+    }
+
+    /// The log-probabilities of the counted tokens of the pieces of one batch.
+    pub(crate) fn counted(&self, pieces: &[Piece]) -> Result<Vec<Counted>, EvalError> {
         let rows: Vec<_> = pieces.iter().map(|piece| (piece, &self.plan.sequences[piece.sequence])).collect();
         let width = pieces.iter().map(|piece| piece.length - 1).max().unwrap_or(0);
         let mut tokens = Vec::with_capacity(width * rows.len());
@@ -62,7 +84,7 @@ impl Scorer<'_> {
         let scored = targets.chunks_exact(width).zip(log_probs.chunks_exact(width)).zip(&rows);
         scored
             .map(|((targets, log_probs), (_, sequence))| {
-                let mut score = Score::default();
+                let mut counted = Counted::default();
                 for (&target, &log_prob) in
                     targets.iter().zip(log_probs).filter(|(target, _)| **target != IGNORE)
                 {
@@ -70,11 +92,10 @@ impl Scorer<'_> {
                         let (file, document) = (file(sequence.text), sequence.document);
                         return Err(EvalError::NotFinite { file, document, value: log_prob });
                     }
-                    score.tokens += 1;
-                    score.nll -= f64::from(log_prob);
-                    score.bytes += self.bytes_of(target)?;
+                    counted.log_probs.push(log_prob);
+                    counted.bytes += self.bytes_of(target)?;
                 }
-                Ok(score)
+                Ok(counted)
             })
             .collect()
     }

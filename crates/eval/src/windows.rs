@@ -78,10 +78,12 @@ impl Plan<'_> {
     }
 }
 
-/// The paths of some sequences.
-fn choose(plan: &Plan<'_>, router: &dyn WindowRouter, rows: &[Sequence]) -> Result<Vec<PathId>, EvalError> {
-    let Some(first) = rows.first() else { return Ok(Vec::new()) };
-    let read = router.prefix_tokens();
+/// The first `read` tokens of each sequence, padded on the right (B, `read`), and their numbers (B).
+pub(crate) fn prefixes(
+    plan: &Plan<'_>,
+    read: usize,
+    rows: &[Sequence],
+) -> Result<(TokenRows, Vec<usize>), EvalError> {
     let mut tokens = Vec::with_capacity(read * rows.len());
     let mut lengths = Vec::with_capacity(rows.len());
     for row in rows {
@@ -91,9 +93,16 @@ fn choose(plan: &Plan<'_>, router: &dyn WindowRouter, rows: &[Sequence]) -> Resu
         tokens.extend(std::iter::repeat_n(end_of_text, read - length));
         lengths.push(length);
     }
-    let file = || plan.texts[first.text as usize].file.path().display().to_string();
     // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
-    let tokens = plan.texts[first.text as usize].file.rows(tokens, rows.len())?;
+    let text = rows.first().map_or(0, |row| row.text as usize);
+    Ok((plan.texts[text].file.rows(tokens, rows.len())?, lengths))
+}
+
+/// The paths of some sequences.
+fn choose(plan: &Plan<'_>, router: &dyn WindowRouter, rows: &[Sequence]) -> Result<Vec<PathId>, EvalError> {
+    let Some(first) = rows.first() else { return Ok(Vec::new()) };
+    let (tokens, lengths) = prefixes(plan, router.prefix_tokens(), rows)?;
+    let file = || plan.texts[first.text as usize].file.path().display().to_string();
     let failed = |source| EvalError::Router { file: file(), document: first.document, source };
     let chosen = router.choose(&tokens, &lengths).map_err(failed)?;
     let shape = chosen.len() == rows.len() && chosen.iter().all(|path| path.0 < router.paths());

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_eval::{
-    Choice, Domains, Evaluation, EvaluationProgress, Protocol, Reroute, RouteUnit, Stage, evaluate_dense,
-    evaluate_path, evaluate_routed,
+    Choice, Domains, Evaluation, EvaluationProgress, Mixture, ProgressFn, Protocol, Reroute, RouteUnit,
+    Stage, Tempered, evaluate_dense, evaluate_mixture, evaluate_path, evaluate_routed,
 };
 use dipaco_routing::{ShardSet, TextRouter};
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
@@ -21,12 +21,23 @@ use crate::transformer_router;
 use crate::weights::Weights;
 
 /// The model that is evaluated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Subject {
     /// The routed model: every validation document by the path that the router chooses.
     Routed,
     /// The routed model, where the transformer router chooses a path again every so many tokens.
     Rerouted(usize),
+    /// For each sequence the weighted mean of the probabilities of its best paths (c-BTM, arXiv:2303.14177).
+    Ensemble {
+        /// Number of paths for each sequence, at least 1.
+        paths: usize,
+        /// Temperature of the router's distances, above 0.
+        temperature: f64,
+    },
+    /// The path with the lowest loss on each document, chosen after reading it: a bound for every router.
+    Oracle,
+    /// A random path for each document.
+    RandomPath,
     /// One path, on all validation documents.
     Path(PathId),
     /// The seed, on all validation documents.
@@ -91,11 +102,31 @@ pub fn evaluate(
             let mut paths = PathsInTurn::new(weights);
             evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
         }
+        Subject::Ensemble { paths, temperature } => {
+            let router = text_router(run, weights)?;
+            let router = Tempered { router: &router, temperature };
+            mixture(run, weights, Mixture::Ensemble { router: &router, paths }, &protocol, &mut show)?
+        }
+        Subject::Oracle => mixture(run, weights, Mixture::Oracle, &protocol, &mut show)?,
+        Subject::RandomPath => {
+            mixture(run, weights, Mixture::Random { seed: config.run.seed }, &protocol, &mut show)?
+        }
     };
     if let Some((_, task)) = task {
         task.finish();
     }
     Ok(result)
+}
+
+fn mixture(
+    run: &RunDirectory,
+    weights: &Weights,
+    mixture: Mixture<'_>,
+    protocol: &Protocol<'_>,
+    progress: &mut ProgressFn<'_>,
+) -> Result<Evaluation, PipelineError> {
+    let mut paths = PathsInTurn::new(weights);
+    Ok(evaluate_mixture(&shards(run, weights)?, &mut paths, mixture, protocol, progress)?)
 }
 
 /// The router of the current phase, with the seed.

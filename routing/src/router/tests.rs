@@ -41,6 +41,26 @@ fn ranked_paths_are_the_nearest_ones_best_first() {
 }
 
 #[test]
+fn weights_of_the_best_paths_follow_the_squared_distance() {
+    let router = router();
+    // Squared distances 9, 16 and 25 of paths 1, 2 and 0; numbers of scipy.special.log_softmax([-9/2, -16/2, -25/2]).
+    let expected = [-0.030_075_99, -3.530_075_99, -8.030_075_99];
+    let found = router.posterior(&[4.0, 3.0], 3, 2.0).unwrap();
+    assert_eq!(found.iter().map(|&(path, _)| path.0).collect::<Vec<_>>(), [1, 2, 0]);
+    for (&(_, weight), expected) in found.iter().zip(expected) {
+        assert!((weight - expected).abs() < 1e-6, "{weight} {expected}");
+    }
+    assert_eq!(router.posterior(&[4.0, 3.0], 1, 2.0).unwrap(), [(PathId(1), 0.0)]);
+    // A temperature so low that the exponentials of all others vanish.
+    let cold = router.posterior(&[4.0, 3.0], 2, 1e-6).unwrap();
+    assert_eq!(cold[0], (PathId(1), 0.0));
+    assert!(cold[1].1 < -1e6);
+    for temperature in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        assert!(router.posterior(&[4.0, 3.0], 2, temperature).is_err());
+    }
+}
+
+#[test]
 fn bad_features_are_refused() {
     let router = router();
     assert!(matches!(router.route(&[1.0]), Err(RoutingError::Shape { expected: 2, actual: 1, .. })));

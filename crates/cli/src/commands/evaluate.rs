@@ -26,6 +26,7 @@ Examples:
   dipaco evaluate --run runs/tiny --early-stopping     each path at its best version
   dipaco evaluate --run runs/tiny --route-window       each sequence by its own first tokens
   dipaco evaluate --run runs/tiny --reroute 64 --reroute 128
+  dipaco evaluate --run runs/tiny --ensemble 2 --oracle --random-path
   dipaco evaluate --run runs/tiny --labels domains.jsonl.gz --json";
 
 /// Options of `dipaco evaluate`.
@@ -52,6 +53,21 @@ pub(crate) struct EvaluateOptions {
     /// repeated. The default is evaluation.reroute_tokens.
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..))]
     reroute: Vec<u32>,
+    /// Also evaluate the weighted mean of the K best paths of each sequence (c-BTM). It costs as much as K paths; may be
+    /// repeated.
+    #[arg(long, value_name = "K", conflicts_with_all = ["paths", "seed"], value_parser = clap::value_parser!(u32).range(1..))]
+    ensemble: Vec<u32>,
+    /// Temperature of the router's squared distances in an ensemble. A discriminative router gives probabilities and needs
+    /// none.
+    #[arg(long, value_name = "T", default_value_t = 0.1, requires = "ensemble", value_parser = temperature)]
+    ensemble_temperature: f64,
+    /// Also evaluate each document by the path with the lowest loss on it. The choice is made after reading the document, so
+    /// this is a bound and not a model. It costs as much as all paths.
+    #[arg(long, conflicts_with_all = ["paths", "seed"])]
+    oracle: bool,
+    /// Also evaluate each document by a random path.
+    #[arg(long, conflicts_with_all = ["paths", "seed"])]
+    random_path: bool,
     /// Label file, a JSON object with `url` and `domain` on each line (.gz and .zst are decompressed). Adds results for each
     /// domain, and the agreement of paths with domains.
     #[arg(long, value_name = "FILE")]
@@ -148,7 +164,24 @@ impl EvaluateOptions {
         subjects.extend(
             tokens.into_iter().map(|tokens| (format!("re-routed every {tokens}"), Subject::Rerouted(tokens))),
         );
+        subjects.extend(self.ensemble.iter().map(|&paths| {
+            let temperature = self.ensemble_temperature;
+            (format!("ensemble of {paths}"), Subject::Ensemble { paths: paths as usize, temperature })
+        }));
+        if self.oracle {
+            subjects.push(("best path in hindsight".to_owned(), Subject::Oracle));
+        }
+        if self.random_path {
+            subjects.push(("random path".to_owned(), Subject::RandomPath));
+        }
         subjects
+    }
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
+        _ => Err("it must be a number above 0".to_owned()),
     }
 }
 

@@ -395,5 +395,6 @@ fn domains_divide_the_documents() {
     assert_eq!(dense.agreement, None);
 }
 
+mod mixture;
 mod reroute;
 mod windows;
