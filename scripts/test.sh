@@ -38,8 +38,8 @@ if command -v cargo-deny >/dev/null; then
 fi
 check "clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 check "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
-check "build of the program under test" cargo build --locked --quiet --bin dipaco
 check "python for the clients' tests" python_clients
+# Builds the program under test too. Building it alone before compiles its dependencies once more, with other features.
 suite "tests" cargo test --workspace --locked --no-fail-fast --quiet
 check "unsafe code under AddressSanitizer" scripts/check-unsafe.sh
 

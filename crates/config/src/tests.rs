@@ -59,6 +59,11 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     config.model.kv_heads = Some(2);
     config.topology.levels[0].frozen = true;
     (config.train.optimizer, config.seed_model.optimizer) = (Optimizer::Muon, Optimizer::Muon);
+    for schedule in
+        [&mut config.train.schedule, &mut config.seed_model.schedule, &mut config.transformer_router.schedule]
+    {
+        schedule.decay_fraction = Some(0.2);
+    }
     collect(&serde_json::to_value(config).unwrap(), "", &mut exist);
     let documented: BTreeSet<String> = keys().map(|doc| doc.key.to_owned()).collect();
     assert_eq!(exist, documented);
@@ -135,7 +140,7 @@ fn the_hash_is_about_the_result() {
 fn free_keys_do_not_count_for_the_weights() {
     let default = RunConfig::default();
     for doc in keys().filter(|doc| doc.key.starts_with("train.") || doc.key.starts_with("seed_model.")) {
-        // The optimizer is not written if it is the default.
+        // The optimizer and the decay are not written if they are the default.
         let other = match default.value(doc.key).unwrap_or_else(|| "default".to_owned()).as_str() {
             "default" => "muon".to_owned(),
             "false" => "true".to_owned(),
@@ -152,7 +157,9 @@ fn free_keys_do_not_count_for_the_weights() {
 }
 
 fn number_below_one(key: &str) -> bool {
-    ["beta1", "beta2", "final_fraction", "holdout_fraction"].iter().any(|name| key.ends_with(name))
+    ["beta1", "beta2", "decay_fraction", "final_fraction", "holdout_fraction"]
+        .iter()
+        .any(|name| key.ends_with(name))
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn delayed_nesterov_is_one_step_per_window() {
 
 #[test]
 fn the_rate_warms_up_and_falls_to_its_last_value() {
-    let config = ScheduleConfig { warmup_steps: 10, final_fraction: 0.1 };
+    let config = ScheduleConfig { warmup_steps: 10, ..ScheduleConfig::default() };
     let rate = |step| learning_rate(step, 111, 4e-4, &config);
     assert!(
         (rate(0) - 4e-5).abs() < 1e-12 && (rate(9) - 4e-4).abs() < 1e-12 && (rate(10) - 4e-4).abs() < 1e-12
@@ -113,8 +113,29 @@ fn the_rate_warms_up_and_falls_to_its_last_value() {
     assert!((rate(60) - 2.2e-4).abs() < 1e-12, "halfway it is the mean of both ends");
     assert!((rate(110) - 4e-5).abs() < 1e-12 && (rate(10_000) - 4e-5).abs() < 1e-12);
     assert!((10..110).all(|step| rate(step) > rate(step + 1)));
-    let short = ScheduleConfig { warmup_steps: 0, final_fraction: 0.0 };
+    let short = ScheduleConfig { warmup_steps: 0, final_fraction: 0.0, decay_fraction: None };
     assert_eq!(learning_rate(0, 1, 1.0, &short), 1.0);
+}
+
+/// Golden numbers of `transformers.get_wsd_schedule`, whose step n + 1 is step n here. There the warm-up begins with the final
+/// rate instead of 0, so the numbers count from its end on.
+#[test]
+fn a_stable_rate_decays_linearly_at_the_end() {
+    let golden: Vec<f64> = serde_json::from_str(include_str!("fixtures/wsd.json")).unwrap();
+    let config = ScheduleConfig { warmup_steps: 7, final_fraction: 0.1, decay_fraction: Some(0.25) };
+    assert_eq!(golden.len(), 45);
+    for (step, expected) in (0..).zip(golden).skip(6) {
+        let rate = learning_rate(step, 40, 4e-4, &config);
+        assert!((rate - expected).abs() < 1e-15, "step {step}: {rate} and {expected}");
+    }
+    // The decay of the whole run begins after the warm-up, and a run may be shorter than both.
+    let whole = ScheduleConfig { decay_fraction: Some(1.0), ..config };
+    assert_eq!(learning_rate(6, 40, 1.0, &whole), 1.0);
+    assert!(learning_rate(7, 40, 1.0, &whole) < 1.0);
+    assert!((learning_rate(7, 3, 1.0, &whole) - 0.1).abs() < 1e-15);
+    for wrong in [0.0, -0.1, 1.1, f64::NAN] {
+        assert!(ScheduleConfig { decay_fraction: Some(wrong), ..ScheduleConfig::default() }.check().is_err());
+    }
 }
 
 #[test]

@@ -93,7 +93,7 @@ impl Reference {
         InnerConfig {
             optimizer: Optimizer::AdamW,
             adamw: AdamWConfig { learning_rate: 1e-2, ..AdamWConfig::default() },
-            schedule: ScheduleConfig { warmup_steps: 2, final_fraction: 0.1 },
+            schedule: ScheduleConfig { warmup_steps: 2, ..ScheduleConfig::default() },
             first_step: 0,
             total_steps: STEPS as u64,
             batch: BATCH,

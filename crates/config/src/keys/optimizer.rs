@@ -19,3 +19,6 @@ pub(super) const MICRO_BATCH: &str = "Sequences per forward and backward pass; 0
 pub(super) const ACTIVATION_CHECKPOINTING: &str = "Keeps only the input of each block for the backward pass and computes the rest again. Takes about a third more time \
      and saves most of the memory that grows with batch and sequence length. The weights have the same bits.";
 pub(super) const FINAL_FRACTION: &str = "Learning rate at the last step as a share of its peak, from 0 to 1.";
+pub(super) const DECAY_FRACTION: &str = "Last part of the steps, above 0 and at most 1, in which the learning rate falls linearly to its last value; before it \
+     the rate stays at the peak (warm-up, stable, decay). Not set: a cosine over all steps. It suits a run of unknown \
+     length.";

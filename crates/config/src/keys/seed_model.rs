@@ -1,8 +1,8 @@
 //! Keys of `seed_model`.
 
 use super::optimizer::{
-    ACTIVATION_CHECKPOINTING, BETA1, BETA2, CLIP_NORM, EPSILON, FINAL_FRACTION, LEARNING_RATE, MICRO_BATCH,
-    OPTIMIZER, WARMUP, WEIGHT_DECAY,
+    ACTIVATION_CHECKPOINTING, BETA1, BETA2, CLIP_NORM, DECAY_FRACTION, EPSILON, FINAL_FRACTION,
+    LEARNING_RATE, MICRO_BATCH, OPTIMIZER, WARMUP, WEIGHT_DECAY,
 };
 use super::{KeyDoc, free, key};
 
@@ -36,4 +36,5 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key("seed_model.adamw.clip_norm", "norm", CLIP_NORM),
     key("seed_model.schedule.warmup_steps", "steps", WARMUP),
     key("seed_model.schedule.final_fraction", "share", FINAL_FRACTION),
+    key("seed_model.schedule.decay_fraction", "share", DECAY_FRACTION),
 ];

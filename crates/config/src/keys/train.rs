@@ -1,8 +1,8 @@
 //! Keys of `train`.
 
 use super::optimizer::{
-    ACTIVATION_CHECKPOINTING, BETA1, BETA2, CLIP_NORM, EPSILON, FINAL_FRACTION, LEARNING_RATE, MICRO_BATCH,
-    OPTIMIZER, WARMUP, WEIGHT_DECAY,
+    ACTIVATION_CHECKPOINTING, BETA1, BETA2, CLIP_NORM, DECAY_FRACTION, EPSILON, FINAL_FRACTION,
+    LEARNING_RATE, MICRO_BATCH, OPTIMIZER, WARMUP, WEIGHT_DECAY,
 };
 use super::{KeyDoc, free, key};
 
@@ -128,4 +128,5 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key("train.adamw.clip_norm", "norm", CLIP_NORM),
     key("train.schedule.warmup_steps", "steps", WARMUP),
     key("train.schedule.final_fraction", "share", FINAL_FRACTION),
+    key("train.schedule.decay_fraction", "share", DECAY_FRACTION),
 ];

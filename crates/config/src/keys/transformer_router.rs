@@ -1,7 +1,7 @@
 //! Keys of `transformer_router`.
 
 use super::optimizer::{
-    BETA1, BETA2, CLIP_NORM, EPSILON, FINAL_FRACTION, LEARNING_RATE, WARMUP, WEIGHT_DECAY,
+    BETA1, BETA2, CLIP_NORM, DECAY_FRACTION, EPSILON, FINAL_FRACTION, LEARNING_RATE, WARMUP, WEIGHT_DECAY,
 };
 use super::{KeyDoc, key};
 
@@ -29,4 +29,5 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key("transformer_router.adamw.clip_norm", "norm", CLIP_NORM),
     key("transformer_router.schedule.warmup_steps", "steps", WARMUP),
     key("transformer_router.schedule.final_fraction", "share", FINAL_FRACTION),
+    key("transformer_router.schedule.decay_fraction", "share", DECAY_FRACTION),
 ];
