@@ -3,7 +3,7 @@
 use dipaco_model::{ModelConfig, Path};
 use dipaco_shards::TokenRows;
 
-use crate::{FeatureExtractor, Route, Router, RouterFeatures, RoutingError, Source};
+use crate::{BoxError, DocumentRoute, FeatureExtractor, Router, RouterFeatures, RoutingError};
 
 /// Chooses paths by the first tokens of texts.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl TextRouter {
     /// # Errors
     ///
     /// A shape or the vocabulary does not fit.
-    pub fn route(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<Route>, Source> {
+    pub fn route(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<DocumentRoute>, BoxError> {
         let features = self.features.features(tokens, lengths)?;
         let route = |features: &[f32]| Ok(self.router.route(features)?);
         features.chunks_exact(self.router.dimension()).map(route).collect()

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_eval::{
-    Choice, Domains, Evaluation, EvaluationProgress, Protocol, Reroute, RouteUnit, Stage, evaluate_dense,
-    evaluate_path, evaluate_routed,
+    Choice, ChunkRouting, Domains, Evaluation, EvaluationProgress, Protocol, RouteUnit, Stage,
+    evaluate_dense, evaluate_path, evaluate_routed,
 };
 use dipaco_routing::{ShardSet, TextRouter};
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
@@ -87,7 +87,7 @@ pub fn evaluate(
         }
         Subject::Rerouted(tokens) => {
             let router = transformer_router::open(run, weights)?;
-            let choice = Choice::Chunks(Reroute { router: &router, tokens });
+            let choice = Choice::Chunks(ChunkRouting { router: &router, tokens });
             let mut paths = PathsInTurn::new(weights);
             evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
         }
